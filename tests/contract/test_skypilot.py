@@ -179,8 +179,8 @@ def test_a_group_nobody_remembers_is_gone(by: By) -> None:
 def test_a_server_that_does_not_answer_is_asked_again() -> None:
     """In a process of its own: SkyPilot keeps the first address that it was told."""
     script = (
-        "from spotfit_provisioners.skypilot.client import SkyClient\n"
-        "try: SkyClient('http://127.0.0.1:1', request_timeout_s=60).jobs('t-')\n"
+        "from spotfit_provisioners.skypilot.client import SkyPilotClient\n"
+        "try: SkyPilotClient('http://127.0.0.1:1', request_timeout_s=60).list_jobs('t-')\n"
         "except Exception as told: print(type(told).__name__, told)\n"
     )
     assert InfrastructureError.__name__ in _run(script, {})
@@ -188,8 +188,8 @@ def test_a_server_that_does_not_answer_is_asked_again() -> None:
 
 def test_without_any_server_it_says_how_to_get_one(tmp_path: Path) -> None:
     script = (
-        "from spotfit_provisioners.skypilot.client import SkyClient\n"
-        "try: SkyClient('', request_timeout_s=60).jobs('t-')\n"
+        "from spotfit_provisioners.skypilot.client import SkyPilotClient\n"
+        "try: SkyPilotClient('', request_timeout_s=60).list_jobs('t-')\n"
         "except Exception as told: print(type(told).__name__, told)\n"
     )
     said = _run(script, {"HOME": str(tmp_path), "SKYPILOT_API_SERVER_LOCAL_PORT": "1"})

@@ -135,7 +135,7 @@ def test_a_killed_zygote_takes_its_workers_with_it_and_is_replaced(
     stage.pack(meet_and_wait)
     stage.start(0, 2)
     stage.until(stage.has_all_running)
-    first = stage.worker_pool._fork_server
+    first = stage.worker_pool._launcher._fork_server
     assert first is not None
     process.kill(first.pid)
     stage.until(stage.has_all_exited)
@@ -143,7 +143,7 @@ def test_a_killed_zygote_takes_its_workers_with_it_and_is_replaced(
     assert set(stage.exits.values()) <= told
     stage.start(1, 2)
     stage.until(stage.has_all_running)
-    assert stage.worker_pool._fork_server is not first
+    assert stage.worker_pool._launcher._fork_server is not first
 
 
 def test_halting_leaves_no_grandchild(stage: WorkerPoolHarness) -> None:
@@ -229,13 +229,13 @@ def test_without_a_zygote_the_same_is_done_by_fresh_interpreters(
     assert set(stage.exits.values()) == {"exited with code 0"}
     assert pickle.loads(stage.last_frames(WorkerReturned)[0].pickled_value)[:2] == ("0", "yes")
     assert isinstance(stage.worker_pool, ProcessWorkerPool)
-    assert stage.worker_pool._fork_server is None
+    assert stage.worker_pool._launcher._fork_server is None
 
 
 def test_luggage_that_was_changed_is_told_by_every_worker(stage: WorkerPoolHarness) -> None:
     stage.pack(raise_it, framework="none")
     assert stage.spec is not None
-    stage.until(lambda: stage.worker_pool._runtime_key is not None)
+    stage.until(lambda: stage.worker_pool._launcher._runtime_key is not None)
     copy = next((stage.folder / "scratch" / "code_bundle").iterdir())
     copy.write_bytes(copy.read_bytes() + b"x")
     stage.start(0, 1)

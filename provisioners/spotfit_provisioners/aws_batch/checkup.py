@@ -6,7 +6,7 @@ probes are made instead: calls without effect, which AWS denies before it checks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,8 +25,8 @@ from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 LOG_GROUP = "/aws/batch/job"
 """The log group of Batch jobs, unless a job definition sets another one."""
 
+# The service that assumes the roles of containers: Batch runs jobs as ECS tasks.
 _ECS_TASKS_SERVICE = "ecs-tasks.amazonaws.com"
-"""The service that assumes the roles of containers."""
 _REMEDY_QUEUE = (
     "Create a queue with infra/terraform/stacks/aws, or correct AwsBatchOptions(queues=…)."
 )
@@ -110,32 +110,28 @@ def check_account(
 
 def _check_queue(queue: str, resolve_queue: QueueResolver) -> Iterator[AccountCheck]:
     names: list[str] = []
-    yield run_check(
-        f"job queue {queue} accepts jobs",
-        lambda: names.extend(_queue_environments(queue, resolve_queue)),
-    )
-    for name in names:
+
+    def list_environments() -> None:
+        client, name = resolve_queue(queue)
+        found = client.find_queue(name)
+        if found is None:
+            raise ConfigError(
+                f"The queue {name!r} does not exist in {client.region}.", do=_REMEDY_QUEUE
+            )
+        if found["state"] != "ENABLED" or found["status"] != "VALID":
+            reason = found.get("statusReason") or "no reason given"
+            raise ConfigError(
+                f"The queue is {found['state']} and {found['status']}: {reason}.", do=_REMEDY_QUEUE
+            )
+        names.extend(entry["computeEnvironment"] for entry in found["computeEnvironmentOrder"])
+
+    yield run_check(f"job queue {queue} accepts jobs", list_environments)
+    for name in names:  # none if the queue accepts no jobs
         short = name.rpartition("/")[2]
         yield run_check(
             f"compute environment {short} has spot instances",
             lambda n=name: _check_environment(n, queue, resolve_queue),  # type: ignore[misc]
         )
-
-
-def _queue_environments(queue: str, resolve_queue: QueueResolver) -> list[str]:
-    """Return the queue's compute environments. Raises `ConfigError` if it accepts no jobs."""
-    client, name = resolve_queue(queue)
-    found = client.find_queue(name)
-    if found is None:
-        raise ConfigError(
-            f"The queue {name!r} does not exist in {client.region}.", do=_REMEDY_QUEUE
-        )
-    if found["state"] != "ENABLED" or found["status"] != "VALID":
-        reason = found.get("statusReason") or "no reason given"
-        raise ConfigError(
-            f"The queue is {found['state']} and {found['status']}: {reason}.", do=_REMEDY_QUEUE
-        )
-    return [entry["computeEnvironment"] for entry in found["computeEnvironmentOrder"]]
 
 
 def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> str:
@@ -145,34 +141,25 @@ def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> s
         raise ConfigError("The compute environment does not exist.", do=_REMEDY_QUEUE)
     (environment,) = found
     resources = environment.get("computeResources", {})
-    if problems := list(_environment_problems(environment, resources)):
-        raise ConfigError(
-            " ".join(problem for problem, _ in problems),
-            do=" ".join(remedy for _, remedy in problems),
-        )
-    return f"up to {resources['maxvCpus']} vCPUs of {', '.join(resources['instanceTypes'])}"
-
-
-def _environment_problems(
-    environment: Mapping[str, Any], resources: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield each problem with its remedy."""
+    problems: dict[str, str] = {}  # each with its remedy
     if environment["state"] != "ENABLED":
-        yield "It is disabled.", "`aws batch update-compute-environment --state ENABLED`."
+        problems["It is disabled."] = "`aws batch update-compute-environment --state ENABLED`."
     if environment["status"] != "VALID":
         reason = environment.get("statusReason") or "no reason given"
-        yield (
-            f"Its status is {environment['status']}: {reason}.",
+        problems[f"Its status is {environment['status']}: {reason}."] = (
             "Correct its roles, subnets or launch template; an INVALID environment starts no "
-            "instances.",
+            "instances."
         )
+    # An unmanaged environment has no computeResources, only the type 'UNMANAGED'.
     if (kind := resources.get("type", environment.get("type"))) != "SPOT":
-        yield (
-            f"Its type is {kind}.",
-            "Use environments of type SPOT; on-demand instances cost several times as much.",
+        problems[f"Its type is {kind}."] = (
+            "Use environments of type SPOT; on-demand instances cost several times as much."
         )
     if not resources.get("maxvCpus"):
-        yield "Its limit is 0 vCPUs.", "Raise its maxvCpus."
+        problems["Its limit is 0 vCPUs."] = "Raise its maxvCpus."
+    if problems:
+        raise ConfigError(" ".join(problems), do=" ".join(problems.values()))
+    return f"up to {resources['maxvCpus']} vCPUs of {', '.join(resources['instanceTypes'])}"
 
 
 # --- rights, roles, logs and the image --------------------------------------------------------
@@ -216,6 +203,7 @@ class _AwsAccountChecks:
         if simulated.conclusive or not simulated.passed:
             yield simulated
             return
+        # One queue as an example: a policy that permits only some queues is not detected.
         for queue in self._options.queues[:1]:
             client, name = self._resolve_queue(queue)
             for permission, call in client.permission_probes(name):
@@ -243,7 +231,7 @@ class _AwsAccountChecks:
         if self._bucket:
             what = f"agents may use {self._bucket}"
             yield run_check(
-                what, lambda: self._require_permissions(arn, [*self._bucket_permissions()])
+                what, lambda: self._require_permissions(arn, self._bucket_permissions())
             )
 
     def _own_principal_arn(self) -> str:
@@ -259,9 +247,9 @@ class _AwsAccountChecks:
             return plain
         return str(found["Arn"]) if found else plain
 
-    def _require_permissions(self, arn: str, required: Sequence[AwsRequiredPermissions]) -> str:
+    def _require_permissions(self, arn: str, needed: Iterable[AwsRequiredPermissions]) -> str:
         """Raise `ProvisionPermissionError` naming all missing permissions."""
-        principal = AwsPrincipal(arn)
+        principal, required = AwsPrincipal(arn), tuple(needed)
         if principal.principal_type in ("root", "federated-user"):
             raise CheckSkippedError(f"IAM cannot simulate a {principal.principal_type}")
         if denied := [
@@ -289,13 +277,12 @@ class _AwsAccountChecks:
         except unreadable_answer_errors() as error:
             raise CheckSkippedError(f"IAM did not answer: {str(error).splitlines()[0]}") from error
 
-    def _required_permissions(self) -> list[AwsRequiredPermissions]:
-        return [*self._batch_permissions(), *self._pass_role_permissions(), self._log_permissions()]
-
-    def _batch_permissions(self) -> Iterator[AwsRequiredPermissions]:
+    def _required_permissions(self) -> Iterator[AwsRequiredPermissions]:
         client, name = self._resolve_queue(self._options.queues[0])
-        prefix = f"arn:{self._principal.partition}:batch:{client.region}:{self._principal.account}"
+        partition, place = self._principal.partition, f"{client.region}:{self._principal.account}"
+        prefix = f"arn:{partition}:batch:{place}"
         queue = name if name.startswith("arn:") else f"{prefix}:job-queue/{name}"
+        # Examples of names: policies may restrict actions to definitions of this prefix.
         definition, job = f"{prefix}:job-definition/spotfit-0", f"{prefix}:job/0"
         yield AwsRequiredPermissions(("batch:SubmitJob",), (queue, definition))
         yield AwsRequiredPermissions(("batch:RegisterJobDefinition",), (definition,))
@@ -305,26 +292,19 @@ class _AwsAccountChecks:
         yield AwsRequiredPermissions(tuple(f"batch:{action}" for action in reads), ("*",))
         if permission := _ORDER_PERMISSIONS.get(self._options.queue_order):
             yield AwsRequiredPermissions((permission,), ("*",))
-
-    def _pass_role_permissions(self) -> Iterator[AwsRequiredPermissions]:
+        # Registering a definition that names a role passes the role to ECS.
         roles = (self._options.job_role, self._options.execution_role)
-        passed = tuple(filter(None, roles))
-        if passed:
-            yield AwsRequiredPermissions(
-                ("iam:PassRole",), passed, {"iam:PassedToService": _ECS_TASKS_SERVICE}
-            )
-
-    def _log_permissions(self) -> AwsRequiredPermissions:
-        client, _ = self._resolve_queue(self._options.queues[0])
-        prefix = f"arn:{self._principal.partition}:logs:{client.region}:{self._principal.account}"
-        return AwsRequiredPermissions(
-            ("logs:GetLogEvents",), (f"{prefix}:log-group:{LOG_GROUP}:log-stream:x",)
-        )
+        if passed := tuple(filter(None, roles)):
+            service = {"iam:PassedToService": _ECS_TASKS_SERVICE}
+            yield AwsRequiredPermissions(("iam:PassRole",), passed, service)
+        stream = f"arn:{partition}:logs:{place}:log-group:{LOG_GROUP}:log-stream:x"
+        yield AwsRequiredPermissions(("logs:GetLogEvents",), (stream,))
 
     def _bucket_permissions(self) -> Iterator[AwsRequiredPermissions]:
         url = urlsplit(self._bucket)
         bucket = f"arn:{self._principal.partition}:s3:::{url.netloc}"
         prefix = "/".join(filter(None, (bucket, url.path.strip("/"))))
+        # Listing is a permission on the bucket, the others are permissions on its objects.
         objects = ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")
         yield AwsRequiredPermissions(("s3:ListBucket",), (bucket,), do=_REMEDY_BUCKET_PERMISSIONS)
         actions = tuple(f"s3:{action}" for action in objects)
@@ -378,6 +358,7 @@ def _run_probe(call: Callable[[], Any], permission: str) -> str:
 
 def _allows_service(policy: Mapping[str, Any], service: str) -> bool:
     """Return whether the trust policy allows the service to assume the role."""
+    # A policy may have one statement or service in place of a list, and '*' in place of principals.
     statements = policy.get("Statement", [])
     for statement in statements if isinstance(statements, list) else [statements]:
         principal = statement.get("Principal", {})
@@ -392,6 +373,6 @@ def _parse_image_path(path: str) -> tuple[str, dict[str, str]]:
     """Return the repository and the ECR image id of 'repository:tag' or 'repository@digest'."""
     repository, _, digest = path.partition("@")
     if digest:
-        return repository.partition(":")[0], {"imageDigest": digest}
+        return repository.partition(":")[0], {"imageDigest": digest}  # a digest overrides a tag
     repository, _, tag = path.partition(":")
     return repository, {"imageTag": tag or "latest"}

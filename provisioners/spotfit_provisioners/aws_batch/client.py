@@ -17,8 +17,10 @@ from spotfit.host import log, system
 from spotfit.host.plugins import require_module
 
 _DESCRIBE_LIMIT = 100  # job ids per DescribeJobs call, a limit of the API
+# Name of a job definition that does not exist, for permission probes.
 _NONEXISTENT_NAME = "spotfit-checkup"
-"""Name of a job definition that does not exist, for permission probes."""
+# Codes differ between services: EC2 reports AuthFailure, IAM and STS InvalidClientTokenId, the
+# services with JSON protocols UnrecognizedClientException.
 _AUTHENTICATION_CODES = (
     "AuthFailure",
     "UnrecognizedClientException",
@@ -32,8 +34,8 @@ _AUTHENTICATION_CODES = (
 _PERMISSION_CODES = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
 _QUOTA_CODES = ("ServiceQuotaExceededException", "LimitExceededException")
 _CLIENT_ERROR_CODES = ("ClientException", "ValidationException")
+# Returned when the daily number of different spot placement score queries is exceeded.
 _SCORE_LIMIT_CODE = "MaxConfigLimitExceeded"
-"""Returned when the daily number of different spot placement score queries is exceeded."""
 _QUOTA_WORDS = ("limit", "quota", "exceed")
 
 
@@ -52,6 +54,7 @@ class AwsBatchClient:
         # The name contains a digest of the content, so a definition of that name is the same.
         name = definition["jobDefinitionName"]
         with _translate_errors("register a job definition"):
+            # Every registration would create a further revision of the definition.
             found = self._batch.describe_job_definitions(
                 jobDefinitionName=name, status="ACTIVE", maxResults=1
             )["jobDefinitions"]
@@ -70,11 +73,13 @@ class AwsBatchClient:
         Batch lists a finished job for at least 24 hours.
         """
         with _translate_errors(f"list the jobs of {queue}"):
+            # With a filter, jobs in all states are listed; otherwise only those that run.
             pages = self._batch.get_paginator("list_jobs").paginate(
                 jobQueue=queue, filters=[{"name": "JOB_NAME", "values": [name]}]
             )
             listed = [job for page in pages for job in page["jobSummaryList"]]
         found = [job for job in listed if ":" not in job["jobId"]]
+        # Creation times may be equal; with the id every process sorts the jobs alike.
         return sorted(found, key=lambda job: (job["createdAt"], job["jobId"]))
 
     def describe_jobs(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -145,6 +150,7 @@ class AwsAccountClient:
     def find_role(self, name: str) -> dict[str, Any] | None:
         """Return the role with its trust policy as plain data, or None if it does not exist."""
         with _translate_errors("read a role (iam:GetRole)"):
+            # Inside of the translation: a missing role is an outcome, any other error is not.
             try:
                 return dict(self._client("iam").get_role(RoleName=name)["Role"])
             except self._client("iam").exceptions.NoSuchEntityException:
@@ -177,6 +183,7 @@ class AwsAccountClient:
                 )
                 for result in page["EvaluationResults"]
             ]
+        # 'implicitDeny' or 'explicitDeny' otherwise. An action may be listed several times.
         denied = [
             result["EvalActionName"] for result in results if result["EvalDecision"] != "allowed"
         ]
@@ -186,6 +193,7 @@ class AwsAccountClient:
         """Return whether the CloudWatch log group exists."""
         with _translate_errors("list log groups (logs:DescribeLogGroups)"):
             response = self._client("logs").describe_log_groups(logGroupNamePrefix=name)
+        # Exact: the API filters by prefix.
         return any(group["logGroupName"] == name for group in response["logGroups"])
 
     def read_log(self, group: str, stream: str, max_lines: int) -> list[str]:
@@ -270,12 +278,14 @@ def spot_placement_scores(
         try:
             for page in pages.paginate(
                 InstanceTypes=list(instance_types),
+                # Number of instances, not of vCPUs or GiB.
                 TargetCapacity=node_count,
                 TargetCapacityUnitType="units",
                 RegionNames=list(regions),
             ):
                 scores |= {entry["Region"]: entry["Score"] for entry in page["SpotPlacementScores"]}
         except errors.ClientError as error:
+            # The scores only order the queues, so the submission continues without them.
             if error.response.get("Error", {}).get("Code") != _SCORE_LIMIT_CODE:
                 raise
             log.warning("aws_batch.placement_scores_unavailable", reason=str(error))
@@ -290,6 +300,7 @@ def caller_arn(region: str, endpoint: str) -> str:
 
 @cache
 def _client(service: str, region: str, endpoint: str) -> Any:
+    # A session of its own: boto3's default session is not thread-safe.
     session = require_module("boto3.session", extra="aws").Session()
     # Bounded: submit and observe run in the leader, which must not block for minutes.
     config = require_module("botocore.config", extra="aws").Config(
@@ -319,6 +330,7 @@ def _translate_errors(action: str) -> Iterator[None]:
         translated = _to_provision_error(
             action, str(body.get("Code", "")), str(body.get("Message", ""))
         )
+        # The caller treats an error of the library as transient, and repeats the operation.
         if translated is None:
             raise
         raise translated from error

@@ -57,6 +57,7 @@ class AwsBatchOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image", images.resolve_image(self.image))
+        # https://docs.aws.amazon.com/batch/latest/APIReference/API_RetryStrategy.html
         if not 1 <= self.attempts <= 10:
             raise ConfigError(
                 f"AwsBatchOptions(attempts={self.attempts}): AWS Batch allows 1 to 10.",

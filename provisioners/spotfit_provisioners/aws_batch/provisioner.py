@@ -65,6 +65,7 @@ class AwsBatchProvisioner:
     def traits(self) -> Traits:
         return Traits(
             max_nodes=render.MAX_NODES,
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
             notice_s=120.0,
             requeues_itself=self.options.attempts > 1,
             observe_interval_s=10.0,
@@ -81,9 +82,11 @@ class AwsBatchProvisioner:
 
         Of two concurrent submissions, the older job is kept and the other one terminated.
         """
+        # A repeated call finds the job of the first one by its name, which is the token.
         handle = self._find_group(plan)
         if handle is not None:
             return handle
+        # If all queues are exhausted, the last one is used: the job waits there for capacity.
         queues = self._order_queues(plan.body["queues"], plan.num_nodes)
         queue = next((queue for queue in queues if not self._is_exhausted(queue)), queues[-1])
         client, name = self._resolve_queue(queue)
@@ -93,6 +96,8 @@ class AwsBatchProvisioner:
             plan.slots_per_node,
             node_index_variable=render.ARRAY_INDEX_VARIABLE if plan.num_nodes > 1 else "",
         )
+        # The environment contains the run key, so it is passed as an override: job definitions are
+        # kept indefinitely, and shared by the runs of equal requests.
         definition = client.register_definition(plan.body["definition"])
         client.submit_job(
             render.job_request(
@@ -112,19 +117,26 @@ class AwsBatchProvisioner:
         ids = render.child_job_ids(handle.name, nodes)
         descriptions = client.describe_jobs(ids)
         found = [descriptions.get(job_id) for job_id in ids]
-        # Batch creates the children of an array job some time after its submission.
+        # Batch creates the children of an array job some time after its submission. Until then the
+        # parent stands for all of them.
         if not any(found) and nodes > 1:
             parent = client.describe_jobs([handle.name]).get(handle.name)
             found = [parent] * nodes if parent is not None else found
         statuses = tuple(states.node_status(job) if job else _UNKNOWN_JOB for job in found)
         jobs = [job for job in found if job]
-        refusal = self._pending_reason(jobs)
+        timeout_s, now_ms = self.options.pending_timeout_s, system.wall_ms()
+        reasons = (
+            states.pending_reason(job, now_ms=now_ms, pending_timeout_s=timeout_s) for job in jobs
+        )
+        refusal = next(filter(None, reasons), "")
         if all(status.state is NodeState.WAITING for status in statuses):
             self._waiting_tokens.add(handle.token)
-            if refusal and self._has_exceeded_timeout(jobs):
+            waited_s = max((states.waiting_time_s(job, now_ms=now_ms) for job in jobs), default=0.0)
+            if refusal and waited_s >= timeout_s:
                 return self._try_next_queue(handle, statuses, refusal)
             return GroupStatus(nodes=statuses, refusal=refusal)
         has_started = any(status.state is NodeState.RUNNING for status in statuses)
+        # A group that this object never saw waiting may have started long ago.
         if has_started and handle.token in self._waiting_tokens:
             self._exhausted_queues.clear()
         self._waiting_tokens.discard(handle.token)
@@ -146,19 +158,13 @@ class AwsBatchProvisioner:
             refusal=reason,
         )
 
-    def _has_exceeded_timeout(self, jobs: list[dict[str, Any]]) -> bool:
-        now_ms = system.wall_ms()
-        return any(
-            states.waiting_time_s(job, now_ms=now_ms) >= self.options.pending_timeout_s
-            for job in jobs
-        )
-
     def _is_exhausted(self, queue: str) -> bool:
         client, name = self._resolve_queue(queue)
         return (client.region, name) in self._exhausted_queues
 
     def cancel(self, handle: GroupHandle) -> None:
         """Terminate the job; terminating an array job terminates its children."""
+        # SIGTERM, and SIGKILL after the stop timeout of ECS, by default 30 s.
         client = _client_for_region(handle.detail["region"], self.options.endpoint)
         job = client.describe_jobs([handle.name]).get(handle.name)
         if job is not None and job["status"] not in ("SUCCEEDED", "FAILED"):
@@ -205,16 +211,14 @@ class AwsBatchProvisioner:
         return _client_for_region(region or self.options.region, self.options.endpoint), name
 
     def _find_group(self, plan: GroupPlan) -> GroupHandle | None:
+        # In all queues: an earlier process may have selected another one than this process would.
         for queue in plan.body["queues"]:
             client, name = self._resolve_queue(queue)
             jobs = client.list_jobs_by_name(name, plan.token)
             if jobs:
                 detail = {"nodes": plan.num_nodes, "region": client.region, "queue": name}
                 return GroupHandle(
-                    token=plan.token,
-                    provisioner=self.name,
-                    name=jobs[0]["jobId"],
-                    detail=detail,
+                    token=plan.token, provisioner=self.name, name=jobs[0]["jobId"], detail=detail
                 )
         return None
 
@@ -237,22 +241,16 @@ class AwsBatchProvisioner:
                 job["jobId"], "duplicate of a concurrent submission; the older job is kept"
             )
 
-    def _pending_reason(self, jobs: list[dict[str, Any]]) -> str:
-        timeout_s, now_ms = self.options.pending_timeout_s, system.wall_ms()
-        reasons = (
-            states.pending_reason(job, now_ms=now_ms, pending_timeout_s=timeout_s) for job in jobs
-        )
-        return next(filter(None, reasons), "")
-
 
 def _parse_queue(queue: str) -> tuple[str, str]:
     """Return region and name of 'spot', 'eu-west-1:spot' or an ARN; region '' is the default."""
     if queue.startswith("arn:"):
-        return queue.split(":")[3], queue
+        return queue.split(":")[3], queue  # arn:partition:service:region:account:resource
     region, _, name = queue.rpartition(":")
     return region, name
 
 
+# Cached for the process: creating a boto3 client loads the service's model, which is slow.
 @cache
 def _client_for_region(region: str, endpoint: str) -> AwsBatchClient:
     return AwsBatchClient(region, endpoint)

@@ -13,11 +13,14 @@ from spotfit_provisioners.job_fields import hardware
 from spotfit_provisioners.job_fields.names import content_addressed_name, to_label
 
 BACKEND = "aws_batch"
-MAX_NODES = 10_000  # children of an array job, a limit of the API
+# https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html: 2 to 10,000 children
+MAX_NODES = 10_000
 ARRAY_INDEX_VARIABLE = "AWS_BATCH_JOB_ARRAY_INDEX"
 
 RETRY_RULES: Sequence[Mapping[str, str]] = (
+    # The reason that Batch documents for a terminated spot instance.
     {"onStatusReason": "Host EC2*", "action": "RETRY"},
+    # The agent saved its state before the announced end of its machine.
     {"onExitCode": str(int(AgentExitCode.DRAINED)), "action": "RETRY"},
     {"onReason": "*", "action": "EXIT"},
     {"onExitCode": "*", "action": "EXIT"},
@@ -44,11 +47,7 @@ def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
         "tags": {"spotfit:run": to_label(request.run_name or "run"), **options.tags},
     }
     return GroupPlan(
-        token=request.token,
-        provisioner=BACKEND,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        body=body,
+        token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
 
 
@@ -56,7 +55,7 @@ def job_request(
     plan: GroupPlan, *, queue: str, definition: str, environment: Mapping[str, str], share: str
 ) -> dict[str, Any]:
     """Return the arguments of `submit_job`."""
-    # AWS rejects array jobs of size 1.
+    # AWS rejects array jobs of size 1, and share identifiers without a scheduling policy.
     array = {"arrayProperties": {"size": plan.num_nodes}} if plan.num_nodes > 1 else {}
     fair = {"shareIdentifier": share} if share else {}
     return {
@@ -75,35 +74,38 @@ def job_request(
 
 def child_job_ids(job_id: str, nodes: int) -> list[str]:
     """Return the job id of every machine of the group."""
+    # The ids of children are part of the API, so no request is needed to find them.
     return [job_id] if nodes == 1 else [f"{job_id}:{node}" for node in range(nodes)]
 
 
 def _job_definition(request: GroupRequest, options: AwsBatchOptions) -> dict[str, Any]:
-    return {
-        "type": "container",
-        "platformCapabilities": ["EC2"],
-        "containerProperties": _container(request, options),
-        "retryStrategy": {
-            "attempts": options.attempts,
-            "evaluateOnExit": [dict(rule) for rule in RETRY_RULES],
-        },
-        "propagateTags": True,
-    }
-
-
-def _container(request: GroupRequest, options: AwsBatchOptions) -> dict[str, Any]:
     slots, per_worker = options.workers_per_node, request.resources_per_worker
     cpus, gpus = hardware.count_cpus(per_worker, slots), hardware.count_gpus(per_worker, slots)
     memory = hardware.required_memory_mib(per_worker, slots, per_cpu_gib=options.memory_per_cpu_gib)
     needs = [("VCPU", cpus), ("MEMORY", memory), *([("GPU", gpus)] if gpus else [])]
     roles = {"jobRoleArn": options.job_role, "executionRoleArn": options.execution_role}
-    return {
+    container = {
         "image": options.image,
         "command": list(AGENT_COMMAND),
         "resourceRequirements": [{"type": kind, "value": str(n)} for kind, n in needs],
         "linuxParameters": {
+            # In MiB. Docker's default of 64 MiB is too small for data loaders and NCCL.
             "sharedMemorySize": options.shared_memory_mib or memory // 2,
+            # As process 1 the agent would have to reap orphans, and would ignore default signals.
             "initProcessEnabled": True,
         },
+        # An empty text is not a valid ARN.
         **{name: arn for name, arn in roles.items() if arn},
+    }
+    return {
+        "type": "container",
+        # Not Fargate, which has neither GPUs nor a shared memory size.
+        "platformCapabilities": ["EC2"],
+        "containerProperties": container,
+        "retryStrategy": {
+            "attempts": options.attempts,
+            "evaluateOnExit": [dict(rule) for rule in RETRY_RULES],
+        },
+        # Otherwise the tags would not appear on the ECS tasks.
+        "propagateTags": True,
     }

@@ -29,21 +29,28 @@ STATES: Mapping[str, NodeState] = {
 # The retry rule "Host EC2*" in render.py matches the same prefix:
 # https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html
 _HOST_LOST_PREFIX = "Host EC2"
-_CLEAN_EXIT_CODES = {
-    int(AgentExitCode.RELEASED),
-    int(AgentExitCode.DRAINED),
-    int(AgentExitCode.DONE),
-}
+_CLEAN_EXIT_CODES = (AgentExitCode.RELEASED, AgentExitCode.DRAINED, AgentExitCode.DONE)
 
 
 def node_status(job: Mapping[str, Any]) -> NodeStatus:
     """Return the status of a job or array child. A preempted host is not a failure of its job."""
     # A status that AWS adds in the future must not look like the end of the machine.
     state = STATES.get(job["status"], NodeState.WAITING)
-    if state == NodeState.FAILED and (_is_host_lost(job) or _exit_code(job) in _CLEAN_EXIT_CODES):
+    attempts = job.get("attempts") or []
+    # The status reason of the job may describe its end in general; that of the last attempt names
+    # the lost host. Earlier attempts were retried.
+    is_host_lost = any(
+        str(entry.get("statusReason", "")).startswith(_HOST_LOST_PREFIX)
+        for entry in (job, *attempts[-1:])
+    )
+    if state == NodeState.FAILED and (is_host_lost or _exit_code(job) in _CLEAN_EXIT_CODES):
         state = NodeState.GONE
     reason = _end_reason(job) if state in (NodeState.GONE, NodeState.FAILED) else ""
-    return NodeStatus(state=state, reason=reason, is_last_attempt=_is_last_attempt(job))
+    allowed = int((job.get("retryStrategy") or {}).get("attempts", 1))
+    # The list of attempts may contain the running one, which has no end time yet.
+    ended = sum(bool(attempt.get("stoppedAt")) for attempt in attempts)
+    # A job that allows a single attempt is never reported as on its last one: it has no retries.
+    return NodeStatus(state=state, reason=reason, is_last_attempt=1 < allowed <= ended + 1)
 
 
 def pending_reason(job: Mapping[str, Any], *, now_ms: int, pending_timeout_s: float) -> str:
@@ -53,6 +60,7 @@ def pending_reason(job: Mapping[str, Any], *, now_ms: int, pending_timeout_s: fl
     capacity for a few minutes. Misconfigurations are returned only after `pending_timeout_s`.
     Missing capacity is returned at once; the caller decides how long to wait.
     """
+    # Documented reasons: https://docs.aws.amazon.com/batch/latest/userguide/job-queue-blocked.html
     reason = str(job.get("statusReason", ""))
     if job["status"] != "RUNNABLE" or not reason:
         return ""
@@ -63,17 +71,10 @@ def pending_reason(job: Mapping[str, Any], *, now_ms: int, pending_timeout_s: fl
 
 def waiting_time_s(job: Mapping[str, Any], *, now_ms: int) -> float:
     """Return the time since the job was created, or since its last attempt ended."""
+    # A retried job waits again from the end of its last attempt. Batch's times are in milliseconds.
     last = (job.get("attempts") or [{}])[-1]
     since_ms = int(last.get("stoppedAt") or job.get("createdAt") or now_ms)
     return (now_ms - since_ms) / 1000
-
-
-def _is_last_attempt(job: Mapping[str, Any]) -> bool:
-    """Return whether the current or next attempt is the last of several."""
-    attempts = int((job.get("retryStrategy") or {}).get("attempts", 1))
-    # The list of attempts may contain the running one, which has no end time yet.
-    ended = sum(bool(attempt.get("stoppedAt")) for attempt in job.get("attempts", []))
-    return 1 < attempts <= ended + 1
 
 
 def log_streams(job: Mapping[str, Any]) -> list[str]:
@@ -83,13 +84,6 @@ def log_streams(job: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
-def _is_host_lost(job: Mapping[str, Any]) -> bool:
-    return any(
-        str(entry.get("statusReason", "")).startswith(_HOST_LOST_PREFIX)
-        for entry in (job, *job.get("attempts", [])[-1:])
-    )
-
-
 def _end_reason(job: Mapping[str, Any]) -> str:
     last = (job.get("attempts") or [{}])[-1]
     reasons = [
@@ -97,6 +91,7 @@ def _end_reason(job: Mapping[str, Any]) -> str:
         str(last.get("statusReason") or ""),
         str(job.get("statusReason") or ""),
     ]
+    # The job repeats the reason of its last attempt, so equal texts are printed once.
     text = "; ".join(dict.fromkeys(filter(None, reasons)))
     code = _exit_code(job)
     return text if code is None else f"{text or 'the agent exited'} (exit code {code})"

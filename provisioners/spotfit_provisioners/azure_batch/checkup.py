@@ -7,12 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
-from spotfit.core.errors import (
-    ConfigError,
-    ProvisionError,
-    ProvisionPermissionError,
-    QuotaError,
-)
+from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check, skip_if_denied
 from spotfit_provisioners.azure_batch import render
 from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResourceManagerClient
@@ -29,11 +24,11 @@ _NO_ACCOUNT = "account_id is not set, so Azure Resource Manager cannot be querie
 _REMEDY_ROLES = "Grant the roles that docs/guides/azure_batch.md lists."
 _REMEDY_QUOTA = "Request a higher quota under Batch accounts → Quotas, or use smaller machines."
 
+# Data actions of the role 'Azure Batch Job Submitter'.
 _JOB_DATA_ACTIONS = (
     "Microsoft.Batch/batchAccounts/jobs/read",
     "Microsoft.Batch/batchAccounts/jobs/write",
 )
-"""Data actions of the role 'Azure Batch Job Submitter'."""
 _READ_POOLS_ACTION = "Microsoft.Batch/batchAccounts/pools/read"
 _WRITE_POOLS_ACTION = "Microsoft.Batch/batchAccounts/pools/write"
 _ASSIGN_IDENTITY_ACTION = "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action"
@@ -75,8 +70,23 @@ class _AzureAccountChecks:
             if self._options.can_create_pool:
                 return f"{pool_id} will be created"
             raise ConfigError(f"The pool {pool_id!r} does not exist.", do=REMEDY_NO_POOL)
-        problems = [text for text, holds in _pool_conditions(pool, self._options) if not holds]
-        if problems:
+        machines = pool.get("virtualMachineConfiguration") or {}
+        formula = pool.get("autoScaleFormula", "")
+        assigned = (pool.get("identity") or {}).get("userAssignedIdentities") or []
+        identities = [str(entry.get("resourceId", "")).lower() for entry in assigned]
+        identity = self._options.identity
+        # Resource ids are case-insensitive. A pool without identities is a problem of its own.
+        has_identity = not identity or not identities or identity.lower() in identities
+        conditions = {
+            "has no autoscaling": pool.get("enableAutoScale"),
+            "has a formula without $TargetLowPriorityNodes": "$TargetLowPriorityNodes" in formula,
+            "has no inter-node communication": pool.get("enableInterNodeCommunication"),
+            "runs several tasks on a node": pool.get("taskSlotsPerNode", 1) == 1,
+            "does not run containers": machines.get("containerConfiguration"),
+            "assigns no identity to its nodes": pool.get("identity"),
+            f"does not assign {identity} to its nodes": has_identity,
+        }
+        if problems := [text for text, holds in conditions.items() if not holds]:
             raise ConfigError(
                 f"The pool {pool_id} {', '.join(problems)}.",
                 do="Create another pool as docs/guides/azure_batch.md shows.",
@@ -122,6 +132,7 @@ class _AzureAccountChecks:
             raise CheckSkippedError(
                 "the account's machines count against the quotas of the subscription"
             )
+        # Azure's API names spot nodes 'low-priority'; the quota counts the cores of both.
         cores = self._cores_per_machine(str(found.get("location", "")))
         spot = int(properties.get("lowPriorityCoreQuota") or 0)
         machine = self._options.vm_size or "a machine"
@@ -144,8 +155,9 @@ class _AzureAccountChecks:
                 path, _BATCH_API_VERSION, "list machine sizes"
             ):
                 if sku["name"].lower() == vm_size:
-                    return _sku_capability(sku, "vCPUs")
-        except ProvisionError:
+                    values = {one["name"]: one["value"] for one in sku.get("capabilities", [])}
+                    return max(1, int(values.get("vCPUs", 1)))
+        except ProvisionError:  # the caller may not read it; the other quotas are still checked
             return 1
         return 1
 
@@ -212,40 +224,6 @@ class _AzureAccountChecks:
         )
 
 
-def _pool_conditions(
-    pool: Mapping[str, Any], options: AzureBatchOptions
-) -> Iterator[tuple[str, bool]]:
-    """Yield the text of each possible problem, and whether the pool is free of it."""
-    system = pool.get("virtualMachineConfiguration") or {}
-    formula = pool.get("autoScaleFormula", "")
-    yield "has no autoscaling", bool(pool.get("enableAutoScale"))
-    yield "has a formula without $TargetLowPriorityNodes", "$TargetLowPriorityNodes" in formula
-    yield "has no inter-node communication", bool(pool.get("enableInterNodeCommunication"))
-    yield "runs several tasks on a node", pool.get("taskSlotsPerNode", 1) == 1
-    yield "does not run containers", bool(system.get("containerConfiguration"))
-    yield "assigns no identity to its nodes", bool(pool.get("identity"))
-    yield (
-        f"does not assign {options.identity} to its nodes",
-        _has_identity(pool, options.identity),
-    )
-
-
-def _has_identity(pool: Mapping[str, Any], identity: str) -> bool:
-    """Return whether nodes have the identity. True if they have none: a separate condition."""
-    assigned = (pool.get("identity") or {}).get("userAssignedIdentities") or []
-    names = [str(entry.get("resourceId", "")).lower() for entry in assigned]
-    return not identity or not names or identity.lower() in names
-
-
-def _sku_capability(sku: Mapping[str, Any], name: str) -> int:
-    values = (
-        capability["value"]
-        for capability in sku.get("capabilities", [])
-        if capability["name"] == name
-    )
-    return max(1, int(next(values, 1)))
-
-
 def _missing_actions(
     granted: Iterable[Mapping[str, Any]], actions: Sequence[str], data_actions: Sequence[str]
 ) -> Iterator[str]:
@@ -255,23 +233,17 @@ def _missing_actions(
     """
     roles = list(granted)
     for action in actions:
-        if not any(
-            _grants(role, action, allowed="actions", excluded="notActions") for role in roles
-        ):
+        if not any(_grants(role, action, "actions", "notActions") for role in roles):
             yield action
     for action in data_actions:
-        if not any(
-            _grants(role, action, allowed="dataActions", excluded="notDataActions")
-            for role in roles
-        ):
+        if not any(_grants(role, action, "dataActions", "notDataActions") for role in roles):
             yield action
 
 
-def _grants(role: Mapping[str, Any], action: str, *, allowed: str, excluded: str) -> bool:
-    return _matches_any(action, role.get(allowed) or []) and not _matches_any(
-        action, role.get(excluded) or []
+def _grants(role: Mapping[str, Any], action: str, *fields: str) -> bool:
+    # An exclusion limits its own role only: another role may still grant the action.
+    is_allowed, is_excluded = (
+        any(fnmatchcase(action.lower(), pattern.lower()) for pattern in role.get(field) or [])
+        for field in fields
     )
-
-
-def _matches_any(action: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)
+    return is_allowed and not is_excluded

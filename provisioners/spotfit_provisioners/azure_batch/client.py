@@ -17,12 +17,15 @@ from spotfit.host.plugins import require_module
 from spotfit.provision.machine_output import last_lines
 
 _REQUEST_TIMEOUT_S = 20.0
+# A limit of the API: https://learn.microsoft.com/rest/api/batchservice/task/add-collection
 _TASKS_PER_REQUEST = 100
-"""A limit of the API: https://learn.microsoft.com/rest/api/batchservice/task/add-collection."""
 _MANAGEMENT_VERSION = "2024-07-01"
+# Answers to a change of a job that has ended, or ends: the intended state is reached already.
 _JOB_ENDED_CODES = ("JobBeingTerminated", "JobBeingDeleted", "JobCompleted", "JobNotActive")
+# The node was removed, the files were deleted after their retention time, or the task waits.
 _NO_FILE_CODES = ("TaskFilesUnavailable", "TaskFilesCleanedup", "OperationInvalidForCurrentState")
 _MAX_TAIL_BYTES = 2**18  # enough for the last lines without downloading a whole log
+# Not 409 (conflicts with a concurrent change), 408, 429 and 5xx, which a repetition may resolve.
 _PERMANENT_STATUSES = (400, 404, 405, 411, 413)
 _AUTHENTICATION_CODES = (
     "AuthenticationFailed",
@@ -83,6 +86,7 @@ class AzureBatchClient:
             if result.status == "success" or (error and error.code == "TaskExists"):
                 continue
             message = error.message.value if error and error.message else "no reason given"
+            # The request as a whole succeeds, so the library raises no error for a single task.
             if result.status == "servererror":
                 raise OSError(f"Azure Batch could not add a task: {message}")
             raise ProvisionError(f"Azure Batch rejected a task: {message}")
@@ -122,6 +126,7 @@ class AzureBatchClient:
             _ignore_codes(*_NO_FILE_CODES),
         ):
             size = int(self._service.get_task_file_properties(job_id, task_id, name).content_length)
+            # The last bytes of the file; an empty one has no valid range.
             if size:
                 first = max(0, size - _MAX_TAIL_BYTES)
                 tail = {"ocp_range": f"bytes={first}-{size - 1}"} if first else {}
@@ -147,6 +152,7 @@ class AzureResourceManagerClient:
             "PUT",
             self._pipeline.format_url(path),
             params={"api-version": _MANAGEMENT_VERSION},
+            # Two agents may submit at once: the second request must not replace the pool.
             headers={"If-None-Match": "*"},
             json=dict(body),
         )
@@ -157,6 +163,7 @@ class AzureResourceManagerClient:
 
     def get(self, path: str, version: str, action: str) -> dict[str, Any] | None:
         """Return the resource at `path` (or the page at a URL), or None if it does not exist."""
+        # The URL of a further page contains its parameters already.
         params = {} if "://" in path else {"api-version": version}
         request = require_module("azure.core.rest", extra="azure").HttpRequest(
             "GET", self._pipeline.format_url(path), params=params
@@ -207,6 +214,7 @@ def _make_batch_client(endpoint: str, credential: Any, **policies: Any) -> Any:
 def _management_pipeline(url: str) -> Any:
     policies = require_module("azure.core.pipeline.policies", extra="azure")
     authentication = []
+    # As above: no credentials to a simulator without TLS.
     if not url.startswith("http://"):
         scope = f"{url.rstrip('/')}/.default"
         authentication.append(policies.BearerTokenCredentialPolicy(_default_credential(), scope))
@@ -261,11 +269,16 @@ def _translate_errors(action: str) -> Iterator[None]:
             if env.lookup("AZ_BATCH_NODE_ID"):
                 raise
             raise _unauthenticated_error(action, error.message) from None
+        # The first line and the details; the other lines are the request's id and time.
+        text = getattr(error.error, "message", "") or error.reason or error.message
+        details = [
+            str(detail.message) for detail in getattr(error.error, "details", []) if detail.message
+        ]
         translated = _to_provision_error(
             action,
             status=int(error.status_code),
             code=_error_code(error),
-            message=_error_message(error),
+            message=" ".join([str(text).partition("\n")[0], *details]),
         )
         if translated is None:
             raise
@@ -273,16 +286,8 @@ def _translate_errors(action: str) -> Iterator[None]:
 
 
 def _error_code(error: Any) -> str:
+    # Without a body in the expected form, the library sets no error.
     return str(getattr(error.error, "code", "") or "")
-
-
-def _error_message(error: Any) -> str:
-    """Return the first line and the details; the other lines are the request's id and time."""
-    text = getattr(error.error, "message", "") or error.reason or error.message
-    details = [
-        str(detail.message) for detail in getattr(error.error, "details", []) if detail.message
-    ]
-    return " ".join([str(text).partition("\n")[0], *details])
 
 
 def _to_provision_error(action: str, status: int, code: str, message: str) -> ProvisionError | None:

@@ -12,6 +12,7 @@ from spotfit_provisioners.job_fields import images
 MAX_POOL_NODES = 100
 """Limit of a pool with inter-node communication:
 https://learn.microsoft.com/azure/batch/batch-quota-limit"""
+# The other properties of a pool have default values.
 _REQUIRED_FOR_POOL = ("account_id", "vm_size", "identity")
 
 
@@ -66,11 +67,32 @@ class AzureBatchOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image", images.resolve_image(self.image))
+        problems: dict[str, str] = {}  # with their remedies; all are reported together
+        if not 1 <= self.max_nodes <= MAX_POOL_NODES:
+            problems[
+                f"AzureBatchOptions(max_nodes={self.max_nodes}): a pool with inter-node "
+                f"communication has 1 to {MAX_POOL_NODES} nodes."
+            ] = "For more workers, use larger machines with more workers_per_node."
+        if self.workers_per_node < 1:
+            problems["AzureBatchOptions(workers_per_node) must be at least 1."] = ""
+        if self.vm_image.count(":") != 3:
+            problems[
+                f"AzureBatchOptions(vm_image={self.vm_image!r}) is not a valid image reference."
+            ] = "Write publisher:offer:sku:version."
+        # Batch assigns private addresses only to nodes in a subnet of the user.
+        if not self.public_ip and not self.subnet:
+            problems["AzureBatchOptions(public_ip=False) needs a subnet."] = (
+                "Set subnet='/subscriptions/…/subnets/…', with a route to Azure."
+            )
+        # 'sig' is the signature of a shared access signature (SAS).
+        if any("sig=" in url for url in self.resource_files):
+            problems[
+                "AzureBatchOptions(resource_files): a URL contains a signature, which would "
+                "be stored unencrypted with the run's options."
+            ] = "Remove the signature from the URL, and give `identity` access to the blob."
         errors = ErrorCollector()
-        errors.check(self._check_numbers)
-        errors.check(self._check_system)
-        errors.check(self._check_network)
-        errors.check(self._check_files)
+        for problem, remedy in problems.items():
+            errors.add(ConfigError(problem, do=remedy))
         errors.raise_all()
 
     @property
@@ -83,36 +105,3 @@ class AzureBatchOptions:
         """Names of required options that are not set."""
         required = ("endpoint", "image", *(() if self.pool else _REQUIRED_FOR_POOL))
         return [name for name in required if not getattr(self, name)]
-
-    def _check_numbers(self) -> None:
-        if not 1 <= self.max_nodes <= MAX_POOL_NODES:
-            raise ConfigError(
-                f"AzureBatchOptions(max_nodes={self.max_nodes}): a pool with inter-node "
-                f"communication has 1 to {MAX_POOL_NODES} nodes.",
-                do="For more workers, use larger machines with more workers_per_node.",
-            )
-        if self.workers_per_node < 1:
-            raise ConfigError("AzureBatchOptions(workers_per_node) must be at least 1.")
-
-    def _check_system(self) -> None:
-        if self.vm_image.count(":") != 3:
-            raise ConfigError(
-                f"AzureBatchOptions(vm_image={self.vm_image!r}) is not a valid image reference.",
-                do="Write publisher:offer:sku:version.",
-            )
-
-    def _check_network(self) -> None:
-        if not self.public_ip and not self.subnet:
-            raise ConfigError(
-                "AzureBatchOptions(public_ip=False) needs a subnet.",
-                do="Set subnet='/subscriptions/…/subnets/…', with a route to Azure.",
-            )
-
-    def _check_files(self) -> None:
-        signed = [url for url in self.resource_files if "sig=" in url]
-        if signed:
-            raise ConfigError(
-                "AzureBatchOptions(resource_files): a URL contains a signature, which would be "
-                "stored unencrypted with the run's options.",
-                do="Remove the signature from the URL, and give `identity` access to the blob.",
-            )

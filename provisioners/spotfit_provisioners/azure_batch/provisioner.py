@@ -48,6 +48,7 @@ class AzureBatchProvisioner:
     def traits(self) -> Traits:
         return Traits(
             max_nodes=self.options.max_nodes,
+            # https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events: 'Preempt'
             notice_s=30.0,
             requeues_itself=True,
             observe_interval_s=10.0,
@@ -64,8 +65,12 @@ class AzureBatchProvisioner:
         client = self._client()
         pool_id = plan.body["job"]["poolInfo"]["poolId"]
         pool = client.find_pool(pool_id)
+        if pool is None and "pool" not in plan.body:
+            raise ProvisionError(f"The pool {pool_id!r} does not exist.", do=checkup.REMEDY_NO_POOL)
+        # Batch accepts no jobs for a pool that is being deleted, and its name is not free yet.
         if pool is None:
-            self._create_pool(pool_id, plan)
+            management = AzureResourceManagerClient(self.options.management_endpoint)
+            management.create_if_absent(**plan.body["pool"])
         elif pool["state"] == "deleting":
             return Refusal(f"the pool {pool_id} is being deleted")
         tasks = [
@@ -87,6 +92,7 @@ class AzureBatchProvisioner:
             return missing_group_status(count, "Azure Batch does not know the job")
         tasks, nodes = client.list_tasks(handle.name), client.list_nodes(handle.detail["pool"])
         statuses = tuple(states.node_status(job, tasks.get(str(n)), nodes) for n in range(count))
+        # The pool is read only for the reason of waiting: one request less for a running group.
         if not any(node.state == NodeState.WAITING for node in statuses):
             return GroupStatus(nodes=statuses)
         pool = client.find_pool(handle.detail["pool"])
@@ -104,6 +110,7 @@ class AzureBatchProvisioner:
         self, handle: GroupHandle, node: int, *, max_lines: int
     ) -> list[MachineOutput]:
         """Return the output from the node itself; it is lost with the node."""
+        # The names that Batch gives the files of every task.
         client, names = self._client(), ("stdout.txt", "stderr.txt")
         files = {
             name: client.read_task_file(handle.name, str(node), name, max_lines) for name in names
@@ -115,17 +122,11 @@ class AzureBatchProvisioner:
         """Check access, the pool, the account, quotas, the nodes' identity and permissions."""
         yield from checkup.check_account(self.options, self._client)
 
-    def _create_pool(self, pool_id: str, plan: GroupPlan) -> None:
-        if "pool" not in plan.body:
-            raise ProvisionError(f"The pool {pool_id!r} does not exist.", do=checkup.REMEDY_NO_POOL)
-        AzureResourceManagerClient(self.options.management_endpoint).create_if_absent(
-            **plan.body["pool"]
-        )
-
     def _client(self) -> AzureBatchClient:
         return _client_for_endpoint(self.options.endpoint)
 
 
+# Cached for the process: the client keeps the token of the account and its connections.
 @cache
 def _client_for_endpoint(endpoint: str) -> AzureBatchClient:
     return AzureBatchClient(endpoint)

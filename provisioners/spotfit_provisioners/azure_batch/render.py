@@ -20,10 +20,13 @@ from spotfit_provisioners.job_fields.names import content_addressed_name, to_lab
 
 BACKEND = "azure_batch"
 
+# How long to wait for the end of a node whose agent has drained. If the node stays, the agent is
+# restarted on it. Azure gives a notice of at least 30 s, so 120 s is a safe bound.
 _DRAIN_GRACE_S = 120
-"""How long to wait for the end of a node whose agent has drained. If the node stays, the agent is
-restarted on it. Azure gives a notice of at least 30 s, so 120 s is a safe bound."""
 
+# Batch can retry either every exit code but 0, or none; the tasks set none. A task that still runs
+# when its node is preempted is requeued, so the script keeps running after the agent has drained.
+# The script contains no quotes, because it is quoted itself.
 _AGENT_SCRIPT = f"""
 stop() {{ stopped=1; [ -z $agent ] || kill -TERM $agent; }};
 trap stop TERM;
@@ -37,10 +40,7 @@ agent=; sleep {_DRAIN_GRACE_S} & nap=$!; wait $nap; kill $nap 2>/dev/null;
 [ -z $stopped ] || exit $code;
 done
 """
-"""Batch can retry either every exit code but 0, or none; the tasks set none. A task that still runs
-when its node is preempted is requeued, so the script keeps running after the agent has drained.
-The script contains no quotes, because it is quoted itself."""
-
+# A task's command line does not run in a shell by itself.
 COMMAND_LINE = shlex.join(["/bin/sh", "-c", " ".join(_AGENT_SCRIPT.split())])
 
 
@@ -57,17 +57,21 @@ def plan(request: GroupRequest, options: AzureBatchOptions) -> GroupPlan:
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=options.max_nodes, backend="Azure Batch")
     gpus = hardware.count_gpus(request.resources_per_worker, slots)
+    labels = {"spotfit-run": to_label(request.run_name or "run"), **options.labels}
     body: dict[str, Any] = {
-        "job": _job(request, options),
+        "job": {
+            "id": job_id(request.token),
+            "poolInfo": {"poolId": pool_id(options)},
+            # Until the tasks are created: a job without tasks would otherwise end at once.
+            "onAllTasksComplete": "noaction",
+            "onTaskFailure": "noaction",
+            "metadata": [{"name": name, "value": value} for name, value in labels.items()],
+        },
         "task": _task(options, gpus=gpus),
         **({"pool": pool_request(options, initial_nodes=nodes)} if options.can_create_pool else {}),
     }
     return GroupPlan(
-        token=request.token,
-        provisioner=BACKEND,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        body=body,
+        token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
 
 
@@ -78,6 +82,8 @@ def job_id(token: Token) -> str:
 
 def pool_id(options: AzureBatchOptions) -> str:
     """Return the configured pool, or a name derived from the pool's properties."""
+    # Options that change the nodes give another name, so a pool never has outdated properties. The
+    # formula without `initial_nodes`: the size of the first group must not change the name.
     content = (options.identity, _pool_properties(options, autoscale_formula(options.max_nodes)))
     return options.pool or content_addressed_name(content)
 
@@ -124,6 +130,9 @@ def pool_request(options: AzureBatchOptions, *, initial_nodes: int) -> dict[str,
 
 def _pool_properties(options: AzureBatchOptions, formula: str) -> dict[str, Any]:
     names = ("publisher", "offer", "sku", "version")
+    # Without public addresses, nodes need a subnet whose route reaches Azure and the bucket.
+    private = {"publicIPAddressConfiguration": {"provision": "NoPublicIPAddresses"}}
+    network = {"subnetId": options.subnet, **({} if options.public_ip else private)}
     return {
         "vmSize": options.vm_size,
         "deploymentConfiguration": {
@@ -133,37 +142,27 @@ def _pool_properties(options: AzureBatchOptions, formula: str) -> dict[str, Any]
                 "containerConfiguration": {"type": "DockerCompatible"},
             }
         },
+        # 5 minutes is the shortest interval that Batch allows.
         "scaleSettings": {"autoScale": {"formula": formula, "evaluationInterval": "PT5M"}},
+        # Agents and workers of different nodes connect to each other.
         "interNodeCommunication": "Enabled",
+        # A task has the whole machine, so that the loss of one affects one node of the run only.
         "taskSlotsPerNode": 1,
-        **_network(options),
-    }
-
-
-def _network(options: AzureBatchOptions) -> dict[str, Any]:
-    if not options.subnet:
-        return {}
-    private = {"publicIPAddressConfiguration": {"provision": "NoPublicIPAddresses"}}
-    addresses: dict[str, Any] = {} if options.public_ip else private
-    return {"networkConfiguration": {"subnetId": options.subnet, **addresses}}
-
-
-def _job(request: GroupRequest, options: AzureBatchOptions) -> dict[str, Any]:
-    # "noaction" until the tasks are created: a job without tasks would otherwise end at once.
-    labels = {"spotfit-run": to_label(request.run_name or "run"), **options.labels}
-    return {
-        "id": job_id(request.token),
-        "poolInfo": {"poolId": pool_id(options)},
-        "onAllTasksComplete": "noaction",
-        "onTaskFailure": "noaction",
-        "metadata": [{"name": name, "value": value} for name, value in labels.items()],
+        **({"networkConfiguration": network} if options.subnet else {}),
     }
 
 
 def _task(options: AzureBatchOptions, *, gpus: int) -> dict[str, Any]:
+    # The host's network and shared memory: NCCL needs both, and 64 MiB of /dev/shm are too few.
     flags = ["--network=host", "--ipc=host", "--init", *(["--gpus=all"] if gpus else [])]
     client = {"AZURE_CLIENT_ID": options.identity_client_id} if options.identity_client_id else {}
-    files = [_resource_file(url, options) for url in options.resource_files]
+    reference = {"identityReference": {"resourceId": options.identity}}
+    identity: dict[str, Any] = reference if options.identity else {}
+    files = [
+        {"httpUrl": url, "filePath": unquote(urlsplit(url).path).rpartition("/")[2], **identity}
+        for url in options.resource_files
+    ]
+    registry = {"registry": {"registryServer": options.registry, **identity}}
     return {
         "commandLine": COMMAND_LINE,
         "containerSettings": {
@@ -171,27 +170,14 @@ def _task(options: AzureBatchOptions, *, gpus: int) -> dict[str, Any]:
             "containerRunOptions": " ".join([*flags, *options.container_options]),
             # Batch's directory belongs to a user of the host; it is used only for resource files.
             "workingDirectory": "taskWorkingDirectory" if files else "containerImageDefault",
-            **_registry(options),
+            **(registry if options.registry else {}),
         },
+        # No retries: the script restarts a drained agent, and other exits are reported. Files stay
+        # on the node for a day, as long as it is not scaled down.
         "constraints": {"maxTaskRetryCount": 0, "retentionTime": "P1D"},
         "environmentSettings": _environment_settings(client),
         **({"resourceFiles": files} if files else {}),
     }
-
-
-def _registry(options: AzureBatchOptions) -> dict[str, Any]:
-    if not options.registry:
-        return {}
-    return {"registry": {"registryServer": options.registry, **_identity_reference(options)}}
-
-
-def _resource_file(url: str, options: AzureBatchOptions) -> dict[str, Any]:
-    name = unquote(urlsplit(url).path).rpartition("/")[2]
-    return {"httpUrl": url, "filePath": name, **_identity_reference(options)}
-
-
-def _identity_reference(options: AzureBatchOptions) -> dict[str, Any]:
-    return {"identityReference": {"resourceId": options.identity}} if options.identity else {}
 
 
 def _environment_settings(environment: Mapping[str, str]) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ completed          | any other exit code                      | FAILED
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spotfit.model.group import NodeState, NodeStatus
@@ -59,11 +59,8 @@ requeues the task: https://learn.microsoft.com/azure/batch/batch-spot-vms. `unus
 preempted nodes are reported so for a while, and Batch recovers unreachable nodes
 (https://learn.microsoft.com/azure/batch/batch-pool-node-error-checking)."""
 
-_CLEAN_EXIT_CODES = {
-    int(AgentExitCode.RELEASED),
-    int(AgentExitCode.DRAINED),
-    int(AgentExitCode.DONE),
-}
+_CLEAN_EXIT_CODES = (AgentExitCode.RELEASED, AgentExitCode.DRAINED, AgentExitCode.DONE)
+# https://learn.microsoft.com/rest/api/batchservice/batch-status-and-error-codes
 _TERMINATED_CODE = "TaskEnded"
 
 
@@ -71,13 +68,18 @@ def node_status(
     job: Mapping[str, Any], task: Mapping[str, Any] | None, nodes: Mapping[str, Mapping[str, Any]]
 ) -> NodeStatus:
     """Return the status of the machine of a task; `task` is None before it is created."""
-    state = _task_state(task)
+    # States that Azure adds in the future must not look like the end of the machine.
+    state = NodeState.WAITING if task is None else TASK_STATES.get(task["state"], NodeState.WAITING)
     if state == NodeState.WAITING and not CAN_START_TASKS.get(job["state"], True):
         return NodeStatus(state=NodeState.GONE, reason=f"its job is {job['state']}")
     if task is None or state == NodeState.WAITING:
         return NodeStatus(state=state)
     if state == NodeState.RUNNING:
-        return _running_status(nodes.get(task.get("nodeInfo", {}).get("nodeId", "")))
+        node = nodes.get(task.get("nodeInfo", {}).get("nodeId", ""))
+        # A node that is not listed (any more) does not contradict the state of the task.
+        if node is None or IS_NODE_WORKING.get(node["state"], True):
+            return NodeStatus(state=NodeState.RUNNING)
+        return NodeStatus(state=NodeState.WAITING, reason=f"its node is {node['state']}")
     return _end_status(task.get("executionInfo", {}))
 
 
@@ -87,18 +89,19 @@ def pending_reason(pool: Mapping[str, Any] | None, nodes: Sequence[Mapping[str, 
         return "the pool does not exist"
     if pool.get("state") == "deleting":
         return "the pool is being deleted"
-    return next(_pool_errors(pool, nodes), "")
-
-
-def _task_state(task: Mapping[str, Any] | None) -> NodeState:
-    return NodeState.WAITING if task is None else TASK_STATES.get(task["state"], NodeState.WAITING)
-
-
-def _running_status(node: Mapping[str, Any] | None) -> NodeStatus:
-    # A node that is not listed (any more) does not contradict the state of the task.
-    if node is None or IS_NODE_WORKING.get(node["state"], True):
-        return NodeStatus(state=NodeState.RUNNING)
-    return NodeStatus(state=NodeState.WAITING, reason=f"its node is {node['state']}")
+    # The most likely reason first: that of the pool's last resize.
+    errors = [_format_error(error) for error in pool.get("resizeErrors") or []]
+    if error := (pool.get("autoScaleRun") or {}).get("error"):
+        errors.append(f"the autoscale formula of the pool fails: {_format_error(error)}")
+    for node in nodes:
+        errors += [
+            f"a node is {node['state']}: {_format_error(error)}"
+            for error in node.get("errors") or []
+        ]
+        # A failed start task is reported as a state, not among the errors.
+        if node["state"] == "starttaskfailed":
+            errors.append("the start task of the pool fails")
+    return next(iter(errors), "")
 
 
 def _end_status(ended: Mapping[str, Any]) -> NodeStatus:
@@ -108,6 +111,8 @@ def _end_status(ended: Mapping[str, Any]) -> NodeStatus:
     code, failure = ended.get("exitCode"), ended.get("failureInfo") or {}
     is_clean = code in _CLEAN_EXIT_CODES or failure.get("code") == _TERMINATED_CODE
     reason = _first_line(failure.get("message", "")) or "the agent exited"
+    # The details say why a container could not be started; without an exit code they are all
+    # there is.
     details = ", ".join(str(entry.get("value", "")) for entry in failure.get("details") or [])
     suffix = details if code is None else f"exit code {code}"
     return NodeStatus(
@@ -116,24 +121,12 @@ def _end_status(ended: Mapping[str, Any]) -> NodeStatus:
     )
 
 
-def _pool_errors(pool: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield errors, the most likely reason first: that of the pool's last resize."""
-    for error in pool.get("resizeErrors") or []:
-        yield _format_error(error)
-    if error := (pool.get("autoScaleRun") or {}).get("error"):
-        yield f"the autoscale formula of the pool fails: {_format_error(error)}"
-    for node in nodes:
-        for error in node.get("errors") or []:
-            yield f"a node is {node['state']}: {_format_error(error)}"
-        if node["state"] == "starttaskfailed":
-            yield "the start task of the pool fails"
-
-
 def _format_error(error: Mapping[str, Any]) -> str:
     return f"{error.get('code', '')}: {_first_line(error.get('message', ''))}"
 
 
 def _first_line(message: Any) -> str:
     """Return the first line; the following ones are the request's id and time."""
+    # Errors of nodes and tasks have a text, those of pools a structure with a language.
     text = message.get("value", "") if isinstance(message, Mapping) else str(message or "")
     return text.strip().partition("\n")[0]

@@ -26,6 +26,7 @@ READ_LOGS_PERMISSION = "logging.logEntries.list"
 ACT_AS_PERMISSION = "iam.serviceAccounts.actAs"
 AGENT_ROLES = ("roles/batch.agentReporter", "roles/batch.jobsEditor")
 """The first role lets the Batch service agent on the VM report: without it no task starts."""
+# With any of these, a missing role above is no reason for doubt.
 _BROADER_ROLES = ("roles/owner", "roles/editor", "roles/batch.admin")
 _REMEDY_ROLES = (
     "Grant the roles that docs/guides/gcp_batch.md lists, or apply infra/terraform/stacks/gcp."
@@ -83,41 +84,33 @@ class _GcpAccountChecks:
 
     def _check_machines(self) -> str:
         """Return the zones. Raises `ConfigError` for missing zones, machine types or GPUs."""
-        with skip_if_denied():
-            return self._zones_with_machines(self._list_zones())
-
-    def _list_zones(self) -> list[str]:
-        region = self._get_compute_resource(f"regions/{self._options.region}")
-        available = [str(url).rpartition("/")[2] for url in (region or {}).get("zones", [])]
-        unknown = [zone for zone in self._options.zones if zone not in available]
-        do = "`gcloud compute zones list` lists all zones."
-        if not available:
-            raise ConfigError(f"The region {self._options.region} does not exist.", do=do)
-        if unknown:
-            raise ConfigError(
-                f"The region {self._options.region} has no zone {', '.join(unknown)}.", do=do
-            )
-        return list(self._options.zones) or available
-
-    def _zones_with_machines(self, zones: list[str]) -> str:
         required = {
             "machineTypes": self._options.machine_type,
             "acceleratorTypes": self._options.accelerator,
         }
-        for kind, name in required.items():
-            if name:
-                zones = [
-                    zone
-                    for zone in zones
-                    if self._get_compute_resource(f"zones/{zone}/{kind}/{name}")
-                ]
-            if not zones:
+        with skip_if_denied():
+            region = self._get_compute_resource(f"regions/{self._options.region}")
+            # Compute Engine refers to zones by URL.
+            available = [str(url).rpartition("/")[2] for url in (region or {}).get("zones", [])]
+            do = "`gcloud compute zones list` lists all zones."
+            if not available:
+                raise ConfigError(f"The region {self._options.region} does not exist.", do=do)
+            if unknown := [zone for zone in self._options.zones if zone not in available]:
                 raise ConfigError(
-                    f"None of the zones has {name}.",
-                    do="`gcloud compute machine-types list` and `gcloud compute accelerator-types "
-                    "list` show which zones do.",
+                    f"The region {self._options.region} has no zone {', '.join(unknown)}.", do=do
                 )
-        return ", ".join(zones)
+            zones = list(self._options.zones) or available
+            for kind, name in required.items():
+                # A zone must have both, so the zones are narrowed down.
+                paths = {zone: f"zones/{zone}/{kind}/{name}" for zone in zones}
+                zones = [z for z in zones if not name or self._get_compute_resource(paths[z])]
+                if not zones:
+                    raise ConfigError(
+                        f"None of the zones has {name}.",
+                        do="`gcloud compute machine-types list` and `gcloud compute "
+                        "accelerator-types list` show which zones do.",
+                    )
+            return ", ".join(zones)
 
     def _get_compute_resource(self, name: str) -> dict[str, Any] | None:
         path = f"/compute/v1/projects/{self._project}/{name}"
@@ -136,6 +129,7 @@ class _GcpAccountChecks:
         """Raise an error if the service account is missing, or the caller may not use it."""
         with skip_if_denied():
             email = self._service_account_email()
+        # '-' stands for the project, which the email address determines.
         path = f"/v1/projects/-/serviceAccounts/{quote(email)}:testIamPermissions"
         return self._test_permissions("iam", path, permissions=(ACT_AS_PERMISSION,), subject=email)
 
@@ -157,6 +151,7 @@ class _GcpAccountChecks:
                 service, path, body=body, action="test permissions (testIamPermissions)"
             )
         if response is None:
+            # The subject is an email address, or 'the caller' of a test on the project.
             is_account = "@" in subject
             missing_name = (
                 f"service account {subject}" if is_account else f"project {self._project}"
@@ -219,6 +214,7 @@ def _artifact_registry_path(image: str) -> str | None:
         return None
     project, repository, name = parts
     location = host.removesuffix("-docker.pkg.dev")
+    # Slashes of a nested image name are escaped: it is one segment of the resource path.
     base = f"/v1/projects/{project}/locations/{location}/repositories/{repository}/packages/"
     name, _, digest = name.partition("@")
     name, _, tag = name.partition(":")

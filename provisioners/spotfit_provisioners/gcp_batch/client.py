@@ -16,10 +16,12 @@ from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermission
 from spotfit.host.plugins import require_module
 
 _REQUEST_TIMEOUT_S = 20.0
-_PAGE_SIZE = 500
+_PAGE_SIZE = 500  # the library reads further pages itself
+# The scope of all Google Cloud APIs; the roles of the identity limit what it may do.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _RATE_LIMIT_REASON = "RATE_LIMIT_EXCEEDED"
 _API_DISABLED_REASON = "SERVICE_DISABLED"
+# Part of the message if the caller may not use the agents' service account; its status is not 403.
 _SERVICE_ACCOUNT_DENIED = "act as the specified service account"
 
 
@@ -52,6 +54,7 @@ class GcpBatchClient:
         )
         try:
             with _translate_errors(f"create a job in {self.region}"):
+                # retry=None everywhere: the library's retries would block the leader for minutes.
                 self._service.create_job(request, retry=None, timeout=_REQUEST_TIMEOUT_S)
         except require_module("google.api_core.exceptions", extra="gcp").Conflict:
             # A conflict is also reported while a deleted job of that id is being removed.
@@ -83,7 +86,7 @@ class GcpBatchClient:
     def cancel_job(self, job_id: str) -> None:
         """Stop the job's tasks and release its machines. No effect on a job that has ended."""
         request = self._types.CancelJobRequest(name=f"{self._jobs}/{job_id}")
-        # Batch answers with a bad request if the job has ended.
+        # Batch answers with a bad request (FAILED_PRECONDITION) if the job has ended.
         ended = require_module("google.api_core.exceptions", extra="gcp").BadRequest
         with _translate_errors("cancel a job"), _ignore_missing(), contextlib.suppress(ended):
             self._service.cancel_job(request, retry=None, timeout=_REQUEST_TIMEOUT_S)
@@ -122,6 +125,7 @@ class GcpRestClient:
         query = {
             "resourceNames": [f"projects/{project}"],
             "filter": f"{names} AND {task}",
+            # The newest lines of all attempts; reversed below.
             "orderBy": "timestamp desc",
             "pageSize": max_lines,
         }
@@ -146,6 +150,7 @@ class GcpRestClient:
         body: Mapping[str, Any] | None = None,
     ) -> dict[str, Any] | None:
         is_simulator = self._endpoint.startswith("http://")
+        # `endpoint` is that of Batch; the other services have addresses of their own.
         base = self._endpoint if is_simulator else f"https://{service}.googleapis.com"
         with _translate_errors(action):
             response = _rest_session(self._endpoint).request(
@@ -163,6 +168,7 @@ class GcpRestClient:
 
 @cache
 def _rest_session(endpoint: str) -> Any:
+    # A simulator without TLS: credentials must not be sent to it.
     if endpoint.startswith("http://"):
         return require_module("requests", extra="gcp").Session()
     credentials, _ = _default_credentials(endpoint)
@@ -210,6 +216,7 @@ def _translate_errors(action: str) -> Iterator[None]:
     try:
         yield
     except (auth.DefaultCredentialsError, auth.RefreshError) as error:
+        # The metadata server or token endpoint may be overloaded for a moment.
         if error.retryable:
             raise
         raise _unauthenticated_error(action, str(error)) from error

@@ -9,6 +9,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
 from spotfit_provisioners.job_fields import images
 
+# https://docs.cloud.google.com/batch/docs/automate-task-retries: 0 to 10
 MAX_RETRIES = 10
 
 
@@ -68,42 +69,32 @@ class GcpBatchOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image", images.resolve_image(self.image))
-        errors = ErrorCollector()
-        errors.check(self._check_numbers)
-        errors.check(self._check_zones)
-        errors.check(self._check_template)
-        errors.raise_all()
-
-    def _check_numbers(self) -> None:
+        problems: dict[str, str] = {}  # with their remedies; all are reported together
         if not 0 <= self.max_retries <= MAX_RETRIES:
-            raise ConfigError(
-                f"GcpBatchOptions(max_retries={self.max_retries}): Batch allows 0 to "
-                f"{MAX_RETRIES}.",
-                do="Machines that are lost more often are replaced by a new group.",
-            )
+            problems[
+                f"GcpBatchOptions(max_retries={self.max_retries}): Batch allows 0 to {MAX_RETRIES}."
+            ] = "Machines that are lost more often are replaced by a new group."
         if self.workers_per_node < 1:
-            raise ConfigError("GcpBatchOptions(workers_per_node) must be at least 1.")
+            problems["GcpBatchOptions(workers_per_node) must be at least 1."] = ""
         sizes = (self.shared_memory_mib, self.boot_disk_gb, self.notice_s)
         if min(sizes) < 0 or self.memory_per_cpu_gib <= 0:
-            raise ConfigError(
-                "GcpBatchOptions: shared_memory_mib, boot_disk_gb and notice_s must be >= 0, and "
-                "memory_per_cpu_gib must be > 0."
-            )
-
-    def _check_zones(self) -> None:
+            problems[
+                "GcpBatchOptions: shared_memory_mib, boot_disk_gb and notice_s must be >= 0, "
+                "and memory_per_cpu_gib must be > 0."
+            ] = ""
         # Batch accepts only zones of the job's region, by name and not by URL.
-        foreign = [zone for zone in self.zones if zone.rpartition("-")[0] != self.region]
-        if foreign:
-            raise ConfigError(
-                f"GcpBatchOptions(zones={foreign}) are not zones of the region {self.region!r}.",
-                do="Write zones as 'us-central1-a', all of the same region.",
-            )
-
-    def _check_template(self) -> None:
+        if foreign := [zone for zone in self.zones if zone.rpartition("-")[0] != self.region]:
+            problems[
+                f"GcpBatchOptions(zones={foreign}) are not zones of the region {self.region!r}."
+            ] = "Write zones as 'us-central1-a', all of the same region."
+        # Batch takes either a template or a policy with these properties.
         replaced = ("machine_type", "accelerator", "boot_disk_gb", "network", "subnetwork")
         conflicts = [name for name in replaced if getattr(self, name)]
         if self.instance_template and conflicts:
-            raise ConfigError(
-                f"GcpBatchOptions(instance_template) conflicts with {', '.join(conflicts)}.",
-                do="Set these properties in the template, or do not use a template.",
-            )
+            problems[
+                f"GcpBatchOptions(instance_template) conflicts with {', '.join(conflicts)}."
+            ] = "Set these properties in the template, or do not use a template."
+        errors = ErrorCollector()
+        for problem, remedy in problems.items():
+            errors.add(ConfigError(problem, do=remedy))
+        errors.raise_all()

@@ -61,6 +61,7 @@ class GcpBatchProvisioner:
         environment = launch.environment_for(
             plan.token, 0, plan.slots_per_node, node_index_variable=render.TASK_INDEX_VARIABLE
         )
+        # Derived from the token, so that a repeated call finds the job of the first one.
         job_id = render.job_id(plan.token)
         client.create_job(
             job_id, render.job_request(plan, environment), request_id=render.request_id(plan.token)
@@ -75,6 +76,7 @@ class GcpBatchProvisioner:
             return missing_group_status(count, "Google Cloud Batch does not know the job")
         tasks = client.list_tasks(handle.name)
         nodes = tuple(states.node_status(job, tasks.get(number)) for number in range(count))
+        # The last event of a job whose tasks all run does not explain anything.
         waiting = any(node.state == NodeState.WAITING for node in nodes)
         return GroupStatus(nodes=nodes, refusal=states.pending_reason(job) if waiting else "")
 
@@ -108,10 +110,12 @@ class GcpBatchProvisioner:
         return _client_for_region(self.options.project, self.options.region, self.options.endpoint)
 
     def _client_for_handle(self, handle: GroupHandle) -> GcpBatchClient:
+        # Of the handle: the options of this process may select another project or region.
         detail = handle.detail
         return _client_for_region(detail["project"], detail["region"], self.options.endpoint)
 
 
+# Cached for the process: reading the default credentials takes files or a metadata server.
 @cache
 def _client_for_region(project: str, region: str, endpoint: str) -> GcpBatchClient:
     return GcpBatchClient(project, region, endpoint)

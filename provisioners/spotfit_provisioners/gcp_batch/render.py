@@ -23,15 +23,14 @@ SHUTDOWN_S = 30
 RETRIED_EXIT_CODES = (*sorted(HOST_LOST_EXIT_CODES), int(AgentExitCode.DRAINED))
 """Exit codes after which Batch retries a task. With RETRY_TASK, any other code ends the task."""
 
+# Where Batch installs the drivers on its VM image, and where CUDA images look for them.
 _DRIVER_VOLUMES = (
     "/var/lib/nvidia/lib64:/usr/local/nvidia/lib64",
     "/var/lib/nvidia/bin:/usr/local/nvidia/bin",
 )
-"""Where Batch installs the drivers on its VM image, and where CUDA images look for them."""
-
+# Container-Optimized OS accepts only SSH connections; agents and workers connect to each other.
+# The firewall of the VPC network still applies.
 _OPEN_FIREWALL_COMMAND = "/sbin/iptables -w -A INPUT -p tcp -j ACCEPT"
-"""Container-Optimized OS accepts only SSH connections; agents and workers connect to each other.
-The firewall of the VPC network still applies."""
 
 
 def max_nodes(options: GcpBatchOptions) -> int:
@@ -51,7 +50,12 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
         )
     hardware.check_resources(request.resources_per_worker, backend="Google Cloud Batch")
     slots = options.workers_per_node
-    _check_gpus(hardware.count_gpus(request.resources_per_worker, slots), options)
+    gpus = hardware.count_gpus(request.resources_per_worker, slots)
+    if gpus and not (options.accelerator or options.machine_type or options.instance_template):
+        raise ConfigError(
+            f"The workers need {gpus} GPUs per machine, but no GPU type is set.",
+            do="Set GcpBatchOptions(accelerator='nvidia-l4'), or a machine_type with GPUs.",
+        )
     limit = max_nodes(options)
     nodes = count_nodes(request, slots=slots, max_nodes=limit, backend="Google Cloud Batch")
     labels = {"spotfit-run": to_label(request.run_name or "run"), **options.labels}
@@ -63,11 +67,7 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
     if options.cloud_logging:
         body["logsPolicy"] = {"destination": "CLOUD_LOGGING"}
     return GroupPlan(
-        token=request.token,
-        provisioner=BACKEND,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        body=body,
+        token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
 
 
@@ -86,15 +86,8 @@ def job_id(token: Token) -> str:
 
 def request_id(token: Token) -> str:
     """Return the request id of the token, with which a request can be repeated."""
+    # Batch requires a UUID. This one is a function of the token, and equal for all agents.
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"spotfit:{token}"))
-
-
-def _check_gpus(gpus: int, options: GcpBatchOptions) -> None:
-    if gpus and not (options.accelerator or options.machine_type or options.instance_template):
-        raise ConfigError(
-            f"The workers need {gpus} GPUs per machine, but no GPU type is set.",
-            do="Set GcpBatchOptions(accelerator='nvidia-l4'), or a machine_type with GPUs.",
-        )
 
 
 def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> dict[str, Any]:
@@ -107,12 +100,16 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
     }
     shared_mib = options.shared_memory_mib or memory // 2
     gpus = hardware.count_gpus(per_worker, slots)
+    # Without a notice period, agents use the default of their own.
+    grace = {"SPOTFIT_SIGNAL_GRACE_S": f"{options.notice_s + SHUTDOWN_S:g}"}
     return {
         "taskCount": str(nodes),
+        # All at once, each on a VM of its own: the workers wait for each other.
         "parallelism": str(nodes),
         "taskCountPerNode": "1",
         "taskSpec": {
             "runnables": [
+                # Other VM images may have neither this firewall nor the command.
                 {"script": {"text": _OPEN_FIREWALL_COMMAND}, "ignoreExitStatus": True},
                 {"container": _container(options, shared_mib=shared_mib, gpus=gpus)},
             ],
@@ -121,20 +118,14 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
             "lifecyclePolicies": [
                 {"action": "RETRY_TASK", "actionCondition": {"exitCodes": list(RETRIED_EXIT_CODES)}}
             ],
-            **_signal_grace(options),
+            **({"environment": {"variables": grace}} if options.notice_s else {}),
         },
     }
 
 
-def _signal_grace(options: GcpBatchOptions) -> dict[str, Any]:
-    """Set the agents' grace period if VMs have a notice period."""
-    if not options.notice_s:
-        return {}
-    grace = f"{options.notice_s + SHUTDOWN_S:g}"
-    return {"environment": {"variables": {"SPOTFIT_SIGNAL_GRACE_S": grace}}}
-
-
 def _container(options: GcpBatchOptions, *, shared_mib: int, gpus: int) -> dict[str, Any]:
+    # Containers get the devices of GPUs on Container-Optimized OS only with --privileged:
+    # https://docs.cloud.google.com/batch/docs/create-run-job-gpus
     flags = ["--network=host", "--init", f"--shm-size={shared_mib}m"]
     return {
         "imageUri": options.image,
@@ -148,35 +139,32 @@ def _container(options: GcpBatchOptions, *, shared_mib: int, gpus: int) -> dict[
 def _allocation_policy(
     request: GroupRequest, options: GcpBatchOptions, labels: Mapping[str, str]
 ) -> dict[str, Any]:
+    gpus = hardware.count_gpus(request.resources_per_worker, options.workers_per_node)
+    if options.instance_template:
+        instance: dict[str, Any] = {"instanceTemplate": options.instance_template}
+    else:
+        policy: dict[str, Any] = {"provisioningModel": "SPOT"}
+        if options.machine_type:
+            policy["machineType"] = options.machine_type
+        # Machine types such as a2, a3 and g2 include their GPUs.
+        if gpus and options.accelerator:
+            policy["accelerators"] = [{"type": options.accelerator, "count": str(gpus)}]
+        if options.boot_disk_gb:
+            policy["bootDisk"] = {"sizeGb": str(options.boot_disk_gb)}
+        instance = {"policy": policy}
+    if gpus and options.install_gpu_drivers:
+        instance["installGpuDrivers"] = True
     zones = [f"zones/{zone}" for zone in options.zones]
     account: dict[str, Any] = {"serviceAccount": {"email": options.service_account}}
-    return {
-        "location": {"allowedLocations": zones or [f"regions/{options.region}"]},
-        "instances": [_instance_policy(request, options)],
-        "labels": dict(labels),
-        **(account if options.service_account else {}),
-        **_network(options),
-    }
-
-
-def _instance_policy(request: GroupRequest, options: GcpBatchOptions) -> dict[str, Any]:
-    gpus = hardware.count_gpus(request.resources_per_worker, options.workers_per_node)
-    drivers = {"installGpuDrivers": True} if gpus and options.install_gpu_drivers else {}
-    if options.instance_template:
-        return {"instanceTemplate": options.instance_template, **drivers}
-    policy: dict[str, Any] = {"provisioningModel": "SPOT"}
-    if options.machine_type:
-        policy["machineType"] = options.machine_type
-    if gpus and options.accelerator:
-        policy["accelerators"] = [{"type": options.accelerator, "count": str(gpus)}]
-    if options.boot_disk_gb:
-        policy["bootDisk"] = {"sizeGb": str(options.boot_disk_gb)}
-    return {"policy": policy, **drivers}
-
-
-def _network(options: GcpBatchOptions) -> dict[str, Any]:
     names = {"network": options.network, "subnetwork": options.subnetwork}
     interface: dict[str, Any] = {field: name for field, name in names.items() if name}
     if not options.external_ip:
         interface["noExternalIpAddress"] = True
-    return {"network": {"networkInterfaces": [interface]}} if interface else {}
+    return {
+        "location": {"allowedLocations": zones or [f"regions/{options.region}"]},
+        "instances": [instance],
+        "labels": dict(labels),
+        **(account if options.service_account else {}),
+        # Without any of the options, Batch uses the default network of the project.
+        **({"network": {"networkInterfaces": [interface]}} if interface else {}),
+    }

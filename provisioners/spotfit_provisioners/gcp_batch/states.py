@@ -51,18 +51,18 @@ HOST_LOST_EXIT_CODES: Mapping[int, str] = {
 }
 """https://docs.cloud.google.com/batch/docs/troubleshooting#reserved-exit-codes"""
 
-_CLEAN_EXIT_CODES = {
-    int(AgentExitCode.RELEASED),
-    int(AgentExitCode.DRAINED),
-    int(AgentExitCode.DONE),
-}
+_CLEAN_EXIT_CODES = (AgentExitCode.RELEASED, AgentExitCode.DRAINED, AgentExitCode.DONE)
+# Batch has no field for the reason of waiting: it describes both reasons and states as events.
 _STATE_CHANGE_PREFIXES = ("Job state is set", "Task state is updated")
 
 
 def node_status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeStatus:
     """Return the status of one task. `task` is None while Batch has not created the task."""
     job_state = job["status"]["state"]
-    state = _task_state(task)
+    # States that Google adds in the future must not look like the end of the machine.
+    task_state = "PENDING" if task is None else task["status"]["state"]
+    state = TASK_STATES.get(task_state, NodeState.WAITING)
+    # First, whatever the last state of the task is: a cancelled job runs no tasks.
     if job_state == "CANCELLED":
         return NodeStatus(
             state=NodeState.GONE, reason=_last_event_description(job) or "the job was cancelled"
@@ -74,29 +74,21 @@ def node_status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeS
         return NodeStatus(
             state=state, is_last_attempt=task is not None and _is_last_attempt(job, task)
         )
+    # A task that a lost VM or the release of the agent ended is not a failure of the run.
     code = None if state == NodeState.GONE else _exit_code(task)
     if code in HOST_LOST_EXIT_CODES or code in _CLEAN_EXIT_CODES:
         state = NodeState.GONE
-    return NodeStatus(state=state, reason=_end_reason(task, code))
+    if code is None:
+        return NodeStatus(state=state)
+    event = _last_event_description(task) or "the agent exited"
+    exit_reason = HOST_LOST_EXIT_CODES.get(code, f"exit code {code}")
+    return NodeStatus(state=state, reason=f"{event} ({exit_reason})")
 
 
 def pending_reason(job: Mapping[str, Any]) -> str:
     """Return the job's last event as the reason for waiting; '' if it is only a state change."""
     event = _last_event_description(job)
     return "" if event.startswith(_STATE_CHANGE_PREFIXES) else event
-
-
-def _task_state(task: Mapping[str, Any] | None) -> NodeState:
-    if task is None:
-        return NodeState.WAITING
-    return TASK_STATES.get(task["status"]["state"], NodeState.WAITING)
-
-
-def _end_reason(task: Mapping[str, Any], code: int | None) -> str:
-    if code is None:
-        return ""
-    event = _last_event_description(task) or "the agent exited"
-    return f"{event} ({HOST_LOST_EXIT_CODES.get(code, f'exit code {code}')})"
 
 
 def _exit_code(task: Mapping[str, Any]) -> int | None:

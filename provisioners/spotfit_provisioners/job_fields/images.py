@@ -7,7 +7,6 @@ REPOSITORY:{spotfit}-py{python}-torch{torch}-cpu selects the image for the calle
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from importlib import metadata
 
 from spotfit.core.errors import ConfigError
@@ -31,23 +30,23 @@ def resolve_image(image: str) -> str:
 
 def parse_image_software(image: str) -> Software:
     """Return the versions that the image tag names; `UNKNOWN_SOFTWARE` for other tags."""
+    # After the last '/': a registry's address may contain a port.
     _, _, tag = image.rpartition("/")[2].partition(":")
     parts = tag.partition("@")[0].split("-")
     python = next(filter(None, map(_PYTHON.fullmatch, parts)), None)
     if python is None:
         return UNKNOWN_SOFTWARE
-    return Software(python=python[1], packages=dict(_parse_packages(parts)))
-
-
-def _parse_packages(parts: list[str]) -> Mapping[str, str]:
     matches = (_PACKAGE.fullmatch(part) for part in parts if not _PYTHON.fullmatch(part))
     versions = {match[1].replace("_", "-"): match[2] for match in matches if match is not None}
     # The version of spotfit is the first part, and has no package name in front of it.
-    return {"spotfit": parts[0], **versions} if _VERSION.fullmatch(parts[0]) else versions
+    if _VERSION.fullmatch(parts[0]):
+        versions = {"spotfit": parts[0], **versions}
+    return Software(python=python[1], packages=versions)
 
 
 def _installed_version(name: str, image: str) -> str:
     if name == "python":
+        # Images of one minor version are compatible: pickled bytecode depends on it only.
         return ".".join(python_version().split(".")[:2])
     try:
         return metadata.version(name).partition("+")[0]

@@ -60,25 +60,22 @@ def _check_cluster(cluster: KubernetesClient, options: KubernetesOptions) -> Ite
             do=f"`kubectl create namespace {cluster.namespace}`.",
         ),
     )
+    # One check each: administrators of a cluster grant verbs and resources separately.
     for permission in PROVISION_PERMISSIONS:
         yield run_check(
             f"the caller may {permission.description}",
             partial(_check_own_permission, cluster, permission),
         )
-    yield from _check_agents(cluster, options)
+    account = options.service_account or "default"
+    user = f"system:serviceaccount:{cluster.namespace}:{account}"  # its user name in RBAC
+    yield run_check("agents may rent machines", lambda: _check_agent_permissions(cluster, user))
+    yield run_check("agents get preemption notices", lambda: _check_taint_access(cluster, user))
     for kind, name, do in _referenced_objects(options):
         yield run_check(
             f"the {kind} {name} exists",
             lambda k=kind, n=name, d=do: _check_exists(cluster, k, name=n, do=d),  # type: ignore[misc]
         )
     yield run_check("a Job is admitted", lambda: _check_job_admission(cluster, options))
-
-
-def _check_agents(cluster: KubernetesClient, options: KubernetesOptions) -> Iterator[AccountCheck]:
-    name = options.service_account or "default"
-    user = f"system:serviceaccount:{cluster.namespace}:{name}"
-    yield run_check("agents may rent machines", lambda: _check_agent_permissions(cluster, user))
-    yield run_check("agents get preemption notices", lambda: _check_taint_access(cluster, user))
 
 
 def _referenced_objects(options: KubernetesOptions) -> Iterator[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -59,7 +60,7 @@ class KubernetesClient:
             try:
                 return _decode_response(create[kind](self.namespace, dict(body), **_RAW_RESPONSE))
             except _api_exception() as error:
-                if error.status == 409:
+                if error.status == 409:  # AlreadyExists
                     return None
                 raise
 
@@ -73,6 +74,7 @@ class KubernetesClient:
             "uid": job["metadata"]["uid"],
         }
         change = {"metadata": {"ownerReferences": [owner]}}
+        # Strategic merge patches add to the list of owners, and leave an equal entry as it is.
         patches = (self._core.patch_namespaced_secret, self._core.patch_namespaced_service)
         with _translate_errors("patch a Secret"):
             for patch in patches:
@@ -106,7 +108,7 @@ class KubernetesClient:
                     self.namespace, field_selector=selector, **_RAW_RESPONSE
                 )
             except _api_exception() as error:
-                if error.status == 403:
+                if error.status == 403:  # the group can be observed without this detail
                     return ""
                 raise
         events = sorted(
@@ -126,7 +128,7 @@ class KubernetesClient:
                     pod, self.namespace, tail_lines=max_lines, **_RAW_RESPONSE
                 )
             except _api_exception() as error:
-                if error.status == 400:
+                if error.status == 400:  # the container has not started
                     return (_error_message(error),)
                 if error.status == 404:
                     return ()
@@ -135,6 +137,8 @@ class KubernetesClient:
 
     def delete_job(self, job: str) -> None:
         """Delete the Job, its pods, Secret and Service. No error for missing objects."""
+        # The default policy of batch/v1 leaves the pods as orphans. The other objects are deleted
+        # explicitly, because an interrupted submission may not have made the Job their owner.
         deletes = (
             lambda: self._batch.delete_namespaced_job(
                 job, self.namespace, propagation_policy="Background", **_RAW_RESPONSE
@@ -204,13 +208,16 @@ def open_kubernetes_client(server: str, context: str, namespace: str) -> Kuberne
     client = require_module("kubernetes.client", extra="kubernetes")
     config = require_module("kubernetes.config", extra="kubernetes")
     settings = client.Configuration()
-    settings.retries = 2
+    settings.retries = 2  # of urllib3, for connection errors; the leader must not block for long
     if server:
         settings.host = server
         return KubernetesClient(client.ApiClient(settings), namespace or "default")
     try:
         config.load_incluster_config(settings)
-        return KubernetesClient(client.ApiClient(settings), namespace or _pod_namespace())
+        # The service account's directory also contains the namespace of the pod.
+        own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+        default = own.read_text().strip() if own.exists() else "default"
+        return KubernetesClient(client.ApiClient(settings), namespace or default)
     except config.ConfigException:
         pass  # this process does not run in a pod: use the kubeconfig
     try:
@@ -225,18 +232,11 @@ def open_kubernetes_client(server: str, context: str, namespace: str) -> Kuberne
     return KubernetesClient(client.ApiClient(settings), namespace or default)
 
 
+# Return responses as plain JSON: importing the library's classes takes a second.
 _RAW_RESPONSE: Mapping[str, Any] = {
     "_preload_content": False,
     "_request_timeout": _REQUEST_TIMEOUT_S,
 }
-"""Return responses as plain JSON: importing the library's classes takes a second."""
-
-
-def _pod_namespace() -> str:
-    from pathlib import Path
-
-    path = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-    return path.read_text().strip() if path.exists() else "default"
 
 
 def _decode_response(response: Any) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def _translate_errors(action: str) -> Iterator[None]:
 def _error_message(error: Any) -> str:
     try:
         return str(msgspec.json.decode(error.body or b"{}").get("message", error.reason))
-    except (msgspec.DecodeError, AttributeError):
+    except (msgspec.DecodeError, AttributeError):  # the answer of a proxy, not of the API server
         return str(error.reason)
 
 
@@ -283,6 +283,7 @@ def to_provision_error(action: str, status: int, message: str) -> ProvisionError
             f"Kubernetes authentication failed while trying to {action}: {message}",
             do="Log in again (`kubectl auth whoami`), or give the pod a service account.",
         )
+    # The admission plugin of ResourceQuota answers with 403, as RBAC does.
     if status == 403 and "quota" in message.lower():
         return QuotaError(
             f"ResourceQuota of the namespace exceeded while trying to {action}: {message}",
@@ -293,6 +294,7 @@ def to_provision_error(action: str, status: int, message: str) -> ProvisionError
             f"Kubernetes denied permission to {action}: {message}",
             do="Bind the role in infra/terraform/modules/kubernetes to the caller.",
         )
+    # A repetition may resolve timeouts (408), conflicts (409) and rate limits (429).
     if 400 <= status < 500 and status not in (408, 409, 429):
         return ProvisionError(f"Kubernetes rejected the request to {action}: {message}")
     return None

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Literal
 from spotfit.core.errors import ConfigError
 from spotfit_provisioners.job_fields import images
 
-_DEFAULT_GRACE_S = 30.0
-"""The default of Kubernetes."""
+_DEFAULT_GRACE_S = 30.0  # the default of Kubernetes
+# https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
 _GKE_GRACE_S = 15.0
-"""https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

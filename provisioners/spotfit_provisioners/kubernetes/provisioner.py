@@ -21,10 +21,10 @@ from spotfit_provisioners.kubernetes import checkup, render, states
 from spotfit_provisioners.kubernetes.client import KubernetesClient, open_kubernetes_client
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
 
+# The node controller marks a node as unreachable after 40 s (50 s since Kubernetes 1.32), and then
+# its pods as not ready; the rest is a margin. See --node-monitor-grace-period in
+# https://kubernetes.io/docs/reference/command-line-tools-reference/kube-controller-manager/
 _STATUS_LAG_S = 90.0
-"""The node controller marks a node as unreachable after 40 s (50 s since Kubernetes 1.32), and then
-its pods as not ready; the rest is a margin. See --node-monitor-grace-period in
-https://kubernetes.io/docs/reference/command-line-tools-reference/kube-controller-manager/"""
 
 
 class KubernetesProvisioner:
@@ -63,6 +63,7 @@ class KubernetesProvisioner:
         environment = launch.environment_for(
             plan.token, 0, plan.slots_per_node, node_index_variable=render.INDEX_VARIABLE
         )
+        # The Job last: its pods refer to the Secret, and would not start without it.
         cluster.create("Secret", render.secret_manifest(plan, environment))
         cluster.create("Service", render.service_manifest(plan))
         job = cluster.create("Job", plan.body) or cluster.find_job(plan.token)
@@ -75,9 +76,11 @@ class KubernetesProvisioner:
     def observe(self, handle: GroupHandle) -> GroupStatus:
         cluster = self._client(handle.detail["namespace"])
         job = cluster.find_job(handle.name)
+        # A deleted Job exists until the garbage collector has deleted its pods.
         if job is None or job["metadata"].get("deletionTimestamp"):
             return missing_group_status(int(handle.detail["nodes"]), "the Job does not exist")
         pods = cluster.list_pods(handle.name)
+        # Events are read only if they are needed: listing them is slow in large namespaces.
         creation_error = (
             cluster.last_pod_creation_error(handle.name)
             if states.has_missing_pods(job, pods)

@@ -24,40 +24,20 @@ RUN_LABEL = "spotfit.dev/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 
-_SPOT_NODES: Mapping[str, tuple[Mapping[str, str], tuple[Mapping[str, str], ...]]] = {
-    "": ({}, ()),
-    "eks": ({"eks.amazonaws.com/capacityType": "SPOT"}, ()),
-    "karpenter": ({"karpenter.sh/capacity-type": "spot"}, ()),
-    "gke": (
-        {"cloud.google.com/gke-spot": "true"},
-        (
-            {
-                "key": "cloud.google.com/gke-spot",
-                "operator": "Equal",
-                "value": "true",
-                "effect": "NoSchedule",
-            },
-        ),
-    ),
-    "aks": (
-        {"kubernetes.azure.com/scalesetpriority": "spot"},
-        (
-            {
-                "key": "kubernetes.azure.com/scalesetpriority",
-                "operator": "Equal",
-                "value": "spot",
-                "effect": "NoSchedule",
-            },
-        ),
-    ),
+# Label of spot nodes by platform, its value, and whether the nodes also have it as a taint.
+_SPOT_NODES: Mapping[str, tuple[str, str, bool]] = {
+    "": ("", "", False),
+    "eks": ("eks.amazonaws.com/capacityType", "SPOT", False),
+    "karpenter": ("karpenter.sh/capacity-type", "spot", False),
+    "gke": ("cloud.google.com/gke-spot", "true", True),
+    "aks": ("kubernetes.azure.com/scalesetpriority", "spot", True),
 }
-"""Labels and taints of spot nodes by platform. EKS and Karpenter add no taints."""
 
+# A disrupted or drained pod is replaced without counting as a failure. Any other exit fails the
+# index of the pod, and no other index. The first matching rule applies:
+# https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy
 _FAILURE_RULES: tuple[Mapping[str, Any], ...] = (
-    {
-        "action": "Ignore",
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    },
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {
         "action": "Ignore",
         "onExitCodes": {
@@ -75,8 +55,6 @@ _FAILURE_RULES: tuple[Mapping[str, Any], ...] = (
         },
     },
 )
-"""A disrupted or drained pod is replaced without counting as a failure. Any other exit fails the
-index of the pod, and no other index."""
 
 
 def plan(request: GroupRequest, options: KubernetesOptions) -> GroupPlan:
@@ -126,6 +104,7 @@ def service_manifest(plan: GroupPlan) -> dict[str, Any]:
         "metadata": {"name": plan.token, "labels": plan.body["metadata"]["labels"]},
         "spec": {
             "clusterIP": "None",
+            # Agents connect to each other before their pods are ready.
             "publishNotReadyAddresses": True,
             "selector": {TOKEN_LABEL: plan.token},
         },
@@ -141,40 +120,44 @@ def _job_manifest(
         "kind": "Job",
         "metadata": {"name": request.token, "labels": {**labels, **kueue}},
         "spec": {
+            # Each pod has an index, by which the agent identifies its machine.
             "completionMode": "Indexed",
             "completions": nodes,
             "parallelism": nodes,
+            # Per index, as the rules with FailIndex require. 0: the leader decides on replacements.
             "backoffLimitPerIndex": 0,
             "podFailurePolicy": {"rules": [dict(rule) for rule in _FAILURE_RULES]},
+            # Only when a pod has ended, so that two pods never have the same index. Required with
+            # a failure policy.
             "podReplacementPolicy": "Failed",
+            # Kueue resumes the Job when its queue has admitted it.
             **({"suspend": True} if kueue else {}),
-            "template": {
-                "metadata": {"labels": dict(labels)},
-                "spec": _pod(request, options),
-            },
+            "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(request, options)},
         },
     }
 
 
 def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
-    selector, tolerations = _SPOT_NODES[options.flavour]
+    label, value, is_tainted = _SPOT_NODES[options.flavour]
+    taint = {"key": label, "operator": "Equal", "value": value, "effect": "NoSchedule"}
     memory = _memory_mib(request, options)
     shared = options.shared_memory_mib or memory // 2
     named = {
         "serviceAccountName": options.service_account,
         "priorityClassName": options.priority_class,
-        "nodeSelector": {**selector, **options.node_selector},
-        "tolerations": [dict(entry) for entry in (*tolerations, *options.tolerations)],
+        "nodeSelector": {**({label: value} if label else {}), **options.node_selector},
+        "tolerations": [*([taint] if is_tainted else []), *map(dict, options.tolerations)],
         "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
     }
     return {
+        # Required with a failure policy: a lost container ends its pod.
         "restartPolicy": "Never",
+        # Together with the headless Service it gives every pod a DNS name.
         "subdomain": request.token,
         "terminationGracePeriodSeconds": int(options.termination_grace_s),
         "containers": [_container(request, options)],
-        "volumes": [
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Mi"}},
-        ],
+        # Container runtimes give /dev/shm 64 MiB. This volume counts towards the memory limit.
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Mi"}}],
         **{name: value for name, value in named.items() if value},
     }
 
@@ -200,6 +183,8 @@ def _container(request: GroupRequest, options: KubernetesOptions) -> dict[str, A
             {"name": "SPOTFIT_SIGNAL_GRACE_S", "value": str(options.termination_grace_s)},
         ],
         "envFrom": [{"secretRef": {"name": request.token}}],
+        # Equal, so that the pods have the QoS class Guaranteed and are evicted last. GPUs cannot be
+        # overcommitted at all.
         "resources": {"requests": needs, "limits": needs},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108  # of the pod
     }

@@ -30,8 +30,8 @@ PHASES: Mapping[str, NodeState] = {
 QUOTA_MESSAGE = "exceeded quota"
 """Part of the admission error of a pod that exceeds a ResourceQuota of the namespace."""
 
+# Waiting reasons of a container that starts normally, for example while its image is pulled.
 _STARTING_REASONS = ("", "ContainerCreating", "PodInitializing")
-"""Waiting reasons of a container that starts normally, for example while its image is pulled."""
 
 
 def group_status(
@@ -42,6 +42,8 @@ def group_status(
     `creation_error` is the last event of the Job's controller about pods it could not create.
     """
     nodes = int(job["spec"]["completions"])
+    # A replaced pod stays in the list until it is deleted, so an index may have several. Times in
+    # RFC 3339 with equal precision sort as texts.
     newest: dict[int, Mapping[str, Any]] = {}
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
         newest[int(pod["metadata"]["labels"].get(INDEX_LABEL, 0))] = pod
@@ -57,10 +59,15 @@ def group_status(
         status.state is NodeState.WAITING and index not in newest
         for index, status in enumerate(statuses)
     )
-    return GroupStatus(
-        nodes=statuses,
-        refusal=_pending_reason(job, newest.values(), creation_error if is_missing_pods else ""),
-    )
+    if job["spec"].get("suspend"):
+        refusal = "the Job is suspended: its queue has not admitted it"
+    elif is_missing_pods and QUOTA_MESSAGE in creation_error:
+        refusal = f"a ResourceQuota of the namespace is exceeded: {creation_error}"
+    elif is_missing_pods and creation_error:
+        refusal = f"pods cannot be created: {creation_error}"
+    else:
+        refusal = next(filter(None, map(_pod_pending_reason, newest.values())), "")
+    return GroupStatus(nodes=statuses, refusal=refusal)
 
 
 def has_missing_pods(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
@@ -97,7 +104,16 @@ def _node_status(
     state = PHASES.get(phase, NodeState.WAITING)
     if phase not in PHASES:
         return NodeStatus(state=state, reason=f"its phase {phase} is unknown")
-    if state is NodeState.RUNNING and _is_node_unreachable(pod):
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    # Within a minute after a node becomes unreachable, the node controller marks its pods as not
+    # ready, while their phase stays Running for five more minutes. The pods have no readiness
+    # probe, so there is no other cause.
+    # https://kubernetes.io/docs/concepts/architecture/nodes/#node-controller
+    is_unreachable = any(
+        condition.get("type") == "Ready" and condition.get("status") == "False"
+        for condition in conditions
+    )
+    if state is NodeState.RUNNING and is_unreachable:
         return NodeStatus(state=NodeState.WAITING, reason="its node is unreachable")
     if state in (NodeState.GONE, NodeState.FAILED):
         # The Job controller has not processed the end yet, and may still replace the pod.
@@ -105,22 +121,10 @@ def _node_status(
     return NodeStatus(state=state)
 
 
-def _is_node_unreachable(pod: Mapping[str, Any]) -> bool:
-    """Return whether the node controller has marked the pod as not ready.
-
-    It does so within a minute after a node becomes unreachable, while the phase of the pod stays
-    Running for five more minutes. The pods have no readiness probe, so there is no other cause.
-    https://kubernetes.io/docs/concepts/architecture/nodes/#node-controller
-    """
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(
-        condition.get("type") == "Ready" and condition.get("status") == "False"
-        for condition in conditions
-    )
-
-
 def _end_reason(pod: Mapping[str, Any] | None) -> str:
     status = (pod or {}).get("status") or {}
+    # Set before a pod is evicted, preempted, or deleted with its node:
+    # https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
     disruptions = [
         f"{condition.get('reason', '')}: {condition.get('message', '')}"
         for condition in status.get("conditions") or []
@@ -135,20 +139,9 @@ def _end_reason(pod: Mapping[str, Any] | None) -> str:
     return "; ".join(filter(None, [*disruptions, *own, *codes]))
 
 
-def _pending_reason(
-    job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], creation_error: str
-) -> str:
-    if job["spec"].get("suspend"):
-        return "the Job is suspended: its queue has not admitted it"
-    if QUOTA_MESSAGE in creation_error:
-        return f"a ResourceQuota of the namespace is exceeded: {creation_error}"
-    if creation_error:
-        return f"pods cannot be created: {creation_error}"
-    return next(filter(None, map(_pod_pending_reason, pods)), "")
-
-
 def _pod_pending_reason(pod: Mapping[str, Any]) -> str:
     """Return why the pod is not scheduled, or why its container does not start."""
+    # Scheduling first: an unscheduled pod has no container statuses.
     status = pod.get("status") or {}
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":

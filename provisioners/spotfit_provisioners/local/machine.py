@@ -30,7 +30,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from spotfit.core.errors import ConfigError
@@ -42,7 +41,7 @@ from spotfit_provisioners.local import machine_pool, prewarm
 from spotfit_provisioners.local.processes import ProcessIdentity, current_process
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalNode
 
-_OWNER_CHECK_INTERVAL_S = 1.0
+_OWNER_CHECK_INTERVAL_S = 1.0  # on systems without pidfd_open; on Linux select() returns at once
 _REQUEST_TIMEOUT_S = 0.5
 _MAX_REQUEST_BYTES = 65_536
 
@@ -50,7 +49,11 @@ _MAX_REQUEST_BYTES = 65_536
 def main(arguments: Sequence[str]) -> int:
     """Serve the first node, then nodes assigned by the driver. Returns the exit code."""
     log.use_default_handler()
-    _start_process_group()
+    set_process_name("spotfit-machine")
+    with contextlib.suppress(PermissionError):  # this process leads a session already
+        os.setsid()
+    # A shell starts background jobs with SIGINT ignored; agents and workers need the default.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments[0] == prewarm.WAIT_FLAG:
         return _serve_when_assigned(
             LocalCloudDir(Path(arguments[1])), int(arguments[2]), arguments[3]
@@ -90,6 +93,7 @@ def _serve_all(first: LocalNode, home: Path, fork_servers: ForkServerPool) -> in
         assignment = node.read_assignment()
         if assignment is None:
             return 0  # the group was cancelled before the agent started
+        # Not earlier: owner and digest are in the assignment. One server serves all nodes.
         server = server or AssignmentServer(
             home, owner=assignment["owner"], digest=assignment["digest"]
         )
@@ -97,14 +101,6 @@ def _serve_all(first: LocalNode, home: Path, fork_servers: ForkServerPool) -> in
             return 1
         node = server.next_node(previous=node, timeout_s=assignment["idle_s"])
     return 0
-
-
-def _start_process_group() -> None:
-    set_process_name("spotfit-machine")
-    with contextlib.suppress(PermissionError):  # this process leads a session already
-        os.setsid()
-    # A shell starts background jobs with SIGINT ignored; agents and workers need the default.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
@@ -133,7 +129,7 @@ def _serve_node(
 ) -> bool:
     """Run the agent of the node to its end. Returns False if the machine should exit."""
     _redirect_output(node.output_path)
-    node.delete_assignment()
+    node.delete_assignment()  # it contains the run key
     env.replace_all(inherited | assignment_body["environment"])
     try:
         assignment = AgentAssignment.from_environment(env.copy_environment())
@@ -145,7 +141,9 @@ def _serve_node(
         return False
     finally:
         env.replace_all(inherited)
-        signal.signal(signal.SIGTERM, _exit_on_sigterm)
+        # The agent handled SIGTERM as its notice. Between two nodes the machine just exits, and
+        # SystemExit runs the cleanup of its directory.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if code == AgentExitCode.DRAINED:
         node.mark_reclaimed("drained before its preemption")
     elif code == AgentExitCode.RELEASED:
@@ -172,10 +170,6 @@ def _redirect_output(output: Path) -> None:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
-
-
-def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
-    sys.exit(0)
 
 
 # --- between two nodes ------------------------------------------------------------------------
@@ -209,6 +203,7 @@ class AssignmentServer:
             return None
         with contextlib.suppress(queue.Empty):
             return self._assigned.get(timeout=timeout_s)
+        # A node may have been assigned between the timeout and this lock; it was claimed already.
         with self._lock:
             self._is_waiting = False
         return None if self._assigned.empty() else self._assigned.get()
@@ -242,6 +237,7 @@ class AssignmentServer:
         if request["ask"] == machine_pool.LEAVE or request["digest"] != self._digest:
             return self._stop_waiting() and request["ask"] == machine_pool.LEAVE
         with self._lock:
+            # Claimed under the lock: of two drivers' requests the first one gets the machine.
             node = LocalNode(self._root, Path(request["node"]))
             granted = self._is_waiting and node.claim(current_process())
             if granted:

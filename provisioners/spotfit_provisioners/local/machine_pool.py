@@ -29,6 +29,7 @@ SOCKET_NAME = "door"
 SERVE, LEAVE = "serve", "leave"
 ACCEPTED, REJECTED = b"yes", b"no"
 
+# Set for one run or machine: not inherited by the next one, and not part of the digest.
 _PER_RUN_VARIABLES = (
     "SPOTFIT_RUN_URL",
     "SPOTFIT_RUN_ID",
@@ -47,6 +48,8 @@ _PER_RUN_VARIABLES = (
 )
 # Variables that differ between equivalent environments, and must not prevent reuse.
 _IGNORED_VARIABLES = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_")
+# A machine answers at once, unless it is stopped or its disk is busy. Without an answer, another
+# machine is started.
 _RESPONSE_TIMEOUT_S = 0.5
 _EXIT_TIMEOUT_S = 2.0
 _POLL_INTERVAL_S = 0.01
@@ -60,6 +63,7 @@ def owner_process() -> ProcessIdentity:
 def inherited_environment() -> dict[str, str]:
     """Return the environment without variables of a single run or machine."""
     inherited = env.copy_environment()
+    # A machine has a temporary directory of its own. The one of its owner is passed on to the next.
     if TMPDIR_ENV in inherited:
         inherited["TMPDIR"] = inherited[TMPDIR_ENV]
     if not inherited.get("TMPDIR"):
@@ -94,7 +98,7 @@ def dismiss_at_exit(root: LocalCloudDir) -> None:
     _at_exit(root, current_process())
 
 
-@functools.cache
+@functools.cache  # registers once per root and process; a forked process has another identity
 def _at_exit(root: LocalCloudDir, owner: ProcessIdentity) -> None:
     atexit.register(dismiss_machines, root, owner)
 
@@ -103,6 +107,7 @@ def dismiss_machines(root: LocalCloudDir, owner: ProcessIdentity) -> None:
     """End the waiting machines of the owner and wait for their exit; others keep running."""
     request = {"ask": LEAVE, "owner": str(owner)}
     leaving = [machine for machine in root.machines() if _send_request(root, machine, request)]
+    # Waiting for the exit makes the root empty, so that it can be collected.
     clock = SystemClock()
     deadline = clock.now() + _EXIT_TIMEOUT_S
     while any(machine.is_alive for machine in leaving) and clock.now() < deadline:

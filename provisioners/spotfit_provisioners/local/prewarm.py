@@ -50,7 +50,16 @@ def warm_machines(root: LocalCloudDir, nodes: int, slots: int, framework: str) -
             started += _start_machines(root, nodes, slots=slots, framework=framework)
         yield
     finally:
-        _kill_unassigned(started)
+        with _lock:
+            unused = [warm for warm in started if warm in _unassigned]
+            for warm in unused:
+                _unassigned.remove(warm)
+                os.close(warm.pipe)
+        # Outside of the lock: killing takes time, and other threads may assign their machines.
+        for warm in unused:
+            processes.kill_process_tree(warm.process)
+            warm.root.remove_machine(warm.process)
+            warm.root.collect_garbage()
 
 
 def assign_warm_machine(node: LocalNode, digest: str) -> bool:
@@ -60,8 +69,13 @@ def assign_warm_machine(node: LocalNode, digest: str) -> bool:
         while matching:
             warm = matching.pop(0)
             _unassigned.remove(warm)
-            with contextlib.closing(_NodePipe(warm.pipe)) as pipe:
-                if warm.process.is_alive and node.claim(warm.process) and pipe.send(node.path):
+            # Unbuffered: a buffered file would write again when it is closed, and fail again.
+            with (
+                os.fdopen(warm.pipe, "wb", buffering=0) as pipe,
+                contextlib.suppress(BrokenPipeError),  # the machine has exited
+            ):
+                if warm.process.is_alive and node.claim(warm.process):
+                    pipe.write(f"{node.path}\n".encode())
                     return True
     return False
 
@@ -70,25 +84,9 @@ def read_first_node(root: LocalCloudDir) -> LocalNode | None:
     """Read the first node from standard input (in the machine); None if the pipe is closed."""
     with os.fdopen(os.dup(sys.stdin.fileno())) as pipe, Path(os.devnull).open() as nothing:
         line = pipe.readline()
+        # Standard input is inherited by the agent and its workers, which must not read the pipe.
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     return LocalNode(root, Path(line.removesuffix("\n"))) if line.endswith("\n") else None
-
-
-class _NodePipe:
-    """The driver's end of the pipe."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def send(self, path: Path) -> bool:
-        try:
-            os.write(self._descriptor, f"{path}\n".encode())
-        except BrokenPipeError:  # the machine has exited
-            return False
-        return True
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 def _start_machines(
@@ -106,6 +104,8 @@ def _start_machines(
                 output=Path(os.devnull),
                 stdin=read_end,
             )
+        # This process must not keep the read end open: its writes would not fail after the exit of
+        # the machine.
         os.close(read_end)
         if process is None:
             os.close(write_end)
@@ -115,15 +115,3 @@ def _start_machines(
         with _lock:
             _unassigned.append(warm)
         yield warm
-
-
-def _kill_unassigned(started: list[WarmMachine]) -> None:
-    with _lock:
-        unused = [warm for warm in started if warm in _unassigned]
-        for warm in unused:
-            _unassigned.remove(warm)
-            os.close(warm.pipe)
-    for warm in unused:
-        processes.kill_process_tree(warm.process)
-        warm.root.remove_machine(warm.process)
-        warm.root.collect_garbage()

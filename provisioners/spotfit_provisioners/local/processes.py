@@ -12,8 +12,8 @@ from typing import NamedTuple, Self
 
 _PROC = Path("/proc")
 _HAS_PROC = (_PROC / "self" / "stat").exists()
+# Field numbers in /proc/<pid>/stat (see proc(5)), counted after the name in parentheses.
 _STATE, _PARENT, _START_TIME = 0, 1, 19
-"""Field numbers in /proc/<pid>/stat, counted after the name in parentheses."""
 
 
 class ProcessIdentity(NamedTuple):
@@ -52,8 +52,14 @@ def find_process(pid: int) -> ProcessIdentity | None:
 
 def descendant_pids(pid: int) -> list[int]:
     """Return the pids of all descendants that were not orphaned."""
+    if _HAS_PROC:
+        pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
+    else:
+        ps = ["/bin/ps", "-axo", "pid="]
+        listing = subprocess.run(ps, capture_output=True, text=True, check=True)  # noqa: S603  # constant
+        pids = [int(text) for text in listing.stdout.split()]
     children: dict[int, list[int]] = {}
-    for candidate in _all_pids():
+    for candidate in pids:
         row = _read_row(candidate)
         if row is not None:
             children.setdefault(row.parent, []).append(candidate)
@@ -71,6 +77,7 @@ def kill_process_tree(process: ProcessIdentity) -> None:
         return
     # Listed before killing: orphans can no longer be found as descendants.
     descendants = descendant_pids(process.pid)
+    # Only a group that it leads: otherwise the group contains the process that started it.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, signal.SIGKILL)
@@ -115,19 +122,15 @@ class _ProcessRow(NamedTuple):
 
 
 def _read_row(pid: int) -> _ProcessRow | None:
-    return _read_row_from_proc(pid) if _HAS_PROC else _read_row_from_ps(pid)
-
-
-def _read_row_from_proc(pid: int) -> _ProcessRow | None:
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return _ProcessRow(int(fields[_PARENT]), fields[_START_TIME], fields[_STATE] in "ZX")
-
-
-def _read_row_from_ps(pid: int) -> _ProcessRow | None:
+    if _HAS_PROC:
+        try:
+            text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        # The name may contain spaces and parentheses itself.
+        fields = text[text.rindex(")") + 2 :].split()
+        return _ProcessRow(int(fields[_PARENT]), fields[_START_TIME], fields[_STATE] in "ZX")
+    # macOS has no /proc. The start time has a resolution of one second there.
     ps = ["/bin/ps", "-o", "ppid=,stat=,lstart=", "-p", str(pid)]
     done = subprocess.run(ps, capture_output=True, text=True, check=False)  # noqa: S603  # as above
     parent, _, rest = done.stdout.strip().partition(" ")
@@ -135,10 +138,3 @@ def _read_row_from_ps(pid: int) -> _ProcessRow | None:
         return None
     state, _, started = rest.strip().partition(" ")
     return _ProcessRow(int(parent), "".join(filter(str.isalnum, started)), state.startswith("Z"))
-
-
-def _all_pids() -> list[int]:
-    if _HAS_PROC:
-        return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
-    done = subprocess.run(["/bin/ps", "-axo", "pid="], capture_output=True, text=True, check=True)
-    return [int(pid) for pid in done.stdout.split()]

@@ -29,10 +29,9 @@ from spotfit_provisioners.local.options import LocalOptions
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalGroup, LocalNode
 
 _NOTICE_SOURCES = ("file", "signal")
-_OBSERVE_INTERVAL_S = 0.1
-"""Observing a group takes less than a millisecond."""
+_OBSERVE_INTERVAL_S = 0.1  # observing a group takes less than a millisecond
+# The connection of a killed process closes before the process is seen as ended.
 _STATUS_LAG_S = 1.0
-"""The connection of a killed process closes before the process is seen as ended."""
 
 
 class LocalProvisioner:
@@ -44,7 +43,9 @@ class LocalProvisioner:
     def __init__(self, options: LocalOptions | None = None, **fields: Any) -> None:
         """Construct from options, or from the fields of `LocalOptions`."""
         self.options = options or LocalOptions(**fields)
-        self._cloud_dir = _resolve_root(self.options)
+        # Without the option: the root of the machine in which this process runs, or the default.
+        root = self.options.root or env.lookup(machine_pool.ROOT_ENV)
+        self._cloud_dir = LocalCloudDir(Path(root).absolute()) if root else LocalCloudDir.default()
 
     @classmethod
     def with_options(cls, **options: Any) -> LocalProvisioner:
@@ -53,6 +54,7 @@ class LocalProvisioner:
 
     @property
     def traits(self) -> Traits:
+        python = python_version() if self.options.python == "here" else self.options.python
         # `spot` stays True: tests simulate preemptions on this backend.
         return Traits(
             notice_s=self.options.notice_s,
@@ -60,7 +62,7 @@ class LocalProvisioner:
             status_lag_s=_STATUS_LAG_S,
             notice_sources=_NOTICE_SOURCES,
             keeps_output=True,
-            software=Software(python=self._python(), implementation=sys.implementation.name),
+            software=Software(python=python, implementation=sys.implementation.name),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
@@ -93,6 +95,7 @@ class LocalProvisioner:
                 if refusal := self._capacity_refusal(plan.num_nodes):
                     return refusal
                 group.create([self._assignment(plan, launch, n) for n in range(plan.num_nodes)])
+            # Also for an existing group: an earlier call may have ended before it started all.
             for node in group.nodes():
                 if node.machine() is None:
                     self._start(node)
@@ -132,11 +135,11 @@ class LocalProvisioner:
         # Locked, so that no machine is reassigned to another run in the meantime.
         with self._cloud_dir.lock():
             for node in group.nodes():
-                _kill_machine(node)
+                machine = node.machine()
+                if machine is not None and machine != processes.current_process():
+                    processes.kill_process_tree(machine)
+                    self._cloud_dir.remove_machine(machine)
         group.remove()
-
-    def _python(self) -> str:
-        return python_version() if self.options.python == "here" else self.options.python
 
     def _group(self, handle: GroupHandle) -> LocalGroup:
         run, _, token = handle.name.partition("/")
@@ -166,7 +169,9 @@ class LocalProvisioner:
             "SPOTFIT_SCRATCH": str(node.scratch_path),
         }
         if self.options.loopback and sys.platform == "linux":
-            environment["SPOTFIT_HOST"] = _loopback_address(plan.token, number)
+            # Linux accepts all addresses of 127.0.0.0/8 without setup.
+            digest = hashlib.sha256(f"{plan.token}/{number}".encode()).digest()
+            environment["SPOTFIT_HOST"] = f"127.0.{1 + digest[0] % 254}.{1 + digest[1] % 254}"
         return {
             "environment": environment,
             "agent": self.options.agent,
@@ -177,6 +182,7 @@ class LocalProvisioner:
 
     def _start(self, node: LocalNode) -> None:
         """Assign the node to a prewarmed or waiting machine, or start a new one."""
+        # Machines outlive runs, not their owner. A machine cannot dismiss those of its owner.
         owner, environment = machine_pool.owner_process(), machine_pool.inherited_environment()
         if owner == processes.current_process():
             machine_pool.dismiss_at_exit(self._cloud_dir)
@@ -191,24 +197,7 @@ class LocalProvisioner:
             directory=self._cloud_dir.path,
             output=node.output_path,
         )
+        # Claimed for the machine, which may not have done so yet: the next observation must not
+        # start another one.
         if machine is not None:
             node.claim(machine)
-
-
-def _resolve_root(options: LocalOptions) -> LocalCloudDir:
-    """Return the root of the options, or of the machine of this process, or the default."""
-    root = options.root or env.lookup(machine_pool.ROOT_ENV)
-    return LocalCloudDir(Path(root).absolute()) if root else LocalCloudDir.default()
-
-
-def _loopback_address(token: Token, number: int) -> str:
-    """Return the node's address in 127.0.0.0/16; Linux accepts all of them without setup."""
-    digest = hashlib.sha256(f"{token}/{number}".encode()).digest()
-    return f"127.0.{1 + digest[0] % 254}.{1 + digest[1] % 254}"
-
-
-def _kill_machine(node: LocalNode) -> None:
-    machine = node.machine()
-    if machine is not None and machine != processes.current_process():
-        processes.kill_process_tree(machine)
-        node.root.remove_machine(machine)

@@ -53,6 +53,7 @@ class LocalCloudDir:
     def ensure(self) -> LocalCloudDir:
         """Create the directory. Raises `ProvisionPermissionError` if other users can enter it."""
         self.path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        # lstat: in a world-writable directory another user may have placed a link of this name.
         found = self.path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise ProvisionPermissionError(
@@ -86,6 +87,7 @@ class LocalCloudDir:
         """Remove directories of ended machines, and the root itself if it is unused."""
         if not self.path.exists():
             return
+        # Locked: a submitter creates directories only under the lock.
         with self.lock():
             for process in self.machines():
                 if not process.is_alive:
@@ -170,6 +172,8 @@ class LocalGroup:
 
     def create(self, assignments: list[Mapping[str, Any]]) -> None:
         """Create a node for each assignment. The caller must hold the lock of the root."""
+        # Written beside and renamed, so that other processes see all nodes or none. A draft of an
+        # interrupted submission is replaced.
         draft = self.path.parent / f".{self.path.name}"
         shutil.rmtree(draft, ignore_errors=True)
         for number, assignment in enumerate(assignments):
@@ -272,20 +276,20 @@ class LocalNode:
         if not self.path.is_dir():
             return NodeStatus(state=NodeState.GONE, reason="its agent has exited")
         machine = self.machine()
+        # The submitter has not started the machine yet, or failed to; another submit starts it.
         if machine is None:
             return NodeStatus(state=NodeState.WAITING, reason="its process is being started")
         if machine.is_alive and _read_text(self.path / "ended") is None:
             return NodeStatus(state=NodeState.RUNNING)
         if (reason := _read_text(self.path / "ended")) is not None:
-            return NodeStatus(state=NodeState.FAILED, reason=f"{reason}{self._last_output_line()}")
+            # The last line of output usually names the error.
+            last = (_read_text(self.output_path) or "").strip().splitlines()[-1:]
+            output = f": {last[0][:500]}" if last else ""
+            return NodeStatus(state=NodeState.FAILED, reason=f"{reason}{output}")
         return NodeStatus(
             state=NodeState.GONE,
             reason=_read_text(self.path / "reclaimed") or "its process has ended",
         )
-
-    def _last_output_line(self) -> str:
-        last = (_read_text(self.output_path) or "").strip().splitlines()[-1:]
-        return f": {last[0][:500]}" if last else ""
 
     def remove(self) -> None:
         """Remove the node of an agent that exited successfully, and its group with the last one."""

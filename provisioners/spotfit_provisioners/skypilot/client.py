@@ -34,6 +34,7 @@ _PENDING_STATES = ("PENDING", "WAITING", "RUNNING")
 _LAUNCH_JOB_REQUEST, _LAUNCH_REQUEST = "sky.jobs.launch", "sky.launch"
 _ANSI_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
+# Class names of SkyPilot's exceptions (sky/exceptions.py), which its client raises again.
 _PERMISSION_ERRORS = (
     "ApiServerAuthenticationError",
     "CloudUserIdentityError",
@@ -58,8 +59,8 @@ _CONNECTION_ERRORS = ("ApiServerConnectionError",)
 _LOCAL_SERVER_DISABLED = "starting a local API server on this machine is disabled"
 _CLUSTER_NOT_UP_ERROR = "ClusterNotUpError"
 _CLUSTER_MISSING_ERROR = "ClusterDoesNotExist"
+# Raised for a machine that does not answer. It may just have been preempted.
 _UNRESPONSIVE_ERRORS = ("CommandError", "FetchClusterInfoError", "SkyletUnavailableError")
-"""Raised for a machine that does not answer. It may just have been preempted."""
 
 # SkyPilot blocks while it recovers a lost machine; output that is printed until then is enough.
 _LOG_TIMEOUT_S = 60.0
@@ -108,7 +109,9 @@ class SkyPilotClient:
     def list_clouds(self) -> list[str]:
         """Return the clouds that SkyPilot has access to."""
         with self._translate_errors("list enabled clouds"):
-            return [str(cloud) for cloud in self._await_answer(self._sdk.enabled_clouds())]
+            # Configures the SDK first. The function is not exported by `sky`.
+            sdk = self._sky and require_module("sky.client.sdk", extra="skypilot")
+            return [str(cloud) for cloud in self._await_answer(sdk.enabled_clouds())]
 
     def check_catalog(self, task: Mapping[str, Any]) -> None:
         """Raise `ProvisionError` if SkyPilot's catalog has no machine for the task.
@@ -146,15 +149,25 @@ class SkyPilotClient:
                 if _has_no_controller(error):
                     return []
                 raise
-        jobs = (
-            _to_job(record) for record in response[0] if str(record.job_name).startswith(prefix)
-        )
+        jobs = []
+        # `name_match` may match elsewhere in a name.
+        for record in response[0]:
+            if str(record.job_name).startswith(prefix):
+                reason, details = (str(record.failure_reason or ""), str(record.details or ""))
+                job = SkyPilotJob(
+                    id=int(record.job_id),
+                    name=str(record.job_name),
+                    state=str(getattr(record.status, "value", record.status)),
+                    reason=reason if reason not in ("", "-") else details,
+                )
+                jobs.append(job)
         return sorted(jobs, key=lambda job: job.id)
 
     def list_launching_jobs(self) -> dict[str, str]:
         """Return request ids by job name for the pending launches of this user."""
         with self._translate_errors("list requests"):
             requests = self._sky.api_status(all_status=False)
+        # The name of the job is only in the body of its request, as JSON.
         launches = (
             (request.request_id, request.request_body)
             for request in requests
@@ -182,6 +195,7 @@ class SkyPilotClient:
     def launch_cluster(self, task: Mapping[str, Any]) -> str:
         """Launch a cluster that is torn down after its task; return the id of the request."""
         with self._translate_errors("launch a cluster"):
+            # down=True: a cluster whose agent has ended would otherwise stay rented.
             return str(self._sky.launch(self._task(task), cluster_name=task["name"], down=True))
 
     def cluster_states(self, names: Sequence[str]) -> dict[str, str]:
@@ -221,6 +235,7 @@ class SkyPilotClient:
     def abort_requests(self, requests: Sequence[str]) -> None:
         """Abort pending requests."""
         with self._translate_errors("abort requests"):
+            # silent: the SDK would otherwise print on the terminal of the user.
             self._await_answer(self._sky.api_cancel(list(requests), silent=True))
 
     def tear_down(self, cluster: str) -> None:
@@ -274,12 +289,8 @@ class SkyPilotClient:
         common.is_api_server_local.cache_clear()
         return sky
 
-    @property
-    def _sdk(self) -> Any:
-        """The SDK module with functions that `sky` does not export."""
-        return self._sky and require_module("sky.client.sdk", extra="skypilot")
-
     def _task(self, body: Mapping[str, Any]) -> Any:
+        # Through JSON: the SDK expects plain dicts and lists, and changes them.
         return self._sky.Task.from_yaml_config(msgspec.json.decode(msgspec.json.encode(body)))
 
     def _read_log(
@@ -313,6 +324,7 @@ class SkyPilotClient:
             except Exception as error:  # noqa: BLE001  # raised again in the waiting thread
                 results.put((None, error))
 
+        # Daemon: a thread that still waits must not delay the exit of the process.
         threading.Thread(target=run, name="skypilot", daemon=True).start()
         try:
             result, error = results.get(timeout=timeout_s)
@@ -328,7 +340,7 @@ class SkyPilotClient:
     def _translate_errors(self, action: str) -> Iterator[None]:
         try:
             yield
-        except SpotfitError:
+        except SpotfitError:  # translated already, or the timeout of a request
             raise
         except Exception as error:
             translated = to_provision_error(action, error, endpoint=self._endpoint)
@@ -344,7 +356,16 @@ def to_provision_error(
     text = _error_text(error)
     refused = _is_named(error, "ConnectionError") and "refused" in text
     if refused or _is_named(error, *_CONNECTION_ERRORS) or _LOCAL_SERVER_DISABLED in text:
-        return _unreachable_error(endpoint, text)
+        # Transient on a machine of the run, and for a configured endpoint: other agents, or later
+        # requests, may reach the server.
+        if env.lookup("SKYPILOT_TASK_ID") or endpoint:
+            return InfrastructureError(f"No SkyPilot API server answers: {text}")
+        return ProvisionError(
+            f"No SkyPilot API server answers: {text}",
+            do="Start one with `sky api start`, log in with `sky api login -e URL`, or set "
+            "SkyPilotOptions(endpoint=URL). The machines need a server that they can reach, "
+            "because agents submit replacements.",
+        )
     if _is_named(error, *_PERMISSION_ERRORS):
         return ProvisionPermissionError(
             f"SkyPilot has no permission to {action}: {text}",
@@ -360,19 +381,6 @@ def to_provision_error(
     if _is_named(error, *_CLIENT_ERRORS):
         return ProvisionError(f"SkyPilot rejected the request to {action}: {text}")
     return None
-
-
-def _unreachable_error(endpoint: str, message: str) -> ProvisionError | InfrastructureError:
-    # Transient on a machine of the run, and for a configured endpoint: other agents, or later
-    # requests, may reach the server.
-    if env.lookup("SKYPILOT_TASK_ID") or endpoint:
-        return InfrastructureError(f"No SkyPilot API server answers: {message}")
-    return ProvisionError(
-        f"No SkyPilot API server answers: {message}",
-        do="Start one with `sky api start`, log in with `sky api login -e URL`, or set "
-        "SkyPilotOptions(endpoint=URL). The machines need a server that they can reach, because "
-        "agents submit replacements.",
-    )
 
 
 def _is_named(error: Exception, *names: str) -> bool:
@@ -392,16 +400,6 @@ def _has_no_controller(error: Exception) -> bool:
 
 def _error_text(error: Exception) -> str:
     return " ".join(_ANSI_COLORS.sub("", str(error)).split()) or type(error).__name__
-
-
-def _to_job(record: Any) -> SkyPilotJob:
-    reason, details = (str(text or "") for text in (record.failure_reason, record.details))
-    return SkyPilotJob(
-        id=int(record.job_id),
-        name=str(record.job_name),
-        state=str(getattr(record.status, "value", record.status)),
-        reason=reason if reason not in ("", "-") else details,
-    )
 
 
 def _requested_job_name(body: str) -> str:

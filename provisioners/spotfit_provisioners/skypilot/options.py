@@ -61,30 +61,23 @@ class SkyPilotOptions:
     """Time limit for a request. The first one may start a controller, which takes minutes."""
 
     def __post_init__(self) -> None:
-        errors = ErrorCollector()
-        for name, choices in _CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                errors.add(
-                    ConfigError(f"SkyPilotOptions({name}={value!r}) must be one of {choices}.")
-                )
+        problems = {  # with their remedies; all are reported together
+            f"SkyPilotOptions({name}={value!r}) must be one of {choices}.": ""
+            for name, choices in _CHOICES.items()
+            if (value := getattr(self, name)) not in choices
+        }
         if self.workers_per_node < 1:
-            errors.add(ConfigError("SkyPilotOptions(workers_per_node) must be at least 1."))
+            problems["SkyPilotOptions(workers_per_node) must be at least 1."] = ""
         if self.disk_gib < 0 or self.request_timeout_s <= 0:
-            errors.add(
-                ConfigError("SkyPilotOptions: disk_gib must be >= 0, and request_timeout_s > 0.")
-            )
+            problems["SkyPilotOptions: disk_gib must be >= 0, and request_timeout_s > 0."] = ""
         for name in self.environment:
             if not name.isidentifier():
-                errors.add(
-                    ConfigError(
-                        f"SkyPilotOptions(environment): {name!r} is not a valid variable name."
-                    )
-                )
+                problem = f"SkyPilotOptions(environment): {name!r} is not a valid variable name."
+                problems[problem] = ""
         if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
-            errors.add(
-                ConfigError(
-                    f"SkyPilotOptions(endpoint={self.endpoint!r}) is not a URL.",
-                    do="Write it with http:// or https://.",
-                )
-            )
+            problem = f"SkyPilotOptions(endpoint={self.endpoint!r}) is not a URL."
+            problems[problem] = "Write it with http:// or https://."
+        errors = ErrorCollector()
+        for problem, remedy in problems.items():
+            errors.add(ConfigError(problem, do=remedy))
         errors.raise_all()

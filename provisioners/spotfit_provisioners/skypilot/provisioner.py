@@ -26,9 +26,9 @@ from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from spotfit_provisioners.skypilot.states import SkyPilotJob
 
 _UNKNOWN_MACHINE = NodeStatus(state=NodeState.GONE, reason="SkyPilot does not know it")
+# Preemption notices of clouds, in seconds. SkyPilot itself forwards no notices, so machines read
+# them from the cloud's metadata service.
 _NOTICE_S = {"aws": 120.0, "azure": 30.0, "gcp": 30.0}
-"""Preemption notices of clouds, in seconds. SkyPilot itself forwards no notices, so machines read
-them from the cloud's metadata service."""
 
 _CLOUD_ALIASES = {"k8s": "kubernetes"}
 
@@ -51,6 +51,7 @@ class SkyPilotProvisioner:
     @property
     def traits(self) -> Traits:
         configured = {infra.partition("/")[0] for infra in self.options.infra}
+        # Without `infra`, any cloud may be chosen, also one without notices.
         clouds = [cloud for cloud in _NOTICE_S if cloud in configured or not configured]
         all_send_notices = bool(configured) and configured == set(clouds)
         return Traits(
@@ -78,13 +79,19 @@ class SkyPilotProvisioner:
     def observe(self, handle: GroupHandle) -> GroupStatus:
         names = _node_names(handle)
         if handle.detail["launch_mode"] == "jobs":
-            return _group_status_of_jobs(names, self._client.list_jobs(f"{handle.name}-"))
+            # The oldest job of each name; others are duplicates.
+            oldest = _oldest_by_name(self._client.list_jobs(f"{handle.name}-"))
+            jobs = [oldest.get(name) for name in names]
+            known = tuple(states.job_status(job) if job else _UNKNOWN_MACHINE for job in jobs)
+            reasons = (states.refusal_reason(job) for job in jobs if job)
+            return GroupStatus(nodes=known, refusal=next(filter(None, reasons), ""))
         up = self._client.cluster_states(names)
         statuses = tuple(
             states.cluster_status(up[name]) if name in up else self._missing_cluster_status(name)
             for name in names
         )
-        return GroupStatus(nodes=statuses, refusal=_capacity_refusal(statuses))
+        reasons = (node.reason for node in statuses if node.state is NodeState.REFUSED)
+        return GroupStatus(nodes=statuses, refusal=next(reasons, ""))
 
     def cancel(self, handle: GroupHandle) -> None:
         """Cancel the managed jobs, or abort pending launches and tear down the clusters."""
@@ -152,8 +159,10 @@ class SkyPilotProvisioner:
         known = {job.name for job in self._client.list_jobs(prefix)}
         launching = self._client.list_launching_jobs()
         missing = [n for n in range(plan.num_nodes) if render.node_name(plan.token, n) not in known]
+        # Before any launch: a request that no machine fits fails here at once.
         if missing:
             self._client.check_catalog(render.task_request(plan, 0, {}))
+        # A pending launch has no job yet. Its request is awaited instead of launching another one.
         requests = [
             launching.get(render.node_name(plan.token, node))
             or self._client.launch_job(_launch_task(plan, node, launch))
@@ -163,17 +172,14 @@ class SkyPilotProvisioner:
             for request in requests:
                 self._client.wait_for(request)
         except Exception:
-            self._cancel_jobs(
-                [job for job in self._client.list_jobs(prefix) if job.name not in known]
-            )
+            created = [job for job in self._client.list_jobs(prefix) if job.name not in known]
+            self._cancel_jobs(created)
             raise
-        duplicates = _duplicate_jobs(self._client.list_jobs(prefix))
-        if duplicates:
-            log.warning(
-                "skypilot.duplicate_jobs_cancelled",
-                token=plan.token,
-                jobs=[job.id for job in duplicates],
-            )
+        jobs = self._client.list_jobs(prefix)
+        oldest = _oldest_by_name(jobs)
+        if duplicates := [job for job in jobs if job.id != oldest[job.name].id]:
+            ids = [job.id for job in duplicates]
+            log.warning("skypilot.duplicate_jobs_cancelled", token=plan.token, jobs=ids)
             self._cancel_jobs(duplicates)
 
     def _cancel_jobs(self, jobs: Sequence[SkyPilotJob]) -> None:
@@ -220,29 +226,6 @@ def _node_names(handle: GroupHandle) -> list[str]:
     return [render.node_name(token, node) for node in range(int(handle.detail["nodes"]))]
 
 
-def _group_status_of_jobs(names: Sequence[str], jobs: Sequence[SkyPilotJob]) -> GroupStatus:
-    """Return the status of the oldest job of each name; others are duplicates."""
-    oldest: dict[str, SkyPilotJob] = {}
-    for job in jobs:
-        oldest.setdefault(job.name, job)
-    selected = [oldest.get(name) for name in names]
-    statuses = tuple(states.job_status(job) if job else _UNKNOWN_MACHINE for job in selected)
-    reasons = (states.refusal_reason(job) for job in selected if job)
-    return GroupStatus(nodes=statuses, refusal=next(filter(None, reasons), ""))
-
-
-def _duplicate_jobs(jobs: Sequence[SkyPilotJob]) -> list[SkyPilotJob]:
-    """Return all jobs but the oldest of each name."""
-    seen: set[str] = set()
-    duplicates = []
-    for job in jobs:
-        if job.name in seen:
-            duplicates.append(job)
-        seen.add(job.name)
-    return duplicates
-
-
-def _capacity_refusal(statuses: Sequence[NodeStatus]) -> str:
-    """Return the reason of the first refused node; '' if there is none."""
-    reasons = (node.reason for node in statuses if node.state is NodeState.REFUSED)
-    return next(reasons, "")
+def _oldest_by_name(jobs: Sequence[SkyPilotJob]) -> dict[str, SkyPilotJob]:
+    # The jobs are sorted by age; the last assignment of a name is the oldest one.
+    return {job.name: job for job in reversed(jobs)}

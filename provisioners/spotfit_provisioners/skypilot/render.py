@@ -86,18 +86,16 @@ def _agent_script(options: SkyPilotOptions) -> str:
 def _resources(request: GroupRequest, options: SkyPilotOptions) -> dict[str, Any]:
     """Return the resources; several candidates become an ordered or unordered list."""
     common = dict(_common_resources(request, options))
-    candidates = list(_candidates(options))
+    use_spot = {"only": (True,), "preferred": (True, False), "never": (False,)}[options.spot]
+    # Every infrastructure with spot machines, before any with on-demand machines.
+    candidates: list[dict[str, Any]] = [
+        {"use_spot": spot} | ({"infra": infra} if infra else {})
+        for spot in use_spot
+        for infra in options.infra or ("",)
+    ]
     if len(candidates) == 1:
         return {**common, **candidates[0]}
     return {**common, "ordered" if options.infra_order == "given" else "any_of": candidates}
-
-
-def _candidates(options: SkyPilotOptions) -> Iterator[dict[str, Any]]:
-    """Yield every infrastructure with spot machines, then with on-demand machines."""
-    use_spot = {"only": (True,), "preferred": (True, False), "never": (False,)}[options.spot]
-    for spot in use_spot:
-        for infra in options.infra or ("",):
-            yield {"use_spot": spot} | ({"infra": infra} if infra else {})
 
 
 def _common_resources(request: GroupRequest, options: SkyPilotOptions) -> Iterator[tuple[str, Any]]:
@@ -112,6 +110,7 @@ def _common_resources(request: GroupRequest, options: SkyPilotOptions) -> Iterat
     if options.instance_type:
         yield "instance_type", options.instance_type
     else:
+        # '+' is "at least": an exact number would exclude most instance types.
         yield "cpus", f"{hardware.count_cpus(per_worker, slots)}+"
         if "memory" in per_worker:
             gib = hardware.required_memory_mib(per_worker, slots, per_cpu_gib=0.0) / 1024
@@ -125,13 +124,7 @@ def _common_resources(request: GroupRequest, options: SkyPilotOptions) -> Iterat
     if options.labels:
         yield "labels", dict(options.labels)
     if options.launch_mode == "jobs":
-        yield "job_recovery", _recovery(options)
-
-
-def _recovery(options: SkyPilotOptions) -> dict[str, Any]:
-    """Recover a job after a lost machine and after a drained agent, but not after errors."""
-    rules: dict[str, Any] = {
-        "max_restarts_on_errors": 0,
-        "recover_on_exit_codes": [int(AgentExitCode.DRAINED)],
-    }
-    return {"strategy": options.recovery_strategy, **rules} if options.recovery_strategy else rules
+        # After a lost machine and after a drained agent, but not after errors.
+        rules = {"max_restarts_on_errors": 0, "recover_on_exit_codes": [int(AgentExitCode.DRAINED)]}
+        strategy = {"strategy": options.recovery_strategy} if options.recovery_strategy else {}
+        yield "job_recovery", {**strategy, **rules}

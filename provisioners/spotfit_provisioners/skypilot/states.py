@@ -45,11 +45,11 @@ REQUEST_STATES: Mapping[str, NodeState] = {
 """States of a launch request whose cluster does not exist: either not yet, or not any more."""
 
 _NO_CAPACITY_STATE = "FAILED_NO_RESOURCE"
+# Part of a job's details while SkyPilot pauses because no infrastructure had a machine.
 _BACKING_OFF = "in backoff"
-"""Part of a job's details while SkyPilot pauses because no infrastructure had a machine."""
 _LOG_READY_STATES = ("RUNNING", "CANCELLING")
 _EMPTY_REASONS = ("", "-", "None")
-_MAX_REASON_LENGTH = 500
+_MAX_REASON_LENGTH = 500  # SkyPilot's reasons may contain tables of every tried zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ def refusal_reason(record: SkyPilotJob) -> str:
 
 def cluster_status(state: str) -> NodeStatus:
     """Return the status of the machine of an existing cluster."""
+    # As above, a state that is unknown here is not the end of the machine.
     node_state = CLUSTER_STATES.get(state, NodeState.WAITING)
     return NodeStatus(state=node_state, reason="" if node_state == NodeState.RUNNING else state)
 

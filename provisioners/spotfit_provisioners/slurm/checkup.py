@@ -14,6 +14,7 @@ from spotfit_provisioners.slurm import render
 from spotfit_provisioners.slurm.client import SlurmClient
 from spotfit_provisioners.slurm.options import SlurmOptions
 
+# How scontrol prints a list that permits everything.
 _UNRESTRICTED = ("", "ALL", "(null)")
 
 
@@ -98,6 +99,7 @@ class _SlurmChecks:
 
         A suspended worker neither answers nor fails, so it would block the whole group.
         """
+        # With preemption by QOS, the cluster's mode applies; that of partitions may be OFF.
         mode = self._find_partition(name).get("PreemptMode", "")
         if mode == "OFF" and self._cluster_config.get("PreemptType", "").endswith("qos"):
             mode = self._cluster_config.get("PreemptMode", "")
@@ -119,6 +121,7 @@ class _SlurmChecks:
             return "the cluster does not enforce associations"
         associations = self._slurm.list_associations()
         account, qos = self._options.account, self._options.qos
+        # Without an account, Slurm uses the default one of the user.
         matching = [entry for entry in associations if account in ("", entry[0])]
         if not matching:
             allowed = ", ".join(sorted({entry[0] for entry in associations})) or "none"
@@ -142,6 +145,7 @@ class _SlurmChecks:
         return self._slurm.test_submission(plan.body["arguments"], plan.body["script"])
 
     def _check_kill_wait(self) -> str:
+        # For example '30 sec'. Slurm sends SIGKILL this long after SIGTERM.
         wait_s = float(self._cluster_config["KillWait"].split()[0])
         if wait_s < self._options.grace_s:
             raise ConfigError(
@@ -149,6 +153,7 @@ class _SlurmChecks:
                 f"{self._options.grace_s:.0f} s.",
                 do=f"Set SlurmOptions(grace_s={wait_s:.0f}).",
             )
+        # With this parameter Slurm sends the signal of --signal also before a preemption.
         early = "preempt_send_user_signal" in self._cluster_config.get("SlurmctldParameters", "")
         return f"KillWait {wait_s:.0f} s" + ("; preemption is announced" if early else "")
 

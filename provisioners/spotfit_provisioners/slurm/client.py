@@ -18,11 +18,12 @@ from spotfit.core.errors import (
 from spotfit.host import env
 from spotfit_provisioners.slurm.states import SlurmTask, parse_tasks
 
+# Commands repeat their requests themselves while the controller is busy.
 _COMMAND_TIMEOUT_S = 60.0
 _SQUEUE_FORMAT = "ArrayJobID:|,ArrayTaskID:|,State:|,Reason:|,exit_code:|"
+# Environment variables that commands and tasks inherit. SLURM_… variables of a surrounding job
+# would change the submission, and credentials of the caller must not be exported.
 _PASSED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "SLURM_CONF")
-"""Environment variables that commands and tasks inherit. SLURM_… variables of a surrounding job
-would change the submission, and credentials of the caller must not be exported."""
 
 # Slurm's commands report errors only as text. The words are from Slurm's error messages.
 _TRANSIENT_WORDS = (
@@ -56,9 +57,10 @@ class SlurmClient:
 
         Secrets are passed in the environment only, which Slurm shows only to its administrators.
         """
+        # Names of jobs are not unique in Slurm. A held duplicate is found before it starts.
         command = ("sbatch", "--parsable", "--hold", "--export=ALL", *arguments)
         output = self._run(command, script=script, environment=environment)
-        return int(output.partition(";")[0])
+        return int(output.partition(";")[0])  # 'id', or 'id;cluster' in a federation
 
     def test_submission(self, arguments: Sequence[str], script: str) -> str:
         """Validate a job with `sbatch --test-only`, without submitting it."""
@@ -112,10 +114,11 @@ class SlurmClient:
         return tuple(grp.getgrgid(number).gr_name for number in os.getgroups())
 
     def _query_tasks(self, *selection: str) -> list[SlurmTask]:
+        # Ended jobs stay in the list for MinJobAge (slurm.conf), by default 300 s.
         command = (
             "squeue",
             "--noheader",
-            "--array",
+            "--array",  # one line per pending task, instead of one per job
             "--states=all",
             f"--Format={_SQUEUE_FORMAT}",
             *selection,
@@ -132,11 +135,12 @@ class SlurmClient:
         allow_finished: bool = False,
     ) -> str:
         """Return the output. With `allow_finished`, ended and purged jobs are no error."""
+        passed = {n: value for n in _PASSED_VARIABLES if (value := env.lookup(n)) is not None}
         try:
             done = subprocess.run(  # noqa: S603  # Slurm's own commands, no shell
                 (_find_command(command[0]), *command[1:]),
                 input=script,
-                env={**_allowed_environment(), **(environment or {})},
+                env={**passed, **(environment or {})},
                 capture_output=True,
                 text=True,
                 timeout=_COMMAND_TIMEOUT_S,
@@ -154,6 +158,7 @@ class SlurmClient:
 def to_provision_error(command: str, message: str) -> ProvisionError | InfrastructureError:
     """Translate the error text of a command; transient errors become `InfrastructureError`."""
     text = " ".join(message.split()) or "no reason given"
+    # In this order, because a message may contain words of several kinds.
     if _contains_any(message, _TRANSIENT_WORDS):
         return InfrastructureError(f"{command}: {text}")
     if _contains_any(message, _QUOTA_WORDS):
@@ -183,10 +188,6 @@ def _parse_pairs(line: str) -> Iterator[tuple[str, str]]:
 
 def _contains_any(message: str, words: Sequence[str]) -> bool:
     return any(word in message.lower() for word in words)
-
-
-def _allowed_environment() -> dict[str, str]:
-    return {name: value for name in _PASSED_VARIABLES if (value := env.lookup(name)) is not None}
 
 
 def _find_command(command: str) -> str:

@@ -63,8 +63,10 @@ class SlurmProvisioner:
                 plan.token, 0, plan.slots_per_node, node_index_variable=render.ARRAY_INDEX_VARIABLE
             )
             own = self._client.submit_held(plan.body["arguments"], plan.body["script"], environment)
+            # Known even if squeue does not list the new job yet.
             known = [SlurmTask(own, 0, "PENDING", "JobHeldUser")]
             known += self._client.list_tasks_by_name(plan.token)
+        # The lowest id, so that all processes select the same job.
         first = min(task.job_id for task in known)
         for job in {task.job_id for task in known} - {first}:
             self._client.cancel(str(job))

@@ -34,17 +34,15 @@ def plan(request: GroupRequest, options: SlurmOptions) -> GroupPlan:
         "script": batch_script(options),
     }
     return GroupPlan(
-        token=request.token,
-        provisioner=BACKEND,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        body=body,
+        token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
 
 
 def _sbatch_arguments(request: GroupRequest, options: SlurmOptions, nodes: int) -> Iterator[str]:
     slots, per_worker = options.workers_per_node, request.resources_per_worker
     gpus = hardware.count_gpus(per_worker, slots)
+    per_cpu_gib = options.memory_per_cpu_gib
+    memory_mib = hardware.required_memory_mib(per_worker, slots, per_cpu_gib=per_cpu_gib)
     optional = {
         "partition": ",".join(options.partitions),
         "account": options.account,
@@ -54,22 +52,22 @@ def _sbatch_arguments(request: GroupRequest, options: SlurmOptions, nodes: int) 
         "reservation": options.reservation,
         "time": options.time,
         "gres": f"{options.gres}:{gpus}" if gpus else "",
-        "mem": _memory_argument(request, options),
+        # Otherwise the cluster's default (DefMemPerCPU, DefMemPerNode).
+        "mem": f"{memory_mib}M" if "memory" in per_worker or per_cpu_gib else "",
         "chdir": options.work_dir,
         "output": options.output,
     }
     yield f"--job-name={request.token}"
     yield f"--comment=spotfit {to_label(request.run_name or 'run')}"
     yield f"--array=0-{nodes - 1}"
-    yield from (
-        "--nodes=1",
-        "--ntasks=1",
-        f"--cpus-per-task={hardware.count_cpus(per_worker, slots)}",
-    )
+    yield from ("--nodes=1", "--ntasks=1")
+    yield f"--cpus-per-task={hardware.count_cpus(per_worker, slots)}"
+    # Requeued attempts append to one output file. 'B:' signals the batch script, which forwards it.
     yield from ("--requeue", "--open-mode=append", f"--signal=B:TERM@{int(options.grace_s)}")
     yield from (f"--{name}={value}" for name, value in optional.items() if value)
     if options.exclusive:
         yield "--exclusive"
+    # Last, because sbatch uses the last value of a repeated option.
     yield from options.extra_args
 
 
@@ -78,14 +76,6 @@ def output_path(options: SlurmOptions, token: str, *, job: str, node: int) -> st
     values = {"%x": token, "%A": job, "%a": str(node), "%%": "%"}
     name = re.sub("%[xAa%]", lambda pattern: values[pattern[0]], options.output)
     return str(Path(options.work_dir or Path.cwd(), name))
-
-
-def _memory_argument(request: GroupRequest, options: SlurmOptions) -> str:
-    per_worker, per_cpu_gib = request.resources_per_worker, options.memory_per_cpu_gib
-    if "memory" not in per_worker and not per_cpu_gib:
-        return ""
-    slots = options.workers_per_node
-    return f"{hardware.required_memory_mib(per_worker, slots, per_cpu_gib=per_cpu_gib)}M"
 
 
 def batch_script(options: SlurmOptions) -> str:

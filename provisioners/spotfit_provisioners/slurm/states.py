@@ -35,8 +35,9 @@ STATES: Mapping[str, NodeState] = {
 }
 """COMPLETING is WAITING, because the task may be requeued afterwards."""
 
+# Waiting reasons that do not indicate missing capacity; `submit` holds jobs for a moment, and a
+# requeued task begins after a delay.
 _NEUTRAL_REASONS = ("", "None", "BeginTime", "Cleaning", "JobHeldUser")
-"""Waiting reasons that do not indicate missing capacity; `submit` holds jobs for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,8 @@ class SlurmTask:
 def parse_tasks(line: str) -> Iterable[SlurmTask]:
     """Parse a line of squeue. It stands for several tasks while an array has not been split."""
     job, indexes_, state, reason, status = line.strip().split("|")[:5]
-    code = (
-        int(status) >> 8 if status.isdecimal() else 0
-    )  # a wait status: the code is in the high byte
+    # A wait status: the code is in the high byte.
+    code = int(status) >> 8 if status.isdecimal() else 0
     return [
         SlurmTask(job_id=int(job), index=index, state=state, reason=reason, exit_code=code)
         for index in parse_indexes(indexes_)
@@ -85,6 +85,7 @@ def group_status(nodes: int, tasks: Iterable[SlurmTask]) -> GroupStatus:
 def _node_status(task: SlurmTask | None) -> NodeStatus:
     if task is None:
         return NodeStatus(state=NodeState.GONE, reason="Slurm does not know the task")
+    # A state of a newer Slurm must not look like the end of the machine.
     state = STATES.get(task.state, NodeState.WAITING)
     if state in (NodeState.RUNNING, NodeState.WAITING):
         return NodeStatus(

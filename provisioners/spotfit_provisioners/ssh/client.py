@@ -23,8 +23,8 @@ _UNKNOWN_HOST_WORDS = (
 )
 _HOST_KEY_FAILURE = "host key verification failed"
 _SSH_ERROR_CODE = 255
+# Time limit of a script after the connection, mostly spent waiting for the lock of the host.
 _SCRIPT_TIMEOUT_S = 20
-"""Time limit of a script after the connection, mostly spent waiting for the lock of the host."""
 
 
 class SshClient:
@@ -63,8 +63,9 @@ class SshClient:
         options = self._options
         if options.config:
             yield from ("-F", options.config)
-        yield "-oBatchMode=yes"
+        yield "-oBatchMode=yes"  # never ask for a password or a confirmation
         yield f"-oConnectTimeout={int(options.connect_timeout_s)}"
+        # A connection without an answer ends after 15 s; otherwise it would wait for TCP's timeout.
         yield from ("-oServerAliveInterval=5", "-oServerAliveCountMax=3", "-oLogLevel=ERROR")
         if options.host_key_checking != "config":
             strict = "yes" if options.host_key_checking == "strict" else "accept-new"
@@ -94,6 +95,7 @@ def to_provision_error(host: str, code: int, message: str) -> ProvisionError | I
             f"ssh cannot resolve {host}: {text}",
             do="Correct SshOptions(hosts=…), or define the host in ~/.ssh/config.",
         )
+    # Any other error of ssh may be one of the network, which may recover.
     if code == _SSH_ERROR_CODE:
         return InfrastructureError(
             f"{host} does not answer: {text}",

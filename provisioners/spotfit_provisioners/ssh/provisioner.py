@@ -35,6 +35,7 @@ from spotfit_provisioners.ssh.client import SshClient
 from spotfit_provisioners.ssh.options import SshOptions
 from spotfit_provisioners.ssh.states import SshHostStatus
 
+# Each connection is an ssh process, whose key exchange needs CPU time.
 _MAX_CONCURRENCY = 16
 
 ResultT = TypeVar("ResultT")
@@ -79,14 +80,22 @@ class SshProvisioner:
         surveys = self._query_hosts(plan)
         taken = _first_host_by_node(surveys, plan.num_nodes)
         missing = [number for number in range(plan.num_nodes) if number not in taken]
-        free = _free_hosts(surveys)
         if not missing:
             return self._finish_submission(plan, surveys, started_hosts=[])
+        free = {
+            host: survey
+            for host, survey in surveys.items()
+            if isinstance(survey, SshHostStatus) and survey.state == states.FREE
+        }
+        # In the listed order, but hosts whose last agent failed at the end.
+        hosts = sorted(free, key=lambda host: not free[host].is_healthy)
         started = []
+        # With too few hosts nothing is started: a part of a group would be removed again.
         if len(free) >= len(missing):
             started = [
-                self._start_machine(number, free, plan=plan, launch=launch) for number in missing
+                self._start_machine(number, hosts, plan=plan, launch=launch) for number in missing
             ]
+            # Again, to find the machines that a concurrent submission has started meanwhile.
             surveys = self._query_hosts(plan)
         return self._finish_submission(plan, surveys, started_hosts=started)
 
@@ -98,6 +107,7 @@ class SshProvisioner:
             script = render.machine_status_script(path(number, host))
             try:
                 return states.parse_node_status(self._client.run_script(host, script))
+            # Not GONE: only the network may have failed, while the agent continues.
             except SpotfitError as error:
                 return NodeStatus(state=NodeState.WAITING, reason=error.message)
 
@@ -248,6 +258,7 @@ class SshProvisioner:
         return render.machine_path(self.options.state_dir, host, token=token, node=number)
 
     def _path_resolver(self, handle: GroupHandle) -> Callable[[int, str], str]:
+        # Of the handle: the options of this process may name another directory.
         state_dir = handle.detail["state_dir"]
         return lambda number, host: render.machine_path(
             state_dir, host, token=handle.name, node=number
@@ -273,16 +284,6 @@ def _first_host_by_node(
         if number < nodes:
             taken.setdefault(number, host)
     return taken
-
-
-def _free_hosts(surveys: Mapping[str, SshHostStatus | SpotfitError]) -> list[str]:
-    """Return the free hosts in the listed order, but hosts whose last agent failed at the end."""
-    free = {
-        host: survey
-        for host, survey in surveys.items()
-        if isinstance(survey, SshHostStatus) and survey.state == states.FREE
-    }
-    return sorted(free, key=lambda host: not free[host].is_healthy)
 
 
 def _format_refusal(nodes: int, surveys: Mapping[str, SshHostStatus | SpotfitError]) -> str:

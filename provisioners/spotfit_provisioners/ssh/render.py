@@ -45,17 +45,10 @@ def plan(request: GroupRequest, options: SshOptions) -> GroupPlan:
         "agent": _shell_lines(
             options, f"exec {_interpreter(options)} {' '.join(AGENT_COMMAND[1:])}"
         ),
-        "environment": {
-            "SPOTFIT_SIGNAL_GRACE_S": str(options.grace_s),
-            **options.environment,
-        },
+        "environment": {"SPOTFIT_SIGNAL_GRACE_S": str(options.grace_s), **options.environment},
     }
     return GroupPlan(
-        token=request.token,
-        provisioner=BACKEND,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        body=body,
+        token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
 
 
@@ -70,6 +63,7 @@ def host_status_script(machine_dir: str, availability_command: str) -> str:
     Prints 'free', 'busy', 'closed' or 'occupied'; the exit code of the last agent, or '-'; then the
     indexes of the machines of the group that the host has.
     """
+    # Without the descriptor of the lock: a background process of the command would keep it.
     availability_check = (
         f"( {availability_command}\n) >/dev/null 2>&1 </dev/null 9>&-"
         if availability_command
@@ -97,6 +91,8 @@ def start_script(machine_dir: str, agent: str, environment: Mapping[str, str]) -
     on the host. A shell supervises the agent: it forwards SIGTERM, and after the agent's exit it
     kills remaining processes and writes the exit code.
     """
+    # Descriptor 9 is the lock, which must not be inherited by the agent. The environment variable
+    # SPOTFIT_SSH_AGENT holds the command, because quoting it a second time would be unreadable.
     exports = "\n".join(f"export {name}={shlex.quote(environment[name])}" for name in environment)
     return f"""{_prologue(machine_dir)}
 if [ -e "$place" ]; then echo known; exit; fi
@@ -177,6 +173,7 @@ def check_script(options: SshOptions) -> str:
 
     It runs the interpreter with the same setup and environment as an agent.
     """
+    # One program, because an interpreter in a container may take seconds to start.
     program = (
         "import platform, shutil, tempfile, spotfit; from importlib.metadata import version; "
         "free = shutil.disk_usage(tempfile.gettempdir()).free / 2**30; "
@@ -212,6 +209,8 @@ def _shell_lines(options: SshOptions, last: str) -> str:
     return "\n".join((*options.setup, last))
 
 
+# A machine is alive while any process has its marker in its environment. Process groups and
+# sessions can be left by descendants, and process ids are reused.
 _PROCESS_FUNCTIONS = f"""
 alive() {{ grep -qsF "{MARKER_VARIABLE}=$1" /proc/[0-9]*/environ; }}
 kill_all() {{  # twice: a process that is being forked may be missed the first time
@@ -222,8 +221,6 @@ kill_all() {{  # twice: a process that is being forked may be missed the first t
         done
     done
 }}"""
-"""A machine is alive while any process has its marker in its environment. Process groups and
-sessions can be left by descendants, and process ids are reused."""
 
 
 def _prologue(machine_dir: str) -> str:

@@ -34,7 +34,7 @@ EXIT_STATES: Mapping[int, NodeState] = {
     AgentExitCode.CRASHED: NodeState.FAILED,
 }
 """States by the agent's exit codes. Other codes are those of a shell that could not start it."""
-_SIGNAL_CODE_BASE = 128
+_SIGNAL_CODE_BASE = 128  # a shell reports the end by signal n as exit code 128 + n
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ def parse_node_status(output: str) -> NodeStatus:
         return NodeStatus(state=state)
     if agent_state == UNKNOWN:
         return NodeStatus(state=state, reason="its host does not know it")
+    # The supervising shell had no time to write the code.
     if not code:
         return NodeStatus(state=state, reason="killed, or its host was rebooted")
     return exit_status(int(code))

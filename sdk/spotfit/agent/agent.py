@@ -5,18 +5,22 @@ blocks, reads no clock and starts no thread; calls to the bucket and the cloud a
 `driver` calls it in real time, the simulator in virtual time.
 
 Its parts are `RoundParticipant` (the workers of this node), `LeaderConnection` (the connection to
-the leader), `NodeValidation` (validations on this node) and, only while this agent is the elected
-leader, `Leader`.
+the leader), `JournalPoller` (reads of the journal), `NodeValidation` (validations on this node),
+`NodeNotice` (its preemption notice) and, only while this agent is the elected leader, `Leader`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
-from spotfit.agent.leader import Leader, LeaderServices
+from spotfit.agent.journal_poller import FAST_POLL_S, JournalPoller
+from spotfit.agent.leader import Leader
 from spotfit.agent.leader_connection import LeaderConnection
+from spotfit.agent.leader_context import LeaderServices
+from spotfit.agent.notices.node_notice import NodeNotice
 from spotfit.agent.ports import (
     AgentDisconnected,
     AgentMessageReceived,
@@ -34,14 +38,11 @@ from spotfit.agent.validations import NodeValidation
 from spotfit.control.background_calls import RetryingCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
-from spotfit.core.errors import StoreError
-from spotfit.host import log
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import JournalEntry, LeaderElected
-from spotfit.model.spec import RunSpec, RunTiming
-from spotfit.model.topology import Member, Notice, PreemptionRisk
-from spotfit.model.view import View
-from spotfit.policy.election import LeadershipClaim, leadership_claim
+from spotfit.model.spec import RunSpec
+from spotfit.model.topology import Member
+from spotfit.policy.election import leadership_claim
 from spotfit.protocol.agent_leader import (
     AbortRound,
     ConnectionHeartbeat,
@@ -51,19 +52,9 @@ from spotfit.protocol.agent_leader import (
     JoinRejected,
     JournalEntryCopy,
     LeaderToWorker,
-    NodeWarm,
-    NoticeReceived,
-    PreemptionRiskReported,
 )
 from spotfit.provision.launch import AgentLaunchSpec
 
-# Before the run is known and after the leader was lost: an election should take milliseconds.
-_FAST_POLL_S = 0.05
-_FAST_POLL_DURATION_S = 3.0
-# Lower bound on the leader's poll interval, whatever the run's timing.
-_LEADER_POLL_S = 0.1
-# Some sources recompute the deadline at each poll; smaller changes are rounding errors.
-_MIN_DEADLINE_CHANGE_S = 1.0
 # While workers are being stopped or results written, check for completion ten times a second.
 _SHUTDOWN_POLL_S = 0.1
 
@@ -86,10 +77,11 @@ class Agent:
         self._member = member
         self._ledger = ledger
         self._journal_writer = JournalWriter(ledger, node_services.journal_background_calls())
+        self._journal_poller = JournalPoller(self._journal_writer)
         self._retrying_calls = RetryingCalls(node_services.background_calls())
         self._transport = transport
         self._worker_pool = worker_pool
-        self._notice_sources = notice_sources
+        self._node_notice = NodeNotice(notice_sources)
         self._launch = launch
         self._node_services = node_services
         self._round_participant = RoundParticipant(
@@ -110,23 +102,13 @@ class Agent:
         )
         self._leader: Leader | None = None
         self._report_sink = ReportSink(ledger, node_services.background_calls())
-        self._notice: Notice | None = None
-        self._forwarded_risks: list[PreemptionRisk] = []
         self._is_prepared = False
-        self._has_reported_warm = False
         self._is_registered = False
-        self._fast_poll_until = 0.0
-        self._journal_polled_at = float("-inf")
-        self._started_at = float("inf")
-        self._wake_times: list[float] = []
-        self._store_error: str | None = None
-        """The last error of the store, until a read succeeds: each error is logged once."""
         self._now = 0.0
         self.is_abandoned = False
         """Whether the agent exits because the journal does not (or no longer) list this node."""
         self.is_drained = False
         """Whether the agent exits because the preemption deadline has passed."""
-        self._preemption_deadline = float("inf")
         ledger.set_entry_listener(self._on_journal_entry)
 
     # --- one tick ----------------------------------------------------------------------------
@@ -134,36 +116,43 @@ class Agent:
     def tick(self, now: float) -> float | None:
         """Process events, act, and return when to call again; None once the agent has finished."""
         self._now = now
-        self._started_at = min(self._started_at, now)
-        # An upper bound: states that no event reports, such as a finished import, are polled.
-        self._wake_times = [now + 1.0]
         self._round_participant.poll_worker_events(now)
         self._validation.poll(now)
         for event in self._transport.drain_events():
             self._on_transport_event(event)
-        self._poll_notices(now)
-        self._poll_journal(now)
+        is_connected = self._leader_connection.address is not None
+        for report in self._node_notice.poll(now, is_connected=is_connected):
+            self._transport.send_to_leader(report)
+        self._journal_poller.poll(
+            now, is_leading=self._leader is not None, is_connected=is_connected
+        )
         spec = self._ledger.view.spec
         if spec is None:
-            return self._shut_down(now) if self._is_orphaned() else now + _FAST_POLL_S
+            return self._shut_down(now) if self._is_orphaned() else now + FAST_POLL_S
         self._prepare(spec)
         self._apply_view()
         if self._should_exit():
             return self._shut_down(now)
-        self._check_leadership()
+        # An upper bound: states that no event reports, such as a finished import, are polled.
+        wake_times = [now + 1.0, self._check_leadership()]
         self._maintain_leader_connection(now)
         if self._leader is not None:
-            self._wake_times.append(self._leader.tick(now))
+            wake_times.append(self._leader.tick(now))
             # The tick may have opened or closed a round: act on it now, not in the next tick.
             self._apply_view()
-        if self._preemption_deadline > now:
-            self._wake_times.append(self._preemption_deadline)
-        self._wake_times += [
-            self._next_journal_poll_at(now),
+        if self._node_notice.deadline > now:
+            wake_times.append(self._node_notice.deadline)
+        wake_times += [
+            self._journal_poller.next_poll_at(
+                now,
+                is_leading=self._leader is not None,
+                is_connected=self._leader_connection.address is not None,
+            ),
             self._journal_writer.wake_at,
             self._leader_connection.wake_at,
+            self._validation.wake_at,
         ]
-        return max(now, min(*self._wake_times, self._validation.wake_at))
+        return max(now, min(wake_times))
 
     def _apply_view(self) -> None:
         """Bring the workers and the validation of this node in line with the journal."""
@@ -180,54 +169,6 @@ class Agent:
             publish = partial(self._ledger.publish_member, self._member)
             self._is_registered = self._retrying_calls.run("member", publish, self._now) is not None
 
-    # --- the journal -------------------------------------------------------------------------
-
-    @property
-    def _timing(self) -> RunTiming:
-        spec = self._ledger.view.spec
-        return spec.timing if spec else RunTiming()
-
-    def _poll_journal(self, now: float) -> None:
-        """Read the journal if that is due, and advance the writer.
-
-        Errors of the store never stop the agent; only `orphan_timeout_s` without any contact does.
-        """
-        if now >= self._next_journal_poll_at(now):
-            self._journal_polled_at = now
-            self._journal_writer.request_read()
-        try:
-            self._journal_writer.advance(now)
-            self._store_error = (
-                None if self._journal_writer.last_read_at == now else self._store_error
-            )
-        except StoreError as error:
-            if self._store_error != error.message:
-                self._store_error = error.message
-                log.warning("store.error", reason=error.message)
-
-    def _next_journal_poll_at(self, now: float) -> float:
-        """Agents that receive entries from the leader read rarely, others often."""
-        if self._ledger.view.spec is None:
-            return self._journal_polled_at + _FAST_POLL_S
-        if now < self._fast_poll_until:
-            # Scaled with the run's interval: the requests of 1,000 agents add up in the bucket.
-            return self._journal_polled_at + max(
-                _FAST_POLL_S, self._timing.journal_poll_interval_s / 5
-            )
-        if self._leader is not None:
-            # Other processes write entries only to cancel the run or to elect another leader.
-            return self._journal_polled_at + max(
-                _LEADER_POLL_S, self._timing.journal_poll_interval_s
-            )
-        if self._leader_connection.address is not None:
-            return self._journal_polled_at + self._timing.lease_timeout_s
-        return self._journal_polled_at + self._timing.journal_poll_interval_s
-
-    def _start_fast_polling(self) -> None:
-        """Read the journal at once and often for a while, because a new entry is likely."""
-        self._fast_poll_until = self._now + _FAST_POLL_DURATION_S
-        self._journal_polled_at = float("-inf")
-
     def _on_journal_entry(self, slot: int, body: bytes, entry: JournalEntry) -> None:
         if self._leader is not None:
             self._leader.on_journal_entry(slot, body, entry, self._now)
@@ -242,19 +183,17 @@ class Agent:
                 if self._leader_connection.on_disconnected(event, self._now):
                     # Without its leader the round cannot continue: collectives would block.
                     self._round_participant.stop_workers()
-                    self._start_fast_polling()
-            case AgentMessageReceived() | AgentDisconnected():
-                self._on_agent_event(event)
+                    self._journal_poller.start_fast_polling(self._now)
+            case AgentMessageReceived() | AgentDisconnected() if self._leader is not None:
+                self._leader.on_agent_event(event, self._now)
+            case AgentMessageReceived(agent=agent):
+                # The agent has not read the entry of the latest election yet: it must retry.
+                self._transport.send_to_agent(agent, JoinRejected(reason="not_leading"))
+                self._transport.disconnect_agent(agent)
+            case AgentDisconnected():
+                return
             case _:
                 assert_never(event)
-
-    def _on_agent_event(self, event: AgentMessageReceived | AgentDisconnected) -> None:
-        """Pass an event to the leader; reject the message if this agent does not lead."""
-        if self._leader is not None:
-            self._leader.on_agent_event(event, self._now)
-        elif isinstance(event, AgentMessageReceived):
-            self._transport.send_to_agent(event.agent, JoinRejected(reason="not_leading"))
-            self._transport.disconnect_agent(event.agent)
 
     def _on_leader_message(self, message: FromLeader) -> None:
         self._leader_connection.on_message(self._now)
@@ -271,7 +210,7 @@ class Agent:
                 return
             case JoinRejected():
                 self._leader_connection.on_rejected(self._now)
-                self._start_fast_polling()
+                self._journal_poller.start_fast_polling(self._now)
 
     def _maintain_leader_connection(self, now: float) -> None:
         view, participant = self._ledger.view, self._round_participant
@@ -281,133 +220,118 @@ class Agent:
             member=self._member,
             next_slot=view.next_slot,
             running_round=participant.round if participant.has_workers else None,
-            notice=self._notice,
+            notice=self._node_notice.notice,
             is_warm=is_warm,
             last_entered_round=participant.last_entered_round,
             uploading_round=participant.uploading_round,
             node_failure=participant.node_failure,
             snapshot_shards=participant.snapshot_shards,
         )
-        is_reconnected = self._leader_connection.connect(view, join, self._timing, now)
-        if is_reconnected:
-            self._has_reported_warm = is_warm
+        is_reconnected = self._leader_connection.connect(
+            view, join, self._journal_poller.timing, now
+        )
         if self._leader_connection.address is not None:
             self._validation.send_report(is_reconnected=is_reconnected)
-        if is_warm and not self._has_reported_warm and self._leader_connection.address is not None:
-            self._has_reported_warm = True
-            self._transport.send_to_leader(NodeWarm())
+        if is_warm:
+            self._leader_connection.report_warm()
         if self._leader_connection.check_heartbeat(
-            self._timing, now, is_leading=self._leader is not None
+            self._journal_poller.timing, now, is_leading=self._leader is not None
         ):
             # Treated like a lost connection: the round cannot continue without its leader.
             self._round_participant.stop_workers()
-            self._start_fast_polling()
+            self._journal_poller.start_fast_polling(self._now)
 
     # --- leadership --------------------------------------------------------------------------
 
-    def _check_leadership(self) -> None:
-        now, view = self._now, self._ledger.view
-        if view.is_leader(self._ledger.agent_id):
+    def _check_leadership(self) -> float:
+        """Lead if this agent is elected, or claim the leadership if the leader is lost.
+
+        Returns when a claim becomes due; infinity without one.
+        """
+        now, view, agent_id = self._now, self._ledger.view, self._ledger.agent_id
+        if view.is_leader(agent_id):
             # The epoch differs if this agent lost and regained the leadership between two ticks.
             if self._leader is None or self._leader.epoch != view.epoch:
                 self._become_leader()
-            return
-        self._step_down()
-        self._leader_connection.observe_leader(
-            view, self._timing, now, read_lease=self._journal_polled_at == now
-        )
-        claim = leadership_claim(
-            view, self._ledger.agent_id, self._leader_connection.leader_observation(now)
-        )
-        # While an entry is being written the view may be outdated: claim after its slot is known.
-        if claim is not None and claim.is_due(now) and self._journal_writer.is_settled:
-            self._write_claim(claim)
-        elif claim is not None and now < claim.not_before:
-            self._wake_times.append(claim.not_before)
-
-    def _write_claim(self, claim: LeadershipClaim) -> None:
-        # Several agents may claim: the one whose entry gets the next slot of the journal wins.
-        elected = LeaderElected(
-            leader=self._ledger.agent_id,
-            epoch=self._ledger.view.epoch + 1,
-            coordinator_address=self._transport.address,
-            reason=claim.reason,
-            lost_leader=claim.lost_leader,
-        )
-        self._journal_writer.write(elected, self._now)
-        self._leader_connection.reset_observation()
-        if self._ledger.view.is_leader(self._ledger.agent_id):
-            self._become_leader()
-
-    def _step_down(self) -> None:
-        """Stop leading and stop the callback and hook processes, which the new leader starts."""
+            return math.inf
         if self._leader is not None:
             self._leader = None
+            # The new leader starts the callback and hook processes on its own node.
             self._node_services.stop_sidecars()
+        connection = self._leader_connection
+        connection.observe_leader(
+            view, self._journal_poller.timing, now, read_lease=self._journal_poller.polled_at == now
+        )
+        claim = leadership_claim(view, agent_id, connection.leader_observation(now))
+        if claim is None:
+            return math.inf
+        if not claim.is_due(now):
+            # After that time the claim waits for a read of the lease, whose end wakes the loop.
+            return claim.not_before if now < claim.not_before else math.inf
+        # While an entry is being written the view may be outdated: claim after its slot is known.
+        if self._journal_writer.is_settled:
+            # Several agents may claim: the one whose entry gets the next slot of the journal wins.
+            elected = LeaderElected(
+                leader=agent_id,
+                epoch=view.epoch + 1,
+                coordinator_address=self._transport.address,
+                reason=claim.reason,
+                lost_leader=claim.lost_leader,
+            )
+            self._journal_writer.write(elected, now)
+            connection.reset_observation()
+            if self._ledger.view.is_leader(agent_id):
+                self._become_leader()
+        return math.inf
 
     def _become_leader(self) -> None:
         spec = self._ledger.view.spec
         assert spec is not None
-        background_calls = self._node_services.background_calls()
-        provisioner = self._node_services.open_provisioner(spec)
+        node_services = self._node_services
+        provisioner = node_services.open_provisioner(spec)
         reconciler = Reconciler(
             self._journal_writer,
             provisioner,
             self._launch,
-            background_calls,
-            self._node_services.new_token,
+            node_services.background_calls(),
+            node_services.new_token,
         )
         self._leader_connection.disconnect()  # the next connection goes to this agent itself
         services = LeaderServices(
             journal_writer=self._journal_writer,
             transport=self._transport,
             reconciler=reconciler,
-            background_calls=background_calls,
-            journal_background_calls=self._node_services.journal_background_calls(),
+            node_services=node_services,
             report_sink=self._report_sink,
-            callback_runner=self._node_services.open_callback_runner(spec),
-            backend_hook_runner=self._node_services.open_backend_hook_runner(spec),
-            default_checkpoint_name=self._node_services.default_checkpoint_name,
-            write_run_log=self._node_services.write_run_log,
+            callback_runner=node_services.open_callback_runner(spec),
+            backend_hook_runner=node_services.open_backend_hook_runner(spec),
             releases_on_agent_exit=provisioner.traits.releases_on_agent_exit,
         )
         self._leader = Leader(services, now=self._now)
 
-    # --- notices and exit --------------------------------------------------------------------
-
-    def _poll_notices(self, now: float) -> None:
-        for source in self._notice_sources:
-            notice = source.poll(now)
-            if isinstance(notice, PreemptionRisk):
-                self._forward_risk(notice)
-            elif notice is not None and (self._notice is None or self._is_earlier(notice, now)):
-                self._notice = notice
-                if notice.seconds_left is not None:
-                    self._preemption_deadline = now + notice.seconds_left
-                # Dropped without a connection: the next Join contains the notice, too.
-                self._transport.send_to_leader(NoticeReceived(notice=notice))
-
-    def _forward_risk(self, risk: PreemptionRisk) -> None:
-        """Report a risk to the leader once: its only effect is that workers save earlier."""
-        if self._leader_connection.address is not None and risk not in self._forwarded_risks:
-            self._forwarded_risks.append(risk)
-            log.info("notice.preemption_risk", reason=risk.reason)
-            self._transport.send_to_leader(PreemptionRiskReported(reason=risk.reason))
-
-    def _is_earlier(self, notice: Notice, now: float) -> bool:
-        """Whether the deadline is earlier than the known one, as when SIGTERM follows a drain."""
-        deadline = float("inf") if notice.seconds_left is None else now + notice.seconds_left
-        return deadline < self._preemption_deadline - _MIN_DEADLINE_CHANGE_S
+    # --- exit --------------------------------------------------------------------------------
 
     def _should_exit(self) -> bool:
         view = self._ledger.view
-        is_lost = self._ledger.agent_id in view.lost_agents or self._is_unknown_to_run(view)
+        group = view.groups.get(self._member.token)
+        # The journal may not list this machine as part of the run: a leader that was replaced
+        # rented it late, or the backend restarted it after its replacement. No process would
+        # release it, so the agent exits by itself.
+        is_unknown = (
+            view.fit_end is None
+            and self._leader is None
+            and (
+                self._journal_writer.is_settled
+                if group is None
+                else not group.is_node_active(self._member.node)
+            )
+        )
         # Before the fit's end is checked: such an agent has nothing to finish.
-        if is_lost or self._is_orphaned():
+        if is_unknown or self._ledger.agent_id in view.lost_agents or self._is_orphaned():
             self.is_abandoned = True
             return True
         if (
-            self._now >= self._preemption_deadline
+            self._now >= self._node_notice.deadline
             and view.fit_end is None
             and not self._round_participant.has_workers  # they may still save a checkpoint
         ):
@@ -415,39 +339,19 @@ class Agent:
             return True
         if view.fit_end is not None:
             return self._leader is None or self._leader.is_finished
-        return self._is_surplus(view)
-
-    def _is_surplus(self, view: View) -> bool:
-        """Whether training has ended and this agent has no part in the remaining validations."""
         if view.pending_fit_end is None or view.is_leader(self._ledger.agent_id):
             return False
-        group = view.groups.get(self._member.token)
-        is_validating = (
-            view.current_validation is not None
-            and view.current_validation.agent == self._ledger.agent_id
-        )
+        # Training has ended: an agent without a part in the remaining validations is not needed.
+        validation = view.current_validation
+        is_validating = validation is not None and validation.agent == self._ledger.agent_id
         return group is not None and group.role == "train" and not is_validating
-
-    def _is_unknown_to_run(self, view: View) -> bool:
-        """Whether the journal does not list this machine as part of the run.
-
-        A leader that was replaced may have rented it late, or the backend restarted it after its
-        replacement. No process would release it, so the agent exits by itself.
-        """
-        if view.fit_end is not None or self._leader is not None:
-            return False
-        group = view.groups.get(self._member.token)
-        if group is None:
-            return self._journal_writer.is_settled
-        return not group.is_node_active(self._member.node)
 
     def _is_orphaned(self) -> bool:
         """Whether neither the leader nor the bucket was reached for `orphan_timeout_s`."""
-        # A machine may boot while the bucket is unavailable: count from its start at the earliest.
-        reached_at = max(self._started_at, self._journal_writer.last_read_at)
+        silent_s = self._now - self._journal_poller.last_contact_at
         return (
             self._leader_connection.address is None
-            and self._now - reached_at > self._timing.orphan_timeout_s
+            and silent_s > self._journal_poller.timing.orphan_timeout_s
         )
 
     def _shut_down(self, now: float) -> float | None:

@@ -108,13 +108,16 @@ class CheckpointGarbageCollector:
         Names of committed checkpoints and `uploading_names` are not deleted. `parent_checkpoints`
         are deleted later, because uploads in progress share their files.
         """
+        # Kept for `is_busy`, which does not wait for the uploads that share these files.
         self._parent_checkpoints = set(parent_checkpoints)
+        # Markers first: without them a later leader does not find the files of a lost upload.
         for name, job in list(self._pending_name_markers.items()):
             if self._retrying_calls.run(name, job, now) is not None:
                 del self._pending_name_markers[name]
         self._advance_scan(view, now)
         in_use = {checkpoint.name for checkpoint in view.checkpoints} | set(uploading_names)
         for name in [name for name in self._pending_deletions if name not in parent_checkpoints]:
+            # One at a time: it is many requests, and the threads serve other calls, too.
             if self._current_deletion is not None:
                 break
             # Committed or requested again after the scan or the drop: its files are needed.
@@ -123,7 +126,11 @@ class CheckpointGarbageCollector:
             else:
                 self._current_deletion = name
         if self._current_deletion is not None:
-            self._advance_deletion(self._current_deletion, now)
+            current = self._current_deletion
+            deletion = partial(_delete_unless_denied, current, self._pending_deletions[current])
+            if self._retrying_calls.run(f"delete {current}", deletion, now) is not None:
+                self._current_deletion = None
+                del self._pending_deletions[current]
 
     def _advance_scan(self, view: View, now: float) -> None:
         if self._pending_scan is None:
@@ -140,12 +147,6 @@ class CheckpointGarbageCollector:
             self._pending_deletions.setdefault(
                 name, partial(delete, self._store, name, delete=self._delete_key)
             )
-
-    def _advance_deletion(self, name: str, now: float) -> None:
-        deletion = partial(_delete_unless_denied, name, self._pending_deletions[name])
-        if self._retrying_calls.run(f"delete {name}", deletion, now) is not None:
-            self._current_deletion = None
-            del self._pending_deletions[name]
 
     def _delete_key(self, key: str) -> None:
         # Checked per key: a deletion runs in a thread that outlives the end of the term.

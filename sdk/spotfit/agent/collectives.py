@@ -8,6 +8,7 @@ only keeps the state; `round_coordinator` decides which ranks are required.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spotfit.protocol.worker_agent import CollectiveWaiting, RankZeroBroadcastResult, ToWorker
@@ -61,7 +62,8 @@ class Collectives:
         is_blocking: bool = False,
     ) -> None:
         """Add a rank. `is_blocking` means that its training thread waits for the answer."""
-        waiting = self._pending.setdefault(key, _PendingCollective(now))
+        # The timeout starts with the first rank: the others may never arrive.
+        waiting = self._pending.setdefault(key, _PendingCollective(now, now))
         waiting.values[rank] = value
         if is_blocking:
             self._blocked_at[rank] = key
@@ -90,6 +92,7 @@ class Collectives:
     def check_timeouts(self, now: float, find_missing: FindMissingRanks) -> list[OutgoingFrame]:
         """Abort collectives after the timeout; warn about those that have waited for long."""
         frames: list[OutgoingFrame] = []
+        # A copy: `_abort` removes the collective.
         for key, waiting in list(self._pending.items()):
             if self._timeout_s is not None and now - waiting.started_at >= self._timeout_s:
                 frames += self._abort(key, find_missing)
@@ -120,10 +123,12 @@ class Collectives:
         Either a required rank has returned from the training function, or every rank is blocked
         and they wait in different collectives.
         """
+        # The usual case: called for every frame.
         if not self._pending:
             return []
         frames: list[OutgoingFrame] = []
         if returned_ranks:
+            # A rank that has returned never joins again, so waiting for the timeout is useless.
             for key in list(self._pending):
                 if returned := find_missing(key) & returned_ranks:
                     reason = (
@@ -133,9 +138,11 @@ class Collectives:
                     frames += self._abort(key, find_missing, reason)
         # A complete collective is removed at once: if all ranks are still blocked, none can be.
         if self._blocked_at and len(self._blocked_at.keys() | returned_ranks) == self._world_size:
-            reason = (
-                f"deadlock: ranks wait in different collectives: {self._format_blocked_ranks()}"
-            )
+            ranks_by_key: dict[CollectiveKey, list[int]] = {}
+            for rank, key in sorted(self._blocked_at.items()):
+                ranks_by_key.setdefault(key, []).append(rank)
+            places = [f"{_format_ranks(ranks)} in {key}" for key, ranks in ranks_by_key.items()]
+            reason = f"deadlock: ranks wait in different collectives: {', '.join(places)}"
             for key in list(self._pending):
                 frames += self._abort(key, find_missing, reason)
         return frames
@@ -151,18 +158,12 @@ class Collectives:
         )
         return [(rank, result) for rank in self.close(key)]
 
-    def _format_blocked_ranks(self) -> str:
-        ranks_by_key: dict[CollectiveKey, list[int]] = {}
-        for rank, key in sorted(self._blocked_at.items()):
-            ranks_by_key.setdefault(key, []).append(rank)
-        return ", ".join(f"{_format_ranks(ranks)} in {key}" for key, ranks in ranks_by_key.items())
 
-
+@dataclass
 class _PendingCollective:
-    def __init__(self, started_at: float) -> None:
-        self.started_at = started_at
-        self.warned_at = started_at
-        self.values: dict[int, bytes] = {}
+    started_at: float
+    warned_at: float
+    values: dict[int, bytes] = field(default_factory=dict)
 
 
 def _format_ranks(ranks: Iterable[int]) -> str:

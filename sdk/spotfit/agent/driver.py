@@ -6,12 +6,11 @@ of this machine.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -99,8 +98,9 @@ class _Node(NamedTuple):
     loop: EventLoop
     store: Store
     scratch: str
-    general_calls: ThreadedCalls
+    background_calls: ThreadedCalls
     log_shipper: LogShipper
+    transport: TlsTransport
     exit_stack: ExitStack
     """Closes all resources in reverse order: the log shipper after the processes that it serves."""
 
@@ -110,9 +110,11 @@ def _run_agent(
 ) -> int:
     """Open the agent's resources, run it to its end, and return its exit code."""
     launch, node = assignment.launch_spec, _open_node(assignment, clock, exit_stack)
-    transport = exit_stack.enter_context(contextlib.closing(_open_transport(node.loop, assignment)))
     worker_pool, peer_store_address = _open_worker_pool(assignment, node, fork_servers)
-    node_services = _open_node_services(node, worker_pool)
+    node_services = LocalNodeServices(node, worker_pool)
+    # Called before `_stop_workers`, which waits for the processes of all kinds.
+    exit_stack.callback(node_services.close)
+    # Entered before the sources are opened: one of them may replace the handler of SIGTERM.
     exit_stack.enter_context(_restore_signal_handlers())
     notice_sources = [open_notice_source(name, node.loop.wake) for name in launch.notice_sources]
     ledger_store = open_store(launch.run_url, _SINGLE_ATTEMPT)
@@ -120,11 +122,11 @@ def _run_agent(
         member=_make_member(
             assignment,
             node.agent_id,
-            coordinator_address=transport.address,
+            coordinator_address=node.transport.address,
             peer_store_address=peer_store_address,
         ),
         ledger=Ledger(ledger_store, launch.run_id, node.agent_id, wall_ms=system.wall_ms),
-        transport=transport,
+        transport=node.transport,
         worker_pool=worker_pool,
         notice_sources=notice_sources,
         launch=launch,
@@ -134,17 +136,15 @@ def _run_agent(
     log.info(
         "agent.started",
         agent=node.agent_id,
-        address=transport.address,
+        address=node.transport.address,
         slots=assignment.slots,
         scratch=node.scratch,
     )
-    _tick_until_done(agent, node.loop, transport, notice_sources)
+    _tick_until_done(agent, node.loop, node.transport, notice_sources)
     log.info(
-        "agent.exited",
-        agent=node.agent_id,
-        abandoned=agent.is_abandoned,
-        drained=agent.is_drained,
+        "agent.exited", agent=node.agent_id, abandoned=agent.is_abandoned, drained=agent.is_drained
     )
+    # Schedulers requeue an agent by its exit code, and only after `DRAINED`.
     if agent.is_drained:
         return AgentExitCode.DRAINED
     return AgentExitCode.RELEASED if agent.is_abandoned else AgentExitCode.DONE
@@ -152,18 +152,38 @@ def _run_agent(
 
 def _open_node(assignment: AgentAssignment, clock: Clock, exit_stack: ExitStack) -> _Node:
     launch, agent_id = assignment.launch_spec, system.new_agent_id()
-    loop = exit_stack.enter_context(contextlib.closing(EventLoop(clock)))
+    # The loop is closed last: every other resource has registered its sockets or pipes in it.
+    loop = EventLoop(clock)
+    exit_stack.callback(loop.close)
     store = open_store(launch.run_url, PATIENT_RETRY_POLICY)
+    # Directories of agents that were killed are deleted first; no other process deletes them.
+    scratch_parent = Path(env.read(env.SCRATCH_DIR) or tempfile.gettempdir())
+    scratch = exit_stack.enter_context(owned_directory(scratch_parent, f"scratch-{agent_id}"))
+    background_calls = ThreadedCalls(loop.wake)
+    exit_stack.callback(background_calls.close)
+    is_local = store.url.startswith(("/", "file:"))
+    flush_interval_s = _LOCAL_FLUSH_INTERVAL_S if is_local else _REMOTE_FLUSH_INTERVAL_S
+    log_shipper = LogShipper(
+        store, agent_id, wall_ms=system.wall_ms, clock=clock, flush_interval_s=flush_interval_s
+    )
+    exit_stack.callback(log_shipper.close)
+    transport = TlsTransport(
+        loop,
+        secret=launch.secret,
+        run_id=launch.run_id,
+        host=machine.own_address(),
+        port=env.read(env.PORT),
+    )
+    exit_stack.callback(transport.close)
     return _Node(
         agent_id=agent_id,
         key=RunKey.from_text(launch.secret, launch.run_id),
         loop=loop,
         store=store,
-        scratch=str(exit_stack.enter_context(_make_scratch_dir(agent_id))),
-        general_calls=exit_stack.enter_context(contextlib.closing(ThreadedCalls(loop.wake))),
-        log_shipper=exit_stack.enter_context(
-            contextlib.closing(_open_log_shipper(store, agent_id, clock))
-        ),
+        scratch=str(scratch),
+        background_calls=background_calls,
+        log_shipper=log_shipper,
+        transport=transport,
         exit_stack=exit_stack,
     )
 
@@ -172,20 +192,17 @@ def _open_worker_pool(
     assignment: AgentAssignment, node: _Node, fork_servers: ForkServerPool
 ) -> tuple[ProcessWorkerPool, str]:
     """Return the worker pool, and the address of the peer store that serves its snapshots."""
-    enter = node.exit_stack.enter_context
     launch = assignment.launch_spec
-    snapshots = SnapshotRegistry(str(enter(owned_dirs.shared_memory_directory(str(node.agent_id)))))
-    peer_store = enter(
-        contextlib.closing(
-            PeerStore(
-                snapshots.replicas,
-                snapshots.find_shard,
-                tls=make_tls_contexts(launch.secret, launch.run_id),
-                host=machine.own_address(),
-                clock=node.loop.clock,
-            )
-        )
+    shared_memory = owned_dirs.shared_memory_directory(str(node.agent_id))
+    snapshots = SnapshotRegistry(str(node.exit_stack.enter_context(shared_memory)))
+    peer_store = PeerStore(
+        snapshots.replicas,
+        snapshots.find_shard,
+        tls=make_tls_contexts(launch.secret, launch.run_id),
+        host=machine.own_address(),
+        clock=node.loop.clock,
     )
+    node.exit_stack.callback(peer_store.close)
     snapshots.replicate = peer_store.replicate
     worker_pool = ProcessWorkerPool(
         node.loop,
@@ -203,23 +220,6 @@ def _open_worker_pool(
     return worker_pool, peer_store.address
 
 
-def _open_node_services(node: _Node, worker_pool: ProcessWorkerPool) -> LocalNodeServices:
-    journal_calls = node.exit_stack.enter_context(
-        contextlib.closing(ThreadedCalls(node.loop.wake, _JOURNAL_THREADS))
-    )
-    node_services = LocalNodeServices(
-        worker_pool,
-        AgentBackgroundCalls(node.general_calls, journal_calls),
-        loop=node.loop,
-        log_shipper=node.log_shipper,
-        key=node.key,
-        scratch=node.scratch,
-        devices=machine.devices(),
-    )
-    node.exit_stack.callback(node_services.stop_sidecars)
-    return node_services
-
-
 def _tick_until_done(
     agent: Agent, loop: EventLoop, transport: TlsTransport, notice_sources: Sequence[NoticeSource]
 ) -> None:
@@ -229,82 +229,71 @@ def _tick_until_done(
         loop.run_once(min(wait_s, _NOTICE_POLL_S) if notice_sources else wait_s)
 
 
-class AgentBackgroundCalls(NamedTuple):
-    """The thread pools of an agent."""
-
-    general: BackgroundCalls
-    journal: BackgroundCalls
-    """For the journal and the lease only: these never queue behind a slow cloud API."""
-
-
 class LocalNodeServices:
     """`NodeServices` of this machine; see there for the methods."""
 
-    def __init__(
-        self,
-        worker_pool: ProcessWorkerPool,
-        background_calls: AgentBackgroundCalls,
-        *,
-        loop: EventLoop,
-        log_shipper: LogShipper,
-        key: RunKey,
-        scratch: str,
-        devices: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, node: _Node, worker_pool: ProcessWorkerPool) -> None:
+        self._node = node
         self._worker_pool = worker_pool
-        self._log_shipper = log_shipper
-        self._loop = loop
-        self._background_calls = background_calls
-        self._key = key
-        self._scratch = scratch
-        self._devices = devices
+        # Separate threads: the journal and the lease must not wait behind a slow cloud API.
+        self._journal_calls = ThreadedCalls(node.loop.wake, _JOURNAL_THREADS)
         self._callback_runner: ProcessCallbackRunner | None = None
         self._backend_hook_runner: ProcessBackendHookRunner | None = None
+
+    def close(self) -> None:
+        """Kill the sidecars, and end the threads."""
+        self.stop_sidecars()
+        self._journal_calls.close()
 
     def open_provisioner(self, spec: RunSpec) -> Provisioner:
         return open_provisioner(spec.provisioner, spec.provisioner_options)
 
     def open_callback_runner(self, spec: RunSpec) -> CallbackRunner | None:
-        self._stop_callback_runner()
+        # An agent that lost and regained the leadership between two ticks has one already.
+        _close(self._callback_runner)
+        self._callback_runner = None
         if spec.has_callbacks:
             start = partial(self._worker_pool.start_sidecar, "callbacks")
             self._callback_runner = ProcessCallbackRunner(self._sidecar_init(spec), start)
         return self._callback_runner
 
     def open_backend_hook_runner(self, spec: RunSpec) -> BackendHookRunner | None:
-        self._stop_backend_hook_runner()
+        _close(self._backend_hook_runner)
+        self._backend_hook_runner = None
         if spec.has_backend_hooks:
             start = partial(self._worker_pool.start_sidecar, "hooks")
             self._backend_hook_runner = ProcessBackendHookRunner(
-                self._sidecar_init(spec), start, self._loop.call_later
+                self._sidecar_init(spec), start, self._node.loop.call_later
             )
         return self._backend_hook_runner
 
     def stop_sidecars(self) -> None:
-        self._stop_callback_runner()
-        self._stop_backend_hook_runner()
+        _close(self._callback_runner)
+        _close(self._backend_hook_runner)
+        self._callback_runner = self._backend_hook_runner = None
 
     def write_run_log(self, text: str) -> None:
+        # On this machine's stderr, and in the bucket for the console of `fit()`.
         log.warning("run.message", message=text)
-        self._log_shipper.add_line(-1, keys.RUN_RANK, "err", text)
+        self._node.log_shipper.add_line(-1, keys.RUN_RANK, "err", text)
 
     def open_validator(self) -> Validator:
         return ProcessValidator(
             partial(self._worker_pool.start_sidecar, "validation"),
-            secret=self._key.to_text(),
-            run_id=self._key.run_id,
-            scratch=self._scratch,
-            devices=self._devices,
+            secret=self._node.key.to_text(),
+            run_id=self._node.key.run_id,
+            scratch=self._node.scratch,
+            devices=machine.devices(),
         )
 
     def background_calls(self) -> BackgroundCalls:
-        return self._background_calls.general
+        return self._node.background_calls
 
     def journal_background_calls(self) -> BackgroundCalls:
-        return self._background_calls.journal
+        return self._journal_calls
 
     def seal(self, payload: bytes, purpose: str) -> bytes:
-        return self._key.seal(payload, purpose=purpose)
+        return self._node.key.seal(payload, purpose=purpose)
 
     def new_token(self) -> str:
         return system.new_token()
@@ -316,20 +305,15 @@ class LocalNodeServices:
         return SidecarInit(
             storage_url=spec.storage_url,
             code_bundle=spec.code_bundle,
-            secret=self._key.to_text(),
-            run_id=self._key.run_id,
-            scratch_dir=self._scratch,
+            secret=self._node.key.to_text(),
+            run_id=self._node.key.run_id,
+            scratch_dir=self._node.scratch,
         )
 
-    def _stop_callback_runner(self) -> None:
-        if self._callback_runner is not None:
-            self._callback_runner.close()
-            self._callback_runner = None
 
-    def _stop_backend_hook_runner(self) -> None:
-        if self._backend_hook_runner is not None:
-            self._backend_hook_runner.close()
-            self._backend_hook_runner = None
+def _close(runner: ProcessCallbackRunner | ProcessBackendHookRunner | None) -> None:
+    if runner is not None:
+        runner.close()
 
 
 def _make_member(
@@ -353,37 +337,10 @@ def _make_member(
     )
 
 
-def _open_transport(loop: EventLoop, assignment: AgentAssignment) -> TlsTransport:
-    return TlsTransport(
-        loop,
-        secret=assignment.launch_spec.secret,
-        run_id=assignment.launch_spec.run_id,
-        host=machine.own_address(),
-        port=env.read(env.PORT),
-    )
-
-
-def _open_log_shipper(store: Store, agent_id: AgentId, clock: Clock) -> LogShipper:
-    is_local = store.url.startswith(("/", "file:"))
-    interval_s = _LOCAL_FLUSH_INTERVAL_S if is_local else _REMOTE_FLUSH_INTERVAL_S
-    return LogShipper(
-        store, agent_id, wall_ms=system.wall_ms, clock=clock, flush_interval_s=interval_s
-    )
-
-
-def _make_scratch_dir(agent_id: AgentId) -> AbstractContextManager[Path]:
-    """Return the agent's scratch directory, deleted at its end.
-
-    Directories of agents that were killed are deleted first.
-    """
-    return owned_directory(
-        Path(env.read(env.SCRATCH_DIR) or tempfile.gettempdir()), f"scratch-{agent_id}"
-    )
-
-
 @contextmanager
 def _restore_signal_handlers() -> Iterator[None]:
     """Restore the caller's SIGTERM handler, which a notice source may have replaced."""
+    # Only restored if it was replaced: `signal.signal` is forbidden outside of the main thread.
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -395,6 +352,7 @@ def _restore_signal_handlers() -> Iterator[None]:
 def _stop_workers(worker_pool: ProcessWorkerPool, loop: EventLoop) -> None:
     """Kill all processes and read their last output before the log shipper closes."""
     worker_pool.close()
+    # Bounded: a process in uninterruptible sleep, as on a hung file system, never exits.
     deadline = loop.clock.now() + _SHUTDOWN_DRAIN_S
     while worker_pool.live_process_count and loop.clock.now() < deadline:
         loop.run_once(0.05)

@@ -90,24 +90,23 @@ class HangDetector:
         """Advance the detection. Returns the report of a hang once, when it is complete."""
         suspected = hang.detect_hang(self._config, self._silent_s, self._coordinator.progress, now)
         if suspected is None:
+            # The ranks made progress while the stacks were collected: nothing is reported.
             self._known_hang = self._suspected_hang = None
         elif self._suspected_hang is None and (
             self._known_hang is None or self._known_hang.ranks != suspected.ranks
         ):
-            self._start_stack_dump(suspected, now)
+            self._suspected_hang = self._known_hang = suspected
+            self._requested_at = now
+            self._dump_id += 1
+            self._stack_texts = {}
+            self._request_stacks(DumpStacks(round=self._coordinator.round, dump_id=self._dump_id))
         if self._suspected_hang is None:
             return None
+        # A node that is frozen or lost never answers; the report then lacks its stacks.
         is_complete = len(self._stack_texts) == self._coordinator.world_size
         if not is_complete and now < self._requested_at + STACK_DUMP_TIMEOUT_S:
             return None
         return self._store_stack_dump(self._suspected_hang, now)
-
-    def _start_stack_dump(self, suspected_hang: SuspectedHang, now: float) -> None:
-        self._suspected_hang = self._known_hang = suspected_hang
-        self._requested_at = now
-        self._dump_id += 1
-        self._stack_texts = {}
-        self._request_stacks(DumpStacks(round=self._coordinator.round, dump_id=self._dump_id))
 
     def _store_stack_dump(self, suspected_hang: SuspectedHang, now: float) -> HangReport | None:
         """Return None while the write is in progress.
@@ -116,10 +115,15 @@ class HangDetector:
         the bucket is unavailable.
         """
         key = keys.stack_dump(self._ledger.agent_id, self._coordinator.round, self._dump_id)
-        body = _format_stack_dump(suspected_hang, self._stack_texts, self._coordinator.world_size)
+        missing = f"its node did not send them within {STACK_DUMP_TIMEOUT_S:.0f} s"
+        # The suspected ranks first: at 1,000 ranks nobody reads all stacks.
+        ranks = dict.fromkeys([*suspected_hang.ranks, *range(self._coordinator.world_size)])
+        parts = [f"=== rank {rank}: {self._stack_texts.get(rank, missing)}\n" for rank in ranks]
+        body = "\n".join([f"{suspected_hang.reason}\n", *parts])
         store = self._ledger.store
         write = partial(store.put, key, body.encode())
         result = self._background_calls.run(f"stacks {key}", write)
+        # A write that is in progress twice as long as allowed is not waited for.
         if result is None and now < self._requested_at + 2 * STACK_DUMP_TIMEOUT_S:
             return None
         self._suspected_hang = None
@@ -128,14 +132,3 @@ class HangDetector:
             reason = "the bucket does not answer" if result is None else result.error
             location = f"their stacks could not be stored: {reason}"
         return HangReport(suspected_hang, f"{suspected_hang.reason}; {location}")
-
-
-def _format_stack_dump(suspected: SuspectedHang, stacks: dict[int, str], world_size: int) -> str:
-    """Return the stacks of all ranks, the suspected ones first."""
-    other_ranks = [rank for rank in range(world_size) if rank not in suspected.ranks]
-    missing = f"its node did not send them within {STACK_DUMP_TIMEOUT_S:.0f} s"
-    parts = [
-        f"=== rank {rank}: {stacks.get(rank, missing)}\n"
-        for rank in [*suspected.ranks, *other_ranks]
-    ]
-    return "\n".join([f"{suspected.reason}\n", *parts])

@@ -55,26 +55,10 @@ class BackendHookGates:
 
     def advance(self) -> list[OutgoingFrame]:
         """Submit the next hook if it is due. Returns the frames to send to workers."""
+        # Answers of workers first: the hook that runs may return because of them.
         while self._coordinator.call_results:
             rank, result = self._coordinator.call_results.popleft()
             self._backend_hook_runner.deliver_call_result(self._coordinator.round, rank, result)
-        return [*self._take_worker_calls(), *self._open_next_gate()]
-
-    def abandon_workers(self) -> None:
-        """Fail the hook that is waiting for workers, because the round has failed."""
-        self._backend_hook_runner.abandon_round(self._coordinator.round)
-
-    def close(self) -> None:
-        """End the round. A backend that was started is shut down even without workers."""
-        self.abandon_workers()
-        is_shutting_down = (
-            self._is_hook_submitted and _HOOK_PHASES[self._phase_index][0] == "on_shutdown"
-        )
-        # `_phase_index` > 0: on_start has returned, so there is something to shut down.
-        if self._phase_index and not self.is_done and not is_shutting_down:
-            self._submit_hook("on_shutdown")
-
-    def _take_worker_calls(self) -> list[OutgoingFrame]:
         all_ranks = tuple(range(self._coordinator.world_size))
         frames: list[OutgoingFrame] = []
         for call in self._backend_hook_runner.drain_worker_calls():
@@ -86,22 +70,35 @@ class BackendHookGates:
                     (rank, CallFunction(call_id=call.call_id, pickled_call=call.pickled_call))
                     for rank in ranks
                 ]
-        return frames
-
-    def _open_next_gate(self) -> list[OutgoingFrame]:
+        # The calls first: their hook made them before it returned, which opens the gate.
         if self.is_done:
-            return []
+            return frames
         hook, phase = _HOOK_PHASES[self._phase_index]
-        if not self._is_hook_submitted:
-            self._is_hook_submitted = self._coordinator.are_all_at_gate(phase)
-            if self._is_hook_submitted:
-                self._submit_hook(hook)
-        if not self._is_hook_submitted or not self._backend_hook_runner.is_done(
+        if not self._is_hook_submitted and self._coordinator.are_all_at_gate(phase):
+            self._is_hook_submitted = True
+            self._submit_hook(hook)
+        if self._is_hook_submitted and self._backend_hook_runner.is_done(
             hook, self._coordinator.round
         ):
-            return []
-        self._phase_index, self._is_hook_submitted = self._phase_index + 1, False
-        return [(None, OpenGate(phase=phase))]
+            # At most one gate per call: no rank is at the next gate before it passes this one.
+            self._phase_index, self._is_hook_submitted = self._phase_index + 1, False
+            frames.append((None, OpenGate(phase=phase)))
+        return frames
+
+    def abandon_workers(self) -> None:
+        """Fail the hook that is waiting for workers, because the round has failed."""
+        self._backend_hook_runner.abandon_round(self._coordinator.round)
+
+    def close(self) -> None:
+        """End the round. A backend that was started is shut down even without workers."""
+        # First: the hook that is running would wait forever for workers that were killed.
+        self.abandon_workers()
+        is_shutting_down = (
+            self._is_hook_submitted and _HOOK_PHASES[self._phase_index][0] == "on_shutdown"
+        )
+        # `_phase_index` > 0: on_start has returned, so there is something to shut down.
+        if self._phase_index and not self.is_done and not is_shutting_down:
+            self._submit_hook("on_shutdown")
 
     def _submit_hook(self, hook: BackendHook) -> None:
         self._backend_hook_runner.submit(

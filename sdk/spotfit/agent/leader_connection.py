@@ -24,7 +24,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.spec import RunTiming
 from spotfit.model.view import View
 from spotfit.policy.election import LeaderObservation, after_lease_read
-from spotfit.protocol.agent_leader import ConnectionHeartbeat, Join
+from spotfit.protocol.agent_leader import ConnectionHeartbeat, Join, NodeWarm
 
 # Two attempts a second: short against an election, and harmless to a leader that restarts.
 _RECONNECT_DELAY_S = 0.5
@@ -49,6 +49,8 @@ class LeaderConnection:
         self._has_response = False
         """Whether a message arrived: the kernel of a frozen machine accepts connections, too."""
         self._heartbeat_at = 0.0
+        self._has_reported_warm = False
+        """Whether the `Join` or a `NodeWarm` on this connection reported a warm node."""
         self._connect_at = float("-inf")
         self._retried_address: str | None = None
         self._observed_leader: AgentId | None = None
@@ -74,8 +76,8 @@ class LeaderConnection:
 
     def on_rejected(self, now: float) -> None:
         """Disconnect from a peer that is not the leader, and retry after a delay."""
-        self._transport.disconnect()
-        self.address = None
+        self.disconnect()
+        # The journal of this agent or of the peer is outdated, and is read before the next attempt.
         self._connect_at = now + _RECONNECT_DELAY_S
 
     def disconnect(self) -> None:
@@ -86,6 +88,7 @@ class LeaderConnection:
 
     def on_disconnected(self, lost: LeaderDisconnected, now: float) -> bool:
         """Record a lost connection. Returns False if it was not the current one."""
+        # The event of a connection that was closed here may arrive after the next one is opened.
         if lost.address != self.address:
             return False
         self.address = None
@@ -111,18 +114,24 @@ class LeaderConnection:
         vanished.
         """
         address = view.leader.coordinator_address if view.leader else None
-        if (
-            address is None
-            or self.address == address
-            or now < self._connect_at
-            or self._is_unreachable(address)
-        ):
+        if address is None or self.address == address or now < self._connect_at:
+            return False
+        has_vanished = self._observation is not None and self._observation.vanished_at is not None
+        # Its host refused two connections in a row: only an election helps.
+        if has_vanished and self._retried_address == address:
             return False
         self.address = address
         self._last_message_at, self._has_response = now, False
         self._heartbeat_at = now + timing.heartbeat_interval_s
+        self._has_reported_warm = join.is_warm
         self._transport.connect(address, join)
         return True
+
+    def report_warm(self) -> None:
+        """Report once per connection that the fork server of this node has imported everything."""
+        if self.address is not None and not self._has_reported_warm:
+            self._has_reported_warm = True
+            self._transport.send_to_leader(NodeWarm())
 
     def check_heartbeat(self, timing: RunTiming, now: float, *, is_leading: bool) -> bool:
         """Send a heartbeat if one is due.
@@ -148,11 +157,6 @@ class LeaderConnection:
         """When the next heartbeat is due."""
         return self._heartbeat_at
 
-    def _is_unreachable(self, address: str) -> bool:
-        """Whether the leader has vanished: then only an election helps."""
-        has_vanished = self._observation is not None and self._observation.vanished_at is not None
-        return has_vanished and self._retried_address == address
-
     # --- the lease ---------------------------------------------------------------------------
 
     def observe_leader(
@@ -165,6 +169,7 @@ class LeaderConnection:
         leader = view.leader
         if leader is None:
             return
+        # Every leader has a lease object of its own, whose timeout starts with the election.
         if leader.leader != self._observed_leader:
             self._observed_leader, self._lease, self._is_reading_lease = leader.leader, b"", False
             self._observation, self._retried_address = LeaderObservation(lease_changed_at=now), None
@@ -177,16 +182,13 @@ class LeaderConnection:
         if is_established and now - self._last_message_at < timing.heartbeat_timeout_s:
             self._observation = LeaderObservation(lease_changed_at=now, is_connected=True)
         elif read_lease or self._is_reading_lease:
-            self._read_lease(leader.leader, now)
-
-    def _read_lease(self, leader: AgentId, now: float) -> None:
-        """Start a read of the lease, or record its result. A failed read is ignored."""
-        read = partial(self._ledger.read_lease, leader)
-        result = self._background_calls.run(f"lease of {leader}", read)
-        self._is_reading_lease = result is None
-        if result is not None and result.error is None:
-            # Compared by content only: clocks of two machines are never compared.
-            self._observation = after_lease_read(
-                self.leader_observation(now), now, has_changed=result.value != self._lease
-            )
-            self._lease = result.value
+            read = partial(self._ledger.read_lease, leader.leader)
+            result = self._background_calls.run(f"lease of {leader.leader}", read)
+            self._is_reading_lease = result is None
+            # A read that failed says nothing about the leader: the bucket may be unavailable.
+            if result is not None and result.error is None:
+                # Compared by content only: clocks of two machines are never compared.
+                self._observation = after_lease_read(
+                    self.leader_observation(now), now, has_changed=result.value != self._lease
+                )
+                self._lease = result.value

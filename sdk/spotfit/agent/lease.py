@@ -30,6 +30,7 @@ class Lease:
 
     def renew_if_due(self, interval_s: float, now: float) -> None:
         """Start a renewal if one is due, and record the result of the one in progress."""
+        # During a renewal its result is collected, however early that is.
         if not self._is_renewing and now < self._next_renewal_at:
             return
         result = self._background_calls.run("lease", self._ledger.renew_lease)

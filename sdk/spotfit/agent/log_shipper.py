@@ -30,7 +30,7 @@ _RETRY_DELAY_S = 0.5
 class LogShipper:
     """Buffers lines of the agent's thread and writes them to the bucket in another thread.
 
-    While more than `max_buffer_bytes` are buffered, lines are dropped and counted.
+    While more than `MAX_BUFFER_BYTES` are buffered, lines are dropped and counted.
     """
 
     def __init__(
@@ -41,14 +41,12 @@ class LogShipper:
         wall_ms: Callable[[], int],
         clock: Clock,
         flush_interval_s: float = _FLUSH_INTERVAL_S,
-        max_buffer_bytes: int = MAX_BUFFER_BYTES,
     ) -> None:
         self._store = store
         self._agent_id = agent_id
         self._wall_ms = wall_ms
         self._clock = clock
         self._flush_interval_s = flush_interval_s
-        self._max_buffer_bytes = max_buffer_bytes
         self._buffer: collections.deque[bytes] = collections.deque()
         self._buffered_bytes = 0
         self._dropped_lines = 0
@@ -61,7 +59,7 @@ class LogShipper:
     def add_line(self, round_number: int, rank: int, stream: str, text: str) -> None:
         """Append a line of a worker, or of the callback process for `rank` -1. Never blocks."""
         with self._condition:
-            if self._buffered_bytes >= self._max_buffer_bytes:
+            if self._buffered_bytes >= MAX_BUFFER_BYTES:
                 self._dropped_lines += 1
                 return
             self._report_dropped_lines(round_number, rank)
@@ -74,6 +72,7 @@ class LogShipper:
             self._append(end=True)
             self._is_closing = True
             self._condition.notify()
+        # Bounded: the machine of a preempted node is taken away whether the bucket answers or not.
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.warning("logs.flush_timed_out", unwritten_bytes=self._buffered_bytes)
@@ -90,36 +89,34 @@ class LogShipper:
         body = encode(fields) + b"\n"
         self._buffer.append(body)
         self._buffered_bytes += len(body)
+        # The writer waits for the first line, then for a full chunk: others need not wake it.
         if len(self._buffer) == 1 or self._buffered_bytes >= CHUNK_BYTES:
             self._condition.notify()
 
     # --- writer thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            chunk, is_last = self._next_chunk()
-            if chunk and not self._write(chunk):
-                return
-            if is_last:
+        is_last = False
+        while not is_last:
+            with self._condition:
+                self._condition.wait_for(lambda: self._buffer or self._is_closing)
+                # Then up to the flush interval for more lines: fewer and larger objects.
+                self._condition.wait_for(
+                    lambda: self._is_closing or self._buffered_bytes >= CHUNK_BYTES,
+                    self._flush_interval_s,
+                )
+                lines: list[bytes] = []
+                size = 0
+                while self._buffer and size < CHUNK_BYTES:
+                    lines.append(self._buffer.popleft())
+                    size += len(lines[-1])
+                self._buffered_bytes -= size
+                is_last = self._is_closing and not self._buffer
+            # Without the lock: `add_line` must not wait for the bucket.
+            if lines and not self._try_write(b"".join(lines)):
                 return
 
-    def _next_chunk(self) -> tuple[bytes, bool]:
-        """Wait for lines, then up to the flush interval for more. Returns (chunk, is_last)."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._buffer or self._is_closing)
-            self._condition.wait_for(
-                lambda: self._is_closing or self._buffered_bytes >= CHUNK_BYTES,
-                self._flush_interval_s,
-            )
-            lines: list[bytes] = []
-            size = 0
-            while self._buffer and size < CHUNK_BYTES:
-                lines.append(self._buffer.popleft())
-                size += len(lines[-1])
-            self._buffered_bytes -= size
-            return b"".join(lines), self._is_closing and not self._buffer
-
-    def _write(self, chunk: bytes) -> bool:
+    def _try_write(self, chunk: bytes) -> bool:
         """Return True once the chunk is stored, False if access is denied.
 
         Retries transient errors indefinitely: `close` bounds the total time.

@@ -71,6 +71,7 @@ class OpenRound:
         Returns a failure if a frame is invalid. Ignores frames of ranks that are not the agent's.
         """
         assignment = self._round.assignment_of(agent)
+        # A frame counts only if its rank runs on the node of the agent that sent it.
         if assignment is None or message.rank not in assignment.ranks:
             return None
         failure: RankFailure | None = None
@@ -86,18 +87,19 @@ class OpenRound:
     def send_to_workers(self, frames: Sequence[OutgoingFrame]) -> None:
         """Send frames to workers; rank None means all workers of the round."""
         for rank, frame in frames:
-            # One message per node, which the agent distributes to its workers.
-            if rank is None:
-                for assignment in self._round.assignments:
-                    self._transport.send_to_agent(
-                        assignment.agent,
-                        LeaderToWorker(round=self._round.number, rank=None, frame=frame),
-                    )
-            else:
-                agent = self._round.assignment_for_rank(rank).agent
-                self._transport.send_to_agent(
-                    agent, LeaderToWorker(round=self._round.number, rank=rank, frame=frame)
-                )
+            # For all ranks one message per node, which the agent distributes to its workers.
+            assignments = (
+                self._round.assignments
+                if rank is None
+                else (self._round.assignment_for_rank(rank),)
+            )
+            message = LeaderToWorker(round=self._round.number, rank=rank, frame=frame)
+            for assignment in assignments:
+                self._transport.send_to_agent(assignment.agent, message)
+
+    def mark_disconnected(self, ranks: Sequence[int]) -> None:
+        """Ignore later frames of these ranks; answer the others if they need not wait for them."""
+        self.send_to_workers(self.coordinator.mark_disconnected(ranks))
 
     def announce_preemption(self, view: View, state: LeaderState, now: float) -> None:
         """Send all workers the nodes with preemption notices.
@@ -108,6 +110,7 @@ class OpenRound:
         leaving = [
             assignment for assignment in self._round.assignments if assignment.agent in view.notices
         ]
+        # The notice may be about a machine that is not part of this round, such as a spare one.
         if not leaving:
             return
         preempted = preempted_nodes(leaving, view)
@@ -119,6 +122,7 @@ class OpenRound:
             replacement_ready=is_ready,
         )
         self.send_to_workers([(None, update)])
+        # Their machines may end before they join: the others must not wait for them.
         if view.spec and view.spec.relax_collectives:
             ranks = frozenset(rank for ranks in preempted.node_to_ranks.values() for rank in ranks)
             self.send_to_workers(self.coordinator.exclude_ranks(ranks))
@@ -138,12 +142,11 @@ class OpenRound:
 
         Reports stay in order: one with an uncommitted checkpoint delays those after it.
         """
+        # A callback may read the checkpoint: only committed ones are protected from deletion.
         uncommitted = {ready.name for ready in self.coordinator.reports.ready_checkpoints}
-        while (
-            self.coordinator.reports.matched_reports
-            and self.coordinator.reports.matched_reports[0].checkpoint not in uncommitted
-        ):
-            report = self.coordinator.reports.matched_reports.popleft()
+        reports = self.coordinator.reports.matched_reports
+        while reports and reports[0].checkpoint not in uncommitted:
+            report = reports.popleft()
             self._report_sink.add(self.coordinator.round, report)
             if self._callback_runner is not None:
                 self._callback_runner.send_report(report.metrics_by_rank, report.checkpoint)

@@ -44,6 +44,7 @@ class LeaderDisconnected(msgspec.Struct, frozen=True):
 
     address: str
     reason: str
+    # With a closed socket an election may start at once; otherwise the lease must expire (0012).
     closed_by_peer: bool
 
 
@@ -115,17 +116,10 @@ class AgentTransport(Protocol):
 class WorkerFramesReceived(msgspec.Struct, frozen=True):
     """Frames that a worker wrote; each is the JSON of a `FromWorker`."""
 
+    # Raw: most frames are only forwarded, and the leader decodes them.
     round: int
     rank: int
     frames: list[msgspec.Raw]
-
-
-EXIT_FORK_SERVER_DIED = "died with the process it was forked from"
-"""`WorkerExited.description` of a worker whose fork server was killed: not a fault of user code."""
-
-
-EXIT_NOT_STARTED = "could not be started"
-"""First words of `WorkerExited.description` of a process that was never started."""
 
 
 class WorkerExited(msgspec.Struct, frozen=True):
@@ -234,6 +228,7 @@ class WorkerPool(Protocol):
         """
         ...
 
+    # Needed before a new round starts, which may use the same names (docs/decisions/0017).
     def cancel_uploads(self) -> None:
         """Cancel all queued uploads of `uploading_round`."""
         ...
@@ -261,6 +256,7 @@ class CallbackRunner(Protocol):
         """Pass on the failure of a round: per rank the key of the exception and its text."""
         ...
 
+    # A method, not an exception of `send_report`: callbacks run after the call has returned.
     def user_code_error(self) -> UserCodeError | None:
         """The exception that a callback raised, or None."""
         ...
@@ -296,6 +292,7 @@ class BackendHookRunner(Protocol):
         """Return the result of such a call to the hook."""
         ...
 
+    # Without this a hook that waits for lost workers would block the hooks of the next round.
     def abandon_round(self, round_number: int) -> None:
         """Fail all calls of workers of that round: the workers are gone."""
         ...
@@ -329,6 +326,7 @@ class Validator(Protocol):
         """Whether the process is running."""
         ...
 
+    # Not before the exit: until then the process occupies accelerators of the next assignment.
     def take_result(self) -> ValidationResult | None:
         """Return the result once, after the process has exited; otherwise None."""
         ...
@@ -379,6 +377,7 @@ class NodeServices(Protocol):
         """Threads for slow calls to the bucket and the cloud."""
         ...
 
+    # Separate threads: a lease that is renewed too late costs the leadership (docs/decisions/0023).
     def journal_background_calls(self) -> BackgroundCalls:
         """Threads for the journal and the lease only: these never queue behind a slow cloud API."""
         ...

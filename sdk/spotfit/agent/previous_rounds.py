@@ -61,6 +61,7 @@ class PreviousRounds:
         self.parent_checkpoints = coordinator.reports.parent_checkpoints
         self._used_names = coordinator.reports.used_names
         self._abandoned_checkpoints |= coordinator.reports.abandoned_checkpoints
+        # Kept for the term: a checkpoint does not become readable again.
         self._corrupt_checkpoints |= coordinator.corrupt_checkpoints
 
     def mark_committed(self, name: str) -> None:
@@ -90,6 +91,7 @@ class PreviousRounds:
         self._ready_checkpoints = tuple(
             sorted(complete, key=lambda ready: (ready.round, ready.report_index))
         )
+        # Added, not replaced: names of the last round may have no manifest in the bucket yet.
         self._used_names |= used_names
         return True
 
@@ -99,6 +101,7 @@ class PreviousRounds:
         Returns '' if it was deleted or never completed: files of it may still be deleted or
         uploaded. Returns None if the name is new.
         """
+        # The names of committed checkpoints are among the used ones, too.
         latest = self._ledger.view.latest_checkpoint_named(name)
         return "" if latest is None and name in self._used_names else latest
 
@@ -106,6 +109,7 @@ class PreviousRounds:
         self, view: View, coordinator: RoundCoordinator | None
     ) -> tuple[ReadyCheckpoint, ...]:
         """Return the complete checkpoints that are newer than the committed ones."""
+        # Older rounds first: checkpoints are committed in the order in which they were saved.
         complete = (
             *self._ready_checkpoints,
             *(coordinator.reports.ready_checkpoints if coordinator else ()),
@@ -138,26 +142,19 @@ def _scan_bucket(
     """Return the new complete checkpoints that are not in `known`, and all names with manifests."""
     # One listing for both results: name markers are stored beside the manifests.
     listed = [entry.key for entry in store.list(keys.MANIFESTS.rstrip("/"))]
-    complete = [
-        ready
-        for ready in ready_checkpoints(store, listed, known)
-        if _is_newer_than_committed(view, ready) and _has_all_files(store, ready.name)
-    ]
+    complete = []
+    for ready in ready_checkpoints(store, listed, known):
+        if not _is_newer_than_committed(view, ready):
+            continue
+        # Files shared with a parent may have been deleted: only the leader of the term in which
+        # the checkpoint was saved protected the parent.
+        try:
+            check_present(store, ready.name)
+        except IntegrityError as error:
+            log.warning("checkpoint.incomplete", name=ready.name, reason=error.message)
+        else:
+            complete.append(ready)
     return complete, checkpoint_names_in(listed)
-
-
-def _has_all_files(store: Store, name: str) -> bool:
-    """Whether all files of its manifests exist.
-
-    Files shared with a parent may have been deleted: only the leader of the term in which it was
-    saved protected the parent.
-    """
-    try:
-        check_present(store, name)
-    except IntegrityError as error:
-        log.warning("checkpoint.incomplete", name=name, reason=error.message)
-        return False
-    return True
 
 
 def _is_newer_than_committed(view: View, ready: ReadyCheckpoint) -> bool:

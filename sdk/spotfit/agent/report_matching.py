@@ -159,14 +159,8 @@ class Saving:
         )
 
 
-@dataclass(frozen=True)
-class Matched:
-    """A report that is complete, and waits for earlier ones to be delivered."""
-
-    report: MatchedReport
-
-
-GroupReport = Open | Saving | Matched
+GroupReport = Open | Saving | MatchedReport
+"""A `MatchedReport` is complete, and waits for earlier reports to be delivered."""
 
 
 class ReportMatcher:
@@ -283,16 +277,14 @@ class ReportMatcher:
                 rank, CollectiveKey(REPORT_KIND, number), now, is_blocking=report.blocks_training
             )
         if rank == 0 or self._keep_all_metrics:
-            self._store_metrics(rank, report)
+            backlog = self._unmatched_metrics[rank]
+            # Copied: the decoded value would keep the whole received frame in memory.
+            metrics = msgspec.Raw(bytes(report.metrics))
+            backlog[number] = (metrics, report.checkpoint_dir_name)
+            # The first key is the oldest: a rank sends its reports in order.
+            if len(backlog) > MAX_REPORT_BACKLOG:
+                del backlog[next(iter(backlog))]
         return self.match_complete_reports(now)
-
-    def _store_metrics(self, rank: int, report: MetricsReport | FilesReport) -> None:
-        backlog = self._unmatched_metrics[rank]
-        # Copied: the decoded value would keep the whole received frame in memory.
-        metrics = msgspec.Raw(bytes(report.metrics))
-        backlog[report.report_index] = (metrics, report.checkpoint_dir_name)
-        if len(backlog) > MAX_REPORT_BACKLOG:
-            del backlog[next(iter(backlog))]
 
     def match_complete_reports(self, reported_at: float) -> list[OutgoingFrame]:
         """Match all reports that every required rank has made. Returns the answers."""
@@ -304,40 +296,40 @@ class ReportMatcher:
 
     def find_missing_ranks(self, report_index: int) -> Iterator[int]:
         """Yield the required ranks that have not made that report."""
-        optional = self._optional_ranks(report_index)
+        optional: AbstractSet[int] = self._ranks.excluded
+        report = self._reports.get(report_index)
+        # A snapshot is useless without the parts of all ranks, so excluded ranks are waited for
+        # while they can still upload.
+        if isinstance(report, Open) and report.is_snapshot:
+            optional = self._ranks.lost | (optional & self._ranks.returned)
         return (
             rank
             for rank, count in enumerate(self._report_counts)
             if count <= report_index and rank not in optional
         )
 
-    def _optional_ranks(self, report_index: int) -> AbstractSet[int]:
-        """Return the ranks without which that report is complete.
-
-        A snapshot is useless without the parts of all ranks, so excluded ranks are waited for while
-        they can still upload.
-        """
-        report = self._reports.get(report_index)
-        if isinstance(report, Open) and report.is_snapshot:
-            return self._ranks.lost | (self._ranks.excluded & self._ranks.returned)
-        return self._ranks.excluded
-
     def _match_report(self, number: int, reported_at: float) -> list[OutgoingFrame]:
         metrics, requested = self._unmatched_metrics[0].get(number, (_NO_METRICS, None))
         joined = self._collectives.close(CollectiveKey(REPORT_KIND, number)).keys()
+        # Lost ranks may have joined, but the end of their uploads is never reported.
         ranks = tuple(sorted(joined - self._ranks.lost))
         reported = self._open_report(number)
+        # Only callbacks receive the metrics of the other ranks.
         by_rank = self._unmatched_metrics if self._keep_all_metrics else self._unmatched_metrics[:1]
         metrics_by_rank = tuple(backlog.pop(number, (_NO_METRICS, None))[0] for backlog in by_rank)
         # A snapshot without metrics must not hide those of the last user report.
         if not reported.is_snapshot or bytes(metrics) != b"{}":
             self._latest_metrics_json = metrics
         incomplete_reason = reported.incomplete_reason(ranks, self._ranks.world_size)
+        # The maximum: reports may be matched, saved and abandoned in different orders.
         if incomplete_reason:
             self._last_save = max(self._last_save, (number, incomplete_reason))
         if incomplete_reason or not ranks:
             self._finish_report(number, MatchedReport(number, metrics_by_rank, None))
-            return _reject_files(ranks, number, incomplete_reason)
+            # Nobody uploads: the other parts are lost, or no rank has files.
+            failed = UploadFailed(report_index=number, reason=incomplete_reason)
+            unnamed = _answer_without_name(number)
+            return [(rank, frame) for rank in ranks for frame in (failed, unnamed)]
         name, parent = self._assign_name(reported, requested, number)
         self._reports[number] = saving = Saving(
             report_index=number,
@@ -369,6 +361,7 @@ class ReportMatcher:
             if requested
             else (self._default_checkpoint_name(number), "")
         )
+        # A function of the user uploads to its own folder: nothing could be left under this name.
         if not reported.is_user_uploaded:
             self.assigned_names.append(AssignedName(name, is_generated=name != requested))
         return name, self._parent_snapshot() if reported.is_snapshot else parent
@@ -383,6 +376,7 @@ class ReportMatcher:
         before = self._names_by_request.get(requested, self._latest_checkpoint_named(requested))
         name = requested if before is None else f"{requested}@{self._round}-{report_index}"
         self._names_by_request[requested] = self._names_by_request[name] = name
+        # '' from the journal: its files may be partly deleted, so that none can be shared.
         is_gone = before is not None and self._latest_checkpoint_named(before) == ""
         return name, "" if is_gone else before or ""
 
@@ -415,6 +409,7 @@ class ReportMatcher:
         self._last_save = max(self._last_save, (report_index, reason))
         self.abandoned_checkpoints.add(saving.name)
         self._saving.remove(saving)
+        # The report itself is kept: its metrics count without the checkpoint.
         self._finish_report(report_index, MatchedReport(report_index, saving.metrics_by_rank, None))
         return [
             (rank, UploadFailed(report_index=report_index, reason=reason)) for rank in saving.ranks
@@ -429,6 +424,7 @@ class ReportMatcher:
     def abandon_checkpoints_of_lost_ranks(self) -> list[OutgoingFrame]:
         """Abandon the checkpoints that wait for files of lost ranks, which block later ones."""
         frames: list[OutgoingFrame] = []
+        # A copy: `abandon_checkpoint` removes the report from the list.
         for saving in list(self._saving):
             if missing := sorted(self._ranks.lost.intersection(saving.ranks) - saving.done_ranks):
                 frames += self.abandon_checkpoint(
@@ -439,7 +435,7 @@ class ReportMatcher:
     # --- delivery ------------------------------------------------------------------------------
 
     def _finish_report(self, number: int, report: MatchedReport) -> None:
-        self._reports[number] = Matched(report)
+        self._reports[number] = report
         self._deliver_reports()
 
     def _deliver_reports(self) -> None:
@@ -454,24 +450,12 @@ class ReportMatcher:
                     self.matched_reports.append(
                         MatchedReport(number, report.metrics_by_rank, report.name)
                     )
-                case Matched(matched):
-                    self.matched_reports.append(matched)
+                case MatchedReport():
+                    self.matched_reports.append(report)
                 case _:
                     return
             del self._reports[number]
             self._delivered_count += 1
-
-
-def _reject_files(ranks: tuple[int, ...], report_index: int, reason: str) -> list[OutgoingFrame]:
-    """Return the messages to ranks whose files are not uploaded, because other parts are lost."""
-    return [
-        frame
-        for rank in ranks
-        for frame in (
-            (rank, UploadFailed(report_index=report_index, reason=reason)),
-            (rank, _answer_without_name(report_index)),
-        )
-    ]
 
 
 def _answer_without_name(report_index: int) -> CheckpointNamed:

@@ -38,6 +38,7 @@ class ReportSink:
 
     def add(self, round_number: int, report: MatchedReport) -> None:
         """Buffer rank 0's metrics and the checkpoint name of a matched report."""
+        # Formatted by hand: the metrics are JSON already, and need not be decoded to be encoded.
         line = b'{"round":%d,"report_index":%d,"checkpoint":%s,"metrics":%s}' % (
             round_number,
             report.report_index,
@@ -59,6 +60,7 @@ class ReportSink:
         if self._pending_chunk is not None:
             chunk_number, body = self._pending_chunk
             key = keys.reports(self._ledger.agent_id, chunk_number)
+            # Idempotent: a retry after a lost answer writes the same bytes under the same key.
             write = partial(self._ledger.store.put, key, body)
             if self._retrying_calls.run(key, write, now) is not None:
                 self._pending_chunk = None

@@ -57,11 +57,13 @@ class Roster:
         if self.members.pop(agent, None) is None:
             return False
         self.disconnected_since[agent] = now
+        # Kept when the agent rejoins: frames of its workers may have been lost meanwhile.
         self.disconnected_in_round.add(agent)
         return True
 
     def forget(self, token: Token, node: int, agent: AgentId | None) -> None:
         """Remove a machine that was declared lost, or only that agent of it."""
+        # Another agent may have joined from the same machine since, after a restart.
         if agent is None or self.last_agent_by_node.get((token, node)) == agent:
             self.last_agent_by_node.pop((token, node), None)
         if agent is not None:
@@ -110,12 +112,14 @@ class Roster:
 
     def mark_uploads_drained(self, agent: AgentId, round_number: int) -> None:
         """Record that an agent has no uploads of that round in progress."""
+        # A late message about an earlier round says nothing about the uploads of the last one.
         if self.members[agent].uploading_round == round_number:
             self.members[agent] = replace(self.members[agent], uploading_round=None)
 
     def can_enter(self, assignment: NodeAssignment, round_number: int) -> bool:
         """Whether the agent is connected and has neither entered nor aborted that round."""
         status = self.members.get(assignment.agent)
+        # Ranks that a node has started once have joined collectives: it never enters again.
         return status is not None and status.last_entered_round < round_number
 
     def record_notice(self, agent: AgentId, notice: Notice, now: float) -> None:
@@ -124,6 +128,7 @@ class Roster:
         self.members[agent] = replace(self.members[agent], notice=notice)
 
     def _store_notice(self, agent: AgentId, notice: Notice, now: float) -> None:
+        # Every `Join` repeats the notice, but its deadline counts from the first time.
         if self._notices.get(agent) != notice:
             self._notices[agent] = notice
             self.noticed_at[agent] = now
@@ -147,6 +152,7 @@ class Roster:
 
     def are_all_stopped(self, assignments: tuple[NodeAssignment, ...]) -> bool:
         """Whether each of these agents is disconnected or has no workers."""
+        # A disconnected agent stops its workers by itself: it has lost its leader.
         statuses = (self.members.get(assignment.agent) for assignment in assignments)
         return all(status is None or status.running_round is None for status in statuses)
 

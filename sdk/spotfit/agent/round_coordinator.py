@@ -98,6 +98,7 @@ class RoundCoordinator:
 
     def set_validation_pending(self, *, is_pending: bool, now: float) -> None:
         """Set whether ranks may be waiting for a validation. Its end counts as progress."""
+        # Ranks that waited for it need time until their next step.
         if self._is_validating and not is_pending:
             self._progressed_at = now
         self._is_validating = is_pending
@@ -119,6 +120,7 @@ class RoundCoordinator:
             return []
         self._ranks.excluded = ranks
         frames = self._settle_lost_ranks()
+        # Reports were settled above: they have other rules for excluded ranks.
         broadcasts = [key for key in self._collectives.pending if key.kind != REPORT_KIND]
         return frames + [frame for key in broadcasts for frame in self._try_complete_broadcast(key)]
 
@@ -148,10 +150,13 @@ class RoundCoordinator:
             self._progress_counts[rank] += 1
             self._progressed_at = now
         frames = self._dispatch(rank, message, now)
+        # After each frame: any return or join may make a pending collective impossible.
         return frames + self._collectives.abort_deadlocked(self.returned_ranks, self._missing_ranks)
 
     def _dispatch(self, rank: int, message: FromWorker, now: float) -> list[OutgoingFrame]:
         match message:
+            # Earlier frames of the rank may be lost: see `mark_disconnected`. Results of uploads
+            # still count: they do not depend on other frames.
             case MetricsReport() | FilesReport() | RankZeroBroadcast() | WorkerReturned() if (
                 rank in self._ranks.disconnected
             ):
@@ -174,6 +179,7 @@ class RoundCoordinator:
                 self.running_ranks.add(rank)
             case WorkerReturned():
                 self.returned_ranks.add(rank)
+                # Excluded ranks that have returned are not waited for: see `find_missing_ranks`.
                 return self.reports.match_complete_reports(now)
             case _:
                 pass  # the agent of the worker has processed the other messages

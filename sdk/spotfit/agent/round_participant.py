@@ -41,6 +41,7 @@ from spotfit.ledger import keys
 from spotfit.model.events import RankFailure
 from spotfit.model.failure_model import FailureModel
 from spotfit.model.snapshot_id import SnapshotShard
+from spotfit.model.spec import RunSpec
 from spotfit.model.topology import NodeAssignment, Round
 from spotfit.model.view import View
 from spotfit.policy.recovery import assign_replica_peers, peer_store_addresses
@@ -152,22 +153,29 @@ class RoundParticipant:
             self._worker_pool.cancel_uploads()
         if self.round is not None and (opened is None or opened.number != self.round):
             self.stop_workers()
-        if opened is not None and opened.number == self.round and not self._is_aborted:
-            self._update_replica_target(view, opened)
-        if opened is None or self.round is not None or self._worker_pool.has_workers:
+        if opened is None:
+            return
+        if opened.number == self.round and not self._is_aborted:
+            # The target changes when the node that holds the replicas receives a notice.
+            target = self._find_replica_target(view, opened)
+            if target != self._replica_target:
+                self._replica_target = target
+                self._worker_pool.replicate_to(target)
+        # Killed workers hold accelerators and shared memory until they have exited.
+        if self.round is not None or self._worker_pool.has_workers:
             return
         assignment = opened.assignment_of(self._agent_id)
         is_connected_to_leader = (
-            view.leader is not None
-            and leader_address is not None
-            and leader_address == view.leader.coordinator_address
+            view.leader is not None and leader_address == view.leader.coordinator_address
         )
+        # The journal may still show a round that the leader has aborted (`abort_round`).
         is_new = opened.number > self.last_entered_round
         if assignment is not None and is_connected_to_leader and is_new:
             self._enter_round(view, opened, assignment)
 
     def stop_workers(self) -> None:
         """Kill all workers. Their later errors and exit codes are not reported as failures."""
+        # Set before the kill, whose errors and exits must be recognized as its consequences.
         self._is_aborted = True
         self._pending_result = None  # the round did not finish
         self._worker_pool.kill_workers()
@@ -196,33 +204,50 @@ class RoundParticipant:
         self._awaits_shutdown_hook = self._awaits_shutdown_hook and frame != OpenGate(phase="leave")
         if view.round is None or round_number != self.round:
             return
+        # The leader addresses ranks or all; a worker that has exited is skipped by the pool.
         assignment = view.round.assignment_of(self._agent_id)
         for local_rank in assignment.ranks if assignment else ():
             if rank is None or rank == local_rank:
                 self._worker_pool.send(local_rank, frame)
 
     def _enter_round(self, view: View, opened: Round, assignment: NodeAssignment) -> None:
+        assert view.spec is not None, "the spec precedes every round in the journal"
         self.round = self.last_entered_round = opened.number
         self._is_aborted = False
         self._raised_ranks, self._returned_ranks = set(), set()
-        self._awaits_shutdown_hook = view.spec is not None and view.spec.has_backend_hooks
+        self._awaits_shutdown_hook = view.spec.has_backend_hooks
         self._replica_target = self._find_replica_target(view, opened)
+        start = self._build_start_message(view, view.spec, opened, assignment)
+        # Without holders of its shards the snapshot cannot be read from memory.
+        if opened.shard_holders:
+            addresses = peer_store_addresses(opened, self._agent_id)
+            start = replace(
+                start, memory_snapshot=opened.memory_snapshot, peer_store_addresses=addresses
+            )
         self._worker_pool.start(
-            [self._build_start_message(view, opened, assignment, rank) for rank in assignment.ranks]
+            [
+                replace(start, rank=rank, local_rank=local_rank)
+                for local_rank, rank in enumerate(assignment.ranks)
+            ]
         )
 
     def _build_start_message(
-        self, view: View, opened: Round, assignment: NodeAssignment, rank: int
+        self, view: View, spec: RunSpec, opened: Round, assignment: NodeAssignment
     ) -> StartWorker:
-        spec = view.spec
-        assert spec is not None
+        """Return the message for the first worker of this node; only ranks differ in the others."""
         metrics = view.metrics_of(opened.checkpoint_name) if opened.checkpoint_name else None
+        failure_model = FailureModel(
+            market_prior=spec.market_prior,
+            num_nodes=len(opened.assignments),
+            lifetimes=view.lifetimes,
+            group_age_s=view.group_age_s,
+        )
         return StartWorker(
             run_id=self._launch.run_id,
             run_name=spec.name,
             round=opened.number,
-            rank=rank,
-            local_rank=rank - assignment.first_rank,
+            rank=assignment.first_rank,
+            local_rank=0,
             world_size=opened.world_size,
             local_world_size=assignment.num_workers,
             node_rank=assignment.node_rank,
@@ -234,11 +259,6 @@ class RoundParticipant:
             checkpoint=opened.checkpoint_name,
             checkpoint_metrics=metrics,
             has_snapshots=any(checkpoint.is_snapshot for checkpoint in view.checkpoints),
-            # Without holders of its shards the snapshot cannot be read from memory.
-            memory_snapshot=opened.memory_snapshot if opened.shard_holders else None,
-            peer_store_addresses=peer_store_addresses(opened, self._agent_id)
-            if opened.shard_holders
-            else (),
             replica_target=self._replica_target,
             devices=self._devices,
             scratch_dir=self._scratch,
@@ -249,24 +269,13 @@ class RoundParticipant:
             heartbeat_interval_s=heartbeat_interval_s(spec.hang_detection.worker_timeout_s),
             log_level=spec.log_level,
             secret=self._launch.secret,
-            failure_model=FailureModel(
-                market_prior=spec.market_prior,
-                num_nodes=len(opened.assignments),
-                lifetimes=view.lifetimes,
-                group_age_s=view.group_age_s,
-            ),
+            failure_model=failure_model,
             spec=msgspec.Raw(encode(spec)),
         )
 
-    def _update_replica_target(self, view: View, opened: Round) -> None:
-        """Replicate to another peer if the current one has received a notice."""
-        target = self._find_replica_target(view, opened)
-        if target != self._replica_target:
-            self._replica_target = target
-            self._worker_pool.replicate_to(target)
-
     def _find_replica_target(self, view: View, opened: Round) -> str:
         """Return the address of the peer store for this node; '' if no other node stays."""
+        # Computed by every node from the same view, so that no message has to assign it.
         peer = assign_replica_peers(opened.assignments, leaving=view.notices).get(self._agent_id)
         assignment = opened.assignment_of(peer) if peer is not None else None
         return assignment.peer_store_address if assignment is not None else ""
@@ -284,6 +293,7 @@ class RoundParticipant:
         if self.round is not None and not has_workers and self._pending_result is None:
             stopped, self.round = self.round, None
             self.uploading_round = stopped if uploading_round == stopped else None
+            # Slow, therefore only here: no worker writes segments any more.
             self.snapshot_shards = self._worker_pool.snapshot_shards
             self._transport.send_to_leader(
                 WorkersStopped(
@@ -297,23 +307,28 @@ class RoundParticipant:
             self._transport.send_to_leader(UploadsDrained(round=drained))
 
     def _on_worker_event(self, event: WorkerPoolEvent) -> None:
+        send = self._transport.send_to_leader
         match event:
             case WorkerFramesReceived(round=number, rank=rank, frames=frames):
-                self._forward_frames(number, rank, frames)
+                # Frames of killed workers of an earlier round may still arrive.
+                if number == self.round and frames:
+                    self._forward_frames(number, rank, frames)
             case WorkerExited():
                 self._on_exited(event)
             case WorkerLivenessChanged(round=number, rank=rank, silent_s=silent_s):
-                self._transport.send_to_leader(
-                    WorkerUnresponsive(round=number, rank=rank, silent_s=silent_s)
-                )
+                send(WorkerUnresponsive(round=number, rank=rank, silent_s=silent_s))
             case WorkerStackDumped(round=number, dump_id=dump_id, rank=rank, stack_text=text):
-                self._transport.send_to_leader(
-                    StackDump(round=number, dump_id=dump_id, rank=rank, stack_text=text)
-                )
+                send(StackDump(round=number, dump_id=dump_id, rank=rank, stack_text=text))
             case EnvironmentBroken(raised=raised):
-                self._on_environment_broken(raised)
+                # Stored under a key of the agent: no round may be open yet.
+                key = keys.agent_failure(self._agent_id)
+                self._pending_node_failure = _PendingWrite(
+                    key,
+                    self._node_services.seal(raised.pickled_exception, key),
+                    _raised_failure(0, raised, key),
+                )
             case ReplicaConfirmed(round=number, rank=rank, step=step, peer_store=address):
-                self._transport.send_to_leader(
+                send(
                     SnapshotReplicated(
                         round=number, rank=rank, step=step, peer_store_address=address
                     )
@@ -323,71 +338,49 @@ class RoundParticipant:
 
     def _forward_frames(self, round_number: int, rank: int, frames: list[msgspec.Raw]) -> None:
         """Forward frames to the leader, except a final one that must be stored first."""
-        # Frames of killed workers of an earlier round may still arrive.
-        if round_number != self.round or not frames:
-            return
-        forwarded = frames
-        last = bytes(frames[-1])  # both final messages are the last frame of their worker
+        earlier, last = frames[:-1], bytes(frames[-1])  # a final message is the last frame
         tag = message_tag(last)
         if tag == "worker_raised":
-            forwarded = frames[:-1]
-            self._on_raised(round_number, rank, _raised_decoder.decode(last))
+            frames = earlier
+            self._raised_ranks.add(rank)
+            # Workers that are being killed raise follow-up errors, for example in collectives.
+            if not self._is_aborted:
+                raised = _raised_decoder.decode(last)
+                key = keys.failure(round_number, rank) if raised.pickled_exception else None
+                failure = _raised_failure(rank, raised, key)
+                self._transport.send_to_leader(
+                    WorkerTerminated(round=round_number, rank=rank, failure=failure)
+                )
+                if key is not None:
+                    body = self._node_services.seal(raised.pickled_exception, key)
+                    self._pending_exceptions[key] = body
         elif tag == "worker_returned":
-            forwarded = [
-                *frames[:-1],
-                *self._on_returned(round_number, rank, _returned_decoder.decode(last)),
-            ]
-        if forwarded:
+            frames = earlier
+            self._returned_ranks.add(rank)
+            returned = _returned_decoder.decode(last)
+            frame = msgspec.Raw(encode(replace(returned, pickled_value=b"")))
+            if rank > 0 or not returned.pickled_value:
+                frames.append(frame)
+            elif not self._is_aborted:
+                # The leader may end the run with this frame: first the value must be stored.
+                key = keys.result(round_number, rank)
+                body = self._node_services.seal(returned.pickled_value, key)
+                self._pending_result = _PendingWrite(key, body, frame)
+        if frames:
             self._transport.send_to_leader(
-                WorkerToLeader(round=round_number, rank=rank, frames=forwarded)
+                WorkerToLeader(round=round_number, rank=rank, frames=frames)
             )
-
-    def _on_raised(self, round_number: int, rank: int, raised: WorkerRaised) -> None:
-        self._raised_ranks.add(rank)
-        # Workers that are being killed raise follow-up errors, for example in collectives.
-        if self._is_aborted:
-            return
-        key = keys.failure(round_number, rank) if raised.pickled_exception else None
-        failure = _raised_failure(rank, raised, key)
-        self._transport.send_to_leader(
-            WorkerTerminated(round=round_number, rank=rank, failure=failure)
-        )
-        if key is not None:
-            self._pending_exceptions[key] = self._node_services.seal(raised.pickled_exception, key)
-
-    def _on_environment_broken(self, raised: WorkerRaised) -> None:
-        key = keys.agent_failure(self._agent_id)
-        self._pending_node_failure = _PendingWrite(
-            key,
-            self._node_services.seal(raised.pickled_exception, key),
-            _raised_failure(0, raised, key),
-        )
-
-    def _on_returned(
-        self, round_number: int, rank: int, returned: WorkerReturned
-    ) -> list[msgspec.Raw]:
-        """Return the frame for the leader, without the value; none before the value is stored."""
-        self._returned_ranks.add(rank)
-        frame = msgspec.Raw(encode(replace(returned, pickled_value=b"")))
-        if rank > 0 or not returned.pickled_value:
-            return [frame]
-        if self._is_aborted:
-            return []
-        key = keys.result(round_number, rank)
-        self._pending_result = _PendingWrite(
-            key, self._node_services.seal(returned.pickled_value, key), frame
-        )
-        return []
 
     def _write_pending(self, now: float) -> None:
         """Advance the writes to the bucket and send the messages that waited for them.
 
         Exceptions are reported before they are written: the leader must stop the round at once.
         """
-        for key, body in list(self._pending_exceptions.items()):
+        for key, body in list(self._pending_exceptions.items()):  # a copy: written ones are deleted
             if self._try_write(key, body, now):
                 del self._pending_exceptions[key]
         result, node_failure = self._pending_result, self._pending_node_failure
+        # The round stays open meanwhile: `poll_worker_events` waits for the result.
         if result is not None and self._try_write(result.key, result.body, now):
             self._pending_result = None
             assert self.round is not None
@@ -403,6 +396,7 @@ class RoundParticipant:
 
     def _on_exited(self, event: WorkerExited) -> None:
         is_expected = event.killed_by_agent or (self._is_aborted and event.is_clean)
+        # An exit after a final message is regular, except while hooks may call the worker.
         is_finished = event.rank in self._raised_ranks or (
             event.rank in self._returned_ranks and not self._awaits_shutdown_hook
         )

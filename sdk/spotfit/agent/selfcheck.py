@@ -50,14 +50,19 @@ def inspect_node() -> NodeReport:
     """Check everything that an agent needs from its machine, except for the run itself."""
     errors = ErrorCollector()
     errors.check(env.check_all)
+    # Bound as the agent would, then closed: an address of another machine or a taken port fails.
     errors.check(lambda: listen(machine.own_address(), env.read(env.PORT)).close())
     scratch_bytes = errors.check(_free_scratch_bytes)
     local = version_check.local_environment()
+    packages = {
+        version_check.distribution_name(package.name): package.version
+        for package in metadata.distributions()
+    }
     return NodeReport(
         python=local.python,
         implementation=local.implementation,
         platform=local.platform,
-        packages=_installed_packages(),
+        packages=dict(sorted(packages.items())),
         user=os.getuid(),
         cpus=machine.cpu_count(),
         devices=machine.devices(),
@@ -73,19 +78,12 @@ def format_report(node_report: NodeReport) -> str:
     return msgspec.json.encode(node_report).decode()
 
 
-def _installed_packages() -> dict[str, str]:
-    installed = {
-        version_check.distribution_name(package.name): package.version
-        for package in metadata.distributions()
-    }
-    return dict(sorted(installed.items()))
-
-
 def _free_scratch_bytes() -> int:
     """Return the free bytes. Raises `ConfigError` if the directory cannot be written to."""
     folder = env.read(env.SCRATCH_DIR) or tempfile.gettempdir()
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
+        # Permission bits do not show a read-only or full file system; a write does.
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"probe")
     except OSError as error:

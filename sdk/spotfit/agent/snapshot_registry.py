@@ -70,7 +70,19 @@ class SnapshotRegistry:
         # The ranks of a node are consecutive.
         first = start.rank - start.local_rank
         self._local_ranks = tuple(range(first, first + start.local_world_size))
-        segments = self._segment_paths_by_rank(start) if start.memory_snapshot is not None else ()
+        segments: tuple[str, ...] = ()
+        if start.memory_snapshot is not None:
+            found = {
+                shard.rank: str(path)
+                for shard, path in self._paths_by_shard.items()
+                if shard.snapshot_id == start.memory_snapshot
+            }
+            # By saving rank, '' for shards that a peer store serves. "missing" is not a path:
+            # opening it raises the same IntegrityError as a deleted segment.
+            segments = tuple(
+                "" if address else found.get(rank, "missing")
+                for rank, address in enumerate(start.peer_store_addresses)
+            )
         return replace(start, segment_dir=self._directory, local_segments=segments)
 
     def find_shard(self, shard: SnapshotShard) -> Path | None:
@@ -79,8 +91,20 @@ class SnapshotRegistry:
 
     def scan_shards(self) -> tuple[SnapshotShard, ...]:
         """Read the index of every segment and replica; return the shards that are complete."""
-        paths = [*self.replicas.replicas.values(), *self._segment_paths()]
-        found = sorted(filter(None, map(_read_shard, paths)), key=itemgetter(0))
+        found: list[tuple[int, SnapshotShard, Path]] = []
+        for path in [*self.replicas.replicas.values(), *self._segment_paths()]:
+            try:
+                with ShmSegment.open(path) as segment:
+                    index = segment.index()
+            except IntegrityError:  # incomplete, because its writer died
+                continue
+            shard = SnapshotShard(
+                snapshot_id=SnapshotId(round=int(path.name.partition("-")[0]), step=index.step),
+                rank=index.rank,
+                world_size=index.world_size,
+            )
+            found.append((index.save_number, shard, path))
+        found.sort(key=itemgetter(0))
         # Sorted by save number: of two saves of the same step, the later one is used.
         self._paths_by_shard = {shard: path for _, shard, path in found}
         return tuple(sorted(self._paths_by_shard))
@@ -96,18 +120,23 @@ class SnapshotRegistry:
 
         Returns None if this rank has submitted no snapshot with that report.
         """
-        snapshot = self._unnamed.pop((rank, assignment.report_index), None)
+        number = assignment.report_index
+        snapshot = self._unnamed.pop((rank, number), None)
         if snapshot is None or not assignment.checkpoint_name:
             return None
         # A name means that all ranks have submitted: earlier rounds are obsolete.
         self._delete_other_rounds(self._segment_paths())
-        self._replicate(
-            ReplicaId(self._round, assignment.report_index, rank), Path(snapshot.segment)
-        )
+        replica, segment = ReplicaId(self._round, number, rank), Path(snapshot.segment)
+        # IntegrityError: the segment was deleted or is being overwritten by a later save.
+        with suppress(IntegrityError), ShmSegment.open(segment) as opened:
+            self._last_replicas[rank] = PendingReplica(
+                replica, segment, opened.version_stamp, self._local_ranks, self._replication_target
+            )
+            self._enqueue(self._last_replicas[rank])
         manifest = Manifest(
             name=assignment.checkpoint_name,
             round=self._round,
-            report_index=assignment.report_index,
+            report_index=number,
             rank=rank,
             ranks=assignment.ranks,
             metrics=_metrics_decoder.decode(assignment.metrics),
@@ -116,9 +145,7 @@ class SnapshotRegistry:
         )
         job = encode_upload_job(SnapshotUploadJob(snapshot.segment, manifest, assignment.parent))
         request = RequestUpload(
-            report_index=assignment.report_index,
-            checkpoint_name=assignment.checkpoint_name,
-            upload_job=job,
+            report_index=number, checkpoint_name=assignment.checkpoint_name, upload_job=job
         )
         return QueuedUpload(self._round, rank, request, is_snapshot=True)
 
@@ -128,14 +155,6 @@ class SnapshotRegistry:
         # The node that holds the previous replicas leaves: copy the latest ones again.
         for replica in self._last_replicas.values():
             self._enqueue(replica._replace(target=peer_store))
-
-    def _replicate(self, replica: ReplicaId, segment: Path) -> None:
-        # IntegrityError: the segment was deleted or is being overwritten by a later save.
-        with suppress(IntegrityError), ShmSegment.open(segment) as opened:
-            self._last_replicas[replica.rank] = PendingReplica(
-                replica, segment, opened.version_stamp, self._local_ranks, self._replication_target
-            )
-            self._enqueue(self._last_replicas[replica.rank])
 
     def _enqueue(self, pending: PendingReplica) -> None:
         if self.replicate is not None and pending.target:
@@ -169,38 +188,3 @@ class SnapshotRegistry:
 
     def _glob(self, pattern: str) -> list[Path]:
         return [path for directory in self._directories for path in directory.glob(pattern)]
-
-    def _segment_paths_by_rank(self, start: StartWorker) -> tuple[str, ...]:
-        """Return the local segments of the snapshot to resume from, by saving rank."""
-        found = {
-            shard.rank: str(path)
-            for shard, path in self._paths_by_shard.items()
-            if shard.snapshot_id == start.memory_snapshot
-        }
-        # "missing" is not a path: opening it raises the same IntegrityError as a deleted segment.
-        return tuple(
-            "" if address else found.get(rank, "missing")
-            for rank, address in enumerate(start.peer_store_addresses)
-        )
-
-
-def _read_shard(path: Path) -> tuple[int, SnapshotShard, Path] | None:
-    """Return the save number and the shard in a segment.
-
-    Returns None if the segment is incomplete because its writer died.
-    """
-    try:
-        with ShmSegment.open(path) as segment:
-            index = segment.index()
-    except IntegrityError:
-        return None
-    round_number = int(path.name.partition("-")[0])
-    return (
-        index.save_number,
-        SnapshotShard(
-            snapshot_id=SnapshotId(round=round_number, step=index.step),
-            rank=index.rank,
-            world_size=index.world_size,
-        ),
-        path,
-    )

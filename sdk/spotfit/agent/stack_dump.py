@@ -37,41 +37,30 @@ def dump_stacks(pids: Mapping[int, int], directory: Path, clock: Clock) -> dict[
         # Without the file the worker has not registered its handler, and the signal would kill it.
         if files[rank].exists():
             process.kill(pid, process.STACK_DUMP_SIGNAL)
-    _wait_for_files(files, before, clock)
-    return {
-        rank: "\n".join(
-            [
-                f"process {pid}, kernel state: {states[rank] or 'no such process'}",
-                _read_new_stacks(files[rank], before[rank]),
-                _run_py_spy(pid),
-            ]
-        )
-        for rank, pid in pids.items()
-    }
-
-
-def _wait_for_files(files: Mapping[int, Path], before: Mapping[int, int], clock: Clock) -> None:
-    """Wait until all files have grown and stopped growing, or until the timeout."""
+    # Until all files have grown and stopped growing: the handler writes a stack in several calls.
     deadline = clock.now() + DUMP_TIMEOUT_S
     sizes: dict[int, int] = {}
     while clock.now() < deadline:
         clock.wait(_POLL_S)
-        current = {rank: _size(file) for rank, file in files.items()}
-        if current == sizes and all(current[rank] > before[rank] for rank in current):
-            return
-        sizes = current
+        previous, sizes = sizes, {rank: _size(file) for rank, file in files.items()}
+        if sizes == previous and all(sizes[rank] > before[rank] for rank in sizes):
+            break
+    dumps = {}
+    for rank, pid in pids.items():
+        state = f"process {pid}, kernel state: {states[rank] or 'no such process'}"
+        stacks = (
+            "No Python stacks: the process is stopped, blocked in the kernel, or still starting."
+        )
+        if _size(files[rank]) > before[rank]:
+            with files[rank].open("rb") as file:
+                file.seek(before[rank])  # the file still has the stacks of earlier dumps
+                stacks = file.read(MAX_DUMP_BYTES).decode(errors="replace").rstrip()
+        dumps[rank] = f"{state}\n{stacks}\n{_run_py_spy(pid)}"
+    return dumps
 
 
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
-
-
-def _read_new_stacks(file: Path, before: int) -> str:
-    if _size(file) <= before:
-        return "No Python stacks: the process is stopped, blocked in the kernel, or still starting."
-    with file.open("rb") as stacks:
-        stacks.seek(before)
-        return stacks.read(MAX_DUMP_BYTES).decode(errors="replace").rstrip()
 
 
 def _run_py_spy(pid: int) -> str:
@@ -88,5 +77,6 @@ def _run_py_spy(pid: int) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"py-spy failed: {error}"
+    # It fails without ptrace permission, as in most containers: its message says so.
     output = completed.stdout if completed.returncode == 0 else completed.stderr
     return f"py-spy dump --native:\n{output[:MAX_DUMP_BYTES].decode(errors='replace').rstrip()}"

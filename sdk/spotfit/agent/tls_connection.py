@@ -14,6 +14,7 @@ An accepted socket starts in "handshaking". Frames sent before "established" are
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -46,6 +47,7 @@ class ConnectionCallbacks(NamedTuple):
     """Callbacks from a connection to its owner."""
 
     on_frame: Callable[[bytes], None]
+    """Raises `IntegrityError` if the frame is invalid: that ends the connection."""
     on_lost: Callable[[ConnectionLoss], None]
     """Called at most once, and not after `close()`."""
 
@@ -95,28 +97,29 @@ class TlsConnection:
     # --- events ------------------------------------------------------------------------------
 
     def _ready(self, mask: int) -> None:
+        if not self._is_connected and (
+            code := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        ):
+            self._fail_with_os_error(OSError(code, os.strerror(code)))
+            return
         try:
             if not self._is_connected:
-                self._finish_connect()
+                self._is_connected = True
+                # Messages are small and urgent: do not wait to fill a segment.
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._do_handshake()
             elif mask & READ:
                 self._receive()
             self._flush()
         except ssl.SSLError as error:
-            self._flush_tls_alert()
+            # The alert contains the reason for the peer; without it the peer sees a closed socket.
+            with contextlib.suppress(OSError):
+                self._sock.send(self._outgoing.read())
             self._fail(f"TLS handshake failed: {error.reason or error}", closed_by_peer=True)
         except IntegrityError as error:
             self._fail(error.message, closed_by_peer=False)
         except OSError as error:
             self._fail_with_os_error(error)
-
-    def _finish_connect(self) -> None:
-        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, os.strerror(code))
-        self._is_connected = True
-        # Messages are small and urgent: do not wait to fill a segment.
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._do_handshake()
 
     def _receive(self) -> None:
         for _ in range(_MAX_CHUNKS_PER_TURN):
@@ -140,7 +143,7 @@ class TlsConnection:
                 body = self._tls.read(_CHUNK_BYTES)
             except ssl.SSLWantReadError:
                 return
-            except ssl.SSLZeroReturnError:
+            except ssl.SSLZeroReturnError:  # close_notify: treated like the end of the stream
                 body = b""
             if not body:
                 self._fail("the peer closed the connection", closed_by_peer=True)
@@ -155,6 +158,7 @@ class TlsConnection:
         except ssl.SSLWantReadError:
             return
         self._is_handshake_done = True
+        # TLS cannot encrypt before the handshake: these were sent while it was in progress.
         for frame in self._pending_frames:
             self._tls.write(frame)
         self._pending_frames.clear()
@@ -179,17 +183,8 @@ class TlsConnection:
                 f"the peer does not read: over {MAX_SEND_BUFFER_BYTES >> 20} MiB are unsent",
                 closed_by_peer=False,
             )
-        else:
-            self._update_registration()
-
-    def _flush_tls_alert(self) -> None:
-        """Send the TLS alert that explains a rejected handshake, if the socket accepts it."""
-        try:
-            self._sock.send(self._outgoing.read())
-        except OSError:
             return
-
-    def _update_registration(self) -> None:
+        # Writability is only watched while data wait: an idle socket is always writable.
         events = READ | (WRITE if self._unsent or not self._is_connected else 0)
         if events != self._registered_events:
             self._registered_events = events
@@ -200,5 +195,6 @@ class TlsConnection:
 
     def _fail(self, reason: str, *, closed_by_peer: bool) -> None:
         if not self._is_closed:
+            # Closed first: the callback may use this connection again, and is called once.
             self.close()
             self.callbacks.on_lost(ConnectionLoss(reason, closed_by_peer))

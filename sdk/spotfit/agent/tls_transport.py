@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -23,13 +24,14 @@ from spotfit.agent.ports import (
 )
 from spotfit.agent.tls_connection import ConnectionCallbacks, ConnectionLoss, TlsConnection
 from spotfit.core.codec import decoder, encode
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import log
 from spotfit.host.event_loop import READ, EventLoop
 from spotfit.protocol.agent_leader import FromLeader, Join, JoinRejected, ToLeader
 from spotfit.security.tls_certificate import make_tls_contexts
 
+MessageT = TypeVar("MessageT")
 _to_leader_decoder: msgspec.json.Decoder[ToLeader] = decoder(ToLeader)  # type: ignore[arg-type]
 _from_leader_decoder: msgspec.json.Decoder[FromLeader] = decoder(FromLeader)  # type: ignore[arg-type]
 # Within 5 s the kernel sends two further SYN packets (after 1 s and 3 s) if the first is lost.
@@ -76,6 +78,7 @@ class TlsTransport:
 
     def close(self) -> None:
         """Close the listening socket and all connections."""
+        # Agents see a closed socket, so that they look for another leader at once (0012).
         self.disconnect()
         for connection in [*self._pending_connections, *self._agent_connections.values()]:
             connection.close()
@@ -87,6 +90,7 @@ class TlsTransport:
     def connect(self, address: str, join: Join) -> None:
         self.disconnect()
         if address == self._own_address:
+            # Without TCP: messages of a node to itself must not fail when its network does.
             self._loopback_agent = join.member.agent
             self._events.append(AgentMessageReceived(join.member.agent, join))
             return
@@ -100,10 +104,12 @@ class TlsTransport:
             self._loop, sock, self._tls.client, server=False
         )
         connection.callbacks = ConnectionCallbacks(
-            partial(self._on_leader_frame, connection, address),
+            lambda frame: self._events.append(
+                LeaderMessageReceived(_decode(_from_leader_decoder, frame))
+            ),
             partial(self._on_leader_disconnected, connection, address),
         )
-        connection.send(encode(join))
+        connection.send(encode(join))  # queued until the handshake is complete
         self._loop.call_later(
             _CONNECT_TIMEOUT_S, partial(self._on_connect_timeout, connection, address)
         )
@@ -120,15 +126,6 @@ class TlsTransport:
         elif self._leader_connection is not None:
             self._leader_connection.send(encode(message))
 
-    def _on_leader_frame(self, connection: TlsConnection, address: str, frame: bytes) -> None:
-        try:
-            message = _from_leader_decoder.decode(frame)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            connection.close()
-            self._on_leader_disconnected(connection, address, _invalid_message(error))
-            return
-        self._events.append(LeaderMessageReceived(message))
-
     def _on_leader_disconnected(
         self, connection: TlsConnection, address: str, loss: ConnectionLoss
     ) -> None:
@@ -137,7 +134,7 @@ class TlsTransport:
             self._events.append(LeaderDisconnected(address, loss.reason, loss.closed_by_peer))
 
     def _on_connect_timeout(self, connection: TlsConnection, address: str) -> None:
-        if connection is self._leader_connection and not connection.is_established:
+        if not connection.is_established:
             connection.close()
             # A timeout does not prove that the leader is gone: its machine may be overloaded.
             loss = ConnectionLoss(
@@ -170,7 +167,7 @@ class TlsTransport:
         except OSError as error:  # closed by the peer meanwhile, or no file descriptors are left
             log.debug("net.accept_failed", reason=str(error))
             return
-        sock.settimeout(0)
+        sock.settimeout(0)  # the event loop must not block on it
         # Messages are small and urgent: do not wait to fill a segment.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = TlsConnection(self._loop, sock, self._tls.server, server=True)
@@ -196,44 +193,34 @@ class TlsTransport:
 
     def _on_first_frame(self, connection: TlsConnection, frame: bytes) -> None:
         """Register the connection if its first frame is a `Join` for this run; else reject it."""
-        try:
-            join = _to_leader_decoder.decode(frame)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            self._reject_connection(connection, _invalid_message(error).reason)
-            return
+        join = _decode(_to_leader_decoder, frame)
         if not isinstance(join, Join):
             self._reject_connection(connection, "the first message is not a join")
-        elif join.run_id != self._run_id:
+            return
+        if join.run_id != self._run_id:
+            # The address of this machine was in the journal of a run that used it before.
             connection.send(encode(JoinRejected(reason="other_run")))
             self._reject_connection(connection, f"the agent belongs to run {join.run_id}")
-        else:
-            self._register_agent(connection, join)
-
-    def _register_agent(self, connection: TlsConnection, join: Join) -> None:
+            return
         agent = join.member.agent
         del self._pending_connections[connection]
         if agent in self._agent_connections:
+            # The end of the previous connection was not noticed yet, for example after a timeout.
             self._agent_connections.pop(agent).close()
             self._events.append(AgentDisconnected(agent, "the agent opened a new connection"))
         self._agent_connections[agent] = connection
         connection.callbacks = ConnectionCallbacks(
-            partial(self._on_agent_frame, connection, agent),
+            lambda frame: self._events.append(
+                AgentMessageReceived(agent, _decode(_to_leader_decoder, frame))
+            ),
             partial(self._on_agent_disconnected, connection, agent),
         )
         self._events.append(AgentMessageReceived(agent, join))
 
-    def _on_agent_frame(self, connection: TlsConnection, agent: AgentId, frame: bytes) -> None:
-        try:
-            message = _to_leader_decoder.decode(frame)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            connection.close()
-            self._on_agent_disconnected(connection, agent, _invalid_message(error))
-            return
-        self._events.append(AgentMessageReceived(agent, message))
-
     def _on_agent_disconnected(
         self, connection: TlsConnection, agent: AgentId, loss: ConnectionLoss
     ) -> None:
+        # Not if the agent has connected again: that has reported the end of this connection.
         if self._agent_connections.get(agent) is connection:
             del self._agent_connections[agent]
             self._events.append(AgentDisconnected(agent, loss.reason))
@@ -256,8 +243,12 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _invalid_message(error: Exception) -> ConnectionLoss:
-    return ConnectionLoss(f"received an invalid message: {error}", closed_by_peer=False)
+def _decode(decoder: msgspec.json.Decoder[MessageT], frame: bytes) -> MessageT:
+    """Decode a frame. Raises `IntegrityError`, at which `TlsConnection` closes itself."""
+    try:
+        return decoder.decode(frame)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise IntegrityError(f"received an invalid message: {error}") from error
 
 
 def _start_connect(address: str) -> socket.socket:

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from spotfit.agent.ports import AgentTransport, Validator
 from spotfit.core.ids import AgentId
-from spotfit.model.events import CheckpointCommitted, ValidationRequest, ValidationStarted
+from spotfit.model.events import ValidationStarted
 from spotfit.model.leader_state import ValidationReported
-from spotfit.model.spec import RunSpec
 from spotfit.model.view import View
-from spotfit.protocol.agent_sidecar import ValidationResult
 
 
 class NodeValidation:
@@ -71,17 +69,39 @@ class NodeValidation:
             ),
             None,
         )
-        if checkpoint is not None and view.spec is not None:
-            self._start(view.spec, checkpoint, assignment=assigned, now=now)
+        if checkpoint is None or view.spec is None:
+            return
+        self._last_attempt, self._current = assigned.attempt, assigned
+        self._pending_report, self._is_reported = None, False
+        request, config = checkpoint.validation, view.spec.validation
+        # Without arguments the request is `validation=True`, which has no timeout of its own.
+        if request is None or request.fn_kwargs is None:
+            self._timeout_s = config.timeout_s if config else None
+        else:
+            self._timeout_s = request.timeout_s
+        # Enforced by this node, the only one whose clock has seen the start.
+        self._deadline = None if self._timeout_s is None else now + self._timeout_s
+        self._validator.start(view.spec, checkpoint)
 
     def poll(self, now: float) -> None:
         """Check for a result or a timeout."""
+        # Taken even if it is not needed: the result of a killed process must not be used later.
         result = self._validator.take_result()
         if self._current is None:
             return
         if result is not None:
-            self._finish(_make_report(self._current.attempt, result))
+            attempt, reason = self._current.attempt, result.message
+            if result.retryable:
+                report = ValidationReported(attempt=attempt, status="lost", reason=reason)
+            elif result.metrics is None:
+                report = ValidationReported(attempt=attempt, status="failed", reason=reason)
+            else:
+                report = ValidationReported(
+                    attempt=attempt, status="validated", metrics=result.metrics
+                )
+            self._finish(report)
         elif self._deadline is not None and now >= self._deadline:
+            # Not restarted: a function that needs longer than its timeout would do so again.
             self._validator.stop()
             reason = f"the validation took longer than its timeout of {self._timeout_s:g} s"
             self._finish(
@@ -99,36 +119,6 @@ class NodeValidation:
         self._validator.stop()
         self._current = self._deadline = self._pending_report = None
 
-    def _start(
-        self,
-        spec: RunSpec,
-        checkpoint: CheckpointCommitted,
-        *,
-        assignment: ValidationStarted,
-        now: float,
-    ) -> None:
-        self._last_attempt, self._current = assignment.attempt, assignment
-        self._pending_report, self._is_reported = None, False
-        self._timeout_s = _timeout_s_of(spec, checkpoint.validation or ValidationRequest())
-        # Enforced by this node, the only one whose clock has seen the start.
-        self._deadline = None if self._timeout_s is None else now + self._timeout_s
-        self._validator.start(spec, checkpoint)
-
     def _finish(self, report: ValidationReported) -> None:
         self._pending_report, self._is_reported = report, False
         self._deadline = None
-
-
-def _timeout_s_of(spec: RunSpec, request: ValidationRequest) -> float | None:
-    # Without arguments the request is `validation=True`, which has no timeout of its own.
-    if request.fn_kwargs is None:
-        return spec.validation.timeout_s if spec.validation else None
-    return request.timeout_s
-
-
-def _make_report(attempt: int, result: ValidationResult) -> ValidationReported:
-    if result.retryable:
-        return ValidationReported(attempt=attempt, status="lost", reason=result.message)
-    if result.metrics is None:
-        return ValidationReported(attempt=attempt, status="failed", reason=result.message)
-    return ValidationReported(attempt=attempt, status="validated", metrics=result.metrics)

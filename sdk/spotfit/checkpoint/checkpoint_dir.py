@@ -79,13 +79,30 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         # Unknown contents may change, so each object downloads its own copy.
         self._cache_id = system.new_secret_bytes(16).hex()
         if filesystem is None:
-            root = _parse_root(text)
+            if "://" not in text and not text.startswith(("/", "~")):
+                raise ConfigError(
+                    f"Checkpoint({text!r}): a relative path has a different meaning on every "
+                    "machine.",
+                    do="Pass an absolute path or a URL, or use Checkpoint.from_directory(path).",
+                )
+            root = RootUrl.parse(text)
+            if not root.prefix:
+                raise ConfigError(
+                    f"{root} is a bucket, not a folder in one.", do="Pass the checkpoint's folder."
+                )
             self.path = root.path
-            self._store: Store = open_store(_parent_root(root))
+            # The parent is the root of the store: only then is the folder a key in it.
+            self._store: Store = open_store(replace(root, prefix=posixpath.dirname(root.prefix)))
             self._folder = posixpath.basename(root.path)
         else:
             self.path = text.rstrip("/")
-            self._store, self._folder = _split_location(filesystem, self.path)
+            parent, self._folder = posixpath.split(self.path)
+            if not self._folder:
+                raise ConfigError("The path of the checkpoint is empty.", do="Pass its folder.")
+            if hasattr(filesystem, "get_range") and hasattr(filesystem, "subtree"):  # a Store
+                self._store = filesystem.subtree(parent) if parent else filesystem
+            else:
+                self._store = open_filesystem_store(filesystem, parent)
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Self:
@@ -115,6 +132,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         if files is not None:
             # Equal files give equal ids, by which processes of a node share one download.
             identity = msgspec.json.encode([store.url, folder, self._expected_files])
+            # 128 bits: collisions are negligible, and the directory name stays short.
             self._cache_id = hashlib.sha256(identity).hexdigest()[:32]
         return self
 
@@ -138,6 +156,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         if one is missing or corrupt.
         """
         if self.local_directory is not None and self._is_self_contained:
+            # Verified at each use: nothing protects a local folder from changes after the report.
             _verify_files(self.local_directory, self._files_to_verify())
             yield str(self.local_directory)
             return
@@ -237,22 +256,19 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         files = self._files_to_verify()
         hashed = [record for record in files if record.has_digest]
         download_tree(self._store, self._folder, directory, records=hashed)
-        for record in files:
-            if not record.has_digest:
-                self._download_unhashed(record, directory)
+        # Only the sizes of the others are known: users wrote them to a folder of their own.
+        for record in (record for record in files if not record.has_digest):
+            target = directory / validate_key(record.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            key = f"{record.source_prefix or self._folder}/{record.name}"
+            try:
+                self._store.get_file(key, target)
+            except NotFoundError as error:
+                raise _integrity_error(self.path, record, "is missing") from error
+            if target.stat().st_size != record.size_bytes:
+                raise _integrity_error(self.path, record, "is corrupt: its size has changed")
         with suppress(NotFoundError):  # no metadata was set
             (directory / METADATA_FILE).write_bytes(self._store.get(self._metadata_key))
-
-    def _download_unhashed(self, record: FileRecord, directory: Path) -> None:
-        """Download a file of which only the size is known."""
-        target = directory / validate_key(record.name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._store.get_file(f"{record.source_prefix or self._folder}/{record.name}", target)
-        except NotFoundError as error:
-            raise _integrity_error(self.path, record, "is missing") from error
-        if target.stat().st_size != record.size_bytes:
-            raise _integrity_error(self.path, record, "is corrupt: its size has changed")
 
     @property
     def _is_self_contained(self) -> bool:
@@ -271,7 +287,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         return [file for file in self._expected_files or () if file.name != METADATA_FILE]
 
     def __fspath__(self) -> str:
-        # Without it open(checkpoint) would say only that a str or os.PathLike object is expected.
+        # Without it the error of open(checkpoint) would only name the expected types.
         raise TypeError(
             "A Checkpoint is not a path: its files may be in a bucket. "
             "Use `with checkpoint.as_directory() as directory`, or checkpoint.to_directory()."
@@ -313,32 +329,6 @@ def pyarrow_filesystem_or_store(store: Store) -> Any:
     return to_arrow_filesystem(store) or store
 
 
-def _parse_root(text: str) -> RootUrl:
-    if "://" not in text and not text.startswith(("/", "~")):
-        raise ConfigError(
-            f"Checkpoint({text!r}): a relative path has a different meaning on every machine.",
-            do="Pass an absolute path or a URL, or use Checkpoint.from_directory(path).",
-        )
-    return RootUrl.parse(text)
-
-
-def _parent_root(root: RootUrl) -> RootUrl:
-    if not root.prefix:
-        raise ConfigError(
-            f"{root} is a bucket, not a folder in one.", do="Pass the checkpoint's folder."
-        )
-    return replace(root, prefix=posixpath.dirname(root.prefix))
-
-
-def _split_location(filesystem: Any, path: str) -> tuple[Store, str]:
-    parent, folder = posixpath.split(path)
-    if not folder:
-        raise ConfigError("The path of the checkpoint is empty.", do="Pass its folder.")
-    if hasattr(filesystem, "get_range") and hasattr(filesystem, "subtree"):  # a Store
-        return (filesystem.subtree(parent) if parent else filesystem), folder
-    return open_filesystem_store(filesystem, parent), folder
-
-
 def store_path(store: Store) -> str:
     """Return the path of the store's root, without a scheme."""
     try:
@@ -353,6 +343,7 @@ def _verify_files(directory: Path, files: Sequence[FileRecord]) -> None:
         path = directory / record.name
         if not path.is_file():
             raise _integrity_error(str(directory), record, "is missing")
+        # The size first: a comparison of contents reads the whole file.
         if path.stat().st_size != record.size_bytes or content_differs(path, record):
             raise _integrity_error(str(directory), record, "is corrupt: its size or hash differs")
 

@@ -79,8 +79,9 @@ def check_all_present(store: Store, names: Collection[str]) -> None:
 def _check_listed(store: Store, name: str, parts: Sequence[Manifest]) -> None:
     folder = parts[0].folder
     records = _merge_file_records(store, parts)
+    # One listing per folder: a snapshot has thousands of chunks, too many for one request each.
     sizes = {
-        prefix: _listed_sizes(store, prefix or folder)
+        prefix: listed_sizes(store, prefix or folder)
         for prefix in {"", *(record.source_prefix for record in records)}
     }
     for record in records:
@@ -137,6 +138,7 @@ def _merge_file_records(store: Store, manifests: Sequence[Manifest]) -> list[Fil
 
     Ranks that saved to another folder than the first rank are left out.
     """
+    # The first rank decides, as it does about the metrics and validation of the checkpoint.
     folder, requested_name = manifests[0].folder, manifests[0].requested_name
     merged: dict[str, FileRecord] = {}
     sizes: dict[str, Mapping[str, int]] = {}
@@ -147,7 +149,8 @@ def _merge_file_records(store: Store, manifests: Sequence[Manifest]) -> list[Fil
         # Several ranks uploaded different files of one name to one folder. It is unknown which
         # upload came last, so only the size that is listed now can be verified.
         if known != record and known.source_prefix == prefix:
-            sizes[prefix] = sizes.get(prefix) or _listed_sizes(store, prefix or folder)
+            sizes[prefix] = sizes.get(prefix) or listed_sizes(store, prefix or folder)
+            # -1 matches no file: one that is not listed fails the verification as missing.
             merged[name] = FileRecord(name, sizes[prefix].get(name, -1), "", prefix)
     return list(merged.values())
 
@@ -163,7 +166,8 @@ def _upload_order(file: FileRecord, requested_name: str) -> tuple[int, int, int]
     return (not file.source_prefix, round_number, report_index)
 
 
-def _listed_sizes(store: Store, folder: str) -> dict[str, int]:
+def listed_sizes(store: Store, folder: str) -> dict[str, int]:
+    """Return the sizes of the files in that folder, by their names relative to it."""
     prefix = f"{folder}/"
     return {
         info.key.removeprefix(prefix): info.size_bytes

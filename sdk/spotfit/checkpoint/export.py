@@ -11,7 +11,6 @@ import math
 import mmap
 import os
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -45,27 +44,11 @@ _ALIGNMENT = 8  # safetensors: readers expect the data to start at a multiple of
 _FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
 
 
-class ExportedTensor(msgspec.Struct, frozen=True):
-    """A tensor to assemble, and the offset of its first byte in the data section."""
-
-    name: str
-    pieces: tuple[tuple[int, TensorPiece], ...]
-    """Pairs of a rank and a piece that the rank saved."""
-    start: int
-
-    @property
-    def first_piece(self) -> TensorPiece:
-        """A piece to read dtype and shape from; they are equal in all pieces."""
-        return self.pieces[0][1]
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.first_piece.shape) * _itemsize_bytes(self.first_piece)
+TensorPieces = dict[StateKey, list[tuple[int, TensorPiece]]]
+"""Tensors by key: pairs of a rank and a piece that the rank saved."""
 
 
-def tensor_pieces(
-    saved: SavedState, section: str = "model"
-) -> dict[StateKey, list[tuple[int, TensorPiece]]]:
+def tensor_pieces(saved: SavedState, section: str = "model") -> TensorPieces:
     """Return the pieces, with their ranks, of each tensor in that section of the state.
 
     Of pieces that several ranks saved alike only the first is returned.
@@ -84,10 +67,21 @@ def export_safetensors(saved: SavedState, path: Path) -> None:
     Raises `IntegrityError` if bytes are missing or corrupt, `ConfigError` for a dtype that
     safetensors does not support, and `OSError` if the disk is full.
     """
-    tensors, header = _plan_layout(tensor_pieces(saved), step=saved.indices[0].step)
-    end = max((tensor.start + tensor.size_bytes for tensor in tensors), default=0)
+    tensors = tensor_pieces(saved)
+    header, offsets = _plan_layout(tensors, step=saved.indices[0].step)
+    data_start = 8 + len(header)
+    size_bytes = data_start + offsets[-1]
+    # "+": a file can be mapped for writing only if it is open for reading as well.
     with atomic_write(path) as draft, draft.open("x+b") as file:
-        _allocate_file(file.fileno(), 8 + len(header) + end)
+        # Reserve the space before the file is mapped: a mapped page that finds the disk full raises
+        # SIGBUS, which kills the process.
+        try:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+        except OSError as error:
+            if error.errno not in _FALLOCATE_UNSUPPORTED:
+                raise
+            os.truncate(file.fileno(), size_bytes)
+        # The format begins with the length of the header, as a little-endian u64.
         file.write(len(header).to_bytes(8, "little") + header)
         file.flush()  # the map below must not be overwritten by the file object's buffer
         with mmap.mmap(file.fileno(), 0) as memory, memoryview(memory) as body:
@@ -96,78 +90,58 @@ def export_safetensors(saved: SavedState, path: Path) -> None:
                     ReadRequest(
                         rank,
                         piece,
-                        whole_piece_sink(piece, partial(_copy_piece, body, start, piece)),
+                        whole_piece_sink(
+                            piece, partial(_copy_piece, body, data_start + offset, piece)
+                        ),
                     )
-                    for tensor in tensors
-                    for start in (8 + len(header) + tensor.start,)
-                    for rank, piece in tensor.pieces
+                    for pieces, offset in zip(tensors.values(), offsets, strict=False)
+                    for rank, piece in pieces
                 ]
             )
 
 
-def _allocate_file(file: int, size_bytes: int) -> None:
-    # Reserve the space before the file is mapped: a mapped page that finds the disk full raises
-    # SIGBUS, which kills the process.
-    try:
-        os.posix_fallocate(file, 0, size_bytes)
-    except OSError as error:
-        if error.errno not in _FALLOCATE_UNSUPPORTED:
-            raise
-        os.truncate(file, size_bytes)
+def _plan_layout(tensors: TensorPieces, *, step: int) -> tuple[bytes, list[int]]:
+    """Return the padded header of the file, and each tensor's offset in the data section.
 
-
-def _plan_layout(
-    tensors: dict[StateKey, list[tuple[int, TensorPiece]]], *, step: int
-) -> tuple[list[ExportedTensor], bytes]:
-    """Return the tensors with their offsets, and the padded header of the file."""
-    planned: list[ExportedTensor] = []
+    The last offset is the end of the data.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(step)}}
-    end = 0
+    offsets = [0]
     for key, pieces in tensors.items():
-        tensor = ExportedTensor(dotted_name(key[1:]), tuple(pieces), end)
         # Names without "model." are those of the module's own state_dict().
-        first = tensor.first_piece
+        name, first = dotted_name(key[1:]), pieces[0][1]
         if first.dtype not in _SAFETENSORS_DTYPES:
             raise ConfigError(
-                f"Tensor {tensor.name} has dtype {first.dtype}, which safetensors lacks.",
+                f"Tensor {name} has dtype {first.dtype}, which safetensors lacks.",
                 do="Export to a file that ends with .pt.",
             )
-        end += tensor.size_bytes
-        header[tensor.name] = {
+        # Dtype and full shape are equal in all pieces of a tensor.
+        offsets.append(offsets[-1] + math.prod(first.shape) * _itemsize_bytes(first))
+        header[name] = {
             "dtype": _SAFETENSORS_DTYPES[first.dtype],
             "shape": first.shape,
-            "data_offsets": (tensor.start, end),
+            "data_offsets": offsets[-2:],
         }
-        planned.append(tensor)
+    # Padded with spaces, as the format allows: JSON parsers skip them.
     body = msgspec.json.encode(header)
-    return planned, body + b" " * (-len(body) % _ALIGNMENT)
+    return body + b" " * (-len(body) % _ALIGNMENT), offsets
 
 
 def _copy_piece(body: memoryview, start: int, piece: TensorPiece, data_view: memoryview) -> None:
     """Copy the bytes of a piece into the tensor that starts at `start`, one contiguous run each."""
-    run_items = math.prod(piece.sizes[_first_contiguous_dim(piece) :])
-    run_bytes = run_items * _itemsize_bytes(piece)
-    for n, item_offset in enumerate(_run_starts(piece)):
-        target = start + item_offset * _itemsize_bytes(piece)
-        body[target : target + run_bytes] = data_view[n * run_bytes : (n + 1) * run_bytes]
-
-
-def _run_starts(piece: TensorPiece) -> Iterator[int]:
-    """Yield the item offset in the tensor of each run that is contiguous in piece and tensor."""
-    inner = _first_contiguous_dim(piece)
-    strides = [math.prod(piece.shape[n + 1 :]) for n in range(len(piece.shape))]
-    start = sum(offset * stride for offset, stride in zip(piece.offsets, strides, strict=True))
-    for indices in itertools.product(*(range(size) for size in piece.sizes[:inner])):
-        yield start + sum(i * stride for i, stride in zip(indices, strides, strict=False))
-
-
-def _first_contiguous_dim(piece: TensorPiece) -> int:
-    """Return d such that the piece's dimensions from d on form one contiguous run."""
-    # Dimension n may be cut, if all dimensions after it are complete.
+    # The dimensions from `inner` on form one run that is contiguous in piece and tensor: the first
+    # of them may be cut, because all dimensions after it are complete.
     inner = len(piece.shape)
     while inner > 0 and piece.sizes[inner:] == piece.shape[inner:]:
         inner -= 1
-    return inner
+    item_bytes = _itemsize_bytes(piece)
+    run_bytes = math.prod(piece.sizes[inner:]) * item_bytes
+    strides = [math.prod(piece.shape[n + 1 :]) for n in range(len(piece.shape))]
+    first = sum(offset * stride for offset, stride in zip(piece.offsets, strides, strict=True))
+    for n, indices in enumerate(itertools.product(*map(range, piece.sizes[:inner]))):
+        item = first + sum(i * stride for i, stride in zip(indices, strides, strict=False))
+        target = start + item * item_bytes
+        body[target : target + run_bytes] = data_view[n * run_bytes : (n + 1) * run_bytes]
 
 
 def _itemsize_bytes(piece: TensorPiece) -> int:

@@ -74,6 +74,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.start + self.size_bytes
 
 
+# Default values are omitted from the JSON: an index has thousands of pieces and chunks.
 class SnapshotIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Contents of one rank's shard of a snapshot."""
 
@@ -159,6 +160,7 @@ def split_into_chunks(pieces: Sequence[TensorPiece]) -> tuple[Chunk, ...]:
     chunks: list[Chunk] = []
     start = 0
     for piece in pieces:
+        # Small pieces are not split: the chunk ends before a piece that would exceed its size.
         if piece.size_bytes >= DEDICATED_CHUNK_MIN_BYTES or piece.end - start > MAX_CHUNK_BYTES:
             chunks += _chunks_between(start, piece.start)
             start = piece.start

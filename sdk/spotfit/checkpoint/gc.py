@@ -40,6 +40,7 @@ def delete_checkpoint(store: Store, name: str, *, delete: ObjectDeleter | None =
     Call it only for a name that the journal has dropped. Idempotent, also for a new leader.
     """
     parts = manifests_of(store, name)
+    # Its own folder also without manifests: a rank that died may have left files in it.
     folders = {name} | {part.folder for part in parts}
     _delete_folders(store, name, manifests=parts, folders=folders, delete=delete or store.delete)
 
@@ -67,6 +68,7 @@ def _delete_folders(
             continue
         needed = {key for part in others for key in _keys_listed_in(part, folder)}
         _delete_objects_below(store, folder, delete, needed=needed)
+        # References are kept with the files: later deletions find the manifests through them.
         if not needed:
             _delete_objects_below(store, f"{keys.REFS}{folder}", delete)
     shared = {file.source_prefix for part in manifests for file in part.files} - {"", *folders}
@@ -98,6 +100,7 @@ def write_references(store: Store, manifest: Manifest, folders: Iterable[str]) -
     The checkpoint's own folder and '' are skipped. Idempotent.
     """
 
+    # The body is empty: a listing of the keys finds the manifests, and no object has to be read.
     def write_reference(folder: str) -> None:
         store.put(keys.checkpoint_ref(folder, manifest.name, manifest.round, manifest.rank), b"")
 
@@ -226,6 +229,7 @@ def delete_uncommitted(store: Store, name: str, *, delete: ObjectDeleter | None 
     parts = manifests_of(store, name)
     usage = _name_usage(store, name).get(name, _NameUsage())
     has_uploads = usage.has_marker or any(not part.custom_folder for part in parts)
+    # The folder with the checkpoint's name may be one that a user has written to directly.
     is_user_folder = any(part.custom_folder == name for part in parts)
     folders: Collection[str] = {name} if has_uploads and not is_user_folder else ()
     _delete_folders(store, name, manifests=parts, folders=folders, delete=delete or store.delete)

@@ -26,11 +26,24 @@ def shared_directory(directory: Path, fill: Callable[[Path], None]) -> Iterator[
     `fill` writes into the directory that it is passed, which may hold the remains of a killed
     process. If it raises, `directory` does not appear, and the next reader calls `fill` again.
     """
-    lock = _acquire_directory(directory, fill)
+    while True:
+        lock = _lock_file(_reader_lock_path(directory), fcntl.LOCK_SH)
+        if directory.is_dir():
+            break
+        os.close(lock)
+        # Then again: the last reader may remove the directory before this process locks it.
+        _fill_exclusively(directory, fill)
     try:
         yield directory
     finally:
-        _release_directory(directory, lock)
+        try:
+            # Fails while another reader holds its lock: the last one removes the directory.
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+                _reader_lock_path(directory).unlink(missing_ok=True)
+        finally:
+            os.close(lock)
 
 
 def fill_once(target: Path, lock_folder: Path, fill: Callable[[Path], None]) -> None:
@@ -77,16 +90,6 @@ def private_folder(parent: Path) -> Path:
     return folder
 
 
-def _acquire_directory(directory: Path, fill: Callable[[Path], None]) -> int:
-    while True:
-        lock = _lock_file(_reader_lock_path(directory), fcntl.LOCK_SH)
-        if directory.is_dir():
-            return lock
-        os.close(lock)
-        # Then again: the last reader may remove the directory before this process locks it.
-        _fill_exclusively(directory, fill)
-
-
 def _fill_exclusively(directory: Path, fill: Callable[[Path], None]) -> None:
     # A lock apart from the readers' lock: a process that waits for the directory to be filled
     # must not wait until a reader is done with it.
@@ -103,18 +106,8 @@ def _fill_exclusively(directory: Path, fill: Callable[[Path], None]) -> None:
         _reader_lock_path(directory).unlink(missing_ok=True)
         raise
     finally:
+        # Unlinked while it is locked: `_lock_file` of a waiting process detects that.
         fill_lock_path.unlink(missing_ok=True)
-        os.close(lock)
-
-
-def _release_directory(directory: Path, lock: int) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(directory, ignore_errors=True)
-        _reader_lock_path(directory).unlink(missing_ok=True)
-    except BlockingIOError:
-        return  # another reader still holds its lock; the last one removes the directory
-    finally:
         os.close(lock)
 
 

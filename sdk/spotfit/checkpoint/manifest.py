@@ -104,6 +104,7 @@ def ready_checkpoints(
         tuple(group) for _, group in groupby(parts, lambda part: (part.name, _report_order(part)))
     )
     ready = [_ready_checkpoint(group) for group in groups if is_complete(group)]
+    # The oldest first: a commit excludes the reports before it.
     return sorted(ready, key=lambda checkpoint: (checkpoint.round, checkpoint.report_index))
 
 
@@ -123,6 +124,7 @@ def latest_manifest_of(store: Store, name: str, rank: int) -> Manifest | None:
     Manifests of other ranks are not read.
     """
     found = _list_keys(store, f"{_MANIFEST_FOLDER}/{name}")
+    # A key ends with round and rank: other ranks are excluded without reading their manifests.
     parts = [read_manifest(store, key) for key in found if key.endswith(f"-{rank}.json")]
     return max(filter(None, parts), key=_report_order, default=None)
 
@@ -152,6 +154,7 @@ def read_manifest(store: Store, key: str) -> Manifest | None:
         part = _manifest_decoder.decode(store.get(key))
     except (NotFoundError, msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+    # A copy under another key, such as a backup that a user made, is no manifest.
     return part if key == part.key else None
 
 

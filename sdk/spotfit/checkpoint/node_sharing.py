@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from spotfit.checkpoint.reader import MAX_CONCURRENT_READS, ChunkRead, submit_reads
+from spotfit.checkpoint.shm_segment import create_allocated_file
 from spotfit.core.clock import Clock
 from spotfit.core.errors import IntegrityError
 from spotfit.host import log
@@ -112,6 +113,7 @@ def read_with_node_group(reads: Sequence[ChunkRead], group: NodeGroup, clock: Cl
     exclusive = [read for read in reads if read.chunk_number not in shared_numbers]
     shared = {read.chunk_number: read for read in reads if read.chunk_number in shared_numbers}
     with (
+        # Two pools: copies free the slots of other ranks and must not queue behind fetches.
         ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-chunks") as fetch_pool,
         ThreadPoolExecutor(_COPY_THREADS, "spotfit-ring") as copy_pool,
     ):
@@ -188,6 +190,7 @@ class _NodeGroupRead:
         except BaseException as error:
             for future in pending:
                 future.cancel()
+            # Never '', which means that the owner has not failed.
             self._own_ring.error = str(error) or repr(error)
             raise
         finally:
@@ -201,11 +204,22 @@ class _NodeGroupRead:
                 raise IntegrityError(ring.error)
 
     def _start_fetches(self) -> list[Future[None]]:
+        def fetch_chunk(n: int, chunk_read: ChunkRead) -> None:
+            slot = self._own_ring.slot_for(n)
+            body = chunk_read.reader.fetch(chunk_read.chunk, slot)
+            if body.obj is not slot.obj:  # the store returned a buffer of its own
+                slot[: len(body)] = body
+            # Before the delivery to this rank: the other ranks copy at the same time.
+            self._own_ring.mark_filled(n)
+            chunk_read.deliver(body)
+            # After it: the slot is overwritten as soon as all ranks have consumed the chunk.
+            self._own_ring.mark_consumed(self._local_index, n)
+
         started = []
         numbers = self._own_numbers
         while self._fetch_count < len(numbers) and self._is_slot_free(self._fetch_count):
             read = self._reads[numbers[self._fetch_count]]
-            started.append(self._fetch_pool.submit(self._fetch_chunk, self._fetch_count, read))
+            started.append(self._fetch_pool.submit(fetch_chunk, self._fetch_count, read))
             self._fetch_count += 1
         return started
 
@@ -221,28 +235,18 @@ class _NodeGroupRead:
             if mask >> number & 1
         )
 
-    def _fetch_chunk(self, n: int, chunk_read: ChunkRead) -> None:
-        slot = self._own_ring.slot_for(n)
-        body = chunk_read.reader.fetch(chunk_read.chunk, slot)
-        if body.obj is not slot.obj:  # the store returned a buffer of its own
-            slot[: len(body)] = body
-        self._own_ring.mark_filled(n)
-        chunk_read.deliver(body)
-        self._own_ring.mark_consumed(self._local_index, n)
-
     def _start_copies(self) -> list[Future[None]]:
+        def copy_chunk(ring: SharedRing, n: int, chunk_read: ChunkRead) -> None:
+            chunk_read.deliver(ring.slot_for(n)[: chunk_read.chunk.size_bytes])
+            ring.mark_consumed(self._local_index, n)
+
         started = []
         for ring, copies in zip(self._rings, self._pending_copies, strict=True):
+            # The owner fills its slots in this order, so that only the first can be ready.
             while copies and ring.is_filled(copies[0][0]):
                 n, number = copies.popleft()
-                started.append(
-                    self._copy_pool.submit(self._copy_chunk, ring, n, self._reads[number])
-                )
+                started.append(self._copy_pool.submit(copy_chunk, ring, n, self._reads[number]))
         return started
-
-    def _copy_chunk(self, ring: SharedRing, n: int, chunk_read: ChunkRead) -> None:
-        chunk_read.deliver(ring.slot_for(n)[: chunk_read.chunk.size_bytes])
-        ring.mark_consumed(self._local_index, n)
 
 
 class SharedRing:
@@ -257,15 +261,8 @@ class SharedRing:
     def create(cls, path: Path, *, local_world_size: int, slots: int, slot_bytes: int) -> None:
         """Create an empty ring. Raises `OSError` if memory is short, and removes the file."""
         size_bytes = _PAGE + _word_area_bytes(slots, local_world_size) + slots * slot_bytes
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(file, 0, size_bytes)  # else a write could raise SIGBUS later
+        with create_allocated_file(path, size_bytes) as file:
             os.pwrite(file, _HEAD.pack(_MAGIC, slots, local_world_size, slot_bytes, 0), 0)
-        except OSError:
-            path.unlink()
-            raise
-        finally:
-            os.close(file)
 
     @classmethod
     def open(cls, path: Path) -> Self:

@@ -122,6 +122,7 @@ class PeerStore:
                     if self._queue is not None:
                         self._queue.mark_failed(pending)
             else:
+                # Without the lock: replicate() must not wait for the callback.
                 if self.on_replica_stored is not None:
                     replica = pending.replica
                     self.on_replica_stored(replica.round, replica.rank, step, pending.target)
@@ -154,6 +155,7 @@ class PeerStore:
             )
             framing.write_frame(connection, encode(request))
             answer = framing.read_frame(connection)
+            # An empty frame requests the bytes, ALREADY_STORED ends the transfer.
             if answer == b"":
                 self._send_bytes(connection, segment, pending)
                 answer = framing.read_frame(connection)
@@ -167,6 +169,7 @@ class PeerStore:
         started_at = self._clock.now()
         for offset in range(0, len(segment.buffer), _CHUNK_BYTES):
             framing.write_frame(connection, bytes(segment.buffer[offset : offset + _CHUNK_BYTES]))
+            # After the frame: bytes read during an overwrite must not complete the replica.
             _check_unchanged(segment, pending)
             with self._queue_changed:
                 is_abandoned = self._queue is None or self._queue.is_abandoned(pending)
@@ -180,6 +183,7 @@ class PeerStore:
 
     def _accept_loop(self) -> None:
         while True:
+            # Before accept(): connections beyond the limit wait in the kernel's backlog.
             self._connection_slots.acquire()
             try:
                 sock, _ = self._listener.accept()
@@ -189,6 +193,7 @@ class PeerStore:
 
     def _serve_connection(self, sock: socket.socket) -> None:
         try:
+            # Includes the TLS handshake: an unauthenticated client frees its slot soon.
             sock.settimeout(_REQUEST_TIMEOUT_S)
             with self._tls.server.wrap_socket(sock, server_side=True) as connection:
                 body = framing.read_frame(connection)
@@ -218,8 +223,9 @@ class PeerStore:
             framing.write_frame(connection, ALREADY_STORED)
             return
         if not self._replicas.reserve(replica, request.local_ranks):
-            return
+            return  # the closed connection is the rejection
         framing.write_frame(connection, b"")
+        # In the same folder: only then is the later rename atomic.
         descriptor, name = tempfile.mkstemp(".coming", dir=self._replicas.folder)
         temp_path = Path(name)
         try:

@@ -12,7 +12,6 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from spotfit.checkpoint.format import (
@@ -123,8 +122,9 @@ class SavedState:
         for request in requests:
             reader, piece = self.readers[request.rank], request.piece
             if not piece.size_bytes:
-                request.sink(0, memoryview(b""))
+                request.sink(0, EMPTY_BUFFER)
                 continue
+            # Chunks are contiguous and sorted: the piece overlaps a range of them.
             first = bisect_right(starts[request.rank], piece.start) - 1
             last = bisect_right(starts[request.rank], piece.end - 1) - 1
             for n in range(first, last + 1):
@@ -171,33 +171,30 @@ def submit_reads(reads: Iterable[ChunkRead], pool: ThreadPoolExecutor) -> list[F
 
 
 def whole_piece_sink(piece: TensorPiece, consume: Callable[[memoryview], None]) -> ChunkSink:
-    """Return a sink that calls `consume` once, with all bytes of the piece."""
-    return _WholePieceSink(piece.size_bytes, consume)
+    """Return a sink that calls `consume` once, with all bytes of the piece.
 
+    It copies nothing if they arrive in one block.
+    """
+    lock = threading.Lock()
+    buffer, remaining_bytes = EMPTY_BUFFER, piece.size_bytes
 
-class _WholePieceSink:
-    """Collects the bytes of a piece; copies nothing if they arrive in one block."""
-
-    def __init__(self, size_bytes: int, consume: Callable[[memoryview], None]) -> None:
-        self._consume = consume
-        self._size_bytes = size_bytes
-        self._remaining_bytes = size_bytes
-        self._buffer = memoryview(b"")
-        self._lock = threading.Lock()
-
-    def __call__(self, offset: int, body: memoryview) -> None:
-        if len(body) == self._size_bytes:
-            self._consume(body)
+    def sink(offset: int, body: memoryview) -> None:
+        nonlocal buffer, remaining_bytes
+        # The usual case: pieces of up to a chunk's size arrive in one block.
+        if len(body) == piece.size_bytes:
+            consume(body)
             return
-        with self._lock:
-            self._buffer = self._buffer or memoryview(bytearray(self._size_bytes))
+        with lock:
+            buffer = buffer or memoryview(bytearray(piece.size_bytes))
         # Outside of the lock: the blocks of one piece never overlap.
-        self._buffer[offset : offset + len(body)] = body
-        with self._lock:
-            self._remaining_bytes -= len(body)
-            is_complete = not self._remaining_bytes
+        buffer[offset : offset + len(body)] = body
+        with lock:
+            remaining_bytes -= len(body)
+            is_complete = not remaining_bytes
         if is_complete:
-            self._consume(self._buffer)
+            consume(buffer)
+
+    return sink
 
 
 # --- in the bucket -------------------------------------------------------------------------------
@@ -206,14 +203,12 @@ class _WholePieceSink:
 class StoreShardReader:
     """One rank's shard of a checkpoint below `folder` of a run's store."""
 
+    is_in_memory = False
+
     def __init__(self, store: Store, folder: str, index: SnapshotIndex) -> None:
         self.index = index
         self._store = store
         self.folder = folder
-
-    @property
-    def is_in_memory(self) -> bool:
-        return False
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
         key = f"{chunk.source_prefix or self.folder}/{chunk.file}"
@@ -266,8 +261,16 @@ def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
         )
     if not any(_index_record(part) for part in parts):
         return None
+
+    def open_part(part: Manifest) -> StoreShardReader:
+        record = _index_record(part)
+        if record is None:
+            raise IntegrityError(f"Rank {part.rank} saved no snapshot to checkpoint {part.name}.")
+        index = _fetch_index(store, f"{part.folder}/{record.name}", record.sha256)
+        return StoreShardReader(store, part.folder, index)
+
     with ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-indices") as pool:
-        return SavedState(pool.map(partial(_open_shard, store), parts), name)
+        return SavedState(pool.map(open_part, parts), name)
 
 
 def open_snapshot_folder(
@@ -282,6 +285,7 @@ def open_snapshot_folder(
     if files is None:
         parts = newest_complete_manifests(manifests_of(store, folder))
         files = [file for part in parts if part.folder == folder for file in part.files]
+    # Empty without manifests, as in a folder that was copied by hand: then nothing is verified.
     hashes = {file.name: file.sha256 for file in files}
     if index_filename(0) not in hashes and (
         hashes or not _exists(store, f"{folder}/{index_filename(0)}")
@@ -293,7 +297,7 @@ def open_snapshot_folder(
         index = _fetch_index(store, f"{folder}/{name}", hashes.get(name, ""))
         return StoreShardReader(store, folder, index)
 
-    first = open_rank(0)  # only an index says how many ranks there are
+    first = open_rank(0)  # the number of ranks is stored in the indices only
     with ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-indices") as pool:
         return SavedState([first, *pool.map(open_rank, range(1, first.index.world_size))], folder)
 
@@ -314,14 +318,6 @@ def _no_snapshot_error(store: Store, folder: str, hashes: Mapping[str, str]) -> 
         do="List the checkpoints of the run with `spotfit checkpoints ls`. num_to_keep limits how "
         "many are kept.",
     )
-
-
-def _open_shard(store: Store, part: Manifest) -> StoreShardReader:
-    record = _index_record(part)
-    if record is None:
-        raise IntegrityError(f"Rank {part.rank} saved no snapshot to checkpoint {part.name}.")
-    index = _fetch_index(store, f"{part.folder}/{record.name}", record.sha256)
-    return StoreShardReader(store, part.folder, index)
 
 
 def _exists(store: Store, key: str) -> bool:
@@ -361,13 +357,12 @@ def _integrity_error(store: Store, key: str, problem: str) -> IntegrityError:
 class MemoryShardReader:
     """One rank's shard in a segment of this node. A published segment needs no verification."""
 
+    is_in_memory = True
+
     def __init__(self, segment: ShmSegment) -> None:
         self.index = segment.index()
+        # The view keeps the memory mapped, also after the segment is closed or its file deleted.
         self._bytes = segment.payload
-
-    @property
-    def is_in_memory(self) -> bool:
-        return True
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
         return self._bytes[chunk.start : chunk.end]

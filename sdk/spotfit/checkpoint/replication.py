@@ -15,7 +15,7 @@ States of one save in a `ReplicationQueue`:
     current    add() of a later save, if it started late        abandoned
 
 After a failure the next save was waiting for a while, so it *starts late*: its segments would
-probably be overwritten before its end. It is sent, but gives way to a new save.
+probably be overwritten before its end. It is sent, but a new save abandons it.
 """
 
 from __future__ import annotations
@@ -68,12 +68,19 @@ class ReplicationQueue:
         self._failed_batch: object = None
         """The last batch with a failed replica: the others of it are useless."""
         self._is_preemptible = False
-        """Whether the current batch started late and gives way to a new one."""
+        """Whether the current batch started late and is abandoned for a new one."""
         self._abandoned_batch: object = None
 
     def add(self, pending: PendingReplica) -> None:
         """Queue a replica; drops waiting replicas of earlier saves and those for another peer."""
-        if pending.batch == self._failed_batch or self._is_outdated(pending):
+        batches = [self._current_batch, *(queued.batch for queued in self._waiting.values())]
+        # A later save for the same peer is current or waiting: batches sort from early to late.
+        is_outdated = pending.batch != self._current_batch and any(
+            pending.batch < batch
+            for batch in batches
+            if batch is not None and batch[-1] == pending.target
+        )
+        if pending.batch == self._failed_batch or is_outdated:
             return
         # Replicas on a previous peer are not needed any more.
         self._current = {
@@ -93,17 +100,6 @@ class ReplicationQueue:
         }
         self._waiting[pending.replica.rank] = pending
 
-    def _is_outdated(self, pending: PendingReplica) -> bool:
-        """Whether a later save for the same peer is current or waiting."""
-        if pending.batch == self._current_batch:
-            return False
-        batches = [self._current_batch, *(queued.batch for queued in self._waiting.values())]
-        return any(
-            pending.batch < batch
-            for batch in batches
-            if batch is not None and batch[-1] == pending.target
-        )
-
     def pop(self) -> PendingReplica | None:
         """Remove and return the next replica to send; None if nothing is queued."""
         if not self._current and self._waiting:
@@ -118,6 +114,7 @@ class ReplicationQueue:
     def mark_failed(self, pending: PendingReplica) -> None:
         """Record that a popped replica was not sent; drops the rest of its save."""
         if pending.batch == self._current_batch:
+            # A peer without all ranks' replicas of a save cannot restore it: the rest is useless.
             self._current_batch, self._current = None, {}
             self._failed_batch = pending.batch
             self._is_preemptible = True
@@ -161,10 +158,10 @@ class ReplicaStore:
         """Move a completely received file to its place; False if it is rejected by now."""
         # Checked again: a later replica or a roll-back may have come during the transfer.
         with self._lock:
-            is_rejected = self._is_rejected(replica, self.replicas)
-            if not is_rejected:
-                temp_path.replace(self.folder / replica.file_name)
-            return not is_rejected
+            if self._is_rejected(replica, self.replicas):
+                return False
+            temp_path.replace(self.folder / replica.file_name)
+            return True
 
     def roll_back(self, before: ReplicaId) -> None:
         """Delete replicas of earlier snapshots and reject them from now on.

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -146,28 +147,36 @@ class RestoreSelector:
 
     def _candidates(self, *, has_saved: bool) -> Iterator[_RestoreCandidate]:
         """Yield the states of Checkpointers, newest first. Opens each only when it is needed."""
-        if not has_saved:
-            yield from _open_as_candidate(IN_MEMORY_NAME, self._channel.open_in_memory)
-        for name in self._channel.committed_checkpoints() if has_saved else self._initial_names():
-            yield from _open_as_candidate(name, partial(self._channel.open_checkpoint, name))
+        channel = self._channel
+        names: Iterator[str] = iter(())
+        if has_saved:
+            names = channel.committed_checkpoints()
+        else:
+            yield from _open_as_candidate(IN_MEMORY_NAME, channel.open_in_memory)
+            if channel.initial_checkpoint is not None:
+                names = chain((channel.initial_checkpoint,), channel.earlier_checkpoints())
+        for name in names:
+            yield from _open_as_candidate(name, partial(channel.open_checkpoint, name))
 
-    def _initial_names(self) -> Iterator[str]:
-        if self._channel.initial_checkpoint is not None:
-            yield self._channel.initial_checkpoint
-            yield from self._channel.earlier_checkpoints()
-
-    def _open_candidate(self, candidate: _RestoreCandidate) -> SavedState:
+    def _try_plan(
+        self, candidate: _RestoreCandidate, plan: PlanFn
+    ) -> tuple[SavedState | None, RestorePlan, str | None, ConfigError | None]:
+        """Open and plan; returns errors instead of raising them: the other ranks wait for this."""
         if candidate.opened is None:
-            raise IntegrityError(candidate.error)
-        return self._channel.reopen(candidate.opened)
+            return None, RestorePlan(()), candidate.error, None
+        try:
+            saved = self._channel.reopen(candidate.opened)
+            return saved, plan(saved), None, None
+        except IntegrityError as error:
+            return None, RestorePlan(()), str(error), None
+        except ConfigError as error:
+            return None, RestorePlan(()), None, error
 
     def _try_read(
         self, candidate: _RestoreCandidate, plan: PlanFn, check_compatibility: CheckCompatibilityFn
     ) -> SavedState | None:
         """Read the candidate on all ranks; None if it is corrupt for any of them."""
-        saved, (reads, compatibility), error, incompatibility = _try_plan(
-            partial(self._open_candidate, candidate), plan
-        )
+        saved, (reads, compatibility), error, incompatibility = self._try_plan(candidate, plan)
         with self._shared_ring(reads) as ring_path:
             statuses = self._all_gather(
                 _RankRestoreStatus(
@@ -181,9 +190,13 @@ class RestoreSelector:
             )
             problem = _first_error(status.error for status in statuses)
             if problem is None:
-                # After corruption: a corrupt state says nothing about compatibility.
-                _raise_incompatibility(incompatibility, statuses)
+                # After corruption: the compatibility of a corrupt state is unknown. A rank's own
+                # error first: it names this rank's parameters.
+                mismatches = (incompatibility, *(status.incompatibility for status in statuses))
+                if mismatch := next(filter(None, mismatches), None):
+                    raise mismatch
                 check_compatibility([status.compatibility for status in statuses])
+                # Gathered again: a state that one rank cannot read is used by none of them.
                 problem = _first_error(self._all_gather(self._read_chunks(reads, statuses)))
         if problem is None:
             return saved
@@ -260,28 +273,6 @@ def _open_as_candidate(
     else:
         if saved is not None:
             yield _RestoreCandidate(name, describe_saved_state(saved))
-
-
-def _try_plan(
-    opener: Callable[[], SavedState], plan: PlanFn
-) -> tuple[SavedState | None, RestorePlan, str | None, ConfigError | None]:
-    """Open and plan; returns errors instead of raising them: the other ranks wait for this one."""
-    try:
-        saved = opener()
-        return saved, plan(saved), None, None
-    except IntegrityError as error:
-        return None, RestorePlan(()), str(error), None
-    except ConfigError as error:
-        return None, RestorePlan(()), None, error
-
-
-def _raise_incompatibility(
-    own_error: ConfigError | None, statuses: Iterable[_RankRestoreStatus]
-) -> None:
-    # A rank's own error first: it names this rank's parameters.
-    for error in (own_error, *(status.incompatibility for status in statuses)):
-        if error is not None:
-            raise error
 
 
 def _first_error(errors: Iterable[str | None]) -> str | None:

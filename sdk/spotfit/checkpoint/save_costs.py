@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean, median, median_low
 
@@ -25,28 +26,26 @@ _SIMILAR_STEP_FACTOR = 1.25
 _DEFAULT_BYTES_PER_S = 50e6
 
 
+@dataclass
 class _SaveSample:
     """One save, with the steps between its submission and its commit."""
 
-    def __init__(
-        self, submitted_at: float, size_bytes: int, *, is_timed: bool, slow_threshold_s: float
-    ) -> None:
-        self.submitted_at = submitted_at
-        self.size_bytes = size_bytes
-        self.first_step_s: float | None = None
-        """Duration of the first step, in which this rank waits for ranks that save longer."""
-        self._is_timed = is_timed
-        self._slow_threshold_s = slow_threshold_s
-        self._step_count = 0
-        self._total_steps_s = 0.0
-        self._slow_steps_s: list[float] = []
+    submitted_at: float
+    size_bytes: int
+    is_timed: bool
+    slow_threshold_s: float
+    first_step_s: float | None = None
+    """Duration of the first step, in which this rank waits for ranks that save longer."""
+    step_count: int = 0
+    total_steps_s: float = 0.0
+    slow_steps_s: list[float] = field(default_factory=list)
 
     def add_step(self, step_s: float) -> None:
         """Add a step after the first."""
-        self._step_count += 1
-        self._total_steps_s += step_s
-        if step_s > self._slow_threshold_s:
-            self._slow_steps_s.append(step_s)
+        self.step_count += 1
+        self.total_steps_s += step_s
+        if step_s > self.slow_threshold_s:
+            self.slow_steps_s.append(step_s)
 
     def mean_step_s(self, typical_s: float, slowest_s: float) -> float:
         """Return the mean step duration; `typical_s` if there were no steps.
@@ -54,17 +53,17 @@ class _SaveSample:
         Slow steps that are not slower than the slowest step without a save (`slowest_s`) are left
         out.
         """
-        excluded = [slow for slow in self._slow_steps_s if slow <= _SIMILAR_STEP_FACTOR * slowest_s]
-        count = self._step_count - len(excluded)
-        return (self._total_steps_s - sum(excluded)) / count if count else typical_s
+        excluded = [slow for slow in self.slow_steps_s if slow <= _SIMILAR_STEP_FACTOR * slowest_s]
+        count = self.step_count - len(excluded)
+        return (self.total_steps_s - sum(excluded)) / count if count else typical_s
 
     def first_step_wait_s(self, step_s: float) -> float | None:
-        """Return by how much the first step exceeded `step_s`; None if that says nothing.
+        """Return by how much the first step exceeded `step_s`; None if that is not conclusive.
 
         After a save at the end of an epoch the first step also contains what the script does once
         per epoch.
         """
-        if self.first_step_s is None or not self._is_timed or not step_s:
+        if self.first_step_s is None or not self.is_timed or not step_s:
             return None
         return max(0.0, self.first_step_s - step_s)
 
@@ -116,7 +115,11 @@ class SaveCostTracker:
         """
         if not self._commits_s:
             return None
-        typical_s, slowest_s = self._typical_step_s(), max(self._idle_steps_s, default=0.0)
+        # Slow steps are left out: they contain something else, such as an evaluation.
+        slow_s = _SLOW_STEP_FACTOR * self._median_step_s()
+        typical = [step_s for step_s in self._recent_idle_steps_s() if step_s <= slow_s]
+        typical_s = fmean(typical) if typical else 0.0
+        slowest_s = max(self._idle_steps_s, default=0.0)
         steps = [(save, save.mean_step_s(typical_s, slowest_s)) for save in self._recent_saves]
         slowdowns = [
             max(0.0, 1 - typical_s / step_s) for _, step_s in steps if typical_s and step_s
@@ -151,6 +154,7 @@ class SaveCostTracker:
         if self._last_step_at is not None:
             self._add_step(now - self._last_step_at)
         self._last_step_at = now
+        # Only now: the step in which a save was committed counts as one of its steps.
         self._recent_saves.extend(self._committed_this_step)
         self._committed_this_step = []
 
@@ -162,7 +166,9 @@ class SaveCostTracker:
         `is_timed`: saved because of the elapsed time, not at a place in the training such as the
         end of an epoch.
         """
+        # The next step is measured from the end of the save: the stall is recorded separately.
         self.last_snapshot_at = self._last_step_at = self._clock.now()
+        # Without a step outside of saves there is no threshold yet: no step counts as slow.
         slow_threshold_s = _SLOW_STEP_FACTOR * self._median_step_s() or float("inf")
         self._in_flight_saves[report] = _SaveSample(
             self.last_snapshot_at,
@@ -198,12 +204,6 @@ class SaveCostTracker:
             save.add_step(step_s)
         if not saves:
             self._idle_steps_s.append(step_s)
-
-    def _typical_step_s(self) -> float:
-        """Mean duration of recent steps without a save in flight, slow steps left out."""
-        slow_s = _SLOW_STEP_FACTOR * self._median_step_s()
-        typical = [step_s for step_s in self._recent_idle_steps_s() if step_s <= slow_s]
-        return fmean(typical) if typical else 0.0
 
     def _median_step_s(self) -> float:
         recent = self._recent_idle_steps_s()

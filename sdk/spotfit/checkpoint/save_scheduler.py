@@ -78,6 +78,7 @@ class SaveScheduler:
         self._outlook = outlook
         self._started_at = clock.now()
         self._max_in_flight = max_in_flight
+        # After the first step, because the duration of a step is unknown before.
         self._next_check_step = 1
         self._last_check_at = self._started_at
         self._last_check_step = 0
@@ -131,6 +132,7 @@ class SaveScheduler:
             return _SaveDecision(None, 0)  # the broadcast ignores the values of other ranks
         reason, next_check_s = self._decide(step)
         now = self._clock.now()
+        # Measured between checks, so that the time of a save is included.
         steps, elapsed_s = step - self._last_check_step, now - self._last_check_at
         self._last_check_step, self._last_check_at = step, now
         interval_s = (
@@ -151,6 +153,7 @@ class SaveScheduler:
                 self._pre_deadline_state(outlook, outlook.time_to_preemption_s, step)
             )
             if isinstance(final, FinalSave):
+                # A state that was saved after this very step needs no second save.
                 reason = f"preemption notice: {final.reason}"
                 return (reason if step > self._last_saved_step else None), MAX_CHECK_INTERVAL_S
             if not isinstance(final, ContinueTraining):
@@ -161,7 +164,13 @@ class SaveScheduler:
         verdict = self._decide_periodic_save(outlook, step, now)
         if isinstance(verdict, SaveNow):
             return verdict.reason, MAX_CHECK_INTERVAL_S
-        self._log_next_save(verdict, now)
+        # Logged once after each commit: earlier its cost is unknown and the time would change.
+        tracker = self.cost_tracker
+        is_known = self._trigger.auto and tracker.costs is not None and not tracker.in_flight
+        if is_known and self._last_logged_step != self._last_saved_step and verdict.until > now:
+            self._last_logged_step = self._last_saved_step
+            in_s = round(verdict.until - now, 1)
+            log.info("checkpoint.next_save", in_s=in_s, reason=verdict.reason)
         due_s = verdict.until - now if verdict.until > now else MAX_CHECK_INTERVAL_S
         return None, min(next_check_s, due_s)
 
@@ -187,15 +196,6 @@ class SaveScheduler:
         )
         return decide_save(self._timed_trigger, progress, costs=tracker.costs, lifetime=lifetime)
 
-    def _log_next_save(self, verdict: SaveLater, now: float) -> None:
-        """Log once after each commit when the next automatic save is due, and why not sooner."""
-        tracker = self.cost_tracker
-        is_undecided = not self._trigger.auto or tracker.costs is None or tracker.in_flight
-        if is_undecided or self._last_logged_step == self._last_saved_step or verdict.until <= now:
-            return
-        self._last_logged_step = self._last_saved_step
-        log.info("checkpoint.next_save", in_s=round(verdict.until - now, 1), reason=verdict.reason)
-
     def _pre_deadline_state(
         self, outlook: GroupOutlook, time_left_s: float, step: int
     ) -> PreDeadlineState:
@@ -205,6 +205,7 @@ class SaveScheduler:
         in_flight_s = (
             max(0.0, costs.commit_s - tracker.oldest_in_flight_s) if tracker.in_flight else None
         )
+        # A snapshot of this step makes everything up to it saved, whenever it is committed.
         unsaved_s = (
             self._clock.now() - tracker.last_snapshot_at if step > self._last_saved_step else 0.0
         )

@@ -25,13 +25,15 @@ import mmap
 import os
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from spotfit.checkpoint.format import SnapshotIndex, decode_index, encode_index
 from spotfit.core.errors import IntegrityError
 
+# The header takes a whole page: the pieces behind it are aligned for every dtype.
 _PAGE = 4096
 _HEAD = struct.Struct("<8sQQI")
 _MAGIC = b"spotfit1"
@@ -52,17 +54,9 @@ class ShmSegment:
         Allocates all of its memory. Raises `OSError` if there is not enough, and removes the file.
         """
         size_bytes = _PAGE + _round_up_to_page(capacity_bytes) + _round_up_to_page(index_bytes)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            # A sparse file would only run out of memory when a page is written, and SIGBUS would
-            # kill the worker. Populating the pages here keeps page faults out of the save.
-            os.posix_fallocate(file, 0, size_bytes)
+        with create_allocated_file(path, size_bytes) as file:
+            # Populating the pages here keeps page faults out of the save.
             memory = mmap.mmap(file, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        except OSError:
-            path.unlink()
-            raise
-        finally:
-            os.close(file)
         segment = cls(path, memory, _round_up_to_page(capacity_bytes))
         segment._write_head(0, 0)
         return segment
@@ -128,24 +122,37 @@ class ShmSegment:
 
     def close(self) -> None:
         """Unmap the memory. While views of it exist, it is unmapped with the last of them."""
-        try:
+        with suppress(BufferError):
             self._memory.close()
-        except BufferError:
-            return
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write_head(self, length: int, checksum: int) -> None:
         _HEAD.pack_into(self._memory, 0, _MAGIC, self.capacity_bytes, length, checksum)
+
+
+@contextmanager
+def create_allocated_file(path: Path, size_bytes: int) -> Iterator[int]:
+    """Create a file of that size and yield its descriptor, which is open during the block.
+
+    Raises `OSError` if there is not enough memory. If it or the block does, the file is removed.
+    """
+    # O_EXCL: another process may have mapped an existing file, and would see it change.
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        # A sparse file would only run out of memory when a page is written, and SIGBUS would kill
+        # the process.
+        os.posix_fallocate(file, 0, size_bytes)
+        yield file
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(file)
 
 
 def _round_up_to_page(size_bytes: int) -> int:

@@ -30,7 +30,7 @@ SnapshotStatus = Literal["submitted", "uploaded", "committed", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutlook:
-    """What this rank knows about the future of its worker group, at one moment."""
+    """Notices and estimates about the future of the worker group, as of one moment."""
 
     allows_resize: bool = False
     """Whether the group may continue with another number of workers."""
@@ -70,7 +70,7 @@ class SnapshotChannel(Protocol):
         ...
 
     def status_of(self, report_index: int) -> SnapshotStatus:
-        """Return the status of a submitted snapshot, as far as this rank knows."""
+        """Return the latest status of a submitted snapshot that this rank has received."""
         ...
 
     def wait_for_upload(self, report_index: int) -> SnapshotStatus:
@@ -87,7 +87,7 @@ class SnapshotChannel(Protocol):
         ...
 
     def outlook(self) -> GroupOutlook:
-        """Return what is known by now about the future of the group. Does not block."""
+        """Return the current outlook of the group. Does not block."""
         ...
 
     @property

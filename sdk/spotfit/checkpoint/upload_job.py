@@ -23,7 +23,7 @@ from spotfit.store.api import Store
 # User functions mostly write with libraries that retry by themselves, so two more attempts are
 # enough: one soon, and one after a moment of throttling.
 _RETRY_DELAYS_S = (0.5, 2.0)
-# pyarrow raises a plain OSError for every failure; only its text says that S3 was overloaded.
+# pyarrow raises a plain OSError for every failure; only its text shows that S3 was overloaded.
 _TRANSIENT_PATTERN = re.compile(
     "AWS Error (SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|NETWORK_CONNECTION|UNKNOWN)"
 )
@@ -58,6 +58,7 @@ def run_upload_job(job: UploadJob, store: Store) -> Manifest:
 
     `store` is rooted at the run.
     """
+    # Also while a checkpoint in another bucket is downloaded first.
     with warn_while_slow(job.manifest.name), job.checkpoint.as_directory() as directory:
         return save_directory(store, Path(directory), job.manifest, parent=job.parent)
 

@@ -46,6 +46,7 @@ class UploadQueue:
             try:
                 task()
             except BaseException as error:  # noqa: BLE001 - runs the user's upload function
+                # Before the flag is set: wait() must not return while the error is unreported.
                 self._on_error(error)
                 self._has_failed = True
             with self._idle:

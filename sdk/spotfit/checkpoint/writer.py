@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from spotfit.checkpoint.checkpoint_dir import METADATA_FILE
+from spotfit.checkpoint.committed import listed_sizes
 from spotfit.checkpoint.format import Chunk, encode_index, index_filename
 from spotfit.checkpoint.gc import write_references
 from spotfit.checkpoint.manifest import (
@@ -64,15 +65,14 @@ def save_existing_files(store: Store, manifest: Manifest, *, parent: str = "") -
     The files are not read: restoring verifies only their names and sizes. Raises `ConfigError` if
     the folder has no files.
     """
-    prefix = f"{manifest.folder}/"
-    found = [info for info in store.list(manifest.folder) if info.key.startswith(prefix)]
-    if not found:
+    sizes = listed_sizes(store, manifest.folder)
+    if not sizes:
         raise ConfigError(
             f"The reported checkpoint folder {manifest.folder} in {store.url} has no files.",
             do="Write its files before reporting it.",
         )
     # Without hashes: reading the files back could take longer than writing them did.
-    files = [FileRecord(info.key.removeprefix(prefix), info.size_bytes, "") for info in found]
+    files = [FileRecord(name, size_bytes, "") for name, size_bytes in sizes.items()]
     return _write_manifest(store, manifest, files, parent)
 
 
@@ -81,6 +81,7 @@ def _write_manifest(
 ) -> Manifest:
     inherited = tuple(_inherited_files(store, parent, part, files)) if parent else ()
     manifest = replace(part, files=(*files, *inherited))
+    # Before the manifest: garbage collection deletes files that no reference protects.
     write_references(
         store, manifest, (part.custom_folder, *(file.source_prefix for file in inherited))
     )
@@ -171,6 +172,7 @@ def upload_snapshot(
     `IntegrityError` if the segment holds no complete snapshot or is overwritten meanwhile.
     """
     part, uploaded = job.manifest, uploaded or UploadedManifests()
+    # Equal hashes mean equal bytes: unchanged tensors are stored once (decision 0040).
     known = uploaded.chunks_by_hash(store, job.parent, part.rank) if job.parent else {}
     with ShmSegment.open(Path(job.segment_path)) as segment:
         stamp, index = segment.version_stamp, segment.index()

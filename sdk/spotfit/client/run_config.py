@@ -6,7 +6,6 @@ import os
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,21 +62,40 @@ class RunConfig:
     log_to_file: Any = DEPRECATED
 
     def __post_init__(self) -> None:
+        # Before the other checks: a script with a removed field was written for older versions.
         removed = {name: getattr(self, name) for name in _REMOVED_FIELDS}
         reject_deprecated_arguments("RunConfig", removed, replacements=_REMOVED_FIELDS)
         errors = ErrorCollector()
-        for name, config_type in _CONFIG_TYPES:
-            value = getattr(self, name)
-            setattr(self, name, errors.check(partial(_check_field, name, value, config_type)))
+        for field, config_type in _CONFIG_TYPES:
+            value = getattr(self, field)
+            if value is None:
+                setattr(self, field, config_type())
+            elif not isinstance(value, config_type):
+                text = f"Invalid `{field}` type: {qualified_type_name(value)}."
+                errors.add(ConfigError(text, do=f"Pass a spotfit.{config_type.__name__}."))
         self.callbacks = errors.check(lambda: _check_callbacks(self.callbacks))
         self.worker_runtime_env = errors.check(lambda: _check_runtime_env(self.worker_runtime_env))
-        self.storage_path = errors.check(lambda: _check_storage_path(self.storage_path))
-        self.name = errors.check(lambda: _check_run_name(self.name))
+        path: Any = self.storage_path
+        if path is None:
+            self.storage_path = str(Path(DEFAULT_STORAGE_PATH).expanduser())
+        elif isinstance(path, (str, os.PathLike)):
+            self.storage_path = str(os.fspath(path))
+        else:
+            text = f"storage_path must be a str or a Path, not {path!r}."
+            errors.add(
+                ConfigError(text, do="Pass a directory, or a URL like 's3://bucket/prefix'.")
+            )
+        # The time makes the name unique: a name that is used again would continue its run.
+        name: Any = self.name or f"spotfit_run-{system.utc_timestamp()}"
+        if not isinstance(name, str):
+            errors.add(ConfigError(f"name must be a str, not {name!r}.", do="Pass a plain name."))
+        self.name = name
         errors.raise_all()
 
     @property
     def storage_context(self) -> StorageContext:
         """The storage of this run, as in Ray Train. For developers of integrations."""
+        # Imported on use, like the stores below: `import spotfit` imports this module and is cheap.
         from spotfit.worker.context import StorageContext
 
         assert self.name is not None
@@ -136,20 +154,10 @@ def qualified_type_name(value: Any) -> str:
     return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 
 
-def _check_field(name: str, value: Any, expected_type: type[Any]) -> Any:
-    if value is None:
-        return expected_type()
-    if not isinstance(value, expected_type):
-        raise ConfigError(
-            f"Invalid `{name}` type: {qualified_type_name(value)}.",
-            do=f"Pass a spotfit.{expected_type.__name__}.",
-        )
-    return value
-
-
 def _check_callbacks(callbacks: Any) -> list[UserCallback]:
     if callbacks is None:
         return []
+    # A Sequence, not an Iterable: an iterator would be consumed by the checks.
     if not isinstance(callbacks, Sequence):
         raise ConfigError(
             f"callbacks must be a list, not a {qualified_type_name(callbacks)}.",
@@ -172,23 +180,4 @@ def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:
             f"worker_runtime_env must be a dictionary, not {runtime_env!r}.",
             do="Write {'env_vars': {...}, 'pip': [...]}.",
         )
-    return dict(runtime_env)
-
-
-def _check_storage_path(path: Any) -> str:
-    if path is None:
-        return str(Path(DEFAULT_STORAGE_PATH).expanduser())
-    if not isinstance(path, (str, os.PathLike)):
-        raise ConfigError(
-            f"storage_path must be a str or a Path, not {path!r}.",
-            do="Pass a directory, or a URL like 's3://bucket/prefix'.",
-        )
-    return str(os.fspath(path))
-
-
-def _check_run_name(name: Any) -> str:
-    if not name:
-        return f"spotfit_run-{system.utc_timestamp()}"
-    if not isinstance(name, str):
-        raise ConfigError(f"name must be a str, not {name!r}.", do="Pass a plain name.")
-    return name
+    return dict(runtime_env)  # a copy: the caller's dictionary may change before fit()

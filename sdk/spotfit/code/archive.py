@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_ARCHIVE_BYTES = 256 * 2**20
 
 _IGNORE_FILES = (".gitignore", ".spotfitignore")  # rules of the later file have precedence
+# Caches and environments: large, specific to this machine, or recreated there.
 _ALWAYS_IGNORED = (
     ".git",
     ".hg",
@@ -110,7 +111,19 @@ def _build_archive(files: Sequence[_SourceFile], *, root: Path, limit_bytes: int
             f"{root} contains no files to upload: it is empty, or all files are ignored.",
             do="Include files in a .spotfitignore in that directory, with '!' before the pattern.",
         )
-    _check_size(files, root, limit_bytes)
+    total = sum(file.stat.st_size for file in files)
+    if total > limit_bytes:
+        largest = sorted(files, key=lambda file: -file.stat.st_size)[:5]
+        listing = ", ".join(f"{file.name} ({format_bytes(file.stat.st_size)})" for file in largest)
+        raise ShippingError(
+            f"{root} contains {format_bytes(total)} in {len(files)} files; the limit is "
+            f"{format_bytes(limit_bytes)}. The largest files: {listing}.",
+            do="List files that the machines do not need in a .spotfitignore in that directory, "
+            "and read training data from storage.",
+            size_bytes=total,
+            limit_bytes=limit_bytes,
+        )
+    # Sorted: the order of directory entries differs between file systems.
     body = _pack_tar(sorted(files))
     names = frozenset(file.name for file in files)
     return CodeArchive(hashlib.sha256(body).hexdigest(), body, root, names)
@@ -131,36 +144,25 @@ def _walk(
 
     `ancestors` are the resolved parent directories; they stop cycles of symbolic links.
     """
-    rules = (*rules, *_read_ignore_rules(folder, prefix))
-    for entry in _list_entries(folder):
+    files = [file for name in _IGNORE_FILES if (file := folder / name).is_file()]
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    if lines := [line for text in texts for line in text.splitlines()]:
+        rules = (*rules, _IgnoreRules(len(prefix), _compile_rules(lines)))
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise _unreadable_error(folder, error) from error
+    for entry in entries:
         name = prefix + entry.name
         if entry.is_dir():
             real = os.path.realpath(entry)
+            # A '/' at the end: patterns such as 'build/' match directories only.
             if real not in ancestors and not _is_ignored(f"{name}/", rules):
                 yield from _walk(
                     Path(entry), prefix=f"{name}/", rules=rules, ancestors=(*ancestors, real)
                 )
         elif entry.is_file() and not _is_ignored(name, rules):
             yield _SourceFile(name, Path(entry), entry.stat())
-
-
-def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        return list(os.scandir(folder))
-    except OSError as error:
-        raise _unreadable_error(folder, error) from error
-
-
-def _read_ignore_rules(folder: Path, prefix: str) -> Iterator[_IgnoreRules]:
-    files = [folder / name for name in _IGNORE_FILES]
-    lines = [
-        line
-        for file in files
-        if file.is_file()
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
-    if lines:
-        yield _IgnoreRules(len(prefix), _compile_rules(lines))
 
 
 def _compile_rules(lines: Sequence[str]) -> GitIgnoreSpec:
@@ -179,25 +181,10 @@ def _is_ignored(name: str, rules: Sequence[_IgnoreRules]) -> bool:
     return False
 
 
-def _check_size(files: Sequence[_SourceFile], root: Path, limit_bytes: int) -> None:
-    total = sum(file.stat.st_size for file in files)
-    if total <= limit_bytes:
-        return
-    largest = sorted(files, key=lambda file: -file.stat.st_size)[:5]
-    listing = ", ".join(f"{file.name} ({format_bytes(file.stat.st_size)})" for file in largest)
-    raise ShippingError(
-        f"{root} contains {format_bytes(total)} in {len(files)} files; the limit is "
-        f"{format_bytes(limit_bytes)}. The largest files: {listing}.",
-        do="List files that the machines do not need in a .spotfitignore in that directory, and "
-        "read training data from storage.",
-        size_bytes=total,
-        limit_bytes=limit_bytes,
-    )
-
-
 def _pack_tar(files: Sequence[_SourceFile]) -> bytes:
     buffer = io.BytesIO()
     # Level 1: source code compresses well at any level, and the caller waits for the upload.
+    # No name and no time in the header, because equal files must give equal digests.
     packed = gzip.GzipFile("", "wb", compresslevel=1, fileobj=buffer, mtime=0)
     with packed, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for file in files:
@@ -208,6 +195,7 @@ def _pack_tar(files: Sequence[_SourceFile]) -> bytes:
             entry = tarfile.TarInfo(file.name)
             # The size of what was read: the file may have changed since it was listed.
             entry.size = len(body)
+            # Only the executable bit, as in git: other bits depend on the umask of the user.
             entry.mode = 0o755 if file.stat.st_mode & 0o100 else 0o644
             archive.addfile(entry, io.BytesIO(body))
     return buffer.getvalue()

@@ -9,7 +9,7 @@ environment and further named objects. Without the run key it can be neither rea
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -20,7 +20,6 @@ from spotfit.code import version_check
 from spotfit.code.archive import CodeArchive, archive_directory, archive_module
 from spotfit.code.fingerprint import combine_fingerprints
 from spotfit.code.function_pickle import (
-    PickledObject,
     function_name,
     pickle_object,
     project_modules,
@@ -67,6 +66,7 @@ class CodeBundleRef(msgspec.Struct, frozen=True):
 
         Modules are not compared if the reference has no module digests.
         """
+        # Of both: a module that was added or removed is a change as well.
         modules = {*self.module_digests, *current.module_digests} if self.module_digests else set()
         changed = [
             name
@@ -153,11 +153,10 @@ def upload_code_bundle(
     `objects` are pickled separately, so that each process loads only the objects that it needs.
     Raises `ConfigError` or `ShippingError` before anything is uploaded.
     """
+    # First, because it rejects an unsuitable function before the directories are read.
     needs_config = takes_config(fn)
     code = _CodeArchives.from_runtime_env(runtime_env)
-    pickles = _CodeBundlePickles.create(
-        fn, {} if config is None else config, objects or {}, code=code
-    )
+    pickles = _CodeBundlePickles.create(fn, config, objects, code=code)
     payload = CodeBundlePayload(
         runtime_env=code.package_env(runtime_env),
         takes_config=needs_config,
@@ -192,9 +191,7 @@ def compute_code_fingerprint(
     Raises the same errors.
     """
     code = _CodeArchives.from_runtime_env(runtime_env)
-    pickles = _CodeBundlePickles.create(
-        fn, {} if config is None else config, objects or {}, code=code
-    )
+    pickles = _CodeBundlePickles.create(fn, config, objects, code=code)
     return CodeFingerprint(pickles.module_digests, code.archive_ids())
 
 
@@ -216,7 +213,7 @@ def check_environment(code_bundle: CodeBundleRef, env: PackagedRuntimeEnv) -> No
     Raises one `EnvironmentMismatchError` that names all differences.
     """
     source = code_bundle.environment
-    if source is None:
+    if source is None:  # the field is optional in the spec
         return
     mismatches = version_check.compare_environments(
         source,
@@ -279,35 +276,41 @@ class _CodeBundlePickles(NamedTuple):
 
     @classmethod
     def create(
-        cls, fn: Callable[..., Any], config: Any, objects: Mapping[str, Any], *, code: _CodeArchives
+        cls,
+        fn: Callable[..., Any],
+        config: Mapping[str, Any] | None,
+        objects: Mapping[str, Any] | None,
+        *,
+        code: _CodeArchives,
     ) -> Self:
+        config = {} if config is None else config
         own = project_modules()
         # Modules in an archive are importable on the machines; the others are pickled by value.
         by_value = [
             m for m in own if not any(archive.contains_module(m) for archive in code.archives())
         ]
         call = {function_name(fn): fn, "train_loop_config": config}
+        # In one pickle: objects that the function and its config share stay shared.
         function = pickle_object((fn, config), labeled_parts=call, by_value_modules=by_value)
         others = {
             name: pickle_object(value, labeled_parts={name: value}, by_value_modules=by_value)
-            for name, value in objects.items()
+            for name, value in (objects or {}).items()
         }
         required = function.packages.union(*(other.packages for other in others.values()))
+        fingerprints: dict[str, set[str]] = {}
+        for pickled in (function, *others.values()):
+            for module_name, definitions in pickled.user_code.items():
+                fingerprints.setdefault(module_name, set()).update(definitions)
+        # Modules of the project are not required packages: they are in the pickles or archives.
         uploaded = {module.__name__.partition(".")[0] for module in own}
         return cls(
             function=function.body,
             objects={name: other.body for name, other in others.items()},
             packages=required - uploaded,
-            module_digests=_digest_modules([function, *others.values()]),
+            module_digests={
+                name: combine_fingerprints(parts) for name, parts in sorted(fingerprints.items())
+            },
         )
-
-
-def _digest_modules(pickles: Iterable[PickledObject]) -> dict[str, str]:
-    fingerprints: dict[str, set[str]] = {}
-    for pickled in pickles:
-        for module, definitions in pickled.user_code.items():
-            fingerprints.setdefault(module, set()).update(definitions)
-    return {module: combine_fingerprints(parts) for module, parts in sorted(fingerprints.items())}
 
 
 def _create_if_absent(store: Store, key: str, body: bytes) -> None:

@@ -11,8 +11,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +65,7 @@ def prepare_runtime_env(
     cwd = ensure_unpacked(env.working_dir, store=store, directory=code) if env.working_dir else None
     modules = [ensure_unpacked(sha256, store=store, directory=code) for sha256 in env.py_modules]
     python = _ensure_virtualenv(env, scratch_dir / "pip") if env.pip else sys.executable
+    # working_dir first, as the script's directory has precedence in a local run.
     folders = [cwd, *modules] if cwd else modules
     return PreparedRuntimeEnv(
         python=python, sys_path=tuple(map(str, folders)), cwd=cwd, env_vars=env.env_vars
@@ -83,35 +82,29 @@ def pip_install_command(python: str, requirements: Path) -> list[str]:
 def _ensure_virtualenv(env: PackagedRuntimeEnv, folder: Path) -> str:
     """Return the interpreter of a virtual environment with the requirements; create it once."""
     major, minor = sys.version_info[:2]
+    # Named by requirements and Python version, so that runs with equal ones share it on a node.
     home = folder / f"{env.pip_digest[:32]}-{major}.{minor}"
     python, ready = home / "bin" / "python", home / "ready"
     if not ready.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with _file_lock(folder / f"{home.name}.lock"):
+        with (folder / f"{home.name}.lock").open("w") as lock:
+            # The kernel releases the lock when its process dies, so a lock file is never stale.
+            fcntl.flock(lock, fcntl.LOCK_EX)
             # Checked again: another process may have created it while this one waited.
             if not ready.exists():
                 _create_virtualenv(env, home, python)
-                ready.touch()
+                ready.touch()  # last: a directory without this file is incomplete
     return str(python)
-
-
-@contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
-    # flock: the kernel releases the lock when its process dies, so a lock file is never stale.
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _create_virtualenv(env: PackagedRuntimeEnv, home: Path, python: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)  # left incomplete by a process that was killed
+    # --without-pip: the parent's pip is importable and need not be installed again, which is slow.
     create = [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(home)]
     if failure := _run_command(create):
+        purpose = "create a virtual environment"
         raise _preparation_error(
-            InfrastructureError,
-            purpose="create a virtual environment",
-            failure=failure,
-            do=_REMEDY_DISK_SPACE,
+            InfrastructureError, purpose=purpose, failure=failure, do=_REMEDY_DISK_SPACE
         )
     _link_parent_packages(home)
     requirements = home / "requirements.txt"

@@ -40,6 +40,7 @@ def to_setup_failure_message(error: BaseException) -> WorkerRaised:
 
 def format_traceback(error: BaseException) -> str:
     """Format the traceback without spotfit's frames above the user's code."""
+    # If all frames are spotfit's, the error is spotfit's own and its frames are needed.
     shown = _skip_own_frames(error.__traceback__) or error.__traceback__
     return "".join(traceback.format_exception(type(error), error, shown)).rstrip("\n")
 
@@ -72,9 +73,11 @@ class _ExceptionState:
         return (_rebuild_exception, self._parts)
 
 
+# Pickles of exceptions refer to this function by name: renaming it breaks stored ones.
 def _rebuild_exception(
     exception_type: type[BaseException], args: Any, attributes: dict[str, Any]
 ) -> Any:
+    # Without __init__, which may require arguments that are not in `args`.
     error = exception_type.__new__(exception_type, *args)
     error.args = args
     vars(error).update(attributes)

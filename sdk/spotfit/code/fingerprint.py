@@ -18,16 +18,19 @@ def fingerprint_function(fn: Callable[..., Any]) -> str:
     """Return the fingerprint of a function: name, bytecode, bound arguments, defaults, closure."""
     if isinstance(fn, functools.partial):
         bound_args = f"{stable_repr(fn.args)} {stable_repr(fn.keywords)}"
+        # A partial has no code of its own.
         return f"partial {fingerprint_function(fn.func)} {bound_args}"
     name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
     code = getattr(fn, "__code__", None)
-    if code is None:
+    if code is None:  # a builtin or a callable object: only its name identifies it
         return name
-    bound = (
-        getattr(fn, "__defaults__", None),
-        getattr(fn, "__kwdefaults__", None),
-        [_cell_content(cell) for cell in getattr(fn, "__closure__", None) or ()],
-    )
+    closure = []
+    for cell in getattr(fn, "__closure__", None) or ():
+        try:
+            closure.append(cell.cell_contents)
+        except ValueError:  # the variable is not bound
+            closure.append(None)
+    bound = (getattr(fn, "__defaults__", None), getattr(fn, "__kwdefaults__", None), closure)
     return f"{name}:{_hash_code(code)}:{stable_repr(bound)}"
 
 
@@ -66,16 +69,10 @@ def stable_repr(value: Any) -> str:
         return "{" + ",".join(sorted(stable_repr(item) for item in value)) + "}"
     if isinstance(value, types.CodeType):
         return _hash_code(value)
+    # Other objects by type only: their repr may contain an address, which differs per process.
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return repr(value)
     return type(value).__qualname__
-
-
-def _cell_content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # the variable is not bound
-        return None
 
 
 def _hash_code(code: types.CodeType) -> str:

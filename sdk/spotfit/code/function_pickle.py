@@ -8,6 +8,7 @@ of the user's project. Everything else is pickled by name and must be installed 
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import pickle
 import sys
@@ -53,7 +54,20 @@ def takes_config(fn: Callable[..., Any]) -> bool:
     ignored. Raises `ConfigError` for more required parameters, `ShippingError` for an object that
     is not callable.
     """
-    required = [p for p in _parameters(fn) if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if not callable(fn):
+        raise ShippingError(
+            f"The training function must be callable, but {fn!r} is a {type(fn).__name__}.",
+            do="Pass the function itself: train_loop_per_worker=my_function.",
+        )
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except ValueError as error:  # some functions of extension modules
+        raise ShippingError(
+            f"{function_name(fn)} has no signature, so its arguments are unknown.",
+            do="Wrap it in a Python function: def train_loop(config): ...",
+        ) from error
+    # *args counts as a required parameter, **kwargs does not: the config is passed by position.
+    required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     by_name_only = [p.name for p in required if p.kind is p.KEYWORD_ONLY]
     if len(required) > 1 or by_name_only:
         raise ConfigError(
@@ -79,16 +93,22 @@ def pickle_object(
     Raises `ShippingError` naming the path to a part that cannot be pickled, or the largest parts
     if the pickle exceeds `MAX_PICKLE_BYTES`.
     """
+    sink = io.BytesIO()
+    pickler = _RecordingPickler(sink)
     with _register_by_value(by_value_modules) as own:
-        body, references = _dump(value, labeled_parts)
+        try:
+            pickler.dump(value)
+        except Exception as error:
+            raise _unpicklable_error(labeled_parts, error) from error
+        body = sink.getvalue()
         if len(body) > WARN_PICKLE_BYTES:
             _check_size(labeled_parts, len(body))
     user_modules = own | {"__main__"}
-    imported = {_top_level_name(name) for name in references.modules_by_name if name}
+    imported = {_top_level_name(name) for name in pickler.modules_by_name if name}
     packages = frozenset(imported - user_modules - _OWN_PACKAGES) - sys.stdlib_module_names
     code = {
         name: frozenset(definitions)
-        for name, definitions in references.definitions_by_module.items()
+        for name, definitions in pickler.definitions_by_module.items()
         if _top_level_name(name) in user_modules
     }
     return PickledObject(body, packages, code)
@@ -100,7 +120,13 @@ def project_modules(*, roots: Iterable[str] | None = None) -> tuple[ModuleType, 
     Their files are below the script's directory or the working directory (or below `roots`), and
     are neither installed packages nor part of Python or of spotfit.
     """
-    prefixes = tuple(root.rstrip("/") + "/" for root in (roots or _project_roots()))
+    if not roots:
+        roots = set()
+        with suppress(FileNotFoundError):  # the working directory may have been removed
+            roots.add(os.getcwd())  # noqa: PTH109 - compared with strings
+        if script := getattr(sys.modules.get("__main__"), "__file__", None):
+            roots.add(os.path.dirname(os.path.abspath(script)))  # noqa: PTH100, PTH120 - as above
+    prefixes = tuple(root.rstrip("/") + "/" for root in roots)
     # Plain strings instead of Path: thousands of modules are compared.
     python = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
     loaded: dict[str, Any] = dict(sys.modules)  # libraries may insert objects that are no modules
@@ -129,7 +155,14 @@ def unpickle(body: bytes, *, description: str) -> Any:
     try:
         return pickle.loads(body)  # noqa: S301 - authenticated by the caller
     except ModuleNotFoundError as missing:
-        raise _missing_module_error(missing, description) from missing
+        top = _top_level_name(missing.name or "")
+        raise ShippingError(
+            f"The {description} could not be loaded here: the module {missing.name!r} is missing.",
+            do=f"If {top!r} is a package, add it to worker_runtime_env={{'pip': [...]}} or to the "
+            "machines' image; if it is part of your project, pass worker_runtime_env="
+            "{'working_dir': ...} or {'py_modules': [...]}.",
+            module=missing.name,
+        ) from missing
     except Exception as error:
         raise ShippingError(
             f"The {description} could not be loaded here: {type(error).__name__}: {error}",
@@ -144,48 +177,26 @@ _DETERMINISTIC_ERRORS = (ImportError, AttributeError, SyntaxError, pickle.Unpick
 OSError of a module that opens a file when it is imported."""
 
 
-def _parameters(fn: Any) -> list[inspect.Parameter]:
-    if not callable(fn):
-        raise ShippingError(
-            f"The training function must be callable, but {fn!r} is a {type(fn).__name__}.",
-            do="Pass the function itself: train_loop_per_worker=my_function.",
-        )
-    try:
-        return list(inspect.signature(fn).parameters.values())
-    except ValueError as error:
-        raise ShippingError(
-            f"{function_name(fn)} has no signature, so its arguments are unknown.",
-            do="Wrap it in a Python function: def train_loop(config): ...",
-        ) from error
-
-
-class _PickleReferences:
-    """Modules that a pickle references by name, and definitions that it contains by value."""
-
-    def __init__(self) -> None:
-        self.modules_by_name: set[str] = set()
-        self.definitions_by_module: dict[str, set[str]] = {}
-
-    def add(self, value: Any, *, by_name: bool) -> None:
-        module = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""
-        if by_name or isinstance(value, ModuleType):
-            self.modules_by_name.add(module)
-        if not by_name and isinstance(value, (type, FunctionType, ModuleType)):
-            self.definitions_by_module.setdefault(module, set()).add(fingerprint_definition(value))
-
-
 class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Records what is pickled by name and what by value."""
+    """Records modules that the pickle references by name, and definitions contained by value."""
 
     def __init__(self, sink: Any) -> None:
         super().__init__(sink)
-        self.references = _PickleReferences()
+        self.modules_by_name: set[str] = set()
+        self.definitions_by_module: dict[str, set[str]] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
-        if isinstance(obj, _RECORDED_TYPES):
-            # cloudpickle returns NotImplemented for objects that it leaves to pickle by name.
-            self.references.add(obj, by_name=reduced is NotImplemented)
+        if not isinstance(obj, _RECORDED_TYPES):
+            return reduced
+        # cloudpickle returns NotImplemented for objects that it leaves to pickle by name.
+        by_name = reduced is NotImplemented
+        module = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__ or ""
+        # A module that is pickled by value is a reference as well: its imports are not pickled.
+        if by_name or isinstance(obj, ModuleType):
+            self.modules_by_name.add(module)
+        if not by_name and not isinstance(obj, BuiltinFunctionType):
+            self.definitions_by_module.setdefault(module, set()).add(fingerprint_definition(obj))
         return reduced
 
 
@@ -204,32 +215,12 @@ class _SizeCounter:
         return size
 
 
-class _BufferSink(_SizeCounter):
-    """A write target that also collects the chunks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.chunks: list[bytes] = []
-
-    def write(self, chunk: Any) -> int:
-        self.chunks.append(bytes(chunk))
-        return super().write(chunk)
-
-
-def _dump(value: Any, labeled_parts: Mapping[str, Any]) -> tuple[bytes, _PickleReferences]:
-    sink = _BufferSink()
-    pickler = _RecordingPickler(sink)
-    try:
-        pickler.dump(value)
-    except Exception as error:
-        raise _unpicklable_error(labeled_parts, error) from error
-    return b"".join(sink.chunks), pickler.references
-
-
 def _unpicklable_error(labeled_parts: Mapping[str, Any], error: Exception) -> ShippingError:
     suspects = (
-        find_unpicklable_part(part, name, _pickle_error) for name, part in labeled_parts.items()
+        find_unpicklable_part(part, name, lambda value: _try_pickle(value)[1])
+        for name, part in labeled_parts.items()
     )
+    # No suspect if every part alone can be pickled, for example if pickling fails by chance.
     found = next(filter(None, suspects), None) or UnpicklablePart(
         tuple(labeled_parts), labeled_parts, error
     )
@@ -243,19 +234,21 @@ def _unpicklable_error(labeled_parts: Mapping[str, Any], error: Exception) -> Sh
     )
 
 
-def _pickle_error(value: Any) -> Exception | None:
+def _try_pickle(value: Any) -> tuple[int, Exception | None]:
+    """Return the size of the pickle, or its size up to the error, and the error."""
+    counter = _SizeCounter()
     try:
-        cloudpickle.Pickler(_SizeCounter()).dump(value)
+        cloudpickle.Pickler(counter).dump(value)
     except Exception as error:  # noqa: BLE001 - the user's own __reduce__ may raise anything
-        return error
-    return None
+        return counter.size_bytes, error
+    return counter.size_bytes, None
 
 
 def _check_size(labeled_parts: Mapping[str, Any], size_bytes: int) -> None:
     large = [
         f"{name} -> {label} ({format_bytes(part_bytes)})"
         for name, part in labeled_parts.items()
-        for label, part_bytes in largest_parts(part, _pickled_size)
+        for label, part_bytes in largest_parts(part, lambda value: _try_pickle(value)[0])
         if part_bytes > WARN_PICKLE_BYTES / 16
     ]
     names = ", ".join(labeled_parts)
@@ -272,18 +265,12 @@ def _check_size(labeled_parts: Mapping[str, Any], size_bytes: int) -> None:
     warnings.warn(f"{summary} Every worker loads a copy. {remedy}", stacklevel=2)
 
 
-def _pickled_size(value: Any) -> int:
-    counter = _SizeCounter()
-    with suppress(Exception):  # a part that cannot be pickled separately counts up to the error
-        cloudpickle.Pickler(counter).dump(value)
-    return counter.size_bytes
-
-
 @contextmanager
 def _register_by_value(modules: Iterable[ModuleType]) -> Iterator[set[str]]:
     """Pickle `modules` by value inside the context; yield their top-level names."""
     with _registry_lock:
         known = cloudpickle.list_registry_pickle_by_value()
+        # Modules that the user has registered stay registered afterwards.
         names = {module.__name__ for module in modules} - known
         new = {name: sys.modules[name] for name in names if name in sys.modules}
         for module in new.values():
@@ -293,26 +280,6 @@ def _register_by_value(modules: Iterable[ModuleType]) -> Iterator[set[str]]:
         finally:
             for module in new.values():
                 cloudpickle.unregister_pickle_by_value(module)
-
-
-def _project_roots() -> set[str]:
-    roots = set()
-    with suppress(FileNotFoundError):  # the working directory may have been removed
-        roots.add(os.getcwd())  # noqa: PTH109 - compared with strings
-    if script := getattr(sys.modules.get("__main__"), "__file__", None):
-        roots |= {os.path.dirname(os.path.abspath(script))}  # noqa: PTH100, PTH120 - as above
-    return roots
-
-
-def _missing_module_error(missing: ModuleNotFoundError, description: str) -> ShippingError:
-    top = _top_level_name(missing.name or "")
-    return ShippingError(
-        f"The {description} could not be loaded here: the module {missing.name!r} is missing.",
-        do=f"If {top!r} is a package, add it to worker_runtime_env={{'pip': [...]}} or to the "
-        "machines' image; if it is part of your project, pass worker_runtime_env="
-        "{'working_dir': ...} or {'py_modules': [...]}.",
-        module=missing.name,
-    )
 
 
 def _top_level_name(module_name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import dis
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -58,22 +59,29 @@ def iterate_parts(value: Any) -> Iterator[LabeledPart]:
     """List the objects that a by-value pickle of `value` references directly."""
     match value:
         case FunctionType():
-            return _function_parts(value)
+            yield from _function_parts(value)
         case MethodType():
-            return iter([("its object", value.__self__), ("its function", value.__func__)])
+            yield "its object", value.__self__
+            yield "its function", value.__func__
         case partial():
-            return _partial_parts(value)
+            yield "its function", value.func
+            for n, argument in enumerate(value.args):
+                yield f"bound argument {n}", argument
+            for name, argument in value.keywords.items():
+                yield f"bound argument {name!r}", argument
         case dict() | MappingProxyType():
-            return _mapping_parts(value)
+            yield from _mapping_parts(value)
         case list() | tuple() | set() | frozenset():
-            return _item_parts(value)
+            yield from _item_parts(value)
         case ModuleType() | type():
-            return _attribute_parts(vars(value))
+            yield from _attribute_parts(vars(value))
         case staticmethod() | classmethod():
-            return iter([("its function", value.__func__)])
+            yield "its function", value.__func__
         case property():
-            return _attribute_parts({"fget": value.fget, "fset": value.fset, "fdel": value.fdel})
-    return _instance_parts(value)
+            accessors = {"fget": value.fget, "fset": value.fset, "fdel": value.fdel}
+            yield from _attribute_parts(accessors)
+        case _:
+            yield from _instance_parts(value)
 
 
 class _UnpicklableSearch:
@@ -88,41 +96,37 @@ class _UnpicklableSearch:
         """Return the innermost failing part, or None if all failing parts are visited already."""
         self._visited[id(suspect.value)] = suspect.value
         in_a_cycle = False
-        for part in self._failing_parts(suspect):
-            if id(part.value) in self._visited:
-                in_a_cycle = True
-            elif found := self.find_innermost(part):
-                return found
-        return None if in_a_cycle else suspect
-
-    def _failing_parts(self, whole: UnpicklablePart) -> Iterator[UnpicklablePart]:
-        if len(whole.path) >= _MAX_DEPTH:
-            return
-        for label, part in iterate_parts(whole.value):
-            if isinstance(part, _ATOMS):
+        parts = iterate_parts(suspect.value) if len(suspect.path) < _MAX_DEPTH else ()
+        for label, part in parts:
+            error = None if isinstance(part, _ATOMS) else self._check_pickle(part)
+            if error is None:
                 continue
-            if error := self._check_pickle(part):
-                yield UnpicklablePart((*whole.path, label), part, error)
+            if id(part) in self._visited:
+                in_a_cycle = True
+            elif found := self.find_innermost(UnpicklablePart((*suspect.path, label), part, error)):
+                return found
+        # In a cycle the failing part is another one, which an outer call finds or has found.
+        return None if in_a_cycle else suspect
 
 
 def _function_parts(function: FunctionType) -> Iterator[LabeledPart]:
-    yield from _closure_variables(function)
-    for name in _global_names(function.__code__):
+    code, defaults = function.__code__, function.__defaults__ or ()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # the variable is not bound yet
+            yield f"closure variable {name!r}", cell.cell_contents
+    for name in _global_names(code):
         if name in function.__globals__:
             yield f"global {name!r}", function.__globals__[name]
-    yield from _defaults(function)
+    # Defaults belong to the last positional parameters.
+    positional = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+    by_name = dict(zip(positional, defaults, strict=True)) | (function.__kwdefaults__ or {})
+    for name, default in by_name.items():
+        yield f"default of {name!r}", default
     yield from _attribute_parts(vars(function))
 
 
-def _closure_variables(function: FunctionType) -> Iterator[LabeledPart]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f"closure variable {name!r}", cell.cell_contents
-        except ValueError:  # the variable is not bound yet
-            continue
-
-
 def _global_names(code: CodeType) -> Iterable[str]:
+    # From the instructions: co_names also has the names of attributes. A dict keeps the order.
     names = {
         step.argval: None
         for step in dis.get_instructions(code)
@@ -132,23 +136,6 @@ def _global_names(code: CodeType) -> Iterable[str]:
         if isinstance(constant, CodeType):
             names |= dict.fromkeys(_global_names(constant))
     return names
-
-
-def _defaults(function: FunctionType) -> Iterator[LabeledPart]:
-    code, defaults = function.__code__, function.__defaults__ or ()
-    # Defaults belong to the last positional parameters.
-    positional = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
-    by_name = dict(zip(positional, defaults, strict=True)) | (function.__kwdefaults__ or {})
-    for name, default in by_name.items():
-        yield f"default of {name!r}", default
-
-
-def _partial_parts(bound: partial[Any]) -> Iterator[LabeledPart]:
-    yield "its function", bound.func
-    for n, argument in enumerate(bound.args):
-        yield f"bound argument {n}", argument
-    for name, argument in bound.keywords.items():
-        yield f"bound argument {name!r}", argument
 
 
 def _mapping_parts(mapping: dict[Any, Any] | MappingProxyType[Any, Any]) -> Iterator[LabeledPart]:
@@ -171,26 +158,24 @@ def _attribute_parts(
 
 
 def _instance_parts(value: Any) -> Iterator[LabeledPart]:
-    reduced = _reduce_object(value)
-    if not isinstance(reduced, tuple):
+    reduce = copyreg.dispatch_table.get(type(value))
+    try:
+        reduced: Any = reduce(value) if reduce else value.__reduce_ex__(5)
+    except Exception:  # noqa: BLE001 - a user's __reduce__; its error was recorded by the check
         return
+    if not isinstance(reduced, tuple):  # a name: the object is pickled by reference
+        return
+    # A function, its arguments, and optionally state, list items, dict items and a state setter.
     _, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     for argument in arguments:
         label = f"its class {argument.__qualname__}" if isinstance(argument, type) else "its value"
         yield label, argument
+    # A tuple is the state of an object with slots: its dict, and the values of the slots.
     for part in state if isinstance(state, tuple) else (state,):
         if part is not None:
             yield from _attribute_parts(part) if isinstance(part, dict) else [("its state", part)]
     yield from _item_parts(items or ())
     yield from _mapping_parts(dict(pairs or ()))
-
-
-def _reduce_object(value: Any) -> Any:
-    reduce = copyreg.dispatch_table.get(type(value))
-    try:
-        return reduce(value) if reduce else value.__reduce_ex__(5)
-    except Exception:  # noqa: BLE001 - a user's __reduce__; its error was recorded by the check
-        return None
 
 
 def _shorten(key: Any) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NewType, Self
 
 import msgspec
 
-from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
-from spotfit.core.input_checks import did_you_mean
+from spotfit.core.errors import ConfigError
+from spotfit.core.input_checks import ErrorCollector, did_you_mean
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -63,16 +64,20 @@ class RuntimeEnv(msgspec.Struct, frozen=True):
         version is pinned to the installed version if that satisfies it, so that machines that join
         later install the same version as the first ones.
         """
-        errors: list[SpotfitError] = []
+        errors = ErrorCollector()
         fields: dict[str, Any] = {}
         for key, value in (options or {}).items():
-            try:
-                fields[key] = _parser_for(key)(value)
-            except ConfigErrors as group:
-                errors += group.errors
-            except ConfigError as error:
-                errors.append(error)
-        _raise_errors(errors)
+            if key in _PARSERS:
+                fields[key] = errors.check(partial(_PARSERS[key], value))
+                continue
+            remedy = (
+                "List files to exclude from working_dir in a .spotfitignore."
+                if key == "excludes"  # Ray's name for the same purpose
+                else "Correct or remove the key."
+            )
+            hint = did_you_mean(str(key), _PARSERS)
+            errors.add(ConfigError(f"worker_runtime_env has no key {key!r}. {hint}", do=remedy))
+        errors.raise_all()
         return cls(**fields)
 
     def pip_distributions(self) -> frozenset[str]:
@@ -100,33 +105,21 @@ class PackagedRuntimeEnv(msgspec.Struct, frozen=True):
         return _distribution_names(self.pip)
 
 
-def _parser_for(key: str) -> Callable[[Any], Any]:
-    if key not in _PARSERS:
-        raise ConfigError(
-            f"worker_runtime_env has no key {key!r}. {did_you_mean(str(key), _PARSERS)}",
-            do="List files to exclude from working_dir in a .spotfitignore."
-            if key == "excludes"  # Ray's name for the same purpose
-            else "Correct or remove the key.",
-        )
-    return _PARSERS[key]
-
-
 def _parse_env_vars(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise _wrong_type_error("env_vars", value, "a dictionary of strings")
-    errors = [_variable_error(name, text) for name, text in value.items()]
-    _raise_errors(error for error in errors if error is not None)
+    errors = ErrorCollector()
+    for name, text in value.items():
+        # execve(2) takes NUL-terminated texts 'name=value'.
+        if not isinstance(name, str) or not name or set(name) & {"=", "\0"}:
+            errors.add(
+                ConfigError(f"env_vars: {name!r} is not a valid name of an environment variable.")
+            )
+        elif not isinstance(text, str) or "\0" in text:
+            message = f"env_vars[{name!r}] must be a string, not {text!r}."
+            errors.add(ConfigError(message, do=f"Write {str(text)!r}."))
+    errors.raise_all()
     return dict(value)
-
-
-def _variable_error(name: Any, text: Any) -> ConfigError | None:
-    if not isinstance(name, str) or not name or set(name) & {"=", "\0"}:
-        return ConfigError(f"env_vars: {name!r} is not a valid name of an environment variable.")
-    if not isinstance(text, str) or "\0" in text:
-        return ConfigError(
-            f"env_vars[{name!r}] must be a string, not {text!r}.", do=f"Write {str(text)!r}."
-        )
-    return None
 
 
 def _parse_working_dir(value: Any) -> CodeSource:
@@ -143,15 +136,24 @@ def _parse_py_modules(value: Any) -> tuple[CodeSource, ...]:
 
 
 def _parse_py_module(value: Any) -> CodeSource:
-    code = (
-        _module_path(value)
-        if isinstance(value, ModuleType)
-        else _parse_code_source("py_modules", value)
-    )
+    if isinstance(value, ModuleType):
+        # A package is archived with its directory, any other module as its file.
+        paths = [*getattr(value, "__path__", ()), value.__dict__.get("__file__")]
+        path = next(filter(None, paths), None)
+        if path is None:
+            raise ConfigError(
+                f"py_modules: the module {value.__name__!r} has no files: it is built in, or was "
+                "created at run time.",
+                do="Remove it from py_modules.",
+            )
+        code: CodeSource = Path(path)
+    else:
+        code = _parse_code_source("py_modules", value)
     if not isinstance(code, Path):
         return code
     if not code.exists():
         raise _missing_path_error("py_modules", code, "package directory or .py file")
+    # abspath: the name of '.' or '..' is the name of the directory.
     importable = code.is_dir() or code.suffix == ".py"
     if not importable or not Path(os.path.abspath(code)).stem.isidentifier():  # noqa: PTH100
         raise ConfigError(
@@ -161,18 +163,6 @@ def _parse_py_module(value: Any) -> CodeSource:
     return code
 
 
-def _module_path(module: ModuleType) -> Path:
-    """Return the file of the module, or its directory if it is a package."""
-    for path in [*getattr(module, "__path__", ()), module.__dict__.get("__file__")]:
-        if path:
-            return Path(path)
-    raise ConfigError(
-        f"py_modules: the module {module.__name__!r} has no files: it is built in, or was created "
-        "at run time.",
-        do="Remove it from py_modules.",
-    )
-
-
 def _parse_pip(value: Any) -> tuple[str, ...]:
     if isinstance(value, (str, os.PathLike)):
         path = Path(value).expanduser()
@@ -180,18 +170,15 @@ def _parse_pip(value: Any) -> tuple[str, ...]:
             raise _missing_path_error(
                 "pip", path, "requirements file (one requirement goes into a list)"
             )
-        value = _split_requirements(path.read_text(encoding="utf-8"))
+        # As pip does: join continuation lines first, then remove comments.
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
+        value = [line for line in lines if line]
     if not isinstance(value, (list, tuple)):
         raise _wrong_type_error(
             "pip", value, "a list of requirements or the path of a requirements file"
         )
     return _parse_each(value, _parse_pip_line)
-
-
-def _split_requirements(text: str) -> list[str]:
-    """Split a requirements file into lines; join continuation lines and remove comments."""
-    lines = (re.sub(r"(^|\s)#.*", "", line) for line in text.replace("\\\n", " ").splitlines())
-    return [line.strip() for line in lines if line.strip()]
 
 
 def _parse_pip_line(line: Any) -> str:
@@ -209,31 +196,29 @@ def _parse_pip_line(line: Any) -> str:
 
 def _pin_version(line: str) -> str:
     """Pin a requirement to the installed version, unless it is exact or does not allow that."""
+    from packaging.version import InvalidVersion, Version
+
     requirement = _parse_requirement(line)
     if requirement.url or any(s.operator in {"==", "==="} for s in requirement.specifier):
         return line
-    installed = _installed_version(requirement.name)
-    if installed is None or not requirement.specifier.contains(installed, prereleases=True):
+    try:
+        version = Version(metadata.version(requirement.name))
+    except (metadata.PackageNotFoundError, InvalidVersion):
         return line
+    # Development versions are in no package index, and local ones ('+cpu') only without the suffix.
+    installed = version.public
+    if version.is_devrelease or not requirement.specifier.contains(installed, prereleases=True):
+        return line
+    # The text of the requirement, to keep its extras and its marker.
     name, _, marker = str(requirement).partition(";")
     name = name.removesuffix(str(requirement.specifier)).strip()
     return f"{name}=={installed}" + (f" ;{marker}" if marker else "")
 
 
-def _installed_version(name: str) -> str | None:
-    """Return the installed release, or None. Development versions are in no package index."""
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        version = Version(metadata.version(name))
-    except (metadata.PackageNotFoundError, InvalidVersion):
-        return None
-    return None if version.is_devrelease else version.public
-
-
 def _distribution_names(pip: Iterable[str]) -> frozenset[str]:
-    lines = [line for line in pip if not line.startswith("-")]
-    return frozenset(_canonical_name(_parse_requirement(line).name) for line in lines)
+    names = (_parse_requirement(line).name for line in pip if not line.startswith("-"))
+    # The canonical form of PEP 503, in which 'Scikit_Learn' and 'scikit-learn' are equal.
+    return frozenset(re.sub(r"[-_.]+", "-", name).lower() for name in names)
 
 
 def _parse_requirement(line: str) -> Requirement:
@@ -241,6 +226,7 @@ def _parse_requirement(line: str) -> Requirement:
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
+        # Options of a line, such as --hash or --config-settings, are no part of a specifier.
         return Requirement(line.partition(" --")[0])
     except InvalidRequirement as error:
         reason = str(error).splitlines()[0]
@@ -248,10 +234,6 @@ def _parse_requirement(line: str) -> Requirement:
             f"pip: {line!r} is not a valid requirement: {reason}",
             do="Write a requirement specifier as in a requirements file: 'einops>=0.8'.",
         ) from error
-
-
-def _canonical_name(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _parse_code_source(what: str, value: Any) -> CodeSource:
@@ -264,14 +246,10 @@ def _parse_code_source(what: str, value: Any) -> CodeSource:
 
 
 def _parse_each(values: Iterable[Any], parse: Callable[[Any], Any]) -> tuple[Any, ...]:
-    parsed, errors = [], []
-    for value in values:
-        try:
-            parsed.append(parse(value))
-        except ConfigError as error:
-            errors.append(error)
-    _raise_errors(errors)
-    return tuple(parsed)
+    errors = ErrorCollector()
+    parsed = tuple(errors.check(partial(parse, value)) for value in values)
+    errors.raise_all()
+    return parsed
 
 
 def _wrong_type_error(what: str, value: Any, expected: str) -> ConfigError:
@@ -287,16 +265,6 @@ def _missing_path_error(what: str, path: Path, kind: str) -> ConfigError:
         f"{what}: the {kind} {str(path)!r} does not exist (relative to {cwd}).",
         do="Correct the path, or pass an absolute path.",
     )
-
-
-def _raise_errors(errors: Iterable[SpotfitError]) -> None:
-    match list(errors):
-        case []:
-            return
-        case [error]:
-            raise error
-        case several:
-            raise ConfigErrors(several)
 
 
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {

@@ -44,6 +44,7 @@ def unpack_archive(body: bytes, sha256: str, *, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f"{sha256[:12]}.", dir=target.parent))
     try:
+        # In a directory beside the target: rename is atomic within one file system only.
         _extract(body, sha256, draft)
         draft.chmod(0o755)  # mkdtemp creates directories that only their owner may enter
         draft.rename(target)
@@ -59,14 +60,15 @@ def _extract(body: bytes, sha256: str, folder: Path) -> None:
     try:
         with tarfile.open(fileobj=io.BytesIO(body), mode="r:gz") as archive:
             for entry in archive:
-                _check_member(entry, sha256)
-                _extract_member(archive, entry, folder)
+                _extract_member(archive, entry, folder, sha256)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise _untrusted_archive_error(sha256, f"it cannot be unpacked: {error}") from error
 
 
-def _check_member(entry: tarfile.TarInfo, sha256: str) -> None:
-    """Accept only regular files below the directory; `archive` creates no other entries."""
+def _extract_member(
+    archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path, sha256: str
+) -> None:
+    # Only regular files below the directory: `spotfit.code.archive` creates no other entries.
     name = PurePosixPath(entry.name)
     if not entry.isreg():
         raise _untrusted_archive_error(sha256, f"{entry.name!r} is not a regular file")
@@ -74,12 +76,10 @@ def _check_member(entry: tarfile.TarInfo, sha256: str) -> None:
         raise _untrusted_archive_error(
             sha256, f"{entry.name!r} would be written outside of the target directory"
         )
-
-
-def _extract_member(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None:
     # Not tarfile.extract: owner, time and mode from the archive must not be applied.
     path = folder / entry.name
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Mode 'x': two entries of one name are an error.
     with archive.extractfile(entry) as source, path.open("xb") as target:  # type: ignore[union-attr]
         shutil.copyfileobj(source, target)
     path.chmod(0o755 if entry.mode & 0o100 else 0o644)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from importlib import metadata
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 from spotfit.core.errors import EnvironmentMismatchError
 from spotfit.model.group import Software
 
+# Compared even if the pickle does not refer to them: tensors, arrays and the protocols of spotfit
+# depend on their versions.
 _ALWAYS_COMPARED = ("cloudpickle", "numpy", "spotfit", "torch")
 
 _DISTRIBUTION_NAMES = {
@@ -65,12 +68,23 @@ def compare_environments(
     Different platforms and minor package versions are compatible. Distributions `to_install` are
     not compared, because they are installed on the target before loading.
     """
+    mismatches = []
+    # Functions are pickled as bytecode, which changes with every minor version of Python.
+    here, there = (f"{e.implementation} {_version_prefix(e.python, 2)}" for e in (source, target))
+    if here != there:
+        mismatches.append(
+            EnvironmentMismatchError(
+                f"fit() was called from {source.implementation} {source.python}, but the machines "
+                f"run {target.implementation} {target.python}. Functions are pickled as bytecode, "
+                "which needs the same minor version.",
+                do=f"Choose machines or an image with {here}, or call fit() from {there}.",
+                here=source.python,
+                there=target.python,
+            )
+        )
     compared = sorted(source.packages.keys() - set(to_install))
-    mismatches = [
-        _python_mismatch(source, target),
-        *(_package_mismatch(name, source, target) for name in compared),
-    ]
-    return [mismatch for mismatch in mismatches if mismatch is not None]
+    packages = (_package_mismatch(name, source, target) for name in compared)
+    return [*mismatches, *filter(None, packages)]
 
 
 def predict_mismatches(
@@ -93,8 +107,11 @@ def predict_mismatches(
 def _describe_environment(
     distributions: Iterable[str], required: Collection[str] = ()
 ) -> SoftwareEnvironment:
-    versions = {name: _installed_version(name) for name in sorted(distributions)}
-    installed = {name: version for name, version in versions.items() if version}
+    installed = {}
+    for name in sorted(distributions):
+        with suppress(metadata.PackageNotFoundError):
+            if version := metadata.version(name):  # None if the metadata is damaged
+                installed[name] = version
     return SoftwareEnvironment(
         python=".".join(map(str, sys.version_info[:3])),
         implementation=sys.implementation.name,
@@ -104,34 +121,11 @@ def _describe_environment(
     )
 
 
-def _installed_version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _python_mismatch(
-    source: SoftwareEnvironment, target: SoftwareEnvironment
-) -> EnvironmentMismatchError | None:
-    # Functions are pickled as bytecode, which changes with every minor version of Python.
-    here, there = (f"{e.implementation} {_version_prefix(e.python, 2)}" for e in (source, target))
-    if here == there:
-        return None
-    return EnvironmentMismatchError(
-        f"fit() was called from {source.implementation} {source.python}, but the machines run "
-        f"{target.implementation} {target.python}. Functions are pickled as bytecode, which needs "
-        "the same minor version.",
-        do=f"Choose machines or an image with {here}, or call fit() from {there}.",
-        here=source.python,
-        there=target.python,
-    )
-
-
 def _package_mismatch(
     name: str, source: SoftwareEnvironment, target: SoftwareEnvironment
 ) -> EnvironmentMismatchError | None:
     here, there = source.packages[name], target.packages.get(name)
+    # A package that the code bundle does not need may be missing, but not differ.
     if there is None and name not in source.required_packages:
         return None
     if there is not None and _compatible_version(name, here) == _compatible_version(name, there):

@@ -97,17 +97,14 @@ class ChildProcess:
         With `as_failure` the exit counts as the process's own failure, not as ordered by the agent.
         """
         self.is_kill_requested = True
-        if self._status is None and not as_failure:
-            self.was_killed = self.was_killed or self._is_alive
+        if self._status is None and not as_failure and not self.was_killed:
+            # A process that is not started yet counts: the kill will be what ends it. A zombie has
+            # ended before: its exit status is its own failure.
+            self.was_killed = self.pid is None or (
+                process.exists(self.pid) and process.zombie_wait_status(self.pid) is None
+            )
         if self.pid is not None and self._status is None:
             process.kill_group(self.pid)
-
-    @property
-    def _is_alive(self) -> bool:
-        # A process that is not started yet counts: the kill will be what ends it.
-        return self.pid is None or (
-            process.exists(self.pid) and process.zombie_wait_status(self.pid) is None
-        )
 
     def discard(self) -> None:
         """Close everything of a process that was never started; `on_exit` is not called."""
@@ -129,7 +126,15 @@ class ChildProcess:
             process.kill_group(self.pid)  # its children must not outlive it
         else:
             self._close_child_ends()
-        self._drain_output()
+        # Its last frames and lines, which `on_exit` must follow, are still in the kernel's buffers.
+        while self._socket is not None:
+            before = self._reader.received_bytes
+            self._read_socket()
+            if self._socket is None or self._reader.received_bytes == before:
+                break
+        for descriptor in list(self._streams):
+            while self._read_stream(descriptor):
+                continue
         self._loop.call_later(_OUTPUT_DRAIN_TIMEOUT_S, self._finish)
         self._finish_if_drained()
 
@@ -215,12 +220,13 @@ class ChildProcess:
     def _open_stream(self, name: str) -> int:
         """Create a pipe; return the child's end."""
         read_end, write_end = os.pipe()
-        os.set_blocking(read_end, False)
+        os.set_blocking(read_end, False)  # the child's end blocks, as programs expect of stdout
         self._streams[read_end] = (name, bytearray())
         self._loop.register(read_end, READ, partial(self._on_stream, read_end))
         return write_end
 
     def _on_stream(self, descriptor: int, _mask: int) -> None:
+        # One chunk per event, as for the socket: a process that prints must not occupy the loop.
         self._read_stream(descriptor)
 
     def _read_stream(self, descriptor: int) -> bool:
@@ -248,17 +254,6 @@ class ChildProcess:
         self._finish_if_drained()
 
     # --- exit --------------------------------------------------------------------------------
-
-    def _drain_output(self) -> None:
-        """Read what the process had written before its exit."""
-        while self._socket is not None:
-            before = self._reader.received_bytes
-            self._read_socket()
-            if self._socket is None or self._reader.received_bytes == before:
-                break
-        for descriptor in list(self._streams):
-            while self._read_stream(descriptor):
-                continue
 
     def _finish_if_drained(self) -> None:
         if self._status is not None and self._socket is None and not self._streams:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import socket
@@ -90,7 +89,15 @@ class ForkServerClient:
         self._last_serial = 0
         with server_end:
             try:
-                self._process = _start_process(runtime_key, server_end.fileno())
+                descriptor = server_end.fileno()
+                arguments = [str(descriptor), str(os.getpid()), runtime_key.framework]
+                self._process = subprocess.Popen(  # noqa: S603 - our own module in a given interpreter
+                    [runtime_key.python, "-m", "spotfit.fork_server.server", *arguments],
+                    env=runtime_key.environment(),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[descriptor],
+                    process_group=0,
+                )
             except OSError:
                 self.control.close()
                 raise
@@ -109,8 +116,8 @@ class ForkServerClient:
         `read_messages` returns the outcome. Raises `OSError` if the fork server is dead.
         """
         self._last_serial += 1
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        self.control.sendmsg([encode(ForkChild(request_id=self._last_serial, kind=kind))], rights)
+        request = encode(ForkChild(request_id=self._last_serial, kind=kind))
+        socket.send_fds(self.control, [request], descriptors)
         return self._last_serial
 
     def read_messages(self) -> list[FromForkServer] | None:
@@ -125,6 +132,7 @@ class ForkServerClient:
                 packet = b""
             if not packet:
                 self._is_closed = True
+                # The messages first, exits among them; the next call finds the end again.
                 return messages or None
             message = _message_decoder.decode(packet)
             self.is_ready = self.is_ready or isinstance(message, ForkServerReady)
@@ -141,21 +149,10 @@ class ForkServerClient:
             self.control.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # it is in an import and does not read its socket
             process.kill(self.pid)
             self._process.wait()
         self.control.close()
-
-
-def _start_process(runtime_key: RuntimeKey, descriptor: int) -> subprocess.Popen[bytes]:
-    arguments = [str(descriptor), str(os.getpid()), runtime_key.framework]
-    return subprocess.Popen(  # noqa: S603 - our own module in a given interpreter
-        [runtime_key.python, "-m", "spotfit.fork_server.server", *arguments],
-        env=runtime_key.environment(),
-        stdin=subprocess.DEVNULL,
-        pass_fds=[descriptor],
-        process_group=0,
-    )
 
 
 class ForkServerPool:
@@ -186,10 +183,15 @@ class ForkServerPool:
         if server is not None and server.fork_unsafe_reason is not None:
             self._servers[runtime_key] = server  # remembers that this framework cannot be forked
             return None
+        failed_starts = self._failed_starts.get(runtime_key, 0)
         if server is not None and not server.is_alive:
-            self._discard(server)
+            if not server.has_forked:
+                failed_starts += 1
+                self._failed_starts[runtime_key] = failed_starts
+            log.warning("fork_server.died", pid=server.pid, was_ready=server.is_ready)
+            server.kill()  # closes its socket
             server = None
-        if server is None and self._failed_starts.get(runtime_key, 0) >= _MAX_FAILED_STARTS:
+        if server is None and failed_starts >= _MAX_FAILED_STARTS:
             return None
         try:
             self._servers[runtime_key] = server = server or ForkServerClient(runtime_key)
@@ -199,6 +201,7 @@ class ForkServerPool:
 
     def evict_unused(self, in_use: RuntimeKey) -> None:
         """End the least recently used servers, except `in_use` and one more."""
+        # The latest other one stays: without variables of a run, it is what the next run needs.
         unused = [key for key in self._servers if key != in_use]
         for key in unused[: -(_MAX_SERVERS - 1)]:
             self._servers.pop(key).kill()
@@ -208,11 +211,3 @@ class ForkServerPool:
         for server in self._servers.values():
             server.kill()
         self._servers.clear()
-
-    def _discard(self, server: ForkServerClient) -> None:
-        if not server.has_forked:
-            self._failed_starts[server.runtime_key] = (
-                self._failed_starts.get(server.runtime_key, 0) + 1
-            )
-        log.warning("fork_server.died", pid=server.pid, was_ready=server.is_ready)
-        server.kill()

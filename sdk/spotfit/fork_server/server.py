@@ -23,7 +23,6 @@ there; the first server relays its requests and replies (docs/decisions/0013).
 
 from __future__ import annotations
 
-import array
 import collections
 import contextlib
 import gc
@@ -33,7 +32,6 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable
 from typing import NamedTuple, NoReturn
 
 import msgspec
@@ -125,60 +123,46 @@ class ForkServer:
         gc.disable()
         for module in self._eager:
             _try_import(module)
-        self._report_readiness()
-        while True:
-            self._read_requests()
-            self._reap_children()
-            self._relay_warm_server_messages()
-            while self._requests:
-                self._dispatch(self._requests.popleft())
-            if not self._wait_for_event():
-                self._fork_warm_server()
-
-    def _report_readiness(self) -> None:
         if not _is_fork_safe():
             self._send(
                 ForkUnsafe(reason="importing the framework has started threads that outlive a fork")
             )
             self._shut_down()
-        gc.freeze()
+        gc.freeze()  # collections in children do not write to the objects that exist now
         self._send(ForkServerReady())
         if not self._deferred:
             self._send(ForkServerFullyWarm())
-
-    def _wait_for_event(self) -> bool:
-        """Wait for a request, a child's exit, or a message of the warm server.
-
-        Returns False once it is time to fork the warm server.
-        """
-        idle_ms = _IDLE_BEFORE_WARMUP_MS if self._child_pids else 0
-        events = self._poll.poll(idle_ms if self._deferred else None)
-        with contextlib.suppress(BlockingIOError):
-            while self._wakeup_reader.recv(4096):
-                continue
-        return bool(events)
+        while True:
+            self._read_requests()
+            self._reap_children()
+            self._relay_warm_server_messages()
+            while self._requests:
+                request = self._requests.popleft()
+                if self._warm_server is not None and self._warm_server.is_ready:
+                    self._warm_server.forward(request)
+                else:
+                    self._fork_child(request)
+            idle_ms = _IDLE_BEFORE_WARMUP_MS if self._child_pids else 0
+            events = self._poll.poll(idle_ms if self._deferred else None)
+            # Its bytes only end the poll: `_reap_children` looks for all exits.
+            with contextlib.suppress(BlockingIOError):
+                while self._wakeup_reader.recv(4096):
+                    continue
+            if not events:  # timed out: the children are quiet, or there are none yet
+                self._fork_warm_server()
 
     def _read_requests(self) -> None:
-        while True:
+        # Python 3.11 ignores the flags of `recv_fds`, so that MSG_DONTWAIT has no effect.
+        while select.select([self._control], [], [], 0)[0]:
             try:
-                packet, ancillary, _, _ = self._control.recvmsg(
-                    _PACKET_BYTES, socket.CMSG_SPACE(_FDS_PER_REQUEST * 4), socket.MSG_DONTWAIT
+                packet, descriptors, _, _ = socket.recv_fds(
+                    self._control, _PACKET_BYTES, _FDS_PER_REQUEST
                 )
-            except BlockingIOError:
-                return
             except OSError:
-                packet, ancillary = b"", []
+                packet, descriptors = b"", []
             if not packet:
-                self._shut_down()
-            self._requests.append(
-                _ForkRequest(_request_decoder.decode(packet), _parse_fds(ancillary))
-            )
-
-    def _dispatch(self, request: _ForkRequest) -> None:
-        if self._warm_server is not None and self._warm_server.is_ready:
-            self._warm_server.forward(request)
-        else:
-            self._fork_child(request)
+                self._shut_down()  # the agent has closed the socket or is gone
+            self._requests.append(_ForkRequest(_request_decoder.decode(packet), tuple(descriptors)))
 
     def _reap_children(self) -> None:
         for serial, pid in list(self._child_pids.items()):
@@ -194,9 +178,11 @@ class ForkServer:
     def _fork_warm_server(self) -> None:
         deferred, self._deferred = self._deferred, []  # one attempt: a failure would repeat
         parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Taken before the fork: afterwards the parent may have died, and getppid() would be 1.
         parent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
+            # Otherwise it would hold its own control socket open after the death of this server.
             parent_end.close()
             self._close_inherited_fds()
             server = ForkServer(child_end, deferred, [])
@@ -222,7 +208,18 @@ class ForkServer:
         parent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._run_in_child(request, parent_pid)
+            try:
+                # Before anything else: a signal must not write into the server's socket.
+                signal.set_wakeup_fd(-1)
+                self._close_inherited_fds()
+                child_setup.isolate_process(parent_pid)
+                socket_fd, stdout_fd, stderr_fd = request.descriptors
+                child_setup.redirect_streams(stdout_fd, stderr_fd)
+                child_setup.drop_inherited_finalizers()
+                gc.enable()
+                child_setup.run_child(request.message.kind, socket_fd)
+            finally:
+                os._exit(70)  # EX_SOFTWARE: reached only if `run_child` returns or raises
         with contextlib.suppress(PermissionError, ProcessLookupError):
             # The child does the same: either may run first, and the agent may kill the group now.
             os.setpgid(pid, pid)
@@ -230,20 +227,6 @@ class ForkServer:
             os.close(descriptor)
         self._child_pids[request.message.request_id] = pid
         self._send(ChildForked(request_id=request.message.request_id, pid=pid))
-
-    def _run_in_child(self, request: _ForkRequest, parent_pid: int) -> NoReturn:
-        """Run the child's program in the forked process."""
-        try:
-            signal.set_wakeup_fd(-1)
-            self._close_inherited_fds()
-            child_setup.isolate_process(parent_pid)
-            socket_fd, stdout_fd, stderr_fd = request.descriptors
-            child_setup.redirect_streams(stdout_fd, stderr_fd)
-            child_setup.drop_inherited_finalizers()
-            gc.enable()
-            child_setup.run_child(request.message.kind, socket_fd)
-        finally:
-            os._exit(70)  # EX_SOFTWARE: reached only if `run_child` returns or raises
 
     def _close_inherited_fds(self) -> None:
         """In a child, close the server's sockets and the descriptors of queued requests."""
@@ -283,10 +266,9 @@ class WarmForkServer:
 
     def forward(self, request: _ForkRequest) -> None:
         """Let the warm server fork the child."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", request.descriptors))]
         self._child_pids[request.message.request_id] = 0
         try:
-            self.control.sendmsg([encode(request.message)], rights)
+            socket.send_fds(self.control, [encode(request.message)], request.descriptors)
         except OSError:
             # `read_messages` will report the exit, and of this child, too.
             log.warning("fork_server.warm_server_lost", pid=self._pid, reason="connection closed")
@@ -303,9 +285,18 @@ class WarmForkServer:
                 break
             except OSError:
                 packet = b""
-            messages += (
-                self._translate(_message_decoder.decode(packet)) if packet else self._report_death()
-            )
+            if packet:
+                messages += self._translate(_message_decoder.decode(packet))
+                continue
+            # Without a parent that reaps them, its children could not be tracked: kill them.
+            self.is_dead, self.is_ready = True, False
+            os.waitpid(self._pid, 0)
+            for pid in filter(None, self._child_pids.values()):
+                process.kill_group(pid)
+            messages += [
+                ChildExited(request_id=serial, pid=pid, wait_status=signal.SIGKILL)
+                for serial, pid in self._child_pids.items()
+            ]
         return messages
 
     def _translate(self, message: FromForkServer) -> list[FromForkServer]:
@@ -320,17 +311,6 @@ class WarmForkServer:
             case ChildExited(request_id=serial):
                 self._child_pids.pop(serial, None)
         return [message]
-
-    def _report_death(self) -> list[FromForkServer]:
-        # Without a parent that reaps them, its children could not be tracked: kill them.
-        self.is_dead, self.is_ready = True, False
-        os.waitpid(self._pid, 0)
-        for pid in filter(None, self._child_pids.values()):
-            process.kill_group(pid)
-        return [
-            ChildExited(request_id=serial, pid=pid, wait_status=signal.SIGKILL)
-            for serial, pid in self._child_pids.items()
-        ]
 
 
 def plan_imports(framework: str) -> tuple[list[str], list[str]]:
@@ -368,15 +348,6 @@ def _is_fork_safe() -> bool:
         os._exit(0)
     os.waitpid(pid, 0)
     return process.thread_count() == 1
-
-
-def _parse_fds(ancillary: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
-    """Extract the descriptors passed with SCM_RIGHTS."""
-    descriptors = array.array("i")
-    for level, kind, body in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(body[: len(body) - len(body) % descriptors.itemsize])
-    return tuple(descriptors)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
 """Adapters that give each training library its ranks, devices, rendezvous and process group.
 
-This package must not know agents, the journal, provisioners or how checkpoints are stored.
+This package is independent of agents, the journal, provisioners and the storage of checkpoints.
 """

@@ -18,6 +18,7 @@ from spotfit.protocol.worker_agent import StartWorker
 TPU = "tpu"
 """Device name of a TPU. It has no number: a process has one TPU, which its runtime selects."""
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+# The resource that users request, and the variable of the Neuron runtime that limits a process.
 _NEURON = ("neuron_cores", "NEURON_RT_VISIBLE_CORES")
 _spec_decoder: msgspec.json.Decoder[RunSpec | None] = msgspec.json.Decoder(RunSpec | None)
 
@@ -58,12 +59,24 @@ def visible_device_variables(
 
 
 def cuda_visible_devices(gpus: Sequence[str], node_visible_devices: str | None) -> dict[str, str]:
-    """Return CUDA_VISIBLE_DEVICES for a process that must see exactly these GPUs of its node."""
-    return {
-        CUDA_VISIBLE_DEVICES: ",".join(
-            _driver_device_name(gpu, node_visible_devices) for gpu in gpus
-        )
-    }
+    """Return CUDA_VISIBLE_DEVICES for a process that must see exactly these GPUs of its node.
+
+    Raises `ConfigError` if `node_visible_devices`, the value for the node's agent, hides one.
+    """
+    numbers = [int(gpu.removeprefix("cuda:")) for gpu in gpus]
+    if node_visible_devices is None:
+        return {CUDA_VISIBLE_DEVICES: ",".join(map(str, numbers))}
+    # The variable of a child process uses the driver's numbering or UUIDs, not the numbers that
+    # the parent sees: each GPU is mapped to the entry of the parent's own variable.
+    entries = [entry.strip() for entry in node_visible_devices.split(",")]
+    for gpu, number in zip(gpus, numbers, strict=True):
+        if number >= len(entries) or not entries[number]:
+            raise ConfigError(
+                f"CUDA_VISIBLE_DEVICES={node_visible_devices} hides {gpu}, which this node offers "
+                "to its workers.",
+                do="Unset CUDA_VISIBLE_DEVICES; spotfit sets it per worker.",
+            )
+    return {CUDA_VISIBLE_DEVICES: ",".join(entries[number] for number in numbers)}
 
 
 def require_enough_devices(start: StartWorker) -> None:
@@ -107,21 +120,3 @@ def _requested(start: StartWorker, resource: str) -> float:
 
 def _are_gpus(devices: Sequence[str]) -> bool:
     return all(name.startswith("cuda:") for name in devices)
-
-
-def _driver_device_name(gpu: str, node_visible_devices: str | None) -> str:
-    """Map the node's GPU number to the entry of the node's own CUDA_VISIBLE_DEVICES.
-
-    The variable of a child process uses the driver's numbering or UUIDs, not the parent's numbers.
-    """
-    number = int(gpu.removeprefix("cuda:"))
-    if node_visible_devices is None:
-        return str(number)
-    entries = [entry.strip() for entry in node_visible_devices.split(",")]
-    if number < len(entries) and entries[number]:
-        return entries[number]
-    raise ConfigError(
-        f"CUDA_VISIBLE_DEVICES={node_visible_devices} hides {gpu}, which this node offers to its "
-        "workers.",
-        do="Unset CUDA_VISIBLE_DEVICES; spotfit sets it per worker.",
-    )

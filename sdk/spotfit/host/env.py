@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from spotfit.core import units
 from spotfit.core.errors import ConfigError
@@ -164,35 +164,9 @@ PROCESS_GROUP_SHUTDOWN_TIMEOUT_S = EnvVar(
     "seconds that destroy_process_group() may take",
 )
 
-ENV_VARS: tuple[EnvVar[object], ...] = (
-    LOG_LEVEL,  # type: ignore[assignment]  # EnvVar is invariant, and these are only read
-    HOST,
-    PORT,
-    SCRATCH_DIR,
-    FRAMEWORK,
-    DEVICES,
-    NOTICE_FILE,
-    SIGNAL_GRACE_S,
-    KUBERNETES_NODE,
-    KUBERNETES_API,
-    CLOUD,
-    FORK_MODE,
-    HOME_DIR,
-    PROVISIONER,
-    CONFIG_FILE,
-    PROFILE,
-    RUN_SECRET,
-    STORAGE_KEYS,
-    COLLECTIVE_TIMEOUT_S,
-    COLLECTIVE_WARN_INTERVAL_S,
-    CALLBACKS,
-    UPLOAD_WARN_INTERVAL_S,
-    HEALTH_TIMEOUT_S,
-    START_TIMEOUT_S,
-    DETECT_HANGS,
-    HANG_CONFIRM_S,
-    HANG_ACTION,
-    PROCESS_GROUP_SHUTDOWN_TIMEOUT_S,
+# Collected instead of listed, so that `check_all` cannot miss one.
+ENV_VARS: tuple[EnvVar[Any], ...] = tuple(
+    value for value in list(globals().values()) if isinstance(value, EnvVar)
 )
 
 

@@ -93,33 +93,28 @@ class EventLoop:
 
     def run_once(self, timeout_s: float | None) -> None:
         """Wait for events, at most `timeout_s` (None: no limit), and run all due callbacks."""
-        for key, mask in self._selector.select(self._select_timeout_s(timeout_s)):
+        if self._timers:
+            until_timer_s = max(0.0, self._timers[0][0] - self.clock.now())
+            timeout_s = until_timer_s if timeout_s is None else min(until_timer_s, timeout_s)
+        for key, mask in self._selector.select(timeout_s):
             # An earlier callback of this iteration may have unregistered the descriptor.
             if self._selector.get_map().get(key.fd) == key:
                 key.data(mask)
         # deque.append and popleft are atomic, so that no lock is needed.
         while self._posted_callbacks:
             self._posted_callbacks.popleft()()
-        self._run_due_timers()
+        # Read once, so that a callback that schedules itself again cannot occupy the loop.
+        now = self.clock.now()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                timer.callback()
 
     def close(self) -> None:
         """Release the loop's own descriptors. Registered descriptors are not closed."""
         self._selector.close()
         self._wake_receiver.close()
         self._wake_sender.close()
-
-    def _select_timeout_s(self, timeout_s: float | None) -> float | None:
-        if not self._timers:
-            return timeout_s
-        first = max(0.0, self._timers[0][0] - self.clock.now())
-        return first if timeout_s is None else min(first, timeout_s)
-
-    def _run_due_timers(self) -> None:
-        now = self.clock.now()
-        while self._timers and self._timers[0][0] <= now:
-            timer = heapq.heappop(self._timers)[2]
-            if timer.callback is not None:
-                timer.callback()
 
     def _drain_wakeups(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):

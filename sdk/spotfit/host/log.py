@@ -16,6 +16,7 @@ import json
 import logging
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from spotfit.core.errors import ConfigError
@@ -78,8 +79,12 @@ def set_level(level: str) -> None:
     Does nothing if the user has configured the logger "spotfit".
     """
     if _default_handler in _ROOT.handlers and _default_handler.owns_level:
+        # An invalid variable counts as unset; env.check_all() reports it together with all others.
+        with suppress(ConfigError):
+            if env.lookup(env.LOG_LEVEL.name) is not None:
+                level = env.read(env.LOG_LEVEL)
         # NOTSET means everything here; for `logging` it would mean the level of the root logger.
-        _ROOT.setLevel(max(LOG_LEVELS[_level_from_env() or level], 1))
+        _ROOT.setLevel(max(LOG_LEVELS[level], 1))
 
 
 def debug(event: str, /, **fields: Any) -> None:
@@ -104,19 +109,12 @@ def error(event: str, /, **fields: Any) -> None:
 
 def _log(level: int, event: str, fields: dict[str, Any]) -> None:
     logger = _ROOT.getChild(event.partition(".")[0])
+    # Before the fields are copied: a disabled debug record must cost little.
     if logger.isEnabledFor(level):
         # LogRecord refuses to overwrite its own attributes, for example `name`.
         extra = {f"{key}_" if key in _RECORD_ATTRIBUTES else key: fields[key] for key in fields}
+        # stacklevel: the caller of debug(), info(), warning() or error(), two frames above.
         logger.log(level, event, extra=extra, stacklevel=3)
-
-
-def _level_from_env() -> str | None:
-    if env.lookup(env.LOG_LEVEL.name) is None:
-        return None
-    try:
-        return env.read(env.LOG_LEVEL)
-    except ConfigError:  # env.check_all() reports it together with all other invalid variables
-        return None
 
 
 def _format_value(value: Any) -> str:

@@ -29,7 +29,7 @@ def own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_ROUTE_PROBE_ADDRESS)
-        except OSError:
+        except OSError:  # the machine has no network
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
@@ -43,10 +43,17 @@ def interface_with_address(address: str) -> str | None:
         target = ipaddress.ip_address(address)
     except ValueError:
         return None
-    for _, name in socket.if_nameindex():
-        found = _interface_address(name)
-        if found == target or (found is not None and found.is_loopback and target.is_loopback):
-            return name
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            # struct ifreq: the name in 16 bytes, then a sockaddr_in whose address starts at byte 4.
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # the interface has no IPv4 address
+                continue
+            found = ipaddress.IPv4Address(reply[20:24])
+            if found == target or (found.is_loopback and target.is_loopback):
+                return name
     return None
 
 
@@ -101,13 +108,3 @@ def pid() -> int:
 def hostname() -> str:
     """Return the host name of this machine."""
     return socket.gethostname()
-
-
-def _interface_address(interface: str) -> ipaddress.IPv4Address | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("256s", interface.encode()[:15])  # struct ifreq: name, then address
-        try:
-            reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-        except OSError:
-            return None
-    return ipaddress.IPv4Address(reply[20:24])

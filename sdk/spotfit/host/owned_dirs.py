@@ -57,6 +57,8 @@ def owned_directory(parent: Path, name: str) -> Iterator[Path]:
             os.pwrite(lock, b"\n".join(_lock_domains(lock)), 0)
         yield folder
     finally:
+        # The lock last: once it is free, others may remove the directory and create it again, and
+        # rmtree would delete the new one.
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
@@ -74,6 +76,7 @@ def _remove_if_orphaned(folder: Path) -> None:
         lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A free lock is no proof: on a network file system it may be local to a machine.
             if set(os.pread(lock, 1024, 0).split(b"\n")).intersection(_lock_domains(lock)):
                 shutil.rmtree(folder, ignore_errors=True)
                 log.info("owned_dir.removed", folder=str(folder))

@@ -27,9 +27,19 @@ def load(group: str, name: str, *, entry_points: Iterable[EntryPoint] | None = N
     # By value: a package may appear twice in sys.path, with the same entry point.
     candidates = {point.value: point for point in offers if point.name == name}
     if not candidates:
-        raise _unknown_plugin(group, name, (point.name for point in offers))
+        kind = group.rpartition(".")[2].removesuffix("s")  # 'provisioner' of 'spotfit.provisioners'
+        suggestion = did_you_mean(name, (point.name for point in offers))
+        raise ConfigError(
+            f"There is no {kind} {name!r}. {suggestion}".rstrip(),
+            do=f"Fix the name, or install the package that provides the {group!r} entry point.",
+        )
+    # An arbitrary choice would change with the order of sys.path.
     if len(candidates) > 1:
-        raise _ambiguous_plugin(group, name, candidates)
+        raise ConfigError(
+            f"Several packages provide the entry point {name!r} in {group!r}: "
+            f"{', '.join(sorted(candidates))}.",
+            do="Uninstall all but one of these packages.",
+        )
     return _load_entry_point(next(iter(candidates.values())))
 
 
@@ -58,22 +68,6 @@ def _load_entry_point(point: EntryPoint) -> Any:
             f"{type(error).__name__}: {error}",
             do="Fix or update the package that provides it.",
         ) from error
-
-
-def _unknown_plugin(group: str, name: str, known: Iterable[str]) -> ConfigError:
-    kind = group.rpartition(".")[2].removesuffix("s")
-    return ConfigError(
-        f"There is no {kind} {name!r}. {did_you_mean(name, known)}".rstrip(),
-        do=f"Fix the name, or install the package that provides the {group!r} entry point.",
-    )
-
-
-def _ambiguous_plugin(group: str, name: str, candidates: Iterable[str]) -> ConfigError:
-    return ConfigError(
-        f"Several packages provide the entry point {name!r} in {group!r}: "
-        f"{', '.join(sorted(candidates))}.",
-        do="Uninstall all but one of these packages.",
-    )
 
 
 def require_module(module: str, *, extra: str) -> ModuleType:

@@ -24,6 +24,7 @@ _PROCESS_STATES = {
     "Z": "dead",
     "X": "dead",
 }
+_ZOMBIE_STATES = ("Z", "X")
 # Constants of prctl(2).
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -39,7 +40,7 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
         _prctl(_PR_SET_PDEATHSIG, sig)
     # The parent may have died before prctl() took effect; then no signal will come.
     if os.getppid() != parent:
-        os._exit(128 + sig)
+        os._exit(128 + sig)  # the exit code that shells report for this signal
 
 
 def set_process_name(name: str) -> None:
@@ -64,9 +65,11 @@ def kill(pid: int, sig: int = signal.SIGKILL) -> None:
 def session_members(session: int) -> list[int]:
     """Return the ids of all processes of a session, except zombies. Linux only."""
     members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and _is_alive_in_session(entry, session):
-            members.append(int(entry.name))
+    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            fields = _read_stat(pid)
+            if int(fields[3]) == session and fields[0] not in _ZOMBIE_STATES:
+                members.append(pid)
     return members
 
 
@@ -87,11 +90,10 @@ def exists(pid: int) -> bool:
 def zombie_wait_status(pid: int) -> int | None:
     """Return the wait status of a zombie process, or None if it is not a zombie. Linux only."""
     try:
-        # The second field, the name in parentheses, may itself contain spaces and parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _read_stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return int(fields[49]) if fields[0] in ("Z", "X") else None  # proc(5): field 52, exit_code
+    return int(fields[49]) if fields[0] in _ZOMBIE_STATES else None  # field 52, exit_code
 
 
 def describe_state(pid: int) -> str:
@@ -100,7 +102,7 @@ def describe_state(pid: int) -> str:
     Returns '' if the process does not exist. Linux only.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _read_stat(pid)
         kernel_function = Path(f"/proc/{pid}/wchan").read_text().strip()
     except OSError:
         return ""
@@ -113,23 +115,17 @@ def describe_exit(waitstatus: int) -> tuple[str, bool]:
     code = os.waitstatus_to_exitcode(waitstatus)
     if code >= 0:
         return f"exited with code {code}", code == 0
-    return f"was killed by {_signal_name(-code)}", False
-
-
-def _signal_name(number: int) -> str:
     try:
-        return signal.Signals(number).name
+        name = signal.Signals(-code).name
     except ValueError:  # real-time signals have no name
-        return f"signal {number}"
+        name = f"signal {-code}"
+    return f"was killed by {name}", False
 
 
-def _is_alive_in_session(entry: Path, session: int) -> bool:
-    try:
-        fields = (entry / "stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    state, in_session = fields[0], int(fields[3])
-    return in_session == session and state not in ("Z", "X")
+def _read_stat(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat from the third one, the state (see proc(5))."""
+    # The second field, the name in parentheses, may itself contain spaces and parentheses.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _prctl(option: int, argument: int | bytes) -> None:

@@ -25,7 +25,7 @@ from spotfit.core.ids import RunId
 _MAGIC = b"spotfit envelope 2\n"
 _DIGEST = hashlib.sha256
 _SECRET_BYTES = 32
-_NONCE_BYTES = 12
+_NONCE_BYTES = 12  # of AES-GCM (NIST SP 800-38D)
 _TAG_BYTES = 16
 _HEADER_BYTES = len(_MAGIC) + _NONCE_BYTES
 
@@ -54,7 +54,7 @@ class RunKey:
         try:
             secret = base64.b64decode(text.encode(), altchars=b"-_", validate=True)
         except (binascii.Error, UnicodeEncodeError):
-            secret = b""
+            secret = b""  # the length check rejects it, without the text in the traceback
         return cls(secret, run_id)
 
     def to_text(self) -> str:

@@ -20,6 +20,8 @@ from spotfit.core.ids import RunId
 from spotfit.security.run_key import RunKey
 
 _SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "spotfit run")])
+# Always valid: expiry would end long runs, and clocks of machines may be wrong. The key ends with
+# the run instead.
 _NOT_VALID_BEFORE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _NOT_VALID_AFTER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
 
@@ -41,7 +43,12 @@ def make_tls_contexts(secret: str, run_id: RunId) -> TlsContexts:
         # OpenSSL loads keys from files only; mkdtemp() makes the directory private.
         pem = Path(folder) / "wire.pem"
         pem.touch(mode=0o600)
-        pem.write_bytes(_private_key_pem(key) + self_signed_certificate_pem(key))
+        private_key = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        pem.write_bytes(private_key + self_signed_certificate_pem(key))
         return TlsContexts(
             _make_context(ssl.PROTOCOL_TLS_SERVER, pem), _make_context(ssl.PROTOCOL_TLS_CLIENT, pem)
         )
@@ -59,14 +66,6 @@ def self_signed_certificate_pem(key: Ed25519PrivateKey) -> bytes:
         not_valid_after=_NOT_VALID_AFTER,
     )
     return builder.sign(key, algorithm=None).public_bytes(serialization.Encoding.PEM)
-
-
-def _private_key_pem(key: Ed25519PrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
 
 
 def _make_context(side: int, pem: Path) -> ssl.SSLContext:

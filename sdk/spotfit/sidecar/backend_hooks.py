@@ -87,6 +87,7 @@ class ProcessBackendHookRunner:
         )
 
     def abandon_round(self, round_number: int) -> None:
+        # Without a process there is no hook to fail, and this must not start one.
         if self._channel.is_started:
             # Fails the worker calls for which a hook of that round waits.
             self._channel.send(WorkersUnavailable(round=round_number))
@@ -120,6 +121,7 @@ class ProcessBackendHookRunner:
                     )
 
     def _on_exit(self, reason: str) -> None:
+        # Not restarted: the attributes of the backend are lost with the process.
         if self._user_code_error is None:
             self._user_code_error = UserCodeError(
                 reason="the backend hooks process died",
@@ -133,6 +135,7 @@ class ProcessBackendHookRunner:
             return
         log.error("hook.timed_out", hook=running.hook, after_s=STUCK_HOOK_TIMEOUT_S)
         self._channel.close()
+        # Hooks of later rounds are repeated in the new process; none of them has started.
         self._pending_hooks = deque(
             request for request in self._pending_hooks if request.round != round_number
         )

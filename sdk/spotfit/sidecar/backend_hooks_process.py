@@ -60,7 +60,7 @@ def _read_messages(
 ) -> NoReturn:
     while (message := connection.receive()) is not None:
         dispatcher.on_message(message)
-    exit_sidecar()
+    exit_sidecar()  # from this thread: the main thread may be in a hook that never returns
 
 
 class HookDispatcher:
@@ -104,6 +104,7 @@ class HookDispatcher:
                 world_size=request.world_size,
                 resources=request.resources_per_worker,
             )
+            # A singleton, as in Ray Train: the hooks of all rounds share its attributes.
             backend = self._config.backend_cls()
             getattr(backend, request.hook)(group, self._config)
         except BaseException as error:  # noqa: BLE001 - the user's hook may raise anything
@@ -112,23 +113,18 @@ class HookDispatcher:
 
     def _failure_result(self, request: RunHook, error: BaseException) -> HookFinished:
         traceback_text = exceptions.format_traceback(error)
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, StaleWorkerGroupError):
+            cause = cause.__cause__ or cause.__context__
         # A hook of a lost round fails because its workers are gone; the round's failure is reported
         # with its own cause. An on_shutdown that fails for another reason is the user's error.
         is_round_closed = self._remote_calls.is_round_closed(request.round)
-        if is_round_closed and (request.hook != "on_shutdown" or _is_caused_by_lost_workers(error)):
+        if is_round_closed and (request.hook != "on_shutdown" or cause is not None):
             log.warning("hook.abandoned", hook=request.hook, reason=traceback_text)
             return HookFinished(hook=request.hook, round=request.round)
-        pickle_key = store_exception(error, self._store, self._key)
         return HookFinished(
             hook=request.hook,
             round=request.round,
             traceback_text=traceback_text,
-            pickle_key=pickle_key,
+            pickle_key=store_exception(error, self._store, self._key),
         )
-
-
-def _is_caused_by_lost_workers(error: BaseException | None) -> bool:
-    """Return whether the error, or one it was raised from, is a `StaleWorkerGroupError`."""
-    while error is not None and not isinstance(error, StaleWorkerGroupError):
-        error = error.__cause__ or error.__context__
-    return error is not None

@@ -62,6 +62,7 @@ class ProcessCallbackRunner:
         self._channel.close()
 
     def _on_finished(self, response: CallbackFinished) -> None:
+        # One reply to each call, in order: counting them is enough.
         self._finished_count += 1
         if response.traceback_text is not None and self._user_code_error is None:
             self._user_code_error = UserCodeError(
@@ -71,6 +72,7 @@ class ProcessCallbackRunner:
             )
 
     def _on_exit(self, reason: str) -> None:
+        # Also an exit with code 0: the process serves until the agent closes its socket.
         if self._user_code_error is None:
             self._user_code_error = UserCodeError(
                 reason="the callbacks process died",

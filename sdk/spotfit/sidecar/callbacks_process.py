@@ -11,12 +11,7 @@ from spotfit.checkpoint.committed import open_committed
 from spotfit.code import exceptions
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.core.codec import decoder
-from spotfit.core.errors import (
-    IntegrityError,
-    NotFoundError,
-    ShippingError,
-    WorkerDiedError,
-)
+from spotfit.core.errors import IntegrityError, NotFoundError, ShippingError, WorkerDiedError
 from spotfit.host import log
 from spotfit.host.system import SystemClock
 from spotfit.model.metrics import metrics_from_json
@@ -91,11 +86,13 @@ class CallbackDispatcher:
                         failure.rank: self._load_exception(failure) for failure in message.failures
                     }
                     for callback in self._callbacks:
+                        # A copy for each callback: one may modify the dictionary.
                         callback.after_exception(
                             run_context=self._context, worker_exceptions=dict(exceptions_by_rank)
                         )
                 case SidecarInit():
                     pass  # `main` has received the only one
+        # Not BaseException: SystemExit ends the process, which the agent reports as its death.
         except Exception as error:  # noqa: BLE001 - the user's callback may raise anything
             return make_error_response(error, self._store, self._key)
         return CallbackFinished()
@@ -116,27 +113,22 @@ class CallbackDispatcher:
 
     def _load_exception(self, failure: RankFailureSummary) -> BaseException:
         """Return the original exception, or a `WorkerDiedError` with its message."""
-        original = self._unpickle_exception(failure.pickle_key) if failure.pickle_key else None
-        return original or WorkerDiedError(failure.message, rank=failure.rank)
-
-    def _unpickle_exception(self, pickle_key: str) -> BaseException | None:
-        envelope = self._wait_for_object(pickle_key)
-        if envelope is None:
-            return None
-        try:
-            original = load_sealed_pickle(envelope, self._key, purpose=pickle_key)
-        except (IntegrityError, ShippingError) as error:
-            log.warning("failure.unreadable", key=pickle_key, reason=error.message)
-            return None
-        return original if isinstance(original, BaseException) else None
-
-    def _wait_for_object(self, key: str) -> bytes | None:
+        died = WorkerDiedError(failure.message, rank=failure.rank)
+        if failure.pickle_key is None:
+            return died
         for _ in range(_PICKLE_READ_ATTEMPTS):
             try:
-                return self._store.get(key)
-            except NotFoundError:
+                envelope = self._store.get(failure.pickle_key)
+                original = load_sealed_pickle(envelope, self._key, purpose=failure.pickle_key)
+            except NotFoundError:  # not written yet
                 SystemClock().wait(_PICKLE_RETRY_S)
-        return None
+                continue
+            except (IntegrityError, ShippingError) as error:
+                log.warning("failure.unreadable", key=failure.pickle_key, reason=error.message)
+                return died
+            # Pickled by user code: it may load as anything.
+            return original if isinstance(original, BaseException) else died
+        return died
 
 
 def make_error_response(error: Exception, store: Store, key: RunKey) -> CallbackFinished:

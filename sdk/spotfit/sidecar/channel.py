@@ -73,7 +73,15 @@ class SidecarChannel(Generic[MessageT]):
     def send(self, message: Any) -> None:
         """Send a message, starting the process if there is none."""
         if self._process is None:
-            self._start()
+            generation = self._generation
+            process = self._start_process(
+                partial(self._on_frames, generation), partial(self._on_process_exit, generation)
+            )
+            # A process that could not be started has called `on_exit`, and that perhaps `forget`.
+            if generation == self._generation:
+                self._process = process
+                if self._init is not None:
+                    process.send(encode(self._init))
         if self._process is not None:
             self._process.send(encode(message))
 
@@ -84,6 +92,7 @@ class SidecarChannel(Generic[MessageT]):
 
     def forget(self) -> None:
         """Ignore the current process from now on: the next message starts another one."""
+        # The process may still run and send: the frames of its generation are ignored.
         self._process = None
         self._generation += 1
 
@@ -93,17 +102,6 @@ class SidecarChannel(Generic[MessageT]):
         self.forget()  # first: the exit must not reach `on_exit`
         if process is not None:
             process.kill()
-
-    def _start(self) -> None:
-        generation = self._generation
-        process = self._start_process(
-            partial(self._on_frames, generation), partial(self._on_process_exit, generation)
-        )
-        # A process that could not be started has called `on_exit`, which may have called `forget`.
-        if generation == self._generation:
-            self._process = process
-            if self._init is not None:
-                process.send(encode(self._init))
 
     def _on_frames(self, generation: int, frames: list[bytes]) -> None:
         for frame in frames:

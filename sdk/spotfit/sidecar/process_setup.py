@@ -43,6 +43,7 @@ class SidecarConnection(Generic[MessageT]):
 
     def send(self, message: Any) -> None:
         """Send a message. Raises `OSError` if the agent is gone."""
+        # The uploads of several ranks end in threads of their own: frames must not interleave.
         with self._write_lock:
             framing.write_frame(self._socket, encode(message))
 
@@ -57,6 +58,7 @@ class SidecarRun:
 
     def load_code(self) -> CodeBundlePayload:
         """Make the user's code importable. Raises the errors of `activate_code_bundle`."""
+        # Not in `__init__`: its errors are reported by the first call, not as a dead process.
         init = self._init
         return activate_code_bundle(
             init.code_bundle, key=self.key, store=self.store, scratch=init.scratch_dir
@@ -73,6 +75,7 @@ def store_exception(error: BaseException, store: Store, key: RunKey) -> str | No
         return None
     # Named by content: a failure that repeats is stored once.
     name = keys.hook_failure(hashlib.sha256(body).hexdigest())
+    # Without the object the caller gets the traceback as text: no reason to fail the reply.
     try:
         store.put(name, key.seal(body, purpose=name))
     except StoreError as failure:
@@ -83,5 +86,5 @@ def store_exception(error: BaseException, store: Store, key: RunKey) -> str | No
 
 def exit_sidecar() -> NoReturn:
     """Exit without exit handlers: the agent is gone, and user code may have threads that hang."""
-    sys.stdout.flush()
+    sys.stdout.flush()  # an incomplete last line; complete ones are flushed at once
     os._exit(0)

@@ -104,6 +104,7 @@ class UploaderProxy:
             "uploader.died", reason=reason, uploads=len(self._uploads), crashes=self._crashes
         )
         if self._crashes < _MAX_CRASHES:
+            # A copy: if the new process cannot be started either, this is called again within.
             for job_id, upload in list(self._uploads.items()):
                 self._send(job_id, upload)
             return

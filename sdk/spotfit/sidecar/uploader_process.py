@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NoReturn
 
-from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.upload_job import (
     delete_local_copy,
     load_upload_job,
@@ -54,8 +53,17 @@ class UploadServer:
         queue.put(partial(self._upload, request))
 
     def _upload(self, request: StartUpload) -> None:
+        """Execute a snapshot job or a pickled files job, and send its result."""
         try:
-            manifest = _run_upload(request.upload_job, _open_store(request.storage_url))
+            store = _open_store(request.storage_url)
+            if (snapshot := decode_upload_job(request.upload_job)) is not None:
+                with warn_while_slow(snapshot.manifest.name):
+                    manifest = upload_snapshot(store, snapshot, _upload_cache)
+            else:
+                job = load_upload_job(request.upload_job)
+                manifest = run_upload_job(job, store)
+                if job.delete_after_upload:
+                    delete_local_copy(job.checkpoint, store)
         except BaseException as error:  # noqa: BLE001 - reported to the worker, whatever it is
             raised = exceptions.to_failure_message(error)
             self._send(
@@ -71,18 +79,6 @@ class UploadServer:
                     job_id=request.job_id, size_bytes=manifest.size_bytes, step=manifest.step
                 )
             )
-
-
-def _run_upload(body: bytes, store: Store) -> Manifest:
-    """Execute a snapshot job or a pickled files job."""
-    if (snapshot := decode_upload_job(body)) is not None:
-        with warn_while_slow(snapshot.manifest.name):
-            return upload_snapshot(store, snapshot, _upload_cache)
-    job = load_upload_job(body)
-    manifest = run_upload_job(job, store)
-    if job.delete_after_upload:
-        delete_local_copy(job.checkpoint, store)
-    return manifest
 
 
 @cache

@@ -29,10 +29,13 @@ class ProcessValidator:
         scratch: str,
         devices: tuple[str, ...],
     ) -> None:
+        self._received_results: list[ValidationResult] = []
+        """Sent by the process (one), which still holds its accelerators until it exits."""
+        self._final_result: ValidationResult | None = None
         self._channel = SidecarChannel(
             start_process,
             decoder=decoder(ValidationResult),
-            on_message=self._on_result,
+            on_message=self._received_results.append,
             on_exit=self._on_exit,
         )
         self._secret = secret
@@ -40,13 +43,12 @@ class ProcessValidator:
         self._scratch = scratch
         self._devices = devices
         self._is_stopped = False
-        self._received_result: ValidationResult | None = None
-        """Sent by the process, which still holds its accelerators until it exits."""
-        self._final_result: ValidationResult | None = None
 
     def start(self, spec: RunSpec, checkpoint: CheckpointCommitted) -> None:
-        self._is_stopped, self._received_result, self._final_result = False, None, None
+        self._is_stopped, self._final_result = False, None
+        self._received_results.clear()
         request = checkpoint.validation or ValidationRequest()
+        gpus = spec.validation.resources.get("GPU", 0) if spec.validation else 0
         self._channel.send(
             ValidationTask(
                 storage_url=spec.storage_url,
@@ -55,7 +57,8 @@ class ProcessValidator:
                 run_id=self._run_id,
                 checkpoint_name=checkpoint.name,
                 fn_kwargs=request.fn_kwargs or {},
-                devices=_devices_for(spec, self._devices),
+                # At least one accelerator if the resources request any, a fraction for example.
+                devices=self._devices[: max(1, int(gpus))] if gpus > 0 else (),
                 scratch_dir=self._scratch,
                 run_name=spec.name,
                 log_level=spec.log_level,
@@ -63,6 +66,7 @@ class ProcessValidator:
         )
 
     def stop(self) -> None:
+        # Killed, not closed: `is_running` stays true until its accelerators are free.
         self._is_stopped, self._final_result = True, None
         self._channel.kill()
 
@@ -74,20 +78,12 @@ class ProcessValidator:
         result, self._final_result = self._final_result, None
         return result
 
-    def _on_result(self, result: ValidationResult) -> None:
-        self._received_result = result
-
     def _on_exit(self, reason: str) -> None:
-        self._channel.forget()
+        self._channel.forget()  # so that the next checkpoint starts another process
         if not self._is_stopped:
             # Neither the user's function nor the checkpoint is to blame for these: try again.
             retryable = reason.startswith((EXIT_FORK_SERVER_DIED, EXIT_NOT_STARTED))
-            self._final_result = self._received_result or ValidationResult(
+            died = ValidationResult(
                 message=f"The validation process {reason}.", retryable=retryable
             )
-
-
-def _devices_for(spec: RunSpec, devices: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the accelerators of a validation; at least one if its resources request any."""
-    gpus = spec.validation.resources.get("GPU", 0) if spec.validation else 0
-    return devices[: max(1, int(gpus))] if gpus > 0 else ()
+            self._final_result = (self._received_results or [died])[-1]

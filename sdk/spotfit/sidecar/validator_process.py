@@ -7,7 +7,6 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.committed import open_committed
 from spotfit.code import exceptions
 from spotfit.core.codec import decoder
@@ -43,7 +42,17 @@ def main(socket_fd: int) -> NoReturn:
 def validate_checkpoint(task: ValidationTask) -> ValidationResult:
     """Load the function and the checkpoint, and call the function. Never raises."""
     try:  # separately: what fails before the user's function is called may be retried
-        fn, kwargs, checkpoint = _load_task(task)
+        store = open_store(task.storage_url, PATIENT_RETRY_POLICY)
+        key = RunKey.from_text(task.secret, task.run_id)
+        payload = activate_code_bundle(
+            task.code_bundle, key=key, store=store, scratch=task.scratch_dir, run_name=task.run_name
+        )
+        # Before unpickling the function: that may initialize CUDA, and workers use the other GPUs.
+        gpus = [device for device in task.devices if device.startswith("cuda:")]
+        env.update(cuda_visible_devices(gpus, env.lookup(CUDA_VISIBLE_DEVICES)))
+        fn, trainer_kwargs = payload.load_object("validation")
+        kwargs = trainer_kwargs | metrics_from_json(task.fn_kwargs)
+        checkpoint = open_committed(store, task.checkpoint_name)
     except Exception as error:  # noqa: BLE001 - unpacking the user's function runs the user's code
         return ValidationResult(
             message=exceptions.format_traceback(error),
@@ -53,21 +62,6 @@ def validate_checkpoint(task: ValidationTask) -> ValidationResult:
         return ValidationResult(metrics=_check_metrics(fn(checkpoint, **kwargs)))
     except BaseException as error:  # noqa: BLE001 - SystemExit is a failure, too
         return ValidationResult(message=exceptions.format_traceback(error))
-
-
-def _load_task(task: ValidationTask) -> tuple[Any, dict[str, Any], Checkpoint]:
-    """Return the user's function, its keyword arguments, and the checkpoint."""
-    store = open_store(task.storage_url, PATIENT_RETRY_POLICY)
-    key = RunKey.from_text(task.secret, task.run_id)
-    payload = activate_code_bundle(
-        task.code_bundle, key=key, store=store, scratch=task.scratch_dir, run_name=task.run_name
-    )
-    # Before unpickling the function: that may initialize CUDA, and the workers use the other GPUs.
-    gpus = [device for device in task.devices if device.startswith("cuda:")]
-    env.update(cuda_visible_devices(gpus, env.lookup(CUDA_VISIBLE_DEVICES)))
-    fn, trainer_kwargs = payload.load_object("validation")
-    kwargs = trainer_kwargs | metrics_from_json(task.fn_kwargs)
-    return fn, kwargs, open_committed(store, task.checkpoint_name)
 
 
 def _check_metrics(returned: Any) -> dict[str, Any]:

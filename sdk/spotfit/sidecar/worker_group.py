@@ -86,6 +86,7 @@ class RemoteCalls:
         Raises `ShippingError` if the call cannot be pickled, and `StaleWorkerGroupError` if the
         round has ended.
         """
+        # Pickled once for all ranks, before the lock: it may take long and may raise.
         body = pickle_payload(call, what="call")
         call_id = next(self._call_ids)
         futures: list[Future[Any]] = [Future() for _ in ranks]
@@ -95,6 +96,7 @@ class RemoteCalls:
                 raise _make_workers_gone_error(round_number)
             for rank, future in zip(ranks, futures, strict=True):
                 self._pending[call_id, rank] = round_number, future
+        # Registered before: the reading thread may receive a result before `send` returns.
         self._send(
             CallWorkers(round=round_number, call_id=call_id, ranks=tuple(ranks), pickled_call=body)
         )
@@ -104,8 +106,22 @@ class RemoteCalls:
         """Complete the future of a call."""
         with self._lock:
             _, future = self._pending.pop((call_result.call_id, call_result.rank), (0, None))
-        if future is not None:  # else its round was closed before the result arrived
-            _complete(future, call_result)
+        if future is None:  # its round was closed before the result arrived
+            return
+        # Outside the lock: unpickling runs user code, and callbacks of the future may submit calls.
+        pickled, traceback_text = call_result.pickled_value, call_result.traceback_text
+        try:
+            value = unpickle(pickled, description="result of a worker call") if pickled else None
+        except Exception as error:  # noqa: BLE001 - unpickling the user's classes may raise anything
+            future.set_exception(error)
+            return
+        if traceback_text is None:
+            future.set_result(value)
+            return
+        # An exception that could not be pickled on the worker is represented by its traceback.
+        raised = value if isinstance(value, BaseException) else RuntimeError(traceback_text)
+        raised.add_note(f"raised on rank {call_result.rank}:\n{traceback_text}")
+        future.set_exception(raised)
 
     def close_round(self, round_number: int) -> None:
         """Fail the pending calls of a round, and all later ones: its workers have exited."""
@@ -115,28 +131,13 @@ class RemoteCalls:
                 key for key, (of_round, _) in self._pending.items() if of_round == round_number
             ]
             futures = [self._pending.pop(key)[1] for key in pending]
+        # Outside the lock: a callback of the future may submit another call.
         for future in futures:
             future.set_exception(_make_workers_gone_error(round_number))
 
     def is_round_closed(self, round_number: int) -> bool:
         """Return whether the workers of that round have exited."""
         return round_number in self._closed_rounds
-
-
-def _complete(future: Future[Any], call_result: WorkerCallResult) -> None:
-    pickled, traceback_text = call_result.pickled_value, call_result.traceback_text
-    try:
-        value = unpickle(pickled, description="result of a worker call") if pickled else None
-    except Exception as error:  # noqa: BLE001 - unpickling the user's classes may raise anything
-        future.set_exception(error)
-        return
-    if traceback_text is None:
-        future.set_result(value)
-        return
-    # An exception that could not be pickled on the worker is represented by its traceback.
-    raised = value if isinstance(value, BaseException) else RuntimeError(traceback_text)
-    raised.add_note(f"raised on rank {call_result.rank}:\n{traceback_text}")
-    future.set_exception(raised)
 
 
 def _make_workers_gone_error(round_number: int) -> StaleWorkerGroupError:

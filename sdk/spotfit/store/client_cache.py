@@ -58,12 +58,16 @@ def client_for(
     Without credentials it uses those of this machine's environment. A client for transfers retries
     failed parts itself; any other makes one attempt.
     """
+    global _is_fork_hook_registered  # hooks accumulate and cannot be unregistered
     client_key = (root, credential_pairs, for_transfers)
+    # Without the lock: a dict lookup is atomic, and clients are never removed.
     known = _process_state.clients.get(client_key)
     if known is not None:
         return known
     with _process_state.lock:
-        _register_fork_hook()
+        if not _is_fork_hook_registered:
+            os.register_at_fork(after_in_child=_reset_after_fork)
+            _is_fork_hook_registered = True
         if _process_state.must_reload_library:
             _reload_library()
             _process_state.must_reload_library = False
@@ -85,17 +89,12 @@ def client_error_types() -> tuple[type[Exception], ...]:
 # ── after a fork ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _register_fork_hook() -> None:
-    global _is_fork_hook_registered  # hooks accumulate and cannot be unregistered
-    if not _is_fork_hook_registered:
-        os.register_at_fork(after_in_child=_reset_after_fork)
-        _is_fork_hook_registered = True
-
-
 def _reset_after_fork() -> None:
     global _process_state
     inherited = _process_state
     _leak_reference(inherited)
+    # A new state has a new lock: another thread of the parent may have held the inherited one.
+    # A grandchild of a process with clients must reload as well, even if its parent used none.
     _process_state = _ProcessState(
         inherits_threads=inherited.must_reload_library or bool(inherited.clients)
     )
@@ -113,16 +112,6 @@ def _reload_library() -> None:
         name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "obstore"
     }
     _leak_reference(inherited)
-    with _copy_to_memfd(_library_path()) as copy:
-        finder = _SingleFileFinder(copy)
-        sys.meta_path.insert(0, finder)
-        try:
-            importlib.import_module("obstore.store")
-        finally:
-            sys.meta_path.remove(finder)
-
-
-def _library_path() -> Path:
     # The installed file: a parent that was forked itself has loaded its copy from a memfd.
     package = importlib.util.find_spec("obstore")
     folders = package.submodule_search_locations if package else None
@@ -132,7 +121,13 @@ def _library_path() -> Path:
             f"The module {_LIBRARY} was not found: obstore is not installed completely.",
             do="Reinstall it: pip install --force-reinstall obstore",
         )
-    return Path(found.origin)
+    with _copy_to_memfd(Path(found.origin)) as copy:
+        finder = _SingleFileFinder(copy)
+        sys.meta_path.insert(0, finder)
+        try:
+            importlib.import_module("obstore.store")
+        finally:
+            sys.meta_path.remove(finder)
 
 
 @contextmanager

@@ -5,24 +5,14 @@ from __future__ import annotations
 import importlib.util
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from spotfit.host import env
 from spotfit.store.credentials import StorageCredentials
 from spotfit.store.url import RootUrl
 
 if TYPE_CHECKING:
-    from obstore.store import (
-        AzureConfig,
-        AzureStore,
-        ClientConfig,
-        GCSConfig,
-        GCSStore,
-        RetryConfig,
-        S3Config,
-        S3CredentialProvider,
-        S3Store,
-    )
+    from obstore.store import AzureStore, GCSStore, S3CredentialProvider, S3Store
 
     ObstoreClient: TypeAlias = S3Store | GCSStore | AzureStore
 
@@ -41,102 +31,53 @@ def build_client(
 
     Empty `credentials` make obstore use those of the machine.
     """
-    # http is allowed because only a user's own endpoint can be http; those of the clouds are https.
-    options: ClientConfig = {
-        "allow_http": True,
-        "timeout": _TRANSFER_TIMEOUT if for_transfers else _CALL_TIMEOUT,
-    }
-    # `store.retry` repeats whole calls; retries of both would multiply. Only parts of a transfer
-    # are repeated here, because repeating the call would send all parts again.
-    retries: RetryConfig = (
-        {"max_retries": 6, "retry_timeout": timedelta(minutes=2)}
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    arguments: dict[str, Any] = {
+        "prefix": root.prefix or None,
+        # http is allowed because only a user's own endpoint can be http; the clouds use https.
+        "client_options": {
+            "allow_http": True,
+            "timeout": _TRANSFER_TIMEOUT if for_transfers else _CALL_TIMEOUT,
+        },
+        # `store.retry` repeats whole calls; retries of both would multiply. Only parts of a
+        # transfer are repeated here, because repeating the call would send all parts again.
+        "retry_config": {"max_retries": 6, "retry_timeout": timedelta(minutes=2)}
         if for_transfers
-        else {"max_retries": 0}
-    )
+        else {"max_retries": 0},
+    }
     match root.scheme:
         case "s3":
-            return _build_s3(root, credentials, client_options=options, retry_config=retries)
+            arguments["config"] = {**_s3_config(root), **credentials}
+            # A credential provider would take precedence over the credentials in the config.
+            arguments["credential_provider"] = None if credentials else _aws_profile_credentials()
+            return S3Store(root.bucket, **arguments)
         case "gs":
-            return _build_gcs(root, credentials, client_options=options, retry_config=retries)
+            endpoint = {"base_url": root.endpoint} if root.endpoint else {}
+            arguments["config"] = {**endpoint, **credentials}
+            return GCSStore(root.bucket, **arguments)
         case _:
-            return _build_azure(root, credentials, client_options=options, retry_config=retries)
+            options = {"account_name": root.account, "endpoint": root.endpoint}
+            named = {name: value for name, value in options.items() if value}
+            arguments["config"] = {**named, **credentials}
+            return AzureStore(root.bucket, **arguments)
 
 
-def _build_s3(
-    root: RootUrl,
-    credentials: StorageCredentials,
-    *,
-    client_options: ClientConfig,
-    retry_config: RetryConfig,
-) -> S3Store:
-    from obstore.store import S3Store
-
+def _s3_config(root: RootUrl) -> dict[str, Any]:
     # Not every S3-compatible server supports bulk deletion.
-    config: S3Config = {"disable_bulk_delete": True}
+    config: dict[str, Any] = {"disable_bulk_delete": True}
     if root.endpoint:
         config["aws_endpoint_url_s3"] = root.endpoint
     if root.region:
         config["region"] = root.region
     # Hashing each body for its signature takes a third of an upload's CPU time. TLS already
     # protects the body in transit; over http the signature is its only protection (0039).
-    if env.lookup(_UNSIGNED_PAYLOAD_VARIABLE) is None and _uses_tls(root):
-        config["unsigned_payload"] = True
-    return S3Store(
-        root.bucket,
-        prefix=root.prefix or None,
-        config=cast("S3Config", config | dict(credentials)),
-        client_options=client_options,
-        retry_config=retry_config,
-        credential_provider=None if credentials else _aws_profile_credentials(),
-    )
-
-
-def _uses_tls(root: RootUrl) -> bool:
-    """Whether requests use https. obstore reads the same variables if the root has no endpoint."""
+    # Without an endpoint in the root, obstore reads it from the same variables.
     addresses = (root.endpoint, *map(env.lookup, _S3_ENDPOINT_VARIABLES))
-    return not next(filter(None, addresses), "").startswith("http://")
-
-
-def _build_gcs(
-    root: RootUrl,
-    credentials: StorageCredentials,
-    *,
-    client_options: ClientConfig,
-    retry_config: RetryConfig,
-) -> GCSStore:
-    from obstore.store import GCSStore
-
-    endpoint = {"base_url": root.endpoint} if root.endpoint else {}
-    return GCSStore(
-        root.bucket,
-        prefix=root.prefix or None,
-        config=cast("GCSConfig", endpoint | dict(credentials)),
-        client_options=client_options,
-        retry_config=retry_config,
-    )
-
-
-def _build_azure(
-    root: RootUrl,
-    credentials: StorageCredentials,
-    *,
-    client_options: ClientConfig,
-    retry_config: RetryConfig,
-) -> AzureStore:
-    from obstore.store import AzureStore
-
-    config: AzureConfig = {}
-    if root.account:
-        config["account_name"] = root.account
-    if root.endpoint:
-        config["endpoint"] = root.endpoint
-    return AzureStore(
-        root.bucket,
-        prefix=root.prefix or None,
-        config=cast("AzureConfig", config | dict(credentials)),
-        client_options=client_options,
-        retry_config=retry_config,
-    )
+    uses_tls = not next(filter(None, addresses), "").startswith("http://")
+    if uses_tls and env.lookup(_UNSIGNED_PAYLOAD_VARIABLE) is None:
+        config["unsigned_payload"] = True
+    return config
 
 
 def _aws_profile_credentials() -> S3CredentialProvider | None:

@@ -12,7 +12,7 @@ import os
 import posixpath
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,12 @@ class FsspecStore:
         return str(self._fs.unstrip_protocol(self._root))
 
     def get(self, key: str) -> bytes:
-        with self._translate_errors(key):
+        with _translate_errors(self, key):
             return bytes(self._fs.cat_file(self._full_key(key)))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._translate_errors(key):
+        with _translate_errors(self, key):
+            # Servers reject a range that starts at the end or beyond it (HTTP status 416).
             size_bytes = int(self._fs.size(self._full_key(key)))
             if start >= size_bytes or not length:
                 return b""
@@ -116,13 +117,18 @@ class FsspecStore:
         self._write(key, lambda full: self._fs.pipe_file(full, bytes(body)))
 
     def create(self, key: str, body: bytes) -> None:
-        if not _supports_atomic_create(self._fs):
-            raise _no_atomic_create_error(self.url, type(self._fs).__name__)
+        # It must implement mode="create" itself: the generic implementation of fsspec checks for
+        # existence and then writes, which is not atomic.
+        kind = type(self._fs)
+        own = getattr(kind, "_pipe_file", None) or kind.pipe_file
+        is_generic = own.__module__ in _GENERIC_FSSPEC_MODULES
+        if is_generic or "mode" not in inspect.signature(own).parameters:
+            raise _no_atomic_create_error(self.url, kind.__name__)
         self._write(key, lambda full: self._fs.pipe_file(full, bytes(body), mode="create"))
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         folder = self._full_key(prefix) if prefix else self._root
-        with self._translate_errors(folder):
+        with _translate_errors(self, folder):
             self._fs.invalidate_cache()  # fsspec caches listings; other machines write as well
             found = self._fs.find(folder, detail=True)
         yield from _sorted_objects(
@@ -132,11 +138,8 @@ class FsspecStore:
         )
 
     def delete(self, key: str) -> None:
-        try:
-            with self._translate_errors(key):
-                self._fs.rm_file(self._full_key(key))
-        except NotFoundError:
-            return
+        with suppress(NotFoundError), _translate_errors(self, key):
+            self._fs.rm_file(self._full_key(key))
 
     def put_file(self, key: str, path: Path) -> None:
         # An unreadable source raises OSError here, and not an error of the store.
@@ -144,7 +147,7 @@ class FsspecStore:
             self._write(key, lambda full: self._fs.put_file(str(path), full))
 
     def get_file(self, key: str, path: Path) -> None:
-        with atomic_write(path) as part, self._translate_errors(key):
+        with atomic_write(path) as part, _translate_errors(self, key):
             self._fs.get_file(self._full_key(key), str(part))
 
     def subtree(self, prefix: str) -> Store:
@@ -155,7 +158,7 @@ class FsspecStore:
 
     def _write(self, key: str, write: Callable[[str], object]) -> None:
         full_key = self._full_key(key)
-        with self._translate_errors(key):
+        with _translate_errors(self, key):
             try:
                 write(full_key)
             # Directories are created only if they are missed: a bucket has none, and s3fs would
@@ -163,13 +166,6 @@ class FsspecStore:
             except FileNotFoundError:
                 self._fs.makedirs(posixpath.dirname(full_key), exist_ok=True)
                 write(full_key)
-
-    @contextmanager
-    def _translate_errors(self, key: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise _to_store_error(error, f"{key} in {self.url}") from error
 
 
 class ArrowStore:
@@ -184,11 +180,11 @@ class ArrowStore:
         return f"{self._fs.type_name}://{self._root.lstrip('/')}"
 
     def get(self, key: str) -> bytes:
-        with self._translate_errors(key), self._fs.open_input_file(self._full_key(key)) as file:
+        with _translate_errors(self, key), self._fs.open_input_file(self._full_key(key)) as file:
             return bytes(file.readall())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._translate_errors(key), self._fs.open_input_file(self._full_key(key)) as file:
+        with _translate_errors(self, key), self._fs.open_input_file(self._full_key(key)) as file:
             start = min(start, file.size())
             return bytes(file.read_at(min(length, file.size() - start), start))
 
@@ -196,7 +192,8 @@ class ArrowStore:
         return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
-        with self._translate_errors(key):
+        with _translate_errors(self, key):
+            # pyarrow creates no missing directories; for buckets this call does nothing or little.
             self._fs.create_dir(posixpath.dirname(self._full_key(key)), recursive=True)
             with self._fs.open_output_stream(self._full_key(key)) as file:
                 file.write(body)
@@ -208,7 +205,7 @@ class ArrowStore:
         from pyarrow.fs import FileSelector, FileType
 
         folder = self._full_key(prefix) if prefix else self._root
-        with self._translate_errors(prefix):
+        with _translate_errors(self, prefix):
             found = self._fs.get_file_info(
                 FileSelector(folder, recursive=True, allow_not_found=True)
             )
@@ -216,21 +213,18 @@ class ArrowStore:
         yield from _sorted_objects(files, self._root, after)
 
     def delete(self, key: str) -> None:
-        try:
-            with self._translate_errors(key):
-                self._fs.delete_file(self._full_key(key))
-        except NotFoundError:
-            return
+        with suppress(NotFoundError), _translate_errors(self, key):
+            self._fs.delete_file(self._full_key(key))
 
     def put_file(self, key: str, path: Path) -> None:
-        with path.open("rb") as source, self._translate_errors(key):
+        with path.open("rb") as source, _translate_errors(self, key):
             self._fs.create_dir(posixpath.dirname(self._full_key(key)), recursive=True)
             with self._fs.open_output_stream(self._full_key(key)) as sink:
                 shutil.copyfileobj(source, sink, _COPY_CHUNK_BYTES)
 
     def get_file(self, key: str, path: Path) -> None:
         with (
-            self._translate_errors(key),
+            _translate_errors(self, key),
             self._fs.open_input_stream(self._full_key(key)) as source,
             atomic_write(path) as part,
             part.open("xb") as copy,
@@ -242,24 +236,6 @@ class ArrowStore:
 
     def _full_key(self, key: str) -> str:
         return f"{self._root}/{validate_key(key)}"
-
-    @contextmanager
-    def _translate_errors(self, key: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise _to_store_error(error, f"{key} in {self.url}") from error
-
-
-def _supports_atomic_create(filesystem: Any) -> bool:
-    """Whether its class implements `pipe_file(mode="create")` itself."""
-    # The generic implementation of fsspec checks for existence and then writes: not atomic.
-    kind = type(filesystem)
-    own = getattr(kind, "_pipe_file", None) or kind.pipe_file
-    return (
-        own.__module__ not in _GENERIC_FSSPEC_MODULES
-        and "mode" in inspect.signature(own).parameters
-    )
 
 
 def _no_atomic_create_error(url: str, kind: str) -> AtomicCreateUnsupportedError:
@@ -273,6 +249,7 @@ def _no_atomic_create_error(url: str, kind: str) -> AtomicCreateUnsupportedError
 def _sorted_objects(
     files: Iterable[tuple[str, int]], root: str, after: str
 ) -> Iterator[ObjectInfo]:
+    # Listings give the path with a leading '/' or without it, independently of the root's.
     prefix = f"{root.strip('/')}/"
     for path, size_bytes in sorted(files):
         key = path.lstrip("/").removeprefix(prefix)
@@ -280,18 +257,29 @@ def _sorted_objects(
             yield ObjectInfo(key, size_bytes)
 
 
-def _to_store_error(error: OSError, what: str) -> StoreError:
-    match error:
-        case FileExistsError():
-            return AlreadyExistsError(f"{what} already exists.")
-        case FileNotFoundError() | IsADirectoryError() | NotADirectoryError():
-            return NotFoundError(f"{what} does not exist.")
-        case PermissionError():
-            return StorePermissionError(
-                f"The credentials of the file system do not permit this operation on {what}.",
-                do="Grant them permission to read, write, list and delete there, or use others.",
-            )
-        case ConnectionError() | TimeoutError():
-            return TransientStoreError(f"A request for {what} failed: {error}", do="Try again.")
-        case _:
-            return StoreError(f"The file system rejected a request for {what}: {error}")
+@contextmanager
+def _translate_errors(store: Store, key: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"{key} in {store.url}"
+        # Both libraries raise the subclasses of OSError that the errors of a bucket correspond to.
+        match error:
+            case FileExistsError():
+                raise AlreadyExistsError(f"{what} already exists.") from error
+            case FileNotFoundError() | IsADirectoryError() | NotADirectoryError():
+                raise NotFoundError(f"{what} does not exist.") from error
+            case PermissionError():
+                raise StorePermissionError(
+                    f"The credentials of the file system do not permit this operation on {what}.",
+                    do="Grant them permission to read, write, list and delete there, or use "
+                    "others.",
+                ) from error
+            case ConnectionError() | TimeoutError():
+                raise TransientStoreError(
+                    f"A request for {what} failed: {error}", do="Try again."
+                ) from error
+            case _:
+                raise StoreError(
+                    f"The file system rejected a request for {what}: {error}"
+                ) from error

@@ -146,7 +146,9 @@ def _resolve_adlfs(filesystem: Any, path: str) -> tuple[RootUrl, StorageCredenti
             "AzureBlobFileSystem(credential=...)", "AZURE_STORAGE_ACCOUNT_KEY"
         )
     container, prefix = _split_bucket_path(filesystem._strip_protocol(path))  # noqa: SLF001 - its own parser
-    fields = _parse_connection_string(filesystem.connection_string or "")
+    # A connection string such as 'AccountName=a;AccountKey=k'; keys are base64 and may end in '='.
+    parts = (part.partition("=") for part in (filesystem.connection_string or "").split(";"))
+    fields = {name.strip(): value for name, _, value in parts}
     account = filesystem.account_name or fields.get("AccountName") or ""
     credentials = {
         "account_key": filesystem.account_key or fields.get("AccountKey"),
@@ -157,12 +159,6 @@ def _resolve_adlfs(filesystem: Any, path: str) -> tuple[RootUrl, StorageCredenti
     }
     endpoint = fields.get("BlobEndpoint", "").rstrip("/")
     return RootUrl("az", container, prefix, endpoint, account=account), _drop_empty(credentials)
-
-
-def _parse_connection_string(text: str) -> dict[str, str]:
-    """Return the fields of a connection string such as 'AccountName=a;AccountKey=k'."""
-    fields = (part.partition("=") for part in text.split(";") if part.strip())
-    return {name.strip(): value for name, _, value in fields}
 
 
 # ── both ─────────────────────────────────────────────────────────────────────────────────────────
@@ -225,8 +221,10 @@ def open_arrow_filesystem(root: RootUrl, credentials: StorageCredentials) -> Any
             return arrow.LocalFileSystem()
         case "s3":
             return _open_arrow_s3(arrow, root, credentials)
-        case "gs" if hasattr(arrow, "GcsFileSystem"):
-            return _open_arrow_gcs(arrow, root, credentials)
+        case "gs" if hasattr(arrow, "GcsFileSystem"):  # builds of pyarrow may omit it
+            return arrow.GcsFileSystem(
+                anonymous="skip_signature" in credentials, **_arrow_endpoint(root.endpoint)
+            )
         case _:
             return None
 
@@ -236,28 +234,20 @@ def _open_arrow_s3(arrow: Any, root: RootUrl, credentials: StorageCredentials) -
     region = root.region or _first_variable_set(_AWS_REGION_VARIABLES)
     if not (endpoint or region or credentials):
         return arrow.FileSystem.from_uri(str(root))[0]  # looks up the region of the bucket
-    arguments: dict[str, Any] = _arrow_s3_arguments(credentials)
-    if region:
-        arguments["region"] = region
-    if endpoint:
-        address = urlsplit(endpoint)
-        arguments |= {"scheme": address.scheme, "endpoint_override": address.netloc + address.path}
-    return arrow.S3FileSystem(**arguments)
-
-
-def _arrow_s3_arguments(credentials: StorageCredentials) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"region": region} if region else {}
     if "skip_signature" in credentials:
-        return {"anonymous": True}
-    names = {"access_key_id": "access_key", "secret_access_key": "secret_key"}
-    return {names.get(name, name): value for name, value in credentials.items()}
+        arguments["anonymous"] = True
+    else:
+        names = {"access_key_id": "access_key", "secret_access_key": "secret_key"}
+        arguments |= {names.get(name, name): value for name, value in credentials.items()}
+    return arrow.S3FileSystem(**arguments, **_arrow_endpoint(endpoint))
 
 
-def _open_arrow_gcs(arrow: Any, root: RootUrl, credentials: StorageCredentials) -> Any:
-    arguments: dict[str, Any] = {"anonymous": "skip_signature" in credentials}
-    if root.endpoint:
-        address = urlsplit(root.endpoint)
-        arguments |= {"scheme": address.scheme, "endpoint_override": address.netloc + address.path}
-    return arrow.GcsFileSystem(**arguments)
+def _arrow_endpoint(endpoint: str) -> dict[str, str]:
+    # pyarrow expects the scheme separately; without an endpoint it uses the cloud's own.
+    address = urlsplit(endpoint)
+    options = {"scheme": address.scheme, "endpoint_override": address.netloc + address.path}
+    return options if endpoint else {}
 
 
 def _first_variable_set(names: tuple[str, ...]) -> str:

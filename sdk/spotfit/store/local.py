@@ -60,6 +60,7 @@ class LocalStore:
             self._translate_errors(key, is_read=True),
             self._object_path(key).open("rb", buffering=0) as file,
         ):
+            # The open file stays the same object, even if put() replaces its name meanwhile.
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes > len(scratch):
                 return memoryview(file.read())
@@ -72,11 +73,20 @@ class LocalStore:
         self._write_atomically(key, lambda part: part.write_bytes(body))
 
     def create(self, key: str, body: bytes) -> None:
+        file = self._object_path(key)
         with self._translate_errors(key):
             # A temporary file first: link() then makes it visible complete, or fails.
-            part = _write_temporary(self._object_path(key), lambda part: part.write_bytes(body))
+            part = _write_temporary(file, lambda part: part.write_bytes(body))
             try:
-                _hard_link(part, self._object_path(key))
+                os.link(part, file)
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINK_ERRNOS:
+                    raise
+                raise AtomicCreateUnsupportedError(
+                    f"The file system of {file.parent} does not support hard links, which are "
+                    "needed to create files atomically.",
+                    do="Store the run on another file system, or in a bucket.",
+                ) from error
             finally:
                 part.unlink(missing_ok=True)
 
@@ -137,36 +147,20 @@ class LocalStore:
 def _write_temporary(file: Path, write: Callable[[Path], object]) -> Path:
     """Write a temporary file beside `file` and return its path; creates the directory."""
     part = temporary_path(file)
-    for _ in range(_MKDIR_ATTEMPTS):
+    for attempts_left in reversed(range(_MKDIR_ATTEMPTS + 1)):
         try:
-            return _write_or_remove(part, write)
+            write(part)
+            break
         except FileNotFoundError:
+            if not attempts_left:
+                raise
             # A delete() in another process may remove a parent at the same time.
             with suppress(FileExistsError, FileNotFoundError):
                 file.parent.mkdir(parents=True, exist_ok=True)
-    return _write_or_remove(part, write)
-
-
-def _write_or_remove(part: Path, write: Callable[[Path], object]) -> Path:
-    try:
-        write(part)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    return part
-
-
-def _hard_link(part: Path, file: Path) -> None:
-    try:
-        os.link(part, file)
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINK_ERRNOS:
+        except BaseException:
+            part.unlink(missing_ok=True)
             raise
-        raise AtomicCreateUnsupportedError(
-            f"The file system of {file.parent} does not support hard links, which are needed to "
-            "create files atomically.",
-            do="Store the run on another file system, or in a bucket.",
-        ) from error
+    return part
 
 
 def _walk_objects(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
@@ -183,6 +177,7 @@ def _walk_objects(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
 def _to_store_error(error: OSError, what: str, *, is_read: bool) -> StoreError:
     code = error.errno
     operation = "read" if is_read else "write"
+    # NotFoundError only for reads: a write that misses its directory has failed otherwise.
     if isinstance(error, FileExistsError):
         return AlreadyExistsError(f"{what} already exists.")
     absent = (FileNotFoundError, IsADirectoryError, NotADirectoryError)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -81,11 +82,8 @@ class ObjectStore:
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         # obstore returns a buffer of its own; copying it to `scratch` would gain nothing.
-        def get(client: ObstoreClient) -> memoryview:
-            return memoryview(client.get(key).bytes())
-
-        return call_with_retries(
-            lambda: self._call_once(key, get, for_transfers=True), self._transfer_retry_policy
+        return self._call_with_retries(
+            key, lambda client: memoryview(client.get(key).bytes()), for_transfers=True
         )
 
     def put(self, key: str, body: bytes | memoryview) -> None:
@@ -95,6 +93,7 @@ class ObjectStore:
             self._put_multipart(key, body, len(body))
 
     def create(self, key: str, body: bytes) -> None:
+        # Once: a second attempt could fail because of the object that the first one wrote.
         self._call_once(key, lambda client: client.put(key, body, mode="create"), is_create=True)
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
@@ -103,10 +102,8 @@ class ObjectStore:
             yield from page
 
     def delete(self, key: str) -> None:
-        try:
+        with suppress(NotFoundError):
             self._call_with_retries(key, lambda client: client.delete(key))
-        except NotFoundError:
-            return
 
     def put_file(self, key: str, path: Path) -> None:
         size_bytes = path.stat().st_size
@@ -118,7 +115,16 @@ class ObjectStore:
             self._put_multipart(key, path, size_bytes)
 
     def get_file(self, key: str, path: Path) -> None:
-        first, size_bytes, etag = self._get_first_part(key)
+        def get_first(client: ObstoreClient) -> tuple[bytes, int, str | None]:
+            response = client.get(key, options={"range": (0, PART_BYTES)})
+            return response.bytes().to_bytes(), response.meta["size"], response.meta["e_tag"]
+
+        # One request returns the first part, the size of the object and its ETag, so that a small
+        # object needs no further request.
+        try:
+            first, size_bytes, etag = self._call_with_retries(key, get_first)
+        except _RangeNotSatisfiableError:  # the object is empty
+            first, size_bytes, etag = b"", 0, None
         with atomic_write(path) as part, part.open("xb") as file:
             file.write(first)
             file.flush()
@@ -136,38 +142,16 @@ class ObjectStore:
         """The explicit credentials; empty if it uses those of the machine."""
         return dict(self._credential_pairs)
 
-    @property
-    def _transfer_retry_policy(self) -> RetryPolicy:
-        return replace(
-            self._retry_policy,
-            total_timeout_s=max(_TRANSFER_TIMEOUT_S, self._retry_policy.total_timeout_s),
-        )
-
     def _put_multipart(self, key: str, body: bytes | memoryview | Path, size_bytes: int) -> None:
         # Objects over 70 GiB need larger parts, because of the maximum number of parts.
         part_bytes = max(PART_BYTES, size_bytes // _MAX_PARTS)
-        call_with_retries(
-            lambda: self._call_once(
-                key,
-                lambda client: client.put(
-                    key, body, chunk_size=part_bytes, max_concurrency=PART_CONCURRENCY
-                ),
-                for_transfers=True,
+        self._call_with_retries(
+            key,
+            lambda client: client.put(
+                key, body, chunk_size=part_bytes, max_concurrency=PART_CONCURRENCY
             ),
-            self._transfer_retry_policy,
+            for_transfers=True,
         )
-
-    def _get_first_part(self, key: str) -> tuple[bytes, int, str | None]:
-        """Return the first part, the size of the object, and its ETag."""
-
-        def get(client: ObstoreClient) -> tuple[bytes, int, str | None]:
-            response = client.get(key, options={"range": (0, PART_BYTES)})
-            return response.bytes().to_bytes(), response.meta["size"], response.meta["e_tag"]
-
-        try:
-            return self._call_with_retries(key, get)
-        except _RangeNotSatisfiableError:  # the object is empty
-            return b"", 0, None
 
     def _download_parts(self, file: int, key: str, starts: range, etag: str | None) -> None:
         """Write the parts at these offsets to the file."""
@@ -179,16 +163,30 @@ class ObjectStore:
             body = self._call_once(
                 key, lambda client: client.get(key, options=options).bytes(), for_transfers=True
             )
-            _write_all(file, memoryview(body), start)
+            unwritten, offset = memoryview(body), start
+            while unwritten:  # pwrite() may write less than requested
+                written = os.pwrite(file, unwritten, offset)
+                unwritten, offset = unwritten[written:], offset + written
 
+        # Parts need no retries here: a client for transfers retries the requests itself.
         with ThreadPoolExecutor(PART_CONCURRENCY, "spotfit-get") as pool:
             for _ in pool.map(fetch, starts):
                 pass
 
     def _call_with_retries(
-        self, key: str | None, call: Callable[[ObstoreClient], ResultT]
+        self,
+        key: str | None,
+        call: Callable[[ObstoreClient], ResultT],
+        *,
+        for_transfers: bool = False,
     ) -> ResultT:
-        return call_with_retries(lambda: self._call_once(key, call), self._retry_policy)
+        policy = self._retry_policy
+        if for_transfers:
+            timeout_s = max(_TRANSFER_TIMEOUT_S, policy.total_timeout_s)
+            policy = replace(policy, total_timeout_s=timeout_s)
+        return call_with_retries(
+            lambda: self._call_once(key, call, for_transfers=for_transfers), policy
+        )
 
     def _call_once(
         self,
@@ -222,31 +220,19 @@ class _ResumableListing:
         """Return the next page; empty at the end."""
         if self._chunks is None:
             self._chunks = iter(client.list(self._prefix or None, offset=self._after or None))
-        try:
-            page = self._first_new_page(self._chunks)
-        except BaseException:
-            self._chunks = None
-            raise
-        if page:
-            self._after = page[-1].key  # a new listing starts here after an error
-        return page
-
-    def _first_new_page(self, chunks: Iterator[Sequence[ObjectMeta]]) -> list[ObjectInfo]:
         # Azurite ignores the offset of a listing, so earlier keys are filtered here. Buckets sort
         # keys by their UTF-8 bytes.
         after = self._after.encode()
-        for chunk in chunks:
-            infos = (ObjectInfo(meta["path"], meta["size"]) for meta in chunk)
-            page = [info for info in infos if info.key.encode() > after]
-            if page:
-                return page
+        try:
+            for chunk in self._chunks:
+                infos = (ObjectInfo(meta["path"], meta["size"]) for meta in chunk)
+                if page := [info for info in infos if info.key.encode() > after]:
+                    self._after = page[-1].key  # a new listing starts here after an error
+                    return page
+        except BaseException:
+            self._chunks = None
+            raise
         return []
-
-
-def _write_all(file: int, body: memoryview, offset: int) -> None:
-    while body:
-        written = os.pwrite(file, body, offset)
-        body, offset = body[written:], offset + written
 
 
 # ── translation of obstore's errors ──────────────────────────────────────────────────────────────
@@ -293,13 +279,20 @@ def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreErr
     # What follows is a dump of the request, which contains words that the patterns search for.
     text = str(error).partition("Debug source")[0]
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
-    message = _format_driver_error(text)
+    # A query may contain a signature, with which anyone could repeat the request.
+    server_error = _SERVER_ERROR.search(text)
+    message = (
+        f"{server_error[1]}: {server_error[2]}"
+        if server_error
+        else _URL_QUERY.sub("", " ".join(text.split()))[:300]
+    )
     if is_create and (status in (409, 412) or type(error).__name__ == "AlreadyExistsError"):
         return AlreadyExistsError(f"{what} already exists.")
     if _MISSING_BUCKET.search(text):
         return StoreError(
             f"The bucket of {what} does not exist.", do="Create it, or correct the name."
         )
+    # After the bucket: a missing bucket is answered with 404 as well.
     if status == 404 or isinstance(error, FileNotFoundError):
         return NotFoundError(f"{what} does not exist.")
     if _RANGE_NOT_SATISFIABLE.search(text):
@@ -336,11 +329,3 @@ def _to_refusal_error(
     ):
         return TransientStoreError(f"A request for {what} failed: {message}", do="Try again.")
     return StoreError(f"The storage rejected a request for {what}: {message}")
-
-
-def _format_driver_error(text: str) -> str:
-    """Return the server's message, or obstore's in one line without the queries of URLs."""
-    # A query may contain a signature, with which anyone could repeat the request.
-    if found := _SERVER_ERROR.search(text):
-        return f"{found[1]}: {found[2]}"
-    return _URL_QUERY.sub("", " ".join(text.split()))[:300]

@@ -7,7 +7,6 @@ such a bucket must be rejected before the run starts.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier
@@ -43,67 +42,57 @@ def probe_create(store: Store) -> None:
         with ThreadPoolExecutor(WRITER_COUNT, "spotfit-probe") as executor:
             for key in keys:
                 _race_create(store, key, executor)
-        _expect_listed(store, folder, keys)
+        listed = tuple(info.key for info in store.list(folder))
+        if listed != keys:
+            raise _unsupported_error(
+                store, f"a listing after writing {len(keys)} objects showed {len(listed)}"
+            )
     except StoreError:
         # Best effort: the error that is raised here is the one to report.
         with suppress(StoreError):
             for key in keys:
                 store.delete(key)
         raise
-    _expect_deletable(store, keys)
-
-
-def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:
-    start = Barrier(WRITER_COUNT)
-    bodies = tuple(f"writer {n}".encode() for n in range(WRITER_COUNT))
-    outcomes = tuple(executor.map(lambda body: _try_create(store, key, body, start), bodies))
-    won = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is True]
-    unknown = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is None]
-    if len(won) > 1 or not (won or unknown):
-        raise _unsupported_error(
-            store, f"of {WRITER_COUNT} concurrent creates of one object, {len(won)} succeeded"
-        )
-    _expect_single_winner(store, key, won or unknown)
-
-
-def _try_create(store: Store, key: str, body: bytes, start: Barrier) -> bool | None:
-    """Return whether the create succeeded; None if a failure left that unknown."""
-    start.wait(_BARRIER_TIMEOUT_S)
-    try:
-        store.create(key, body)
-    except AlreadyExistsError:
-        return False
-    except TransientStoreError:
-        return None
-    return True
-
-
-def _expect_single_winner(store: Store, key: str, bodies: Sequence[bytes]) -> None:
-    try:
-        stored = store.get(key)
-    except NotFoundError:
-        raise _unsupported_error(store, "a created object was not found") from None
-    if stored not in bodies:
-        raise _unsupported_error(store, "an object did not hold what its only writer had written")
-    with suppress(AlreadyExistsError):
-        store.create(key, b"a second time")
-        raise _unsupported_error(store, "an existing object was created again")
-
-
-def _expect_listed(store: Store, folder: str, keys: Sequence[str]) -> None:
-    listed = tuple(info.key for info in store.list(folder))
-    if listed != tuple(keys):
-        raise _unsupported_error(
-            store, f"a listing after writing {len(keys)} objects showed {len(listed)}"
-        )
-
-
-def _expect_deletable(store: Store, keys: Sequence[str]) -> None:
+    # Outside of the block above: a failed delete would only be repeated there.
     for key in keys:
         store.delete(key)
     with suppress(NotFoundError):
         store.get(keys[0])
         raise _unsupported_error(store, "a deleted object was still found")
+
+
+def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:
+    start = Barrier(WRITER_COUNT)
+    bodies = tuple(f"writer {n}".encode() for n in range(WRITER_COUNT))
+
+    def try_create(body: bytes) -> bool | None:
+        """Return whether the create succeeded; None if a failure left that unknown."""
+        start.wait(_BARRIER_TIMEOUT_S)  # all writers start at once, which makes the race likely
+        try:
+            store.create(key, body)
+        except AlreadyExistsError:
+            return False
+        except TransientStoreError:
+            return None
+        return True
+
+    outcomes = tuple(executor.map(try_create, bodies))
+    won = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is True]
+    # A create whose response was lost may have won, so zero confirmed winners are acceptable then.
+    unknown = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is None]
+    if len(won) > 1 or not (won or unknown):
+        raise _unsupported_error(
+            store, f"of {WRITER_COUNT} concurrent creates of one object, {len(won)} succeeded"
+        )
+    try:
+        stored = store.get(key)
+    except NotFoundError:
+        raise _unsupported_error(store, "a created object was not found") from None
+    if stored not in (won or unknown):
+        raise _unsupported_error(store, "an object did not hold what its only writer had written")
+    with suppress(AlreadyExistsError):
+        store.create(key, b"a second time")
+        raise _unsupported_error(store, "an existing object was created again")
 
 
 def _unsupported_error(store: Store, observation: str) -> AtomicCreateUnsupportedError:

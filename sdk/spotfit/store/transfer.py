@@ -91,6 +91,7 @@ def upload_tree(
             f"{error.filename} was deleted before it was uploaded.", do=_REMEDY_FINISH_WRITING
         ) from error
     except StoreError as error:
+        # The caller passes these records to the next attempt, which sends the other files only.
         error.details["uploaded"] = tuple(sent)
         raise
     return tuple(sorted(sent, key=lambda record: record.name))
@@ -112,11 +113,13 @@ def download_tree(
     missing or corrupt, or would be written outside of `directory`.
     """
     checks = {record.name: record for record in records or ()}
-    sizes = (
-        _list_sizes(store, prefix)
-        if records is None
-        else {name: record.size_bytes for name, record in checks.items()}
-    )
+    if records is None:
+        listed = {one.key.removeprefix(f"{prefix}/"): one.size_bytes for one in store.list(prefix)}
+        # Web consoles and some file systems create empty objects as placeholders of folders.
+        folders = _parent_folders(listed)
+        sizes = {name: size for name, size in listed.items() if size or name not in folders}
+    else:
+        sizes = {name: record.size_bytes for name, record in checks.items()}
     directory.mkdir(parents=True, exist_ok=True)
     targets = _target_paths(directory.resolve(), sizes)
 
@@ -178,6 +181,7 @@ def _bad_entry_error(entry: Path, reason: str) -> ConfigError:
 def _upload_file(store: Store, key: str, *, name: str, path: Path) -> FileRecord:
     before = path.stat()
     if before.st_size <= LARGE_FILE_BYTES:
+        # Read once, so that hash and object have the same bytes, even if the file changes.
         body = path.read_bytes()
         store.put(key, body)
         return FileRecord(name, len(body), hashlib.sha256(body).hexdigest())
@@ -201,41 +205,30 @@ _REMEDY_FINISH_WRITING = (
 # ── download ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _list_sizes(store: Store, prefix: str) -> Mapping[str, int]:
-    """Return the sizes of all files by name."""
-    sizes = {info.key.removeprefix(f"{prefix}/"): info.size_bytes for info in store.list(prefix)}
-    # Web consoles and some file systems create empty objects as placeholders of folders.
-    folders = _parent_folders(sizes)
-    return {name: size for name, size in sizes.items() if size or name not in folders}
-
-
 def _parent_folders(names: Iterable[str]) -> frozenset[str]:
     return frozenset(str(folder) for name in names for folder in PurePosixPath(name).parents)
 
 
 def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
     """Return the path of each file. Raises `IntegrityError` for unsafe names."""
-    # All names are checked before the first file is written.
-    paths = {name: _target_path(directory, name) for name in names}
+    # All names are checked before the first file is written. They come from a bucket, which
+    # others may be able to write to.
+    paths: dict[str, Path] = {}
+    for name in names:
+        try:
+            path = paths[name] = directory / validate_key(name)
+        except ConfigError as error:
+            raise IntegrityError(
+                f"The storage has a file {name!r}, which is not a valid file name."
+            ) from error
+        if not path.parent.resolve().is_relative_to(directory):
+            raise IntegrityError(
+                f"{name!r} would be written outside of {directory}, through a link in it.",
+                do="Download to an empty directory.",
+            )
     for name in _parent_folders(names) & paths.keys():
         raise IntegrityError(f"{name!r} is both a file and a folder in the storage.")
     return paths
-
-
-def _target_path(directory: Path, name: str) -> Path:
-    # The names come from a bucket, which others may be able to write to.
-    try:
-        path = directory / validate_key(name)
-    except ConfigError as error:
-        raise IntegrityError(
-            f"The storage has a file {name!r}, which is not a valid file name."
-        ) from error
-    if not path.parent.resolve().is_relative_to(directory):
-        raise IntegrityError(
-            f"{name!r} would be written outside of {directory}, through a link in it.",
-            do="Download to an empty directory.",
-        )
-    return path
 
 
 def _download_file(store: Store, key: str, *, target: Path, record: FileRecord | None) -> None:
@@ -274,6 +267,7 @@ def _run_for_each(
             for future in as_completed(futures):
                 future.result()
         except BaseException:
+            # Calls that run already are not interrupted; leaving the stack waits for them.
             for future in futures:
                 future.cancel()
             raise

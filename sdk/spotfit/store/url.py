@@ -21,6 +21,7 @@ _SEGMENT = (
 )
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?")
+# pyarrow and Hadoop use other names for the same schemes.
 _ALIASES = {"gcs": "gs", "s3a": "s3"}
 _ENDPOINT_OPTIONS = frozenset({"endpoint_override", "endpoint_url", "scheme"})
 _OPTIONS: Mapping[str, frozenset[str]] = {
@@ -73,7 +74,17 @@ class RootUrl:
         named = _SCHEME.match(text)
         if named is None:
             return _parse_local_path(text)
-        scheme = _parse_scheme(named[1], has_slashes=bool(named[2]))
+        scheme = _ALIASES.get(named[1].lower(), named[1].lower())
+        if scheme not in _OPTIONS:
+            raise ConfigError(
+                f"{named[1]}: is not a supported storage scheme.",
+                do=f"{did_you_mean(f'{scheme}://', _URL_PREFIXES)} A plain path is a local "
+                "directory; write './' in front of a path that contains a colon.",
+            )
+        if not named[2]:
+            raise ConfigError(
+                f"Two slashes are missing after {named[1]}:.", do=f"Write {named[1]}://…"
+            )
         if scheme == "file":
             return _parse_file_url(text)
         return _parse_bucket_url(scheme, text)
@@ -113,19 +124,6 @@ class RootUrl:
 _UNQUOTED_CHARACTERS = " !\"$&'()*+,-./:;<=>@[\\]^_`{|}~"
 
 
-def _parse_scheme(name: str, *, has_slashes: bool) -> str:
-    scheme = _ALIASES.get(name.lower(), name.lower())
-    if scheme not in _OPTIONS:
-        raise ConfigError(
-            f"{name}: is not a supported storage scheme.",
-            do=f"{did_you_mean(f'{scheme}://', _URL_PREFIXES)} A plain path is a local directory; "
-            "write './' in front of a path that contains a colon.",
-        )
-    if not has_slashes:
-        raise ConfigError(f"Two slashes are missing after {name}:.", do=f"Write {name}://…")
-    return scheme
-
-
 def _parse_local_path(text: str) -> RootUrl:
     if not text.strip() or "\x00" in text:
         raise ConfigError(
@@ -139,7 +137,7 @@ def _parse_local_path(text: str) -> RootUrl:
     # Without resolving links: the other machines of the run may have other ones.
     parts: list[str] = []
     for part in (Path.cwd() / path).parts[1:]:
-        if part == "..":
+        if part == "..":  # of the root directory, '..' is the root itself
             parts = parts[:-1]
         else:
             parts.append(part)
@@ -159,6 +157,7 @@ def _parse_file_url(text: str) -> RootUrl:
 
 def _parse_bucket_url(scheme: str, text: str) -> RootUrl:
     address = urlsplit(text)
+    # Before every other check: their messages could repeat the credentials.
     if "@" in address.netloc:
         raise _credentials_in_url_error()
     if not address.netloc or address.fragment:

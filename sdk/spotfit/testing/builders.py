@@ -93,6 +93,7 @@ def a_round(number: int = 1, *, members: Iterable[Member] = (), **fields: Any) -
 
 def a_group(*, token: Token = TOKEN, nodes: int = 2, slots: int = 1, **fields: Any) -> MachineGroup:
     """A group whose machines were granted."""
+    # The token is in the name, as backends derive it, so that groups of a test differ.
     handle = GroupHandle(token=token, provisioner="local", name=f"group-{token}")
     plan = GroupPlan(token=token, provisioner="local", num_nodes=nodes, slots_per_node=slots)
     return MachineGroup(**{"plan": plan, "handle": handle, **fields})
@@ -151,6 +152,7 @@ def a_view(**fields: Any) -> View:
         "epoch": 1,
         "groups": {TOKEN: a_group()},
     }
+    # As after folding `RoundOpened`: policies compare commits with the slot of the round.
     if "round" in fields:
         usual |= {
             "last_round": fields["round"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -34,15 +34,8 @@ _COPIED_OPTIONS = (
     "persistent_workers",
     "in_order",
 )
+# By name: torchdata is an optional dependency, and its sampler may not be derived from torch's.
 _TORCHDATA_RANDOM_SAMPLER = "torchdata.RandomSampler"
-
-
-class SamplingOptions(NamedTuple):
-    """The sampling arguments of a loader. `batch_size=None` disables batching."""
-
-    sampler: Any
-    batch_size: int | None
-    drop_last: bool
 
 
 # --- sharding ------------------------------------------------------------------------------------
@@ -59,38 +52,43 @@ def shard_data_loader(
     because its state cannot be resumed by several workers. Raises `ConfigError` for a custom
     batch sampler.
     """
-    if isinstance(loader.dataset, IterableDataset) or _is_distributed(loader):
+    # Of the samples or, inside a batch sampler, of the batches.
+    batches = loader.batch_sampler
+    samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
+    is_distributed = any(isinstance(one, DistributedSampler) for one in samplers)
+    if is_distributed or isinstance(loader.dataset, IterableDataset):
         return loader
     if world_size <= 1 and not (is_elastic and is_stateful_loader(loader)):
         return loader
     # Samplers that a loader creates itself are replaced silently, the user's own with a warning.
-    sampling = _sampling_options(loader)
-    if not _is_default_sampler(sampling.sampler) and rank == 0:
+    sampling = _sampling_of(loader)
+    kind = type(sampling.sampler)
+    is_default = isinstance(sampling.sampler, SequentialSampler | RandomSampler) or (
+        f"{kind.__module__.partition('.')[0]}.{kind.__name__}" == _TORCHDATA_RANDOM_SAMPLER
+    )
+    if not is_default and rank == 0:
         log.warning(
             "torch.sampler.replaced",
-            sampler=type(sampling.sampler).__name__,
+            sampler=kind.__name__,
             by="DistributedSampler",
             do="pass add_dist_sampler=False to keep it: every rank then reads what it yields",
         )
+    # Older versions of torch lack some options.
     copied: dict[str, Any] = {
-        name: getattr(loader, name)
-        for name in _COPIED_OPTIONS
-        if hasattr(loader, name)  # older versions of torch lack some options
+        name: getattr(loader, name) for name in _COPIED_OPTIONS if hasattr(loader, name)
     }
     return DataLoader(
         loader.dataset,
         batch_size=sampling.batch_size,
-        sampler=_sampler_for(loader, sampling, world_size=world_size, rank=rank),
+        sampler=_sampler_for(loader, sampling.sampler, world_size=world_size, rank=rank),
         drop_last=sampling.drop_last,
         **copied,
     )
 
 
-def _sampler_for(
-    loader: Loader, options: SamplingOptions, *, world_size: int, rank: int
-) -> Sampler[int]:
+def _sampler_for(loader: Loader, replaced: object, *, world_size: int, rank: int) -> Sampler[int]:
     dataset: Any = loader.dataset
-    shuffles = not isinstance(options.sampler, SequentialSampler)
+    shuffles = not isinstance(replaced, SequentialSampler)
     if world_size > 1:
         return DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=shuffles)
     # A single worker needs no division, but a sampler whose position can be saved.
@@ -99,28 +97,14 @@ def _sampler_for(
     return RandomSampler(dataset, generator=loader.generator)
 
 
-def _is_default_sampler(sampler: Any) -> bool:
-    """Return whether the sampler is one that loaders create themselves, torchdata's included."""
-    kind = type(sampler)
-    name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-    return (
-        isinstance(sampler, SequentialSampler | RandomSampler) or name == _TORCHDATA_RANDOM_SAMPLER
-    )
+def _sampling_of(loader: Loader) -> Any:
+    """Return the object that has the loader's `sampler`, `batch_size` and `drop_last`.
 
-
-def _is_distributed(loader: Loader) -> bool:
-    """Return whether a DistributedSampler of the user selects the samples or the batches."""
-    batches = loader.batch_sampler
-    return any(
-        isinstance(sampler, DistributedSampler)
-        for sampler in (loader.sampler, batches, getattr(batches, "sampler", None))
-    )
-
-
-def _sampling_options(loader: Loader) -> SamplingOptions:
+    That is the loader itself, or the BatchSampler that was passed to it.
+    """
     batches = loader.batch_sampler
     if loader.batch_size is not None or batches is None:
-        return SamplingOptions(loader.sampler, loader.batch_size, loader.drop_last)
+        return loader
     if type(batches) is not BatchSampler:
         raise ConfigError(
             f"Cannot shard a custom batch_sampler ({type(batches).__name__}): its batch "
@@ -128,7 +112,7 @@ def _sampling_options(loader: Loader) -> SamplingOptions:
             do="Let it yield only the batches of this rank (spotfit.get_context() returns the "
             "rank), and pass add_dist_sampler=False.",
         )
-    return SamplingOptions(batches.sampler, batches.batch_size, batches.drop_last)
+    return batches
 
 
 # --- device transfer -----------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def init_module() -> AbstractContextManager[None]:
 
     Every weight created in the context must belong to the Checkpointer or be set by your own code:
     otherwise `restore()` raises `ConfigError`. Code that computes with fresh weights, or copies
-    them, before `restore()` sees NaN.
+    them, before `restore()` reads NaN.
     """
     from spotfit.torch.checkpoint import deferred_init
 

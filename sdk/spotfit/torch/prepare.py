@@ -62,7 +62,16 @@ def prepare_model(
     if move:
         model = model.to(device)
     if strategy == "fsdp" and world_size > 1:
-        return _wrap_fsdp(model, options)
+        if not torch.cuda.is_available():
+            raise SessionMisuseError(
+                "FSDP is only available with GPU-enabled training.",
+                do="Set use_gpu=True in ScalingConfig, or use parallel_strategy='fsdp2', which "
+                "also shards on CPUs.",
+            )
+        from torch.distributed.fsdp import FullyShardedDataParallel  # as above
+
+        wrapped: torch.nn.Module = FullyShardedDataParallel(model, **options)
+        return wrapped
     if strategy == "ddp" and world_size > 1:
         return _wrap_ddp(model, {**ddp_options(model), **options})
     return model
@@ -102,17 +111,3 @@ def enable_reproducibility(seed: int) -> None:
     torch.backends.cudnn.benchmark = False
     # cuBLAS is deterministic only with a fixed workspace (see torch.use_deterministic_algorithms).
     env.update({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
-
-
-def _wrap_fsdp(model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
-    if not torch.cuda.is_available():
-        raise SessionMisuseError(
-            "FSDP is only available with GPU-enabled training.",
-            do="Set use_gpu=True in ScalingConfig, or use parallel_strategy='fsdp2', which also "
-            "shards on CPUs.",
-        )
-    # Imported here: it takes a second, and few programs need it.
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    wrapped: torch.nn.Module = FullyShardedDataParallel(model, **options)
-    return wrapped

@@ -4,6 +4,9 @@ import json
 import threading
 from typing import Any
 
+import pytest
+
+from spotfit.agent import log_shipper
 from spotfit.agent.log_shipper import LogShipper
 from spotfit.core.clock import Clock
 from spotfit.core.errors import StorePermissionError, TransientStoreError
@@ -48,16 +51,9 @@ def a_store(request_id: str) -> FailingStore:
     return FailingStore(RootUrl.parse(f"memory://logs-{request_id}"))
 
 
-def a_shipper(store: FailingStore, *, pause_s: float = 0.0, held_bytes: int = 2**20) -> LogShipper:
+def a_shipper(store: FailingStore, *, pause_s: float = 0.0) -> LogShipper:
     clock: Clock = InstantClock()
-    return LogShipper(
-        store,
-        ME,
-        wall_ms=lambda: 7,
-        clock=clock,
-        flush_interval_s=pause_s,
-        max_buffer_bytes=held_bytes,
-    )
+    return LogShipper(store, ME, wall_ms=lambda: 7, clock=clock, flush_interval_s=pause_s)
 
 
 def lines_in(store: FailingStore) -> list[dict[str, Any]]:
@@ -108,10 +104,11 @@ def test_a_lost_answer_does_not_duplicate_a_chunk() -> None:
     assert texts_in(store) == ["once"]
 
 
-def test_dropped_lines_are_counted_in_the_log() -> None:
+def test_dropped_lines_are_counted_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_shipper, "MAX_BUFFER_BYTES", 1000)
     store = a_store("slow")
     store.open.clear()
-    logs = a_shipper(store, held_bytes=1000)
+    logs = a_shipper(store)
     for number in range(1000):
         logs.add_line(1, 0, "out", f"line {number}")
     store.open.set()

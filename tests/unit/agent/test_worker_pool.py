@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from spotfit.agent.log_shipper import LogShipper
 from spotfit.agent.ports import (
     EnvironmentBroken,
+    ReplicaConfirmed,
     WorkerExited,
     WorkerFramesReceived,
     WorkerLivenessChanged,
@@ -25,11 +26,12 @@ from spotfit.code.runtime_env import RuntimeEnv
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import InfrastructureError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
+from spotfit.fork_server.child_process import ChildProcess
 from spotfit.fork_server.fork_client import ForkServerPool, RuntimeKey, build_worker_environment
 from spotfit.host.event_loop import EventLoop
 from spotfit.model.events import FailureCause
 from spotfit.model.spec import HangDetectionConfig, RunSpec
-from spotfit.protocol.agent_sidecar import UploadError
+from spotfit.protocol.agent_sidecar import UploadDone, UploadError
 from spotfit.protocol.worker_agent import (
     CommitConfirmed,
     FunctionStarted,
@@ -38,6 +40,7 @@ from spotfit.protocol.worker_agent import (
     StartWorker,
     WorkerHeartbeat,
     WorkerRaised,
+    message_tag,
 )
 from spotfit.security.run_key import RunKey
 from spotfit.sidecar.uploader import QueuedUpload
@@ -246,6 +249,55 @@ def test_a_failed_upload_of_an_exited_worker_is_written_to_its_output(
     assert text.endswith("the bucket is gone")
 
 
+class RecordingWorker:
+    """A running worker that records what the pool does with it."""
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self.is_killed = False
+
+    def send(self, body: bytes) -> None:
+        self.received.append(body)
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_snapshot", "reported", "sent", "is_killed"),
+    [
+        (UploadDone(job_id=1, size_bytes=8, step=2), False, "save_completed", "uploaded", False),
+        (UploadError(job_id=1, traceback_text="no"), True, "save_failed", "upload_failed", False),
+        (UploadError(job_id=1, traceback_text="no"), False, "worker_raised", None, True),
+    ],
+)
+def test_the_end_of_an_upload_is_reported_to_leader_and_worker(
+    pool: ProcessWorkerPool,
+    outcome: UploadDone | UploadError,
+    is_snapshot: bool,
+    reported: str,
+    sent: str | None,
+    is_killed: bool,
+) -> None:
+    worker = RecordingWorker()
+    pool._workers[1] = cast("ChildProcess", worker)
+    request = RequestUpload(report_index=0, checkpoint_name="c7", upload_job=b"")
+    pool._on_upload_finished(QueuedUpload(3, 1, request, is_snapshot), outcome)
+    (event,) = pool.drain_events()
+    assert isinstance(event, WorkerFramesReceived)
+    assert [message_tag(bytes(frame)) for frame in event.frames] == [reported]
+    assert [message_tag(frame) for frame in worker.received] == ([sent] if sent else [])
+    assert worker.is_killed == is_killed
+
+
+def test_a_replica_that_is_confirmed_before_events_are_drained_is_not_lost(
+    pool: ProcessWorkerPool,
+) -> None:
+    pool.record_replica(3, 1, 9, "10.0.0.1:5")
+    assert pool.drain_events() == [], "it is recorded by the event loop"
+    assert events_of(pool, 1) == [ReplicaConfirmed(3, 1, step=9, peer_store="10.0.0.1:5")]
+
+
 def test_dump_stacks_without_workers_does_nothing(pool: ProcessWorkerPool) -> None:
     pool.dump_stacks(7)
     assert pool.drain_events() == []
@@ -270,7 +322,7 @@ def test_a_permanent_unpack_error_is_reported_before_any_start(
 ) -> None:
     store.is_down = True
     pool.prepare(spec())
-    run_loop_until(pool._loop, lambda: not pool._is_unpacking)
+    run_loop_until(pool._loop, lambda: not pool._launcher._is_unpacking)
     assert pool.drain_events() == [], "a temporary error"
     store.is_down = False
     pool.prepare(spec())
@@ -324,11 +376,11 @@ def test_a_disk_error_is_a_platform_failure(
         assert "free space of its disk" in raised.traceback_text
         scratch.unlink()
         pool.start([make_start(0)])
-        run_loop_until(pool._loop, lambda: pool._runtime_key is not None)
+        run_loop_until(pool._loop, lambda: pool._launcher._runtime_key is not None)
 
 
 def test_a_process_that_cannot_be_started_is_a_platform_failure(pool: ProcessWorkerPool) -> None:
-    pool._runtime_key = RuntimeKey("none", "/no/such/python")
+    pool._launcher._runtime_key = RuntimeKey("none", "/no/such/python")
     raised = failure_in(pool)
     assert (raised.cause, raised.is_permanent) == (FailureCause.PLATFORM, False)
     assert "This node could not start a process" in raised.traceback_text
@@ -336,7 +388,7 @@ def test_a_process_that_cannot_be_started_is_a_platform_failure(pool: ProcessWor
 
 
 def test_a_sidecar_that_cannot_be_started_gets_the_reason(pool: ProcessWorkerPool) -> None:
-    pool._runtime_key = RuntimeKey("none", "/no/such/python")
+    pool._launcher._runtime_key = RuntimeKey("none", "/no/such/python")
     ends: list[str] = []
     pool.start_sidecar("callbacks", lambda _frames: None, lambda how, _clean: ends.append(how))
     run_loop_until(pool._loop, lambda: bool(ends))

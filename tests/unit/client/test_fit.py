@@ -15,8 +15,10 @@ import msgspec
 import pytest
 
 from spotfit.client import fit as fitting
-from spotfit.client.fit import fit, start_run, submit
+from spotfit.client.fit import start_run, submit, wait_for_result
 from spotfit.client.keyring import RunKeyring
+from spotfit.client.request import FitRequest
+from spotfit.client.result import Result
 from spotfit.client.run_config import RunConfig
 from spotfit.code.code_bundle import CodeBundlePayload, CodeBundleRef, fetch_code_bundle
 from spotfit.core.errors import (
@@ -36,6 +38,11 @@ from spotfit.store.local import LocalStore
 from tests.unit.client.harness import ClientHarness
 
 FINISHED = FitEnded(outcome="finished", metrics={"loss": 0.5})
+
+
+def fit(request: FitRequest) -> Result:
+    """What `trainer.fit()` calls, without prewarming."""
+    return wait_for_result(start_run(request, show_output=True))
 
 
 def another() -> int:

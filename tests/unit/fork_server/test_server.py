@@ -79,12 +79,6 @@ def test_a_process_with_threads_is_not_fork_safe() -> None:
         thread.join()
 
 
-def test_descriptors_are_parsed_from_ancillary_data() -> None:
-    body = array.array("i", [5, 6, 7]).tobytes()
-    assert server._parse_fds([(socket.SOL_SOCKET, socket.SCM_RIGHTS, body)]) == (5, 6, 7)
-    assert server._parse_fds([(socket.SOL_SOCKET, socket.SCM_RIGHTS + 1, body)]) == ()
-
-
 # --- the successor -------------------------------------------------------------------------------
 
 SERVER_PROGRAM = """

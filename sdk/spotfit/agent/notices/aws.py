@@ -46,6 +46,7 @@ class Ec2Metadata:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        # Empty until the first 401: hosts that still allow IMDSv1 need no token.
         self._token = ""
         self._is_rebalance_recommended = False
 
@@ -53,9 +54,13 @@ class Ec2Metadata:
         """Return the interruption notice, else the rebalance recommendation, else None."""
         status, body = self._get(_ACTION_PATH)
         if status != 200:
-            return self._check_rebalance()
+            # EC2 never withdraws a recommendation: one request less per second once it was sent.
+            if not self._is_rebalance_recommended:
+                self._is_rebalance_recommended = self._get(_REBALANCE_PATH)[0] == 200
+            return _REBALANCE_ADVICE if self._is_rebalance_recommended else None
         notice = _action_decoder.decode(body)
         deadline_ms = int(notice.time.astimezone(UTC).timestamp() * 1000)
+        # Converted with the clock that AWS synchronizes: elsewhere only durations are compared.
         left_s = max(0.0, (deadline_ms - system.wall_ms()) / 1000)
         return Notice(
             reason=f"EC2 will {notice.action} the instance",
@@ -63,30 +68,21 @@ class Ec2Metadata:
             deadline_ms=deadline_ms,
         )
 
-    def _check_rebalance(self) -> PreemptionRisk | None:
-        """Return the recommendation or None. EC2 never withdraws one that it has sent."""
-        self._is_rebalance_recommended = (
-            self._is_rebalance_recommended or self._get(_REBALANCE_PATH)[0] == 200
-        )
-        return _REBALANCE_ADVICE if self._is_rebalance_recommended else None
-
     def _get(self, path: str) -> tuple[int, bytes]:
         status, body = self._request(path)
         if status == 401:  # the token is missing or has expired
-            self._renew_token()
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_TTL_S)}
+            # Without an answer the old token stays, and the next poll tries again.
+            token_status, token = request_metadata(
+                self._url, "/latest/api/token", method="PUT", headers=headers
+            )
+            if token_status == 200:
+                self._token = token.decode()
             status, body = self._request(path)
         return status, body
 
     def _request(self, path: str) -> tuple[int, bytes]:
         return request_metadata(self._url, path, headers={"X-aws-ec2-metadata-token": self._token})
-
-    def _renew_token(self) -> None:
-        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_TTL_S)}
-        status, body = request_metadata(
-            self._url, "/latest/api/token", method="PUT", headers=headers
-        )
-        if status == 200:
-            self._token = body.decode()
 
 
 class AwsNoticeSource(PolledNoticeSource):
@@ -94,6 +90,7 @@ class AwsNoticeSource(PolledNoticeSource):
 
     def __init__(self, wake: Callable[[], None], interval_s: float = _POLL_INTERVAL_S) -> None:
         check = Ec2Metadata(env.lookup(ENDPOINT_ENV) or _DEFAULT_ENDPOINT).check
+        # AWS SDKs obey the same variable; it is set where no metadata service can be reached.
         is_disabled = (env.lookup(DISABLED_ENV) or "").lower() == "true"
         super().__init__(
             wake, (lambda: None) if is_disabled else check, interval_s=interval_s, name="aws"

@@ -65,26 +65,31 @@ class AzureMetadata:
         )
         if status != 200:
             return None
-        events = [
-            event for event in _events_decoder.decode(body).events if self._affects_this_vm(event)
+        events = _events_decoder.decode(body).events
+        if events and not self._vm_name:
+            name_status, name = request_metadata(self._url, _NAME_PATH, headers=_METADATA_HEADERS)
+            self._vm_name = name.decode().strip().lower() if name_status == 200 else ""
+        # Without the name no event counts: one of another VM must not end this node.
+        own = [
+            event
+            for event in events
+            if self._vm_name and self._vm_name in map(str.lower, event.resources)
         ]
-        terminating = [event for event in events if event.event_type in _TERMINATING_EVENT_TYPES]
+        terminating = [event for event in own if event.event_type in _TERMINATING_EVENT_TYPES]
         if terminating:
-            return _to_notice(min(terminating, key=_starts_at_ms))
-        self._log_maintenance(events)
-        return None
-
-    def _affects_this_vm(self, event: ScheduledEvent) -> bool:
-        if not self._vm_name:
-            status, body = request_metadata(self._url, _NAME_PATH, headers=_METADATA_HEADERS)
-            self._vm_name = body.decode().strip().lower() if status == 200 else ""
-        return bool(self._vm_name) and self._vm_name in map(str.lower, event.resources)
-
-    def _log_maintenance(self, events: list[ScheduledEvent]) -> None:
-        for event in events:
+            first = min(terminating, key=_starts_at_ms)
+            deadline_ms = _starts_at_ms(first) or system.wall_ms()
+            return Notice(
+                reason=f"Azure will {first.event_type.lower()} the VM",
+                seconds_left=max(0.0, (deadline_ms - system.wall_ms()) / 1000),
+                deadline_ms=deadline_ms,
+            )
+        for event in own:
+            # The document lists an event until it is over.
             if event.event_id not in self._logged_event_ids:
                 self._logged_event_ids.add(event.event_id)
                 log.info("notice.maintenance", reason=event.event_type, at=event.not_before)
+        return None
 
 
 class AzureNoticeSource(PolledNoticeSource):
@@ -93,16 +98,6 @@ class AzureNoticeSource(PolledNoticeSource):
     def __init__(self, wake: Callable[[], None], interval_s: float = _POLL_INTERVAL_S) -> None:
         check = AzureMetadata(env.lookup(ENDPOINT_ENV) or _DEFAULT_ENDPOINT).check
         super().__init__(wake, check, interval_s=interval_s, name="azure")
-
-
-def _to_notice(event: ScheduledEvent) -> Notice:
-    deadline_ms = _starts_at_ms(event) or system.wall_ms()
-    left_s = max(0.0, (deadline_ms - system.wall_ms()) / 1000)
-    return Notice(
-        reason=f"Azure will {event.event_type.lower()} the VM",
-        seconds_left=left_s,
-        deadline_ms=deadline_ms,
-    )
 
 
 def _starts_at_ms(event: ScheduledEvent) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from spotfit.agent.notices import aws, azure, gcp
@@ -43,6 +43,7 @@ class DetectedCloudNoticeSource:
         self._source: NoticeSource | None = None
         self.detected = threading.Event()
         """Set when the detection is complete."""
+        # Three probes may take three seconds: too long for the event loop of the agent.
         threading.Thread(target=self._detect, name="spotfit-machine-notice", daemon=True).start()
 
     def poll(self, now: float) -> Notice | PreemptionRisk | None:
@@ -61,9 +62,14 @@ class DetectedCloudNoticeSource:
 
 def detect_cloud_by_firmware(dmi_dir: Path = DMI_DIR) -> str | None:
     """Return 'aws', 'azure' or 'gcp', '' for other machines, or None if DMI is unreadable."""
-    dmi = dict(_read_dmi(dmi_dir))
+    dmi: dict[str, str] = {}
+    for name in ("sys_vendor", "bios_vendor", "bios_version", "product_name", "chassis_asset_tag"):
+        with contextlib.suppress(OSError):  # some fields are readable by root only
+            if text := (dmi_dir / name).read_text(errors="replace").strip().lower():
+                dmi[name] = text
     if not dmi:
         return None
+    # Nitro instances name the vendor; Xen instances have a BIOS version such as "4.11.amazon".
     if any("amazon ec2" in text or text.endswith(".amazon") for text in dmi.values()):
         return "aws"
     if dmi.get("product_name") in ("google compute engine", "google"):
@@ -74,6 +80,7 @@ def detect_cloud_by_firmware(dmi_dir: Path = DMI_DIR) -> str | None:
 def detect_cloud_by_metadata() -> str:
     """Return the cloud whose metadata service answers within a second; '' if none does."""
     gce_host = env.lookup(gcp.ENDPOINT_ENV)
+    # Each requires its own header or path, so that no service answers a request for another.
     responds = {
         "aws": _responds(
             env.lookup(aws.ENDPOINT_ENV) or _METADATA_ENDPOINT,
@@ -93,14 +100,6 @@ def detect_cloud_by_metadata() -> str:
         ),
     }
     return next((cloud for cloud, is_responding in responds.items() if is_responding), "")
-
-
-def _read_dmi(dmi_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yield the readable DMI fields in lower case. Some fields are readable by root only."""
-    for name in ("sys_vendor", "bios_vendor", "bios_version", "product_name", "chassis_asset_tag"):
-        with contextlib.suppress(OSError):
-            if text := (dmi_dir / name).read_text(errors="replace").strip().lower():
-                yield name, text
 
 
 def _responds(url: str, path: str, *, headers: Mapping[str, str], method: str = "GET") -> bool:

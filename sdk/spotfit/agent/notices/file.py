@@ -36,16 +36,12 @@ class FileNoticeSource:
             body = self._path.read_bytes()
         except OSError:  # the file does not exist yet, or is not readable
             return None
-        return _parse_notice(body)
-
-
-def _parse_notice(body: bytes) -> Notice:
-    """Return the notice. An invalid file counts as a notice without a deadline."""
-    try:
-        content = _content_decoder.decode(body)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        log.warning("notice.file_invalid", reason=str(error))
-        content = NoticeFileContent()
-    left_s = content.seconds_left
-    deadline_ms = 0 if left_s is None else system.wall_ms() + int(left_s * 1000)
-    return Notice(reason=content.reason, seconds_left=left_s, deadline_ms=deadline_ms)
+        try:
+            content = _content_decoder.decode(body)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            # The file exists, so the machine will end: this is a notice without a deadline.
+            log.warning("notice.file_invalid", reason=str(error))
+            content = NoticeFileContent()
+        left_s = content.seconds_left
+        deadline_ms = 0 if left_s is None else system.wall_ms() + int(left_s * 1000)
+        return Notice(reason=content.reason, seconds_left=left_s, deadline_ms=deadline_ms)

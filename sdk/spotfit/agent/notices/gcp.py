@@ -21,6 +21,7 @@ _PREEMPTED_KEY = "preempted"
 _POLL_INTERVAL_S = 0.5
 # The server answers after this time at the latest; shorter than the timeout of `http_request`.
 _LONG_POLL_S = 3
+_LONG_POLL_QUERY = f"?wait_for_change=true&timeout_sec={_LONG_POLL_S}&last_etag="
 # Time from `preempted` to the end of a VM, unless SPOTFIT_SIGNAL_GRACE_S is set.
 _DEFAULT_GRACE_S = 30.0
 
@@ -35,28 +36,22 @@ class GceMetadata:
 
     def check(self) -> Notice | None:
         """Return the notice or None, after at most `_LONG_POLL_S`."""
-        if self._request(_PREEMPTED_KEY, self._long_poll_query()) == "TRUE":
+        # Without an etag the server answers at once; with it, when the value changes.
+        query = f"{_LONG_POLL_QUERY}{self._etag}" if self._etag else ""
+        if self._request(_PREEMPTED_KEY, query) == "TRUE":
             grace_s = env.read(env.SIGNAL_GRACE_S) or _DEFAULT_GRACE_S
             deadline_ms = system.wall_ms() + int(grace_s * 1000)
             return Notice(
                 reason="Google preempts the VM", seconds_left=grace_s, deadline_ms=deadline_ms
             )
-        return self._check_maintenance()
-
-    def _check_maintenance(self) -> Notice | None:
-        """A live migration is only logged. VMs with GPUs cannot migrate: they end an hour later."""
         event = self._request("maintenance-event")
+        # VMs with GPUs cannot migrate: they end an hour later. Other events migrate the VM live.
         if event == "TERMINATE_ON_HOST_MAINTENANCE":
             return Notice(reason="Google will terminate the VM for host maintenance")
         if event not in ("", self._maintenance):
             log.info("notice.maintenance", reason=event)
             self._maintenance = event
         return None
-
-    def _long_poll_query(self) -> str:
-        if not self._etag:
-            return ""
-        return f"?wait_for_change=true&timeout_sec={_LONG_POLL_S}&last_etag={self._etag}"
 
     def _request(self, key: str, query: str = "") -> str:
         """Return the value, or '' if the server does not have that key."""

@@ -67,25 +67,31 @@ class KubernetesNodeTaints:
     def check(self) -> Notice | PreemptionRisk | None:
         """Return a notice or a risk according to the node's taints, or None."""
         taints = self._fetch_taints() if self._can_read_node else []
+        # A node may have both kinds: an eviction that is certain precedes a risk.
         for key in taints:
             if key in _EVICTION_TAINTS:
                 return Notice(reason=f"{_EVICTION_TAINTS[key]} ({key})")
-        return next(
-            (
-                PreemptionRisk(reason=f"{_RISK_TAINTS[key]} ({key})")
-                for key in taints
-                if key in _RISK_TAINTS
-            ),
-            None,
-        )
+        for key in taints:
+            if key in _RISK_TAINTS:
+                return PreemptionRisk(reason=f"{_RISK_TAINTS[key]} ({key})")
+        return None
 
     def _fetch_taints(self) -> list[str]:
+        """Return the keys of the node's taints; none from now on if they may not be read."""
+        # Read for each request: Kubernetes rotates the token every hour.
+        token = self._service_account_dir / "token"
+        authority = self._service_account_dir / "ca.crt"
+        if self._tls_context is None and authority.exists():
+            self._tls_context = ssl.create_default_context(cafile=str(authority))
         response = http_request(
             self._url,
             self._path,
-            headers=self._auth_headers(),
-            tls_context=self._load_tls_context(),
+            headers={"Authorization": f"Bearer {token.read_text().strip()}"}
+            if token.exists()
+            else {},
+            tls_context=self._tls_context,
         )
+        # Permissions do not change during a run: further requests would only load the API server.
         if response.status in (401, 403):
             self._can_read_node = False
             log.info(
@@ -97,30 +103,15 @@ class KubernetesNodeTaints:
             raise ConnectionError(f"the API server returned status {response.status}")
         return [taint.key for taint in msgspec.json.decode(response.body, type=_Node).spec.taints]
 
-    def _auth_headers(self) -> dict[str, str]:
-        """Read the token for each request: Kubernetes rotates it every hour."""
-        token = self._service_account_dir / "token"
-        return {"Authorization": f"Bearer {token.read_text().strip()}"} if token.exists() else {}
-
-    def _load_tls_context(self) -> ssl.SSLContext | None:
-        authority = self._service_account_dir / "ca.crt"
-        if self._tls_context is None and authority.exists():
-            self._tls_context = ssl.create_default_context(cafile=str(authority))
-        return self._tls_context
-
 
 class KubernetesNoticeSource(PolledNoticeSource):
     """Polls the taints of this pod's node."""
 
     def __init__(self, wake: Callable[[], None], interval_s: float = _POLL_INTERVAL_S) -> None:
-        url = env.read(env.KUBERNETES_API) or _in_cluster_url()
+        url = env.read(env.KUBERNETES_API)
+        # Set in every pod; absent outside of a cluster, where the source returns nothing.
+        host, port = env.lookup("KUBERNETES_SERVICE_HOST"), env.lookup("KUBERNETES_SERVICE_PORT")
+        if not url and host:
+            url = f"https://{f'[{host}]' if ':' in host else host}:{port or 443}"
         node = KubernetesNodeTaints(url, env.read(env.KUBERNETES_NODE))
         super().__init__(wake, node.check, interval_s=interval_s, name="kubernetes")
-
-
-def _in_cluster_url() -> str:
-    """Return the API server's URL from the pod's environment; '' outside of a cluster."""
-    host, port = env.lookup("KUBERNETES_SERVICE_HOST"), env.lookup("KUBERNETES_SERVICE_PORT")
-    if not host:
-        return ""
-    return f"https://{f'[{host}]' if ':' in host else host}:{port or 443}"

@@ -7,7 +7,7 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from spotfit.host import log
 from spotfit.model.topology import Notice, PreemptionRisk
@@ -32,15 +32,16 @@ class PolledNoticeSource:
         self._check = check
         self._interval_s = interval_s
         self._name = name
+        # Written by the thread and read by the agent: one reference each, so no lock is needed.
         self._notice: Notice | None = None
-        self._advice: PreemptionRisk | None = None
+        self._risk: PreemptionRisk | None = None
         self._last_error = ""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"spotfit-{name}", daemon=True)
         self._thread.start()
 
     def poll(self, now: float) -> Notice | PreemptionRisk | None:
-        return self._notice or self._advice
+        return self._notice or self._risk
 
     def close(self) -> None:
         """Stop polling."""
@@ -49,23 +50,19 @@ class PolledNoticeSource:
     def _run(self) -> None:
         while self._notice is None and not self._closed.wait(self._interval_s):
             try:
-                self._record(self._check())
+                found = self._check()
+                if found is not None and found != self._risk:
+                    if isinstance(found, Notice):
+                        self._notice = found
+                    else:
+                        self._risk = found
+                    self._wake()
             except Exception as error:  # noqa: BLE001  # a failing source must not stop the agent
-                self._log_failure(f"{type(error).__name__}: {error}")
-
-    def _record(self, notice: Notice | PreemptionRisk | None) -> None:
-        if notice is None or notice == self._advice:
-            return
-        if isinstance(notice, Notice):
-            self._notice = notice
-        else:
-            self._advice = notice
-        self._wake()
-
-    def _log_failure(self, reason: str) -> None:
-        if reason != self._last_error:
-            self._last_error = reason
-            log.warning("notice.poll_failed", source=self._name, reason=reason)
+                reason = f"{type(error).__name__}: {error}"
+                # A service that is down fails at every poll: one line per kind of failure.
+                if reason != self._last_error:
+                    self._last_error = reason
+                    log.warning("notice.poll_failed", source=self._name, reason=reason)
 
 
 class HttpResponse(NamedTuple):
@@ -100,7 +97,13 @@ def http_request(
 ) -> HttpResponse:
     """Like `request_metadata`, with the response headers and an optional TLS context."""
     address = urlsplit(url)
-    connection = _open_connection(address, tls_context, timeout_s=timeout_s)
+    host, port = str(address.hostname), address.port
+    # `http.client` ignores proxy variables: link-local addresses are not reachable by a proxy.
+    connection = (
+        http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls_context)
+        if address.scheme == "https"
+        else http.client.HTTPConnection(host, port, timeout=timeout_s)
+    )
     try:
         connection.request(method, address.path.rstrip("/") + path, headers=dict(headers or {}))
         response = connection.getresponse()
@@ -108,12 +111,3 @@ def http_request(
         return HttpResponse(response.status, response.read(), response_headers)
     finally:
         connection.close()
-
-
-def _open_connection(
-    url: SplitResult, tls_context: ssl.SSLContext | None, *, timeout_s: float
-) -> http.client.HTTPConnection:
-    host, port = str(url.hostname), url.port
-    if url.scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls_context)
-    return http.client.HTTPConnection(host, port, timeout=timeout_s)

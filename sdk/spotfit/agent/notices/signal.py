@@ -27,10 +27,12 @@ class SignalNoticeSource:
     def poll(self, now: float) -> Notice | None:
         if not self._received:
             return None
+        # 0 is the default: the time between SIGTERM and SIGKILL depends on the scheduler.
         grace_s = env.read(env.SIGNAL_GRACE_S) or None
         deadline_ms = 0 if grace_s is None else system.wall_ms() + int(grace_s * 1000)
         return Notice(reason="SIGTERM", seconds_left=grace_s, deadline_ms=deadline_ms)
 
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        # A handler must not log or lock: it may interrupt code that holds the same lock.
         self._received = True
         self._wake()

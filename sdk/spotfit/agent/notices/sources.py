@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spotfit.agent.notices.aws import AwsNoticeSource
-from spotfit.agent.notices.azure import AzureNoticeSource
-from spotfit.agent.notices.cloud import DetectedCloudNoticeSource
+from spotfit.agent.notices.cloud import SOURCES, DetectedCloudNoticeSource, OpenNoticeSource
 from spotfit.agent.notices.file import FileNoticeSource
-from spotfit.agent.notices.gcp import GcpNoticeSource
 from spotfit.agent.notices.kubernetes import KubernetesNoticeSource
 from spotfit.agent.notices.signal import SignalNoticeSource
 from spotfit.agent.ports import NoticeSource
 from spotfit.host import plugins
 
 ENTRY_POINT_GROUP = "spotfit.notices"
-_BUILTIN_SOURCES: dict[str, Callable[[Callable[[], None]], NoticeSource]] = {
-    "aws": AwsNoticeSource,
-    "azure": AzureNoticeSource,
+_BUILTIN_SOURCES: dict[str, OpenNoticeSource] = {
+    **SOURCES,
     "file": FileNoticeSource,
-    "gcp": GcpNoticeSource,
     "kubernetes": KubernetesNoticeSource,
     "machine": DetectedCloudNoticeSource,
     "signal": SignalNoticeSource,

@@ -1,4 +1,4 @@
 """Adapter for PyTorch: process groups for torch, torchft and torch_xla, and their configurations.
 
-It must not know agents, the journal or clouds, and it imports torch only inside functions.
+It is independent of agents, the journal and clouds, and imports torch only inside functions.
 """

@@ -24,18 +24,14 @@ def compile_extracted_graphs() -> Iterator[None]:
     yield
     # The cache is shared by the node's workers: one compilation per node is enough.
     if env.lookup("LOCAL_RANK") == "0":
-        _compile()
+        cache = import_optional("libneuronxla.neuron_cc_cache", package="libneuronxla")
+        compiler = import_optional("libneuronxla.neuron_parallel_compile", package="libneuronxla")
+        url = cache.CacheUrl.get_cache_url(cache_folder(env.lookup("NEURON_CC_FLAGS") or ""))
+        with tempfile.TemporaryDirectory() as folder:
+            compiler.parallel_compile(f"{folder}/", url)
 
 
 def cache_folder(flags: str) -> str | None:
     """Return the `--cache_dir` of NEURON_CC_FLAGS, or None if the flags do not set it."""
     found = re.search(r"--cache_dir[= ](\S+)", flags)
     return found and found[1]
-
-
-def _compile() -> None:
-    cache = import_optional("libneuronxla.neuron_cc_cache", package="libneuronxla")
-    compiler = import_optional("libneuronxla.neuron_parallel_compile", package="libneuronxla")
-    url = cache.CacheUrl.get_cache_url(cache_folder(env.lookup("NEURON_CC_FLAGS") or ""))
-    with tempfile.TemporaryDirectory() as folder:
-        compiler.parallel_compile(f"{folder}/", url)

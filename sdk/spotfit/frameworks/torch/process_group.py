@@ -88,8 +88,13 @@ class TorchFramework:
         import torch
 
         options = torch_options(start)
-        torch.set_num_threads(_thread_count())
-        _set_gloo_interface(start.host)
+        # Set explicitly: the fork server has imported torch, which read the variable then.
+        threads = env.lookup("OMP_NUM_THREADS") or ""
+        is_valid = threads.isdecimal() and int(threads) > 0
+        torch.set_num_threads(int(threads) if is_valid else machine.cpu_count())
+        # By default gloo resolves the host name, which may map to an unreachable address.
+        if interface := machine.interface_with_address(start.host):
+            env.set_defaults({"GLOO_SOCKET_IFNAME": interface})
         env.update(nccl_variables(options.backend, env.copy_environment()))
         if options.backend == _TPU_BACKEND:  # its own package registers it when it is loaded
             import_optional("torch_tpu._loader", package="torch_tpu").load()
@@ -150,48 +155,28 @@ def nccl_variables(backend: str, environment: Mapping[str, str]) -> dict[str, st
 def _rendezvous_store(
     start: StartWorker, broadcast: BroadcastBytesFn, options: TorchOptions
 ) -> TCPStore:
-    # Rank 0 listens before it broadcasts the port: no rank can connect too early.
-    listener = _listen(start.host) if start.rank == 0 else None
-    address = f"{start.host} {listener.getsockname()[1]}" if listener is not None else ""
-    host, port = broadcast("torch_master", address.encode()).decode().split()
-    env.update({"MASTER_ADDR": host, "MASTER_PORT": port})
-    return _tcp_store(host, int(port), listener=listener, options=options)
-
-
-def _tcp_store(
-    host: str, port: int, *, listener: socket.socket | None, options: TorchOptions
-) -> TCPStore:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
+    # Rank 0 listens before it broadcasts the port: no rank can connect too early.
+    listener, address = None, ""
+    if start.rank == 0:
+        # Only on the address that the other nodes use: TCPStore has no authentication.
+        family = socket.AF_INET6 if ":" in start.host else socket.AF_INET
+        listener = socket.create_server((start.host, 0), family=family, backlog=_BACKLOG)
+        address = f"{start.host} {listener.getsockname()[1]}"
+    host, port = broadcast("torch_master", address.encode()).decode().split()
+    # Not for torch: libraries on top of it read rank 0's address from the environment.
+    env.update({"MASTER_ADDR": host, "MASTER_PORT": port})
     # TCPStore takes over the listening socket and closes it.
     extra: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener.detach()}
     return TCPStore(
         host,
-        port,
+        int(port),
         is_master=listener is not None,
         wait_for_workers=False,  # init_process_group waits for all ranks
         timeout=datetime.timedelta(seconds=options.timeout_s),
         **extra,
     )
-
-
-def _listen(host: str) -> socket.socket:
-    """Listen only on the address that the other nodes use: TCPStore has no authentication."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
-
-
-def _set_gloo_interface(host: str) -> None:
-    # By default gloo resolves the host name, which may map to an unreachable address.
-    if interface := machine.interface_with_address(host):
-        env.set_defaults({"GLOO_SOCKET_IFNAME": interface})
-
-
-def _thread_count() -> int:
-    # Set explicitly: the fork server has imported torch, which read the variable then.
-    requested = env.lookup("OMP_NUM_THREADS") or ""
-    is_valid = requested.isdecimal() and int(requested) > 0
-    return int(requested) if is_valid else machine.cpu_count()
 
 
 def import_optional(module: str, *, package: str) -> Any:

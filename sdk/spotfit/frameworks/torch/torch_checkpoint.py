@@ -36,7 +36,14 @@ class TorchCheckpoint(FrameworkCheckpoint):
 
         The prefix 'module.' that DistributedDataParallel adds to names is removed.
         """
-        return cls._from_object(_strip_ddp_prefix(state_dict), preprocessor)
+        from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+
+        stripped = OrderedDict(state_dict)
+        # An OrderedDict copy loses torch's attribute with the version numbers of the modules.
+        if (versions := getattr(state_dict, "_metadata", None)) is not None:
+            vars(stripped)["_metadata"] = copy.copy(versions)
+        consume_prefix_in_state_dict_if_present(stripped, "module.")
+        return cls._from_object(stripped, preprocessor)
 
     @classmethod
     def from_model(cls, model: torch.nn.Module, *, preprocessor: Any = None) -> Self:
@@ -56,7 +63,12 @@ class TorchCheckpoint(FrameworkCheckpoint):
         """
         import torch
 
-        loaded = self._load_file()
+        with self.as_directory() as directory:
+            path = Path(directory, self.MODEL_FILENAME)
+            if not path.exists():
+                raise NoModelError(f"{self} does not contain {self.MODEL_FILENAME}.", do=_REMEDY)
+            # weights_only=False: the file may hold a whole model, as the docstring warns.
+            loaded = torch.load(path, map_location="cpu", weights_only=False)
         if isinstance(loaded, torch.nn.Module):
             if model is not None:
                 warnings.warn(
@@ -89,23 +101,3 @@ class TorchCheckpoint(FrameworkCheckpoint):
         if preprocessor:
             checkpoint.set_preprocessor(preprocessor)
         return checkpoint
-
-    def _load_file(self) -> Any:
-        import torch
-
-        with self.as_directory() as directory:
-            path = Path(directory, self.MODEL_FILENAME)
-            if not path.exists():
-                raise NoModelError(f"{self} does not contain {self.MODEL_FILENAME}.", do=_REMEDY)
-            return torch.load(path, map_location="cpu", weights_only=False)
-
-
-def _strip_ddp_prefix(state_dict: dict[str, Any]) -> dict[str, Any]:
-    from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
-
-    stripped = OrderedDict(state_dict)
-    # An OrderedDict copy loses torch's attribute with the version numbers of the modules.
-    if (versions := getattr(state_dict, "_metadata", None)) is not None:
-        vars(stripped)["_metadata"] = copy.copy(versions)
-    consume_prefix_in_state_dict_if_present(stripped, "module.")
-    return stripped

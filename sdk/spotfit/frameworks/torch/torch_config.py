@@ -35,25 +35,23 @@ class TorchConfig(BackendConfig):
 
         Raises `ConfigError` for an invalid `init_method` or `timeout_s`.
         """
-        self._check()
-        return self.framework, {**self.to_dict(), "backend": self.backend_for(scaling)}
-
-    def backend_for(self, scaling: ScalingConfig) -> str:
-        """Return the configured backend, else the default for the workers' devices."""
-        return self.backend or default_backend(gpu=scaling.use_gpu, tpu=scaling.use_tpu)
-
-    def _check(self) -> None:
         # Checked when the trainer starts, before machines are requested.
         if self.init_method not in _INIT_METHODS:
             raise ConfigError(
                 f"init_method must be 'env' or 'tcp', not {self.init_method!r}.",
                 do="Omit init_method: both values use rank 0's address and port.",
             )
+        # Not `<= 0`, which is False for NaN.
         if not self.timeout_s > 0:
             raise ConfigError(
                 f"timeout_s must be greater than 0, not {self.timeout_s}.",
                 do="Set the number of seconds that a collective may take; the default is 1800.",
             )
+        return self.framework, {**self.to_dict(), "backend": self.backend_for(scaling)}
+
+    def backend_for(self, scaling: ScalingConfig) -> str:
+        """Return the configured backend, else the default for the workers' devices."""
+        return self.backend or default_backend(gpu=scaling.use_gpu, tpu=scaling.use_tpu)
 
 
 def default_backend(*, gpu: bool, tpu: bool) -> str:

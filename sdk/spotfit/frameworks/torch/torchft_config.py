@@ -47,7 +47,8 @@ class TorchftBackend(Backend):
         """Start a new lighthouse: a previous one may still list workers that no longer exist."""
         self.on_shutdown(worker_group, backend_config)
         coordination = import_optional("torchft.coordination", package="torchft")
-        host = _bracketed(machine.own_address())
+        address = machine.own_address()
+        host = f"[{address}]" if ":" in address else address  # IPv6 needs brackets before a port
         options = {"bind": f"{host}:0", **backend_config.lighthouse_kwargs}
         self._lighthouse = coordination.LighthouseServer(**options)
         port = urlsplit(self._lighthouse.address()).port
@@ -80,7 +81,3 @@ class TorchftConfig(TorchConfig):
     def framework(self) -> str:
         """The name under which workers look up the framework."""
         return "torchft"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host  # IPv6 addresses need brackets before a port

@@ -52,11 +52,17 @@ def join_launcher_group(config: TorchConfig) -> Iterator[LauncherGroup | None]:
         yield None
         return
     require_module("torch", extra="torch")
+    import torch
     import torch.distributed as dist
 
     is_owner = not dist.is_initialized()
     if is_owner:
-        _init_process_group(config, ranks)
+        # torchrun starts one process per GPU and expects each to select the GPU of its local rank.
+        has_gpus = torch.cuda.is_available()
+        if has_gpus:
+            torch.cuda.set_device(ranks.local_rank)
+        timeout = datetime.timedelta(seconds=config.timeout_s)
+        dist.init_process_group(select_backend(config.backend, has_gpus=has_gpus), timeout=timeout)
     yield LauncherGroup(ranks)
     # Not in a finally block: after a failure the peers may hang in a collective, and the launcher
     # terminates all processes anyway.
@@ -68,8 +74,14 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
     """Return this process's ranks, or None without a launcher. Raises `ConfigError`."""
     if not all(environment.get(name) for name in (*_RANK_VARIABLES, *_ADDRESS_VARIABLES)):
         return None
+    for name in _RANK_VARIABLES:
+        if not environment[name].isdecimal():
+            raise ConfigError(
+                f"{name}={environment[name]!r} is not a number.",
+                do="Let torchrun set it, or unset it to train in this process only.",
+            )
     rank, world_size, local_rank, local_world_size = (
-        _parse_rank_variable(name, environment) for name in _RANK_VARIABLES
+        int(environment[name]) for name in _RANK_VARIABLES
     )
     # These come from outside: an error would otherwise appear as a hang in the rendezvous.
     if not (rank < world_size and local_rank < local_world_size <= world_size):
@@ -87,31 +99,10 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
     )
 
 
-def _parse_rank_variable(name: str, environment: Mapping[str, str]) -> int:
-    if not environment[name].isdecimal():
-        raise ConfigError(
-            f"{name}={environment[name]!r} is not a number.",
-            do="Let torchrun set it, or unset it to train in this process only.",
-        )
-    return int(environment[name])
-
-
-def _init_process_group(config: TorchConfig, ranks: Ranks) -> None:
-    import torch
-    import torch.distributed as dist
-
-    # torchrun starts one process per GPU and expects each to select the GPU of its local rank.
-    has_gpus = torch.cuda.is_available()
-    if has_gpus:
-        torch.cuda.set_device(ranks.local_rank)
-    timeout = datetime.timedelta(seconds=config.timeout_s)
-    dist.init_process_group(select_backend(config.backend, has_gpus=has_gpus), timeout=timeout)
-
-
 def select_backend(requested: str | None, *, has_gpus: bool) -> str:
     """Return the backend for this machine's devices, or `requested` if it is not gloo or nccl.
 
-    A trainer with `num_workers=0` does not know the devices when it fills in "gloo" or "nccl", so
+    The devices are unknown to a trainer with `num_workers=0` when it fills in "gloo" or "nccl", so
     these two values are treated as defaults.
     """
     if requested is not None and requested not in _DEFAULT_BACKENDS:

@@ -1,4 +1,4 @@
 """Checkpointer for PyTorch: plans, copies, validates and restores the complete training state.
 
-It must not know where snapshots are stored or uploaded; `spotfit.checkpoint` does that.
+Storing and uploading snapshots is the responsibility of `spotfit.checkpoint`.
 """

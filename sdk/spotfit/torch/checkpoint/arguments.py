@@ -61,7 +61,11 @@ class CheckpointerArguments(NamedTuple):
             stateful = getattr(self, name)
             if stateful is not None:
                 yield from _missing_attributes(name, stateful, _STATEFUL_METHODS)
-        if self.loader is not None and not _is_loader(self.loader):
+        # Any iterable object: a position that cannot be saved is logged later.
+        if self.loader is not None and (
+            not hasattr(self.loader, "__iter__")
+            or isinstance(self.loader, list | tuple | dict | str)
+        ):
             yield f"loader is {_type_with_article(self.loader)}, not a DataLoader."
         for name in ("extra", "per_rank"):
             yield from _stateful_problems(name, getattr(self, name))
@@ -70,6 +74,7 @@ class CheckpointerArguments(NamedTuple):
         """Each parameter must be in the model and in one optimizer: its name is its saved key."""
         if has_flat_parameters(self.model):
             return  # FSDP1 replaces the parameters by flat ones, which only torch can map to names
+        # By identity, because wrappers and optimizers hold the same Parameter objects.
         names = parameter_names(self.model)
         optimizers_by_name: Counter[str] = Counter()
         for optimizer in self.optimizers:
@@ -115,11 +120,6 @@ def _lazy_parameter_problems(argument: str, module: Any) -> Iterator[str]:
             f"{argument} has {len(lazy)} lazy parameters without a shape, for example {lazy[0]}: "
             "run one batch through it before creating the Checkpointer."
         )
-
-
-def _is_loader(loader: Any) -> bool:
-    # Other iterables are accepted; the log then says that their position is unknown.
-    return hasattr(loader, "__iter__") and not isinstance(loader, list | tuple | dict | str)
 
 
 def _missing_attributes(argument: str, value: Any, names: Iterable[str]) -> Iterator[str]:

@@ -57,6 +57,7 @@ SNAPSHOT_SLOTS = 2
 """Snapshots per rank in memory: one stays complete while the next is written. A save that finds
 both in flight waits for the older upload."""
 _PENDING_STATUSES = ("submitted", "uploaded")
+# Short beside the seconds that an upload and its commit take.
 _POLL_INTERVAL_S = 0.01
 # A loop that saves after every step waits briefly each time; only longer waits are logged.
 _LOGGED_WAIT_S = 0.1
@@ -325,6 +326,7 @@ class Checkpointer:
             chunks=split_into_chunks(plan.pieces),
             save_number=self._save_count,
         )
+        # Set before memory is reserved: the other ranks gather it also if this rank has no space.
         self._size_bytes = plan.size_bytes + values_bytes
         arena.reserve(plan.pieces, values_bytes=values_bytes)
         arena.copy_tensors(plan.tensors)
@@ -416,6 +418,7 @@ class Checkpointer:
             operation.roll_back()
             raise
         if saved is None:
+            # A corrupt snapshot in memory may have been planned, which replaced optimizer state.
             operation.roll_back()
             deferred_init.reject_missing_checkpoint(self._channel)
             return None

@@ -6,7 +6,7 @@ has only a part of the state, so that names are unused only if they are unused o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -182,13 +182,9 @@ def _components(
 ) -> tuple[frozenset[StateComponent], frozenset[StateComponent]]:
     """Return the saved and the current components of all ranks together."""
     return (
-        _union(rank.saved_components for rank in ranks),
-        _union(rank.current_components for rank in ranks),
+        frozenset[StateComponent]().union(*(rank.saved_components for rank in ranks)),
+        frozenset[StateComponent]().union(*(rank.current_components for rank in ranks)),
     )
-
-
-def _union(parts: Iterable[frozenset[StateComponent]]) -> frozenset[StateComponent]:
-    return frozenset().union(*parts)
 
 
 def summarize_names(names: Sequence[str], separator: str = ", ") -> str:

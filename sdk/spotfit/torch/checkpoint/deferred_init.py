@@ -38,6 +38,7 @@ def defer_init(training: object, *, deferred: bool) -> Iterator[None]:
     Either way torch's default RNG advances by one number only: drawn weights use a separate
     generator, seeded from it. All other random numbers, in the block and after it, are the same.
     """
+    # Drawn also if deferred: the default RNG then advances equally with and without a checkpoint.
     seed = int(torch.randint(2**63 - 1, ()).item())
     weights: list[ref[Parameter]] = []
     if deferred:
@@ -116,6 +117,7 @@ def _has_nan_copy(state: Any, shapes: Collection[torch.Size]) -> bool:
 
 def _is_all_nan(tensor: torch.Tensor) -> bool:
     values = tensor.detach()
+    # Subclasses, such as sharded tensors, may not support indexing; "meta" tensors have no values.
     if type(values) is not torch.Tensor or not values.numel() or values.is_meta:
         return False
     # The first element decides for nearly all tensors without reading the rest.
@@ -155,15 +157,14 @@ class _DeferredInitMode(TorchFunctionMode):
         is_weight = type(tensor) is Parameter
         if is_weight and self._deferred is not None:
             self._deferred.append(ref(tensor))
+            # detach(): an in-place change of a leaf that requires gradients would raise.
             tensor.detach().fill_(torch.nan)
             return tensor
         # torch.nn.init draws into a detached view of the parameter and passes `generator`; a user's
         # own normal_() on a plain tensor does not, and keeps using the default RNG.
         if is_weight or (func in _IN_PLACE_DRAWS and "generator" in options):
-            options["generator"] = self._generator_on(tensor.device)
+            device = tensor.device
+            if device not in self._generators:
+                self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+            options["generator"] = self._generators[device]
         return func(*args, **options)
-
-    def _generator_on(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        return self._generators[device]

@@ -65,9 +65,8 @@ class StateLoadPlan:
         index = SavedStateIndex(saved)
         self.unsaved_options = _drop_new_options(state, saved)
         """Options of saved param_groups that were not saved; they keep their current values."""
-        unclaimed_optimizer_names = _unclaimed_optimizer_state(
-            state, saved
-        ) | _unclaimed_param_groups(state, saved, index)
+        # Before groups are added to `state`: it must still describe this rank's optimizers.
+        unclaimed_optimizer_names = _unclaimed_optimizer_names(state, saved, index)
         _allocate_object_tensors(state, saved, index)
         _allocate_param_groups(state, saved)
         _allocate_extra_state(state, saved)
@@ -86,7 +85,14 @@ class StateLoadPlan:
             saved_weights - planner.state_dict.keys()
         )
         """Saved names of model and optimizers that this rank's state does not have."""
-        self.dtype_changes = _dtype_changes(planner.state_dict, index.metadata)
+        self.dtype_changes = [
+            f"{name} is {_dtype_name(value.dtype)}, was {_dtype_name(weight.properties.dtype)}"
+            for name, weight in index.metadata.state_dict_metadata.items()
+            if name.startswith(MODEL_PREFIX)
+            and isinstance(value := planner.state_dict.get(name), torch.Tensor)
+            and isinstance(weight, TensorStorageMetadata)
+            and weight.properties.dtype != value.dtype
+        ]
         """Descriptions of weights whose dtype differs from the saved one."""
 
 
@@ -97,11 +103,10 @@ def _allocate_object_tensors(state: StateDict, saved: SavedState, index: SavedSt
     nothing was saved are removed from `state`: they keep their current state.
     """
     saved_tensors: dict[str, dict[str, TensorPiece]] = defaultdict(dict)
-    for rank_index in saved.indices:
-        for piece in rank_index.pieces:
-            match piece.key:
-                case ("stateful_objects", str(owner), "tensors", str(name)):
-                    saved_tensors[owner][name] = piece
+    for key, piece in saved_entries(saved):
+        match key:
+            case ("stateful_objects", str(owner), "tensors", str(name)) if piece is not None:
+                saved_tensors[owner][name] = piece
     weights, components = _weight_tensors(state), saved_components(saved)
     new = [name for name in state["stateful_objects"] if ("extra", name) not in components]
     for owner in new:
@@ -147,7 +152,7 @@ def _drop_new_options(state: StateDict, saved: SavedState) -> list[str]:
 def saved_group_options(saved: SavedState) -> Mapping[int, set[str]]:
     """Return the names of the saved options, by the index of their param_group."""
     options: dict[int, set[str]] = defaultdict(set)
-    for key in _saved_keys(saved):
+    for key, _ in saved_entries(saved):
         if key[:2] == _PARAM_GROUPS_KEY:
             options[int(key[2])].add(str(key[3]))
     return options
@@ -161,23 +166,18 @@ def _allocate_param_groups(state: StateDict, saved: SavedState) -> None:
     """
     groups = state.get("optimizer", {}).get("param_groups", [])
     current_count = len(groups)
-    for index in saved.indices if groups else ():
-        for piece in index.pieces:
-            if piece.key[:2] == _PARAM_GROUPS_KEY and int(piece.key[2]) >= current_count:
-                tensor = torch.empty(piece.shape, dtype=torch_dtype(piece))
-                set_by_key(groups, piece.key[2:], tensor)
-        for key in index.value_keys:
-            if key[:2] == _PARAM_GROUPS_KEY and int(key[2]) >= current_count:
-                set_by_key(groups, key[2:], None)
+    for key, piece in saved_entries(saved) if groups else ():
+        if key[:2] == _PARAM_GROUPS_KEY and int(key[2]) >= current_count:
+            new = None if piece is None else torch.empty(piece.shape, dtype=torch_dtype(piece))
+            set_by_key(groups, key[2:], new)
 
 
 def _allocate_extra_state(state: StateDict, saved: SavedState) -> None:
     """Resize the tensors in modules' extra state to the saved shapes, which may have grown."""
     pieces = {
         piece.name: piece
-        for index in saved.indices
-        for piece in index.pieces
-        if piece.key[0] == "model" and str(piece.key[1]).endswith(_EXTRA_STATE_SUFFIX)
+        for key, piece in saved_entries(saved)
+        if piece is not None and key[0] == "model" and str(key[1]).endswith(_EXTRA_STATE_SUFFIX)
     }
     weights = _weight_tensors(state)
     for name, value in state["model"].items() if pieces else ():
@@ -245,23 +245,18 @@ def _reject_mismatches(flat: StateDict, metadata: Metadata) -> None:
     reject_mismatches(missing, mismatches)
 
 
-def _unclaimed_optimizer_state(state: StateDict, saved: SavedState) -> frozenset[str]:
-    """Return the saved optimizer state whose weights are in none of this rank's param_groups."""
-    groups = state.get("optimizer", {}).get("param_groups", ())
-    current = {name for group in groups for name in group["params"]}
-    saved_names = {str(key[2]) for key in _saved_keys(saved) if key[:2] == ("optimizer", "state")}
-    return frozenset(OPTIMIZER_STATE_PREFIX + name for name in saved_names - current)
-
-
-def _unclaimed_param_groups(
+def _unclaimed_optimizer_names(
     state: StateDict, saved: SavedState, index: SavedStateIndex
 ) -> frozenset[str]:
-    """Return the saved param_groups beyond this rank's number of groups.
+    """Return saved state of weights in none of this rank's param_groups, and groups it lacks.
 
     Empty groups that no longer exist do not count: their options apply to no weight.
     """
     groups = state.get("optimizer", {}).get("param_groups", ())
-    saved_positions = {int(key[2]) for key in _saved_keys(saved) if key[:2] == _PARAM_GROUPS_KEY}
+    current = {name for group in groups for name in group["params"]}
+    keys = [key for key, _ in saved_entries(saved)]
+    saved_names = {str(key[2]) for key in keys if key[:2] == ("optimizer", "state")}
+    saved_positions = {int(key[2]) for key in keys if key[:2] == _PARAM_GROUPS_KEY}
     saved_empty = sum(
         index.value(f"{PARAM_GROUPS_PREFIX}{position}.params", None) == []
         for position in saved_positions
@@ -269,34 +264,27 @@ def _unclaimed_param_groups(
     current_empty = sum(not group["params"] for group in groups)
     count = len(groups) + max(0, saved_empty - current_empty)
     return frozenset(
-        f"{PARAM_GROUPS_PREFIX}{position}" for position in saved_positions if position >= count
+        (
+            *(f"{OPTIMIZER_STATE_PREFIX}{name}" for name in saved_names - current),
+            *(f"{PARAM_GROUPS_PREFIX}{n}" for n in saved_positions if n >= count),
+        )
     )
 
 
 def saved_components(saved: SavedState) -> frozenset[StateComponent]:
     """Return the optimizer and `extra` components that the ranks together have saved."""
-    keys = {key[:2] for key in _saved_keys(saved)}
+    keys = {key[:2] for key, _ in saved_entries(saved)}
     optimizer = {OPTIMIZER_COMPONENT} if any(key[0] == "optimizer" for key in keys) else set()
     return frozenset(
         optimizer | {("extra", str(key[1])) for key in keys if key[0] == "stateful_objects"}
     )
 
 
-def _saved_keys(saved: SavedState) -> Iterator[StateKey]:
+def saved_entries(saved: SavedState) -> Iterator[tuple[StateKey, TensorPiece | None]]:
+    """Yield the keys that the ranks have saved, with the piece, or None for other values."""
     for index in saved.indices:
-        yield from (piece.key for piece in index.pieces)
-        yield from index.value_keys
-
-
-def _dtype_changes(flat: StateDict, metadata: Metadata) -> list[str]:
-    return [
-        f"{name} is {_dtype_name(value.dtype)}, was {_dtype_name(saved.properties.dtype)}"
-        for name, saved in metadata.state_dict_metadata.items()
-        if name.startswith(MODEL_PREFIX)
-        and isinstance(value := flat.get(name), torch.Tensor)
-        and isinstance(saved, TensorStorageMetadata)
-        and saved.properties.dtype != value.dtype
-    ]
+        yield from ((piece.key, piece) for piece in index.pieces)
+        yield from ((key, None) for key in index.value_keys)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -332,8 +320,23 @@ class SavedStateIndex:
             values = decode_values(index.encoded_values) if index.value_keys else ()
             for key, value in zip(index.value_keys, values, strict=True):
                 self._values.setdefault(dotted_name(key), value)
+        pieces_by_name: dict[str, list[TensorPiece]] = defaultdict(list)
+        for _, piece in self._pieces.values():
+            pieces_by_name[piece.name].append(piece)
+        # In torch's terms a piece is a chunk of a tensor; our chunks do not occur in its plan.
+        tensor_metadata = {
+            name: TensorStorageMetadata(
+                TensorProperties(torch_dtype(pieces[0])),
+                torch.Size(pieces[0].shape),
+                [
+                    ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes))
+                    for piece in pieces
+                ],
+            )
+            for name, pieces in pieces_by_name.items()
+        }
         value_metadata = {name: BytesStorageMetadata() for name in self._values}
-        self.metadata = Metadata({**self._tensor_metadata(), **value_metadata})
+        self.metadata = Metadata({**tensor_metadata, **value_metadata})
 
     def value(self, name: str, default: Any) -> Any:
         """Return a saved value that is not a tensor, or `default` if it was not saved."""
@@ -354,22 +357,6 @@ class SavedStateIndex:
             for (rank, piece), piece_items in items.items()
         ]
 
-    def _tensor_metadata(self) -> dict[str, TensorStorageMetadata]:
-        pieces_by_name: dict[str, list[TensorPiece]] = defaultdict(list)
-        for _, piece in self._pieces.values():
-            pieces_by_name[piece.name].append(piece)
-        return {
-            name: TensorStorageMetadata(
-                TensorProperties(torch_dtype(pieces[0])),
-                torch.Size(pieces[0].shape),
-                [
-                    ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes))
-                    for piece in pieces
-                ],
-            )
-            for name, pieces in pieces_by_name.items()
-        }
-
 
 def piece_as_tensor(piece: TensorPiece, body: memoryview) -> torch.Tensor:
     """Return the piece as a tensor that shares memory with `body`, which must not change."""
@@ -385,37 +372,30 @@ def _sink_for(planner: LoadPlanner, piece: TensorPiece, items: Sequence[ReadItem
     arrive. Any other piece is assembled first.
     """
     targets = [planner.resolve_tensor(item).detach() for item in items]
-    if len(items) == 1 and piece.size_bytes:
-        target = targets[0]
-        is_whole = tuple(items[0].lengths) == piece.sizes and target.is_contiguous()
-        # Conjugate and negative views store other bits than the values that were saved.
-        is_lazy_view = target.is_conj() or target.is_neg()
-        if is_whole and target.dtype == torch_dtype(piece) and not is_lazy_view:
-            return _chunk_copier(target.view(-1).view(torch.uint8))
-    return whole_piece_sink(piece, partial(_copy_boxes, piece, items, targets))
 
+    def copy_boxes(body: memoryview) -> None:
+        source = piece_as_tensor(piece, body)
+        for item, target in zip(items, targets, strict=True):
+            target.copy_(narrow_to_box(source, item.storage_offsets, item.lengths))
 
-def _chunk_copier(target: torch.Tensor) -> ChunkSink:
-    if target.device.type != "cpu" or type(target) is not torch.Tensor:
-        return partial(_copy_chunk, target)
-    # numpy copies within main memory a third faster than torch.
-    return partial(_copy_chunk_in_main_memory, target.numpy())
+    target = targets[0]
+    is_whole = len(items) == 1 and tuple(items[0].lengths) == piece.sizes and piece.size_bytes
+    # Conjugate and negative views store other bits than the values that were saved.
+    has_saved_layout = target.is_contiguous() and not target.is_conj() and not target.is_neg()
+    if not (is_whole and has_saved_layout and target.dtype == torch_dtype(piece)):
+        return whole_piece_sink(piece, copy_boxes)
+    memory = target.view(-1).view(torch.uint8)
+    if memory.device.type == "cpu" and type(memory) is torch.Tensor:
+        # numpy copies within main memory a third faster than torch.
+        array = memory.numpy()
+        return lambda offset, body: np.copyto(
+            array[offset : offset + len(body)], np.frombuffer(body, dtype=np.uint8)
+        )
 
+    def copy_chunk(offset: int, body: memoryview) -> None:
+        memory[offset : offset + len(body)].copy_(torch.frombuffer(body, dtype=torch.uint8))
 
-def _copy_chunk(target: torch.Tensor, offset: int, body: memoryview) -> None:
-    target[offset : offset + len(body)].copy_(torch.frombuffer(body, dtype=torch.uint8))
-
-
-def _copy_chunk_in_main_memory(target: np.ndarray, offset: int, body: memoryview) -> None:
-    np.copyto(target[offset : offset + len(body)], np.frombuffer(body, dtype=np.uint8))
-
-
-def _copy_boxes(
-    piece: TensorPiece, items: Sequence[ReadItem], targets: Sequence[torch.Tensor], body: memoryview
-) -> None:
-    source = piece_as_tensor(piece, body)
-    for item, target in zip(items, targets, strict=True):
-        target.copy_(narrow_to_box(source, item.storage_offsets, item.lengths))
+    return copy_chunk
 
 
 def narrow_to_box(

@@ -25,14 +25,11 @@ from spotfit.core.errors import ConfigError
 from spotfit.torch.checkpoint.compatibility import OPTIMIZER_COMPONENT, SCHEDULER_OPTIONS
 from spotfit.torch.checkpoint.load_plan import (
     saved_components,
+    saved_entries,
     saved_group_options,
     torch_dtype,
 )
-from spotfit.torch.checkpoint.optimizer_state import (
-    ParameterNames,
-    has_flat_parameters,
-    parameter_names,
-)
+from spotfit.torch.checkpoint.optimizer_state import has_flat_parameters, parameter_names
 from spotfit.torch.checkpoint.training_state import TrainingState, set_by_key
 
 _SavedLayout = Mapping[StateKey, TensorPiece | None]
@@ -56,41 +53,42 @@ def allocate_optimizer_states(
     """
     if has_flat_parameters(training.model) or OPTIMIZER_COMPONENT not in saved_components(saved):
         return {}
+    layouts_by_name, names = _saved_layouts(saved), parameter_names(training.model)
+    known_options = SCHEDULER_OPTIONS.union(*saved_group_options(saved).values())
     previous: dict[Optimizer, _StateByWeight] = {}
     try:
-        _allocate_all(training, saved, previous)
+        for optimizer in training.optimizers:
+            # A weight without a name is not in the model; creating the state dict reports it later.
+            layouts = {
+                weight: layouts_by_name[name]
+                for group in optimizer.param_groups
+                for weight in group["params"]
+                if (name := names.get(weight, "")) in layouts_by_name
+            }
+            current = {weight: _state_layout(one) for weight, one in optimizer.state.items() if one}
+            wanted = {
+                weight: {key: piece and tuple(piece.shape) for key, piece in layout.items()}
+                for weight, layout in layouts.items()
+            }
+            if current == wanted:  # its tensors can be overwritten in place
+                continue
+            previous[optimizer] = dict(optimizer.state)
+            # Options that were not saved may mean another class: then only the optimizer itself
+            # determines the layout.
+            if any(group.keys() - known_options for group in optimizer.param_groups):
+                _allocate_by_dummy_step(training, optimizer, layouts)
+            else:
+                _allocate(training, optimizer, layouts)
     except ConfigError:
         restore_optimizer_states(previous)
         raise
     return previous
 
 
-def _allocate_all(
-    training: TrainingState, saved: SavedState, previous: dict[Optimizer, _StateByWeight]
-) -> None:
-    """Allocate the state of all optimizers and record their earlier state in `previous`."""
-    layouts_by_name, names = _saved_layouts(saved), parameter_names(training.model)
-    known_options = SCHEDULER_OPTIONS.union(*saved_group_options(saved).values())
-    for optimizer in training.optimizers:
-        layouts = _layouts_of(optimizer, names, layouts_by_name)
-        current = {weight: _state_layout(one) for weight, one in optimizer.state.items() if one}
-        wanted = {
-            weight: {key: piece and tuple(piece.shape) for key, piece in layout.items()}
-            for weight, layout in layouts.items()
-        }
-        if current == wanted:  # its tensors can be overwritten in place
-            continue
-        previous[optimizer] = dict(optimizer.state)
-        # Options that were not saved may mean another class: only the optimizer knows its layout.
-        if any(group.keys() - known_options for group in optimizer.param_groups):
-            _allocate_by_dummy_step(training, optimizer, layouts)
-        else:
-            _allocate(training, optimizer, layouts)
-
-
 def restore_optimizer_states(previous: PreviousOptimizerStates) -> None:
     """Give the optimizers the state that they had before the allocation."""
     for optimizer, state in previous.items():
+        # In place: the optimizer, a scheduler or a hook may hold a reference to the dictionary.
         optimizer.state.clear()
         optimizer.state.update(state)
 
@@ -99,27 +97,11 @@ def _saved_layouts(saved: SavedState) -> Mapping[str, _SavedLayout]:
     """Return the saved layouts by the weight's name."""
     # Shards of one tensor have equal keys and full shapes, so any of them describes it.
     layouts: dict[str, dict[StateKey, TensorPiece | None]] = defaultdict(dict)
-    for key, piece in _saved_entries(saved):
+    for key, piece in saved_entries(saved):
         match key:
             case ("optimizer", "state", str(weight), *inner_key):
                 layouts[weight][tuple(inner_key)] = piece
     return layouts
-
-
-def _saved_entries(saved: SavedState) -> Iterator[tuple[StateKey, TensorPiece | None]]:
-    for index in saved.indices:
-        yield from ((piece.key, piece) for piece in index.pieces)
-        yield from ((key, None) for key in index.value_keys)
-
-
-def _layouts_of(
-    optimizer: Optimizer, names: ParameterNames, layouts: Mapping[str, _SavedLayout]
-) -> dict[torch.Tensor, _SavedLayout]:
-    # A weight without a name is not in the model; creating the state dict reports it later.
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    return {
-        weight: layouts[name] for weight in weights if (name := names.get(weight, "")) in layouts
-    }
 
 
 def _state_layout(state: Mapping[str, Any]) -> dict[StateKey, Any]:
@@ -135,26 +117,19 @@ def _state_layout(state: Mapping[str, Any]) -> dict[StateKey, Any]:
 def _allocate(
     training: TrainingState, optimizer: Optimizer, layouts: Mapping[torch.Tensor, _SavedLayout]
 ) -> None:
+    """Give the optimizer uninitialized state; by a dummy step where the layout is ambiguous."""
     optimizer.state.clear()
     for weight, layout in layouts.items():
-        state = _allocate_weight_state(weight, layout)
-        if state is None:
-            _allocate_by_dummy_step(training, optimizer, layouts)
-            return
+        state: dict[str, Any] = {}
+        for key, piece in layout.items():
+            tensor = None if piece is None else _allocate_tensor(weight, piece)
+            # Keys of dictionaries are saved as strings: "0" may have been the number 0.
+            is_ambiguous = any(isinstance(part, str) and part.lstrip("-").isdigit() for part in key)
+            if is_ambiguous or (piece is not None and tensor is None):
+                _allocate_by_dummy_step(training, optimizer, layouts)
+                return
+            set_by_key(state, key, tensor)
         optimizer.state[weight] = state
-
-
-def _allocate_weight_state(weight: torch.Tensor, layout: _SavedLayout) -> dict[str, Any] | None:
-    """Return uninitialized state for one weight; None if only the optimizer knows its layout."""
-    state: dict[str, Any] = {}
-    for key, piece in layout.items():
-        tensor = None if piece is None else _allocate_tensor(weight, piece)
-        # Keys of dictionaries are saved as strings: "0" may have been the number 0.
-        is_ambiguous = any(isinstance(part, str) and part.lstrip("-").isdigit() for part in key)
-        if is_ambiguous or (piece is not None and tensor is None):
-            return None
-        set_by_key(state, key, tensor)
-    return state
 
 
 def _allocate_tensor(weight: torch.Tensor, piece: TensorPiece) -> torch.Tensor | None:
@@ -166,6 +141,7 @@ def _allocate_tensor(weight: torch.Tensor, piece: TensorPiece) -> torch.Tensor |
     kind, dtype = type(weight.detach()), torch_dtype(piece)
     if piece.shape and piece.shape == tuple(weight.shape) and kind in (torch.Tensor, DTensor):
         return torch.empty_like(weight, dtype=dtype, requires_grad=False)
+    # A scalar of a sharded weight, such as Adam's step, is the same on all ranks.
     if kind is torch.Tensor or (kind is DTensor and not piece.shape and weight.dim()):
         return torch.empty(piece.shape, dtype=dtype)
     return None

@@ -30,7 +30,7 @@ def parameter_names(model: Module) -> ParameterNames:
 
 
 def has_flat_parameters(model: Module) -> bool:
-    """Return whether FSDP1 has flattened parameters, so that only torch knows their names."""
+    """Return whether FSDP1 has flattened parameters, so that only torch can map their names."""
     return bool(FullyShardedDataParallel.fsdp_modules(model))
 
 
@@ -45,6 +45,7 @@ def optimizer_state_dict(optimizers: Sequence[Optimizer], model: Module) -> dict
         return _flat_state_dict(optimizers, model)
     names = parameter_names(model)
     merged: dict[str, Any] = {"state": {}, "param_groups": []}
+    # Optimizers hold disjoint parameters (`CheckpointerArguments`), so no entry is replaced.
     for optimizer in optimizers:
         ordered, state_dict = _ordered_names(optimizer, names), optimizer.state_dict()
         _reject_unnamed_state(optimizer, state_dict)
@@ -74,36 +75,16 @@ def load_optimizer_state_dict(
         state_dict["state"] = {
             n: saved["state"][name] for n, name in enumerate(ordered) if name in saved["state"]
         }
-        state_dict["param_groups"] = [
-            {
-                **group,
-                **_saved_group_options(
-                    group,
-                    ordered,
-                    groups_by_name=groups_by_name,
-                    group_at_position=next(remaining_groups, {}),
-                ),
-                "params": group["params"],
-            }
-            for group in state_dict["param_groups"]
-        ]
-        optimizer.load_state_dict(state_dict)
-
-
-def _saved_group_options(
-    group: Mapping[str, Any],
-    names: Sequence[str],
-    *,
-    groups_by_name: Mapping[str, Mapping[str, Any]],
-    group_at_position: Mapping[str, Any],
-) -> Mapping[str, Any]:
-    """Return the saved group of this group's first parameter, else the one at its position.
-
-    With pipeline parallelism saved groups contain the parameters of one stage only, so that a
-    group's first parameter may be in none of them.
-    """
-    positions = group["params"]
-    return groups_by_name.get(names[positions[0]], group_at_position) if positions else {}
+        groups = []
+        for group in state_dict["param_groups"]:
+            positions: list[int] = group["params"]
+            at_position: Mapping[str, Any] = next(remaining_groups, {})
+            # The saved group of the first parameter, else the one at this group's position: with
+            # pipeline parallelism saved groups contain the parameters of one stage only, so that
+            # the parameter may be in none of them. An empty group keeps its options.
+            options = groups_by_name.get(ordered[positions[0]], at_position) if positions else {}
+            groups.append({**group, **options, "params": positions})
+        optimizer.load_state_dict({**state_dict, "param_groups": groups})
 
 
 def _ordered_names(optimizer: Optimizer, names: ParameterNames) -> list[str]:

@@ -17,6 +17,7 @@ def all_gather(value: Any) -> list[Any]:
     world_size = _group_size()
     if world_size == 1:
         return [value]
+    # Values are pickled and padded to the largest one: callers keep them small.
     values: list[Any] = [None] * world_size
     dist.all_gather_object(values, value)
     return values

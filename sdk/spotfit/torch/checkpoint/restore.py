@@ -83,19 +83,26 @@ class RestoreOperation:
         )
         from spotfit.torch.checkpoint.load_plan import StateLoadPlan
         from spotfit.torch.checkpoint.optimizer_alloc import allocate_optimizer_states
-        from spotfit.torch.checkpoint.training_state import copy_containers
+        from spotfit.torch.checkpoint.training_state import backup_tensors, copy_containers
 
         # A previous candidate may have been planned and rejected.
         self._restore_optimizer_states()
         self._previous_optimizer_states = allocate_optimizer_states(self._training_state, saved)
         # Before any rank can reject the state: FSDP1's state_dict is a collective.
         self._incoming = copy_containers(self._training_state.state_dict())
-        saved_names, current_names = self._saved_components(saved), self._current_components()
+        saved_names, current_names = self._components(saved)
         reject_moved_components(saved_names, current_names)
         if self._world_size != len(saved.indices):
             self._reject_resize(saved)
         if not self._has_checkpoint:
-            self._undo_overwrite = self._backup()
+            # Allocated optimizer state holds no values; `_previous_optimizer_states` restores it.
+            optimizer_states = [
+                list(optimizer.state.values())
+                for optimizer in self._training_state.optimizers
+                if optimizer not in self._previous_optimizer_states
+            ]
+            backed_up = {**self._incoming, "optimizer": optimizer_states}
+            self._undo_overwrite = backup_tensors(backed_up)
         self._load_plan = StateLoadPlan(self._incoming, saved)
         return RestorePlan(
             self._load_plan.reads,
@@ -133,28 +140,34 @@ class RestoreOperation:
         self._log_differences(self._training_state.load_state_dict(self._incoming))
         if self._world_size == len(saved.indices):
             return self._resume(saved)
-        return self._resume_resized(saved)
+        # With another number of ranks the RNG states are not restored: they belong to the ranks of
+        # the other group. The rest of the epoch is divided among the new ranks.
+        first = saved.indices[0]
+        if self._position is not None:
+            rank_states = [_decode_rank_state(index) for index in saved.indices]
+            self._position.resume_resized(first.epoch, first.consumed, rank_states)
+        return first.epoch
 
     # --- compatibility -------------------------------------------------------------------------
 
-    def _saved_components(self, saved: SavedState) -> frozenset[StateComponent]:
-        from spotfit.torch.checkpoint.compatibility import LOADER_COMPONENT
+    def _components(
+        self, saved: SavedState
+    ) -> tuple[frozenset[StateComponent], frozenset[StateComponent]]:
+        """Return the saved and the current components besides the model, as this rank has them."""
+        from spotfit.torch.checkpoint.compatibility import LOADER_COMPONENT, OPTIMIZER_COMPONENT
         from spotfit.torch.checkpoint.load_plan import saved_components
 
         # Ranks beyond the saved ones compare with the last: all ranks have the same components.
         index = saved.indices[min(self._rank, len(saved.indices) - 1)]
         rank_state = _decode_rank_state(index)
+        # A loader whose order is unknown saves neither key, but its passes are counted.
         has_position = bool(_POSITION_KEYS & rank_state.keys())
         has_loader = has_position or (index.epoch, index.consumed) != (0, 0)
-        return saved_components(saved).union(
+        saved_names = saved_components(saved).union(
             (LOADER_COMPONENT,) if has_loader else (),
             (("per_rank", name) for name in rank_state.get("per_rank", ())),
         )
-
-    def _current_components(self) -> frozenset[StateComponent]:
-        from spotfit.torch.checkpoint.compatibility import LOADER_COMPONENT, OPTIMIZER_COMPONENT
-
-        return frozenset(
+        current_names = frozenset(
             (
                 *(OPTIMIZER_COMPONENT for _ in self._training_state.optimizers),
                 *(() if self._position is None else (LOADER_COMPONENT,)),
@@ -162,6 +175,7 @@ class RestoreOperation:
                 *(("per_rank", name) for name in self._per_rank),
             )
         )
+        return saved_names, current_names
 
     def _reject_resize(self, saved: SavedState) -> None:
         rank_states = [_decode_rank_state(index) for index in saved.indices]
@@ -173,19 +187,6 @@ class RestoreOperation:
             )
         if self._position is not None:
             self._position.reject_resize(rank_states)
-
-    # --- backup --------------------------------------------------------------------------------
-
-    def _backup(self) -> Callable[[], None]:
-        from spotfit.torch.checkpoint.training_state import backup_tensors
-
-        # Allocated optimizer state holds no values; `_previous_optimizer_states` restores it.
-        optimizer_states = [
-            list(optimizer.state.values())
-            for optimizer in self._training_state.optimizers
-            if optimizer not in self._previous_optimizer_states
-        ]
-        return backup_tensors({**self._incoming, "optimizer": optimizer_states})
 
     def _restore_optimizer_states(self) -> None:
         from spotfit.torch.checkpoint.optimizer_alloc import restore_optimizer_states
@@ -229,18 +230,6 @@ class RestoreOperation:
                 restore_rng=partial(set_rng_state, rank_state["rng_state"]),
             )
         return index.epoch
-
-    def _resume_resized(self, saved: SavedState) -> int:
-        """Resume with another number of ranks: the RNG state is not restored.
-
-        The RNG states belong to ranks of the other group; the rest of the epoch is
-        divided among the new ranks.
-        """
-        first = saved.indices[0]
-        if self._position is not None:
-            rank_states = [_decode_rank_state(index) for index in saved.indices]
-            self._position.resume_resized(first.epoch, first.consumed, rank_states)
-        return first.epoch
 
 
 def _decode_rank_state(index: SnapshotIndex) -> dict[str, Any]:

@@ -98,21 +98,25 @@ class SavePlanCache:
         """
         planner = DefaultSavePlanner()
         planner.set_up_planner(state)
-        outline = _outline(planner.state_dict)
+        # What a plan depends on: names, and shapes and dtypes of tensors. Values that are not
+        # tensors are left out, because they are encoded again in every save.
+        outline = [
+            (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name,)
+            for name, value in planner.state_dict.items()
+        ]
         self._save_count += 1
         is_power_of_two = self._save_count & (self._save_count - 1) == 0
-        if is_power_of_two and self._has_unplanned_tensors(outline, last_save_bytes):
+        has_unplanned_tensors = False
+        if is_power_of_two:
+            # The sizes are gathered with it; the save scheduler estimates upload times from them.
+            ranks = self._all_gather((outline != self._planned_outline, last_save_bytes))
+            self.largest_rank_bytes = max(size_bytes for _, size_bytes in ranks)
+            has_unplanned_tensors = any(is_new for is_new, _ in ranks)
+        if has_unplanned_tensors:
             self._plan_globally(planner, outline, unsynchronized)
         elif outline != self._items_outline:
             self._plan_locally(planner, outline)
         return _build_rank_plan(planner, self._items)
-
-    def _has_unplanned_tensors(self, outline: Any, last_save_bytes: int) -> bool:
-        """Return whether any rank's state differs from the global plan. Collective."""
-        # The sizes ride along for free; the save scheduler estimates upload times from them.
-        ranks = self._all_gather((outline != self._planned_outline, last_save_bytes))
-        self.largest_rank_bytes = max(size_bytes for _, size_bytes in ranks)
-        return any(is_new for is_new, _ in ranks)
 
     def _plan_globally(
         self, planner: DefaultSavePlanner, outline: Any, unsynchronized: Collection[str]
@@ -131,7 +135,7 @@ class SavePlanCache:
         ]
         _reject_inconsistent_shapes(plans, exclude=unsynchronized)
         # Every rank computes the same assignment from the gathered plans.
-        balanced = _balance_items(_assign_to_first_rank(plans, unsynchronized))
+        balanced = _balance_items(plans, unsynchronized)
         self._items = balanced[self._rank]
         self.largest_rank_bytes = max(
             self.largest_rank_bytes, *(sum(map(_item_size_bytes, items)) for items in balanced)
@@ -141,6 +145,8 @@ class SavePlanCache:
 
     def _plan_locally(self, planner: DefaultSavePlanner, outline: Any) -> None:
         current = {item.index for item in self._items}
+        # Without a collective: items of the global plan stay with their ranks, and a new item is
+        # written by every rank that holds it until the next global plan.
         plan = _split_large_tensors(
             planner.create_local_plan(),
             _splittable_names(planner.state_dict),
@@ -162,15 +168,12 @@ def _fingerprints(flat: StateDict, *, exclude: Collection[str]) -> dict[str, byt
 
     They cover a few elements of each unsharded weight and the optimizers' options.
     """
-    return _weight_fingerprints(flat, exclude) | {
+    options = {
         name: repr(value).encode()
         for name, value in flat.items()
         if name.startswith("optimizer.param_groups.") and ".params" not in name
         if isinstance(value, bool | int | float | str | tuple)
     }
-
-
-def _weight_fingerprints(flat: StateDict, exclude: Collection[str]) -> dict[str, bytes]:
     weights = {
         name: value.detach()
         for name, value in flat.items()
@@ -178,26 +181,18 @@ def _weight_fingerprints(flat: StateDict, exclude: Collection[str]) -> dict[str,
         if value.is_floating_point() and value.numel()
     }
     if not weights:
-        return {}
+        return options
+    # The first, a middle and the last element of each weight.
     samples = [
-        weight[position].float()
+        weight[tuple(int((size - 1) * part) for size in weight.shape)].float()
         for weight in weights.values()
-        for position in _sample_positions(weight)
+        for part in (0, 0.5, 1)
     ]
-    rows = _stack_on_one_device(samples).view(len(weights), -1).cpu().numpy()
-    return {name: row.tobytes() for name, row in zip(weights, rows, strict=True)}
-
-
-def _sample_positions(weight: torch.Tensor) -> list[tuple[int, ...]]:
-    """Return the positions of the first, a middle and the last element."""
-    return [tuple(int((size - 1) * part) for size in weight.shape) for part in (0, 0.5, 1)]
-
-
-def _stack_on_one_device(samples: Sequence[torch.Tensor]) -> torch.Tensor:
     # On one GPU the stack is transferred at once, instead of synchronizing for every element.
     if len({sample.device for sample in samples}) > 1:
-        return torch.stack([sample.cpu() for sample in samples])
-    return torch.stack(list(samples))
+        samples = [sample.cpu() for sample in samples]
+    rows = torch.stack(samples).view(len(weights), -1).cpu().numpy()
+    return {name: row.tobytes() for name, row in zip(weights, rows, strict=True)} | options
 
 
 def _warn_rank_differences(fingerprints: Sequence[Mapping[str, bytes]]) -> None:
@@ -294,18 +289,23 @@ def _item_size_bytes(item: WriteItem) -> int:
     return math.prod(item.tensor_data.chunk.sizes) * item_bytes
 
 
-def _balance_items(plans: Sequence[SavePlan]) -> list[list[WriteItem]]:
+def _balance_items(
+    plans: Sequence[SavePlan], unsynchronized: Collection[str]
+) -> list[list[WriteItem]]:
     """Assign each item to one of the ranks that hold it, and return the items of each rank.
 
-    Greedy: the largest item first, to the rank with the fewest bytes so far. torch's own
-    deduplication ignores sizes and does not distinguish blocks of one tensor.
+    Greedy: the largest item first, to the rank with the fewest bytes so far; `unsynchronized` ones
+    to their first holder. torch's own deduplication ignores sizes and does not distinguish blocks
+    of one tensor.
     """
     holders: dict[MetadataIndex, list[int]] = defaultdict(list)
     sizes: dict[MetadataIndex, int] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
-            holders[item.index].append(rank)
-            sizes[item.index] = _item_size_bytes(item)
+            # One holder writes all blocks: the restored tensor must not mix values of ranks.
+            if item.index.fqn not in unsynchronized or item.index not in holders:
+                holders[item.index].append(rank)
+                sizes[item.index] = _item_size_bytes(item)
     loads_bytes = [0] * len(plans)
     writers: dict[MetadataIndex, int] = {}
     for index in sorted(holders, key=sizes.__getitem__, reverse=True):
@@ -318,41 +318,31 @@ def _balance_items(plans: Sequence[SavePlan]) -> list[list[WriteItem]]:
     ]
 
 
-def _assign_to_first_rank(plans: Sequence[SavePlan], names: Collection[str]) -> list[SavePlan]:
-    """Return the plans with items of these names only in the plan of their first holder."""
-    assigned: set[MetadataIndex] = set()
-    reduced: list[SavePlan] = []
-    for plan in plans:
-        items = [item for item in plan.items if item.index not in assigned]
-        assigned |= {item.index for item in items if item.index.fqn in names}
-        reduced.append(replace(plan, items=items))
-    return reduced
-
-
-def _outline(flat: StateDict) -> list[tuple[Any, ...]]:
-    """Return what a plan depends on: names, and the shapes and dtypes of tensors."""
-    # Without the values themselves, which are encoded again in every save.
-    return [
-        (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name,)
-        for name, value in flat.items()
-    ]
-
-
 # --- this rank's plan ----------------------------------------------------------------------------
 
 
 def _build_rank_plan(planner: DefaultSavePlanner, items: Sequence[WriteItem]) -> RankSavePlan:
     tensor_items = [item for item in items if item.type is not WriteItemType.BYTE_IO]
-    tensors = [_local_tensor(_resolve_tensor(planner, item)) for item in tensor_items]
+    tensors = [_resolve_tensor(planner, item) for item in tensor_items]
     # Aligned, so that a reader can view the bytes as tensors of any dtype without copying.
     starts = aligned_offsets(tensor.nbytes for tensor in tensors)
-    pieces = tuple(
-        _tensor_piece(planner.mappings[item.index.fqn], item, tensor=tensor, start=start)
-        for item, tensor, start in zip(tensor_items, tensors, starts, strict=True)
-    )
+    pieces = []
+    for item, tensor, start in zip(tensor_items, tensors, starts, strict=True):
+        write = item.tensor_data
+        assert write is not None, "only tensors have pieces"
+        piece = TensorPiece(
+            key=tuple(planner.mappings[item.index.fqn]),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(write.size),
+            offsets=tuple(write.chunk.offsets),
+            sizes=tuple(write.chunk.sizes),
+            start=start,
+            size_bytes=tensor.nbytes,
+        )
+        pieces.append(piece)
     value_names = [item.index.fqn for item in items if item.type is WriteItemType.BYTE_IO]
     return RankSavePlan(
-        pieces=pieces,
+        pieces=tuple(pieces),
         tensors=tensors,
         value_keys=tuple(tuple(planner.mappings[name]) for name in value_names),
         values=[
@@ -362,35 +352,19 @@ def _build_rank_plan(planner: DefaultSavePlanner, items: Sequence[WriteItem]) ->
     )
 
 
-def _resolve_tensor(planner: DefaultSavePlanner, item: WriteItem) -> Any:
-    """Return the tensor to write, or its block of rows."""
-    value = planner.state_dict[item.index.fqn]
-    if item.type is not WriteItemType.SHARD or type(value) not in _DENSE_TYPES:
-        return planner.resolve_data(item)
-    # torch's planner knows shards of DTensors only, not our blocks of a dense tensor.
-    assert item.tensor_data is not None, "only tensors are split"
-    chunk = item.tensor_data.chunk
-    return value.narrow(0, chunk.offsets[0], chunk.sizes[0])
-
-
-def _local_tensor(tensor: Any) -> torch.Tensor:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def _resolve_tensor(planner: DefaultSavePlanner, item: WriteItem) -> torch.Tensor:
+    """Return this rank's part of the tensor to write, or its block of rows."""
+    value: Any = planner.state_dict[item.index.fqn]
+    if item.type is WriteItemType.SHARD and type(value) in _DENSE_TYPES:
+        # torch's planner resolves shards of DTensors only, not our blocks of a dense tensor.
+        assert item.tensor_data is not None, "only tensors are split"
+        chunk = item.tensor_data.chunk
+        value = value.narrow(0, chunk.offsets[0], chunk.sizes[0])
+    else:
+        value = planner.resolve_data(item)
+    local = value.to_local() if isinstance(value, DTensor) else value
     detached: torch.Tensor = local.detach()
     return detached
-
-
-def _tensor_piece(key: Any, item: WriteItem, *, tensor: torch.Tensor, start: int) -> TensorPiece:
-    write = item.tensor_data
-    assert write is not None, "only tensors have pieces"
-    return TensorPiece(
-        key=tuple(key),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(write.size),
-        offsets=tuple(write.chunk.offsets),
-        sizes=tuple(write.chunk.sizes),
-        start=start,
-        size_bytes=tensor.nbytes,
-    )
 
 
 # --- values that are not tensors -----------------------------------------------------------------

@@ -21,6 +21,7 @@ import torch
 from spotfit.checkpoint.format import SnapshotIndex, TensorPiece
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.host import log
+from spotfit.torch.checkpoint.load_plan import piece_as_tensor
 from spotfit.torch.checkpoint.training_state import gpu_in_use
 
 SegmentPathFactory = Callable[[Path], Path]
@@ -53,11 +54,6 @@ class ShmArena:
         assert self._segment is not None, "reserve() was not called"
         return self._segment.path
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the reserved pieces."""
-        return max((piece.end for piece in self._pieces), default=0)
-
     def reserve(self, pieces: tuple[TensorPiece, ...], *, values_bytes: int = 0) -> None:
         """Provide space for these pieces and for `values_bytes` of values in their index.
 
@@ -73,7 +69,8 @@ class ShmArena:
         capacity_bytes = max((piece.end for piece in pieces), default=0)
         self._segment = self._create_segment(capacity_bytes, index_bytes)
         self._pinned_address = _pin_memory(self._segment)
-        self._views = _tensor_views(self._segment, pieces)
+        payload = self._segment.payload
+        self._views = [piece_as_tensor(one, payload[one.start : one.end]) for one in pieces]
         self._pieces = pieces
 
     def copy_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -100,6 +97,7 @@ class ShmArena:
         if self._segment is None:
             return
         self._views = []  # they hold references to the mapped memory
+        # Before the memory is unmapped: CUDA releases pages by their address.
         if self._pinned_address is not None:
             _cudart().cudaHostUnregister(self._pinned_address)
         self._segment.path.unlink(missing_ok=True)
@@ -127,17 +125,6 @@ class ShmArena:
         # Snapshots contain the model: other users of the machine must not read them.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return ShmSegment.create(self._make_path(directory), capacity_bytes, index_bytes)
-
-
-def _tensor_views(segment: ShmSegment, pieces: Sequence[TensorPiece]) -> list[torch.Tensor]:
-    """Return a tensor over the segment's memory for each piece."""
-    if not segment.capacity_bytes:  # torch.frombuffer rejects empty buffers
-        return [torch.empty(piece.sizes, dtype=getattr(torch, piece.dtype)) for piece in pieces]
-    payload = torch.frombuffer(segment.payload, dtype=torch.uint8)
-    return [
-        payload[piece.start : piece.end].view(getattr(torch, piece.dtype)).view(piece.sizes)
-        for piece in pieces
-    ]
 
 
 def _pin_memory(segment: ShmSegment) -> int | None:

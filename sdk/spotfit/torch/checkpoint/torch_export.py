@@ -45,15 +45,6 @@ def assemble_state(saved: SavedState, *, section: str | None = None) -> StateDic
                 for rank, piece in pieces
             ]
     saved.read(requests)
-    _insert_values(state, saved, section)
-    stateful_objects = state.pop("stateful_objects", {})
-    return state | {
-        name: insert_tensors(parts["structure"], parts.get("tensors", {}))
-        for name, parts in stateful_objects.items()
-    }
-
-
-def _insert_values(state: StateDict, saved: SavedState, section: str | None) -> None:
     for index in saved.indices:
         keys = [key for key in index.value_keys if section in (None, key[0])]
         if not keys:
@@ -61,6 +52,11 @@ def _insert_values(state: StateDict, saved: SavedState, section: str | None) -> 
         values = dict(zip(index.value_keys, decode_values(index.encoded_values), strict=True))
         for key in keys:
             set_by_key(state, key, values[key])
+    stateful_objects = state.pop("stateful_objects", {})
+    return state | {
+        name: insert_tensors(parts["structure"], parts.get("tensors", {}))
+        for name, parts in stateful_objects.items()
+    }
 
 
 def _copy_box(tensor: torch.Tensor, piece: TensorPiece, body: memoryview) -> None:

@@ -46,8 +46,7 @@ class TrainingState(NamedTuple):
         world size. Raises `ConfigError` for sparse or expanded tensors of the model.
         """
         state: StateDict = {"model": get_model_state_dict(self.model)}
-        _reject_sparse(state["model"])
-        _reject_expanded(state["model"])
+        _reject_sparse_or_expanded(state["model"])
         if self.optimizers:
             state["optimizer"] = optimizer_state_dict(self.optimizers, self.model)
         state["stateful_objects"] = {
@@ -66,19 +65,19 @@ class TrainingState(NamedTuple):
         # State dicts have names but not kinds: buffers are recognized by their address, which is 0
         # for empty tensors and those on the "meta" device.
         addresses = {buffer.data_ptr() for buffer in self.model.buffers()} - {0}
-        buffers = {
+        names = {
             f"model.{name}"
             for name, value in state["model"].items()
             if isinstance(value, torch.Tensor)
             and not isinstance(value, DTensor)
             and value.data_ptr() in addresses
         }
-        small_objects = (
-            _object_state_names(name, parts)
-            for name, parts in state["stateful_objects"].items()
-            if sum(tensor.nbytes for tensor in parts["tensors"].values()) <= _SMALL_BYTES
-        )
-        return frozenset(buffers.union(*small_objects))
+        for name, parts in state["stateful_objects"].items():
+            if sum(tensor.nbytes for tensor in parts["tensors"].values()) <= _SMALL_BYTES:
+                prefix = f"stateful_objects.{name}"
+                names.update(f"{prefix}.{part}" for part in parts if part != "tensors")
+                names.update(f"{prefix}.tensors.{tensor}" for tensor in parts["tensors"])
+        return frozenset(names)
 
     def load_state_dict(self, state: StateDict) -> list[str]:
         """Load `state`, which has the form of `state_dict()` and may lack stateful objects.
@@ -124,27 +123,17 @@ def copy_containers(state: StateDict) -> StateDict:
     return state
 
 
-def _reject_sparse(weights: Mapping[str, Any]) -> None:
-    sparse = [
-        name
-        for name, value in weights.items()
-        if isinstance(value, torch.Tensor) and value.layout is not torch.strided
-    ]
+def _reject_sparse_or_expanded(weights: Mapping[str, Any]) -> None:
+    tensors = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor)}
+    sparse = [name for name, one in tensors.items() if one.layout is not torch.strided]
     if sparse:
         raise ConfigError(
             f"Sparse tensors of the model cannot be saved: {', '.join(sparse)}.",
             do="Register them with persistent=False and create them again after a restart, or "
             "store them in an object that is passed in extra={…}.",
         )
-
-
-def _reject_expanded(weights: Mapping[str, Any]) -> None:
-    expanded = [
-        name
-        for name, value in weights.items()
-        if isinstance(value, torch.Tensor) and is_expanded(value)
-    ]
-    if expanded:
+    # A restore writes every element, but those of an expanded tensor share memory.
+    if expanded := [name for name, one in tensors.items() if is_expanded(one)]:
         raise ConfigError(
             f"Expanded tensors of the model (stride 0) cannot be restored in place: "
             f"{', '.join(expanded)}.",
@@ -180,13 +169,6 @@ def backup_tensors(state: StateDict) -> Callable[[], None]:
             tensor.copy_(backup)
 
     return restore
-
-
-def _object_state_names(name: str, parts: StateDict) -> set[str]:
-    """Return the dotted names under which the object's tensors and values are saved."""
-    prefix = f"stateful_objects.{name}"
-    values = {f"{prefix}.{part}" for part in parts if part != "tensors"}
-    return values | {f"{prefix}.tensors.{tensor}" for tensor in parts["tensors"]}
 
 
 def set_by_key(state: Any, key: StateKey, value: Any) -> None:

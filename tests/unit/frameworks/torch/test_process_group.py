@@ -67,8 +67,11 @@ def test_every_round_uses_a_new_port() -> None:
 
 
 def test_the_store_listens_on_one_address_only() -> None:
-    with backend_of._listen("127.0.0.1") as listener:
-        assert listener.getsockname()[0] == "127.0.0.1"
+    TorchFramework().form_group(start(), alone)
+    port = int(os.environ["MASTER_PORT"])
+    socket.create_connection((os.environ["MASTER_ADDR"], port), 5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), 5)
 
 
 def test_other_ranks_connect_to_the_address_of_rank_0() -> None:
@@ -129,7 +132,8 @@ def test_the_default_device_has_the_number_that_the_worker_sees() -> None:
 
 def test_an_existing_network_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    backend_of._set_gloo_interface("127.0.0.1")
+    monkeypatch.setattr(backend_of, "init_default_group", lambda *_: None)
+    TorchFramework().form_group(start(), alone)
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 

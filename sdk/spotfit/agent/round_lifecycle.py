@@ -1,0 +1,395 @@
+"""`RoundLifecycle`: opens, fails and closes the rounds of one term of leadership.
+
+| state    | event                                                | next                        |
+|----------|------------------------------------------------------|-----------------------------|
+| no round | journal: `RoundOpened`                               | open                        |
+| open     | a rank fails, or a required agent disconnects        | failing (`AbortRound` sent) |
+| open     | journal: `RoundClosed` or `TrainingEnded`            | no round                    |
+| failing  | journal: `RoundClosed`, decided once workers stopped | no round                    |
+
+A leader that finds a round opened by another leader starts in "failing".
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
+from spotfit.agent.hang_detector import HangDetector
+from spotfit.agent.hook_gates import BackendHookGates
+from spotfit.agent.leader_context import LeaderServices, Observations
+from spotfit.agent.open_round import OpenRound
+from spotfit.agent.previous_rounds import PreviousRounds
+from spotfit.agent.roster import Roster
+from spotfit.agent.round_coordinator import RoundCoordinator
+from spotfit.core.ids import AgentId
+from spotfit.ledger import keys
+from spotfit.model.events import CheckpointCommitted, RankFailure, RoundClosed
+from spotfit.model.leader_state import ReplicaLocation
+from spotfit.model.topology import Round
+from spotfit.model.view import View
+from spotfit.policy.preemption import may_continue_without
+from spotfit.protocol.agent_leader import (
+    AbortRound,
+    FromLeader,
+    Join,
+    SnapshotReplicated,
+    StackDump,
+    WorkersStopped,
+    WorkerTerminated,
+    WorkerToLeader,
+    WorkerUnresponsive,
+)
+from spotfit.protocol.worker_agent import CommitConfirmed
+
+QueueableMessage = WorkerToLeader | WorkerTerminated | WorkersStopped
+RoundMessage = QueueableMessage | SnapshotReplicated | WorkerUnresponsive | StackDump
+"""The messages of an agent about the round whose number they carry."""
+
+
+class RoundLifecycle:
+    """The open round, and what later rounds need of the previous ones.
+
+    Records in `observations` what the policies decide from. It decides nothing itself except to
+    stop the workers of a round that cannot continue.
+    """
+
+    def __init__(
+        self,
+        services: LeaderServices,
+        *,
+        roster: Roster,
+        observations: Observations,
+        checkpoint_gc: CheckpointGarbageCollector,
+    ) -> None:
+        self._services = services
+        self._ledger = services.journal_writer.ledger
+        self._roster = roster
+        self._observations = observations
+        self._checkpoint_gc = checkpoint_gc
+        self._previous_rounds = PreviousRounds(
+            self._ledger, services.node_services.background_calls()
+        )
+        self.open_round: OpenRound | None = None
+        """The open round if this leader has opened it."""
+        self._early_messages: list[tuple[AgentId, QueueableMessage]] = []
+        """Messages about a round whose entry is being written and not confirmed yet."""
+
+    @property
+    def coordinator(self) -> RoundCoordinator | None:
+        """The coordinator of the open round."""
+        return self.open_round.coordinator if self.open_round else None
+
+    @property
+    def parent_checkpoints(self) -> set[str]:
+        """Committed checkpoints whose files are shared by uploads in progress."""
+        # Uploads of a closed round continue on the nodes until the next round is opened.
+        source = self.open_round.coordinator.reports if self.open_round else self._previous_rounds
+        return source.parent_checkpoints
+
+    def _find_open_round(self, round_number: int | None) -> OpenRound | None:
+        """Return the open round if it has that number and was opened by this leader."""
+        return (
+            self.open_round
+            if self.open_round and self.open_round.coordinator.round == round_number
+            else None
+        )
+
+    # --- messages of agents ------------------------------------------------------------------
+
+    def on_message(self, agent: AgentId, message: RoundMessage, now: float) -> None:
+        """Process a message about a round; ignore it if that round is over."""
+        last_round = self._ledger.view.last_round
+        if isinstance(message, QueueableMessage) and message.round > (
+            last_round.number if last_round else 0
+        ):
+            # The agent read the entry before the write of this leader was confirmed.
+            self._early_messages.append((agent, message))
+            return
+        if isinstance(message, WorkersStopped):
+            self._roster.mark_stopped(
+                agent,
+                message.round,
+                is_uploading=message.is_uploading,
+                snapshot_shards=message.snapshot_shards,
+            )
+            self._observations.record()
+        open_round = self._find_open_round(message.round)
+        if open_round is None:
+            return
+        match message:
+            case WorkerToLeader():
+                self._process_frames(open_round, agent, message, now)
+            case WorkerTerminated(rank=rank, failure=failure):
+                self._record_rank_failure(rank, failure, now)
+            case WorkersStopped():
+                opened = self._ledger.view.round
+                assignment = opened.assignment_of(agent) if opened else None
+                returned = open_round.coordinator.returned_ranks
+                if assignment is not None and not returned.issuperset(assignment.ranks):
+                    self.fail(now)
+            case SnapshotReplicated(rank=rank):
+                location = ReplicaLocation(
+                    step=message.step,
+                    peer_store_address=message.peer_store_address,
+                    reported_at=now,
+                )
+                known = self._observations.state.replica_locations
+                self._observations.record(replica_locations={**known, rank: location})
+            case WorkerUnresponsive(rank=rank, silent_s=silent_s):
+                open_round.hang_detector.record_liveness(rank, silent_s)
+            case StackDump():
+                open_round.hang_detector.add_stack_dump(message)
+
+    def _process_frames(
+        self, open_round: OpenRound, agent: AgentId, message: WorkerToLeader, now: float
+    ) -> None:
+        coordinator = open_round.coordinator
+        returned_before = len(coordinator.returned_ranks)
+        failure = open_round.on_worker_message(agent, message, now)
+        self._record_rank_failure(message.rank, failure, now)
+        if len(coordinator.returned_ranks) > returned_before:
+            self._observations.record(returned_at=now)
+        # Other frames change no fact that a decision depends on: reports are too many for that.
+        if coordinator.reports.ready_checkpoints:
+            self._observations.record()
+
+    def _record_rank_failure(self, rank: int, failure: RankFailure | None, now: float) -> None:
+        if failure is None:
+            return
+        # The first failure of a rank is its cause; later ones follow from the abort.
+        failures = self._observations.state.rank_failures
+        self._observations.record(rank_failures={**failures, rank: failures.get(rank, failure)})
+        self.fail(now)
+
+    def on_agent_joined(self, agent: AgentId, join: Join, now: float) -> None:
+        """Compare what a new connection reports with the open round."""
+        if self._find_open_round(join.running_round) is not None:
+            self.fail(now)  # frames of its workers may have been lost before it rejoined
+        opened = self._ledger.view.round
+        is_failing = self._observations.state.failing_since is not None
+        if is_failing and opened and opened.assignment_of(agent):
+            # It was not connected when the round was aborted.
+            self._services.transport.send_to_agent(agent, AbortRound(round=opened.number))
+
+    def on_agent_disconnected(self, agent: AgentId, now: float) -> None:
+        """Fail the open round unless it may continue without the ranks of that agent."""
+        view = self._ledger.view
+        assignment = view.round.assignment_of(agent) if view.round else None
+        if assignment is None or self.open_round is None:
+            return
+        self.open_round.mark_disconnected(assignment.ranks)
+        if not may_continue_without(view, assignment):
+            self.fail(now)
+
+    def fail(self, now: float) -> None:
+        """Stop all workers at once; the entry that closes the round follows."""
+        if self._observations.state.failing_since is not None:
+            self._observations.record()
+            return
+        self._observations.record(failing_since=now)
+        if self.open_round is not None:
+            # The hook of a user's backend may wait for an answer of the workers that are killed.
+            self.open_round.abandon_workers()
+        opened = self._ledger.view.round
+        if opened is not None:
+            self._send_to_agents(opened, AbortRound(round=opened.number))
+
+    def _send_to_agents(self, round_: Round, message: FromLeader) -> None:
+        for assignment in round_.assignments:
+            self._services.transport.send_to_agent(assignment.agent, message)
+
+    # --- entries of the journal --------------------------------------------------------------
+
+    def open(self, opened: Round, now: float) -> None:
+        """Create the state of a round that the journal has opened."""
+        self._previous_rounds.begin_round(opened.number)
+        self.open_round = open_round = self._create_open_round(opened, now)
+        self._checkpoint_gc.scan_for_debris(self._ledger.view, before_round=opened.number)
+        self._roster.assign_round(opened.assignments, opened.number)
+        self._observations.record(
+            phase_changed_at=now,
+            failing_since=None,
+            rank_failures={},
+            returned_at=None,
+            uploading_ranks=frozenset(),
+            committed_at=None,
+            snapshot_taken_at=None,
+            replica_locations={},
+            bucket_searched=True,
+        )
+        for assignment in opened.assignments:
+            if not self._roster.can_enter(assignment, opened.number):
+                # The agent has left between the decision and the entry.
+                open_round.mark_disconnected(assignment.ranks)
+                self.fail(now)
+        # After the reset above, which would discard a failure that these messages report.
+        messages, self._early_messages = self._early_messages, []
+        for agent, message in messages:
+            if message.round == opened.number and agent in self._roster.members:
+                self.on_message(agent, message, now)
+
+    def _create_open_round(self, opened: Round, now: float) -> OpenRound:
+        spec, services = self._ledger.view.spec, self._services
+        previous_rounds = self._previous_rounds
+        assert spec is not None
+        coordinator = RoundCoordinator(
+            opened.number,
+            opened.world_size,
+            default_checkpoint_name=services.node_services.default_checkpoint_name,
+            # Evaluated per snapshot: ranks of this very round may find the latest one corrupt.
+            parent_snapshot=lambda: previous_rounds.parent_snapshot(self._ledger.view, coordinator),
+            latest_checkpoint_named=previous_rounds.latest_checkpoint_named,
+            collective_timeout_s=spec.collective_timeout_s,
+            collective_warn_s=spec.collective_warn_interval_s,
+            keep_all_metrics=spec.has_callbacks,
+            now=now,
+        )
+        hang_detector = HangDetector(
+            coordinator,
+            spec.hang_detection,
+            request_stacks=partial(self._send_to_agents, opened),
+            ledger=self._ledger,
+            background_calls=services.node_services.background_calls(),
+        )
+        hook_runner = services.backend_hook_runner
+        return OpenRound(
+            opened,
+            coordinator,
+            hang_detector=hang_detector,
+            hook_gates=BackendHookGates(coordinator, hook_runner, spec.resources_per_worker)
+            if hook_runner
+            else None,
+            transport=services.transport,
+            checkpoint_gc=self._checkpoint_gc,
+            report_sink=services.report_sink,
+            callback_runner=services.callback_runner,
+        )
+
+    def close(self, closed: RoundClosed, now: float) -> None:
+        """End a round that the journal has closed, keeping its complete checkpoints."""
+        state, callback_runner = self._observations.state, self._services.callback_runner
+        # Infinity if another leader opened the round: the time of its commits is unknown.
+        uncommitted_work_s = math.inf
+        if self.open_round is not None:
+            # Reports whose checkpoint was committed by the entry before are delivered, too.
+            self.open_round.deliver_matched_reports()
+            self.open_round.record_assigned_names()
+            self._previous_rounds.adopt_ready_checkpoints(self.open_round.coordinator)
+            saved_at = state.committed_at
+            uncommitted_work_s = now - (state.phase_changed_at if saved_at is None else saved_at)
+        if callback_runner is not None and closed.failures:
+            callback_runner.send_failure(
+                {one.rank: one.pickle_key for one in closed.failures if one.pickle_key},
+                {one.rank: one.message for one in closed.failures},
+            )
+        # An agent that misses earlier entries cannot apply this one: AbortRound needs no journal.
+        if state.failing_since is None:
+            self._roster.broadcast(AbortRound(round=closed.round_number))
+        self._observations.record(uncommitted_work_s=uncommitted_work_s, bucket_searched=False)
+        self._discard_open_round(now)
+
+    def end_training(self, now: float) -> None:
+        """End the last round: deliver its reports, because no later round would."""
+        if self.open_round is not None:
+            self.open_round.deliver_matched_reports()
+        self._discard_open_round(now)
+
+    def _discard_open_round(self, now: float) -> None:
+        """Keep what the result and later rounds need, and close the round."""
+        self._observations.record(
+            phase_changed_at=now,
+            failing_since=None,
+            rank_failures={},
+            latest_metrics=self._latest_metrics(),
+        )
+        if self.open_round is not None:
+            self._previous_rounds.absorb_round(self.open_round.coordinator)
+            self.open_round.close()
+            self.open_round = None
+
+    def on_checkpoint_committed(self, event: CheckpointCommitted, now: float) -> None:
+        """Confirm a committed checkpoint to the workers that wait for it."""
+        self._previous_rounds.mark_committed(event.name)
+        # The state is the one that the commit was decided from, and still lists the checkpoint.
+        ready_checkpoints = self._observations.state.ready_checkpoints
+        taken_at = next(
+            (
+                ready.snapshot_taken_at
+                for ready in ready_checkpoints
+                if event.is_snapshot and ready.name == event.name
+            ),
+            None,
+        )
+        self._observations.record(committed_at=now, snapshot_taken_at=taken_at)
+        if (open_round := self._find_open_round(event.round)) is not None:
+            open_round.coordinator.reports.remove_committed(event.report_index)
+            open_round.send_to_workers(
+                [(None, CommitConfirmed(checkpoint_name=event.name, metrics=event.metrics))]
+            )
+
+    # --- tick --------------------------------------------------------------------------------
+
+    def search_bucket(self, view: View, now: float) -> None:
+        """Search for complete but uncommitted checkpoints; repeat until `bucket_searched`."""
+        if self._previous_rounds.find_complete_checkpoints(view, now):
+            self._observations.record(bucket_searched=True)
+
+    def deliver_reports(self) -> None:
+        """Pass matched reports to callbacks and metrics file, and run the hooks that are due."""
+        if self.open_round is not None:
+            self.open_round.deliver_matched_reports()
+            # The end of the run then depends on callbacks and hooks, which cause no event.
+            if self.open_round.coordinator.returned_ranks:
+                self._observations.record()
+            self.open_round.advance_hooks()
+
+    def check_timeouts(self, view: View, now: float) -> None:
+        """Abort collectives after their timeout, and fail the round if ranks hang."""
+        if self.open_round is None:
+            return
+        self.open_round.send_to_workers(self.open_round.coordinator.check_timeouts(now))
+        # Ranks of a failing round are being killed: silence is expected.
+        if self._observations.state.failing_since is not None:
+            return
+        report = self.open_round.check_for_hangs(view, now)
+        if report is None:
+            return
+        self._services.node_services.write_run_log(report.text)
+        for rank in report.hang.ranks if report.hang.ends_round else ():
+            message = f"The worker of rank {rank} hung: {report.text}"
+            failure = RankFailure(rank=rank, kind="timeout", message=message)
+            self._record_rank_failure(rank, failure, now)
+
+    def observed_facts(self, view: View) -> dict[str, Any]:
+        """Return the fields of the leader state that follow from the open round."""
+        open_round, coordinator = self.open_round, self.coordinator
+        reports = coordinator.reports if coordinator else None
+        returned_ranks = coordinator.returned_ranks if coordinator else set()
+        callback_runner, hooks = self._services.callback_runner, self._services.backend_hook_runner
+        # An open round also has hooks that are not submitted yet.
+        if open_round is not None and open_round.hook_gates is not None:
+            are_hooks_done = open_round.hook_gates.is_done
+        else:
+            are_hooks_done = hooks is None or hooks.is_idle
+        return {
+            "replacement_ready_at": open_round.replacement_ready_at if open_round else None,
+            "running_ranks": coordinator.running_ranks if coordinator else set(),
+            "returned_ranks": returned_ranks,
+            "uploading_ranks": reports.uploading_ranks if reports else frozenset(),
+            "last_save_error": reports.last_save_error if reports else "",
+            "reports_delivered": (reports is None or reports.is_settled)
+            and (callback_runner is None or callback_runner.is_idle)
+            and are_hooks_done,
+            "latest_metrics": self._latest_metrics(),
+            "result_key": keys.result(coordinator.round, 0)
+            if coordinator and 0 in returned_ranks
+            else None,
+            "ready_checkpoints": self._previous_rounds.uncommitted_checkpoints(view, coordinator),
+        }
+
+    def _latest_metrics(self) -> dict[str, Any] | None:
+        latest = self.coordinator.reports.latest_metrics if self.coordinator else None
+        return latest if latest is not None else self._observations.state.latest_metrics

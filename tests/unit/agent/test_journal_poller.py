@@ -1,0 +1,83 @@
+"""Tests of the journal poller: how often an agent reads the journal."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotfit.agent.journal_poller import FAST_POLL_S, JournalPoller
+from spotfit.control.background_calls import SynchronousCalls
+from spotfit.control.journal_writer import JournalWriter
+from spotfit.core.errors import TransientStoreError
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import FitStarted
+from spotfit.model.spec import RunTiming
+from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import RUN_ID, a_spec, an_agent_id
+
+TIMING = RunTiming(journal_poll_interval_s=2.0, lease_timeout_s=20.0)
+
+
+class Unavailable(MemoryStore):
+    """A store that may be down."""
+
+    is_down = False
+
+    def get(self, key: str) -> bytes:
+        if self.is_down:
+            raise TransientStoreError("no answer")
+        return super().get(key)
+
+
+def make_poller() -> tuple[JournalPoller, Unavailable]:
+    store = Unavailable()
+    ledger = Ledger(store, RUN_ID, an_agent_id(0))
+    return JournalPoller(JournalWriter(ledger, SynchronousCalls())), store
+
+
+def started(store: Unavailable) -> None:
+    """Another process starts the fit."""
+    ledger = Ledger(store, RUN_ID, an_agent_id(1))
+    ledger.create_entry(0, ledger.encode_entry(FitStarted(spec=a_spec(timing=TIMING))))
+
+
+def poll(
+    poller: JournalPoller, now: float, *, is_leading: bool = False, is_connected: bool = False
+) -> float:
+    """Poll, and return the time until the next poll."""
+    poller.poll(now, is_leading=is_leading, is_connected=is_connected)
+    return poller.next_poll_at(now, is_leading=is_leading, is_connected=is_connected) - now
+
+
+def test_an_unknown_run_is_polled_fast() -> None:
+    poller, store = make_poller()
+    assert poll(poller, 100.0) == pytest.approx(FAST_POLL_S)
+    started(store)
+    assert poll(poller, 101.0) == TIMING.journal_poll_interval_s
+
+
+def test_an_agent_that_receives_entries_from_the_leader_reads_rarely() -> None:
+    poller, store = make_poller()
+    started(store)
+    assert poll(poller, 100.0, is_connected=True) == TIMING.lease_timeout_s
+    assert poll(poller, 120.0, is_connected=True, is_leading=True) == TIMING.journal_poll_interval_s
+
+
+def test_fast_polling_reads_at_once_and_ends_after_a_while() -> None:
+    poller, store = make_poller()
+    started(store)
+    poll(poller, 100.0)
+    poller.start_fast_polling(100.5)
+    assert poll(poller, 100.5) == pytest.approx(TIMING.journal_poll_interval_s / 5)
+    assert poller.polled_at == 100.5
+    assert poll(poller, 104.0) == TIMING.journal_poll_interval_s
+
+
+def test_an_unavailable_store_is_no_contact() -> None:
+    poller, store = make_poller()
+    store.is_down = True
+    poll(poller, 100.0)
+    poll(poller, 130.0)
+    assert poller.last_contact_at == 100.0  # the start
+    store.is_down = False
+    poll(poller, 200.0)
+    assert poller.last_contact_at == 200.0
