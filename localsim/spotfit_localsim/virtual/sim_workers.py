@@ -509,7 +509,9 @@ class SimWorker:
         named = names[n]
         # The leader returns the metrics of rank 0: every rank must have reported the same step.
         if _state_decoder.decode(named.metrics) != SimSavedState(self.state.step, self.state.link):
-            self._context.report_violation(f"report {n} of round {self.round} mixes steps")
+            self._context.report_violation(
+                f"report {n} of round {self.round} mixes different steps"
+            )
         manifest = Manifest(
             name=named.checkpoint_name,
             round=self.round,
