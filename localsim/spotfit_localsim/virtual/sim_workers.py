@@ -502,11 +502,9 @@ class SimWorker:
                 report_index=n, metrics=body, checkpoint_dir_name=name, validation=validation
             )
         )
-        while n not in (
-            names := {one.report_index: one for one in self._received(CheckpointNamed)}
-        ):
+        while n not in {one.report_index for one in self._received(CheckpointNamed)}:
             yield None
-        named = names[n]
+        named = next(one for one in self._received(CheckpointNamed) if one.report_index == n)
         # The leader returns the metrics of rank 0: every rank must have reported the same step.
         if _state_decoder.decode(named.metrics) != SimSavedState(self.state.step, self.state.link):
             self._context.report_violation(
