@@ -23,7 +23,7 @@ def test_nothing_is_left_of_the_run_before(server: Server, monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     s3 = boto3.client("s3", endpoint_url=server.address, region_name="us-east-1")
     for _ in range(2):
-        server.empty()
+        server.clear()
         assert "Contents" not in s3.list_objects_v2(Bucket=NAME)
         s3.put_object(Bucket=NAME, Key="runs/x", Body=b"x")
 
@@ -42,4 +42,4 @@ def test_another_server_is_taken_where_one_is_named(monkeypatch: pytest.MonkeyPa
     for name, value in named.items():
         monkeypatch.setenv(name, value)
     assert bucket.server.__wrapped__() == Server("https://there:9000", "me", "x")
-    assert bucket.name() == "https://there:9000"
+    assert bucket.server_name() == "https://there:9000"

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from benchmarks.peers import OURS
-from benchmarks.run_once import Job, _prepared, parse_events, parse_pressure
+from benchmarks.run_once import Job, _job_config, parse_events, parse_pressure
 
 
-def noted(*lines: str) -> list[str]:
+def recorded(*lines: str) -> list[str]:
     return [line + "\n" for line in lines]
 
 
 def test_the_last_rank_decides_when_all_were_there() -> None:
     events = parse_events(
-        noted(
+        recorded(
             '{"event": "first_line", "at": 5.0, "fit": 0, "rank": 0}',
             '{"event": "first_line", "at": 9.0, "fit": 0, "rank": 1, "entered": 7.0}',
         )
@@ -23,14 +23,14 @@ def test_the_last_rank_decides_when_all_were_there() -> None:
 
 def test_fits_and_facts_tell_events_apart() -> None:
     events = parse_events(
-        noted(
-            '{"event": "life_begins", "at": 1.0, "fit": 0, "rank": 0, "life": 0}',
-            '{"event": "life_begins", "at": 2.0, "fit": 0, "rank": 0, "life": 1}',
-            '{"event": "life_begins", "at": 3.0, "fit": 1, "rank": 0, "life": 1}',
+        recorded(
+            '{"event": "attempt_started", "at": 1.0, "fit": 0, "rank": 0, "attempt": 0}',
+            '{"event": "attempt_started", "at": 2.0, "fit": 0, "rank": 0, "attempt": 1}',
+            '{"event": "attempt_started", "at": 3.0, "fit": 1, "rank": 0, "attempt": 1}',
         )
     )
-    assert [event.at for event in events.named("life_begins", life=1)] == [2.0, 3.0]
-    assert [event.at for event in events.named("life_begins", life=1, fit=1)] == [3.0]
+    assert [event.at for event in events.named("attempt_started", attempt=1)] == [2.0, 3.0]
+    assert [event.at for event in events.named("attempt_started", attempt=1, fit=1)] == [3.0]
 
 
 def test_a_line_that_a_kill_cut_short_is_no_event() -> None:
@@ -39,8 +39,8 @@ def test_a_line_that_a_kill_cut_short_is_no_event() -> None:
 
 
 def test_a_run_is_kept_where_its_job_says_else_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    named = _prepared(tmp_path / "a", OURS, Job("upload", storage="s3://bucket/runs"))
-    own = _prepared(tmp_path / "b", OURS, Job("upload"))
+    named = _job_config(tmp_path / "a", OURS, Job("upload", storage="s3://bucket/runs"))
+    own = _job_config(tmp_path / "b", OURS, Job("upload"))
     assert (named["storage"], own["storage"]) == ("s3://bucket/runs", str(tmp_path / "b/storage"))
 
 

@@ -13,8 +13,8 @@ def a_run(*took_s: float) -> Run:
         f'{{"event": "uploaded", "at": {10.0 * n}, "fit": 0, "took_s": {took}}}\n'
         for n, took in enumerate(took_s, 1)
     ]
-    given: dict[str, Any] = {field.name: None for field in dataclasses.fields(Run)}
-    return Run(**(given | {"events": parse_events(lines)}))
+    empty_fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(Run)}
+    return Run(**(empty_fields | {"events": parse_events(lines)}))
 
 
 def test_the_figure_is_the_median_call_and_the_first_is_told_besides() -> None:

@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from benchmarks.one_creator import OneCreator
+from benchmarks.serialized_moto import SerializedMoto
 
 
 def test_who_creates_is_alone_and_who_writes_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     alone: list[bool] = []
 
     def served(_: Any, environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        alone.append(OneCreator.creating.locked())
+        alone.append(SerializedMoto.create_lock.locked())
         return [b"done"]
 
     monkeypatch.setattr(DomainDispatcherApplication, "__call__", served)
-    moto = OneCreator(create_backend_app)
+    moto = SerializedMoto(create_backend_app)
     for asked in ({"HTTP_IF_NONE_MATCH": "*"}, {"HTTP_IF_NONE_MATCH": '"tag"'}, {}):
         assert moto(asked, None) == [b"done"]
     assert alone == [True, False, False]

@@ -4,20 +4,20 @@ import asyncio
 
 import pytest
 
-from benchmarks.narrow import Meter, serve
+from benchmarks.bandwidth_proxy import BandwidthLimit, serve
 
 
 def test_what_comes_together_goes_one_after_the_other() -> None:
-    meter = Meter(1000)
-    first = meter.through_at(500, now=10.0)
-    assert meter.through_at(500, now=10.0) == pytest.approx(first + 0.5)
-    assert meter.through_at(100, now=first + 0.3) == pytest.approx(first + 0.6)
+    meter = BandwidthLimit(1000)
+    first = meter.finished_at(500, now=10.0)
+    assert meter.finished_at(500, now=10.0) == pytest.approx(first + 0.5)
+    assert meter.finished_at(100, now=first + 0.3) == pytest.approx(first + 0.6)
 
 
 def test_a_wire_that_stood_still_is_no_wider_for_it() -> None:
-    meter = Meter(1000)
-    meter.through_at(1, now=0.0)
-    assert meter.through_at(1000, now=100.0) == pytest.approx(101.0, abs=0.05)
+    meter = BandwidthLimit(1000)
+    meter.finished_at(1, now=0.0)
+    assert meter.finished_at(1000, now=100.0) == pytest.approx(101.0, abs=0.05)
 
 
 def test_what_was_asked_is_answered() -> None:
@@ -28,7 +28,7 @@ def test_what_was_asked_is_answered() -> None:
     async def asked_through_the_wire() -> bytes:
         async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            async with await serve("127.0.0.1", port, Meter(1e9)) as wire:
+            async with await serve("127.0.0.1", port, BandwidthLimit(1e9)) as wire:
                 reader, writer = await asyncio.open_connection(*wire.sockets[0].getsockname())
                 writer.write(b"hello")
                 answer = await reader.read(-1)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tree import TAG, Tree, between, parse_stat
+from benchmarks.process_tree import TAG, ProcessTree, between, parse_stat
 
 LINE = (
     "4711 (a (rude) name) S 42 4711 4711 0 -1 4194560 1000 2000 0 0 "
@@ -38,6 +38,6 @@ def test_before_the_first_sample_nothing_was_spent_and_after_the_last_no_more() 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_a_stranger_is_not_ours() -> None:
-    stranger = Tree("a tag that nobody carries")
+    stranger = ProcessTree("a tag that nobody carries")
     assert TAG not in os.environ
     assert stranger.alive() == []
