@@ -1,5 +1,5 @@
-# A run writes its journal by "create, unless it is there": no versions of blobs are wanted, and no rule
-# may delete a single one of them while a run goes on.
+# The journal uses conditional creates: blobs must not be versioned, and no rule
+# may delete any of them while the run is active.
 
 resource "azurerm_storage_account" "runs" {
   name                            = var.account
