@@ -93,7 +93,7 @@ def until(
     return status
 
 
-def test_a_check_up_finds_the_server_the_cloud_and_the_machine(by: By) -> None:
+def test_doctor_finds_server_cloud_and_machine(by: By) -> None:
     findings = list(by().check_account())
     assert [finding.passed for finding in findings] == [True, True, True], findings
     _, clouds, _ = by(infra=("gcp",)).check_account()
@@ -101,20 +101,20 @@ def test_a_check_up_finds_the_server_the_cloud_and_the_machine(by: By) -> None:
     assert "gcp" in clouds.detail
 
 
-def test_a_machine_that_no_catalog_has_is_refused_at_once(by: By, launch: AgentLaunchSpec) -> None:
+def test_machine_in_no_catalog_is_rejected(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by(accelerator="H100")
     with pytest.raises(ProvisionError, match="H100") as told:
         provisioner.submit(a_plan(provisioner, GPU=8.0), launch)
     assert "show-gpus" in told.value.do
 
 
-def test_spot_gpus_are_in_the_catalog_in_any_of_two_places(by: By) -> None:
+def test_spot_gpus_are_found_in_either_infrastructure(by: By) -> None:
     provisioner = by(accelerator="V100", infra=("aws/us-east-1", "aws/us-west-2"), spot="preferred")
     plan = a_plan(provisioner, GPU=1.0)
     provisioner._client.check_catalog({**plan.body["task"], "name": "t"})
 
 
-def test_two_who_ask_at_the_same_time_get_one_group_which_is_let_go(
+def test_concurrent_submissions_get_one_group_that_can_be_cancelled(
     by: By, launch: AgentLaunchSpec
 ) -> None:
     """And no capacity is told as it is: every try at moto ends so."""
@@ -149,7 +149,7 @@ def told_of(provisioner: SkyPilotProvisioner, handle: GroupHandle) -> list[str]:
     ]
 
 
-def test_a_cluster_that_cannot_come_says_why_and_asking_twice_is_asking_once(
+def test_failed_cluster_has_its_reason_and_submission_is_idempotent(
     by: By, launch: AgentLaunchSpec
 ) -> None:
     provisioner = by(launch_mode="clusters")
@@ -162,7 +162,7 @@ def test_a_cluster_that_cannot_come_says_why_and_asking_twice_is_asking_once(
     provisioner.cancel(handle)
 
 
-def test_a_group_nobody_remembers_is_gone(by: By) -> None:
+def test_unknown_group_counts_as_lost(by: By) -> None:
     for via in ("jobs", "clusters"):
         provisioner = by(launch_mode=via)
         token = "t-0123456789ab"
@@ -176,7 +176,7 @@ def test_a_group_nobody_remembers_is_gone(by: By) -> None:
         provisioner.cancel(handle)
 
 
-def test_a_server_that_does_not_answer_is_asked_again() -> None:
+def test_unresponsive_server_is_transient() -> None:
     """In a process of its own: SkyPilot keeps the first address that it was told."""
     script = (
         "from spotfit_provisioners.skypilot.client import SkyClient\n"
@@ -186,7 +186,7 @@ def test_a_server_that_does_not_answer_is_asked_again() -> None:
     assert InfrastructureError.__name__ in _run(script, {})
 
 
-def test_without_any_server_it_says_how_to_get_one(tmp_path: Path) -> None:
+def test_missing_server_names_the_command(tmp_path: Path) -> None:
     script = (
         "from spotfit_provisioners.skypilot.client import SkyClient\n"
         "try: SkyClient('', request_timeout_s=60).jobs('t-')\n"

@@ -40,7 +40,9 @@ def train(config: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("name", ["aws_batch", "kubernetes"])
-def test_a_machine_in_danger_is_a_reason_to_save_and_no_reclaim(name: str, tmp_path: Path) -> None:
+def test_rebalance_recommendation_triggers_a_save_and_no_replacement(
+    name: str, tmp_path: Path
+) -> None:
     """EC2's recommendation to rebalance, and the taint it becomes on a node of a cluster."""
     sim = SimProvisioner.with_options(cloud=name, root=str(tmp_path / "cloud"), boot_s=0.1)
     sim.start_simulator()

@@ -69,7 +69,7 @@ def alive(pids: set[int]) -> set[int]:
 # --- a handle ------------------------------------------------------------------------------------
 
 
-def test_submit_returns_at_once_and_the_result_comes_later(cloud: LiveTestCloud) -> None:
+def test_submit_returns_before_the_result(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough)
     assert handle.status().state == "waiting"
     with pytest.raises(TimeoutError, match="has not ended"):
@@ -82,7 +82,7 @@ def test_submit_returns_at_once_and_the_result_comes_later(cloud: LiveTestCloud)
     assert handle.status().state == "finished"
 
 
-def test_attach_finds_the_run_and_tells_all_about_it(cloud: LiveTestCloud) -> None:
+def test_attach_returns_status_and_result_of_a_run(cloud: LiveTestCloud) -> None:
     cloud.submit(wait_for_enough, workers=2, nodes=2)
     cloud.wait_for_mark("at work")
 
@@ -97,7 +97,7 @@ def test_attach_finds_the_run_and_tells_all_about_it(cloud: LiveTestCloud) -> No
     assert spotfit.attach(Path(cloud.url())).result(60).return_value == "trained to the end"
 
 
-def test_a_failed_run_raises_for_whoever_asks(cloud: LiveTestCloud) -> None:
+def test_result_of_a_failed_run_raises_in_every_client(cloud: LiveTestCloud) -> None:
     def train() -> None:
         raise LookupError("no such data")
 
@@ -108,7 +108,7 @@ def test_a_failed_run_raises_for_whoever_asks(cloud: LiveTestCloud) -> None:
     assert isinstance(told.value.worker_failures[0], LookupError)
 
 
-def test_cancel_ends_the_run_from_anywhere(cloud: LiveTestCloud) -> None:
+def test_cancel_from_another_process_ends_the_run(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough, workers=2)
     cloud.wait_for_mark("at work")
 
@@ -120,7 +120,7 @@ def test_cancel_ends_the_run_from_anywhere(cloud: LiveTestCloud) -> None:
     handle.cancel()  # of one that has ended: nothing happens
 
 
-def test_a_run_can_be_cancelled_before_any_machine_came(cloud: LiveTestCloud) -> None:
+def test_run_without_machines_can_be_cancelled(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough, local_options={"capacity": 0})
     handle.cancel()
     with pytest.raises(RunCancelledError):
@@ -128,7 +128,7 @@ def test_a_run_can_be_cancelled_before_any_machine_came(cloud: LiveTestCloud) ->
     assert not (cloud.marks / "at work").exists()
 
 
-def test_where_no_run_is_attach_says_so(cloud: LiveTestCloud) -> None:
+def test_attach_without_a_run_raises(cloud: LiveTestCloud) -> None:
     Path(cloud.storage).mkdir()
     with pytest.raises(RunNotFoundError, match="no run at"):
         spotfit.attach(cloud.storage)
@@ -139,7 +139,7 @@ def test_where_no_run_is_attach_says_so(cloud: LiveTestCloud) -> None:
 # --- without the driver --------------------------------------------------------------------------
 
 
-def test_the_run_outlives_its_driver(cloud: LiveTestCloud) -> None:
+def test_run_survives_its_driver(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     driver.kill()
@@ -155,7 +155,7 @@ def test_the_run_outlives_its_driver(cloud: LiveTestCloud) -> None:
     assert len(started(cloud)) == 2
 
 
-def test_the_same_script_run_again_joins_the_run(cloud: LiveTestCloud) -> None:
+def test_same_script_rejoins_an_active_run(cloud: LiveTestCloud) -> None:
     first = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     first.kill()
@@ -171,7 +171,7 @@ def test_the_same_script_run_again_joins_the_run(cloud: LiveTestCloud) -> None:
     assert len(started(cloud)) == 2
 
 
-def test_a_script_that_was_edited_does_not_join_what_it_was(cloud: LiveTestCloud) -> None:
+def test_edited_script_does_not_rejoin(cloud: LiveTestCloud) -> None:
     first = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     edited = cloud.driver(SCRIPT.replace('"trained to the end"', '"the other way"'))
@@ -181,7 +181,7 @@ def test_a_script_that_was_edited_does_not_join_what_it_was(cloud: LiveTestCloud
     assert first.wait() == 0, first.output
 
 
-def test_another_run_of_that_name_is_refused_while_one_goes_on(cloud: LiveTestCloud) -> None:
+def test_second_run_of_an_active_name_is_rejected(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough)
     cloud.wait_for_mark("at work")
     with pytest.raises(RunActiveError, match="A run named 'run' is active"):
@@ -195,7 +195,7 @@ def test_another_run_of_that_name_is_refused_while_one_goes_on(cloud: LiveTestCl
 # --- Ctrl-C --------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_the_run_cleanly(cloud: LiveTestCloud) -> None:
+def test_ctrl_c_cancels_the_run(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     driver.interrupt()
@@ -207,7 +207,7 @@ def test_ctrl_c_ends_the_run_cleanly(cloud: LiveTestCloud) -> None:
     assert spotfit.attach(cloud.url()).status().state == "cancelled"
 
 
-def test_the_third_ctrl_c_leaves_at_once(cloud: LiveTestCloud) -> None:
+def test_third_ctrl_c_exits_at_once(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     for pid in alive({machine.pid for machine in cloud.root.machines()}):

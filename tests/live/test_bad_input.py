@@ -45,7 +45,7 @@ def save(name: str = "weights") -> None:
 # --- what is asked for ---------------------------------------------------------------------------
 
 
-def test_a_function_that_wants_two_arguments(cloud: LiveTestCloud) -> None:
+def test_function_with_two_parameters_is_rejected(cloud: LiveTestCloud) -> None:
     def train(config: Config, data: str) -> None: ...
 
     with pytest.raises(spotfit.ConfigError, match="should take in 0 or 1 required arguments"):
@@ -53,21 +53,23 @@ def test_a_function_that_wants_two_arguments(cloud: LiveTestCloud) -> None:
     assert cloud.is_untouched
 
 
-def test_something_that_is_no_function(cloud: LiveTestCloud) -> None:
+def test_non_callable_is_rejected(cloud: LiveTestCloud) -> None:
     with pytest.raises(TypeError, match="must be callable"):
         cloud.fit("train.py")  # type: ignore[arg-type]
     assert cloud.is_untouched
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", " ", ".hidden", "x" * 200])
-def test_a_name_that_leaves_its_folder(cloud: LiveTestCloud, name: str) -> None:
+def test_run_name_that_escapes_the_storage_path_is_rejected(
+    cloud: LiveTestCloud, name: str
+) -> None:
     with pytest.raises(spotfit.ConfigError, match="is not a valid directory name"):
         cloud.fit(nothing, name=name)
     assert cloud.is_untouched
     assert not (cloud.folder / "elsewhere").exists()
 
 
-def test_an_unknown_provisioner_and_the_nearest_there_is(cloud: LiveTestCloud) -> None:
+def test_unknown_provisioner_is_rejected_with_the_closest_name(cloud: LiveTestCloud) -> None:
     trainer = cloud.trainer(nothing)
     trainer.provisioner = "locla"
     with pytest.raises(spotfit.ConfigError, match=r"no provisioner 'locla'.*'local'"):
@@ -76,7 +78,7 @@ def test_an_unknown_provisioner_and_the_nearest_there_is(cloud: LiveTestCloud) -
 
 
 @pytest.mark.parametrize("given", ["local?nodse=2", "local?nodes=0", "?nodes=2", 7])
-def test_options_a_provisioner_does_not_take(cloud: LiveTestCloud, given: Any) -> None:
+def test_unknown_provisioner_options_are_rejected(cloud: LiveTestCloud, given: Any) -> None:
     trainer = cloud.trainer(nothing)
     trainer.provisioner = given
     with pytest.raises(spotfit.ConfigError) as raised:
@@ -98,12 +100,12 @@ def test_options_a_provisioner_does_not_take(cloud: LiveTestCloud, given: Any) -
         ({"elastic_resize_monitor_interval_s": -1.0}, "non-negative"),
     ],
 )
-def test_scaling_that_contradicts_itself(scaling: Any, why: str) -> None:
+def test_contradictory_scaling_config_is_rejected(scaling: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         spotfit.ScalingConfig(**scaling)
 
 
-def test_several_mistakes_are_reported_together(cloud: LiveTestCloud) -> None:
+def test_several_invalid_values_are_reported_together(cloud: LiveTestCloud) -> None:
     def train(config: Config, data: str) -> None: ...
 
     trainer = cloud.trainer(train, name="../x", worker_runtime_env={"working_dri": "."})
@@ -120,7 +122,7 @@ def test_several_mistakes_are_reported_together(cloud: LiveTestCloud) -> None:
 
 
 @pytest.mark.parametrize("where", ["/proc/spotfit", "{folder}/a-file/runs", "/dev/null/runs"])
-def test_storage_that_cannot_be_written(cloud: LiveTestCloud, where: str) -> None:
+def test_unwritable_storage_is_rejected(cloud: LiveTestCloud, where: str) -> None:
     (cloud.folder / "a-file").write_text("in the way")
     with pytest.raises(StoreError) as raised:
         cloud.fit(nothing, storage=where.format(folder=cloud.folder))
@@ -129,13 +131,13 @@ def test_storage_that_cannot_be_written(cloud: LiveTestCloud, where: str) -> Non
 
 
 @pytest.mark.parametrize(("url", "why"), [("s4://bucket/runs", "s4"), ("s3://", "bucket")])
-def test_an_address_that_is_none(cloud: LiveTestCloud, url: str, why: str) -> None:
+def test_invalid_storage_url_is_rejected(cloud: LiveTestCloud, url: str, why: str) -> None:
     with pytest.raises(spotfit.ConfigError, match=why):
         cloud.fit(nothing, storage=url)
     assert cloud.is_untouched
 
 
-def test_a_bucket_that_is_not_there(cloud: LiveTestCloud, s3: str) -> None:
+def test_missing_bucket_is_rejected(cloud: LiveTestCloud, s3: str) -> None:
     with pytest.raises(StoreError, match="no-such-bucket"):
         cloud.fit(nothing, storage=f"s3://no-such-bucket/runs?endpoint_url={s3}")
     assert cloud.is_untouched
@@ -191,7 +193,9 @@ def deaf(s3: str) -> Iterator[str]:
         thread.join()
 
 
-def test_a_bucket_whose_create_lies(cloud: LiveTestCloud, s3: str, deaf: str) -> None:
+def test_bucket_without_conditional_create_is_rejected(
+    cloud: LiveTestCloud, s3: str, deaf: str
+) -> None:
     import boto3
 
     with pytest.raises(AtomicCreateUnsupportedError, match="Two leaders could be elected"):
@@ -222,7 +226,7 @@ def entries(cloud: LiveTestCloud) -> list[str]:
     ],
     ids=["cut", "empty", "foreign", "garbage"],
 )
-def test_a_journal_that_cannot_be_read(cloud: LiveTestCloud, spoil: Any) -> None:
+def test_unreadable_journal_raises(cloud: LiveTestCloud, spoil: Any) -> None:
     cloud.fit(nothing)
     spoil(entry(cloud, 2))
     before = entries(cloud)
@@ -234,7 +238,7 @@ def test_a_journal_that_cannot_be_read(cloud: LiveTestCloud, spoil: Any) -> None
     assert entries(cloud) == before
 
 
-def test_a_journal_with_entries_of_another_run(cloud: LiveTestCloud) -> None:
+def test_journal_with_entries_of_another_run_raises(cloud: LiveTestCloud) -> None:
     cloud.fit(nothing)
     cloud.fit(nothing, name="another")
     shutil.copy(entry(cloud, 3, "another"), entry(cloud, 3))
@@ -246,7 +250,7 @@ def test_a_journal_with_entries_of_another_run(cloud: LiveTestCloud) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_a_journal_that_lacks_an_entry(cloud: LiveTestCloud, lost: int) -> None:
+def test_journal_with_a_missing_entry_raises(cloud: LiveTestCloud, lost: int) -> None:
     cloud.fit(nothing)
     entry(cloud, lost).unlink()
     before = entries(cloud)
@@ -257,7 +261,7 @@ def test_a_journal_that_lacks_an_entry(cloud: LiveTestCloud, lost: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "emptied"])
-def test_a_checkpoint_whose_directory_is_gone(cloud: LiveTestCloud, how: str) -> None:
+def test_checkpoint_of_a_removed_directory_raises(cloud: LiveTestCloud, how: str) -> None:
     cloud.fit(save)
     if how == "gone":
         shutil.rmtree(Path(cloud.url(), "weights"))
@@ -287,7 +291,7 @@ def only(folder: Path) -> Path:
     return found
 
 
-def test_a_function_modified_after_the_upload_is_not_run(cloud: LiveTestCloud) -> None:
+def test_modified_function_is_not_executed(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         (Path(config["marks"]) / "was run").touch()
 
@@ -301,7 +305,7 @@ def test_a_function_modified_after_the_upload_is_not_run(cloud: LiveTestCloud) -
     assert not (cloud.marks / "was run").exists()
 
 
-def test_a_forged_function_is_not_run_even_if_its_name_fits(cloud: LiveTestCloud) -> None:
+def test_forged_function_with_a_matching_name_is_not_executed(cloud: LiveTestCloud) -> None:
     """Who may write to the bucket may change the spec as well, but does not hold the key."""
     import hashlib
 
@@ -319,14 +323,14 @@ def test_a_forged_function_is_not_run_even_if_its_name_fits(cloud: LiveTestCloud
     assert isinstance(raised.value.worker_failures[0], IntegrityError)
 
 
-def test_a_result_that_was_changed_is_not_believed(cloud: LiveTestCloud) -> None:
+def test_modified_result_is_rejected(cloud: LiveTestCloud) -> None:
     cloud.fit(lambda: "the truth")
     flip(only(Path(cloud.url(), ".spotfit", "results")))
     with pytest.raises(IntegrityError):
         spotfit.attach(cloud.url()).result(60)
 
 
-def test_a_checkpoint_that_was_changed_is_not_loaded(cloud: LiveTestCloud) -> None:
+def test_modified_checkpoint_is_not_loaded(cloud: LiveTestCloud) -> None:
     def train() -> None:
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
@@ -351,7 +355,9 @@ def leaves_a_mark(config: Config) -> None:
     (Path(config["marks"]) / "was run").touch()
 
 
-def test_machines_said_to_run_another_python_are_not_even_asked_for(cloud: LiveTestCloud) -> None:
+def test_backend_with_another_python_version_is_rejected_before_submission(
+    cloud: LiveTestCloud,
+) -> None:
     with pytest.raises(
         EnvironmentMismatchError, match=r"the machines run cpython 3\.9\."
     ) as raised:
@@ -360,7 +366,7 @@ def test_machines_said_to_run_another_python_are_not_even_asked_for(cloud: LiveT
     assert cloud.is_untouched
 
 
-def test_an_unexpected_python_version_ends_the_run_on_the_first_machine(
+def test_unexpected_python_version_ends_the_run_on_the_first_machine(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = version_check.local_environment

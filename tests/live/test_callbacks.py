@@ -63,7 +63,7 @@ def save(metrics: dict[str, Any]) -> None:
         spotfit.report(metrics, checkpoint=spotfit.Checkpoint.from_directory(folder))
 
 
-def test_they_hear_every_report_with_the_metrics_of_all_ranks(cloud: LiveTestCloud) -> None:
+def test_callbacks_receive_every_report_with_the_metrics_of_all_ranks(cloud: LiveTestCloud) -> None:
     def train() -> None:
         rank = spotfit.get_context().get_world_rank()
         spotfit.report({"loss": 1.0, "rank": rank})
@@ -83,7 +83,7 @@ def test_they_hear_every_report_with_the_metrics_of_all_ranks(cloud: LiveTestClo
     ]
 
 
-def test_they_hear_once_of_each_attempt_that_failed(cloud: LiveTestCloud) -> None:
+def test_callbacks_receive_each_failed_attempt_once(cloud: LiveTestCloud) -> None:
     def train() -> None:
         if spotfit.get_checkpoint() is None:
             save({"step": 1})
@@ -99,7 +99,7 @@ def test_they_hear_once_of_each_attempt_that_failed(cloud: LiveTestCloud) -> Non
     assert failures == [["exception", {"1": "LookupError('no such data')"}, "run"]] * 2
 
 
-def test_a_callback_that_raises_ends_the_run_without_another_try(cloud: LiveTestCloud) -> None:
+def test_exception_of_a_callback_ends_the_run_without_a_retry(cloud: LiveTestCloud) -> None:
     def train() -> None:
         import time
 
@@ -114,7 +114,7 @@ def test_a_callback_that_raises_ends_the_run_without_another_try(cloud: LiveTest
     assert len(cloud.rounds_opened()) == 1
 
 
-def test_a_callback_that_the_environment_names_hears_too(
+def test_callback_from_the_environment_is_called(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = cloud.folder / "diary"
@@ -124,6 +124,6 @@ def test_a_callback_that_the_environment_names_hears_too(
     assert Diary(page).read() == [["report", [{"loss": 0.5}], None, 1]]
 
 
-def test_what_a_callback_does_last_is_waited_for(cloud: LiveTestCloud) -> None:
+def test_run_waits_for_the_last_callback(cloud: LiveTestCloud) -> None:
     with pytest.raises(spotfit.ControllerError, match="a loss of 3"):
         cloud.fit(lambda: spotfit.report({"loss": 3}), callbacks=[Grumbler()])

@@ -133,7 +133,7 @@ def alone(tmp_path: Path) -> Iterator[Callable[[str], Alone]]:
 
 
 @pytest.mark.parametrize(("name", "lives"), [("aws_batch", 10), ("gcp_batch", 11)])
-def test_a_machine_on_its_last_life_is_replaced_before_it_is_lost(
+def test_machine_on_its_last_attempt_is_replaced_before_it_is_lost(
     alone: Callable[[str], Alone], name: str, lives: int
 ) -> None:
     """AWS Batch starts a job ten times and Google a task eleven; then nobody would wake the run."""
@@ -154,7 +154,7 @@ def test_a_machine_on_its_last_life_is_replaced_before_it_is_lost(
 
 
 @pytest.mark.parametrize(("name", "lives"), [("aws_batch", 10), ("gcp_batch", 11)])
-def test_one_that_is_lost_for_good_at_once_is_asked_for_anew_by_whoever_attaches(
+def test_attach_replaces_a_machine_without_attempts_left(
     alone: Callable[[str], Alone], name: str, lives: int
 ) -> None:
     run = alone(name)
@@ -167,7 +167,7 @@ def test_one_that_is_lost_for_good_at_once_is_asked_for_anew_by_whoever_attaches
 
 
 @pytest.mark.parametrize("name", ["azure_batch", "kubernetes"])
-def test_where_there_is_no_ceiling_one_group_is_brought_back_for_ever(
+def test_group_without_an_attempt_limit_is_restarted_indefinitely(
     alone: Callable[[str], Alone], name: str
 ) -> None:
     """A node that is preempted requeues its task, a pod that is disrupted counts for nothing."""

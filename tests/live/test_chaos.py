@@ -60,13 +60,13 @@ def played(story: ChaosPlan, folder: Path, wire: str) -> ChaosOutcome:
     return ending
 
 
-def test_whatever_happens_the_result_is_the_same(tmp_path: Path, wire: str, drawn: int) -> None:
+def test_random_kills_do_not_change_the_result(tmp_path: Path, wire: str, drawn: int) -> None:
     ending = played(random_plan(drawn, torch_fraction=0.0), tmp_path, wire)
     assert ending.effective_kills > 0, "nobody was struck while the run was active"
 
 
 @pytest.mark.slow
-def test_with_torch_too(tmp_path: Path) -> None:
+def test_random_kills_do_not_change_the_result_with_torch(tmp_path: Path) -> None:
     story = ChaosPlan(
         5,
         "gradient_descent",

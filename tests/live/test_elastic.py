@@ -63,14 +63,14 @@ def at_work(cloud: LiveTestCloud, workers: int) -> None:
     eventually(look)
 
 
-def test_a_group_starts_with_what_there_is(cloud: LiveTestCloud) -> None:
+def test_elastic_group_starts_with_the_available_machines(cloud: LiveTestCloud) -> None:
     handle = begun(cloud, capacity=1)
     at_work(cloud, 1)
     cloud.write_mark("enough")
     assert handle.result(60).return_value == [1]
 
 
-def test_a_group_goes_on_smaller_and_grows_again(cloud: LiveTestCloud) -> None:
+def test_elastic_group_shrinks_and_grows_again(cloud: LiveTestCloud) -> None:
     handle = begun(cloud)
     at_work(cloud, 2)
     cloud.reclaimer.set_capacity(1)
@@ -88,7 +88,7 @@ def test_a_group_goes_on_smaller_and_grows_again(cloud: LiveTestCloud) -> None:
     assert cloud.view().failure_counts.get(FailureCause.WORKER) is None
 
 
-def test_below_its_least_size_a_group_waits(cloud: LiveTestCloud) -> None:
+def test_group_below_its_minimum_size_waits(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(save_until_told, workers=(2, 3), nodes=3, local_options={"capacity": 1})
     eventually(lambda: handle.status().reason)
     assert (handle.status().state, cloud.rounds_opened()) == ("waiting", [])
@@ -100,7 +100,7 @@ def test_below_its_least_size_a_group_waits(cloud: LiveTestCloud) -> None:
     assert handle.result(60).return_value == [2]
 
 
-def test_a_fixed_group_waits_for_the_market(cloud: LiveTestCloud) -> None:
+def test_fixed_group_waits_for_capacity(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(lambda: "came after all", local_options={"capacity": 0})
     eventually(lambda: handle.status().reason)
     cloud.reclaimer.set_capacity(1)

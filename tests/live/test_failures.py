@@ -56,7 +56,7 @@ def attempt(config: Config) -> int:
 # --- the end, told -------------------------------------------------------------------------------
 
 
-def test_an_exception_arrives_as_itself_with_rank_and_traceback(cloud: LiveTestCloud) -> None:
+def test_user_exception_is_raised_with_rank_and_traceback(cloud: LiveTestCloud) -> None:
     def train() -> None:
         if rank() in (1, 2):
             raise OutOfTuneError(0.5) from OSError("the disk")
@@ -77,7 +77,7 @@ def test_an_exception_arrives_as_itself_with_rank_and_traceback(cloud: LiveTestC
     assert "the loss is 0.5" in str(told.value)
 
 
-def test_equal_errors_are_told_once_with_their_ranks(cloud: LiveTestCloud) -> None:
+def test_equal_errors_are_reported_once_with_all_ranks(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         spotfit.collective.barrier()
         if rank() != 1:
@@ -103,7 +103,7 @@ def test_equal_errors_are_told_once_with_their_ranks(cloud: LiveTestCloud) -> No
     ],
     ids=["exit 0", "exit with words", "KeyboardInterrupt"],
 )
-def test_leaving_early_is_a_failure_however_politely(
+def test_sys_exit_of_a_worker_is_a_failure(
     cloud: LiveTestCloud, leave: Any, kind: type[BaseException]
 ) -> None:
     def train() -> None:
@@ -128,7 +128,7 @@ def test_leaving_early_is_a_failure_however_politely(
     ],
     ids=["exit 3", "exit 0", "SIGKILL", "SIGSEGV", "SIGTERM"],
 )
-def test_a_process_that_dies_without_a_word_is_told_as_such(
+def test_killed_worker_is_reported_with_its_signal(
     cloud: LiveTestCloud, die: Any, told_as: str
 ) -> None:
     def train() -> None:
@@ -145,7 +145,7 @@ def test_a_process_that_dies_without_a_word_is_told_as_such(
     assert told_as in str(death)
 
 
-def test_an_exception_comes_back_without_what_cannot_be_pickled(cloud: LiveTestCloud) -> None:
+def test_exception_is_returned_without_unpicklable_attributes(cloud: LiveTestCloud) -> None:
     def train() -> None:
         error = ValueError("holds a lock")
         error.lock = threading.Lock()  # type: ignore[attr-defined]
@@ -167,14 +167,14 @@ def test_an_exception_comes_back_without_what_cannot_be_pickled(cloud: LiveTestC
     ],
     ids=["a lock", "a tensor"],
 )
-def test_a_value_that_cannot_be_returned_fails_the_worker(
+def test_unpicklable_return_value_fails_the_worker(
     cloud: LiveTestCloud, make: Any, why: str
 ) -> None:
     with pytest.raises(spotfit.WorkerGroupError, match=why):
         cloud.fit(lambda: make())
 
 
-def test_a_child_of_a_worker_does_not_outlive_it(cloud: LiveTestCloud) -> None:
+def test_child_processes_end_with_their_worker(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         import subprocess
 
@@ -200,7 +200,7 @@ def test_a_child_of_a_worker_does_not_outlive_it(cloud: LiveTestCloud) -> None:
     ],
     ids=["raise", "exit", "SIGKILL"],
 )
-def test_every_rank_starts_again_from_the_same_checkpoint(cloud: LiveTestCloud, die: Any) -> None:
+def test_all_ranks_restart_from_the_same_checkpoint(cloud: LiveTestCloud, die: Any) -> None:
     def train(config: Config) -> Any:
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
@@ -227,7 +227,7 @@ def test_every_rank_starts_again_from_the_same_checkpoint(cloud: LiveTestCloud, 
     assert closed.cause == FailureCause.WORKER
 
 
-def test_as_many_retries_as_max_failures_and_not_one_more(cloud: LiveTestCloud) -> None:
+def test_run_fails_after_max_failures_retries(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         save(attempt(config))
         raise ValueError("never works")
@@ -241,7 +241,7 @@ def test_as_many_retries_as_max_failures_and_not_one_more(cloud: LiveTestCloud) 
     assert (status.state, status.failures, len(status.checkpoints)) == ("failed", {"worker": 3}, 3)
 
 
-def test_a_run_that_failed_goes_on_when_it_is_started_again(cloud: LiveTestCloud) -> None:
+def test_restarted_run_resumes_after_a_failure(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> str | None:
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
@@ -257,7 +257,7 @@ def test_a_run_that_failed_goes_on_when_it_is_started_again(cloud: LiveTestCloud
     assert result.return_value == result.checkpoint.path
 
 
-def test_a_machines_end_costs_no_worker_failure_and_the_other_way_round(
+def test_lost_machines_and_failed_workers_have_separate_retry_budgets(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> str:
@@ -281,7 +281,7 @@ def test_a_machines_end_costs_no_worker_failure_and_the_other_way_round(
     ]
 
 
-def test_more_reclaims_than_allowed_are_a_preemption_error(cloud: LiveTestCloud) -> None:
+def test_exceeded_preemption_budget_raises_preemption_error(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         Path(config["marks"], "at work").touch()
         time.sleep(LONG_S)
@@ -302,7 +302,7 @@ def test_more_reclaims_than_allowed_are_a_preemption_error(cloud: LiveTestCloud)
 # --- nobody waits for the dead -------------------------------------------------------------------
 
 
-def test_a_dead_peer_ends_a_collective_at_once(cloud: LiveTestCloud) -> None:
+def test_killed_peer_aborts_a_collective(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> float:
         import torch
         import torch.distributed as dist

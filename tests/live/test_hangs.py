@@ -44,7 +44,7 @@ def stacks(cloud: LiveTestCloud, told: str) -> str:
     [(hold_the_lock, "in hold_the_lock"), (stop, "kernel state: stopped")],
     ids=["in compiled code", "stopped"],
 )
-def test_a_rank_that_does_not_answer_ends_its_attempt_and_tells_where(
+def test_unresponsive_rank_ends_its_attempt_with_a_stack_dump(
     cloud: LiveTestCloud, hang: Any, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(config: Config) -> str:
@@ -71,7 +71,7 @@ def test_a_rank_that_does_not_answer_ends_its_attempt_and_tells_where(
     assert "in wait_for_the_others" in kept.partition("=== rank 0")[2]
 
 
-def test_a_round_without_progress_is_ended_where_that_is_wanted(
+def test_round_without_progress_is_ended_if_configured(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train() -> None:
@@ -92,7 +92,7 @@ def test_a_round_without_progress_is_ended_where_that_is_wanted(
     assert "in train" in stacks(cloud, str(told.value))
 
 
-def test_a_round_that_is_only_observed_goes_on(
+def test_round_without_progress_continues_if_only_observed(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(config: Config) -> str:

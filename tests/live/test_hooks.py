@@ -107,7 +107,7 @@ def test_hooks_call_the_workers_before_and_after_the_function(cloud: LiveTestClo
     ]
 
 
-def test_every_attempt_has_its_hooks_and_workers_that_are_gone_are_no_mistake(
+def test_every_attempt_calls_its_hooks_and_lost_workers_are_not_errors(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> str:
@@ -139,9 +139,7 @@ def test_every_attempt_has_its_hooks_and_workers_that_are_gone_are_no_mistake(
         ("on_shutdown", "ArithmeticError: lost count"),
     ],
 )
-def test_a_hook_that_raises_ends_the_run_as_itself(
-    cloud: LiveTestCloud, hook: str, cause: str
-) -> None:
+def test_exception_of_a_hook_ends_the_run(cloud: LiveTestCloud, hook: str, cause: str) -> None:
     notes = Notes(str(cloud.folder / "notes"), wrong=hook)
     with pytest.raises(spotfit.ControllerError, match=cause) as told:
         trainer(cloud, lambda: None, notes, workers=2, max_failures=5).fit()
@@ -175,7 +173,7 @@ class Watch(Notes):
         return Watching
 
 
-def test_workers_are_called_beside_the_function_whatever_that_waits_for(
+def test_hooks_call_workers_while_the_function_blocks(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> int:
@@ -206,7 +204,7 @@ def lamp() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_context_lies_around_the_function(cloud: LiveTestCloud, workers: int) -> None:
+def test_context_manager_surrounds_the_function(cloud: LiveTestCloud, workers: int) -> None:
     run = trainer(cloud, lambda: os.environ.get("LAMP"), Lit(), workers=workers)
     assert run.fit().return_value == "lit on 0"
     assert "LAMP" not in os.environ

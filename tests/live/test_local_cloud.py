@@ -21,7 +21,7 @@ def who(_: Config) -> int:
     return int(Path(f"/proc/{zygote}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_the_next_fit_finds_the_machines_of_the_last_one(cloud: LiveTestCloud) -> None:
+def test_next_fit_reuses_waiting_machines(cloud: LiveTestCloud) -> None:
     first = cloud.fit(who, workers=2, nodes=2, name="one")
     machines = set(cloud.root.machines())
     second = cloud.fit(who, workers=2, nodes=2, name="two")
@@ -29,7 +29,7 @@ def test_the_next_fit_finds_the_machines_of_the_last_one(cloud: LiveTestCloud) -
     assert {first.return_value, second.return_value} <= {machine.pid for machine in machines}
 
 
-def test_a_plan_of_reclaims_is_carried_out_and_survived(cloud: LiveTestCloud) -> None:
+def test_run_survives_scheduled_preemptions(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> int:
         step = 0
         if saved := spotfit.get_checkpoint():
@@ -53,7 +53,7 @@ def test_a_plan_of_reclaims_is_carried_out_and_survived(cloud: LiveTestCloud) ->
     assert len(cloud.rounds_opened()) >= 3
 
 
-def test_while_nothing_can_be_had_the_run_waits(cloud: LiveTestCloud) -> None:
+def test_run_waits_for_capacity(cloud: LiveTestCloud) -> None:
     """Every node is killed, and the market gives none for a while."""
 
     def train(config: Config) -> str:

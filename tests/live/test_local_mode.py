@@ -33,7 +33,7 @@ Path(sys.argv[1], f"rank{result.metrics['rank']}").write_text(json.dumps(told))
 """
 
 
-def test_every_process_of_torchrun_trains_as_a_worker_would(tmp_path: Path) -> None:
+def test_processes_of_torchrun_train_like_workers(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     script = [str(tmp_path / "script.py"), str(tmp_path)]

@@ -112,7 +112,7 @@ def went_on(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
 
 
 @pytest.mark.parametrize("who", ["the leader's node", "another node"])
-def test_a_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, who: str) -> None:
+def test_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, who: str) -> None:
     handle = begun(cloud)
     leader = cloud.node_of_leader()
     others = [node for node in cloud.reclaimer.running_nodes() if node != leader]
@@ -124,7 +124,7 @@ def test_a_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, who: str
     assert handle.status().failures == {"preemption": 1}
 
 
-def test_a_node_that_runs_on_in_silence_was_not_taken_away(cloud: LiveTestCloud) -> None:
+def test_unresponsive_node_that_continues_is_not_a_preemption(cloud: LiveTestCloud) -> None:
     """Its agent is stopped, as by a network that fails or a kernel that hangs."""
     handle = begun(cloud)
     (other,) = set(cloud.reclaimer.running_nodes()) - {cloud.node_of_leader()}
@@ -140,7 +140,7 @@ def test_a_node_that_runs_on_in_silence_was_not_taken_away(cloud: LiveTestCloud)
     assert handle.status().failures == {"platform": 1}
 
 
-def test_all_nodes_killed_at_once_are_replaced_while_somebody_waits(cloud: LiveTestCloud) -> None:
+def test_all_nodes_killed_at_once_are_replaced_by_the_driver(cloud: LiveTestCloud) -> None:
     handle = begun(cloud)
     saved = committed(cloud, 2)
     for node in cloud.reclaimer.running_nodes():
@@ -150,7 +150,7 @@ def test_all_nodes_killed_at_once_are_replaced_while_somebody_waits(cloud: LiveT
     assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.PREEMPTION]
 
 
-def test_a_run_whose_nodes_and_driver_are_gone_is_revived_by_whoever_attaches(
+def test_attach_restarts_a_run_without_nodes_and_driver(
     cloud: LiveTestCloud,
 ) -> None:
     driver = cloud.driver("""
@@ -183,7 +183,7 @@ def test_a_run_whose_nodes_and_driver_are_gone_is_revived_by_whoever_attaches(
 # --- with notice ---------------------------------------------------------------------------------
 
 
-def test_a_notice_orders_the_replacement_at_once_and_costs_nothing_but_a_restart(
+def test_notice_requests_the_replacement_and_costs_only_a_restart(
     cloud: LiveTestCloud,
 ) -> None:
     handle = begun(cloud)
@@ -214,7 +214,7 @@ def test_a_notice_orders_the_replacement_at_once_and_costs_nothing_but_a_restart
     assert len(cloud.rounds_closed()) == 1
 
 
-def test_all_ranks_hear_the_same_of_a_notice(cloud: LiveTestCloud) -> None:
+def test_all_ranks_receive_the_same_notice(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         me = spotfit.get_context()
         marks = Path(config["marks"])
@@ -242,7 +242,7 @@ def test_all_ranks_hear_the_same_of_a_notice(cloud: LiveTestCloud) -> None:
     assert abs(deadline_ms - noticed_ms - 60_000) < 30_000
 
 
-def test_a_group_that_returns_in_time_is_finished_whatever_was_announced(
+def test_group_that_returns_before_the_deadline_finishes(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> str:
@@ -259,7 +259,9 @@ def test_a_group_that_returns_in_time_is_finished_whatever_was_announced(
     assert cloud.rounds_closed() == []
 
 
-def test_who_does_not_save_in_time_goes_back_to_the_last_checkpoint(cloud: LiveTestCloud) -> None:
+def test_group_without_a_save_before_the_deadline_resumes_from_the_last_checkpoint(
+    cloud: LiveTestCloud,
+) -> None:
     def train(config: Config) -> str:
         marks = Path(config["marks"])
         checkpoint = spotfit.get_checkpoint()
@@ -284,7 +286,7 @@ def test_who_does_not_save_in_time_goes_back_to_the_last_checkpoint(cloud: LiveT
     assert cloud.rounds_closed()[0].cause == FailureCause.PREEMPTION
 
 
-def test_with_relaxed_collectives_those_who_stay_save_without_those_who_leave(
+def test_relaxed_collectives_save_without_the_preempted_ranks(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> str:

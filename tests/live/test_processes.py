@@ -104,7 +104,7 @@ def alone(stage: WorkerPoolHarness, fn: Any, **how: Any) -> Any:
 # --- rounds ------------------------------------------------------------------------------------
 
 
-def test_four_workers_meet_and_return(stage: WorkerPoolHarness) -> None:
+def test_four_workers_form_a_group_and_return(stage: WorkerPoolHarness) -> None:
     stage.pack(meet)
     stage.start(0, 4)
     stage.until(stage.has_all_exited)
@@ -113,7 +113,7 @@ def test_four_workers_meet_and_return(stage: WorkerPoolHarness) -> None:
     assert stage.last_frames(WorkerReturned)[1].pickled_value == b""
 
 
-def test_a_killed_worker_is_told_as_killed_and_the_next_round_forms(
+def test_killed_worker_is_reported_and_the_next_round_starts(
     stage: WorkerPoolHarness,
 ) -> None:
     stage.pack(meet_and_wait)
@@ -129,7 +129,7 @@ def test_a_killed_worker_is_told_as_killed_and_the_next_round_forms(
         stage.until(stage.has_all_exited)
 
 
-def test_a_killed_zygote_takes_its_workers_with_it_and_is_replaced(
+def test_killed_fork_server_ends_its_workers_and_is_replaced(
     stage: WorkerPoolHarness, keeper: ForkServerPool
 ) -> None:
     stage.pack(meet_and_wait)
@@ -146,7 +146,7 @@ def test_a_killed_zygote_takes_its_workers_with_it_and_is_replaced(
     assert stage.worker_pool._fork_server is not first
 
 
-def test_halting_leaves_no_grandchild(stage: WorkerPoolHarness) -> None:
+def test_stop_kills_grandchildren(stage: WorkerPoolHarness) -> None:
     stage.pack(fork_and_wait, framework="none")
     stage.start(0, 2)
     stage.until(stage.has_all_running)
@@ -157,7 +157,7 @@ def test_halting_leaves_no_grandchild(stage: WorkerPoolHarness) -> None:
     stage.until(lambda: sum(map(members_of, groups)) == 0)
 
 
-def test_a_worker_halted_before_it_was_born_is_gone_all_the_same(stage: WorkerPoolHarness) -> None:
+def test_worker_stopped_before_its_fork_is_not_started(stage: WorkerPoolHarness) -> None:
     stage.pack(meet_and_wait)
     stage.start(0, 2)
     stage.worker_pool.kill_workers()
@@ -168,14 +168,14 @@ def test_a_worker_halted_before_it_was_born_is_gone_all_the_same(stage: WorkerPo
 # --- what workers say --------------------------------------------------------------------------
 
 
-def test_the_last_lines_of_a_killed_worker_are_kept_in_order(stage: WorkerPoolHarness) -> None:
+def test_last_lines_of_a_killed_worker_are_kept_in_order(stage: WorkerPoolHarness) -> None:
     alone(stage, print_and_die)
     texts = [line["text"] for line in stage.lines() if "text" in line]
     assert texts == [*(f"line {number}" for number in range(2000)), "no newline"]
     assert stage.exits == {0: "was killed by SIGKILL"}
 
 
-def test_an_exception_comes_with_its_traceback(stage: WorkerPoolHarness) -> None:
+def test_exception_contains_its_traceback(stage: WorkerPoolHarness) -> None:
     raised = alone(stage, raise_it)
     assert isinstance(raised, WorkerRaised)
     assert pickle.loads(raised.pickled_exception).args == ("weights",)
@@ -183,7 +183,7 @@ def test_an_exception_comes_with_its_traceback(stage: WorkerPoolHarness) -> None
     assert stage.exits == {0: "exited with code 1"}
 
 
-def test_leaving_by_the_back_door_is_a_failure(stage: WorkerPoolHarness) -> None:
+def test_os_exit_of_a_worker_is_a_failure(stage: WorkerPoolHarness) -> None:
     raised = alone(stage, exit_cleanly)
     assert isinstance(raised, WorkerRaised)
     assert "SystemExit: 0" in raised.traceback_text
@@ -204,13 +204,13 @@ def return_a_lock() -> Any:
 @pytest.mark.parametrize(
     ("fn", "said"), [(return_tensors, "torch tensors"), (return_a_lock, "a lock, cannot be")]
 )
-def test_what_cannot_be_brought_home_is_told(stage: WorkerPoolHarness, fn: Any, said: str) -> None:
+def test_unpicklable_return_value_is_reported(stage: WorkerPoolHarness, fn: Any, said: str) -> None:
     raised = alone(stage, fn)
     assert isinstance(raised, WorkerRaised)
     assert said in raised.traceback_text
 
 
-def test_the_run_s_variables_are_there_before_anything_is_imported(
+def test_environment_variables_are_set_before_imports(
     stage: WorkerPoolHarness,
 ) -> None:
     rank, mine, where, _ = pickle.loads(
@@ -219,7 +219,7 @@ def test_the_run_s_variables_are_there_before_anything_is_imported(
     assert (rank, mine, where) == ("0", "yes", str(stage.folder / "scratch" / "work" / "test"))
 
 
-def test_without_a_zygote_the_same_is_done_by_fresh_interpreters(
+def test_workers_without_a_fork_server_are_started_as_new_interpreters(
     stage: WorkerPoolHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_FORK", "never")
@@ -232,7 +232,7 @@ def test_without_a_zygote_the_same_is_done_by_fresh_interpreters(
     assert stage.worker_pool._fork_server is None
 
 
-def test_luggage_that_was_changed_is_told_by_every_worker(stage: WorkerPoolHarness) -> None:
+def test_modified_code_bundle_is_rejected_by_every_worker(stage: WorkerPoolHarness) -> None:
     stage.pack(raise_it, framework="none")
     assert stage.spec is not None
     stage.until(lambda: stage.worker_pool._runtime_key is not None)
@@ -246,7 +246,7 @@ def test_luggage_that_was_changed_is_told_by_every_worker(stage: WorkerPoolHarne
 # --- callbacks ---------------------------------------------------------------------------------
 
 
-def test_callbacks_live_in_a_process_of_their_own(stage: WorkerPoolHarness) -> None:
+def test_callbacks_run_in_a_separate_process(stage: WorkerPoolHarness) -> None:
     objects = {"callbacks": [Witness()], "run_context": "ctx"}
     stage.pack(raise_it, framework="none", objects=objects)
     assert stage.spec is not None
@@ -271,7 +271,7 @@ def test_callbacks_live_in_a_process_of_their_own(stage: WorkerPoolHarness) -> N
 # --- the agent's death -------------------------------------------------------------------------
 
 
-def test_with_its_agent_everything_on_a_node_dies(tmp_path: Path) -> None:
+def test_all_processes_of_a_node_end_with_its_agent(tmp_path: Path) -> None:
     """Even what the workers have started, though the agent itself can do nothing any more."""
     script = f"""
         import sys

@@ -29,12 +29,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return answers
 
 
-def test_every_probe_was_answered_by_ray() -> None:
+def test_every_probe_has_a_recorded_answer_of_ray() -> None:
     assert KEPT.keys() == PROBES.keys()
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_it_ends_as_with_ray_or_as_the_guide_says(name: str, seen: dict[str, Any]) -> None:
+def test_probe_ends_as_with_ray_or_as_documented(name: str, seen: dict[str, Any]) -> None:
     same = answers_match(KEPT[name], seen[name])
     if name not in BEHAVIOR_DIFFERENCES:
         assert same, f"here {seen[name]}, with Ray {KEPT[name]}"

@@ -49,7 +49,7 @@ def in_files(folder: Path) -> bytes:
     return b"\n".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_secrets_are_for_those_who_hold_the_runs_key(cloud: LiveTestCloud) -> None:
+def test_secrets_are_readable_only_with_the_run_key(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(
         train,
         config={"text": CONFIG},

@@ -41,7 +41,7 @@ class Speaker:
 # --- by value ------------------------------------------------------------------------------------
 
 
-def test_closures_lambdas_partials_and_objects_travel(cloud: LiveTestCloud) -> None:
+def test_closures_lambdas_partials_and_objects_are_shipped(cloud: LiveTestCloud) -> None:
     inside = {"a": 1}
 
     def closure() -> Any:
@@ -62,7 +62,7 @@ def test_closures_lambdas_partials_and_objects_travel(cloud: LiveTestCloud) -> N
         assert cloud.fit(fn, name=f"way-{number}", config=config).return_value == expected
 
 
-def test_a_function_of_main_and_the_modules_beside_it_travel(cloud: LiveTestCloud) -> None:
+def test_function_of_main_and_adjacent_modules_are_shipped(cloud: LiveTestCloud) -> None:
     (cloud.folder / "beside_it.py").write_text("def word():\n    return 'from beside it'\n")
     driver = cloud.driver("""
         import os, sys
@@ -102,7 +102,7 @@ def project(folder: Path, name: str, word: str) -> Path:
     return folder
 
 
-def test_the_working_directory_travels_whole(cloud: LiveTestCloud) -> None:
+def test_working_directory_is_shipped_completely(cloud: LiveTestCloud) -> None:
     here = project(cloud.folder / "work", "its_module", "at home")
 
     def train() -> Any:
@@ -115,7 +115,7 @@ def test_the_working_directory_travels_whole(cloud: LiveTestCloud) -> None:
     assert cwd != str(here), "the machines work in a copy"
 
 
-def test_py_modules_travel_and_env_vars_are_set_before_anything_is_imported(
+def test_py_modules_are_shipped_and_env_vars_set_before_imports(
     cloud: LiveTestCloud,
 ) -> None:
     here = project(cloud.folder / "lib" / "a_module", "__init__", "from a package")
@@ -133,7 +133,7 @@ def test_py_modules_travel_and_env_vars_are_set_before_anything_is_imported(
     assert result.return_value == ("from a package", "salty", "3")
 
 
-def test_a_pinned_package_is_installed_for_the_run_alone(cloud: LiveTestCloud) -> None:
+def test_pip_requirement_is_installed_for_the_run_only(cloud: LiveTestCloud) -> None:
     wheel = tiny_wheel(cloud.folder)
 
     def train() -> Any:
@@ -166,7 +166,7 @@ def tiny_wheel(folder: Path) -> Path:
     return wheel
 
 
-def test_a_package_that_cannot_be_installed_is_told_with_pips_own_words(
+def test_failed_installation_is_reported_with_the_output_of_pip(
     cloud: LiveTestCloud,
 ) -> None:
     environment = {
@@ -204,7 +204,7 @@ class Index(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_an_index_that_is_down_for_a_moment_costs_the_user_nothing(
+def test_temporary_failure_of_the_package_index_is_retried(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_RETRIES", "0")
@@ -232,7 +232,7 @@ def test_an_index_that_is_down_for_a_moment_costs_the_user_nothing(
 # --- what cannot travel --------------------------------------------------------------------------
 
 
-def test_what_cannot_be_pickled_is_named_by_its_path(cloud: LiveTestCloud) -> None:
+def test_unpicklable_object_is_named_by_its_path(cloud: LiveTestCloud) -> None:
     holder = {"tools": [1, threading.Lock()]}
 
     def train() -> Any:
@@ -247,7 +247,7 @@ def test_what_cannot_be_pickled_is_named_by_its_path(cloud: LiveTestCloud) -> No
     assert cloud.is_untouched
 
 
-def test_neither_can_a_config_that_holds_a_socket(cloud: LiveTestCloud) -> None:
+def test_unpicklable_config_is_rejected(cloud: LiveTestCloud) -> None:
     import socket
 
     with socket.socket() as wire, pytest.raises(ShippingError, match="train_loop_config") as told:
@@ -256,7 +256,7 @@ def test_neither_can_a_config_that_holds_a_socket(cloud: LiveTestCloud) -> None:
     assert cloud.is_untouched
 
 
-def test_a_module_that_is_missing_there_is_named(cloud: LiveTestCloud) -> None:
+def test_missing_module_on_the_node_is_named(cloud: LiveTestCloud) -> None:
     (cloud.folder / "elsewhere").mkdir()
     (cloud.folder / "elsewhere" / "lives_elsewhere.py").write_text(
         textwrap.dedent("""

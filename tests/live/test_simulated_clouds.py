@@ -103,7 +103,7 @@ def stage(name: str, tmp_path: Path) -> Iterator[Stage]:
     stage.sim.call_simulator("leave", {"machines": True})
 
 
-def test_a_machine_goes_with_notice_and_one_without_and_the_result_stays(stage: Stage) -> None:
+def test_preemptions_with_and_without_notice_do_not_change_the_result(stage: Stage) -> None:
     handle = stage.trainer().submit()
     eventually(lambda: stage.saved(5))
     stage.sim.call_simulator("reclaim", {"notice": True})
@@ -115,7 +115,7 @@ def test_a_machine_goes_with_notice_and_one_without_and_the_result_stays(stage: 
     eventually(stage.nobody_is_paid)
 
 
-def test_a_cloud_that_is_started_anew_knows_its_machines(stage: Stage) -> None:
+def test_restarted_simulator_restores_its_machines(stage: Stage) -> None:
     handle = stage.trainer().submit()
     eventually(lambda: stage.saved(5))
     stage.sim.call_simulator("leave", {"machines": False})
@@ -126,7 +126,7 @@ def test_a_cloud_that_is_started_anew_knows_its_machines(stage: Stage) -> None:
     eventually(stage.nobody_is_paid)
 
 
-def test_where_there_is_no_capacity_for_a_while_the_run_waits_for_it(stage: Stage) -> None:
+def test_run_waits_for_simulated_capacity(stage: Stage) -> None:
     stage.sim.call_simulator("trouble", {"kind": "capacity", "times": 1_000_000})
     handle = stage.trainer().submit()
     eventually(stage.is_refused)
@@ -136,7 +136,7 @@ def test_where_there_is_no_capacity_for_a_while_the_run_waits_for_it(stage: Stag
 
 
 @pytest.mark.parametrize("kind", ["quota", "permission", "credentials"])
-def test_what_waiting_does_not_cure_ends_the_run_and_says_so(stage: Stage, kind: str) -> None:
+def test_permanent_error_ends_the_run_with_its_reason(stage: Stage, kind: str) -> None:
     stage.sim.call_simulator("trouble", {"kind": kind, "times": 1_000_000})
     with pytest.raises(TrainingFailedError) as told:
         stage.trainer().fit()
@@ -155,7 +155,7 @@ LAPTOP = """
 """
 
 
-def test_the_laptop_dies_and_another_one_gets_the_result(
+def test_another_client_gets_the_result_after_the_driver_is_killed(
     stage: Stage, name: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "laptop.py"

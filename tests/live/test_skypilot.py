@@ -126,11 +126,11 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield Stage(cluster, endpoint, tmp_path)
 
 
-def test_a_cluster_is_lost_and_the_result_stays(stage: Stage) -> None:
+def test_lost_cluster_does_not_change_the_result(stage: Stage) -> None:
     loses_a_machine_and_is_none_the_worse(stage, stage.submit(launch_mode="clusters"))
 
 
-def test_a_managed_job_loses_its_machine_and_the_result_stays(stage: Stage) -> None:
+def test_lost_machine_of_a_managed_job_does_not_change_the_result(stage: Stage) -> None:
     """Its controller brings it back as well; it finds that it was replaced, or is cancelled."""
     loses_a_machine_and_is_none_the_worse(stage, stage.submit(launch_mode="jobs"))
     client = SkyPilotClient(stage.endpoint, request_timeout_s=_PATIENCE_S)

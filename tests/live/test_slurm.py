@@ -93,7 +93,7 @@ def stage(
 
 
 @requires_slurm
-def test_a_task_is_requeued_and_the_result_stays(stage: Stage) -> None:
+def test_requeued_task_does_not_change_the_result(stage: Stage) -> None:
     handle, cluster = stage.submit(CONFIG), stage.cluster
     eventually(lambda: stage.has_saved(5))
     cluster.run_command("scontrol", "requeue", max(cluster.running_jobs(), key=int))
@@ -104,13 +104,13 @@ def test_a_task_is_requeued_and_the_result_stays(stage: Stage) -> None:
 
 
 @requires_slurm
-def test_a_partition_of_higher_priority_takes_a_node_and_the_result_stays(stage: Stage) -> None:
+def test_preemption_by_a_partition_does_not_change_the_result(stage: Stage) -> None:
     preempted_and_none_the_worse(stage, stage.submit(LONG), "--partition=urgent", "--exclusive")
 
 
 @requires_slurm_accounting
 @pytest.mark.parametrize("stage", ["with accounts"], indirect=True)
-def test_a_higher_qos_takes_a_node_and_the_result_stays(stage: Stage) -> None:
+def test_preemption_by_a_qos_does_not_change_the_result(stage: Stage) -> None:
     handle = stage.submit(LONG, account="lab", qos="low")
     preempted_and_none_the_worse(stage, handle, "--account=lab", "--qos=high", "--exclusive")
 

@@ -30,7 +30,7 @@ def hosts(tmp_path: Path) -> Iterator[SshHosts]:
 
 
 @requires_sshd
-def test_a_host_loses_its_agent_and_the_result_stays(hosts: SshHosts, tmp_path: Path) -> None:
+def test_lost_agent_of_a_host_does_not_change_the_result(hosts: SshHosts, tmp_path: Path) -> None:
     """The agent that is killed may lead: then the other one asks for the replacement."""
     trainer = TorchTrainer(
         train_gradient_descent,

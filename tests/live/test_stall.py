@@ -99,7 +99,7 @@ def train_on(config: dict[str, Any]) -> int:
             leave(marks / f"saved-{rank}", str(ckpt.steps))
 
 
-def test_a_change_of_machines_does_not_wait_for_a_save_that_is_on_its_way_to_the_bucket(
+def test_change_of_machines_does_not_wait_for_a_pending_upload(
     cloud: LiveTestCloud, wire: str
 ) -> None:
     """Its bytes do not come there before the change is made: a neighbour has a later state."""
@@ -122,7 +122,7 @@ def test_a_change_of_machines_does_not_wait_for_a_save_that_is_on_its_way_to_the
 
 
 @pytest.mark.real_time("a stall must outlast time limits of sockets and of silent agents")
-def test_while_the_bucket_hangs_the_training_goes_on(cloud: LiveTestCloud, wire: str) -> None:
+def test_training_continues_while_the_bucket_hangs(cloud: LiveTestCloud, wire: str) -> None:
     cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
     handle = cloud.submit(train, workers=2, nodes=2, storage=cloud.storage)
     cloud.wait_for_mark("step")
@@ -170,9 +170,7 @@ def save_while_it_refuses(config: dict[str, Any]) -> str:
     return "all is given away"
 
 
-def test_what_is_given_away_while_the_bucket_refuses_comes_to_it_once_it_does_not(
-    cloud: LiveTestCloud, wire: str
-) -> None:
+def test_uploads_complete_after_the_bucket_recovers(cloud: LiveTestCloud, wire: str) -> None:
     cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
     handle = cloud.submit(save_while_it_refuses, trainer_type=TorchTrainer, storage=cloud.storage)
     cloud.wait_for_mark("ready")

@@ -108,11 +108,11 @@ def profile(stack: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_second_plan_finds_nothing_to_change(stack: Path) -> None:
+def test_second_terraform_plan_has_no_changes(stack: Path) -> None:
     _terraform(stack, "plan", "-detailed-exitcode", "-input=false")
 
 
-def test_what_is_printed_is_a_profile_by_which_machines_are_rented(profile: Path) -> None:
+def test_terraform_output_is_a_usable_profile(profile: Path) -> None:
     options = resolve_options("aws_batch", {})
     told = json.loads(profile.read_text())["aws_batch"]["value"]
     assert parse_options(AwsBatchOptions, told).queues == ("spotfit-spot",)
@@ -129,7 +129,7 @@ def test_what_is_printed_is_a_profile_by_which_machines_are_rented(profile: Path
     provisioner.cancel(handle)
 
 
-def test_the_doctor_finds_all_in_order_and_the_bucket_closed_to_whoever_speaks_in_the_clear(
+def test_doctor_passes_and_the_bucket_denies_http(
     profile: Path, environment: Mapping[str, str]
 ) -> None:
     _push(AwsBatchOptions(**resolve_options("aws_batch", {})).image)
@@ -160,7 +160,7 @@ def _push(image: str) -> None:
     )
 
 
-def test_agents_may_do_what_a_controller_may_and_write_runs(stack: Path) -> None:
+def test_agents_have_controller_and_bucket_permissions(stack: Path) -> None:
     import boto3
 
     role = json.loads(_terraform(stack, "output", "-json").stdout)["aws_batch"]["value"]["job_role"]

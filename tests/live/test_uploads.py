@@ -37,7 +37,7 @@ def found() -> list[str] | None:
         return sorted(path.read_text() for path in Path(folder).iterdir())
 
 
-def test_what_a_worker_gave_away_is_there_though_it_died_at_once(cloud: LiveTestCloud) -> None:
+def test_async_upload_completes_after_its_worker_is_killed(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
         if (begun_at := found()) is None:
             time.sleep(1.0)  # the work that would be lost: an upload is awaited as long as that
@@ -52,7 +52,7 @@ def test_what_a_worker_gave_away_is_there_though_it_died_at_once(cloud: LiveTest
     assert len(cloud.rounds_closed()) == 1
 
 
-def test_a_run_that_fails_keeps_what_was_given_away(cloud: LiveTestCloud) -> None:
+def test_failed_run_keeps_pending_async_uploads(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
         if (begun_at := found()) is None:
             time.sleep(1.0)
@@ -65,7 +65,7 @@ def test_a_run_that_fails_keeps_what_was_given_away(cloud: LiveTestCloud) -> Non
     assert cloud.fit(train).return_value == ["precious"]
 
 
-def test_the_end_waits_for_all_of_them_and_no_copy_is_left(cloud: LiveTestCloud) -> None:
+def test_run_end_waits_for_uploads_and_removes_local_copies(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[Path]:
         return [give_away(f"{n}" * 1_000_000) for n in range(3)]
 
@@ -76,7 +76,7 @@ def test_the_end_waits_for_all_of_them_and_no_copy_is_left(cloud: LiveTestCloud)
     assert not any(folder.exists() for folder in result.return_value)
 
 
-def test_an_upload_that_fails_ends_its_worker_though_the_function_goes_on(
+def test_failed_upload_ends_its_worker_during_training(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> None:
@@ -92,7 +92,7 @@ def test_an_upload_that_fails_ends_its_worker_though_the_function_goes_on(
     assert isinstance(failed.value.worker_failures[0], spotfit.ConfigError)
 
 
-def test_a_crash_while_a_name_is_used_again_leaves_what_had_it_before(cloud: LiveTestCloud) -> None:
+def test_crash_during_name_reuse_keeps_the_previous_checkpoint(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
         if (begun_at := found()) is not None:
             return begun_at

@@ -45,7 +45,7 @@ def node_of(cloud: LiveTestCloud, begun: ValidationStarted) -> LocalNode:
     return next(n for n in cloud.reclaimer.running_nodes() if n.group.token == begun.token)
 
 
-def test_validations_run_on_a_machine_of_their_own_while_training_goes_on(
+def test_validations_run_on_a_separate_machine_during_training(
     cloud: LiveTestCloud,
 ) -> None:
     def validate(checkpoint: Any, base: float, bonus: float = 0.0) -> dict[str, float]:
@@ -85,7 +85,7 @@ def test_validations_run_on_a_machine_of_their_own_while_training_goes_on(
     assert "(validation) ArithmeticError: nothing there" in told
 
 
-def test_beside_the_workers_it_is_a_process_of_its_own_with_a_time_limit(
+def test_validation_on_a_worker_node_is_a_process_with_a_timeout(
     cloud: LiveTestCloud,
 ) -> None:
     def validate(checkpoint: Any, marks: str) -> Any:
@@ -123,7 +123,7 @@ def test_beside_the_workers_it_is_a_process_of_its_own_with_a_time_limit(
     assert "must return a dictionary" in all_of(cloud, ValidationEnded)[2].reason
 
 
-def test_it_outlives_its_machine_the_workers_and_the_run_that_asked_for_it(
+def test_validation_survives_the_loss_of_its_machine_and_the_end_of_training(
     cloud: LiveTestCloud,
 ) -> None:
     def validate(checkpoint: Any, marks: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_the_image_without_accelerators_keeps_its_promises() -> None:
+def test_cpu_image_passes_its_checks() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "worker_image.check", "cpu"],
         cwd=ROOT,

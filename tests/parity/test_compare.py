@@ -74,7 +74,7 @@ def told(theirs: Any, ours: Any) -> list[str]:
     return [one.what for one in differences(describe(theirs), describe(ours), known=known)]
 
 
-def test_more_is_no_difference() -> None:
+def test_additional_parameters_are_no_difference() -> None:
     assert told(Theirs, Theirs) == []
     assert told(Theirs, Longer) == []
     assert told(Passing, Greedy) == []
@@ -97,11 +97,11 @@ def test_more_is_no_difference() -> None:
         ("train", "test", "value is 'test', not 'train'"),
     ],
 )
-def test_each_way_to_differ_is_told(theirs: Any, ours: Any, words: str) -> None:
+def test_each_kind_of_difference_is_reported(theirs: Any, ours: Any, words: str) -> None:
     assert words in told(theirs, ours)
 
 
-def test_an_answer_is_alike_if_errors_are_what_they_are_with_ray() -> None:
+def test_equal_error_classes_are_equal_answers() -> None:
     assert answers_match(
         [1, {"a": {"is": ["ValueError"]}}], [1, {"a": {"is": ["TypeError", "ValueError"]}}]
     )

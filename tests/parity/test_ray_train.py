@@ -20,12 +20,12 @@ NAMES = [(module, name) for module, names in TABLE.items() for name in names]
 KNOWN = frozenset(name for _, name in NAMES)
 
 
-def test_the_table_holds_what_is_compared() -> None:
+def test_table_contains_every_compared_name() -> None:
     assert TABLE.keys() == RAY_MODULES.keys() == SPOTFIT_MODULES.keys()
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(one) for one in NAMES])
-def test_a_name_of_ray_train_is_here(module: str, name: str) -> None:
+def test_name_of_ray_train_exists(module: str, name: str) -> None:
     found = different(module, name)
     unexplained = [
         what
@@ -36,7 +36,7 @@ def test_a_name_of_ray_train_is_here(module: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("key", INTENTIONAL_DIFFERENCES)
-def test_a_difference_that_is_gone_is_no_longer_explained(key: str) -> None:
+def test_documented_differences_still_exist(key: str) -> None:
     found = [one for module, name in NAMES for one in different(module, name)]
     assert any(one == key or one.startswith(f"{key}.") for one in found)
 

@@ -7,20 +7,20 @@ import pytest
 from benchmarks.bandwidth_proxy import BandwidthLimit, serve
 
 
-def test_what_comes_together_goes_one_after_the_other() -> None:
+def test_concurrent_bytes_share_the_bandwidth() -> None:
     meter = BandwidthLimit(1000)
     first = meter.finished_at(500, now=10.0)
     assert meter.finished_at(500, now=10.0) == pytest.approx(first + 0.5)
     assert meter.finished_at(100, now=first + 0.3) == pytest.approx(first + 0.6)
 
 
-def test_a_wire_that_stood_still_is_no_wider_for_it() -> None:
+def test_idle_time_is_not_made_up_for() -> None:
     meter = BandwidthLimit(1000)
     meter.finished_at(1, now=0.0)
     assert meter.finished_at(1000, now=100.0) == pytest.approx(101.0, abs=0.05)
 
 
-def test_what_was_asked_is_answered() -> None:
+def test_proxy_forwards_in_both_directions() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write((await reader.readexactly(5)) * 100_000)
         writer.close()

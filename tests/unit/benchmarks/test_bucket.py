@@ -18,7 +18,9 @@ def server() -> Iterator[Server]:
     running.stop()
 
 
-def test_nothing_is_left_of_the_run_before(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clear_removes_objects_of_earlier_runs(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     s3 = boto3.client("s3", endpoint_url=server.address, region_name="us-east-1")
@@ -28,12 +30,12 @@ def test_nothing_is_left_of_the_run_before(server: Server, monkeypatch: pytest.M
         s3.put_object(Bucket=NAME, Key="runs/x", Body=b"x")
 
 
-def test_both_sides_find_it_by_one_address() -> None:
+def test_storage_url_contains_the_endpoint() -> None:
     address = "s3://bench/runs?endpoint_override=127.0.0.1:5&scheme=http&region=us-east-1"
     assert Server("http://127.0.0.1:5", "bench", "bench").url == address
 
 
-def test_another_server_is_taken_where_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_selects_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
     named = {
         "SPOTFIT_BENCH_S3": "https://there:9000",
         "AWS_ACCESS_KEY_ID": "me",

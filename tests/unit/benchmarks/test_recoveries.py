@@ -30,19 +30,19 @@ RECOVERED_THEN_STUCK = story(
 )
 
 
-def test_a_recovery_is_over_when_the_last_rank_has_made_a_step() -> None:
+def test_recovery_ends_with_the_step_of_the_last_rank() -> None:
     assert recoveries(RECOVERED_THEN_STUCK, 2)[0].recovered_s == 2.0
 
 
-def test_steps_after_the_checkpoint_are_lost() -> None:
+def test_steps_after_the_checkpoint_count_as_lost() -> None:
     assert recoveries(RECOVERED_THEN_STUCK, 2)[0].steps_lost == 1
 
 
-def test_a_group_that_never_comes_back_whole_counts_as_the_limit() -> None:
+def test_missing_recovery_counts_as_the_limit() -> None:
     value, more = summarize(recoveries(RECOVERED_THEN_STUCK, 2), limit_s=90.0)
     assert value == pytest.approx((2.0 + 90.0) / 2)
     assert (more["recovered"], more["kills"]) == (1, 2)
 
 
-def test_without_a_kill_there_is_no_death() -> None:
+def test_run_without_kills_has_no_recoveries() -> None:
     assert recoveries(story(begins(0.0, rank=0, attempt=0, step=0)), 1) == []

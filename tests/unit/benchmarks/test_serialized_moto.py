@@ -8,7 +8,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from benchmarks.serialized_moto import SerializedMoto
 
 
-def test_who_creates_is_alone_and_who_writes_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_conditional_creates_hold_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     alone: list[bool] = []
 
     def served(_: Any, environ: dict[str, Any], start_response: Any) -> list[bytes]:

@@ -49,20 +49,20 @@ DEFAULT = comparison("torchrun-default", side(90.0, ok=3), lower=150.0, target=N
 TUNED = comparison("torchrun-tuned", side(5.0), lower=9.0, target=10.0)
 
 
-def test_the_claim_is_against_the_better_of_the_peers_settings() -> None:
+def test_claim_is_against_the_better_setting_of_the_peer() -> None:
     row = tables.summary([result([DEFAULT, TUNED])]).splitlines()[2]
     assert "10x (9)" in row
     assert "160" not in row
     assert "≥ 10x: missed" in row
 
 
-def test_what_did_not_end_well_is_said() -> None:
+def test_failed_runs_are_shown() -> None:
     row = tables.summary([result([DEFAULT, TUNED])]).splitlines()[2]
     assert "90 s (3 of 7 succeeded)" in row
     assert "| 5 s |" in row
 
 
-def test_each_family_of_peers_has_its_row() -> None:
+def test_each_peer_has_a_row() -> None:
     other = comparison("ray-tuned", side(15.0), lower=25.0, target=20.0)
     rows = tables.summary([result([TUNED, other])]).splitlines()[2:]
     assert [row.split("|")[1].strip() for row in rows] == [
@@ -71,7 +71,7 @@ def test_each_family_of_peers_has_its_row() -> None:
     ]
 
 
-def test_ours_alone_counts_the_kills_it_survived_and_the_runs_that_never_came_so_far() -> None:
+def test_single_side_counts_survived_kills_and_failed_runs() -> None:
     survived = [{"kills": 25, "recovered": 25}, {"kills": 25, "recovered": 24}, {}]
     alone = side(0.3, ok=2, runs=3) | {"more": survived}
     row = tables.summary([result([], alone)]).splitlines()[2]
@@ -79,21 +79,21 @@ def test_ours_alone_counts_the_kills_it_survived_and_the_runs_that_never_came_so
     assert "≤ 3 s: reached" in row
 
 
-def test_a_figure_shows_both_sides_and_what_else_was_compared() -> None:
+def test_figure_shows_both_sides_and_additional_comparisons() -> None:
     also = {"title": "first step", "pairs": 7, "ratio": 2.0, "lower": 1.8, "ours": 2, "theirs": 4}
     text = tables.of_figure(result([TUNED | {"also": [also]}]))
     assert "torchrun-tuned" in text
     assert "| torchrun-tuned | first step | 2 | 4 | 2x (1.8) |" in text
 
 
-def test_what_is_counted_in_a_simulation_is_said_as_it_was() -> None:
+def test_output_of_a_simulation_is_shown_unchanged() -> None:
     outcome = {"output": "no invariant broken", "passed": True}
     row = tables.summary([result([]) | outcome]).splitlines()[2]
     assert "| no invariant broken |" in row
     assert "no invariant broken: reached" in row
 
 
-def test_each_claim_about_checkpoints_has_its_row() -> None:
+def test_each_checkpointer_claim_has_a_row() -> None:
     claim = {
         "title": "theirs / ours",
         "ours": 1.0,

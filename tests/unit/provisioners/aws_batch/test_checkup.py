@@ -65,7 +65,7 @@ def wrong(findings: dict[str, AccountCheck]) -> dict[str, AccountCheck]:
     return {what: one for what, one in findings.items() if not one.passed}
 
 
-def test_of_a_sound_account_everything_is_told(sim: Simulator) -> None:
+def test_sound_account_passes_all_checks(sim: Simulator) -> None:
     findings = examined(sim)
     assert not wrong(findings)
     assert all(one.conclusive for one in findings.values())
@@ -85,7 +85,7 @@ def test_of_a_sound_account_everything_is_told(sim: Simulator) -> None:
     assert "will be created" in findings["machine output is stored"].detail
 
 
-def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
+def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.cloud.compute_environment_overrides["spot"] = {  # type: ignore[attr-defined]
         "state": "DISABLED",
         "status": "INVALID",
@@ -125,7 +125,7 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
         ),
     ],
 )
-def test_a_queue_that_takes_nothing_is_told_and_the_rest_all_the_same(
+def test_disabled_queue_is_reported_with_all_other_checks(
     sim: Simulator, queue: dict[str, Any], told: str
 ) -> None:
     sim.cloud.queue_overrides["spot"] = queue  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ def test_a_queue_that_takes_nothing_is_told_and_the_rest_all_the_same(
     assert "agents may rent machines" in findings
 
 
-def test_an_environment_that_is_gone_is_told(sim: Simulator) -> None:
+def test_missing_compute_environment_is_reported(sim: Simulator) -> None:
     calls_ = opened(sim)
     [finding] = [
         one
@@ -157,7 +157,7 @@ class NoEnvironments:
         return []
 
 
-def test_who_may_not_ask_iam_tries_calls_that_come_to_nothing(sim: Simulator) -> None:
+def test_permissions_are_probed_by_calls_without_effect(sim: Simulator) -> None:
     sim.faults.deny_permissions(["iam:SimulatePrincipalPolicy", "iam:GetRole", "batch:SubmitJob"])
     findings = examined(sim)
     assert list(wrong(findings)) == ["the caller has batch:SubmitJob"]
@@ -169,9 +169,7 @@ def test_who_may_not_ask_iam_tries_calls_that_come_to_nothing(sim: Simulator) ->
     assert not sim.cloud.state.definitions
 
 
-def test_of_an_iam_that_gives_no_answer_nothing_is_held_to_be_wrong(
-    sim: Simulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unavailable_iam_is_inconclusive(sim: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor of one that answers what nobody can read, as some stand-ins for AWS do."""
     nonsense = "Unable to parse response, invalid XML received:\n<!doctype html>"
     for trouble in (ResponseParserError(nonsense), EndpointConnectionError(endpoint_url="iam")):
@@ -185,7 +183,7 @@ def test_of_an_iam_that_gives_no_answer_nothing_is_held_to_be_wrong(
         assert sum(what.startswith("the caller has ") for what in findings) == 6, "so it is tried"
 
 
-def test_who_is_not_known_hears_of_it_and_of_what_nobody_needs_to_be_known_for(
+def test_missing_credentials_are_reported_with_checks_that_need_none(
     sim: Simulator,
 ) -> None:
     sim.faults.inject("credentials", 1)
@@ -194,7 +192,7 @@ def test_who_is_not_known_hears_of_it_and_of_what_nobody_needs_to_be_known_for(
     assert "get-caller-identity" in findings[0].do
 
 
-def test_what_cannot_be_looked_at_is_not_held_to_be_wrong(sim: Simulator) -> None:
+def test_denied_descriptions_are_inconclusive(sim: Simulator) -> None:
     sim.faults.deny_permissions(["logs:DescribeLogGroups", "ecr:DescribeImages"])
     findings = examined(sim, storage="gs://elsewhere", job_role="", execution_role="")
     assert not wrong(findings)
@@ -215,7 +213,7 @@ def test_what_cannot_be_looked_at_is_not_held_to_be_wrong(sim: Simulator) -> Non
         ("arn:aws:iam::1:root", "root", "root"),
     ],
 )
-def test_an_identity_is_taken_apart(arn: str, kind: str, role: str) -> None:
+def test_principal_arn_is_parsed(arn: str, kind: str, role: str) -> None:
     who = AwsPrincipal(arn)
     assert (who.partition, who.account, who.principal_type, who.role_name) == (
         "aws",
@@ -225,7 +223,7 @@ def test_an_identity_is_taken_apart(arn: str, kind: str, role: str) -> None:
     )
 
 
-def test_of_a_session_the_role_is_asked_about_and_of_root_nobody(sim: Simulator) -> None:
+def test_simulated_principal_of_sessions_and_root(sim: Simulator) -> None:
     options = opened(sim).options
     session = AwsPrincipal(f"arn:aws:sts::{ACCOUNT}:assumed-role/agents/me")
     assert (
@@ -252,7 +250,7 @@ def test_of_a_session_the_role_is_asked_about_and_of_root_nobody(sim: Simulator)
         ({}, False),
     ],
 )
-def test_whom_a_role_trusts(policy: dict[str, Any], trusts: bool) -> None:
+def test_trust_policy_is_checked(policy: dict[str, Any], trusts: bool) -> None:
     assert checkup._allows_service(policy, "s") is trusts
 
 
@@ -264,5 +262,5 @@ def test_whom_a_role_trusts(policy: dict[str, Any], trusts: bool) -> None:
         ("a:1@sha256:00", "a", {"imageDigest": "sha256:00"}),
     ],
 )
-def test_an_image_is_taken_apart(path: str, repository: str, which: dict[str, str]) -> None:
+def test_image_reference_is_parsed(path: str, repository: str, which: dict[str, str]) -> None:
     assert checkup._parse_image_path(path) == (repository, which)

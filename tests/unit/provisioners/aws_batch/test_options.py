@@ -21,6 +21,6 @@ from spotfit_provisioners.aws_batch.options import AwsBatchOptions
         ({"queue_order": "score"}, "instance_types"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
+def test_invalid_values_are_rejected(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         AwsBatchOptions(**wrong)

@@ -63,7 +63,7 @@ def until(happens: Callable[[], object]) -> None:
         clock.wait(0.02)
 
 
-def test_of_two_who_asked_at_the_same_time_the_older_job_stays(
+def test_older_job_of_concurrent_submissions_stays(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`submit_job` knows no token: who saw no job before it may be the second all the same."""
@@ -82,9 +82,7 @@ def test_of_two_who_asked_at_the_same_time_the_older_job_stays(
     until(lambda: len(list(sim.datacenter.active_machines())) == 1)
 
 
-def test_an_agent_whose_host_is_lost_is_started_again_until_the_ceiling(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_agent_of_a_lost_host_is_restarted_up_to_the_limit(sim: Simulator, tmp_path: Path) -> None:
     provisioner = opened(sim, attempts=3)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     for lost in range(1, 4):
@@ -98,7 +96,7 @@ def test_an_agent_whose_host_is_lost_is_started_again_until_the_ceiling(
 
 
 @pytest.mark.parametrize(("code", "tries"), [(85, 3), (75, 1), (70, 1), (0, 1)])
-def test_only_our_own_word_for_a_drained_machine_is_tried_again(
+def test_only_drained_agents_are_retried(
     sim: Simulator, tmp_path: Path, code: int, tries: int
 ) -> None:
     provisioner = opened(sim, attempts=3)
@@ -107,7 +105,7 @@ def test_only_our_own_word_for_a_drained_machine_is_tried_again(
     assert len(_attempts(sim)) == tries
 
 
-def test_a_queue_without_capacity_says_so(sim: Simulator, tmp_path: Path) -> None:
+def test_queue_without_capacity_is_reported(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "exec sleep 100")
@@ -115,7 +113,7 @@ def test_a_queue_without_capacity_says_so(sim: Simulator, tmp_path: Path) -> Non
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
 
 
-def test_where_one_queue_has_none_the_next_is_asked_and_in_the_last_one_waits(
+def test_group_moves_to_the_next_queue_and_waits_in_the_last(
     sim: Simulator, tmp_path: Path
 ) -> None:
     sim.faults.inject("capacity", 1_000_000)
@@ -137,7 +135,7 @@ def test_where_one_queue_has_none_the_next_is_asked_and_in_the_last_one_waits(
     assert third.detail["queue"] == "spot", "since one came, all are as good as before"
 
 
-def test_no_queue_is_given_up_before_it_had_its_time(sim: Simulator, tmp_path: Path) -> None:
+def test_queue_is_kept_until_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1_000_000)
     provisioner = opened(sim, queues=("spot", "other"), pending_timeout_s=600.0)
     handle = running(provisioner, tmp_path, "exec sleep 100")
@@ -145,7 +143,7 @@ def test_no_queue_is_given_up_before_it_had_its_time(sim: Simulator, tmp_path: P
     assert not provisioner.observe(handle).is_terminated
 
 
-def test_a_group_that_runs_on_says_nothing_of_its_queue(sim: Simulator, tmp_path: Path) -> None:
+def test_running_group_has_no_queue_reason(sim: Simulator, tmp_path: Path) -> None:
     provisioner = opened(sim, queues=("spot", "other"))
     working = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(working).nodes[0].state is NodeState.RUNNING)
@@ -157,7 +155,7 @@ def test_a_group_that_runs_on_says_nothing_of_its_queue(sim: Simulator, tmp_path
     assert again.detail["queue"] == "other"
 
 
-def test_a_queue_names_its_region_or_has_it_in_its_arn() -> None:
+def test_region_of_a_queue_is_its_prefix_or_in_its_arn() -> None:
     assert verbs._parse_queue("spot") == ("", "spot")
     assert verbs._parse_queue("eu-west-1:spot") == ("eu-west-1", "spot")
     arn = "arn:aws:batch:us-east-1:1:job-queue/spot"
@@ -169,9 +167,7 @@ TWO_REGIONS: dict[str, Any] = {"queues": ("east", f"{WEST}:west"), "instance_typ
 
 
 @pytest.mark.parametrize(("east", "first"), [("0.9", "west"), ("0.1", "east")])
-def test_the_queue_where_machines_are_cheapest_is_asked_first(
-    sim: Simulator, tmp_path: Path, east: str, first: str
-) -> None:
+def test_cheapest_queue_is_first(sim: Simulator, tmp_path: Path, east: str, first: str) -> None:
     cloud(sim).spot_prices_usd_per_hour = {EAST: east, WEST: "0.5"}
     handle = running(opened(sim, queue_order="price", **TWO_REGIONS), tmp_path, "exec sleep 100")
     assert handle.detail["queue"] == first
@@ -188,7 +184,7 @@ def test_the_queue_where_machines_are_cheapest_is_asked_first(
     ],
     ids=["west", "east", "equal", "of one region", "none"],
 )
-def test_the_queue_that_most_likely_has_machines_is_asked_first(
+def test_queue_with_the_best_placement_score_is_first(
     sim: Simulator, tmp_path: Path, scores: dict[str, int], first: str
 ) -> None:
     cloud(sim).placement_scores = scores
@@ -196,7 +192,7 @@ def test_the_queue_that_most_likely_has_machines_is_asked_first(
     assert handle.detail["queue"] == first
 
 
-def test_where_ec2_tells_no_more_scores_today_the_order_is_as_given(
+def test_queue_order_falls_back_to_given_without_scores(
     sim: Simulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud(sim).placement_scores, cloud(sim).has_exhausted_scores = {EAST: 3, WEST: 9}, True
@@ -205,7 +201,7 @@ def test_where_ec2_tells_no_more_scores_today_the_order_is_as_given(
     assert "aws_batch.placement_scores_unavailable" in capsys.readouterr().err
 
 
-def test_a_job_is_found_again_behind_a_hundred_others(sim: Simulator, tmp_path: Path) -> None:
+def test_job_is_found_beyond_the_first_page(sim: Simulator, tmp_path: Path) -> None:
     """A page that holds none of it is not the last one."""
     provisioner = opened(sim)
     sim.market.max_machines = 0
@@ -220,7 +216,7 @@ def test_a_job_is_found_again_behind_a_hundred_others(sim: Simulator, tmp_path: 
     assert len(cloud(sim).state.jobs) == 212
 
 
-def test_a_large_array_is_seen_whole(sim: Simulator, tmp_path: Path) -> None:
+def test_large_array_is_observed_completely(sim: Simulator, tmp_path: Path) -> None:
     """More children than one call describes."""
     sim.market.max_machines = 1
     provisioner = opened(sim)
@@ -234,7 +230,7 @@ def test_a_large_array_is_seen_whole(sim: Simulator, tmp_path: Path) -> None:
     assert len(provisioner.observe(handle).nodes) == 250
 
 
-def test_a_misconfiguration_counts_only_when_it_lasts(sim: Simulator, tmp_path: Path) -> None:
+def test_misconfiguration_counts_after_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:
     """Batch tells of one for minutes while an environment grows from nothing."""
     sim.faults.inject("misconfiguration", 1_000_000)
     patient = opened(sim, queues=("spot", "other"), pending_timeout_s=600.0)
@@ -254,7 +250,7 @@ def cloud(sim: Simulator) -> AwsBatchCloud:
     return sim.cloud
 
 
-def test_what_each_attempt_printed_is_told_when_the_cloud_knows_it(
+def test_output_of_each_attempt_is_read_when_available(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CloudWatch is late: an attempt has the name of its stream before there is one."""

@@ -56,11 +56,13 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ),
     ],
 )
-def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: AwsBatchOptions) -> None:
+def test_plan_matches_its_golden_file(
+    name: str, request_: GroupRequest, options: AwsBatchOptions
+) -> None:
     golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
-def test_a_job_is_as_it_was() -> None:
+def test_job_matches_its_golden_file() -> None:
     planned = plan(a_request(4), OPTIONS)
     environment = LAUNCH.environment_for(
         planned.token, 0, planned.slots_per_node, node_index_variable=ARRAY_INDEX_VARIABLE
@@ -71,7 +73,7 @@ def test_a_job_is_as_it_was() -> None:
     golden.check_golden(told, GOLDEN / "job_array.json")
 
 
-def test_one_machine_is_no_array() -> None:
+def test_single_machine_is_not_an_array_job() -> None:
     """Batch refuses arrays of one."""
     told = job_request(
         plan(a_request(1), OPTIONS), queue="q", definition="d", environment={}, share=""
@@ -81,7 +83,7 @@ def test_one_machine_is_no_array() -> None:
     assert child_job_ids("j", 3) == ["j:0", "j:1", "j:2"]
 
 
-def test_the_definition_of_equal_machines_has_one_name_and_any_other_its_own() -> None:
+def test_job_definition_name_depends_on_its_content() -> None:
     def name(request: GroupRequest, options: AwsBatchOptions = OPTIONS) -> str:
         return str(plan(request, options).body["definition"]["jobDefinitionName"])
 
@@ -94,7 +96,7 @@ def test_the_definition_of_equal_machines_has_one_name_and_any_other_its_own() -
     assert len(others) == 2
 
 
-def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
+def test_only_lost_hosts_and_drained_agents_are_retried() -> None:
     assert [rule for rule in RETRY_RULES if rule["action"] == "RETRY"] == [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
         {"onExitCode": str(int(AgentExitCode.DRAINED)), "action": "RETRY"},
@@ -111,7 +113,7 @@ def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
         (a_request(10_001), OPTIONS, "allows at most 10000"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(
+def test_unsupported_requests_are_rejected(
     request_: GroupRequest, options: AwsBatchOptions, told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told):

@@ -11,7 +11,7 @@ from spotfit.provision.launch import AgentExitCode
 from spotfit_provisioners.aws_batch.states import STATES, node_status, pending_reason
 
 
-def test_every_state_aws_knows_is_translated() -> None:
+def test_every_aws_state_is_mapped() -> None:
     loaders = pytest.importorskip("botocore.loaders")
     model = loaders.Loader().load_service_model("batch", "service-2")
     assert set(STATES) == set(model["shapes"]["JobStatus"]["enum"])
@@ -44,7 +44,7 @@ def an_end(reason: str, code: int | None = None) -> dict[str, Any]:
         (an_end("spotfit has let it go"), NodeState.FAILED, "let it go"),
     ],
 )
-def test_a_job_in_our_words(job: dict[str, Any], state: NodeState, reason: str) -> None:
+def test_job_is_mapped_to_a_node_state(job: dict[str, Any], state: NodeState, reason: str) -> None:
     told = node_status(job)
     assert told.state == state
     assert reason in told.reason
@@ -54,9 +54,7 @@ def test_a_job_in_our_words(job: dict[str, Any], state: NodeState, reason: str) 
     ("attempts", "ended", "under_way", "last"),
     [(10, 8, 0, False), (10, 8, 1, False), (10, 9, 0, True), (10, 9, 1, True), (1, 0, 0, False)],
 )
-def test_the_last_of_several_attempts_is_told(
-    attempts: int, ended: int, under_way: int, *, last: bool
-) -> None:
+def test_last_attempt_is_reported(attempts: int, ended: int, under_way: int, *, last: bool) -> None:
     """Whether an attempt that has not ended is listed is not documented: both are understood."""
     listed = [{"stoppedAt": 1_000 + n} for n in range(ended)] + [{}] * under_way
     job = {"status": "RUNNING", "retryStrategy": {"attempts": attempts}, "attempts": listed}
@@ -72,7 +70,9 @@ def test_the_last_of_several_attempts_is_told(
         ("CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - x", 5, True),
     ],
 )
-def test_a_reason_to_wait_counts_once_it_has_lasted(reason: str, waited_s: int, told: bool) -> None:
+def test_wait_reason_counts_after_the_pending_timeout(
+    reason: str, waited_s: int, told: bool
+) -> None:
     """Batch cries wolf for minutes while an environment grows from nothing."""
     job = {"status": "RUNNABLE", "statusReason": reason, "createdAt": 1_000_000}
     now_ms = 1_000_000 + waited_s * 1000
@@ -80,7 +80,7 @@ def test_a_reason_to_wait_counts_once_it_has_lasted(reason: str, waited_s: int, 
     assert pending_reason({**job, "status": "STARTING"}, now_ms=now_ms, pending_timeout_s=0.0) == ""
 
 
-def test_a_job_that_lost_its_host_has_waited_since_then() -> None:
+def test_pending_time_restarts_after_a_lost_host() -> None:
     """It was made hours ago; its environment grows from nothing again."""
     job = {
         "status": "RUNNABLE",

@@ -67,7 +67,7 @@ def with_pool(sim: Simulator, tmp_path: Path) -> Simulator:
     return sim
 
 
-def test_of_a_sound_account_everything_is_told(sim: Simulator) -> None:
+def test_sound_account_passes_all_checks(sim: Simulator) -> None:
     findings = examined(sim)
     assert not wrong(findings)
     assert all(one.conclusive for one in findings.values())
@@ -76,7 +76,7 @@ def test_of_a_sound_account_everything_is_told(sim: Simulator) -> None:
     assert findings[RIGHTS].detail == "5 permissions"
 
 
-def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
+def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.cloud.account |= {"lowPriorityCoreQuota": 3, "poolQuota": 0}  # type: ignore[attr-defined]
     sim.faults.deny_permissions([checkup._JOB_DATA_ACTIONS[1], checkup._WRITE_POOLS_ACTION])
     told = wrong(examined(sim, identity_client_id="another"))
@@ -105,7 +105,9 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_pool(with_pool: Simulator, change: dict[str, Any], told: str) -> None:
+def test_unsuitable_pool_properties_are_reported(
+    with_pool: Simulator, change: dict[str, Any], told: str
+) -> None:
     (pool,) = with_pool.cloud.state.pools.values()
     pool.body |= change
     [(what, found)] = wrong(examined(with_pool)).items()
@@ -113,7 +115,7 @@ def test_what_is_wrong_with_a_pool(with_pool: Simulator, change: dict[str, Any],
     assert told in found
 
 
-def test_a_pool_that_could_not_grow_says_why(with_pool: Simulator) -> None:
+def test_resize_errors_of_the_pool_are_reported(with_pool: Simulator) -> None:
     (pool,) = with_pool.cloud.state.pools.values()
     code = "AccountLowPriorityCoreQuotaReached"
     pool.resize_errors = [{"code": code, "message": "The core quota is reached."}]
@@ -121,12 +123,12 @@ def test_a_pool_that_could_not_grow_says_why(with_pool: Simulator) -> None:
     assert told == {"the pool can grow": f"{code}: The core quota is reached."}
 
 
-def test_a_pool_that_nobody_can_make_is_missed(sim: Simulator) -> None:
+def test_missing_pool_without_creation_options_is_reported(sim: Simulator) -> None:
     told = wrong(examined(sim, pool="mine", vm_size="", identity=""))
     assert told == {POOL: "The pool 'mine' does not exist."}
 
 
-def test_an_account_that_is_another_or_none_or_not_whole_is_told(sim: Simulator) -> None:
+def test_invalid_or_mismatched_account_id_is_reported(sim: Simulator) -> None:
     examiner = checkup._AzureAccountChecks(opened(sim).options, opened(sim)._client)
     sim.cloud.account["provisioningState"] = "Invalid"  # type: ignore[attr-defined]
     assert wrong(examined(sim)) == {ACCOUNT: "The account is Invalid."}
@@ -136,12 +138,12 @@ def test_an_account_that_is_another_or_none_or_not_whole_is_told(sim: Simulator)
         examiner.check_batch_account()
 
 
-def test_machines_of_a_subscription_of_ones_own_have_other_quotas(sim: Simulator) -> None:
+def test_user_subscription_mode_uses_subscription_quotas(sim: Simulator) -> None:
     sim.cloud.account["poolAllocationMode"] = "UserSubscription"  # type: ignore[attr-defined]
     assert not examined(sim)[QUOTAS].conclusive
 
 
-def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
+def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         [
             "Microsoft.Batch/batchAccounts/read",
@@ -157,14 +159,14 @@ def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
     assert {what for what, one in without.items() if not one.conclusive} == unseen
 
 
-def test_an_identity_that_is_not_there_is_told(sim: Simulator) -> None:
+def test_missing_identity_is_reported(sim: Simulator) -> None:
     missing = f"{IDENTITY_ID}2"
     assert wrong(examined(sim, identity=missing)) == {
         WHO: f"The identity {missing} does not exist."
     }
 
 
-def test_who_is_not_known_hears_of_it(sim: Simulator) -> None:
+def test_missing_credentials_are_reported(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
     told = wrong(examined(sim))
     assert all("authentication failed" in found for found in told.values())
@@ -180,7 +182,7 @@ def test_who_is_not_known_hears_of_it(sim: Simulator) -> None:
         ({"dataActions": ["*"]}, False),
     ],
 )
-def test_what_a_role_gives(role: dict[str, Any], gives: bool) -> None:
+def test_role_actions_are_matched(role: dict[str, Any], gives: bool) -> None:
     lacking = list(
         checkup._missing_actions([role], ("Microsoft.Batch/batchAccounts/pools/read",), ())
     )

@@ -52,14 +52,14 @@ def memory_of(sim: Simulator) -> Any:
     return sim.cloud.state
 
 
-def test_a_job_of_the_same_id_is_the_same_job(sim: Simulator, client: AzureBatchClient) -> None:
+def test_existing_job_id_is_not_an_error(sim: Simulator, client: AzureBatchClient) -> None:
     for _ in range(2):
         client.create_job(JOB, tasks(3))
     assert list(memory_of(sim).jobs) == ["t-1"]
     assert sorted(client.list_tasks("t-1")) == ["0", "1", "2"]
 
 
-def test_who_died_between_a_job_and_its_tasks_left_nothing_that_cannot_be_completed(
+def test_job_without_tasks_is_completed_by_the_next_submission(
     sim: Simulator, client: AzureBatchClient
 ) -> None:
     client.create_job(JOB, tasks(1))
@@ -69,14 +69,14 @@ def test_who_died_between_a_job_and_its_tasks_left_nothing_that_cannot_be_comple
     assert memory_of(sim).jobs["t-1"].body["onAllTasksComplete"] == "terminatejob"
 
 
-def test_more_tasks_than_azure_takes_at_once_go_one_hundred_after_the_other(
+def test_tasks_are_added_in_batches_of_one_hundred(
     client: AzureBatchClient,
 ) -> None:
     client.create_job(JOB, tasks(201))
     assert len(client.list_tasks("t-1")) == 201
 
 
-def test_a_job_that_is_over_gets_no_tasks_and_that_is_no_error(
+def test_adding_tasks_to_an_ended_job_is_not_an_error(
     sim: Simulator, client: AzureBatchClient
 ) -> None:
     client.create_job(JOB, tasks(1))
@@ -89,7 +89,7 @@ def test_a_job_that_is_over_gets_no_tasks_and_that_is_no_error(
     client.create_job(JOB, tasks(2))
 
 
-def test_what_is_not_there_is_told_as_nothing(client: AzureBatchClient) -> None:
+def test_missing_resources_return_none(client: AzureBatchClient) -> None:
     assert client.find_job("nobody") is None
     assert client.find_pool("nobody") is None
     assert client.list_tasks("nobody") == {}
@@ -97,7 +97,7 @@ def test_what_is_not_there_is_told_as_nothing(client: AzureBatchClient) -> None:
     client.terminate_job("nobody")
 
 
-def test_a_pool_is_made_once(sim: Simulator, client: AzureBatchClient) -> None:
+def test_pool_is_created_once(sim: Simulator, client: AzureBatchClient) -> None:
     management = AzureResourceManagerClient(sim.server.url)
     body = {
         "identity": {"type": "UserAssigned", "userAssignedIdentities": {"me": {}}},
@@ -116,7 +116,7 @@ def test_a_pool_is_made_once(sim: Simulator, client: AzureBatchClient) -> None:
     assert pool["identity"]["userAssignedIdentities"] == [{"resourceId": "me"}]
 
 
-def test_a_pool_that_azure_refuses_is_told_with_its_reason(sim: Simulator) -> None:
+def test_rejected_pool_is_reported_with_its_reason(sim: Simulator) -> None:
     body = {
         "properties": {
             "vmSize": "x",
@@ -130,7 +130,7 @@ def test_a_pool_that_azure_refuses_is_told_with_its_reason(sim: Simulator) -> No
         )
 
 
-def test_without_credentials_it_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_name_the_login_command(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nobody:
         def get_token(self, *_: Any, **__: Any) -> None:
             raise exceptions.ClientAuthenticationError("no credential is to be had")
@@ -143,7 +143,7 @@ def test_without_credentials_it_says_what_to_run(monkeypatch: pytest.MonkeyPatch
     assert "az login" in told.value.do
 
 
-def test_on_a_node_an_identity_that_is_not_to_be_had_now_is_asked_for_again(
+def test_unavailable_identity_on_a_node_is_transient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node's service of identities has its bad moments; no run must end of one."""
@@ -152,7 +152,7 @@ def test_on_a_node_an_identity_that_is_not_to_be_had_now_is_asked_for_again(
         raise exceptions.ClientAuthenticationError("busy")
 
 
-def test_a_plain_wire_gets_no_credentials(monkeypatch: pytest.MonkeyPatch, sim: Simulator) -> None:
+def test_http_endpoint_gets_no_credentials(monkeypatch: pytest.MonkeyPatch, sim: Simulator) -> None:
     monkeypatch.setattr(
         calls, "_default_credential", lambda: pytest.fail("nobody may ask for them")
     )
@@ -176,9 +176,7 @@ print(told.token)
 """
 
 
-def test_the_identity_of_a_simulated_machine_is_who_its_agent_is(
-    sim: Simulator, client: AzureBatchClient
-) -> None:
+def test_simulated_machine_provides_its_identity(sim: Simulator, client: AzureBatchClient) -> None:
     """As on a node: no key anywhere, everything from the metadata service."""
     sim.cloud.answer_request(_post("/pools", POOL))
     client.create_job(JOB, tasks(1))
@@ -211,7 +209,7 @@ def _post(path: str, body: Any) -> Any:
         (404, "ResourceGroupNotFound", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(
+def test_permanent_errors_are_distinguished(
     status: int, code: str, error: type[ProvisionError]
 ) -> None:
     told = calls._to_provision_error("submit", status, code, "the message")
@@ -219,7 +217,7 @@ def test_what_waiting_does_not_cure_is_told_apart(
     assert "the message" in str(told)
 
 
-def test_a_key_that_is_wrong_is_no_missing_role_though_both_are_forbidden() -> None:
+def test_wrong_key_is_distinguished_from_a_missing_role() -> None:
     who = calls._to_provision_error("submit", 403, "AuthenticationFailed", "x")
     role = calls._to_provision_error("submit", 403, "AuthorizationFailed", "x")
     assert who is not None
@@ -239,12 +237,12 @@ def test_a_key_that_is_wrong_is_no_missing_role_though_both_are_forbidden() -> N
         (408, ""),
     ],
 )
-def test_what_may_pass_is_left_to_be_tried_again(status: int, code: str) -> None:
+def test_transient_errors_are_retryable(status: int, code: str) -> None:
     assert calls._to_provision_error("submit", status, code, "x") is None
 
 
 @pytest.mark.parametrize("kind", ["unavailable", "throttled"])
-def test_a_service_out_of_order_is_asked_once(
+def test_client_does_not_retry_an_unavailable_service(
     sim: Simulator, client: AzureBatchClient, kind: str
 ) -> None:
     """The library would ask for minutes, and for ever when it adds tasks."""

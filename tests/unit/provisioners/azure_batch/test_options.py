@@ -23,18 +23,18 @@ SIGNED = "https://x.blob.core.windows.net/c/f?sv=2024-01-01&sig=abc"
         ({"resource_files": (SIGNED,)}, "stored unencrypted"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
+def test_invalid_values_are_rejected(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         AzureBatchOptions(**wrong)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_invalid_values_are_reported_together() -> None:
     with pytest.raises(ConfigErrors) as told:
         AzureBatchOptions(max_nodes=0, public_ip=False, vm_image="x")
     assert len(told.value.errors) == 3
 
 
-def test_a_pool_that_is_there_needs_nothing_that_makes_one() -> None:
+def test_existing_pool_needs_no_creation_options() -> None:
     there = AzureBatchOptions(endpoint="https://a.b.batch.azure.com", image="i", pool="spot")
     assert not there.missing_options
     assert not there.can_create_pool

@@ -72,9 +72,7 @@ def until(happens: Callable[[], object]) -> None:
         clock.wait(0.01)
 
 
-def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path) -> None:
     provisioner = opened(sim)
     got: list[GroupHandle] = []
 
@@ -94,7 +92,7 @@ def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
 
 
 @pytest.mark.parametrize("notice", [False, True])
-def test_a_node_that_is_preempted_again_and_again_is_the_same_machine(
+def test_repeatedly_preempted_node_is_the_same_machine(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notice: bool
 ) -> None:
     """There is no ceiling: a task that was requeued has not failed."""
@@ -111,7 +109,7 @@ def test_a_node_that_is_preempted_again_and_again_is_the_same_machine(
     assert len(pool.nodes) == pool.created_node_count == 1
 
 
-def test_a_node_that_is_told_as_unusable_is_not_given_up(
+def test_unusable_node_is_not_lost(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 1e6)
@@ -129,7 +127,7 @@ def test_a_node_that_is_told_as_unusable_is_not_given_up(
     ("code", "state"),
     [(75, NodeState.GONE), (70, NodeState.FAILED), (64, NodeState.FAILED), (0, NodeState.GONE)],
 )
-def test_an_agent_that_has_ended_is_not_tried_again(
+def test_ended_agent_is_not_retried(
     sim: Simulator, tmp_path: Path, code: int, state: NodeState
 ) -> None:
     provisioner = opened(sim)
@@ -140,9 +138,7 @@ def test_an_agent_that_has_ended_is_not_tried_again(
     until(lambda: provisioner._client().find_job(handle.name)["state"] == "completed")  # type: ignore[index]
 
 
-def test_an_agent_that_has_drained_waits_for_the_end_of_its_machine_and_comes_back(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_drained_agent_waits_for_its_machine_and_restarts(sim: Simulator, tmp_path: Path) -> None:
     """Its task still runs when the node goes: that is why Batch requeues it."""
     provisioner = opened(sim)
     before = tmp_path / "before"
@@ -158,9 +154,7 @@ def test_an_agent_that_has_drained_waits_for_the_end_of_its_machine_and_comes_ba
     assert len(sim.datacenter.machines) == 2
 
 
-def test_all_groups_share_one_pool_which_is_empty_when_they_are_over(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_groups_share_one_pool_that_scales_to_zero(sim: Simulator, tmp_path: Path) -> None:
     provisioner = opened(sim)
     first = running(provisioner, tmp_path, "sleep 100", token=Token("t-1"), workers=2)
     second = running(provisioner, tmp_path, "sleep 100", token=Token("t-2"))
@@ -174,9 +168,7 @@ def test_all_groups_share_one_pool_which_is_empty_when_they_are_over(
     until(lambda: len(pool.nodes) == pool.target_nodes == 0)
 
 
-def test_a_group_that_is_let_go_before_it_got_machines_gets_none(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_group_released_before_allocation_gets_no_machines(sim: Simulator, tmp_path: Path) -> None:
     """Azure leaves its tasks `active`; they are not run any more."""
     sim.faults.inject("capacity", 1)
     provisioner = opened(sim)
@@ -189,9 +181,7 @@ def test_a_group_that_is_let_go_before_it_got_machines_gets_none(
     assert not sim.datacenter.machines
 
 
-def test_a_region_without_capacity_says_so_until_there_is_some(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
@@ -202,16 +192,14 @@ def test_a_region_without_capacity_says_so_until_there_is_some(
     assert not provisioner.observe(handle).refusal
 
 
-def test_a_pool_that_is_not_there_and_cannot_be_made_is_told(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_missing_pool_that_cannot_be_created_is_reported(sim: Simulator, tmp_path: Path) -> None:
     provisioner = opened(sim, pool="spot", account_id="")
     with pytest.raises(ProvisionError, match="pool 'spot' does not exist"):
         running(provisioner, tmp_path, "sleep 100")
     assert not sim.cloud.state.jobs
 
 
-def test_a_pool_that_is_being_deleted_is_waited_for(sim: Simulator, tmp_path: Path) -> None:
+def test_pool_under_deletion_is_retried(sim: Simulator, tmp_path: Path) -> None:
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     until(lambda: _up(sim))
@@ -224,9 +212,7 @@ def test_a_pool_that_is_being_deleted_is_waited_for(sim: Simulator, tmp_path: Pa
     provisioner.cancel(handle)
 
 
-def test_what_a_task_printed_is_told_while_its_node_is_there(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_output_of_a_task_is_read_while_its_node_exists(sim: Simulator, tmp_path: Path) -> None:
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "printf no_module\\\\nat_all\\\\n; sleep 100")
     until(lambda: provisioner.fetch_machine_output(handle, 0, max_lines=1))

@@ -71,11 +71,13 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ("gpus", a_request(8, GPU=1.0, CPU=6.0), MADE),
     ],
 )
-def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: AzureBatchOptions) -> None:
+def test_plan_matches_its_golden_file(
+    name: str, request_: GroupRequest, options: AzureBatchOptions
+) -> None:
     golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
-def test_a_task_is_as_it_was_and_azure_s_library_understands_it() -> None:
+def test_task_matches_its_golden_file_and_azures_types() -> None:
     planned = plan(a_request(8, GPU=1.0), MADE)
     told = task_request(planned, 1, LAUNCH.environment_for(TOKEN, 1, planned.slots_per_node))
     golden.check_golden(told, GOLDEN / "task_gpus.json")
@@ -91,7 +93,7 @@ def test_a_task_is_as_it_was_and_azure_s_library_understands_it() -> None:
     assert job.all_tasks_complete_mode == models.BatchAllTasksCompleteMode.NO_ACTION
 
 
-def test_groups_of_one_kind_of_machines_share_a_pool_whatever_their_size() -> None:
+def test_groups_with_equal_machines_share_a_pool() -> None:
     """Nodes of one pool reach each other, and a replacement is a group of its own."""
     names = {plan(a_request(n), MADE).body["job"]["poolInfo"]["poolId"] for n in (4, 8)}
     assert names == {pool_id(MADE)}
@@ -104,7 +106,7 @@ def test_groups_of_one_kind_of_machines_share_a_pool_whatever_their_size() -> No
     ("samples", "target"),
     [([], 3), ([0], 0), ([0, 0, 0, 0, 2], 2), ([2, 0, 0, 0], 2), ([9, 0, 0, 0, 0], 0), ([50], 20)],
 )
-def test_a_pool_has_as_many_nodes_as_tasks_and_none_without(
+def test_autoscale_formula_follows_the_number_of_tasks(
     samples: Sequence[float], target: int
 ) -> None:
     told = evaluate(autoscale_formula(20, initial_nodes=3), {"$PendingTasks": samples})
@@ -144,7 +146,7 @@ class Machine:
     ("codes", "ends_with"), [((0,), 0), ((75,), 75), ((70,), 70), ((85, 85, 75), 75)]
 )
 @pytest.mark.real_time("a shell waits for its children")
-def test_only_an_agent_that_has_drained_is_started_again(
+def test_only_a_drained_agent_is_restarted(
     tmp_path: Path, codes: tuple[int, ...], ends_with: int
 ) -> None:
     """Its task must still run when the node goes, or Batch does not requeue it."""
@@ -154,7 +156,7 @@ def test_only_an_agent_that_has_drained_is_started_again(
 
 
 @pytest.mark.real_time("a shell waits for its children")
-def test_who_ends_the_task_ends_the_agent_and_it_is_not_started_again(tmp_path: Path) -> None:
+def test_terminated_task_ends_its_agent_without_restart(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     (tmp_path / "codes").write_text("stay\n")
     shell = machine.start()
@@ -178,7 +180,7 @@ def test_who_ends_the_task_ends_the_agent_and_it_is_not_started_again(tmp_path: 
         (a_request(101), THERE, "allows at most 100"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(
+def test_unsupported_requests_are_rejected(
     request_: GroupRequest, options: AzureBatchOptions, told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told):

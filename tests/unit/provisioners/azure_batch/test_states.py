@@ -20,7 +20,7 @@ ACTIVE = {"state": "active"}
 LOST = ("preempted", "unusable", "unknown", "creating", "starting", "rebooting", "starttaskfailed")
 
 
-def test_every_state_azure_knows_is_translated() -> None:
+def test_every_azure_state_is_mapped() -> None:
     models = pytest.importorskip("azure.batch.models")
     assert set(TASK_STATES) == {state.value for state in models.BatchTaskState}
     assert set(CAN_START_TASKS) == {state.value for state in models.BatchJobState}
@@ -56,20 +56,22 @@ def failed(code: str, exit_code: int | None = None, **more: Any) -> dict[str, An
         ),
     ],
 )
-def test_a_task_in_our_words(task: dict[str, Any] | None, state: NodeState, reason: str) -> None:
+def test_task_is_mapped_to_a_node_state(
+    task: dict[str, Any] | None, state: NodeState, reason: str
+) -> None:
     told = node_status(ACTIVE, task, {})
     assert (told.state, told.reason) == (state, reason)
 
 
 @pytest.mark.parametrize("of_node", LOST)
-def test_a_node_that_is_lost_comes_back_whatever_it_is_called_meanwhile(of_node: str) -> None:
+def test_lost_node_is_pending_in_every_node_state(of_node: str) -> None:
     """`unusable` is how Azure tells of a preempted node at first; its task will be requeued."""
     told = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
     assert (told.state, told.reason) == (NodeState.WAITING, f"its node is {of_node}")
 
 
 @pytest.mark.parametrize("of_node", ["running", "idle", "leavingpool", "offline", "new to us"])
-def test_a_task_goes_on_while_its_node_is_kept_from_new_ones(of_node: str) -> None:
+def test_task_continues_on_an_offline_node(of_node: str) -> None:
     told = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
     assert told.state == NodeState.RUNNING
 
@@ -78,14 +80,12 @@ def test_a_task_goes_on_while_its_node_is_kept_from_new_ones(of_node: str) -> No
 @pytest.mark.parametrize(
     "of_job", [state for state, starts in CAN_START_TASKS.items() if not starts]
 )
-def test_a_job_that_is_over_starts_no_task_any_more(
-    of_job: str, task: dict[str, Any] | None
-) -> None:
+def test_ended_job_starts_no_tasks(of_job: str, task: dict[str, Any] | None) -> None:
     """Azure leaves such tasks `active` for ever."""
     assert node_status({"state": of_job}, task, {}).state == NodeState.GONE
 
 
-def test_a_task_of_a_job_that_is_ending_runs_until_it_does_not() -> None:
+def test_task_of_a_terminating_job_runs_until_it_ends() -> None:
     assert node_status({"state": "terminating"}, a_task("running"), {}).state == NodeState.RUNNING
 
 
@@ -110,7 +110,7 @@ def an_error(code: str) -> dict[str, str]:
         ({}, [{"state": "starttaskfailed"}], "the start task of the pool fails"),
     ],
 )
-def test_why_nothing_comes(pool: dict[str, Any] | None, nodes: list[Any], told: str) -> None:
+def test_pending_reason_of_a_pool(pool: dict[str, Any] | None, nodes: list[Any], told: str) -> None:
     found = pending_reason(pool, nodes)
     assert found.startswith(told)
     assert bool(found) is bool(told)

@@ -49,7 +49,7 @@ def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
     return {what: one.detail for what, one in findings.items() if not one.passed}
 
 
-def test_of_a_sound_project_everything_is_told(sim: Simulator) -> None:
+def test_sound_project_passes_all_checks(sim: Simulator) -> None:
     findings = examined(sim, accelerator="nvidia-l4", service_account="")
     assert not wrong(findings)
     assert all(one.conclusive for one in findings.values())
@@ -60,7 +60,7 @@ def test_of_a_sound_project_everything_is_told(sim: Simulator) -> None:
     )
 
 
-def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
+def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         ["batch.jobs.create", "batch.jobs.delete", checkup.ACT_AS_PERMISSION]
     )
@@ -93,7 +93,7 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
         ),
     ],
 )
-def test_what_is_not_there_is_named(
+def test_missing_resources_are_named(
     sim: Simulator, options: dict[str, Any], what: str, told: str
 ) -> None:
     [(only, found)] = wrong(examined(sim, **options)).items()
@@ -101,13 +101,13 @@ def test_what_is_not_there_is_named(
     assert found.startswith(told)
 
 
-def test_a_region_that_is_none_is_named(sim: Simulator) -> None:
+def test_unknown_region_is_named(sim: Simulator) -> None:
     told = wrong(examined(sim, region="mars-east1"))
     assert "no location 'mars-east1'" in told["Batch is available in mars-east1"]
     assert told["the machine type is available"] == "The region mars-east1 does not exist."
 
 
-def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
+def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         [
             "compute.regions.get",
@@ -125,7 +125,7 @@ def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
     assert not examined(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
 
 
-def test_roles_that_agents_have_by_no_name_may_come_from_elsewhere(sim: Simulator) -> None:
+def test_missing_direct_roles_of_agents_are_inconclusive(sim: Simulator) -> None:
     sim.cloud.roles = {"roles/batch.jobsEditor"}  # type: ignore[attr-defined]
     finding = examined(sim)["agents have the required roles"]
     assert not finding.conclusive
@@ -134,7 +134,7 @@ def test_roles_that_agents_have_by_no_name_may_come_from_elsewhere(sim: Simulato
     assert examined(sim)["agents have the required roles"].conclusive
 
 
-def test_who_is_not_known_hears_of_it(sim: Simulator) -> None:
+def test_missing_credentials_are_reported(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
     told = wrong(examined(sim))
     assert "authentication failed" in told[f"jobs can be listed in {REGION}"]
@@ -155,5 +155,5 @@ def test_who_is_not_known_hears_of_it(sim: Simulator) -> None:
         ),
     ],
 )
-def test_where_the_registry_tells_of_an_image(image: str, path: str | None) -> None:
+def test_image_reference_is_parsed_to_a_registry_path(image: str, path: str | None) -> None:
     assert checkup._artifact_registry_path(image) == path

@@ -24,12 +24,12 @@ from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
         ),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
+def test_invalid_values_are_rejected(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         GcpBatchOptions(**wrong)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_invalid_values_are_reported_together() -> None:
     with pytest.raises(ConfigErrors) as told:
         GcpBatchOptions(max_retries=11, zones=("a-b-c",), instance_template="t", network="n")
     assert len(told.value.errors) == 3

@@ -60,9 +60,7 @@ def until(happens: Callable[[], object]) -> None:
         clock.wait(0.02)
 
 
-def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path) -> None:
     provisioner = opened(sim)
     got: list[GroupHandle] = []
 
@@ -80,7 +78,7 @@ def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
 
 
 @pytest.mark.parametrize("notice", [False, True])
-def test_an_agent_whose_vm_is_lost_is_started_again_until_the_ceiling(
+def test_agent_of_a_lost_vm_is_restarted_up_to_the_limit(
     sim: Simulator, tmp_path: Path, notice: bool
 ) -> None:
     sim.market.options = SimOptions(cloud="gcp_batch", notice_s=0.1)
@@ -97,7 +95,7 @@ def test_an_agent_whose_vm_is_lost_is_started_again_until_the_ceiling(
 
 
 @pytest.mark.parametrize(("code", "tries"), [(85, 3), (75, 1), (70, 1), (0, 1)])
-def test_only_our_own_word_for_a_drained_machine_is_tried_again(
+def test_only_drained_agents_are_retried(
     sim: Simulator, tmp_path: Path, code: int, tries: int
 ) -> None:
     provisioner = opened(sim, max_retries=2)
@@ -108,7 +106,7 @@ def test_only_our_own_word_for_a_drained_machine_is_tried_again(
     assert state == (NodeState.FAILED if code == 70 else NodeState.GONE)
 
 
-def test_what_went_well_after_a_preemption_went_well(sim: Simulator, tmp_path: Path) -> None:
+def test_success_after_a_preemption_is_success(sim: Simulator, tmp_path: Path) -> None:
     """The 50001 of before is among its events, and stays there."""
     provisioner = opened(sim)
     before = tmp_path / "before"
@@ -122,9 +120,7 @@ def test_what_went_well_after_a_preemption_went_well(sim: Simulator, tmp_path: P
     assert _ends(sim) == 1
 
 
-def test_a_region_without_capacity_says_so_until_there_is_some(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "exec sleep 100")
@@ -135,7 +131,7 @@ def test_a_region_without_capacity_says_so_until_there_is_some(
     assert not provisioner.observe(handle).refusal
 
 
-def test_what_each_try_printed_is_told_when_the_cloud_knows_it(
+def test_output_of_each_try_is_read_when_available(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud, "_RESCHEDULE_DELAY_S", 0.0)

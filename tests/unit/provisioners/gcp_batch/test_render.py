@@ -71,11 +71,13 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ("template", a_request(2), TEMPLATE),
     ],
 )
-def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: GcpBatchOptions) -> None:
+def test_plan_matches_its_golden_file(
+    name: str, request_: GroupRequest, options: GcpBatchOptions
+) -> None:
     golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
-def test_a_job_is_as_it_was_and_google_s_library_understands_it() -> None:
+def test_job_matches_its_golden_file_and_googles_types() -> None:
     planned = plan(a_request(8, GPU=1.0), GPUS)
     told = job_request(
         planned,
@@ -93,19 +95,19 @@ def test_a_job_is_as_it_was_and_google_s_library_understands_it() -> None:
     assert model == batch.AllocationPolicy.ProvisioningModel.SPOT
 
 
-def test_what_a_template_adds_for_agents_is_in_their_environment() -> None:
+def test_template_settings_are_in_the_environment_of_agents() -> None:
     planned = plan(a_request(2), TEMPLATE)
     (group,) = job_request(planned, {"A": "b"})["taskGroups"]
     told = group["taskSpec"]["environment"]["variables"]
     assert told == {"A": "b", "SPOTFIT_SIGNAL_GRACE_S": "150"}
 
 
-def test_the_same_token_is_the_same_job_and_the_same_request() -> None:
+def test_equal_tokens_render_equal_jobs_and_requests() -> None:
     assert job_id(TOKEN) == "t-0123456789ab"
     assert request_id(TOKEN) == request_id(TOKEN) != request_id(Token("t-1"))
 
 
-def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
+def test_only_lost_hosts_and_drained_agents_are_retried() -> None:
     """Of RETRY_TASK whatever is not named fails: the opposite of AWS Batch."""
     assert {50001, 50002, int(AgentExitCode.DRAINED)} <= set(RETRIED_EXIT_CODES)
     assert not set(RETRIED_EXIT_CODES) & {
@@ -116,7 +118,7 @@ def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
     }
 
 
-def test_one_zone_has_fewer_machines_than_a_region() -> None:
+def test_limit_of_machines_is_lower_for_one_zone() -> None:
     one_zone = GcpBatchOptions(region="us-central1", zones=("us-central1-a",), image="i")
     assert (max_nodes(one_zone), max_nodes(OPTIONS)) == (2_000, 4_000)
 
@@ -130,7 +132,7 @@ def test_one_zone_has_fewer_machines_than_a_region() -> None:
         (a_request(4_001), OPTIONS, "allows at most 4000"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(
+def test_unsupported_requests_are_rejected(
     request_: GroupRequest, options: GcpBatchOptions, told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told):

@@ -18,7 +18,7 @@ from spotfit_provisioners.gcp_batch.states import (
 PREEMPTED = "Task state is updated from RUNNING to FAILED on zones/z/instances/1 due to Spot VM"
 
 
-def test_every_state_google_knows_is_translated() -> None:
+def test_every_google_state_is_mapped() -> None:
     batch = pytest.importorskip("google.cloud.batch_v1")
     assert set(TASK_STATES) == {state.name for state in batch.TaskStatus.State}
     assert set(CAN_START_TASKS) == {state.name for state in batch.JobStatus.State}
@@ -55,7 +55,7 @@ def an_event(at: str, code: int, said: str = "Task state is updated") -> dict[st
         ("RUNNING", a_task("FAILED", an_event("t1", AgentExitCode.DRAINED)), NodeState.GONE, "85"),
     ],
 )
-def test_a_task_in_our_words(
+def test_task_is_mapped_to_a_node_state(
     of_job: str, task: dict[str, Any] | None, state: NodeState, reason: str
 ) -> None:
     told = node_status(a_job(of_job), task)
@@ -63,14 +63,14 @@ def test_a_task_in_our_words(
     assert reason in told.reason
 
 
-def test_a_task_that_went_well_at_last_is_not_judged_by_the_codes_of_before() -> None:
+def test_succeeded_task_ignores_earlier_exit_codes() -> None:
     """The event of a success has no execution, and those of failures stay."""
     task = a_task("SUCCEEDED", an_event("t1", 50001, PREEMPTED), an_event("t2", 0))
     told = node_status(a_job("SUCCEEDED"), task)
     assert (told.state, told.reason) == (NodeState.GONE, "")
 
 
-def test_the_last_execution_counts_in_whatever_order_they_are_told() -> None:
+def test_last_execution_counts_in_any_order() -> None:
     events = [an_event("12:00:05.5Z", 1), an_event("12:00:09Z", 85), an_event("12:00:05Z", 50001)]
     told = node_status(a_job("FAILED"), a_task("FAILED", *events))
     assert "exit code 85" in told.reason
@@ -80,14 +80,12 @@ def test_the_last_execution_counts_in_whatever_order_they_are_told() -> None:
 @pytest.mark.parametrize(
     "of_job", [state for state, starts in CAN_START_TASKS.items() if not starts]
 )
-def test_a_job_that_is_over_starts_no_task_any_more(
-    of_job: str, task: dict[str, Any] | None
-) -> None:
+def test_ended_job_starts_no_tasks(of_job: str, task: dict[str, Any] | None) -> None:
     told = node_status(a_job(of_job, "no agent reported"), task)
     assert (told.state, told.reason) == (NodeState.GONE, "no agent reported")
 
 
-def test_a_task_goes_on_where_another_has_failed_its_job() -> None:
+def test_task_continues_after_another_task_failed_the_job() -> None:
     assert node_status(a_job("FAILED"), a_task("RUNNING")).state == NodeState.RUNNING
     assert node_status(a_job("CANCELLED"), a_task("RUNNING")).state == NodeState.GONE
 
@@ -101,7 +99,7 @@ def test_a_task_goes_on_where_another_has_failed_its_job() -> None:
         (("code - CODE_GCE_QUOTA_EXCEEDED", "Job state is set from SCHEDULED to RUNNING"), ""),
     ],
 )
-def test_a_reason_to_wait_holds_until_the_state_changes(said: tuple[str, ...], told: str) -> None:
+def test_wait_reason_holds_until_the_state_changes(said: tuple[str, ...], told: str) -> None:
     assert told in pending_reason(a_job("SCHEDULED", *said))
     assert bool(pending_reason(a_job("SCHEDULED", *said))) is bool(told)
 
@@ -109,7 +107,7 @@ def test_a_reason_to_wait_holds_until_the_state_changes(said: tuple[str, ...], t
 @pytest.mark.parametrize(
     ("retries", "failures", "last"), [(10, 9, False), (10, 10, True), (1, 1, True), (0, 0, False)]
 )
-def test_the_last_of_several_tries_is_told(retries: int, failures: int, *, last: bool) -> None:
+def test_last_try_is_reported(retries: int, failures: int, *, last: bool) -> None:
     """Events about no execution say 0, and do not count."""
     events = [an_event(f"t{n:02}", 50001) for n in range(failures)]
     running = a_task("RUNNING", *events, an_event("t99", 0))

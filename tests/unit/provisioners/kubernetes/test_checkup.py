@@ -36,7 +36,7 @@ def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
     return {what: one.detail for what, one in findings.items() if not one.passed}
 
 
-def test_of_a_cluster_that_allows_all_everything_is_told(sim: Simulator) -> None:
+def test_permissive_cluster_passes_all_checks(sim: Simulator) -> None:
     findings = examined(sim)
     assert not wrong(findings)
     assert all(one.conclusive for one in findings.values())
@@ -47,7 +47,7 @@ def test_of_a_cluster_that_allows_all_everything_is_told(sim: Simulator) -> None
     assert not any(sim.cloud.state.objects.values()), "a dry run leaves nothing behind"
 
 
-def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
+def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.faults.deny_permissions(["get pods/log", "delete jobs", "trainer create jobs"])
     sim.faults.inject("quota", 1)
     told = wrong(
@@ -73,7 +73,7 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
     }
 
 
-def test_what_we_may_not_ask_is_not_held_to_be_wrong(sim: Simulator) -> None:
+def test_denied_access_reviews_are_inconclusive(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         ["create subjectaccessreviews", "get namespaces", "get serviceaccounts"]
     )
@@ -87,7 +87,7 @@ def test_what_we_may_not_ask_is_not_held_to_be_wrong(sim: Simulator) -> None:
     }
 
 
-def test_agents_that_may_not_see_nodes_hear_later(sim: Simulator) -> None:
+def test_missing_node_permission_is_reported_as_optional(sim: Simulator) -> None:
     assert "taints" in examined(sim)["agents get preemption notices"].detail
     sim.faults.deny_permissions(["get nodes"])
     finding = examined(sim)["agents get preemption notices"]
@@ -95,7 +95,7 @@ def test_agents_that_may_not_see_nodes_hear_later(sim: Simulator) -> None:
     assert "reads_nodes" in finding.detail
 
 
-def test_who_is_not_known_hears_of_it_and_nothing_stops(sim: Simulator) -> None:
+def test_missing_credentials_do_not_stop_other_checks(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
     told = wrong(examined(sim))
     assert "authentication failed" in told["the caller may create jobs"]

@@ -21,7 +21,7 @@ pytest.importorskip("kubernetes")
         (422, "Invalid value", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(
+def test_permanent_errors_are_distinguished(
     status: int, message: str, error: type[ProvisionError]
 ) -> None:
     told = to_provision_error("create a Job", status, message)
@@ -30,13 +30,11 @@ def test_what_waiting_does_not_cure_is_told_apart(
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 0])
-def test_what_may_pass_is_left_to_be_tried_again(status: int) -> None:
+def test_transient_errors_are_retryable(status: int) -> None:
     assert to_provision_error("create a Job", status, "x") is None
 
 
-def test_without_any_cluster_it_says_where_to_name_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_cluster_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     open_kubernetes_client.cache_clear()
     with pytest.raises(ConfigError, match="No Kubernetes cluster is configured") as told:
@@ -44,6 +42,6 @@ def test_without_any_cluster_it_says_where_to_name_one(
     assert "KUBECONFIG" in told.value.do
 
 
-def test_an_address_is_enough() -> None:
+def test_server_url_needs_no_kubeconfig() -> None:
     assert open_kubernetes_client("http://127.0.0.1:1", "", "").namespace == "default"
     assert open_kubernetes_client("http://127.0.0.1:1", "", "train").namespace == "train"

@@ -18,6 +18,6 @@ from spotfit_provisioners.kubernetes.options import KubernetesOptions
         ({"server": "http://x", "context": "y"}, "exclude each other"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
+def test_invalid_values_are_rejected(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         KubernetesOptions(**wrong)

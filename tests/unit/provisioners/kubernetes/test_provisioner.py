@@ -61,7 +61,7 @@ def pods(sim: Simulator) -> list[Any]:
     return list(sim.cloud.state.objects["pods"].values())
 
 
-def test_a_pod_finds_its_secret_its_address_and_its_number(
+def test_pod_gets_its_secret_address_and_index(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     handle = running(provisioner, tmp_path, "env; exit 0")
@@ -76,7 +76,7 @@ def test_a_pod_finds_its_secret_its_address_and_its_number(
     ("code", "comes_back", "state"),
     [(85, True, None), (75, False, NodeState.FAILED), (0, False, NodeState.GONE)],
 )
-def test_only_our_own_word_for_a_drained_machine_brings_a_pod_back(
+def test_only_drained_agents_restart_their_pod(
     sim: Simulator,
     provisioner: KubernetesProvisioner,
     tmp_path: Path,
@@ -94,7 +94,7 @@ def test_only_our_own_word_for_a_drained_machine_brings_a_pod_back(
         assert provisioner.observe(handle).nodes[0].state == state
 
 
-def test_who_asks_again_gives_the_job_what_an_interrupted_first_try_did_not(
+def test_repeated_submission_completes_an_interrupted_one(
     sim: Simulator,
     provisioner: KubernetesProvisioner,
     tmp_path: Path,
@@ -112,7 +112,7 @@ def test_who_asks_again_gives_the_job_what_an_interrupted_first_try_did_not(
     assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
 
 
-def test_nothing_is_left_of_a_group_that_is_let_go(
+def test_released_group_leaves_no_objects(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     handle = running(provisioner, tmp_path, "exec sleep 100")
@@ -122,7 +122,7 @@ def test_nothing_is_left_of_a_group_that_is_let_go(
     assert not list(sim.datacenter.active_machines())
 
 
-def test_a_quota_that_stands_against_pods_is_told_from_a_lack_of_nodes(
+def test_pod_quota_is_distinguished_from_missing_nodes(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     """The Job is taken; that its pods are not, its events alone say."""
@@ -140,7 +140,7 @@ def test_a_quota_that_stands_against_pods_is_told_from_a_lack_of_nodes(
     assert provisioner.observe(handle).refusal == ""
 
 
-def test_who_may_not_list_events_sees_less(
+def test_denied_events_reduce_the_reported_reasons(
     sim: Simulator,
     provisioner: KubernetesProvisioner,
     tmp_path: Path,
@@ -160,7 +160,7 @@ def test_who_may_not_list_events_sees_less(
     assert provisioner.observe(handle).refusal == ""
 
 
-def test_a_machine_whose_node_falls_silent_is_not_said_to_run(
+def test_machine_on_an_unresponsive_node_is_not_running(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     handle = running(provisioner, tmp_path, "exec sleep 100")
@@ -170,7 +170,7 @@ def test_a_machine_whose_node_falls_silent_is_not_said_to_run(
     assert provisioner.observe(handle).nodes[0].reason == "its node is unreachable"
 
 
-def test_what_each_pod_printed_is_told_while_the_cluster_has_it(
+def test_output_of_pods_is_read_while_they_exist(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     handle = running(provisioner, tmp_path, "echo no module; echo at all; exit 1")
@@ -183,7 +183,7 @@ def test_what_each_pod_printed_is_told_while_the_cluster_has_it(
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
 
 
-def test_of_a_pod_that_does_not_start_the_cluster_says_why(
+def test_output_of_a_pod_that_does_not_start_is_its_reason(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     sim.faults.inject("capacity", 1)

@@ -26,7 +26,7 @@ def waiting(local_cloud: LocalCloudHarness) -> set[ProcessIdentity]:
     return {one.process for one in prewarm._unassigned if one.root == local_cloud.root}
 
 
-def test_a_run_takes_the_machines_that_were_begun_for_it(local_cloud: LocalCloudHarness) -> None:
+def test_run_uses_prewarmed_machines(local_cloud: LocalCloudHarness) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
         begun = waiting(local_cloud)
         assert len(begun) == 2
@@ -38,7 +38,7 @@ def test_a_run_takes_the_machines_that_were_begun_for_it(local_cloud: LocalCloud
     assert [node.state for node in local_cloud.observe(handle).nodes] == [NodeState.RUNNING] * 2
 
 
-def test_a_warm_machine_serves_as_any_other(
+def test_prewarmed_machine_serves_like_any_other(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLAVOUR", "salt")
@@ -57,7 +57,7 @@ def test_a_warm_machine_serves_as_any_other(
     assert local_cloud.next_agent().message["token"] == "b"
 
 
-def test_those_that_nobody_took_leave_nothing_behind(local_cloud: LocalCloudHarness) -> None:
+def test_unused_prewarmed_machines_leave_nothing(local_cloud: LocalCloudHarness) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
         begun = waiting(local_cloud)
     assert begun
@@ -66,7 +66,9 @@ def test_those_that_nobody_took_leave_nothing_behind(local_cloud: LocalCloudHarn
     assert not local_cloud.root.path.exists()
 
 
-def test_an_error_on_the_way_lets_them_go(local_cloud: LocalCloudHarness) -> None:
+def test_error_before_submission_dismisses_prewarmed_machines(
+    local_cloud: LocalCloudHarness,
+) -> None:
     begun: set[ProcessIdentity] = set()
 
     def interrupted() -> None:
@@ -81,7 +83,7 @@ def test_an_error_on_the_way_lets_them_go(local_cloud: LocalCloudHarness) -> Non
         wait_for_exit(machine.pid)
 
 
-def test_they_die_with_their_driver(local_cloud: LocalCloudHarness) -> None:
+def test_prewarmed_machines_exit_with_their_driver(local_cloud: LocalCloudHarness) -> None:
     driver = (
         "import sys, time\n"
         "from spotfit.core.ids import Token\n"
@@ -107,7 +109,7 @@ def test_they_die_with_their_driver(local_cloud: LocalCloudHarness) -> None:
     assert not local_cloud.root.path.exists()
 
 
-def test_one_whose_root_was_tidied_away_makes_it_as_it_should_be(
+def test_prewarmed_machine_recreates_a_removed_root(
     local_cloud: LocalCloudHarness,
 ) -> None:
     """Its driver died at once, and the next one found nothing of use there. Chaos seed 6000002."""
@@ -128,7 +130,7 @@ def test_one_whose_root_was_tidied_away_makes_it_as_it_should_be(
     assert not local_cloud.root.path.exists()
 
 
-def test_one_of_another_environment_is_not_taken(
+def test_prewarmed_machine_with_another_environment_is_not_used(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud, 2), FRAMEWORK):
@@ -141,7 +143,7 @@ def test_one_of_another_environment_is_not_taken(
     wait_for_exit(begun.pid)
 
 
-def test_one_that_has_died_is_not_missed(local_cloud: LocalCloudHarness) -> None:
+def test_ended_prewarmed_machine_is_replaced(local_cloud: LocalCloudHarness) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud, 2), FRAMEWORK):
         (begun,) = waiting(local_cloud)
         processes.kill_process_tree(begun)
@@ -151,20 +153,20 @@ def test_one_that_has_died_is_not_missed(local_cloud: LocalCloudHarness) -> None
     assert local_cloud.observe(handle).nodes[0].state == NodeState.RUNNING
 
 
-def test_none_are_begun_where_there_is_no_room(local_cloud: LocalCloudHarness) -> None:
+def test_no_machine_is_prewarmed_without_capacity(local_cloud: LocalCloudHarness) -> None:
     local_cloud.configure(capacity=1)
     with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
         assert not waiting(local_cloud)
 
 
-def test_none_are_begun_where_machines_stand_already(local_cloud: LocalCloudHarness) -> None:
+def test_no_machine_is_prewarmed_if_machines_wait(local_cloud: LocalCloudHarness) -> None:
     local_cloud.submit("a", 2)
     local_cloud.next_agent()
     with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
         assert not waiting(local_cloud)
 
 
-def test_a_machine_of_a_driver_begins_none(
+def test_machine_does_not_prewarm(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_LOCAL_OWNER", f"{os.getppid()}-1")

@@ -14,7 +14,7 @@ from tests.unit.localsim.live.stand_in import wait_for_exit
 WAIT = [sys.executable, "-c", "input()"]
 
 
-def test_a_process_is_its_number_and_its_birth() -> None:
+def test_process_identity_is_pid_and_start_time() -> None:
     me = current_process()
     assert me.is_alive
     assert me.pid == os.getpid()
@@ -22,15 +22,15 @@ def test_a_process_is_its_number_and_its_birth() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "12", "12-", "-12", "x-1"])
-def test_nonsense_is_no_process(text: str) -> None:
+def test_invalid_text_is_not_a_process(text: str) -> None:
     assert ProcessIdentity.parse(text) is None
 
 
-def test_a_process_written_down_is_read_again() -> None:
+def test_process_identity_round_trips() -> None:
     assert ProcessIdentity.parse(str(current_process())) == current_process()
 
 
-def test_a_zombie_is_not_alive() -> None:
+def test_zombie_is_not_alive() -> None:
     with subprocess.Popen(WAIT, stdin=subprocess.PIPE) as child:
         assert find_process(child.pid) is not None
         child.kill()
@@ -38,7 +38,7 @@ def test_a_zombie_is_not_alive() -> None:
         assert find_process(child.pid) is None
 
 
-def test_killing_takes_everything_it_started(tmp_path: Path) -> None:
+def test_kill_includes_descendants(tmp_path: Path) -> None:
     """A grandchild in a session of its own, too."""
     told = tmp_path / "told"
     os.mkfifo(told)
@@ -58,7 +58,7 @@ def test_killing_takes_everything_it_started(tmp_path: Path) -> None:
     processes.kill_process_tree(found)  # again: nothing happens
 
 
-def test_a_detached_process_is_no_child_and_hears_nothing(tmp_path: Path) -> None:
+def test_detached_process_is_no_child_and_gets_no_signals(tmp_path: Path) -> None:
     output = tmp_path / "output"
     script = "import os, sys; print(os.getppid(), repr(sys.stdin.read()), os.environ['FLAVOUR'])"
     started = processes.start_detached(
@@ -75,7 +75,7 @@ def test_a_detached_process_is_no_child_and_hears_nothing(tmp_path: Path) -> Non
     assert flavour == "sweet"
 
 
-def test_a_detached_process_hears_its_starter_to_the_end_of_a_pipe(tmp_path: Path) -> None:
+def test_detached_process_reads_its_pipe_to_the_end(tmp_path: Path) -> None:
     output = tmp_path / "output"
     theirs, ours = os.pipe()
     started = processes.start_detached(

@@ -37,7 +37,7 @@ def theirs(name: str, message: str = "what they say") -> Exception:
         ("ValueError", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(name: str, error: type[SpotfitError]) -> None:
+def test_permanent_errors_are_distinguished(name: str, error: type[SpotfitError]) -> None:
     told = to_provision_error("do it", theirs(name))
     assert type(told) is error
     assert "what they say" in str(told)
@@ -47,14 +47,14 @@ def test_what_waiting_does_not_cure_is_told_apart(name: str, error: type[Spotfit
     "name",
     ["KubeAPIUnreachableError", "ServerTemporarilyUnavailableError", "CommandError", "OSError"],
 )
-def test_what_may_pass_is_left_to_be_asked_again(name: str) -> None:
+def test_transient_errors_are_retryable(name: str) -> None:
     assert to_provision_error("do it", theirs(name)) is None
 
 
 NO_SERVER = theirs("ApiServerConnectionError", "Could not connect")
 
 
-def test_without_an_api_server_it_says_how_to_get_one() -> None:
+def test_missing_api_server_names_the_command() -> None:
     told = to_provision_error("do it", NO_SERVER)
     assert type(told) is ProvisionError
     assert "sky api start" in told.do
@@ -67,18 +67,18 @@ def test_without_an_api_server_it_says_how_to_get_one() -> None:
     assert to_provision_error("do it", theirs("ConnectionError", "reset by peer")) is None
 
 
-def test_a_server_elsewhere_may_come_back() -> None:
+def test_unreachable_remote_server_is_transient() -> None:
     assert (
         type(to_provision_error("do it", NO_SERVER, endpoint="https://sky")) is InfrastructureError
     )
 
 
-def test_a_machine_without_a_way_to_the_server_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_from_a_machine_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKYPILOT_TASK_ID", "sky-managed-1")
     assert type(to_provision_error("do it", NO_SERVER)) is InfrastructureError
 
 
-def test_colours_and_lines_are_taken_out_of_what_they_say() -> None:
+def test_messages_are_stripped_of_colours_and_newlines() -> None:
     told = to_provision_error("do it", theirs("ValueError", "\x1b[31mno\n  such\x1b[0m thing"))
     assert told is not None
     assert "no such thing" in told.message
@@ -96,7 +96,7 @@ def test_colours_and_lines_are_taken_out_of_what_they_say() -> None:
         *client._UNRESPONSIVE_ERRORS,
     ],
 )
-def test_the_names_are_theirs(name: str) -> None:
+def test_names_match_skypilot(name: str) -> None:
     """They are known by name only, and a name that nobody has any more would go unnoticed."""
     exceptions = pytest.importorskip("sky.exceptions", reason="SkyPilot is not installed")
     assert hasattr(exceptions, name) or hasattr(builtins, name)
@@ -105,33 +105,31 @@ def test_the_names_are_theirs(name: str) -> None:
 @pytest.mark.parametrize(
     ("status", "nothing"), [(None, True), ("STOPPED", True), ("INIT", False), ("UP", False)]
 )
-def test_a_controller_in_disorder_is_not_taken_for_one_without_jobs(
-    status: str | None, nothing: bool
-) -> None:
+def test_failed_controller_is_not_an_empty_queue(status: str | None, nothing: bool) -> None:
     wrong = theirs(client._CLUSTER_NOT_UP_ERROR)
     wrong.cluster_status = status  # type: ignore[attr-defined]
     assert client._has_no_controller(wrong) is nothing
 
 
-def test_a_launch_is_found_by_what_it_asks_for() -> None:
+def test_launch_request_is_found_by_its_cluster_name() -> None:
     assert client._requested_job_name('{"name": "t-1-0", "task": "…"}') == "t-1-0"
     assert client._requested_job_name("null") == ""
     assert client._requested_job_name("") == ""
 
 
-def test_a_request_is_under_way_until_it_is_over() -> None:
+def test_request_is_pending_until_it_ends() -> None:
     assert SkyPilotRequest("r", "WAITING").is_pending
     assert not SkyPilotRequest("r", "FAILED").is_pending
 
 
-def test_the_last_lines_are_told_without_their_colours() -> None:
+def test_last_output_lines_have_no_colours() -> None:
     told = SkyPilotClient("", request_timeout_s=1.0)._read_log(
         2, lambda to: to.write("one\n\x1b[36mtwo\x1b[0m\nthree\n")
     )
     assert told == ("two", "three")
 
 
-def test_nobody_waits_for_lines_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_output_has_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before is told: here it may be nothing yet."""
     monkeypatch.setattr(client, "_LOG_TIMEOUT_S", 0.0)
     for_ever = threading.Event()
@@ -143,7 +141,7 @@ def test_nobody_waits_for_lines_that_do_not_come(monkeypatch: pytest.MonkeyPatch
         for_ever.set()
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
+def test_missing_extra_names_the_package() -> None:
     try:
         import sky  # type: ignore[import-not-found]  # noqa: F401
     except ImportError:

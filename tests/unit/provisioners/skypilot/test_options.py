@@ -24,12 +24,12 @@ from spotfit_provisioners.skypilot.options import SkyPilotOptions
         ({"endpoint": "sky.example.com"}, "is not a URL"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
+def test_invalid_values_are_rejected(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         SkyPilotOptions(**wrong)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_invalid_values_are_reported_together() -> None:
     with pytest.raises(ConfigErrors) as told:
         SkyPilotOptions(workers_per_node=0, endpoint="sky")
     assert len(told.value.errors) == 2

@@ -140,7 +140,7 @@ def lives(status: GroupStatus) -> list[NodeState]:
 # ── managed jobs ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_group_is_a_job_of_one_node_for_each_machine(server: Server) -> None:
+def test_group_has_one_single_node_job_per_machine(server: Server) -> None:
     provisioner = by(server)
     handle = submitted(provisioner)
     assert [job.name for job in server.queue] == ["t-1-0", "t-1-1"]
@@ -151,19 +151,19 @@ def test_a_group_is_a_job_of_one_node_for_each_machine(server: Server) -> None:
     assert lives(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
 
 
-def test_asking_twice_is_asking_once(server: Server) -> None:
+def test_submission_is_idempotent(server: Server) -> None:
     provisioner = by(server)
     assert submitted(provisioner) == submitted(provisioner)
     assert len(server.queue) == 2
 
 
-def test_what_is_being_launched_is_waited_for_and_not_launched_again(server: Server) -> None:
+def test_pending_launch_is_not_repeated(server: Server) -> None:
     server.under_way = {"t-1-0": "their-request"}
     submitted(by(server))
     assert [job.name for job in server.queue] == ["t-1-1"]
 
 
-def test_of_two_who_asked_at_the_same_time_the_older_stays(server: Server) -> None:
+def test_older_job_of_concurrent_submissions_stays(server: Server) -> None:
     server.late = [SkyPilotJob(7, "t-1-0", "STARTING"), SkyPilotJob(8, "t-1-1", "STARTING")]
     provisioner = by(server)
     handle = submitted(provisioner)
@@ -173,7 +173,7 @@ def test_of_two_who_asked_at_the_same_time_the_older_stays(server: Server) -> No
     assert lives(provisioner.observe(handle)) == [NodeState.RUNNING] * 2
 
 
-def test_a_launch_that_fails_half_way_leaves_no_job_that_nobody_looks_after(
+def test_partially_failed_launch_leaves_no_jobs(
     server: Server,
 ) -> None:
     server.trouble = OSError("the connection broke")
@@ -185,7 +185,7 @@ def test_a_launch_that_fails_half_way_leaves_no_job_that_nobody_looks_after(
     assert provisioner.observe(submitted(provisioner)).is_terminated
 
 
-def test_a_machine_that_no_catalog_has_is_refused_before_anything_is_launched(
+def test_machine_in_no_catalog_is_rejected_before_launch(
     server: Server,
 ) -> None:
     provisioner = by(server, accelerator="none-such")
@@ -194,14 +194,14 @@ def test_a_machine_that_no_catalog_has_is_refused_before_anything_is_launched(
     assert not server.queue
 
 
-def test_no_capacity_is_told(server: Server) -> None:
+def test_missing_capacity_is_reported(server: Server) -> None:
     provisioner = by(server)
     handle = submitted(provisioner)
     server.turn(2, "FAILED_NO_RESOURCE", "no p4d")
     assert provisioner.observe(handle).refusal == "FAILED_NO_RESOURCE: no p4d"
 
 
-def test_a_group_that_is_let_go_leaves_no_job(server: Server) -> None:
+def test_released_group_leaves_no_jobs(server: Server) -> None:
     provisioner = by(server)
     handle = submitted(provisioner)
     server.turn(1, "SUCCEEDED")
@@ -210,7 +210,7 @@ def test_a_group_that_is_let_go_leaves_no_job(server: Server) -> None:
     provisioner.cancel(handle)
 
 
-def test_a_group_nobody_remembers_is_gone(server: Server) -> None:
+def test_unknown_group_counts_as_lost(server: Server) -> None:
     handle = GroupHandle(
         token=Token("t-9"),
         provisioner="skypilot",
@@ -221,7 +221,7 @@ def test_a_group_nobody_remembers_is_gone(server: Server) -> None:
     by(server).cancel(handle)
 
 
-def test_what_a_job_printed_is_asked_of_its_controller_and_of_no_other_job(server: Server) -> None:
+def test_output_is_read_from_the_controller_of_the_job(server: Server) -> None:
     provisioner = by(server)
     handle = submitted(provisioner)
     server.turn(1, "RECOVERING")
@@ -239,7 +239,7 @@ def test_what_a_job_printed_is_asked_of_its_controller_and_of_no_other_job(serve
 # ── clusters ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_cluster_comes_runs_and_goes(server: Server) -> None:
+def test_cluster_starts_runs_and_ends(server: Server) -> None:
     provisioner = by(server, launch_mode="clusters")
     handle = submitted(provisioner)
     assert lives(provisioner.observe(handle)) == [NodeState.WAITING] * 2
@@ -252,7 +252,7 @@ def test_a_cluster_comes_runs_and_goes(server: Server) -> None:
     assert provisioner.observe(handle).is_terminated
 
 
-def test_a_cluster_that_could_not_be_launched_says_why(server: Server) -> None:
+def test_failed_cluster_launch_has_its_reason(server: Server) -> None:
     provisioner = by(server, launch_mode="clusters")
     handle = submitted(provisioner)
     server.asked["t-1-1"] = [SkyPilotRequest("r", "FAILED")]
@@ -265,7 +265,7 @@ def test_a_cluster_that_could_not_be_launched_says_why(server: Server) -> None:
     assert (status.nodes[1].reason, status.refusal) == ("FAILED: the setup failed", "")
 
 
-def test_what_a_cluster_printed_is_told_while_it_is_there(server: Server) -> None:
+def test_output_of_a_cluster_is_read_while_it_exists(server: Server) -> None:
     provisioner = by(server, launch_mode="clusters")
     handle = submitted(provisioner)
     server.printed = {"t-1-1": ("one", "two")}
@@ -275,7 +275,7 @@ def test_what_a_cluster_printed_is_told_while_it_is_there(server: Server) -> Non
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
 
 
-def test_a_cluster_nobody_remembers_is_gone(server: Server) -> None:
+def test_unknown_cluster_counts_as_lost(server: Server) -> None:
     handle = GroupHandle(
         token=Token("t-9"),
         provisioner="skypilot",
@@ -289,7 +289,7 @@ def test_a_cluster_nobody_remembers_is_gone(server: Server) -> None:
 # ── traits and check-up ──────────────────────────────────────────────────────────────────────────
 
 
-def test_notices_are_those_of_the_cloud_that_a_machine_turns_out_to_be_of(server: Server) -> None:
+def test_notice_source_follows_the_cloud_of_the_machine(server: Server) -> None:
     assert by(server).traits.notice_sources == ("machine", "signal")
     assert by(server).traits.notice_s == 0.0
     assert by(server, infra=("aws/us-east-1",)).traits.notice_sources == ("machine", "signal")
@@ -298,12 +298,12 @@ def test_notices_are_those_of_the_cloud_that_a_machine_turns_out_to_be_of(server
     assert by(server, infra=("k8s",)).traits.notice_sources == ("machine", "signal")
 
 
-def test_only_jobs_come_back_by_themselves(server: Server) -> None:
+def test_only_managed_jobs_are_recovered(server: Server) -> None:
     assert by(server).traits.requeues_itself
     assert not by(server, launch_mode="clusters").traits.requeues_itself
 
 
-def test_a_check_up_looks_at_the_server_its_clouds_and_the_catalog(server: Server) -> None:
+def test_doctor_checks_server_clouds_and_catalog(server: Server) -> None:
     assert [finding.passed for finding in by(server, infra=("aws/us-east-1",)).check_account()] == [
         True
     ] * 3

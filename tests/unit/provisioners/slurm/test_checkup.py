@@ -49,7 +49,7 @@ def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
 @real
 @requires_slurm_accounting
 @pytest.mark.usefixtures("here")
-def test_of_a_sound_cluster_everything_is_told(tmp_path: Path) -> None:
+def test_sound_cluster_passes_all_checks(tmp_path: Path) -> None:
     findings = examined(tmp_path, account="lab", qos="low")
     assert not wrong(findings)
     assert {what: one.detail for what, one in findings.items()} == {
@@ -67,7 +67,7 @@ def test_of_a_sound_cluster_everything_is_told(tmp_path: Path) -> None:
 
 @real
 @requires_slurm_accounting
-def test_everything_that_is_wrong_is_told_at_once(here: SlurmCluster, tmp_path: Path) -> None:
+def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: Path) -> None:
     limits = ("State=DOWN", "AllowAccounts=root", "DenyQos=")
     here.run_command("scontrol", "update", "PartitionName=urgent", *limits[:2])
     try:
@@ -103,14 +103,14 @@ def test_everything_that_is_wrong_is_told_at_once(here: SlurmCluster, tmp_path: 
 @real
 @requires_slurm_accounting
 @pytest.mark.usefixtures("here")
-def test_an_account_that_is_not_ours_is_told_with_those_that_are(tmp_path: Path) -> None:
+def test_unavailable_account_is_reported_with_the_available_ones(tmp_path: Path) -> None:
     told = wrong(examined(tmp_path, account="other"))
     assert told["the account can be charged"].endswith("allowed: lab, root.")
 
 
 @real
 @requires_slurm
-def test_a_folder_elsewhere_cannot_be_looked_at(
+def test_remote_work_dir_is_inconclusive(
     here: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not examined(tmp_path / "none")["tasks can write to the working directory"].conclusive
@@ -144,7 +144,7 @@ class FakeSlurmClient:
         ("OFF", {}, "no preemption"),
     ],
 )
-def test_what_becomes_of_a_preempted_task(mode: str, settings: dict[str, str], told: str) -> None:
+def test_preempt_mode_is_checked(mode: str, settings: dict[str, str], told: str) -> None:
     client: Any = FakeSlurmClient({"PreemptMode": mode}, settings)
     examiner = checkup._SlurmChecks(SlurmOptions(), client)
     assert told in examiner._check_requeue("")
@@ -164,15 +164,13 @@ def test_what_becomes_of_a_preempted_task(mode: str, settings: dict[str, str], t
         ),
     ],
 )
-def test_where_nobody_asks_for_an_account_none_is_missing(
-    settings: dict[str, str], told: str
-) -> None:
+def test_account_is_not_required_without_accounting(settings: dict[str, str], told: str) -> None:
     examiner = checkup._SlurmChecks(SlurmOptions(), FakeSlurmClient({}, settings))  # type: ignore[arg-type]
     assert told in str(examiner._check_association())
 
 
 @pytest.mark.parametrize("mode", ["SUSPEND", "GANG,SUSPEND"])
-def test_a_task_that_would_be_stopped_and_kept_is_a_trap(mode: str) -> None:
+def test_preempt_mode_suspend_fails_the_check(mode: str) -> None:
     examiner = checkup._SlurmChecks(SlurmOptions(), FakeSlurmClient({"PreemptMode": mode}, {}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="suspended"):
         examiner._check_requeue("")
@@ -189,7 +187,7 @@ def test_a_task_that_would_be_stopped_and_kept_is_a_trap(mode: str) -> None:
         ({"AllowAccounts": "lab,other"}, True),
     ],
 )
-def test_who_is_let_in(told: dict[str, str], well: bool) -> None:
+def test_partition_access_is_checked(told: dict[str, str], well: bool) -> None:
     options = SlurmOptions(account="lab", qos="low")
     examiner = checkup._SlurmChecks(options, FakeSlurmClient({}, {}))  # type: ignore[arg-type]
     assert all(fine for _, fine in examiner._access_conditions({"State": "UP", **told})) is well

@@ -41,7 +41,7 @@ SUBMISSION = "sbatch: error: Batch job submission failed: "
         ("Invalid generic resource (gres) specification", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(message: str, error: type[SpotfitError]) -> None:
+def test_permanent_errors_are_distinguished(message: str, error: type[SpotfitError]) -> None:
     told = to_provision_error("sbatch", SUBMISSION + message)
     assert type(told) is error
     assert message in str(told)
@@ -61,7 +61,7 @@ def command(folder: Path, name: str, *lines: str) -> None:
     path.chmod(0o755)
 
 
-def test_a_secret_is_in_the_environment_and_in_no_word_of_the_command(
+def test_secret_is_in_the_environment_and_not_in_the_command(
     bin_: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the caller")
@@ -77,24 +77,24 @@ def test_a_secret_is_in_the_environment_and_in_no_word_of_the_command(
     assert "SLURM_JOB_ID" not in told
 
 
-def test_a_forgotten_job_has_no_tasks_and_can_be_cancelled(bin_: Path) -> None:
+def test_unknown_job_has_no_tasks_and_can_be_cancelled(bin_: Path) -> None:
     for name in ("squeue", "scancel"):
         command(bin_, name, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert SlurmClient().list_job_tasks("99") == []
     SlurmClient().cancel("99")
 
 
-def test_tasks_are_read(bin_: Path) -> None:
+def test_tasks_are_parsed(bin_: Path) -> None:
     command(bin_, "squeue", "echo '41|0|RUNNING|None|0|'")
     assert SlurmClient().list_tasks_by_name("t-1") == [SlurmTask(41, 0, "RUNNING", "None")]
 
 
-def test_settings_are_read(bin_: Path) -> None:
+def test_settings_are_parsed(bin_: Path) -> None:
     command(bin_, "scontrol", "echo 'Configuration data'; echo 'KillWait    = 30 sec'")
     assert SlurmClient().read_cluster_config() == {"KillWait": "30 sec"}
 
 
-def test_without_slurm_it_says_where_to_start_from(
+def test_missing_slurm_commands_name_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

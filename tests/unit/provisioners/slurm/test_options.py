@@ -20,6 +20,6 @@ from spotfit_provisioners.slurm.options import SlurmOptions
         ({"extra_args": ("--nice", "100")}, "not an option of sbatch"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
+def test_invalid_values_are_rejected(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         SlurmOptions(**wrong)

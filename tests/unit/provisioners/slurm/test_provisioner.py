@@ -64,7 +64,7 @@ def until(happens: Callable[[], object]) -> None:
         clock.wait(0.05)
 
 
-def test_tasks_find_their_secret_and_number_and_nobody_else_does(
+def test_tasks_get_their_secret_and_index(
     cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: AgentLaunchSpec, tmp_path: Path
 ) -> None:
     handle = submitted(provisioner, a_plan(provisioner, "t-1", "env; exit 75"), launch)
@@ -79,7 +79,7 @@ def test_tasks_find_their_secret_and_number_and_nobody_else_does(
     assert "the secret itself" not in shown
 
 
-def test_two_who_ask_at_the_same_time_get_one_group(
+def test_concurrent_submissions_get_one_group(
     cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: AgentLaunchSpec
 ) -> None:
     plan = a_plan(provisioner, "t-2", "exec sleep 100")
@@ -92,7 +92,7 @@ def test_two_who_ask_at_the_same_time_get_one_group(
     assert not cluster.running_jobs()
 
 
-def test_who_was_stopped_before_the_release_is_helped_by_the_next(
+def test_interrupted_submission_is_completed_by_the_next(
     provisioner: SlurmProvisioner, launch: AgentLaunchSpec
 ) -> None:
     plan = a_plan(provisioner, "t-3", "exit 0")
@@ -102,7 +102,7 @@ def test_who_was_stopped_before_the_release_is_helped_by_the_next(
     until(lambda: provisioner.observe(handle).is_terminated)
 
 
-def test_what_a_task_printed_is_told_from_its_file(
+def test_output_of_a_task_is_read_from_its_file(
     provisioner: SlurmProvisioner, launch: AgentLaunchSpec, tmp_path: Path
 ) -> None:
     handle = submitted(provisioner, a_plan(provisioner, "t-4", "echo no module; exit 1"), launch)

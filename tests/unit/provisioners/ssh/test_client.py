@@ -32,7 +32,7 @@ from spotfit_provisioners.ssh.options import SshOptions
         (1, "mkdir: cannot create directory: No space left on device", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(
+def test_permanent_errors_are_distinguished(
     code: int, message: str, error: type[SpotfitError]
 ) -> None:
     told = to_provision_error("h1", code, message)
@@ -41,7 +41,7 @@ def test_what_waiting_does_not_cure_is_told_apart(
     assert message in str(told)
 
 
-def test_a_key_that_is_not_the_known_one_is_told_with_how_to_compare_it() -> None:
+def test_changed_host_key_is_reported_with_a_remedy() -> None:
     told = to_provision_error("h1", 255, "Host key verification failed.")
     assert "ssh-keygen -lf" in told.do
 
@@ -56,7 +56,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_script_goes_in_by_stdin_and_no_word_shows_it(ssh: Path) -> None:
+def test_script_is_passed_by_stdin_only(ssh: Path) -> None:
     SshClient(SshOptions()).run_script("h1", "export SECRET=x")
     assert (ssh / "script").read_text() == "export SECRET=x"
     words = (ssh / "words").read_text()
@@ -73,21 +73,17 @@ def test_a_script_goes_in_by_stdin_and_no_word_shows_it(ssh: Path) -> None:
         (SshOptions(config="/lab/config"), "-F /lab/config"),
     ],
 )
-def test_who_is_believed_to_be_the_host_is_told_to_ssh(
-    ssh: Path, options: SshOptions, said: str
-) -> None:
+def test_host_key_checking_is_passed_to_ssh(ssh: Path, options: SshOptions, said: str) -> None:
     SshClient(options).run_script("h1", "")
     assert said in (ssh / "words").read_text()
 
 
-def test_the_configuration_decides_where_it_is_to(ssh: Path) -> None:
+def test_host_key_options_follow_the_configuration(ssh: Path) -> None:
     SshClient(SshOptions(host_key_checking="config")).run_script("h1", "")
     assert "StrictHostKeyChecking" not in (ssh / "words").read_text()
 
 
-def test_without_ssh_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_ssh_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProvisionError, match="command ssh") as told:
         SshClient(SshOptions()).run_script("h1", "")

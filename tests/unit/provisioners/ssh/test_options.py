@@ -23,10 +23,10 @@ from spotfit_provisioners.ssh.options import SshOptions
         ({"host_key_checking": "off"}, "host_key_checking='off'"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
+def test_invalid_values_are_rejected(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         SshOptions(**wrong)
 
 
-def test_strangers_are_not_trusted_unless_told_so() -> None:
+def test_unknown_host_keys_are_rejected_by_default() -> None:
     assert SshOptions().host_key_checking == "strict"

@@ -79,7 +79,7 @@ def let_go(provisioner: SshProvisioner, handle: GroupHandle) -> None:
         clock.wait(0.1)
 
 
-def test_two_who_ask_at_the_same_time_get_one_group(
+def test_concurrent_submissions_get_one_group(
     by: By, launch: AgentLaunchSpec, hosts: SshHosts
 ) -> None:
     provisioner = by()
@@ -93,7 +93,7 @@ def test_two_who_ask_at_the_same_time_get_one_group(
     assert not hosts.processes()
 
 
-def test_two_who_found_different_hosts_agree_on_the_first(
+def test_concurrent_submissions_on_different_hosts_agree_on_the_first(
     by: By, launch: AgentLaunchSpec, hosts: SshHosts
 ) -> None:
     """One of them did not see h1 when it asked, and has begun on h2."""
@@ -107,7 +107,7 @@ def test_two_who_found_different_hosts_agree_on_the_first(
     let_go(provisioner, submitted(provisioner, plan, launch))
 
 
-def test_hosts_that_are_down_or_busy_are_left_out(by: By, launch: AgentLaunchSpec) -> None:
+def test_unreachable_and_busy_hosts_are_skipped(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("down", "h1", "h2")
     first = submitted(provisioner, a_plan(provisioner, "t-1", 1), launch)
     assert first.detail["hosts"] == ["h1"]
@@ -122,7 +122,7 @@ def test_hosts_that_are_down_or_busy_are_left_out(by: By, launch: AgentLaunchSpe
     let_go(provisioner, second)
 
 
-def test_too_few_hosts_begin_nothing_and_what_was_begun_is_undone(
+def test_too_few_hosts_undo_a_partial_start(
     by: By, launch: AgentLaunchSpec, hosts: SshHosts
 ) -> None:
     provisioner = by("h1", "down")
@@ -134,7 +134,7 @@ def test_too_few_hosts_begin_nothing_and_what_was_begun_is_undone(
     assert not hosts.processes("h1")
 
 
-def test_a_host_on_which_an_agent_failed_comes_last(by: By, launch: AgentLaunchSpec) -> None:
+def test_host_with_a_failed_agent_comes_last(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("h1", "h2")
     plan = a_plan(provisioner, "t-1", 1)
     broken = msgspec.structs.replace(plan, body={**plan.body, "agent": "no-such-command"})
@@ -146,7 +146,7 @@ def test_a_host_on_which_an_agent_failed_comes_last(by: By, launch: AgentLaunchS
     let_go(provisioner, second)
 
 
-def test_a_host_that_falls_silent_is_waited_for_and_can_be_let_go(by: By) -> None:
+def test_unresponsive_host_is_retried_and_can_be_released(by: By) -> None:
     provisioner = by("down")
     handle = GroupHandle(
         token=Token("t-1"),
@@ -160,19 +160,19 @@ def test_a_host_that_falls_silent_is_waited_for_and_can_be_let_go(by: By) -> Non
     provisioner.cancel(handle)
 
 
-def test_where_no_host_answers_it_is_asked_again(by: By, launch: AgentLaunchSpec) -> None:
+def test_submission_without_reachable_hosts_is_retryable(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("down", "stranger")
     with pytest.raises(InfrastructureError, match="down does not answer"):
         provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
 
 
-def test_a_host_that_may_be_anybody_is_told_nothing(by: By, launch: AgentLaunchSpec) -> None:
+def test_unverified_host_receives_nothing(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("stranger")
     with pytest.raises(ProvisionPermissionError, match="is unknown or has changed"):
         provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
 
 
-def test_a_check_up_looks_at_every_host(by: By, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_checks_every_host(by: By, monkeypatch: pytest.MonkeyPatch) -> None:
     client, sound, silent, unknown, *reaches = by("h1", "down", "stranger").check_account()
     assert client.passed
     assert sound.passed
@@ -197,7 +197,7 @@ def test_a_check_up_looks_at_every_host(by: By, monkeypatch: pytest.MonkeyPatch)
     assert [finding.passed for finding in by("h1").check_account()] == [False]
 
 
-def test_hosts_that_reach_each_other_are_told_so(by: By) -> None:
+def test_doctor_reports_hosts_that_reach_each_other(by: By) -> None:
     reaches = [one for one in by("h1", "h2").check_account() if "reaches" in one.name]
     assert [(one.name, one.conclusive) for one in reaches] == [
         ("h1 reaches h2", True),
@@ -205,7 +205,7 @@ def test_hosts_that_reach_each_other_are_told_so(by: By) -> None:
     ]
 
 
-def test_what_an_agent_printed_is_told_by_its_host(by: By, launch: AgentLaunchSpec) -> None:
+def test_output_of_an_agent_is_read_from_its_host(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("h1")
     plan = provisioner.plan(GroupRequest(token=Token("t-1"), num_workers=1, total_workers=1))
     body = {**plan.body, "agent": "echo no module; echo at all; exit 1"}
@@ -218,7 +218,7 @@ def test_what_an_agent_printed_is_told_by_its_host(by: By, launch: AgentLaunchSp
     assert provisioner.fetch_machine_output(gone, 0, max_lines=1) == []
 
 
-def test_a_host_with_another_python_cannot_read_what_we_pickle(by: By, tmp_path: Path) -> None:
+def test_host_with_another_python_version_fails_the_check(by: By, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho Python 3.6.1, spotfit 0.1, 100 GiB free\n")
     python.chmod(0o755)
