@@ -38,8 +38,8 @@ def run_azurite(program: str) -> Iterator[str]:
         try:
             assert server.stdout is not None
             lines = (line.strip() for line in server.stdout)
-            said = next(line for line in lines if _LISTENING_PREFIX in line)
-            url = f"{said.partition(_LISTENING_PREFIX)[2]}/{ACCOUNT}"
+            line = next(line for line in lines if _LISTENING_PREFIX in line)
+            url = f"{line.partition(_LISTENING_PREFIX)[2]}/{ACCOUNT}"
             _make_container(url)
             yield url
         finally:
@@ -48,15 +48,15 @@ def run_azurite(program: str) -> Iterator[str]:
 
 def _make_container(url: str) -> None:
     """Signed as Azure wants it, for nobody else here speaks its language."""
-    told = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
-    named = "".join(f"{name}:{text}\n" for name, text in told.items())
+    amz_headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    named = "".join(f"{name}:{text}\n" for name, text in amz_headers.items())
     path = f"{urlsplit(url).path}/{CONTAINER}"
     signed = f"PUT{chr(10) * 12}{named}/{ACCOUNT}{path}\nrestype:container"
     digest = hmac.digest(base64.b64decode(KEY), signed.encode(), hashlib.sha256)
     who = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
     wire = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
     with contextlib.closing(wire):
-        headers = {**told, "Authorization": who, "Content-Length": "0"}
+        headers = {**amz_headers, "Authorization": who, "Content-Length": "0"}
         wire.request("PUT", f"{path}?restype=container", headers=headers)
         reply = wire.getresponse()
         assert reply.status == 201, reply.read()

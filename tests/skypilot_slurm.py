@@ -255,9 +255,9 @@ def _write(path: Path, script: str) -> None:
 
 def _write_login_config(hosts: ssh_hosts.SshHosts, home: Path) -> None:
     """As SkyPilot wants to be told of a login node."""
-    told = _run("ssh", "-G", "-F", str(hosts.config), hosts.names[0]).splitlines()
+    result = _run("ssh", "-G", "-F", str(hosts.config), hosts.names[0]).splitlines()
     names = ("hostname", "port", "user", "identityfile")
-    lines = (line for line in told if line.partition(" ")[0] in names)
+    lines = (line for line in result if line.partition(" ")[0] in names)
     config = home / ".slurm/config"
     config.parent.mkdir(parents=True)
     config.write_text("\n  ".join((f"Host {_NAME}", *lines)) + "\n")

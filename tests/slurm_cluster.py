@@ -81,10 +81,10 @@ class SlurmCluster:
     def jobs(self, *fields: str) -> list[list[str]]:
         """Every task there is or was, by those fields of `squeue --Format`."""
         wanted = ",".join(f"{field}:|" for field in fields)
-        told = self.run_command(
+        result = self.run_command(
             "squeue", "--noheader", "--array", "--states=all", f"--Format={wanted}"
         )
-        return [line.split("|")[: len(fields)] for line in told.splitlines() if line.strip()]
+        return [line.split("|")[: len(fields)] for line in result.splitlines() if line.strip()]
 
     def running_jobs(self) -> list[str]:
         """Numbers of the jobs that run, each a task."""
@@ -202,8 +202,8 @@ class _SlurmAccounting:
             ("modify", "user", user, "set", "qos=normal,low,high"),
         ):
             self._cluster.run_command("sacctmgr", "-i", *words)
-        told = self._cluster.run_command("sacctmgr", "-nP", "show", "assoc", "format=user,qos")
-        assert "low" in told, f"see {self._folder}"
+        result = self._cluster.run_command("sacctmgr", "-nP", "show", "assoc", "format=user,qos")
+        assert "low" in result, f"see {self._folder}"
 
     def _write_configuration(self, munge: Path, *, port: int, base: int) -> None:
         conf = self._cluster.folder / "slurmdbd.conf"

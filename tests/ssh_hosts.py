@@ -95,12 +95,12 @@ def _write_configuration(
         "Host down\n  HostName 127.0.0.1\n  Port 1\n"
     )
     settings = folder / "sshd_config"
-    told = " ".join(f'"{name}={text}"' for name, text in variables.items())
+    result = " ".join(f'"{name}={text}"' for name, text in variables.items())
     settings.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
-        "MaxStartups 100\nMaxSessions 100\n" + (f"SetEnv {told}\n" if told else "")
+        "MaxStartups 100\nMaxSessions 100\n" + (f"SetEnv {result}\n" if result else "")
     )
     return settings
 

@@ -83,12 +83,12 @@ def granted(
 def until(
     provisioner: SkyPilotProvisioner,
     handle: GroupHandle,
-    happens: Callable[[GroupStatus], object],
+    condition: Callable[[GroupStatus], object],
 ) -> GroupStatus:
     clock = SystemClock()
-    give_up_at = clock.now() + _PATIENCE_S
-    while not happens(status := provisioner.observe(handle)):
-        assert clock.now() < give_up_at, f"it has not happened: {status}"
+    deadline = clock.now() + _PATIENCE_S
+    while not condition(status := provisioner.observe(handle)):
+        assert clock.now() < deadline, f"it has not happened: {status}"
         clock.wait(1.0)
     return status
 
@@ -103,9 +103,9 @@ def test_doctor_finds_server_cloud_and_machine(by: By) -> None:
 
 def test_machine_in_no_catalog_is_rejected(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by(accelerator="H100")
-    with pytest.raises(ProvisionError, match="H100") as told:
+    with pytest.raises(ProvisionError, match="H100") as error_info:
         provisioner.submit(a_plan(provisioner, GPU=8.0), launch)
-    assert "show-gpus" in told.value.do
+    assert "show-gpus" in error_info.value.do
 
 
 def test_spot_gpus_are_found_in_either_infrastructure(by: By) -> None:
@@ -162,7 +162,7 @@ def test_failed_cluster_has_its_reason_and_submission_is_idempotent(
     provisioner.cancel(handle)
 
 
-def test_unknown_group_counts_as_lost(by: By) -> None:
+def test_unknown_group_is_gone(by: By) -> None:
     for via in ("jobs", "clusters"):
         provisioner = by(launch_mode=via)
         token = "t-0123456789ab"
@@ -192,9 +192,9 @@ def test_missing_server_names_the_command(tmp_path: Path) -> None:
         "try: SkyClient('', request_timeout_s=60).jobs('t-')\n"
         "except Exception as told: print(type(told).__name__, told)\n"
     )
-    said = _run(script, {"HOME": str(tmp_path), "SKYPILOT_API_SERVER_LOCAL_PORT": "1"})
-    assert said.startswith(ProvisionError.__name__)
-    assert "sky api start" in said
+    output = _run(script, {"HOME": str(tmp_path), "SKYPILOT_API_SERVER_LOCAL_PORT": "1"})
+    assert output.startswith(ProvisionError.__name__)
+    assert "sky api start" in output
 
 
 def _run(script: str, environment: dict[str, str]) -> str:

@@ -31,10 +31,10 @@ def name_of(one: Any) -> str:
 @pytest.mark.parametrize("backend", BACKENDS, ids=name_of)
 def test_outputs_of_a_module_are_options_of_its_backend(backend: Any) -> None:
     kinds, module = kinds_of_options(backend.name), load_folder(backend)
-    told = {name: one for name, one in module.outputs.items() if not name.startswith(OTHER)}
-    assert told
-    assert {name: module.kind_of(one["value"]) for name, one in told.items()} == {
-        name: kinds.get(name, "no option at all") for name in told
+    outputs = {name: one for name, one in module.outputs.items() if not name.startswith(OTHER)}
+    assert outputs
+    assert {name: module.kind_of(one["value"]) for name, one in outputs.items()} == {
+        name: kinds.get(name, "no option at all") for name in outputs
     }
 
 
@@ -42,14 +42,14 @@ def test_outputs_of_a_module_are_options_of_its_backend(backend: Any) -> None:
 def test_outputs_of_a_stack_are_a_profile(path: Any) -> None:
     stack = load_folder(path)
     backend = unquoted(stack.outputs["provisioner"]["value"])
-    told: dict[str, Any] = stack.outputs[backend]["value"]
+    options: dict[str, Any] = stack.outputs[backend]["value"]
     kinds = kinds_of_options(backend)
-    assert {name: stack.kind_of(value) for name, value in told.items()} == {
-        name: kinds.get(name, "no option at all") for name in told
+    assert {name: stack.kind_of(value) for name, value in options.items()} == {
+        name: kinds.get(name, "no option at all") for name in options
     }
     modules = [stack.called_module(name) for name in stack.module_calls]
     (module,) = [module for module in modules if module.path.name == backend]
-    assert told.keys() == {name for name in module.outputs if not name.startswith(OTHER)}
+    assert options.keys() == {name for name in module.outputs if not name.startswith(OTHER)}
     assert stack.kind_of(stack.outputs["storage_path"]["value"]) == "string"
 
 
@@ -60,7 +60,9 @@ def test_every_terraform_folder_has_its_files(one: TerraformFolder) -> None:
     assert (one.path / "README.md").is_file() or one.path in STACKS
     (required,) = one.blocks["terraform"]
     (providers,) = required["required_providers"]
-    bounds = [told["version"] for name, told in providers.items() if not name.startswith("__")]
+    bounds = [
+        provider["version"] for name, provider in providers.items() if not name.startswith("__")
+    ]
     assert bounds
     assert all(">=" in bound and "<" in bound for bound in bounds)
 
@@ -78,15 +80,15 @@ def test_every_terraform_reference_resolves(one: TerraformFolder) -> None:
     for name, call in one.module_calls.items():
         inner = one.called_module(name)
         given = {key for key in call if not key.startswith("__")} - {"source", "count"}
-        needed = {key for key, told in inner.variables.items() if "default" not in told}
+        needed = {key for key, variable in inner.variables.items() if "default" not in variable}
         assert needed <= given <= inner.variables.keys()
         assert named(one, rf"\bmodule\.{name}(?:\[0\])?\.(\w+)") <= inner.outputs.keys()
 
 
 @pytest.mark.parametrize("one", FOLDERS, ids=name_of)
 def test_every_terraform_variable_has_a_description(one: TerraformFolder) -> None:
-    for name, told in one.variables.items():
-        assert told.keys() >= {"description", "type"}, name
+    for name, variable in one.variables.items():
+        assert variable.keys() >= {"description", "type"}, name
 
 
 @pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here")

@@ -103,15 +103,15 @@ class LiveTestCloud:
 
     def events(self, name: str = "run") -> list[JournalEvent]:
         """The whole journal."""
-        told: list[JournalEvent] = []
+        result: list[JournalEvent] = []
 
         def take(_slot: int, _body: bytes, entry: JournalEntry) -> None:
-            told.append(entry.event)
+            result.append(entry.event)
 
         journal = Journal(open_store(self.url(name)), ignore_view_cache=True)
         journal.on_entry = take
         journal.catch_up()
-        return told
+        return result
 
     def rounds_opened(self, name: str = "run") -> list[RoundOpened]:
         return [event for event in self.events(name) if isinstance(event, RoundOpened)]

@@ -103,9 +103,9 @@ def test_result_of_a_failed_run_raises_in_every_client(cloud: LiveTestCloud) -> 
 
     with pytest.raises(spotfit.WorkerGroupError):
         cloud.fit(train)
-    with pytest.raises(spotfit.WorkerGroupError, match="no such data") as told:
+    with pytest.raises(spotfit.WorkerGroupError, match="no such data") as error_info:
         spotfit.attach(cloud.url()).result(60)
-    assert isinstance(told.value.worker_failures[0], LookupError)
+    assert isinstance(error_info.value.worker_failures[0], LookupError)
 
 
 def test_cancel_from_another_process_ends_the_run(cloud: LiveTestCloud) -> None:

@@ -30,8 +30,8 @@ class Diary(spotfit.UserCallback):
         self.note("report", metrics, files, run_context.train_loop_config["rate"])
 
     def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
-        told = {rank: repr(error) for rank, error in worker_exceptions.items()}
-        self.note("exception", told, run_context.get_run_config().name)
+        result = {rank: repr(error) for rank, error in worker_exceptions.items()}
+        self.note("exception", result, run_context.get_run_config().name)
 
     def note(self, *words: Any) -> None:
         with self.page.open("a") as page:
@@ -107,10 +107,12 @@ def test_exception_of_a_callback_ends_the_run_without_a_retry(cloud: LiveTestClo
         spotfit.report({"loss": 2.0})
         time.sleep(600)
 
-    with pytest.raises(spotfit.ControllerError, match=r"ArithmeticError: a loss of 2\.0") as told:
+    with pytest.raises(
+        spotfit.ControllerError, match=r"ArithmeticError: a loss of 2\.0"
+    ) as error_info:
         cloud.fit(train, callbacks=[Grumbler()], max_failures=5)
 
-    assert repr(told.value.controller_failure) == "ArithmeticError('a loss of 2.0')"
+    assert repr(error_info.value.controller_failure) == "ArithmeticError('a loss of 2.0')"
     assert len(cloud.rounds_opened()) == 1
 
 

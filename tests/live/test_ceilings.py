@@ -114,21 +114,21 @@ class Alone:
     def finish(self) -> dict[str, Any]:
         self.enough.touch()
         result = spotfit.attach(str(self.storage / "run")).result()
-        told: dict[str, Any] = result.return_value
-        return told
+        output: dict[str, Any] = result.return_value
+        return output
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Callable[[str], Alone]]:
-    begun: list[Alone] = []
+    started: list[Alone] = []
 
     def begin(name: str) -> Alone:
-        begun.append(Alone(name, tmp_path))
-        begun[-1].begin()
-        return begun[-1]
+        started.append(Alone(name, tmp_path))
+        started[-1].begin()
+        return started[-1]
 
     yield begin
-    for one in begun:
+    for one in started:
         one.sim.call_simulator("leave", {"machines": True})
 
 
@@ -149,8 +149,8 @@ def test_machine_on_its_last_attempt_is_replaced_before_it_is_lost(
     run.goes_on()
     run.lose(1)
     run.goes_on()
-    told = run.finish()
-    assert told["chain"] == expected_hash_chain(told["step"])
+    result = run.finish()
+    assert result["chain"] == expected_hash_chain(result["step"])
 
 
 @pytest.mark.parametrize(("name", "lives"), [("aws_batch", 10), ("gcp_batch", 11)])
@@ -161,8 +161,8 @@ def test_attach_replaces_a_machine_without_attempts_left(
     first = set(run.view.groups)
     run.lose(lives)
     eventually(lambda: not run.standing())
-    told = run.finish()
-    assert told["chain"] == expected_hash_chain(told["step"])
+    result = run.finish()
+    assert result["chain"] == expected_hash_chain(result["step"])
     assert set(run.view.groups) != first
 
 
@@ -176,8 +176,8 @@ def test_group_without_an_attempt_limit_is_restarted_indefinitely(
     run.lose(12)
     run.goes_on()
     assert set(run.view.groups) == first
-    told = run.finish()
-    assert told["chain"] == expected_hash_chain(told["step"])
+    result = run.finish()
+    assert result["chain"] == expected_hash_chain(result["step"])
 
 
 def round_places(view: View) -> tuple[Any, ...]:

@@ -52,8 +52,8 @@ def test_missing_rank_is_logged_and_named_in_the_error(
     assert raised.value.worker_failures
     for error in raised.value.worker_failures.values():
         assert isinstance(error, CollectiveTimeoutError)
-    assert "(rank 0)" in (said := capfd.readouterr().out)
-    assert "collective.waiting operation=barrier missing_ranks=1" in said
+    assert "(rank 0)" in (output := capfd.readouterr().out)
+    assert "collective.waiting operation=barrier missing_ranks=1" in output
 
 
 @pytest.mark.parametrize("misfit", ["another call", "no call"])

@@ -62,10 +62,10 @@ def test_user_exception_is_raised_with_rank_and_traceback(cloud: LiveTestCloud) 
             raise OutOfTuneError(0.5) from OSError("the disk")
         time.sleep(LONG_S)
 
-    with pytest.raises(spotfit.WorkerGroupError) as told:
+    with pytest.raises(spotfit.WorkerGroupError) as error_info:
         cloud.fit(train, workers=4)
 
-    failures = told.value.worker_failures
+    failures = error_info.value.worker_failures
     assert set(failures) <= {1, 2}
     for of_rank, error in failures.items():
         assert type(error).__name__ == "OutOfTuneError"
@@ -73,8 +73,8 @@ def test_user_exception_is_raised_with_rank_and_traceback(cloud: LiveTestCloud) 
         [note] = error.__notes__
         assert f"raised in the worker of rank {of_rank}" in note
         assert "raise OutOfTuneError(0.5)" in note
-    assert "OSError: the disk" in str(told.value)
-    assert "the loss is 0.5" in str(told.value)
+    assert "OSError: the disk" in str(error_info.value)
+    assert "the loss is 0.5" in str(error_info.value)
 
 
 def test_equal_errors_are_reported_once_with_all_ranks(cloud: LiveTestCloud) -> None:
@@ -84,13 +84,13 @@ def test_equal_errors_are_reported_once_with_all_ranks(cloud: LiveTestCloud) -> 
             raise ValueError(f"rank {rank()} has no data")
         time.sleep(LONG_S)
 
-    with pytest.raises(spotfit.WorkerGroupError) as told:
+    with pytest.raises(spotfit.WorkerGroupError) as error_info:
         cloud.fit(train, workers=3)
 
-    failures = told.value.worker_failures
+    failures = error_info.value.worker_failures
     ranks = ",".join(map(str, sorted(failures)))
-    assert f"[Rank {ranks} Error Snippet]:" in str(told.value)
-    assert str(told.value).count("Traceback") == 1
+    assert f"[Rank {ranks} Error Snippet]:" in str(error_info.value)
+    assert str(error_info.value).count("Traceback") == 1
     assert all(isinstance(error, ValueError) for error in failures.values())
 
 
@@ -103,7 +103,7 @@ def test_equal_errors_are_reported_once_with_all_ranks(cloud: LiveTestCloud) -> 
     ],
     ids=["exit 0", "exit with words", "KeyboardInterrupt"],
 )
-def test_sys_exit_of_a_worker_is_a_failure(
+def test_early_exit_of_a_worker_is_a_failure(
     cloud: LiveTestCloud, leave: Any, kind: type[BaseException]
 ) -> None:
     def train() -> None:
@@ -111,10 +111,10 @@ def test_sys_exit_of_a_worker_is_a_failure(
             leave()
         time.sleep(LONG_S)
 
-    with pytest.raises(spotfit.WorkerGroupError) as told:
+    with pytest.raises(spotfit.WorkerGroupError) as error_info:
         cloud.fit(train, workers=2)
 
-    assert type(told.value.worker_failures[1]) is kind
+    assert type(error_info.value.worker_failures[1]) is kind
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_killed_worker_is_reported_with_its_signal(
             die()
         time.sleep(LONG_S)
 
-    with pytest.raises(spotfit.WorkerGroupError, match=told_as) as told:
+    with pytest.raises(spotfit.WorkerGroupError, match=told_as) as error_info:
         cloud.fit(train, workers=2)
 
-    assert set(told.value.worker_failures) == {1}
-    death = told.value.worker_failures[1]
+    assert set(error_info.value.worker_failures) == {1}
+    death = error_info.value.worker_failures[1]
     assert isinstance(death, WorkerDiedError)
     assert told_as in str(death)
 
@@ -151,10 +151,10 @@ def test_exception_is_returned_without_unpicklable_attributes(cloud: LiveTestClo
         error.lock = threading.Lock()  # type: ignore[attr-defined]
         raise error
 
-    with pytest.raises(spotfit.WorkerGroupError, match="holds a lock") as told:
+    with pytest.raises(spotfit.WorkerGroupError, match="holds a lock") as error_info:
         cloud.fit(train)
 
-    raised = told.value.worker_failures[0]
+    raised = error_info.value.worker_failures[0]
     assert (type(raised), raised.args) == (ValueError, ("holds a lock",))
     assert not hasattr(raised, "lock")
 
@@ -213,16 +213,16 @@ def test_all_ranks_restart_from_the_same_checkpoint(cloud: LiveTestCloud, die: A
         assert checkpoint is not None
         with checkpoint.as_directory() as folder:
             files = sorted(path.name for path in Path(folder).iterdir())
-        told = {"path": checkpoint.path, "files": files, "process": os.getpid()}
-        Path(config["marks"], f"restored-{rank()}").write_text(json.dumps(told))
+        output = {"path": checkpoint.path, "files": files, "process": os.getpid()}
+        Path(config["marks"], f"restored-{rank()}").write_text(json.dumps(output))
         return checkpoint.path
 
     result = cloud.fit(train, workers=3, nodes=2, max_failures=1)
 
     restored = [json.loads(path.read_text()) for path in cloud.marks.glob("restored-*")]
     assert len(restored) == 3
-    assert {told["path"] for told in restored} == {result.return_value}
-    assert all(told["files"] == ["rank0", "rank1", "rank2"] for told in restored)
+    assert {output["path"] for output in restored} == {result.return_value}
+    assert all(output["files"] == ["rank0", "rank1", "rank2"] for output in restored)
     [closed] = cloud.rounds_closed()
     assert closed.cause == FailureCause.WORKER
 
@@ -293,10 +293,10 @@ def test_exceeded_preemption_budget_raises_preemption_error(cloud: LiveTestCloud
 
     with pytest.raises(
         spotfit.PreemptionError, match=r"the last preemption affected ranks \[1\]"
-    ) as told:
+    ) as error_info:
         handle.result(60)
-    assert told.value.preemption_info.preempted_ranks == [1]
-    assert told.value.drain_timed_out is False
+    assert error_info.value.preemption_info.preempted_ranks == [1]
+    assert error_info.value.drain_timed_out is False
 
 
 # --- nobody waits for the dead -------------------------------------------------------------------

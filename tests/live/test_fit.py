@@ -62,19 +62,19 @@ def test_fit_returns_the_value_and_last_metrics_of_rank_0(cloud: LiveTestCloud) 
 def test_context_contains_the_ranks_of_every_worker(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         me = spotfit.get_context()
-        told = (
+        result = (
             me.get_world_size(),
             me.get_local_rank(),
             me.get_local_world_size(),
             me.get_node_rank(),
             me.get_experiment_name(),
         )
-        Path(config["marks"], str(me.get_world_rank())).write_text(json.dumps(told))
+        Path(config["marks"], str(me.get_world_rank())).write_text(json.dumps(result))
 
     cloud.fit(train, workers=4, nodes=2, name="places")
 
-    told = [json.loads((cloud.marks / str(rank)).read_text()) for rank in range(4)]
-    assert told == [
+    result = [json.loads((cloud.marks / str(rank)).read_text()) for rank in range(4)]
+    assert result == [
         [4, 0, 2, 0, "places"],
         [4, 1, 2, 0, "places"],
         [4, 0, 2, 1, "places"],
@@ -192,9 +192,9 @@ def test_ddp_weights_are_equal_on_all_ranks(cloud: LiveTestCloud) -> None:
 
 def test_same_run_name_resumes_from_the_last_checkpoint(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> int | None:
-        begun_at = restored()
-        save((begun_at or 0) + 1)
-        return begun_at
+        started_at = restored()
+        save((started_at or 0) + 1)
+        return started_at
 
     first = cloud.fit(train)
     second = cloud.fit(train)
@@ -303,13 +303,13 @@ def test_run_on_s3_survives_a_killed_worker(
     def train(config: Config) -> int | None:
         import os
 
-        begun_at = restored()
-        if begun_at is None:
+        started_at = restored()
+        if started_at is None:
             save(1)
             spotfit.collective.barrier()  # all have saved
             os._exit(9)
-        save(begun_at + 1)
-        return begun_at
+        save(started_at + 1)
+        return started_at
 
     result = cloud.fit(train, storage=bucket, workers=2, nodes=2, max_failures=1)
 

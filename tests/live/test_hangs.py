@@ -31,10 +31,10 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def stacks(cloud: LiveTestCloud, told: str) -> str:
+def stacks(cloud: LiveTestCloud, text: str) -> str:
     """What lies where the message says."""
-    found = re.search(r"the stacks of all ranks are in (\S+\.txt)", told)
-    assert found is not None, told
+    found = re.search(r"the stacks of all ranks are in (\S+\.txt)", text)
+    assert found is not None, text
     assert found[1].startswith(cloud.url())
     return Path(found[1]).read_text()
 
@@ -85,11 +85,11 @@ def test_round_without_progress_is_ended_if_configured(
     monkeypatch.setenv("SPOTFIT_HANG_ACTION", "fail")
     with pytest.raises(
         spotfit.HangError, match="rank 0 has made less progress than the others"
-    ) as told:
+    ) as error_info:
         cloud.fit(train, workers=2)
-    assert isinstance(told.value, spotfit.WorkerGroupError)
-    assert set(told.value.worker_failures) == {0}
-    assert "in train" in stacks(cloud, str(told.value))
+    assert isinstance(error_info.value, spotfit.WorkerGroupError)
+    assert set(error_info.value.worker_failures) == {0}
+    assert "in train" in stacks(cloud, str(error_info.value))
 
 
 def test_round_without_progress_continues_if_only_observed(

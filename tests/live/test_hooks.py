@@ -63,10 +63,10 @@ class Writing(Backend):
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         self.attempts += 1
-        told = worker_group.execute(who, "hello", mark="!")
-        assert len({pid for _, _, pid in told}) == len(worker_group)
-        assert os.getpid() not in {pid for _, _, pid in told}
-        backend_config.write("start", self.attempts, [[what, of] for what, of, _ in told])
+        result = worker_group.execute(who, "hello", mark="!")
+        assert len({pid for _, _, pid in result}) == len(worker_group)
+        assert os.getpid() not in {pid for _, _, pid in result}
+        backend_config.write("start", self.attempts, [[what, of] for what, of, _ in result])
         backend_config.write("resources", worker_group.get_resources_per_worker())
         if backend_config.wrong == "on_start":
             worker_group.execute_single(1, mistake, "no port")
@@ -77,8 +77,8 @@ class Writing(Backend):
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         backend_config.write("shutdown", self.attempts)
-        told = worker_group.execute_single(len(worker_group) - 1, who, "bye")
-        backend_config.write("said", told[:2])
+        result = worker_group.execute_single(len(worker_group) - 1, who, "bye")
+        backend_config.write("said", result[:2])
         if backend_config.wrong == "on_shutdown":
             raise ArithmeticError("lost count")
 
@@ -141,10 +141,10 @@ def test_every_attempt_calls_its_hooks_and_lost_workers_are_not_errors(
 )
 def test_exception_of_a_hook_ends_the_run(cloud: LiveTestCloud, hook: str, cause: str) -> None:
     notes = Notes(str(cloud.folder / "notes"), wrong=hook)
-    with pytest.raises(spotfit.ControllerError, match=cause) as told:
+    with pytest.raises(spotfit.ControllerError, match=cause) as error_info:
         trainer(cloud, lambda: None, notes, workers=2, max_failures=5).fit()
     kind = LookupError if hook == "on_start" else ArithmeticError
-    assert isinstance(told.value.controller_failure, kind)
+    assert isinstance(error_info.value.controller_failure, kind)
     assert len(cloud.rounds_opened()) == 1
 
 

@@ -40,7 +40,7 @@ def test_processes_of_torchrun_train_like_workers(tmp_path: Path) -> None:
     subprocess.run([*torchrun, "--nproc-per-node", "2", *script], check=True, timeout=100)
 
     for rank in (0, 1):
-        told = json.loads((tmp_path / f"rank{rank}").read_text())
-        assert told["metrics"] == {"rank": rank, "sum": 1.0}
-        assert told["value"] == [2, rank, "DistributedDataParallel", "cpu", 7]
-        assert told["path"] is None
+        result = json.loads((tmp_path / f"rank{rank}").read_text())
+        assert result["metrics"] == {"rank": rank, "sum": 1.0}
+        assert result["value"] == [2, rank, "DistributedDataParallel", "cpu", 7]
+        assert result["path"] is None

@@ -33,20 +33,20 @@ def step_by_step(config: Config) -> dict[str, Any]:
     me = spotfit.get_context()
     rank, marks = me.get_world_rank(), Path(config["marks"])
     checkpoint = spotfit.get_checkpoint()
-    begun_at = 0
+    started_at = 0
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
-            begun_at = int(Path(folder, "step").read_text())
-    start = {"from": begun_at, "world": me.get_world_size(), "seen": time.monotonic_ns()}
+            started_at = int(Path(folder, "step").read_text())
+    start = {"from": started_at, "world": me.get_world_size(), "seen": time.monotonic_ns()}
     (marks / f"start-{rank}-{start['seen']}").write_text(json.dumps(start))
-    step = begun_at
+    step = started_at
     enough = False
     while not enough:
         step += 1
         report(step, rank)
         time.sleep(0.02)
         enough = spotfit.collective.broadcast_from_rank_zero((marks / "enough").exists())
-    return {"begun_at": begun_at, "step": step}
+    return {"begun_at": started_at, "step": step}
 
 
 def report(step: int, rank: int) -> None:
@@ -82,10 +82,10 @@ def committed(cloud: LiveTestCloud, least: int) -> int:
 
 def starts(cloud: LiveTestCloud) -> list[dict[str, Any]]:
     """All starts of all ranks, in the order of time."""
-    told = [
+    result = [
         json.loads(mark.read_text()) for mark in cloud.marks.glob("start-*") if mark.stat().st_size
     ]
-    return sorted(told, key=lambda start: int(start["seen"]))
+    return sorted(result, key=lambda start: int(start["seen"]))
 
 
 def another_round(
@@ -192,12 +192,12 @@ def test_notice_requests_the_replacement_and_costs_only_a_restart(
 
     second = another_round(cloud)
     events = cloud.events()
-    told = next(n for n, event in enumerate(events) if isinstance(event, PreemptionNoticed))
+    result = next(n for n, event in enumerate(events) if isinstance(event, PreemptionNoticed))
     ordered = next(
-        n for n, event in enumerate(events[told:], told) if isinstance(event, GroupPlanned)
+        n for n, event in enumerate(events[result:], result) if isinstance(event, GroupPlanned)
     )
     closed = next(n for n, event in enumerate(events) if isinstance(event, RoundClosed))
-    assert told < ordered < closed, "the group trained on while the new machine came"
+    assert result < ordered < closed, "the group trained on while the new machine came"
     first = events[closed]
     assert isinstance(first, RoundClosed)
     assert (first.cause, first.reason) == (
@@ -223,8 +223,8 @@ def test_all_ranks_receive_the_same_notice(cloud: LiveTestCloud) -> None:
         while info is None:
             info = spotfit.get_preemption_info()
             time.sleep(0.01)
-        told = [info.preempted_ranks, info.preempted_node_ids, info.deadline_ms]
-        (marks / f"told {me.get_world_rank()}").write_text(json.dumps(told))
+        result = [info.preempted_ranks, info.preempted_node_ids, info.deadline_ms]
+        (marks / f"told {me.get_world_rank()}").write_text(json.dumps(result))
 
     handle = cloud.submit(train, workers=4, nodes=2)
     for rank in range(4):
@@ -234,9 +234,9 @@ def test_all_ranks_receive_the_same_notice(cloud: LiveTestCloud) -> None:
     cloud.reclaimer.notify(leaving, seconds_left=60.0)
 
     handle.result(60)
-    told = [json.loads((cloud.marks / f"told {rank}").read_text()) for rank in range(4)]
-    assert all(each == told[0] for each in told)
-    ranks, nodes, deadline_ms = told[0]
+    result = [json.loads((cloud.marks / f"told {rank}").read_text()) for rank in range(4)]
+    assert all(each == result[0] for each in result)
+    ranks, nodes, deadline_ms = result[0]
     assert ranks == [2, 3]
     assert nodes == [f"{leaving.group.token}/{leaving.number}"]
     assert abs(deadline_ms - noticed_ms - 60_000) < 30_000

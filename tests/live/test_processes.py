@@ -139,8 +139,8 @@ def test_killed_fork_server_ends_its_workers_and_is_replaced(
     assert first is not None
     process.kill(first.pid)
     stage.until(stage.has_all_exited)
-    told = {"was killed by SIGKILL", "died with the process it was forked from"}
-    assert set(stage.exits.values()) <= told
+    result = {"was killed by SIGKILL", "died with the process it was forked from"}
+    assert set(stage.exits.values()) <= result
     stage.start(1, 2)
     stage.until(stage.has_all_running)
     assert stage.worker_pool._fork_server is not first
@@ -183,7 +183,7 @@ def test_exception_contains_its_traceback(stage: WorkerPoolHarness) -> None:
     assert stage.exits == {0: "exited with code 1"}
 
 
-def test_os_exit_of_a_worker_is_a_failure(stage: WorkerPoolHarness) -> None:
+def test_system_exit_of_a_worker_is_a_failure(stage: WorkerPoolHarness) -> None:
     raised = alone(stage, exit_cleanly)
     assert isinstance(raised, WorkerRaised)
     assert "SystemExit: 0" in raised.traceback_text
@@ -202,12 +202,12 @@ def return_a_lock() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("fn", "said"), [(return_tensors, "torch tensors"), (return_a_lock, "a lock, cannot be")]
+    ("fn", "expected"), [(return_tensors, "torch tensors"), (return_a_lock, "a lock, cannot be")]
 )
-def test_unpicklable_return_value_is_reported(stage: WorkerPoolHarness, fn: Any, said: str) -> None:
+def test_invalid_return_value_is_reported(stage: WorkerPoolHarness, fn: Any, expected: str) -> None:
     raised = alone(stage, fn)
     assert isinstance(raised, WorkerRaised)
-    assert said in raised.traceback_text
+    assert expected in raised.traceback_text
 
 
 def test_environment_variables_are_set_before_imports(

@@ -35,14 +35,14 @@ def train(config: Config) -> str:
 
 def told_to_processes() -> bytes:
     """Command lines of all processes here, and what they were given as their environment."""
-    told = []
+    result = []
     for process in Path("/proc").iterdir():
         for file in ("cmdline", "environ") if process.name.isdecimal() else ():
             try:
-                told.append((process / file).read_bytes())
+                result.append((process / file).read_bytes())
             except OSError:
                 continue
-    return b"\n".join(told)
+    return b"\n".join(result)
 
 
 def in_files(folder: Path) -> bytes:

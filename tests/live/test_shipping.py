@@ -238,21 +238,24 @@ def test_unpicklable_object_is_named_by_its_path(cloud: LiveTestCloud) -> None:
     def train() -> Any:
         return holder
 
-    with pytest.raises(ShippingError) as told:
+    with pytest.raises(ShippingError) as error_info:
         cloud.fit(train)
-    assert isinstance(told.value, TypeError)
-    assert "holder" in told.value.message
-    assert "'tools'" in told.value.message
-    assert "lock" in told.value.message
+    assert isinstance(error_info.value, TypeError)
+    assert "holder" in error_info.value.message
+    assert "'tools'" in error_info.value.message
+    assert "lock" in error_info.value.message
     assert cloud.is_untouched
 
 
 def test_unpicklable_config_is_rejected(cloud: LiveTestCloud) -> None:
     import socket
 
-    with socket.socket() as wire, pytest.raises(ShippingError, match="train_loop_config") as told:
+    with (
+        socket.socket() as wire,
+        pytest.raises(ShippingError, match="train_loop_config") as error_info,
+    ):
         cloud.fit(lambda config: None, config={"log": {"wire": wire}})
-    assert "'wire'" in told.value.message
+    assert "'wire'" in error_info.value.message
     assert cloud.is_untouched
 
 

@@ -138,9 +138,9 @@ def test_run_waits_for_simulated_capacity(stage: Stage) -> None:
 @pytest.mark.parametrize("kind", ["quota", "permission", "credentials"])
 def test_permanent_error_ends_the_run_with_its_reason(stage: Stage, kind: str) -> None:
     stage.sim.call_simulator("trouble", {"kind": kind, "times": 1_000_000})
-    with pytest.raises(TrainingFailedError) as told:
+    with pytest.raises(TrainingFailedError) as error_info:
         stage.trainer().fit()
-    assert len(str(told.value)) > 40
+    assert len(str(error_info.value)) > 40
     assert stage.view.fit_end is not None
     assert not stage.sim.call_simulator("machines")
 

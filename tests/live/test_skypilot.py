@@ -106,12 +106,12 @@ class Stage:
         )
 
 
-def patiently(happens: Callable[[], object]) -> None:
+def patiently(condition: Callable[[], object]) -> None:
     """Wait for it, looking once a second: ten minutes, then it is a failure."""
     clock = SystemClock()
-    give_up_at = clock.now() + _PATIENCE_S
-    while not happens():
-        assert clock.now() < give_up_at, f"not within {_PATIENCE_S} s: {happens}"
+    deadline = clock.now() + _PATIENCE_S
+    while not condition():
+        assert clock.now() < deadline, f"not within {_PATIENCE_S} s: {condition}"
         clock.wait(1.0)
 
 

@@ -75,9 +75,9 @@ class Stage:
         """Have somebody else want a node of ours; the number of their job."""
         [node, *_] = self.cluster.run_command("squeue", "-h", "-t", "R", "-o", "%N").split()
         sleep = ("--output=/dev/null", "--wrap=sleep 300")
-        told = self.cluster.run_command("sbatch", "--parsable", "-w", node, *words, *sleep)
-        assert told, "sbatch refused"
-        return told.strip()
+        result = self.cluster.run_command("sbatch", "--parsable", "-w", node, *words, *sleep)
+        assert result, "sbatch refused"
+        return result.strip()
 
 
 @pytest.fixture

@@ -46,15 +46,15 @@ def train(config: dict[str, Any]) -> int:
     step = 0
     while True:
         step += 1
-        asked = [mark for mark in ("save", "enough") if (marks / mark).exists()]
-        asked = spotfit.collective.broadcast_from_rank_zero(asked)
+        requests = [mark for mark in ("save", "enough") if (marks / mark).exists()]
+        requests = spotfit.collective.broadcast_from_rank_zero(requests)
         spotfit.report({"step": step})
         if rank == 0:
             leave(marks / "step", str(step))
-        if "save" in asked and not (marks / f"saved-{rank}").exists():
+        if "save" in requests and not (marks / f"saved-{rank}").exists():
             save(step)
             (marks / f"saved-{rank}").touch()
-        if "enough" in asked:
+        if "enough" in requests:
             save(step)
             return step
         time.sleep(0.02)
@@ -88,13 +88,13 @@ def train_on(config: dict[str, Any]) -> int:
     life = "later" if (marks / f"first-{rank}").exists() else "first"
     leave(marks / f"{life}-{rank}", str(restored.step if restored else 0))
     while True:
-        asked = [mark for mark in ("save", "enough") if (marks / mark).exists()]
-        asked = spotfit.collective.broadcast_from_rank_zero(asked)
-        if "enough" in asked:
+        requests = [mark for mark in ("save", "enough") if (marks / mark).exists()]
+        requests = spotfit.collective.broadcast_from_rank_zero(requests)
+        if "enough" in requests:
             return ckpt.steps
         time.sleep(0.02)
         ckpt.step()
-        if "save" in asked and not restored and not (marks / f"saved-{rank}").exists():
+        if "save" in requests and not restored and not (marks / f"saved-{rank}").exists():
             ckpt.save()
             leave(marks / f"saved-{rank}", str(ckpt.steps))
 

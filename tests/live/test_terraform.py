@@ -66,7 +66,7 @@ def cloud() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def environment(cloud: str) -> Iterator[dict[str, str]]:
-    told = {
+    result = {
         "AWS_ENDPOINT_URL": cloud,
         "AWS_ACCESS_KEY_ID": "somebody",
         "AWS_SECRET_ACCESS_KEY": "something",
@@ -75,7 +75,7 @@ def environment(cloud: str) -> Iterator[dict[str, str]]:
         "CHECKPOINT_DISABLE": "1",
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, text in told.items():
+        for name, text in result.items():
             patch.setenv(name, text)
         yield {**os.environ}
 
@@ -90,9 +90,9 @@ def stack(
     folder = copy / "stacks" / "aws"
     (folder / "override.tf").write_text('provider "aws" {\n  s3_use_path_style = true\n}\n')
     (folder / "terraform.tfvars.json").write_text(json.dumps(_variables()))
-    begun = _terraform(folder, "init", "-input=false", check=False)
-    if begun.returncode != 0:
-        pytest.skip(f"the AWS provider is not here: {begun.stderr[-500:]}")
+    started = _terraform(folder, "init", "-input=false", check=False)
+    if started.returncode != 0:
+        pytest.skip(f"the AWS provider is not here: {started.stderr[-500:]}")
     _terraform(folder, "apply", "-auto-approve", "-input=false")
     yield folder
     _terraform(folder, "destroy", "-auto-approve", "-input=false")
@@ -114,8 +114,8 @@ def test_second_terraform_plan_has_no_changes(stack: Path) -> None:
 
 def test_terraform_output_is_a_usable_profile(profile: Path) -> None:
     options = resolve_options("aws_batch", {})
-    told = json.loads(profile.read_text())["aws_batch"]["value"]
-    assert parse_options(AwsBatchOptions, told).queues == ("spotfit-spot",)
+    result = json.loads(profile.read_text())["aws_batch"]["value"]
+    assert parse_options(AwsBatchOptions, result).queues == ("spotfit-spot",)
     provisioner = AwsBatchProvisioner.with_options(**options)
     plan = provisioner.plan(
         GroupRequest(token=Token("t-terraform"), num_workers=2, total_workers=2, run_name="digits")

@@ -39,12 +39,12 @@ def found() -> list[str] | None:
 
 def test_async_upload_completes_after_its_worker_is_killed(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
-        if (begun_at := found()) is None:
+        if (started_at := found()) is None:
             time.sleep(1.0)  # the work that would be lost: an upload is awaited as long as that
             give_away("precious")
             spotfit.collective.barrier()  # both have
             os._exit(9)
-        return begun_at
+        return started_at
 
     result = cloud.fit(train, workers=2, nodes=2, max_failures=1)
 
@@ -54,11 +54,11 @@ def test_async_upload_completes_after_its_worker_is_killed(cloud: LiveTestCloud)
 
 def test_failed_run_keeps_pending_async_uploads(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
-        if (begun_at := found()) is None:
+        if (started_at := found()) is None:
             time.sleep(1.0)
             give_away("precious")
             raise ValueError("after that")
-        return begun_at
+        return started_at
 
     with pytest.raises(spotfit.WorkerGroupError, match="after that"):
         cloud.fit(train)
@@ -94,8 +94,8 @@ def test_failed_upload_ends_its_worker_during_training(
 
 def test_crash_during_name_reuse_keeps_the_previous_checkpoint(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
-        if (begun_at := found()) is not None:
-            return begun_at
+        if (started_at := found()) is not None:
+            return started_at
         through, rank = Path(config["marks"], "through"), spotfit.get_context().get_world_rank()
 
         def die(_: spotfit.Checkpoint, __: str) -> spotfit.Checkpoint:

@@ -41,8 +41,8 @@ def all_of(cloud: LiveTestCloud, kind: type[JournalEvent]) -> list[Any]:
     return [event for event in cloud.events() if isinstance(event, kind)]
 
 
-def node_of(cloud: LiveTestCloud, begun: ValidationStarted) -> LocalNode:
-    return next(n for n in cloud.reclaimer.running_nodes() if n.group.token == begun.token)
+def node_of(cloud: LiveTestCloud, started: ValidationStarted) -> LocalNode:
+    return next(n for n in cloud.reclaimer.running_nodes() if n.group.token == started.token)
 
 
 def test_validations_run_on_a_separate_machine_during_training(
@@ -74,15 +74,15 @@ def test_validations_run_on_a_separate_machine_during_training(
     assert result.best_checkpoints is not None
     assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [1]
     assert result.metrics == {"epoch": 4}
-    asked = [event.request for event in all_of(cloud, GroupPlanned)]
-    assert [(one.role, one.num_workers) for one in asked] == [("train", 1), ("validate", 1)]
-    begun = all_of(cloud, ValidationStarted)
-    assert [(one.checkpoint_name, one.token) for one in begun] == [
-        (f"epoch-{epoch}", asked[1].token) for epoch in (1, 2, 3)
+    requests = [event.request for event in all_of(cloud, GroupPlanned)]
+    assert [(one.role, one.num_workers) for one in requests] == [("train", 1), ("validate", 1)]
+    started = all_of(cloud, ValidationStarted)
+    assert [(one.checkpoint_name, one.token) for one in started] == [
+        (f"epoch-{epoch}", requests[1].token) for epoch in (1, 2, 3)
     ]
-    told = list(spotfit.attach(cloud.url()).logs())
-    assert "(validation) looking at epoch 3" in told
-    assert "(validation) ArithmeticError: nothing there" in told
+    output = list(spotfit.attach(cloud.url()).logs())
+    assert "(validation) looking at epoch 3" in output
+    assert "(validation) ArithmeticError: nothing there" in output
 
 
 def test_validation_on_a_worker_node_is_a_process_with_a_timeout(
@@ -102,16 +102,16 @@ def test_validation_on_a_worker_node_is_a_process_with_a_timeout(
         at_once = spotfit.get_all_reported_checkpoints(every.COMMITTED)
         too_soon = spotfit.get_all_reported_checkpoints(timeout_s=0.01)
         validated = spotfit.get_all_reported_checkpoints()
-        told = [[one.status.name for one in some] for some in (at_once, too_soon, validated)]
-        return os.getpid(), told
+        output = [[one.status.name for one in some] for some in (at_once, too_soon, validated)]
+        return os.getpid(), output
 
     task = spotfit.ValidationTaskConfig(fn_kwargs={"marks": str(cloud.marks)})
     result = cloud.fit(
         train, validation=spotfit.ValidationConfig(validate, task, own_machine=False)
     )
-    worker, told = result.return_value
+    worker, output = result.return_value
     pending = ["PENDING_VALIDATION"] * 3
-    assert told == [pending, pending, ["VALIDATION_TIMEOUT", "VALIDATED", "VALIDATION_FAILED"]]
+    assert output == [pending, pending, ["VALIDATION_TIMEOUT", "VALIDATED", "VALIDATION_FAILED"]]
     assert result.best_checkpoints is not None
     pid = result.best_checkpoints[1][1]["pid"]
     asleep = int(cloud.wait_for_mark("asleep").read_text())

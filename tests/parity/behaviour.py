@@ -189,10 +189,10 @@ def who_the_workers_are(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
         train: Any = import_api(config)
         context = train.get_context()
-        told = [getattr(context, f"get_{name}")() for name in WORKER_FIELDS]
-        told += [context.get_experiment_name()]
-        told += [Path(context.get_storage().experiment_fs_path).name]
-        Path(config["place"], f"told{context.get_world_rank()}").write_text(json.dumps(told))
+        result = [getattr(context, f"get_{name}")() for name in WORKER_FIELDS]
+        result += [context.get_experiment_name()]
+        result += [Path(context.get_storage().experiment_fs_path).name]
+        Path(config["place"], f"told{context.get_world_rank()}").write_text(json.dumps(result))
 
     api.fit(f, workers=2)
     return [json.loads((api.scratch / f"told{rank}").read_text()) for rank in range(2)]
@@ -452,8 +452,8 @@ def all_reported_checkpoints(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         train: Any = import_api(config)
         report_steps({**config, "metrics": [{"score": n} for n in (3, 1, 4, 2)]})
-        told = train.get_all_reported_checkpoints()
-        return [[one.metrics["score"], one.status.value] for one in told]
+        result = train.get_all_reported_checkpoints()
+        return [[one.metrics["score"], one.status.value] for one in result]
 
     how = checkpoint_config(api, num_to_keep=2, checkpoint_score_attribute="score")
     return api.fit(f, workers=1, **how).return_value
@@ -516,8 +516,8 @@ def an_exception_by_rank(api: TrainingApi) -> Any:
 
     error: Any = catch(lambda: api.fit(f))
     own = error.worker_failures[1]
-    told = "[Rank 1 Error Snippet]:" in str(error), "of rank 1" in str(error)
-    return [known_bases(error), known_bases(own), str(own), told]
+    result = "[Rank 1 Error Snippet]:" in str(error), "of rank 1" in str(error)
+    return [known_bases(error), known_bases(own), str(own), result]
 
 
 @probe
@@ -576,9 +576,9 @@ def recording_callback(api: TrainingApi) -> Any:
             # Who failed first is chance: what they raised is not.
             self._write(["exception", sorted({str(one) for one in worker_exceptions.values()})])
 
-        def _write(self, told: Any) -> None:
+        def _write(self, event: Any) -> None:
             with Path(place, "diary").open("a") as file:
-                file.write(json.dumps(told) + "\n")
+                file.write(json.dumps(event) + "\n")
 
     return Diary()
 
@@ -593,8 +593,8 @@ def what_callbacks_hear(api: TrainingApi) -> Any:
         raise RuntimeError("at the end")
 
     catch(lambda: api.fit(f, run={"callbacks": [recording_callback(api)]}))
-    told = (api.scratch / "diary").read_text().splitlines()
-    return [json.loads(line) for line in told]
+    result = (api.scratch / "diary").read_text().splitlines()
+    return [json.loads(line) for line in result]
 
 
 @probe
@@ -628,9 +628,9 @@ def recording_backend_config(api: TrainingApi, *, raising: bool = False) -> Any:
     place = str(api.scratch)
     home = importlib.import_module(f"{api.name}.backend")
 
-    def note(told: Any) -> None:
+    def note(event: Any) -> None:
         with Path(place, "notes").open("a") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(event) + "\n")
 
     class Noting(home.Backend):  # type: ignore[name-defined,misc]
         def on_start(self, worker_group: Any, backend_config: Any) -> None:
@@ -669,8 +669,8 @@ def the_hooks_of_a_backend(api: TrainingApi) -> Any:
         return os.environ.get("PROBE_CONTEXT")
 
     result = api.fit(f, backend_config=recording_backend_config(api))
-    told = (api.scratch / "notes").read_text().splitlines()
-    return [result.return_value, [json.loads(line) for line in told]]
+    output = (api.scratch / "notes").read_text().splitlines()
+    return [result.return_value, [json.loads(line) for line in output]]
 
 
 @probe
@@ -704,8 +704,8 @@ def checkpoints_that_are_validated(api: TrainingApi) -> Any:
                 Path(folder, "rank0").write_text(f"{number}")
                 checkpoint = train.Checkpoint.from_directory(folder)
                 train.report({"n": number}, checkpoint=checkpoint, validation=validation)
-        told = train.get_all_reported_checkpoints()
-        return [[one.metrics, one.status.value] for one in told]
+        output = train.get_all_reported_checkpoints()
+        return [[one.metrics, one.status.value] for one in output]
 
     given = api.train.ValidationTaskConfig(fn_kwargs={"offset": 10})
     config = api.train.ValidationConfig(validate, task_config=given)
@@ -804,8 +804,8 @@ def a_broadcast(api: TrainingApi) -> Any:
         rank = train.get_context().get_world_rank()
         collective: Any = importlib.import_module(f"{config['api']}.collective")
         collective.barrier()
-        told = collective.broadcast_from_rank_zero(rank)
-        Path(config["place"], f"told{rank}").write_text(str(told))
+        result = collective.broadcast_from_rank_zero(rank)
+        Path(config["place"], f"told{rank}").write_text(str(result))
 
     api.fit(f)
     return [(api.scratch / f"told{rank}").read_text() for rank in range(2)]
@@ -961,8 +961,8 @@ def a_collective_that_takes_too_long(api: TrainingApi) -> Any:
     os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = "2"  # heard by both
     error: Any = catch(lambda: api.fit(f))
     del os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"]
-    told = str(error)
-    return [known_bases(error), list(error.worker_failures), "timed out" in told, "[1]" in told]
+    result = str(error)
+    return [known_bases(error), list(error.worker_failures), "timed out" in result, "[1]" in result]
 
 
 # --- where and how wide --------------------------------------------------------------------------
@@ -1026,9 +1026,9 @@ def local_mode(api: TrainingApi) -> Any:
         train.report({"loss": 2})
         collective: Any = importlib.import_module(f"{config['api']}.collective")
         collective.barrier()
-        told = collective.broadcast_from_rank_zero(7)
+        output = collective.broadcast_from_rank_zero(7)
         sizes = train.get_context().get_world_size(), train.get_context().get_world_rank()
-        return [told, sizes, train.get_all_reported_checkpoints(), os.getpid()]
+        return [output, sizes, train.get_all_reported_checkpoints(), os.getpid()]
 
     def raises() -> None:
         raise ZeroDivisionError("here")

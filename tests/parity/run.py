@@ -146,11 +146,11 @@ def _run_example(example: RayExample, examples: Path) -> list[str]:
 def _migrate(example: RayExample, script: Path) -> str:
     """Move it, and compare what could not be moved with what was expected."""
     command = [sys.executable, "-m", "spotfit.migrate", "--write", str(script)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(told.stdout.strip())
-    missing = [one for one in example.unmigrated if one not in told.stdout]
-    if told.returncode != bool(example.unmigrated) or missing:
-        return f"{example.script} was not moved as expected: {told.stdout}{told.stderr}"
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(result.stdout.strip())
+    missing = [one for one in example.unmigrated if one not in result.stdout]
+    if result.returncode != bool(example.unmigrated) or missing:
+        return f"{example.script} was not moved as expected: {result.stdout}{result.stderr}"
     return ""
 
 
@@ -171,8 +171,8 @@ def _environment() -> dict[str, str]:
 
 def _ray_directory() -> Path:
     command = [str(python_of("ray")), "-c", "import ray; print(ray.__path__[0])"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    return Path(told.stdout.strip())
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Path(result.stdout.strip())
 
 
 def _install_packages() -> None:

@@ -48,9 +48,9 @@ def test_migrate_command_produces_the_documented_script() -> None:
 
 
 def test_guide_lists_every_renamed_variable() -> None:
-    told = dict(RENAMED.findall(GUIDE))
-    assert told == {setting.ray_name: setting.name for setting in ENV_VARS if setting.ray_name}
-    assert all(find_variable(theirs) == ours for theirs, ours in told.items())
+    result = dict(RENAMED.findall(GUIDE))
+    assert result == {setting.ray_name: setting.name for setting in ENV_VARS if setting.ray_name}
+    assert all(find_variable(theirs) == ours for theirs, ours in result.items())
 
 
 @pytest.mark.parametrize("name", VARIABLES)

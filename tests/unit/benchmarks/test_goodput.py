@@ -38,17 +38,19 @@ def test_intervals_by_age_are_found_by_coordinate_search() -> None:
 
 
 def test_verdict_states_whether_targets_are_reached() -> None:
-    said = verdict([row(ours=91.0), row(ours=93.0, notice=True)])
-    assert "5.00 points below the upper bound on average (reached: ≤ 6)" in said
-    assert "3.00 points below the upper bound on average (missed: ≤ 2)" in said
+    output = verdict([row(ours=91.0), row(ours=93.0, notice=True)])
+    assert "5.00 points below the upper bound on average (reached: ≤ 6)" in output
+    assert "3.00 points below the upper bound on average (missed: ≤ 2)" in output
     assert "at worst -3.00 relative to the best fixed interval (missed" in verdict([row(ours=87.0)])
     assert "by age: 4.25 on average, 4.25 at worst" in verdict([row(ours=87.0)])
 
 
 def test_verdict_counts_targets_out_of_reach_of_intervals_by_age() -> None:
     rows = [row(ours=91.0, notice=True), row(ours=95.0, notice=True)]
-    told = "1 of 2 recordings are within 2; of the other 1, 1 would not be with the best intervals"
-    assert told in verdict(rows)
+    result = (
+        "1 of 2 recordings are within 2; of the other 1, 1 would not be with the best intervals"
+    )
+    assert result in verdict(rows)
 
 
 def test_recording_is_one_table_row_and_two_plot_lines() -> None:

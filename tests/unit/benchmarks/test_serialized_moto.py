@@ -17,6 +17,6 @@ def test_only_conditional_creates_hold_the_lock(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(DomainDispatcherApplication, "__call__", served)
     moto = SerializedMoto(create_backend_app)
-    for asked in ({"HTTP_IF_NONE_MATCH": "*"}, {"HTTP_IF_NONE_MATCH": '"tag"'}, {}):
-        assert moto(asked, None) == [b"done"]
+    for requests in ({"HTTP_IF_NONE_MATCH": "*"}, {"HTTP_IF_NONE_MATCH": '"tag"'}, {}):
+        assert moto(requests, None) == [b"done"]
     assert alone == [True, False, False]

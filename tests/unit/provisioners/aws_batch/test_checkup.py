@@ -96,11 +96,11 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         ["batch:TerminateJob", "agents s3:PutObject", "agents s3:DeleteObject"]
     )
-    told = wrong(examined(sim, image=f"{IMAGE}:other", execution_role=f"{EXECUTION}-2"))
-    environment = told.pop("compute environment spot has spot instances")
+    result = wrong(examined(sim, image=f"{IMAGE}:other", execution_role=f"{EXECUTION}-2"))
+    environment = result.pop("compute environment spot has spot instances")
     for what in ("disabled", "INVALID: CLIENT_ERROR - subnet-1", "type is EC2", "is 0 vCPUs"):
         assert what in environment.detail
-    assert {what: one.detail for what, one in told.items()} == {
+    assert {what: one.detail for what, one in result.items()} == {
         "the caller may rent machines": (
             f"arn:aws:iam::{ACCOUNT}:user/sim lacks batch:TerminateJob."
         ),
@@ -112,11 +112,11 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
         "the execution role can be assumed": f"The role {EXECUTION}-2 does not exist.",
         "the image exists": f"The image {IMAGE}:other does not exist in the registry.",
     }
-    assert all(one.do for one in told.values())
+    assert all(one.do for one in result.values())
 
 
 @pytest.mark.parametrize(
-    ("queue", "told"),
+    ("queue", "expected"),
     [
         (MISSING_QUEUE, "The queue 'spot' does not exist in sim-east-1."),
         (
@@ -126,11 +126,11 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     ],
 )
 def test_disabled_queue_is_reported_with_all_other_checks(
-    sim: Simulator, queue: dict[str, Any], told: str
+    sim: Simulator, queue: dict[str, Any], expected: str
 ) -> None:
     sim.cloud.queue_overrides["spot"] = queue  # type: ignore[attr-defined]
     findings = examined(sim)
-    assert [one.detail for one in wrong(findings).values()] == [told]
+    assert [one.detail for one in wrong(findings).values()] == [expected]
     assert "agents may rent machines" in findings
 
 
@@ -178,8 +178,8 @@ def test_unavailable_iam_is_inconclusive(sim: Simulator, monkeypatch: pytest.Mon
         )
         findings = examined(sim)
         assert not wrong(findings)
-        told = findings["agents may rent machines"]
-        assert (told.conclusive, told.detail.count("\n")) == (False, 0)
+        result = findings["agents may rent machines"]
+        assert (result.conclusive, result.detail.count("\n")) == (False, 0)
         assert sum(what.startswith("the caller has ") for what in findings) == 6, "so it is tried"
 
 

@@ -67,9 +67,9 @@ def test_identity_and_spot_prices_are_queried(sim: Simulator) -> None:
 def test_missing_credentials_name_a_remedy(sim: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ProvisionPermissionError, match="authentication failed") as told:
+    with pytest.raises(ProvisionPermissionError, match="authentication failed") as error_info:
         caller_arn(REGION, sim.server.url)
-    assert "get-caller-identity" in told.value.do
+    assert "get-caller-identity" in error_info.value.do
 
 
 def test_missing_region_names_the_option() -> None:
@@ -92,9 +92,9 @@ def test_missing_region_names_the_option() -> None:
 def test_permanent_errors_are_distinguished(
     code: str, message: str, error: type[ProvisionError]
 ) -> None:
-    told = calls._to_provision_error("submit", code, message)
-    assert type(told) is error
-    assert message in str(told)
+    result = calls._to_provision_error("submit", code, message)
+    assert type(result) is error
+    assert message in str(result)
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,12 @@ def running(
     return handle
 
 
-def until(happens: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     """A command that has just been forked may miss its SIGTERM: then it has its grace of 30 s."""
     clock = SystemClock()
-    give_up_at = clock.now() + 60
-    while not happens():
-        assert clock.now() < give_up_at
+    deadline = clock.now() + 60
+    while not condition():
+        assert clock.now() < deadline
         clock.wait(0.02)
 
 

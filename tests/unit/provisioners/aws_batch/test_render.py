@@ -67,18 +67,18 @@ def test_job_matches_its_golden_file() -> None:
     environment = LAUNCH.environment_for(
         planned.token, 0, planned.slots_per_node, node_index_variable=ARRAY_INDEX_VARIABLE
     )
-    told = job_request(
+    result = job_request(
         planned, queue="spot", definition="arn:1", environment=environment, share="x"
     )
-    golden.check_golden(told, GOLDEN / "job_array.json")
+    golden.check_golden(result, GOLDEN / "job_array.json")
 
 
 def test_single_machine_is_not_an_array_job() -> None:
     """Batch refuses arrays of one."""
-    told = job_request(
+    result = job_request(
         plan(a_request(1), OPTIONS), queue="q", definition="d", environment={}, share=""
     )
-    assert "arrayProperties" not in told
+    assert "arrayProperties" not in result
     assert child_job_ids("j", 1) == ["j"]
     assert child_job_ids("j", 3) == ["j:0", "j:1", "j:2"]
 
@@ -106,7 +106,7 @@ def test_only_lost_hosts_and_drained_agents_are_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "options", "told"),
+    ("request_", "options", "expected"),
     [
         (a_request(), AwsBatchOptions(), "queues, image not set"),
         (a_request(4, TPU=1.0), OPTIONS, "does not support the resource TPU"),
@@ -114,7 +114,7 @@ def test_only_lost_hosts_and_drained_agents_are_retried() -> None:
     ],
 )
 def test_unsupported_requests_are_rejected(
-    request_: GroupRequest, options: AwsBatchOptions, told: str
+    request_: GroupRequest, options: AwsBatchOptions, expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         plan(request_, options)

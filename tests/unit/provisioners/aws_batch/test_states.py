@@ -45,9 +45,9 @@ def an_end(reason: str, code: int | None = None) -> dict[str, Any]:
     ],
 )
 def test_job_is_mapped_to_a_node_state(job: dict[str, Any], state: NodeState, reason: str) -> None:
-    told = node_status(job)
-    assert told.state == state
-    assert reason in told.reason
+    result = node_status(job)
+    assert result.state == state
+    assert reason in result.reason
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_last_attempt_is_reported(attempts: int, ended: int, under_way: int, *, 
 
 
 @pytest.mark.parametrize(
-    ("reason", "waited_s", "told"),
+    ("reason", "waited_s", "expected"),
     [
         ("", 5_000, False),
         ("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - x", 60, False),
@@ -71,12 +71,12 @@ def test_last_attempt_is_reported(attempts: int, ended: int, under_way: int, *, 
     ],
 )
 def test_wait_reason_counts_after_the_pending_timeout(
-    reason: str, waited_s: int, told: bool
+    reason: str, waited_s: int, expected: bool
 ) -> None:
     """Batch cries wolf for minutes while an environment grows from nothing."""
     job = {"status": "RUNNABLE", "statusReason": reason, "createdAt": 1_000_000}
     now_ms = 1_000_000 + waited_s * 1000
-    assert bool(pending_reason(job, now_ms=now_ms, pending_timeout_s=600.0)) is told
+    assert bool(pending_reason(job, now_ms=now_ms, pending_timeout_s=600.0)) is expected
     assert pending_reason({**job, "status": "STARTING"}, now_ms=now_ms, pending_timeout_s=0.0) == ""
 
 

@@ -79,9 +79,9 @@ def test_sound_account_passes_all_checks(sim: Simulator) -> None:
 def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.cloud.account |= {"lowPriorityCoreQuota": 3, "poolQuota": 0}  # type: ignore[attr-defined]
     sim.faults.deny_permissions([checkup._JOB_DATA_ACTIONS[1], checkup._WRITE_POOLS_ACTION])
-    told = wrong(examined(sim, identity_client_id="another"))
+    result = wrong(examined(sim, identity_client_id="another"))
     mine = "11111111-1111-1111-1111-111111111111"
-    assert told == {
+    assert result == {
         QUOTAS: ("The account's quota is 3 spot cores, but Standard_D4s_v5 has 4; no pools."),
         WHO: f"The client id of the identity is {mine}, but identity_client_id is another.",
         RIGHTS: (
@@ -91,7 +91,7 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"enableAutoScale": False}, "has no autoscaling"),
         ({"autoScaleFormula": "$TargetDedicatedNodes = 1;"}, "without $TargetLowPriorityNodes"),
@@ -106,26 +106,26 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     ],
 )
 def test_unsuitable_pool_properties_are_reported(
-    with_pool: Simulator, change: dict[str, Any], told: str
+    with_pool: Simulator, change: dict[str, Any], expected: str
 ) -> None:
     (pool,) = with_pool.cloud.state.pools.values()
     pool.body |= change
     [(what, found)] = wrong(examined(with_pool)).items()
     assert what == POOL
-    assert told in found
+    assert expected in found
 
 
 def test_resize_errors_of_the_pool_are_reported(with_pool: Simulator) -> None:
     (pool,) = with_pool.cloud.state.pools.values()
     code = "AccountLowPriorityCoreQuotaReached"
     pool.resize_errors = [{"code": code, "message": "The core quota is reached."}]
-    told = wrong(examined(with_pool))
-    assert told == {"the pool can grow": f"{code}: The core quota is reached."}
+    result = wrong(examined(with_pool))
+    assert result == {"the pool can grow": f"{code}: The core quota is reached."}
 
 
 def test_missing_pool_without_creation_options_is_reported(sim: Simulator) -> None:
-    told = wrong(examined(sim, pool="mine", vm_size="", identity=""))
-    assert told == {POOL: "The pool 'mine' does not exist."}
+    result = wrong(examined(sim, pool="mine", vm_size="", identity=""))
+    assert result == {POOL: "The pool 'mine' does not exist."}
 
 
 def test_invalid_or_mismatched_account_id_is_reported(sim: Simulator) -> None:
@@ -168,9 +168,9 @@ def test_missing_identity_is_reported(sim: Simulator) -> None:
 
 def test_missing_credentials_are_reported(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
-    told = wrong(examined(sim))
-    assert all("authentication failed" in found for found in told.values())
-    assert POOL in told
+    result = wrong(examined(sim))
+    assert all("authentication failed" in found for found in result.values())
+    assert POOL in result
 
 
 @pytest.mark.parametrize(

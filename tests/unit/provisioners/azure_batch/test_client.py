@@ -138,9 +138,9 @@ def test_missing_credentials_name_the_login_command(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(calls, "_default_credential", Nobody)
     client = AzureBatchClient("https://training.westeurope.batch.azure.com")
     calls._batch_service.cache_clear()
-    with pytest.raises(ProvisionPermissionError, match="authentication failed") as told:
+    with pytest.raises(ProvisionPermissionError, match="authentication failed") as error_info:
         client.check_access()
-    assert "az login" in told.value.do
+    assert "az login" in error_info.value.do
 
 
 def test_unavailable_identity_on_a_node_is_transient(
@@ -156,17 +156,17 @@ def test_http_endpoint_gets_no_credentials(monkeypatch: pytest.MonkeyPatch, sim:
     monkeypatch.setattr(
         calls, "_default_credential", lambda: pytest.fail("nobody may ask for them")
     )
-    heard: list[dict[str, str]] = []
+    received: list[dict[str, str]] = []
     answer = AzureBatchCloud.answer_request
 
     def listening(cloud: AzureBatchCloud, request: Any) -> Any:
-        heard.append(dict(request.headers))
+        received.append(dict(request.headers))
         return answer(cloud, request)
 
     monkeypatch.setattr(AzureBatchCloud, "answer_request", listening)
     AzureBatchClient(sim.server.url).check_access()
-    assert heard
-    assert not any("authorization" in headers for headers in heard)
+    assert received
+    assert not any("authorization" in headers for headers in received)
 
 
 WHO = """
@@ -183,10 +183,10 @@ def test_simulated_machine_provides_its_identity(sim: Simulator, client: AzureBa
     while not (up := [m for m in list(sim.datacenter.machines.values()) if m.state == "up"]):
         sim.stop_event.wait(0.02)
     environment = {**env.copy_environment(), **sim.cloud.task_environment(up[0])}
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", WHO], env=environment, capture_output=True, text=True, check=True
     )
-    assert told.stdout.strip() == "simulated"
+    assert result.stdout.strip() == "simulated"
 
 
 def _post(path: str, body: Any) -> Any:
@@ -212,9 +212,9 @@ def _post(path: str, body: Any) -> Any:
 def test_permanent_errors_are_distinguished(
     status: int, code: str, error: type[ProvisionError]
 ) -> None:
-    told = calls._to_provision_error("submit", status, code, "the message")
-    assert type(told) is error
-    assert "the message" in str(told)
+    result = calls._to_provision_error("submit", status, code, "the message")
+    assert type(result) is error
+    assert "the message" in str(result)
 
 
 def test_wrong_key_is_distinguished_from_a_missing_role() -> None:

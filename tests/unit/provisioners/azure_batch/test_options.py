@@ -13,7 +13,7 @@ SIGNED = "https://x.blob.core.windows.net/c/f?sv=2024-01-01&sig=abc"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"max_nodes": 101}, "1 to 100"),
         ({"max_nodes": 0}, "1 to 100"),
@@ -23,15 +23,15 @@ SIGNED = "https://x.blob.core.windows.net/c/f?sv=2024-01-01&sig=abc"
         ({"resource_files": (SIGNED,)}, "stored unencrypted"),
     ],
 )
-def test_invalid_values_are_rejected(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         AzureBatchOptions(**wrong)
 
 
 def test_all_invalid_values_are_reported_together() -> None:
-    with pytest.raises(ConfigErrors) as told:
+    with pytest.raises(ConfigErrors) as error_info:
         AzureBatchOptions(max_nodes=0, public_ip=False, vm_image="x")
-    assert len(told.value.errors) == 3
+    assert len(error_info.value.errors) == 3
 
 
 def test_existing_pool_needs_no_creation_options() -> None:

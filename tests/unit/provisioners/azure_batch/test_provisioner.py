@@ -64,11 +64,11 @@ def running(
     return handle
 
 
-def until(happens: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     clock = SystemClock()
-    give_up_at = clock.now() + 60
-    while not happens():
-        assert clock.now() < give_up_at
+    deadline = clock.now() + 60
+    while not condition():
+        assert clock.now() < deadline
         clock.wait(0.01)
 
 
@@ -216,9 +216,9 @@ def test_output_of_a_task_is_read_while_its_node_exists(sim: Simulator, tmp_path
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "printf no_module\\\\nat_all\\\\n; sleep 100")
     until(lambda: provisioner.fetch_machine_output(handle, 0, max_lines=1))
-    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
-    assert said.source.endswith("/0/stdout.txt")
-    assert said.lines == ("at_all",)
+    [output] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert output.source.endswith("/0/stdout.txt")
+    assert output.lines == ("at_all",)
     sim.faults.inject("capacity", 1_000_000)
     _reclaim(sim, notice=False)
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []

@@ -79,10 +79,10 @@ def test_plan_matches_its_golden_file(
 
 def test_task_matches_its_golden_file_and_azures_types() -> None:
     planned = plan(a_request(8, GPU=1.0), MADE)
-    told = task_request(planned, 1, LAUNCH.environment_for(TOKEN, 1, planned.slots_per_node))
-    golden.check_golden(told, GOLDEN / "task_gpus.json")
+    result = task_request(planned, 1, LAUNCH.environment_for(TOKEN, 1, planned.slots_per_node))
+    golden.check_golden(result, GOLDEN / "task_gpus.json")
     models = pytest.importorskip("azure.batch.models")
-    read = models.BatchTaskCreateOptions(told)
+    read = models.BatchTaskCreateOptions(result)
     settings = {one.name: one.value for one in read.environment_settings}
     assert settings["SPOTFIT_NODE"] == "1"
     assert settings["AZURE_CLIENT_ID"] == MADE.identity_client_id
@@ -109,10 +109,10 @@ def test_groups_with_equal_machines_share_a_pool() -> None:
 def test_autoscale_formula_follows_the_number_of_tasks(
     samples: Sequence[float], target: int
 ) -> None:
-    told = evaluate(autoscale_formula(20, initial_nodes=3), {"$PendingTasks": samples})
-    assert told["$TargetLowPriorityNodes"] == target
-    assert told["$TargetDedicatedNodes"] == 0
-    assert told["$NodeDeallocationOption"] == "taskcompletion"
+    result = evaluate(autoscale_formula(20, initial_nodes=3), {"$PendingTasks": samples})
+    assert result["$TargetLowPriorityNodes"] == target
+    assert result["$TargetDedicatedNodes"] == 0
+    assert result["$NodeDeallocationOption"] == "taskcompletion"
 
 
 class Machine:
@@ -168,7 +168,7 @@ def test_terminated_task_ends_its_agent_without_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "options", "told"),
+    ("request_", "options", "expected"),
     [
         (a_request(), AzureBatchOptions(pool="spot"), "endpoint, image not set"),
         (
@@ -181,7 +181,7 @@ def test_terminated_task_ends_its_agent_without_restart(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_requests_are_rejected(
-    request_: GroupRequest, options: AzureBatchOptions, told: str
+    request_: GroupRequest, options: AzureBatchOptions, expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         plan(request_, options)

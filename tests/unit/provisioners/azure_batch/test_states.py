@@ -32,8 +32,8 @@ def a_task(state: str, **ended: Any) -> dict[str, Any]:
 
 
 def failed(code: str, exit_code: int | None = None, **more: Any) -> dict[str, Any]:
-    told = {"code": code, "message": "why\nRequestId:1", **more}
-    return a_task("completed", result="failure", exitCode=exit_code, failureInfo=told)
+    result = {"code": code, "message": "why\nRequestId:1", **more}
+    return a_task("completed", result="failure", exitCode=exit_code, failureInfo=result)
 
 
 @pytest.mark.parametrize(
@@ -59,21 +59,21 @@ def failed(code: str, exit_code: int | None = None, **more: Any) -> dict[str, An
 def test_task_is_mapped_to_a_node_state(
     task: dict[str, Any] | None, state: NodeState, reason: str
 ) -> None:
-    told = node_status(ACTIVE, task, {})
-    assert (told.state, told.reason) == (state, reason)
+    result = node_status(ACTIVE, task, {})
+    assert (result.state, result.reason) == (state, reason)
 
 
 @pytest.mark.parametrize("of_node", LOST)
 def test_lost_node_is_pending_in_every_node_state(of_node: str) -> None:
     """`unusable` is how Azure tells of a preempted node at first; its task will be requeued."""
-    told = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
-    assert (told.state, told.reason) == (NodeState.WAITING, f"its node is {of_node}")
+    result = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
+    assert (result.state, result.reason) == (NodeState.WAITING, f"its node is {of_node}")
 
 
 @pytest.mark.parametrize("of_node", ["running", "idle", "leavingpool", "offline", "new to us"])
 def test_task_continues_on_an_offline_node(of_node: str) -> None:
-    told = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
-    assert told.state == NodeState.RUNNING
+    result = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
+    assert result.state == NodeState.RUNNING
 
 
 @pytest.mark.parametrize("task", [None, a_task("active"), a_task("preparing")])
@@ -94,7 +94,7 @@ def an_error(code: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("pool", "nodes", "told"),
+    ("pool", "nodes", "expected"),
     [
         (None, [], "the pool does not exist"),
         ({"state": "deleting"}, [], "the pool is being deleted"),
@@ -110,8 +110,10 @@ def an_error(code: str) -> dict[str, str]:
         ({}, [{"state": "starttaskfailed"}], "the start task of the pool fails"),
     ],
 )
-def test_pending_reason_of_a_pool(pool: dict[str, Any] | None, nodes: list[Any], told: str) -> None:
+def test_pending_reason_of_a_pool(
+    pool: dict[str, Any] | None, nodes: list[Any], expected: str
+) -> None:
     found = pending_reason(pool, nodes)
-    assert found.startswith(told)
-    assert bool(found) is bool(told)
+    assert found.startswith(expected)
+    assert bool(found) is bool(expected)
     assert "Time" not in found

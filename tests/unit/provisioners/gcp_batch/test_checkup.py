@@ -39,8 +39,8 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
 
 def examined(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
     access = GcpBatchCloud.client_access(sim.server.url)
-    told = {"image": f"{IMAGE}:sim", "machine_type": "g2-standard-8", **options}
-    provisioner = GcpBatchProvisioner.with_options(**{**access.options, **told})
+    result = {"image": f"{IMAGE}:sim", "machine_type": "g2-standard-8", **options}
+    provisioner = GcpBatchProvisioner.with_options(**{**access.options, **result})
     return {one.name: one for one in provisioner.check_account()}
 
 
@@ -64,8 +64,8 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         ["batch.jobs.create", "batch.jobs.delete", checkup.ACT_AS_PERMISSION]
     )
-    told = wrong(examined(sim, image=f"{IMAGE}:other", zones=(f"{REGION}-c",)))
-    assert told == {
+    result = wrong(examined(sim, image=f"{IMAGE}:other", zones=(f"{REGION}-c",)))
+    assert result == {
         "the machine type is available": f"The region {REGION} has no zone {REGION}-c.",
         "the caller may rent machines": (
             "Missing permissions: batch.jobs.create, batch.jobs.delete."
@@ -78,7 +78,7 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "what", "told"),
+    ("options", "what", "expected"),
     [
         ({"machine_type": "a9"}, "the machine type is available", "None of the zones has"),
         (
@@ -94,17 +94,17 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     ],
 )
 def test_missing_resources_are_named(
-    sim: Simulator, options: dict[str, Any], what: str, told: str
+    sim: Simulator, options: dict[str, Any], what: str, expected: str
 ) -> None:
     [(only, found)] = wrong(examined(sim, **options)).items()
     assert only == what
-    assert found.startswith(told)
+    assert found.startswith(expected)
 
 
 def test_unknown_region_is_named(sim: Simulator) -> None:
-    told = wrong(examined(sim, region="mars-east1"))
-    assert "no location 'mars-east1'" in told["Batch is available in mars-east1"]
-    assert told["the machine type is available"] == "The region mars-east1 does not exist."
+    result = wrong(examined(sim, region="mars-east1"))
+    assert "no location 'mars-east1'" in result["Batch is available in mars-east1"]
+    assert result["the machine type is available"] == "The region mars-east1 does not exist."
 
 
 def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
@@ -136,8 +136,8 @@ def test_missing_direct_roles_of_agents_are_inconclusive(sim: Simulator) -> None
 
 def test_missing_credentials_are_reported(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
-    told = wrong(examined(sim))
-    assert "authentication failed" in told[f"jobs can be listed in {REGION}"]
+    result = wrong(examined(sim))
+    assert "authentication failed" in result[f"jobs can be listed in {REGION}"]
 
 
 @pytest.mark.parametrize(

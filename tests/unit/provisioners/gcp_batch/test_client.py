@@ -78,9 +78,9 @@ def test_missing_credentials_name_the_login_command(
 ) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
-    with pytest.raises(ProvisionPermissionError, match="authentication failed") as told:
+    with pytest.raises(ProvisionPermissionError, match="authentication failed") as error_info:
         GcpBatchClient("p", "us-central1", "https://batch.googleapis.com")
-    assert "gcloud auth" in told.value.do
+    assert "gcloud auth" in error_info.value.do
 
 
 def test_missing_project_names_the_option(sim: Simulator) -> None:
@@ -105,10 +105,10 @@ def test_simulated_machine_provides_its_service_account(
     while not (up := [m for m in list(sim.datacenter.machines.values()) if m.state == "up"]):
         sim.stop_event.wait(0.02)
     environment = {**env.copy_environment(), **sim.cloud.task_environment(up[0])}
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", WHO], env=environment, capture_output=True, text=True, check=True
     )
-    assert told.stdout.split() == [PROJECT, AGENT_SERVICE_ACCOUNT, "simulated"]
+    assert result.stdout.split() == [PROJECT, AGENT_SERVICE_ACCOUNT, "simulated"]
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_simulated_machine_provides_its_service_account(
 def test_permanent_errors_are_distinguished(
     code: int, reason: str, message: str, error: type[ProvisionError] | None
 ) -> None:
-    told = calls._to_provision_error("submit", code, reason, message)
-    assert type(told) is (error or ProvisionPermissionError)
-    assert message in str(told)
+    result = calls._to_provision_error("submit", code, reason, message)
+    assert type(result) is (error or ProvisionPermissionError)
+    assert message in str(result)
 
 
 def test_disabled_api_names_the_command_that_enables_it() -> None:
-    told = calls._to_provision_error("submit", 403, "SERVICE_DISABLED", "it is disabled")
-    assert told is not None
-    assert "services enable" in told.do
+    result = calls._to_provision_error("submit", 403, "SERVICE_DISABLED", "it is disabled")
+    assert result is not None
+    assert "services enable" in result.do
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,11 @@ def running(provisioner: GcpBatchProvisioner, tmp_path: Path, command: str) -> G
     return handle
 
 
-def until(happens: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     clock = SystemClock()
-    give_up_at = clock.now() + 60
-    while not happens():
-        assert clock.now() < give_up_at
+    deadline = clock.now() + 60
+    while not condition():
+        assert clock.now() < deadline
         clock.wait(0.02)
 
 

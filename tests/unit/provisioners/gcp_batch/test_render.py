@@ -79,15 +79,15 @@ def test_plan_matches_its_golden_file(
 
 def test_job_matches_its_golden_file_and_googles_types() -> None:
     planned = plan(a_request(8, GPU=1.0), GPUS)
-    told = job_request(
+    result = job_request(
         planned,
         LAUNCH.environment_for(
             TOKEN, 0, planned.slots_per_node, node_index_variable=TASK_INDEX_VARIABLE
         ),
     )
-    golden.check_golden(told, GOLDEN / "job_gpus.json")
+    golden.check_golden(result, GOLDEN / "job_gpus.json")
     batch = pytest.importorskip("google.cloud.batch_v1")
-    read = batch.Job.from_json(msgspec.json.encode(told))
+    read = batch.Job.from_json(msgspec.json.encode(result))
     (group,) = read.task_groups
     assert group.task_count == group.parallelism == 2
     assert group.task_count_per_node == 1
@@ -98,8 +98,8 @@ def test_job_matches_its_golden_file_and_googles_types() -> None:
 def test_template_settings_are_in_the_environment_of_agents() -> None:
     planned = plan(a_request(2), TEMPLATE)
     (group,) = job_request(planned, {"A": "b"})["taskGroups"]
-    told = group["taskSpec"]["environment"]["variables"]
-    assert told == {"A": "b", "SPOTFIT_SIGNAL_GRACE_S": "150"}
+    result = group["taskSpec"]["environment"]["variables"]
+    assert result == {"A": "b", "SPOTFIT_SIGNAL_GRACE_S": "150"}
 
 
 def test_equal_tokens_render_equal_jobs_and_requests() -> None:
@@ -124,7 +124,7 @@ def test_limit_of_machines_is_lower_for_one_zone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "options", "told"),
+    ("request_", "options", "expected"),
     [
         (a_request(), GcpBatchOptions(), "region, image not set"),
         (a_request(4, TPU=1.0), OPTIONS, "does not support the resource TPU"),
@@ -133,7 +133,7 @@ def test_limit_of_machines_is_lower_for_one_zone() -> None:
     ],
 )
 def test_unsupported_requests_are_rejected(
-    request_: GroupRequest, options: GcpBatchOptions, told: str
+    request_: GroupRequest, options: GcpBatchOptions, expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         plan(request_, options)

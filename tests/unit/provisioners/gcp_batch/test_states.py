@@ -24,8 +24,8 @@ def test_every_google_state_is_mapped() -> None:
     assert set(CAN_START_TASKS) == {state.name for state in batch.JobStatus.State}
 
 
-def a_job(state: str, *said: str) -> dict[str, Any]:
-    events = [{"description": one, "event_time": f"t{n}Z"} for n, one in enumerate(said)]
+def a_job(state: str, *descriptions: str) -> dict[str, Any]:
+    events = [{"description": one, "event_time": f"t{n}Z"} for n, one in enumerate(descriptions)]
     return {"status": {"state": state, "status_events": events}}
 
 
@@ -33,8 +33,8 @@ def a_task(state: str, *events: dict[str, Any]) -> dict[str, Any]:
     return {"name": "t/0", "status": {"state": state, "status_events": list(events)}}
 
 
-def an_event(at: str, code: int, said: str = "Task state is updated") -> dict[str, Any]:
-    return {"event_time": at, "description": said, "task_execution": {"exit_code": code}}
+def an_event(at: str, code: int, description: str = "Task state is updated") -> dict[str, Any]:
+    return {"event_time": at, "description": description, "task_execution": {"exit_code": code}}
 
 
 @pytest.mark.parametrize(
@@ -58,22 +58,22 @@ def an_event(at: str, code: int, said: str = "Task state is updated") -> dict[st
 def test_task_is_mapped_to_a_node_state(
     of_job: str, task: dict[str, Any] | None, state: NodeState, reason: str
 ) -> None:
-    told = node_status(a_job(of_job), task)
-    assert told.state == state
-    assert reason in told.reason
+    result = node_status(a_job(of_job), task)
+    assert result.state == state
+    assert reason in result.reason
 
 
 def test_succeeded_task_ignores_earlier_exit_codes() -> None:
     """The event of a success has no execution, and those of failures stay."""
     task = a_task("SUCCEEDED", an_event("t1", 50001, PREEMPTED), an_event("t2", 0))
-    told = node_status(a_job("SUCCEEDED"), task)
-    assert (told.state, told.reason) == (NodeState.GONE, "")
+    result = node_status(a_job("SUCCEEDED"), task)
+    assert (result.state, result.reason) == (NodeState.GONE, "")
 
 
 def test_last_execution_counts_in_any_order() -> None:
     events = [an_event("12:00:05.5Z", 1), an_event("12:00:09Z", 85), an_event("12:00:05Z", 50001)]
-    told = node_status(a_job("FAILED"), a_task("FAILED", *events))
-    assert "exit code 85" in told.reason
+    result = node_status(a_job("FAILED"), a_task("FAILED", *events))
+    assert "exit code 85" in result.reason
 
 
 @pytest.mark.parametrize("task", [None, a_task("PENDING"), a_task("ASSIGNED")])
@@ -81,8 +81,8 @@ def test_last_execution_counts_in_any_order() -> None:
     "of_job", [state for state, starts in CAN_START_TASKS.items() if not starts]
 )
 def test_ended_job_starts_no_tasks(of_job: str, task: dict[str, Any] | None) -> None:
-    told = node_status(a_job(of_job, "no agent reported"), task)
-    assert (told.state, told.reason) == (NodeState.GONE, "no agent reported")
+    result = node_status(a_job(of_job, "no agent reported"), task)
+    assert (result.state, result.reason) == (NodeState.GONE, "no agent reported")
 
 
 def test_task_continues_after_another_task_failed_the_job() -> None:
@@ -91,7 +91,7 @@ def test_task_continues_after_another_task_failed_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("expected_text", "expected"),
     [
         ((), ""),
         (("Job state is set from QUEUED to SCHEDULED for job x.",), ""),
@@ -99,9 +99,11 @@ def test_task_continues_after_another_task_failed_the_job() -> None:
         (("code - CODE_GCE_QUOTA_EXCEEDED", "Job state is set from SCHEDULED to RUNNING"), ""),
     ],
 )
-def test_wait_reason_holds_until_the_state_changes(said: tuple[str, ...], told: str) -> None:
-    assert told in pending_reason(a_job("SCHEDULED", *said))
-    assert bool(pending_reason(a_job("SCHEDULED", *said))) is bool(told)
+def test_wait_reason_holds_until_the_state_changes(
+    expected_text: tuple[str, ...], expected: str
+) -> None:
+    assert expected in pending_reason(a_job("SCHEDULED", *expected_text))
+    assert bool(pending_reason(a_job("SCHEDULED", *expected_text))) is bool(expected)
 
 
 @pytest.mark.parametrize(

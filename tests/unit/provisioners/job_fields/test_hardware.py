@@ -7,10 +7,10 @@ from spotfit_provisioners.job_fields import hardware
 
 
 def test_machine_resources_cover_all_workers() -> None:
-    asked = {"CPU": 1.5, "GPU": 0.5, "memory": 3 * 2**30}
-    assert hardware.count_cpus(asked, 4) == 6
-    assert hardware.count_gpus(asked, 4) == 2
-    assert hardware.required_memory_mib(asked, 2, per_cpu_gib=1.0) == 6 * 1024
+    requests = {"CPU": 1.5, "GPU": 0.5, "memory": 3 * 2**30}
+    assert hardware.count_cpus(requests, 4) == 6
+    assert hardware.count_gpus(requests, 4) == 2
+    assert hardware.required_memory_mib(requests, 2, per_cpu_gib=1.0) == 6 * 1024
 
 
 def test_default_request_is_one_core_with_its_memory() -> None:
@@ -20,6 +20,6 @@ def test_default_request_is_one_core_with_its_memory() -> None:
 
 def test_unknown_resource_is_rejected_with_the_known_ones() -> None:
     hardware.check_resources({"CPU": 1.0}, backend="x")
-    with pytest.raises(ConfigError, match="does not support the resource TPU") as told:
+    with pytest.raises(ConfigError, match="does not support the resource TPU") as error_info:
         hardware.check_resources({"TPU": 1.0}, backend="x")
-    assert "CPU, GPU, memory" in told.value.do
+    assert "CPU, GPU, memory" in error_info.value.do

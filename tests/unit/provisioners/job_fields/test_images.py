@@ -36,7 +36,7 @@ def test_placeholder_of_a_missing_package_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "said"),
+    ("image", "expected"),
     [
         (
             "registry:5000/spotfit:0.1.0-py3.12-torch2.13.0-cpu",
@@ -56,8 +56,8 @@ def test_placeholder_of_a_missing_package_is_rejected() -> None:
         ("", UNKNOWN_SOFTWARE),
     ],
 )
-def test_versions_are_parsed_from_the_tag(image: str, said: Software) -> None:
-    assert images.parse_image_software(image) == said
+def test_versions_are_parsed_from_the_tag(image: str, expected: Software) -> None:
+    assert images.parse_image_software(image) == expected
 
 
 CLOUDS = [AwsBatchProvisioner, AzureBatchProvisioner, GcpBatchProvisioner, KubernetesProvisioner]

@@ -50,7 +50,7 @@ def test_permissive_cluster_passes_all_checks(sim: Simulator) -> None:
 def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.faults.deny_permissions(["get pods/log", "delete jobs", "trainer create jobs"])
     sim.faults.inject("quota", 1)
-    told = wrong(
+    result = wrong(
         examined(
             sim,
             namespace="runs",
@@ -59,8 +59,8 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
             priority_class="low",
         )
     )
-    assert told.pop("a Job is admitted").startswith("ResourceQuota of the namespace exceeded")
-    assert told == {
+    assert result.pop("a Job is admitted").startswith("ResourceQuota of the namespace exceeded")
+    assert result == {
         "the namespace runs exists": "The Namespace runs does not exist.",
         "the caller may delete jobs": "Access denied in namespace runs (RBAC).",
         "the caller may get pods/log": "Access denied in namespace runs (RBAC).",
@@ -97,6 +97,6 @@ def test_missing_node_permission_is_reported_as_optional(sim: Simulator) -> None
 
 def test_missing_credentials_do_not_stop_other_checks(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
-    told = wrong(examined(sim))
-    assert "authentication failed" in told["the caller may create jobs"]
-    assert "authentication failed" in told["a Job is admitted"]
+    result = wrong(examined(sim))
+    assert "authentication failed" in result["the caller may create jobs"]
+    assert "authentication failed" in result["a Job is admitted"]

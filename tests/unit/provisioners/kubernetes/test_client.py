@@ -24,9 +24,9 @@ pytest.importorskip("kubernetes")
 def test_permanent_errors_are_distinguished(
     status: int, message: str, error: type[ProvisionError]
 ) -> None:
-    told = to_provision_error("create a Job", status, message)
-    assert type(told) is error
-    assert message in str(told)
+    result = to_provision_error("create a Job", status, message)
+    assert type(result) is error
+    assert message in str(result)
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 0])
@@ -37,9 +37,9 @@ def test_transient_errors_are_retryable(status: int) -> None:
 def test_missing_cluster_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     open_kubernetes_client.cache_clear()
-    with pytest.raises(ConfigError, match="No Kubernetes cluster is configured") as told:
+    with pytest.raises(ConfigError, match="No Kubernetes cluster is configured") as error_info:
         open_kubernetes_client("", "", "")
-    assert "KUBECONFIG" in told.value.do
+    assert "KUBECONFIG" in error_info.value.do
 
 
 def test_server_url_needs_no_kubeconfig() -> None:

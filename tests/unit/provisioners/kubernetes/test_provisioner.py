@@ -49,11 +49,11 @@ def running(provisioner: KubernetesProvisioner, tmp_path: Path, command: str) ->
     return handle
 
 
-def until(happens: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     clock = SystemClock()
-    give_up_at = clock.now() + 20
-    while not happens():
-        assert clock.now() < give_up_at
+    deadline = clock.now() + 20
+    while not condition():
+        assert clock.now() < deadline
         clock.wait(0.02)
 
 
@@ -66,10 +66,10 @@ def test_pod_gets_its_secret_address_and_index(
 ) -> None:
     handle = running(provisioner, tmp_path, "env; exit 0")
     until(lambda: provisioner.observe(handle).is_terminated)
-    told = sim.datacenter.output(sim.datacenter.machines[1])
-    assert "SPOTFIT_RUN_SECRET=the secret itself" in told
-    assert "JOB_COMPLETION_INDEX=0" in told
-    assert "SPOTFIT_HOST=127." in told
+    result = sim.datacenter.output(sim.datacenter.machines[1])
+    assert "SPOTFIT_RUN_SECRET=the secret itself" in result
+    assert "JOB_COMPLETION_INDEX=0" in result
+    assert "SPOTFIT_HOST=127." in result
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_denied_events_reduce_the_reported_reasons(
 ) -> None:
     listed = KubernetesCloud._list
 
-    def forbidden(self: Any, kind: str, *asked: Any) -> Any:
+    def forbidden(self: Any, kind: str, *request: Any) -> Any:
         if kind == "events":
             raise KubernetesStatusError(403, "Forbidden", "events is forbidden")
-        return listed(self, kind, *asked)
+        return listed(self, kind, *request)
 
     monkeypatch.setattr(KubernetesCloud, "_list", forbidden)
     sim.faults.inject("pod_quota", 1_000_000)
@@ -175,9 +175,9 @@ def test_output_of_pods_is_read_while_they_exist(
 ) -> None:
     handle = running(provisioner, tmp_path, "echo no module; echo at all; exit 1")
     until(lambda: provisioner.observe(handle).is_terminated)
-    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
-    assert said.source.startswith("pod t-0123456789ab-0-")
-    assert said.lines == ("at all",)
+    [output] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert output.source.startswith("pod t-0123456789ab-0-")
+    assert output.lines == ("at all",)
     provisioner.cancel(handle)
     until(lambda: not pods(sim))
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
@@ -189,5 +189,5 @@ def test_output_of_a_pod_that_does_not_start_is_its_reason(
     sim.faults.inject("capacity", 1)
     handle = running(provisioner, tmp_path, "exit 0")
     until(lambda: pods(sim))
-    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=10)
-    assert "is waiting to start" in said.lines[0]
+    [output] = provisioner.fetch_machine_output(handle, 0, max_lines=10)
+    assert "is waiting to start" in output.lines[0]

@@ -66,10 +66,10 @@ def test_plan_matches_its_golden_file(
 def test_run_key_is_in_a_secret_and_not_in_the_job() -> None:
     planned = plan(a_request(), OPTIONS)
     launch = AgentLaunchSpec("s3://bucket/run", RunId("r" * 32), "the secret itself")
-    told = secret_manifest(
+    result = secret_manifest(
         planned, launch.environment_for(planned.token, 0, 1, node_index_variable=INDEX_VARIABLE)
     )
-    assert told["stringData"]["SPOTFIT_RUN_SECRET"] == "the secret itself"
+    assert result["stringData"]["SPOTFIT_RUN_SECRET"] == "the secret itself"
     assert b"the secret itself" not in msgspec.json.encode(planned)
     assert service_manifest(planned)["spec"]["publishNotReadyAddresses"]
 
@@ -91,6 +91,6 @@ def test_eks_flavour_uses_labels_without_tolerations(flavour: str) -> None:
 
 
 def test_missing_image_names_the_option() -> None:
-    with pytest.raises(ConfigError, match="image") as told:
+    with pytest.raises(ConfigError, match="image") as error_info:
         plan(a_request(), KubernetesOptions())
-    assert "SPOTFIT_KUBERNETES_IMAGE" in told.value.do
+    assert "SPOTFIT_KUBERNETES_IMAGE" in error_info.value.do

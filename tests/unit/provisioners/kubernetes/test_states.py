@@ -29,8 +29,8 @@ def a_pod(phase: str, index: int = 0, born: str = "1", **status: Any) -> dict[st
 def test_every_phase_is_mapped() -> None:
     """The library has no list of them; its documentation of a status names each."""
     client = pytest.importorskip("kubernetes.client")
-    told = str(client.V1PodStatus.model_fields["phase"].description)
-    named = set(re.findall(r"(Pending|Running|Succeeded|Failed|Unknown):", told))
+    result = str(client.V1PodStatus.model_fields["phase"].description)
+    named = set(re.findall(r"(Pending|Running|Succeeded|Failed|Unknown):", result))
     assert named == set(PHASES)
 
 
@@ -53,7 +53,7 @@ def test_newest_pod_of_an_index_counts_until_the_job_ends(
     assert [node.state for node in group_status(job, pods).nodes] == [state]
 
 
-def test_unknown_phase_is_reported_as_pending() -> None:
+def test_unknown_phase_is_reported_as_waiting() -> None:
     (node,) = group_status(a_job(), [a_pod("Hibernating")]).nodes
     assert node.state is NodeState.WAITING
     assert node.reason == "its phase Hibernating is unknown"
@@ -70,7 +70,7 @@ def test_pod_on_an_unresponsive_node_is_not_running(ready: str, state: NodeState
 
 
 @pytest.mark.parametrize(
-    ("complaint", "told"),
+    ("complaint", "expected"),
     [
         (
             "pods is forbidden: exceeded quota: compute",
@@ -80,10 +80,10 @@ def test_pod_on_an_unresponsive_node_is_not_running(ready: str, state: NodeState
         ("", ""),
     ],
 )
-def test_pod_creation_error_is_reported(complaint: str, told: str) -> None:
+def test_pod_creation_error_is_reported(complaint: str, expected: str) -> None:
     refusal = group_status(a_job(2), [a_pod("Running")], complaint).refusal
-    assert refusal.startswith(told)
-    assert bool(refusal) == bool(told)
+    assert refusal.startswith(expected)
+    assert bool(refusal) == bool(expected)
 
 
 def test_outdated_pod_creation_error_is_ignored() -> None:
@@ -112,16 +112,16 @@ def test_pending_reason_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "told"),
+    ("waiting", "expected"),
     [
         ({"reason": "ImagePullBackOff", "message": "no such tag"}, "ImagePullBackOff: no such tag"),
         ({"reason": "InvalidImageName"}, "InvalidImageName"),
         ({"reason": "ContainerCreating"}, ""),
     ],
 )
-def test_image_pull_error_is_reported(waiting: dict[str, str], told: str) -> None:
+def test_image_pull_error_is_reported(waiting: dict[str, str], expected: str) -> None:
     pod = a_pod("Pending", containerStatuses=[{"state": {"waiting": waiting}}])
-    assert group_status(a_job(), [pod]).refusal == told
+    assert group_status(a_job(), [pod]).refusal == expected
 
 
 @pytest.mark.parametrize(

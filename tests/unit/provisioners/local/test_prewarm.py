@@ -28,12 +28,12 @@ def waiting(local_cloud: LocalCloudHarness) -> set[ProcessIdentity]:
 
 def test_run_uses_prewarmed_machines(local_cloud: LocalCloudHarness) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
-        begun = waiting(local_cloud)
-        assert len(begun) == 2
+        started = waiting(local_cloud)
+        assert len(started) == 2
         handle = local_cloud.submit("a", 4)
         assert not waiting(local_cloud)
     ups = [local_cloud.next_agent(), local_cloud.next_agent()]
-    assert {up.machine for up in ups} == begun
+    assert {up.machine for up in ups} == started
     assert sorted(up.message["node"] for up in ups) == [0, 1]
     assert [node.state for node in local_cloud.observe(handle).nodes] == [NodeState.RUNNING] * 2
 
@@ -59,9 +59,9 @@ def test_prewarmed_machine_serves_like_any_other(
 
 def test_unused_prewarmed_machines_leave_nothing(local_cloud: LocalCloudHarness) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
-        begun = waiting(local_cloud)
-    assert begun
-    for machine in begun:
+        started = waiting(local_cloud)
+    assert started
+    for machine in started:
         wait_for_exit(machine.pid)
     assert not local_cloud.root.path.exists()
 
@@ -69,17 +69,17 @@ def test_unused_prewarmed_machines_leave_nothing(local_cloud: LocalCloudHarness)
 def test_error_before_submission_dismisses_prewarmed_machines(
     local_cloud: LocalCloudHarness,
 ) -> None:
-    begun: set[ProcessIdentity] = set()
+    started: set[ProcessIdentity] = set()
 
     def interrupted() -> None:
         with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
-            begun.update(waiting(local_cloud))
+            started.update(waiting(local_cloud))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert begun
-    for machine in begun:
+    assert started
+    for machine in started:
         wait_for_exit(machine.pid)
 
 
@@ -99,12 +99,12 @@ def test_prewarmed_machines_exit_with_their_driver(local_cloud: LocalCloudHarnes
     command = [sys.executable, "-c", driver, str(local_cloud.root.path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as asked:
-        assert asked.stdout is not None
-        begun = [int(pid) for pid in asked.stdout.readline().split()]
-        assert len(begun) == 2
-        asked.send_signal(signal.SIGKILL)
-    for pid in begun:
+    ) as requests:
+        assert requests.stdout is not None
+        started = [int(pid) for pid in requests.stdout.readline().split()]
+        assert len(started) == 2
+        requests.send_signal(signal.SIGKILL)
+    for pid in started:
         wait_for_exit(pid)
     assert not local_cloud.root.path.exists()
 
@@ -134,22 +134,22 @@ def test_prewarmed_machine_with_another_environment_is_not_used(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud, 2), FRAMEWORK):
-        (begun,) = waiting(local_cloud)
+        (started,) = waiting(local_cloud)
         monkeypatch.setenv("FLAVOUR", "salt")
         local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
-    assert up.machine != begun
+    assert up.machine != started
     assert up.message["environment"]["FLAVOUR"] == "salt"
-    wait_for_exit(begun.pid)
+    wait_for_exit(started.pid)
 
 
 def test_ended_prewarmed_machine_is_replaced(local_cloud: LocalCloudHarness) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud, 2), FRAMEWORK):
-        (begun,) = waiting(local_cloud)
-        processes.kill_process_tree(begun)
-        wait_for_exit(begun.pid)
+        (started,) = waiting(local_cloud)
+        processes.kill_process_tree(started)
+        wait_for_exit(started.pid)
         handle = local_cloud.submit("a", 2)
-    assert local_cloud.next_agent().machine != begun
+    assert local_cloud.next_agent().machine != started
     assert local_cloud.observe(handle).nodes[0].state == NodeState.RUNNING
 
 

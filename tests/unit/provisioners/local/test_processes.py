@@ -40,16 +40,16 @@ def test_zombie_is_not_alive() -> None:
 
 def test_kill_includes_descendants(tmp_path: Path) -> None:
     """A grandchild in a session of its own, too."""
-    told = tmp_path / "told"
-    os.mkfifo(told)
+    result = tmp_path / "told"
+    os.mkfifo(result)
     script = (
         "import subprocess, sys\n"
         "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
         "open(sys.argv[1], 'w').write(str(child.pid))\n"
         "child.wait()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(told)]) as parent:
-        grandchild = int(told.read_text())
+    with subprocess.Popen([sys.executable, "-c", script, str(result)]) as parent:
+        grandchild = int(result.read_text())
         assert grandchild in processes.descendant_pids(os.getpid())
         found = find_process(parent.pid)
         assert found is not None
@@ -69,9 +69,9 @@ def test_detached_process_is_no_child_and_gets_no_signals(tmp_path: Path) -> Non
     )
     if started is not None:  # it may be over already
         wait_for_exit(started.pid)
-    parent, heard, flavour = output.read_text().split()
+    parent, received, flavour = output.read_text().split()
     assert int(parent) != os.getpid()
-    assert heard == "''"
+    assert received == "''"
     assert flavour == "sweet"
 
 

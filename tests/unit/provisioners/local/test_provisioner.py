@@ -239,7 +239,7 @@ def test_release_kills_a_suspended_machine(local_cloud: LocalCloudHarness) -> No
     wait_for_exit(up.machine.pid)
 
 
-def test_unknown_group_counts_as_lost(local_cloud: LocalCloudHarness) -> None:
+def test_unknown_group_is_gone(local_cloud: LocalCloudHarness) -> None:
     handle = local_cloud.submit("a", 4)
     local_cloud.provisioner.cancel(handle)
     assert states(local_cloud, handle) == [NodeState.GONE, NodeState.GONE]

@@ -38,9 +38,9 @@ def theirs(name: str, message: str = "what they say") -> Exception:
     ],
 )
 def test_permanent_errors_are_distinguished(name: str, error: type[SpotfitError]) -> None:
-    told = to_provision_error("do it", theirs(name))
-    assert type(told) is error
-    assert "what they say" in str(told)
+    result = to_provision_error("do it", theirs(name))
+    assert type(result) is error
+    assert "what they say" in str(result)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ NO_SERVER = theirs("ApiServerConnectionError", "Could not connect")
 
 
 def test_missing_api_server_names_the_command() -> None:
-    told = to_provision_error("do it", NO_SERVER)
-    assert type(told) is ProvisionError
-    assert "sky api start" in told.do
-    assert "endpoint=" in told.do
+    result = to_provision_error("do it", NO_SERVER)
+    assert type(result) is ProvisionError
+    assert "sky api start" in result.do
+    assert "endpoint=" in result.do
     assert (
         to_provision_error("do it", theirs("RuntimeError", client._LOCAL_SERVER_DISABLED))
         is not None
@@ -79,9 +79,9 @@ def test_unreachable_server_from_a_machine_is_transient(monkeypatch: pytest.Monk
 
 
 def test_messages_are_stripped_of_colours_and_newlines() -> None:
-    told = to_provision_error("do it", theirs("ValueError", "\x1b[31mno\n  such\x1b[0m thing"))
-    assert told is not None
-    assert "no such thing" in told.message
+    result = to_provision_error("do it", theirs("ValueError", "\x1b[31mno\n  such\x1b[0m thing"))
+    assert result is not None
+    assert "no such thing" in result.message
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_failed_controller_is_not_an_empty_queue(status: str | None, nothing: bo
     assert client._has_no_controller(wrong) is nothing
 
 
-def test_launch_request_is_found_by_its_cluster_name() -> None:
+def test_job_name_is_read_from_a_launch_request() -> None:
     assert client._requested_job_name('{"name": "t-1-0", "task": "…"}') == "t-1-0"
     assert client._requested_job_name("null") == ""
     assert client._requested_job_name("") == ""
@@ -123,10 +123,10 @@ def test_request_is_pending_until_it_ends() -> None:
 
 
 def test_last_output_lines_have_no_colours() -> None:
-    told = SkyPilotClient("", request_timeout_s=1.0)._read_log(
+    result = SkyPilotClient("", request_timeout_s=1.0)._read_log(
         2, lambda to: to.write("one\n\x1b[36mtwo\x1b[0m\nthree\n")
     )
-    assert told == ("two", "three")
+    assert result == ("two", "three")
 
 
 def test_reading_output_has_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +145,8 @@ def test_missing_extra_names_the_package() -> None:
     try:
         import sky  # type: ignore[import-not-found]  # noqa: F401
     except ImportError:
-        with pytest.raises(MissingExtraError) as told:
+        with pytest.raises(MissingExtraError) as error_info:
             SkyPilotClient("", request_timeout_s=1.0).describe_server()
-        assert "spotfit[skypilot]" in told.value.do
+        assert "spotfit[skypilot]" in error_info.value.do
     else:
         pytest.skip("SkyPilot is installed")

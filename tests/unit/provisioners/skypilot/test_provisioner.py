@@ -210,7 +210,7 @@ def test_released_group_leaves_no_jobs(server: Server) -> None:
     provisioner.cancel(handle)
 
 
-def test_unknown_group_counts_as_lost(server: Server) -> None:
+def test_unknown_group_is_gone(server: Server) -> None:
     handle = GroupHandle(
         token=Token("t-9"),
         provisioner="skypilot",
@@ -275,7 +275,7 @@ def test_output_of_a_cluster_is_read_while_it_exists(server: Server) -> None:
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
 
 
-def test_unknown_cluster_counts_as_lost(server: Server) -> None:
+def test_unknown_cluster_is_gone(server: Server) -> None:
     handle = GroupHandle(
         token=Token("t-9"),
         provisioner="skypilot",

@@ -63,8 +63,8 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
 def test_plan_matches_its_golden_file(
     name: str, request_: GroupRequest, options: SkyPilotOptions
 ) -> None:
-    told = msgspec.to_builtins(render.plan(request_, options))
-    golden.check_golden(told, GOLDEN / f"plan_{name}.json")
+    result = msgspec.to_builtins(render.plan(request_, options))
+    golden.check_golden(result, GOLDEN / f"plan_{name}.json")
 
 
 def the_task(options: SkyPilotOptions) -> dict[str, Any]:
@@ -94,9 +94,9 @@ def test_machines_do_not_start_an_api_server() -> None:
 
 
 def test_gpus_without_an_accelerator_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="GPU type") as told:
+    with pytest.raises(ConfigError, match="GPU type") as error_info:
         render.plan(a_request(1, GPU=1.0), SkyPilotOptions())
-    assert "accelerator=" in told.value.do
+    assert "accelerator=" in error_info.value.do
 
 
 @pytest.mark.parametrize("name", ["plain", "everything", "clusters", "instance_type"])
@@ -134,9 +134,11 @@ def run(options: SkyPilotOptions, folder: Path, agent: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(("code", "told"), [(0, 0), (64, 64), (70, 70), (75, 0), (85, 85)])
-def test_replaced_agent_exits_successfully(tmp_path: Path, code: int, told: int) -> None:
-    assert run(SkyPilotOptions(), tmp_path, f"exit {code}") == (told, "")
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (64, 64), (70, 70), (75, 0), (85, 85)])
+def test_exit_code_of_the_task_follows_that_of_the_agent(
+    tmp_path: Path, code: int, expected: int
+) -> None:
+    assert run(SkyPilotOptions(), tmp_path, f"exit {code}") == (expected, "")
 
 
 def test_cluster_launched_twice_has_one_agent(tmp_path: Path) -> None:

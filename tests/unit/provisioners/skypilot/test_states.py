@@ -104,14 +104,14 @@ def test_launch_request_without_a_cluster_is_mapped(
 
 def test_launch_without_capacity_is_a_refusal() -> None:
     """Machines that fail at birth end a run after a while; a market without room never does."""
-    told = states.launch_status("FAILED", "no p4d anywhere", is_capacity_error=True)
-    assert told == NodeStatus(state=NodeState.REFUSED, reason="FAILED: no p4d anywhere")
+    result = states.launch_status("FAILED", "no p4d anywhere", is_capacity_error=True)
+    assert result == NodeStatus(state=NodeState.REFUSED, reason="FAILED: no p4d anywhere")
     assert (
         states.job_status(SkyPilotJob(1, "j", "FAILED_NO_RESOURCE", "x")).state is NodeState.REFUSED
     )
 
 
-def test_unknown_states_are_reported_as_pending() -> None:
+def test_unknown_states_are_reported_as_waiting() -> None:
     assert states.job_status(SkyPilotJob(1, "j", "DREAMING")) == NodeStatus(
         state=NodeState.WAITING, reason="DREAMING"
     )

@@ -37,8 +37,8 @@ def here(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster
 
 
 def examined(folder: Path, **options: Any) -> dict[str, AccountCheck]:
-    told = {"python": sys.executable, "work_dir": str(folder), "grace_s": 5.0, **options}
-    return {one.name: one for one in SlurmProvisioner.with_options(**told).check_account()}
+    result = {"python": sys.executable, "work_dir": str(folder), "grace_s": 5.0, **options}
+    return {one.name: one for one in SlurmProvisioner.with_options(**result).check_account()}
 
 
 def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
@@ -71,7 +71,7 @@ def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: P
     limits = ("State=DOWN", "AllowAccounts=root", "DenyQos=")
     here.run_command("scontrol", "update", "PartitionName=urgent", *limits[:2])
     try:
-        told = wrong(
+        result = wrong(
             examined(
                 tmp_path,
                 partitions=("urgent", "none"),
@@ -84,8 +84,8 @@ def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: P
         here.run_command(
             "scontrol", "update", "PartitionName=urgent", "State=UP", "AllowAccounts=ALL"
         )
-    assert told.pop("a job is accepted")
-    assert told == {
+    assert result.pop("a job is accepted")
+    assert result == {
         "the partition urgent accepts jobs": (
             "The partition is DOWN, does not allow the account lab."
         ),
@@ -104,8 +104,8 @@ def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: P
 @requires_slurm_accounting
 @pytest.mark.usefixtures("here")
 def test_unavailable_account_is_reported_with_the_available_ones(tmp_path: Path) -> None:
-    told = wrong(examined(tmp_path, account="other"))
-    assert told["the account can be charged"].endswith("allowed: lab, root.")
+    result = wrong(examined(tmp_path, account="other"))
+    assert result["the account can be charged"].endswith("allowed: lab, root.")
 
 
 @real
@@ -136,7 +136,7 @@ class FakeSlurmClient:
 
 
 @pytest.mark.parametrize(
-    ("mode", "settings", "told"),
+    ("mode", "settings", "expected"),
     [
         ("REQUEUE", {}, "Slurm requeues the task"),
         ("CANCEL", {}, "the run requests a replacement"),
@@ -144,14 +144,14 @@ class FakeSlurmClient:
         ("OFF", {}, "no preemption"),
     ],
 )
-def test_preempt_mode_is_checked(mode: str, settings: dict[str, str], told: str) -> None:
+def test_preempt_mode_is_checked(mode: str, settings: dict[str, str], expected: str) -> None:
     client: Any = FakeSlurmClient({"PreemptMode": mode}, settings)
     examiner = checkup._SlurmChecks(SlurmOptions(), client)
-    assert told in examiner._check_requeue("")
+    assert expected in examiner._check_requeue("")
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "expected"),
     [
         ({"AccountingStorageType": "accounting_storage/none"}, "has no accounting"),
         ({"AccountingStorageType": "accounting_storage/slurmdbd"}, "does not enforce associations"),
@@ -164,9 +164,11 @@ def test_preempt_mode_is_checked(mode: str, settings: dict[str, str], told: str)
         ),
     ],
 )
-def test_account_is_not_required_without_accounting(settings: dict[str, str], told: str) -> None:
+def test_account_is_not_required_without_accounting(
+    settings: dict[str, str], expected: str
+) -> None:
     examiner = checkup._SlurmChecks(SlurmOptions(), FakeSlurmClient({}, settings))  # type: ignore[arg-type]
-    assert told in str(examiner._check_association())
+    assert expected in str(examiner._check_association())
 
 
 @pytest.mark.parametrize("mode", ["SUSPEND", "GANG,SUSPEND"])
@@ -177,7 +179,7 @@ def test_preempt_mode_suspend_fails_the_check(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "well"),
+    ("expected", "well"),
     [
         ({"AllowGroups": "ALL"}, True),
         ({"AllowGroups": "staff,students"}, True),
@@ -187,7 +189,7 @@ def test_preempt_mode_suspend_fails_the_check(mode: str) -> None:
         ({"AllowAccounts": "lab,other"}, True),
     ],
 )
-def test_partition_access_is_checked(told: dict[str, str], well: bool) -> None:
+def test_partition_access_is_checked(expected: dict[str, str], well: bool) -> None:
     options = SlurmOptions(account="lab", qos="low")
     examiner = checkup._SlurmChecks(options, FakeSlurmClient({}, {}))  # type: ignore[arg-type]
-    assert all(fine for _, fine in examiner._access_conditions({"State": "UP", **told})) is well
+    assert all(fine for _, fine in examiner._access_conditions({"State": "UP", **expected})) is well

@@ -42,9 +42,9 @@ SUBMISSION = "sbatch: error: Batch job submission failed: "
     ],
 )
 def test_permanent_errors_are_distinguished(message: str, error: type[SpotfitError]) -> None:
-    told = to_provision_error("sbatch", SUBMISSION + message)
-    assert type(told) is error
-    assert message in str(told)
+    result = to_provision_error("sbatch", SUBMISSION + message)
+    assert type(result) is error
+    assert message in str(result)
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def test_secret_is_in_the_environment_and_not_in_the_command(
     assert SlurmClient().submit_held(["--array=0-1"], "#!/bin/bash\n", secret) == 41
     assert "the secret itself" not in (bin_ / "words").read_text()
     assert (bin_ / "script").read_text() == "#!/bin/bash\n"
-    told = (bin_ / "env").read_text()
-    assert "SPOTFIT_RUN_SECRET=the secret itself" in told
-    assert "of the caller" not in told
-    assert "SLURM_JOB_ID" not in told
+    result = (bin_ / "env").read_text()
+    assert "SPOTFIT_RUN_SECRET=the secret itself" in result
+    assert "of the caller" not in result
+    assert "SLURM_JOB_ID" not in result
 
 
 def test_unknown_job_has_no_tasks_and_can_be_cancelled(bin_: Path) -> None:
@@ -98,6 +98,6 @@ def test_missing_slurm_commands_name_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ProvisionError, match="command sbatch") as told:
+    with pytest.raises(ProvisionError, match="command sbatch") as error_info:
         SlurmClient().submit_held([], "", {})
-    assert "login node" in told.value.do
+    assert "login node" in error_info.value.do

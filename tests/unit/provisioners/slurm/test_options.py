@@ -11,7 +11,7 @@ from spotfit_provisioners.slurm.options import SlurmOptions
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"workers_per_node": 0}, "workers_per_node"),
         ({"grace_s": -1.0}, "must be >= 0"),
@@ -20,6 +20,6 @@ from spotfit_provisioners.slurm.options import SlurmOptions
         ({"extra_args": ("--nice", "100")}, "not an option of sbatch"),
     ],
 )
-def test_invalid_values_are_rejected(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         SlurmOptions(**wrong)

@@ -56,11 +56,11 @@ def submitted(
     return handle
 
 
-def until(happens: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     clock = SystemClock()
-    give_up_at = clock.now() + 30
-    while not happens():
-        assert clock.now() < give_up_at
+    deadline = clock.now() + 30
+    while not condition():
+        assert clock.now() < deadline
         clock.wait(0.05)
 
 
@@ -69,9 +69,9 @@ def test_tasks_get_their_secret_and_index(
 ) -> None:
     handle = submitted(provisioner, a_plan(provisioner, "t-1", "env; exit 75"), launch)
     until(lambda: provisioner.observe(handle).is_terminated)
-    told = (tmp_path / "1.log").read_text()
-    assert "SPOTFIT_RUN_SECRET=the secret itself" in told
-    assert "SLURM_ARRAY_TASK_ID=1" in told
+    result = (tmp_path / "1.log").read_text()
+    assert "SPOTFIT_RUN_SECRET=the secret itself" in result
+    assert "SLURM_ARRAY_TASK_ID=1" in result
     assert provisioner.observe(handle).nodes[0].reason == "FAILED, exit code 75"
     assert provisioner.observe(handle).nodes[0].state == NodeState.FAILED
     shown = cluster.run_command("scontrol", "show", "job", handle.name)
@@ -107,8 +107,8 @@ def test_output_of_a_task_is_read_from_its_file(
 ) -> None:
     handle = submitted(provisioner, a_plan(provisioner, "t-4", "echo no module; exit 1"), launch)
     until(lambda: provisioner.observe(handle).is_terminated)
-    [said] = provisioner.fetch_machine_output(handle, 1, max_lines=5)
-    assert (said.source, said.lines) == (str(tmp_path / "1.log"), ("no module",))
+    [output] = provisioner.fetch_machine_output(handle, 1, max_lines=5)
+    assert (output.source, output.lines) == (str(tmp_path / "1.log"), ("no module",))
     forgotten = msgspec.structs.replace(handle, name="999999")
     assert provisioner.fetch_machine_output(forgotten, 0, max_lines=5)[0].lines == ("no module",)
     elsewhere = SlurmProvisioner.with_options(work_dir=str(tmp_path / "none"))

@@ -100,12 +100,12 @@ class Node:
     def end(self) -> str:
         """What it has printed until its end; killed if that does not come."""
         try:
-            told, _ = self.shell.communicate(timeout=30)
+            result, _ = self.shell.communicate(timeout=30)
         finally:
             with contextlib.suppress(ProcessLookupError):  # all have left
                 os.killpg(self.shell.pid, signal.SIGKILL)
             self.shell.wait()
-        return told
+        return result
 
 
 @pytest.mark.parametrize("code", [0, 64, 70, 75])
@@ -136,6 +136,6 @@ def test_sigterm_of_the_shell_reaches_the_agent_and_its_exit_code_is_kept(tmp_pa
     assert node.shell.stdout is not None
     assert node.shell.stdout.readline() == "7.0\n"
     node.shell.send_signal(signal.SIGTERM)
-    told = node.end()
-    assert told == "heard\n"
+    result = node.end()
+    assert result == "heard\n"
     assert node.shell.returncode == 75

@@ -31,9 +31,9 @@ def test_every_state_is_mapped(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    told = re.search(r"Valid job states include: ([A-Z_,]+)", done.stderr)
-    assert told is not None, done.stderr
-    assert set(told[1].split(",")) <= set(STATES)
+    result = re.search(r"Valid job states include: ([A-Z_,]+)", done.stderr)
+    assert result is not None, done.stderr
+    assert set(result[1].split(",")) <= set(STATES)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_squeue_line_is_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "told"),
+    ("task", "expected"),
     [
         (SlurmTask(1, 0, "RUNNING", "None"), NodeStatus(state=NodeState.RUNNING)),
         (SlurmTask(1, 0, "PENDING", "Priority"), NodeStatus(state=NodeState.WAITING)),
@@ -78,8 +78,8 @@ def test_squeue_line_is_parsed() -> None:
         ),
     ],
 )
-def test_task_state_has_its_reason(task: SlurmTask, told: NodeStatus) -> None:
-    assert group_status(1, [task]).nodes == (told,)
+def test_task_state_has_its_reason(task: SlurmTask, expected: NodeStatus) -> None:
+    assert group_status(1, [task]).nodes == (expected,)
 
 
 @pytest.mark.parametrize(

@@ -35,15 +35,15 @@ from spotfit_provisioners.ssh.options import SshOptions
 def test_permanent_errors_are_distinguished(
     code: int, message: str, error: type[SpotfitError]
 ) -> None:
-    told = to_provision_error("h1", code, message)
-    assert type(told) is error
-    assert "h1" in str(told)
-    assert message in str(told)
+    result = to_provision_error("h1", code, message)
+    assert type(result) is error
+    assert "h1" in str(result)
+    assert message in str(result)
 
 
 def test_changed_host_key_is_reported_with_a_remedy() -> None:
-    told = to_provision_error("h1", 255, "Host key verification failed.")
-    assert "ssh-keygen -lf" in told.do
+    result = to_provision_error("h1", 255, "Host key verification failed.")
+    assert "ssh-keygen -lf" in result.do
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_script_is_passed_by_stdin_only(ssh: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (SshOptions(), "StrictHostKeyChecking=yes"),
         (SshOptions(host_key_checking="accept-new"), "StrictHostKeyChecking=accept-new"),
@@ -73,9 +73,9 @@ def test_script_is_passed_by_stdin_only(ssh: Path) -> None:
         (SshOptions(config="/lab/config"), "-F /lab/config"),
     ],
 )
-def test_host_key_checking_is_passed_to_ssh(ssh: Path, options: SshOptions, said: str) -> None:
+def test_host_key_checking_is_passed_to_ssh(ssh: Path, options: SshOptions, expected: str) -> None:
     SshClient(options).run_script("h1", "")
-    assert said in (ssh / "words").read_text()
+    assert expected in (ssh / "words").read_text()
 
 
 def test_host_key_options_follow_the_configuration(ssh: Path) -> None:
@@ -85,6 +85,6 @@ def test_host_key_options_follow_the_configuration(ssh: Path) -> None:
 
 def test_missing_ssh_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ProvisionError, match="command ssh") as told:
+    with pytest.raises(ProvisionError, match="command ssh") as error_info:
         SshClient(SshOptions()).run_script("h1", "")
-    assert "OpenSSH" in told.value.do
+    assert "OpenSSH" in error_info.value.do

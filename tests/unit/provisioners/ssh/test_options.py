@@ -11,7 +11,7 @@ from spotfit_provisioners.ssh.options import SshOptions
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"workers_per_node": 0}, "workers_per_node"),
         ({"connect_timeout_s": 0.5}, "connect_timeout_s"),
@@ -23,8 +23,8 @@ from spotfit_provisioners.ssh.options import SshOptions
         ({"host_key_checking": "off"}, "host_key_checking='off'"),
     ],
 )
-def test_invalid_values_are_rejected(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         SshOptions(**wrong)
 
 

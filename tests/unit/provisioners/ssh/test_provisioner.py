@@ -73,9 +73,9 @@ def submitted(provisioner: SshProvisioner, plan: GroupPlan, launch: AgentLaunchS
 def let_go(provisioner: SshProvisioner, handle: GroupHandle) -> None:
     provisioner.cancel(handle)
     clock = SystemClock()
-    give_up_at = clock.now() + 60
+    deadline = clock.now() + 60
     while not provisioner.observe(handle).is_terminated:
-        assert clock.now() < give_up_at
+        assert clock.now() < deadline
         clock.wait(0.1)
 
 
@@ -211,9 +211,9 @@ def test_output_of_an_agent_is_read_from_its_host(by: By, launch: AgentLaunchSpe
     body = {**plan.body, "agent": "echo no module; echo at all; exit 1"}
     handle = submitted(provisioner, msgspec.structs.replace(plan, body=body), launch)
     let_go(provisioner, handle)
-    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
-    assert said.source.startswith("h1:")
-    assert said.lines == ("at all",)
+    [output] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert output.source.startswith("h1:")
+    assert output.lines == ("at all",)
     gone = msgspec.structs.replace(handle, name="t-9")
     assert provisioner.fetch_machine_output(gone, 0, max_lines=1) == []
 

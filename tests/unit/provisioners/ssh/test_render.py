@@ -75,9 +75,9 @@ def test_script_matches_its_golden_file(name: str) -> None:
 
 
 def test_missing_hosts_name_the_option() -> None:
-    with pytest.raises(ConfigError, match="hosts") as told:
+    with pytest.raises(ConfigError, match="hosts") as error_info:
         render.plan(a_request(), SshOptions())
-    assert "SPOTFIT_SSH_HOSTS" in told.value.do
+    assert "SPOTFIT_SSH_HOSTS" in error_info.value.do
 
 
 def test_multiline_values_are_rejected() -> None:
@@ -119,11 +119,11 @@ class Host:
     def note(self, name: str, number: int = 0) -> Path:
         return Path(self.place(number)) / name
 
-    def until(self, happens: Callable[[], object]) -> None:
+    def until(self, condition: Callable[[], object]) -> None:
         clock = SystemClock()
-        give_up_at = clock.now() + 60
-        while not happens():
-            assert clock.now() < give_up_at
+        deadline = clock.now() + 60
+        while not condition():
+            assert clock.now() < deadline
             clock.wait(0.05)
 
 

@@ -30,7 +30,7 @@ def test_every_agent_exit_is_mapped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "status"),
+    ("expected", "status"),
     [
         ("running", NodeStatus(state=NodeState.RUNNING)),
         ("unknown", NodeStatus(state=NodeState.GONE, reason="its host does not know it")),
@@ -42,8 +42,8 @@ def test_every_agent_exit_is_mapped() -> None:
         ("over 137", NodeStatus(state=NodeState.GONE, reason="ended by signal 9")),
     ],
 )
-def test_machine_state_has_its_reason(told: str, status: NodeStatus) -> None:
-    assert states.parse_node_status(told) == status
+def test_machine_state_has_its_reason(expected: str, status: NodeStatus) -> None:
+    assert states.parse_node_status(expected) == status
 
 
 def test_survey_output_is_parsed() -> None:
