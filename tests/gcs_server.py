@@ -1,7 +1,7 @@
-"""Google's object storage, as much of its XML API as stores use: objects have generations.
+"""Google Cloud Storage: the part of its XML API that stores use, with object generations.
 
 `python -m tests.gcs_server` serves until its input ends; its first line of output is its address.
-Preconditions hold, as Google documents them, which the emulator on PyPI does not:
+Preconditions work as documented by Google, unlike in the emulator on PyPI:
 https://docs.cloud.google.com/storage/docs/xml-api/reference-headers#xgoogifgenerationmatch,
 https://docs.cloud.google.com/storage/docs/xml-api/get-bucket-list,
 https://docs.cloud.google.com/storage/docs/multipart-uploads.
@@ -45,13 +45,13 @@ class StoredObject:
 
     @property
     def etag(self) -> str:
-        """Of the content, as for objects that came in one piece."""
+        """The ETag of the content, as for objects uploaded in one request."""
         return f'"{hashlib.md5(self.body, usedforsecurity=False).hexdigest()}"'
 
 
 @dataclass
 class GcsBucket:
-    """All that is kept. The server asks it one question at a time."""
+    """The objects and uploads. Requests are serialized by the server."""
 
     objects: dict[str, StoredObject] = field(default_factory=dict)
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class GcsBucket:
         return WireResponse(206, stored.body[first : last + 1], stored.headers | range_header)
 
     def _list(self, query: Mapping[str, str]) -> WireResponse:
-        """In the order of UTF-8, a page at a time."""
+        """List in UTF-8 order, paginated."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after = query.get("continuation-token") or query.get("start-after", "")
         keys = sorted((key for key in self.objects if key.startswith(prefix)), key=str.encode)
@@ -125,7 +125,7 @@ class GcsBucket:
         cut = f"<IsTruncated>{str(more).lower()}</IsTruncated>"
         return _xml(f"<ListBucketResult>{cut}{token}{entries}</ListBucketResult>")
 
-    # --- uploads in parts --------------------------------------------------------------------
+    # --- multipart uploads --------------------------------------------------------------------
 
     def _begin(self) -> WireResponse:
         name = f"upload-{next(self._generations)}"
@@ -145,7 +145,7 @@ class GcsBucket:
         parts = self.uploads.get(request.query["uploadId"])
         if parts is None:
             return _error(404, "NoSuchUpload")
-        root = ElementTree.fromstring(request.body)  # noqa: S314  # our own driver's
+        root = ElementTree.fromstring(request.body)  # noqa: S314  # input of our driver
         wanted = [int(one.text or "") for one in root.iter() if one.tag.endswith("PartNumber")]
         body = b"".join(parts[number] for number in wanted)
         reply = self._put(key, body, request.headers)
@@ -184,7 +184,7 @@ def _xml(text: str) -> WireResponse:
 
 
 def service_account_key(url: str) -> str:
-    """A service account's key, as text, that leads the driver there and signs nothing."""
+    """A service account key whose token endpoint is this server."""
     return json.dumps(
         {
             "gcs_base_url": url,

@@ -1,6 +1,6 @@
-"""SkyPilot through its real SDK against its real API server; moto in AWS's place. `make sky-api`.
+"""SkyPilot through its SDK against its API server, with moto in place of AWS. `make sky-api`.
 
-No machine comes here: those are in tests/live/test_skypilot.py.
+Machines are tested in tests/live/test_skypilot.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [
     requires_skypilot,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("default"),  # SkyPilot's own dependencies have futures, too
+    pytest.mark.filterwarnings("default"),  # SkyPilot's dependencies define futures as well
 ]
 
 _PATIENCE_S = 300.0
@@ -117,7 +117,7 @@ def test_spot_gpus_are_found_in_either_infrastructure(by: By) -> None:
 def test_concurrent_submissions_get_one_group_that_can_be_cancelled(
     by: By, launch: AgentLaunchSpec
 ) -> None:
-    """And no capacity is told as it is: every try at moto ends so."""
+    """Every launch at moto ends without capacity, which is reported as such."""
     provisioner = by()
     plan = a_plan(provisioner, 2)
     with ThreadPoolExecutor(2) as pool:
@@ -141,7 +141,7 @@ def test_concurrent_submissions_get_one_group_that_can_be_cancelled(
 
 
 def told_of(provisioner: SkyPilotProvisioner, handle: GroupHandle) -> list[str]:
-    """Where what any of its machines printed is kept."""
+    """Return where the output of its machines is stored."""
     return [
         life.source
         for node in range(2)
@@ -177,7 +177,7 @@ def test_unknown_group_is_gone(by: By) -> None:
 
 
 def test_unresponsive_server_is_transient() -> None:
-    """In a process of its own: SkyPilot keeps the first address that it was told."""
+    """In a separate process, because SkyPilot caches the first address."""
     script = (
         "from spotfit_provisioners.skypilot.client import SkyClient\n"
         "try: SkyClient('http://127.0.0.1:1', request_timeout_s=60).jobs('t-')\n"

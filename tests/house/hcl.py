@@ -1,4 +1,4 @@
-"""Terraform's language as plain data, and of which kind an expression is, without providers."""
+"""Parses Terraform files and infers the types of expressions, without providers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INTERPOLATION = re.compile(r"\$\{(.*)\}", re.DOTALL)
 
 @dataclass(frozen=True)
 class TerraformFolder:
-    """All that the `.tf` files of one folder say."""
+    """The blocks of the `.tf` files of one folder."""
 
     path: Path
     blocks: dict[str, Any]
@@ -37,7 +37,7 @@ class TerraformFolder:
 
     @property
     def module_calls(self) -> dict[str, dict[str, Any]]:
-        """Modules by the name they have here."""
+        """Module calls by name."""
         return _blocks_by_name(self.blocks.get("module", []))
 
     @property
@@ -61,7 +61,7 @@ class TerraformFolder:
 
     @property
     def text(self) -> str:
-        """Every line that is no comment."""
+        """The lines without comments."""
         lines = [
             line
             for file in sorted(self.path.glob("*.tf"))
@@ -71,7 +71,7 @@ class TerraformFolder:
         return "\n".join(lines)
 
     def kind_of(self, value: Any) -> str:
-        """string, number, bool, list or map. What a resource tells of itself counts as a string."""
+        """Return string, number, bool, list or map. Attributes of resources count as strings."""
         for kind, python in (("list", list), ("map", dict), ("bool", bool)):
             if isinstance(value, python):
                 return kind

@@ -1,4 +1,4 @@
-"""infra/terraform joins the code by names: what a stack prints is a profile, its roles suffice."""
+"""infra/terraform against the code: outputs are profiles, and roles have minimal permissions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.house.tree import ROOT, text_files
 BACKENDS = [module for module in MODULES if module.name in plugins.names(PROVISIONER_ENTRY_POINTS)]
 FOLDERS = [load_folder(path) for path in (*MODULES, *STACKS)]
 OTHER = "other_"
-"""What a module tells beyond the options of its backend begins with this."""
+"""Prefix of outputs that are not options of the backend."""
 
 
 def name_of(one: Any) -> str:
@@ -69,7 +69,7 @@ def test_every_terraform_folder_has_its_files(one: TerraformFolder) -> None:
 
 @pytest.mark.parametrize("one", FOLDERS, ids=name_of)
 def test_every_terraform_reference_resolves(one: TerraformFolder) -> None:
-    """As far as `terraform validate` would see it without its providers."""
+    """The part of `terraform validate` that needs no providers."""
     assert named(one, r"\bvar\.(\w+)") == one.variables.keys()
     assert named(one, r"\blocal\.(\w+)") == one.locals.keys()
     assert named(one, r"\bdata\.(\w+\.\w+)") <= one.declared_names("data")
@@ -107,7 +107,7 @@ def test_every_reference_to_a_terraform_folder_resolves() -> None:
     assert not wrong - {"infra/terraform/modules/sweeper_"}
 
 
-# ── least rights: no more and no less than the code asks for ──────────────────────────────────────
+# ── minimal permissions: exactly those that the code needs ────────────────────────────────────────
 
 
 def test_aws_controller_policy_allows_the_calls_of_the_client() -> None:
@@ -163,7 +163,7 @@ def test_kubernetes_role_has_the_permissions_of_the_doctor() -> None:
     assert given == wanted
 
 
-# ── what it takes to say all this ─────────────────────────────────────────────────────────────────
+# ── helpers ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def kinds_of_options(backend: str) -> dict[str, str]:
@@ -188,5 +188,5 @@ def kind_of_hint(hint: Any) -> str:
 
 
 def named(one: TerraformFolder, pattern: str) -> set[str]:
-    """All that the text names by that pattern."""
+    """Return all names in the text that match the pattern."""
     return set(re.findall(pattern, one.text))

@@ -1,4 +1,4 @@
-"""A run is nobody's child: it can be left, found again, joined, ended and interrupted."""
+"""Runs are independent of their driver: attach, rejoin, cancel and interrupt."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SCRIPT = """
 
 
 def wait_for_enough(config: Config) -> str:
-    """A training function that works until it is told to stop."""
+    """A training function that runs until a mark exists."""
     (Path(config["marks"]) / "at work").touch()
     print("at work")
     while not Path(config["marks"], "enough").exists():
@@ -58,7 +58,7 @@ def wait_for_enough(config: Config) -> str:
 
 
 def started(cloud: LiveTestCloud) -> set[int]:
-    """The processes that have ever run the script's function."""
+    """All processes that have executed the function of the script."""
     return {int(mark.name.rpartition("-")[2]) for mark in cloud.marks.glob("started-*")}
 
 
@@ -66,7 +66,7 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if processes.find_process(pid) is not None}
 
 
-# --- a handle ------------------------------------------------------------------------------------
+# --- a handle -------------------------------------------------------------------------------------
 
 
 def test_submit_returns_before_the_result(cloud: LiveTestCloud) -> None:
@@ -78,7 +78,7 @@ def test_submit_returns_before_the_result(cloud: LiveTestCloud) -> None:
     cloud.write_mark("enough")
 
     assert handle.result(60).return_value == "trained to the end"
-    assert handle.result(60).return_value == "trained to the end"  # as often as one likes
+    assert handle.result(60).return_value == "trained to the end"  # repeatable
     assert handle.status().state == "finished"
 
 
@@ -117,7 +117,7 @@ def test_cancel_from_another_process_ends_the_run(cloud: LiveTestCloud) -> None:
     with pytest.raises(RunCancelledError, match="no money left"):
         handle.result(60)
     assert handle.status().state == "cancelled"
-    handle.cancel()  # of one that has ended: nothing happens
+    handle.cancel()  # no effect on an ended run
 
 
 def test_run_without_machines_can_be_cancelled(cloud: LiveTestCloud) -> None:
@@ -136,7 +136,7 @@ def test_attach_without_a_run_raises(cloud: LiveTestCloud) -> None:
         spotfit.attach(cloud.url("another"))
 
 
-# --- without the driver --------------------------------------------------------------------------
+# --- without the driver ---------------------------------------------------------------------------
 
 
 def test_run_survives_its_driver(cloud: LiveTestCloud) -> None:
@@ -211,7 +211,7 @@ def test_third_ctrl_c_exits_at_once(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     for pid in alive({machine.pid for machine in cloud.root.machines()}):
-        os.kill(pid, signal.SIGSTOP)  # nobody is left who could end the run in time
+        os.kill(pid, signal.SIGSTOP)  # no process remains that could end the run in time
     try:
         for count in range(3):
             driver.interrupt()

@@ -32,7 +32,7 @@ Config = dict[str, Any]
 
 
 def nothing() -> None:
-    """Trains nothing."""
+    """Does nothing."""
 
 
 def save(name: str = "weights") -> None:
@@ -42,7 +42,7 @@ def save(name: str = "weights") -> None:
         spotfit.report({"step": 1}, checkpoint=checkpoint, checkpoint_dir_name=name)
 
 
-# --- what is asked for ---------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------
 
 
 def test_function_with_two_parameters_is_rejected(cloud: LiveTestCloud) -> None:
@@ -118,7 +118,7 @@ def test_several_invalid_values_are_reported_together(cloud: LiveTestCloud) -> N
     assert cloud.is_untouched
 
 
-# --- where it is to be kept ----------------------------------------------------------------------
+# --- storage --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["/proc/spotfit", "{folder}/a-file/runs", "/dev/null/runs"])
@@ -144,7 +144,7 @@ def test_missing_bucket_is_rejected(cloud: LiveTestCloud, s3: str) -> None:
 
 
 class _Deaf(BaseHTTPRequestHandler):
-    """Passes everything on, but for the condition that makes `create` what it is."""
+    """A proxy that removes the condition of `create`."""
 
     protocol_version = "HTTP/1.1"
     behind: str
@@ -177,12 +177,12 @@ class _Deaf(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Say nothing."""
+        """Suppress the access log."""
 
 
 @pytest.fixture
 def deaf(s3: str) -> Iterator[str]:
-    """The endpoint of a store that ignores 'If-None-Match'."""
+    """The endpoint of an S3 server that ignores 'If-None-Match'."""
     handler = type("Deaf", (_Deaf,), {"behind": s3})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
@@ -205,7 +205,7 @@ def test_bucket_without_conditional_create_is_rejected(
     assert left["KeyCount"] == 0, "not even the probe's own objects"
 
 
-# --- what is there already -----------------------------------------------------------------------
+# --- existing objects -----------------------------------------------------------------------------
 
 
 def entry(cloud: LiveTestCloud, slot: int, name: str = "run") -> Path:
@@ -276,11 +276,11 @@ def test_checkpoint_of_a_removed_directory_raises(cloud: LiveTestCloud, how: str
     assert entries(cloud) == before
 
 
-# --- what somebody has changed -------------------------------------------------------------------
+# --- modified objects -----------------------------------------------------------------------------
 
 
 def flip(path: Path) -> None:
-    """Another byte in the middle of the file."""
+    """Change a byte in the middle of the file."""
     body = bytearray(path.read_bytes())
     body[len(body) // 2] ^= 0x01
     path.write_bytes(body)
@@ -306,7 +306,7 @@ def test_modified_function_is_not_executed(cloud: LiveTestCloud) -> None:
 
 
 def test_forged_function_with_a_matching_name_is_not_executed(cloud: LiveTestCloud) -> None:
-    """Who may write to the bucket may change the spec as well, but does not hold the key."""
+    """An attacker with write access can change the spec, but has no run key."""
     import hashlib
 
     handle = cloud.submit(nothing, local_options={"capacity": 0})
@@ -348,10 +348,10 @@ def test_modified_checkpoint_is_not_loaded(cloud: LiveTestCloud) -> None:
     assert isinstance(raised.value.worker_failures[0], IntegrityError)
 
 
-# --- another world there -------------------------------------------------------------------------
+# --- other machine environments -------------------------------------------------------------------
 
 
-def leaves_a_mark(config: Config) -> None:
+def write_own_mark(config: Config) -> None:
     (Path(config["marks"]) / "was run").touch()
 
 
@@ -361,7 +361,7 @@ def test_backend_with_another_python_version_is_rejected_before_submission(
     with pytest.raises(
         EnvironmentMismatchError, match=r"the machines run cpython 3\.9\."
     ) as raised:
-        cloud.fit(leaves_a_mark, local_options={"python": "3.9"})
+        cloud.fit(write_own_mark, local_options={"python": "3.9"})
     assert "or call fit() from cpython 3.9" in raised.value.do
     assert cloud.is_untouched
 
@@ -380,7 +380,7 @@ def test_unexpected_python_version_ends_the_run_on_the_first_machine(
     monkeypatch.setattr(version_check, "local_environment", older)
 
     with pytest.raises(spotfit.WorkerGroupError, match=r"called from cpython 3\.9\.1") as raised:
-        cloud.fit(leaves_a_mark, local_options={"python": ""}, max_failures=-1)
+        cloud.fit(write_own_mark, local_options={"python": ""}, max_failures=-1)
     assert isinstance(raised.value.worker_failures[0], EnvironmentMismatchError)
     assert not (cloud.marks / "was run").exists()
     assert len([event for event in cloud.events() if isinstance(event, GroupPlanned)]) == 1

@@ -1,4 +1,4 @@
-"""The user's callbacks hear of reports and failures; what they raise ends the run."""
+"""User callbacks receive reports and failures; their exceptions end the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Config = dict[str, Any]
 
 
 class Diary(spotfit.UserCallback):
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self, page: Path) -> None:
         self.page = page
@@ -42,14 +42,14 @@ class Diary(spotfit.UserCallback):
 
 
 class Secretary(Diary):
-    """Knows by itself where to write."""
+    """Has its own path, for use from the environment."""
 
     def __init__(self) -> None:
         super().__init__(Path(os.environ["PAGE"]))
 
 
 class Grumbler(spotfit.UserCallback):
-    """Raises when it hears of a loss above one."""
+    """Raises for a loss above one."""
 
     def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
         if metrics[0]["loss"] > 1:

@@ -1,4 +1,4 @@
-"""Machines that are taken away more often than a cloud brings them back, and nobody else awake."""
+"""Machines that are lost more often than the cloud restarts them, without a driver."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ LAPTOP = """
 """
 
 
-class Alone:
-    """A run of one machine whose laptop is gone."""
+class DriverlessRun:
+    """A run of one machine whose driver was killed."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.sim = SimProvisioner.with_options(
@@ -78,7 +78,7 @@ class Alone:
         self._script.write_text(textwrap.dedent(LAPTOP))
 
     def begin(self) -> None:
-        """Start the run, and kill whoever started it once it has a checkpoint."""
+        """Start the run, and kill the driver once there is a checkpoint."""
         provisioner = f"sim://{self.sim.options.cloud}?root={self.sim.root}"
         laptop = subprocess.Popen(
             [sys.executable, str(self._script), provisioner, str(self.storage), str(self.enough)],
@@ -101,13 +101,13 @@ class Alone:
         return [one for one in self.sim.call_simulator("machines") if one["state"] == "up"]
 
     def lose(self, times: int) -> None:
-        """The one machine there is, as soon as there is one, without a word."""
+        """Preempt the machine without notice as soon as it exists."""
         for _ in range(times):
             (machine, *_) = eventually(lambda: self.standing())
             self.sim.call_simulator("reclaim", {"machine": machine["number"], "notice": False})
 
-    def goes_on(self) -> None:
-        """It has saved something more."""
+    def continues(self) -> None:
+        """Wait for another checkpoint."""
         slot = self.view.next_slot
         eventually(lambda: self.saved_since(slot))
 
@@ -119,11 +119,11 @@ class Alone:
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Callable[[str], Alone]]:
-    started: list[Alone] = []
+def start_run(tmp_path: Path) -> Iterator[Callable[[str], DriverlessRun]]:
+    started: list[DriverlessRun] = []
 
-    def begin(name: str) -> Alone:
-        started.append(Alone(name, tmp_path))
+    def begin(name: str) -> DriverlessRun:
+        started.append(DriverlessRun(name, tmp_path))
         started[-1].begin()
         return started[-1]
 
@@ -132,34 +132,34 @@ def alone(tmp_path: Path) -> Iterator[Callable[[str], Alone]]:
         one.sim.call_simulator("leave", {"machines": True})
 
 
-@pytest.mark.parametrize(("name", "lives"), [("aws_batch", 10), ("gcp_batch", 11)])
+@pytest.mark.parametrize(("name", "max_attempts"), [("aws_batch", 10), ("gcp_batch", 11)])
 def test_machine_on_its_last_attempt_is_replaced_before_it_is_lost(
-    alone: Callable[[str], Alone], name: str, lives: int
+    start_run: Callable[[str], DriverlessRun], name: str, max_attempts: int
 ) -> None:
-    """AWS Batch starts a job ten times and Google a task eleven; then nobody would wake the run."""
-    run = alone(name)
+    """AWS Batch starts a job ten times and Google a task eleven times; then the run would stop."""
+    run = start_run(name)
     first = set(run.view.groups)
-    run.lose(lives - 2)
-    run.goes_on()
+    run.lose(max_attempts - 2)
+    run.continues()
     assert set(run.view.groups) == first, "until now Batch has brought it back"
-    run.lose(1)  # the last life begins
+    run.lose(1)  # the last attempt begins
     eventually(lambda: {place.token for place in round_places(run.view)} - first)
     assert run.view.failure_counts.get(FailureCause.RESIZE), "it was left at a commit"
     eventually(lambda: len(run.standing()) == 1)
-    run.goes_on()
+    run.continues()
     run.lose(1)
-    run.goes_on()
+    run.continues()
     result = run.finish()
     assert result["chain"] == expected_hash_chain(result["step"])
 
 
-@pytest.mark.parametrize(("name", "lives"), [("aws_batch", 10), ("gcp_batch", 11)])
+@pytest.mark.parametrize(("name", "max_attempts"), [("aws_batch", 10), ("gcp_batch", 11)])
 def test_attach_replaces_a_machine_without_attempts_left(
-    alone: Callable[[str], Alone], name: str, lives: int
+    start_run: Callable[[str], DriverlessRun], name: str, max_attempts: int
 ) -> None:
-    run = alone(name)
+    run = start_run(name)
     first = set(run.view.groups)
-    run.lose(lives)
+    run.lose(max_attempts)
     eventually(lambda: not run.standing())
     result = run.finish()
     assert result["chain"] == expected_hash_chain(result["step"])
@@ -168,13 +168,13 @@ def test_attach_replaces_a_machine_without_attempts_left(
 
 @pytest.mark.parametrize("name", ["azure_batch", "kubernetes"])
 def test_group_without_an_attempt_limit_is_restarted_indefinitely(
-    alone: Callable[[str], Alone], name: str
+    start_run: Callable[[str], DriverlessRun], name: str
 ) -> None:
-    """A node that is preempted requeues its task, a pod that is disrupted counts for nothing."""
-    run = alone(name)
+    """Preempted Azure tasks and disrupted pods are restarted without limit."""
+    run = start_run(name)
     first = set(run.view.groups)
     run.lose(12)
-    run.goes_on()
+    run.continues()
     assert set(run.view.groups) == first
     result = run.finish()
     assert result["chain"] == expected_hash_chain(result["step"])

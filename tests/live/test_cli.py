@@ -1,4 +1,4 @@
-"""`spotfit` at a shell: follow a run, end it, revive it."""
+"""The `spotfit` command: follow, cancel and sweep a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCRIPT = """
 
 
 def shell(*arguments: str) -> str:
-    """What the command prints; it has to succeed."""
+    """Return the output of a command, which must succeed."""
     done = subprocess.run(
         [sys.executable, "-m", "spotfit.cli", *arguments],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""`barrier` and `broadcast_from_rank_zero` between real workers, and what misfits are raised."""
+"""`barrier` and `broadcast_from_rank_zero` between real workers, and mismatched calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An elastic group goes on smaller where no machine is to be had, and grows again."""
+"""An elastic group shrinks without capacity and grows again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.live.cloud import LiveTestCloud, eventually
 Config = dict[str, Any]
 
 
-def save_until_told(config: Config) -> list[int]:
-    """Saves every step, with the sizes of all groups so far, until the mark 'enough' lies there."""
+def save_until_mark(config: Config) -> list[int]:
+    """Save the sizes of all groups so far in every step, until the mark 'enough' exists."""
     me = spotfit.get_context()
     sizes = [*sizes_before(), me.get_world_size()]
     (Path(config["marks"]) / f"size {me.get_world_size()}").touch()
@@ -43,9 +43,9 @@ def sizes_before() -> list[int]:
 
 
 def begun(cloud: LiveTestCloud, **local: Any) -> RunHandle:
-    """One or two workers, each on a node; the size is looked at often."""
+    """One or two workers, one per node, with frequent resize checks."""
     return cloud.submit(
-        save_until_told,
+        save_until_mark,
         workers=(1, 2),
         nodes=2,
         local_options=local,
@@ -89,7 +89,7 @@ def test_elastic_group_shrinks_and_grows_again(cloud: LiveTestCloud) -> None:
 
 
 def test_group_below_its_minimum_size_waits(cloud: LiveTestCloud) -> None:
-    handle = cloud.submit(save_until_told, workers=(2, 3), nodes=3, local_options={"capacity": 1})
+    handle = cloud.submit(save_until_mark, workers=(2, 3), nodes=3, local_options={"capacity": 1})
     eventually(lambda: handle.status().reason)
     assert (handle.status().state, cloud.rounds_opened()) == ("waiting", [])
     assert "of 1 are free" in handle.status().reason

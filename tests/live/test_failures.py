@@ -1,4 +1,4 @@
-"""Whatever the user's function does to its process, the driver is told, and the run may go on."""
+"""Failures of user code are reported to the driver, and retried within the budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
 LONG_S = 600.0
-"""Nobody waits for so long: a test in which somebody does fails by its own timeout."""
+"""Longer than the timeout of any test."""
 
 
 class OutOfTuneError(Exception):
@@ -46,14 +46,14 @@ def save(step: int) -> None:
 
 
 def attempt(config: Config) -> int:
-    """Which attempt of this rank this is, counted from 1."""
+    """Return the attempt of this rank, from 1."""
     path = Path(config["marks"], f"attempts-{rank()}")
     made = int(path.read_text()) + 1 if path.exists() else 1
     path.write_text(str(made))
     return made
 
 
-# --- the end, told -------------------------------------------------------------------------------
+# --- reported failures ----------------------------------------------------------------------------
 
 
 def test_user_exception_is_raised_with_rank_and_traceback(cloud: LiveTestCloud) -> None:
@@ -188,7 +188,7 @@ def test_child_processes_end_with_their_worker(cloud: LiveTestCloud) -> None:
     assert processes.find_process(int((cloud.marks / "child").read_text())) is None
 
 
-# --- another try ---------------------------------------------------------------------------------
+# --- retries --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_all_ranks_restart_from_the_same_checkpoint(cloud: LiveTestCloud, die: A
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
             save(1)
-            spotfit.report({"step": 2})  # without files: it will have to be done again
+            spotfit.report({"step": 2})  # without files, so that it is repeated
             spotfit.collective.barrier()
             if rank() == 1:
                 die()
@@ -299,7 +299,7 @@ def test_exceeded_preemption_budget_raises_preemption_error(cloud: LiveTestCloud
     assert error_info.value.drain_timed_out is False
 
 
-# --- nobody waits for the dead -------------------------------------------------------------------
+# --- collectives with a killed peer ---------------------------------------------------------------
 
 
 def test_killed_peer_aborts_a_collective(cloud: LiveTestCloud) -> None:

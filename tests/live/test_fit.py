@@ -1,4 +1,4 @@
-"""`fit()` as a user sees it: what comes back, what lies in the bucket, what is on the console."""
+"""`fit()` from the user's view: result, content of the bucket, console output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Config = dict[str, Any]
 
 
 def save(step: int, **metrics: Any) -> None:
-    """Report a checkpoint that holds the step, and who wrote it."""
+    """Report a checkpoint with the step and its writer."""
     rank = spotfit.get_context().get_world_rank()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, f"rank{rank}.json").write_text(json.dumps({"step": step}))
@@ -26,7 +26,7 @@ def save(step: int, **metrics: Any) -> None:
 
 
 def restored() -> int | None:
-    """The step in the checkpoint to go on from."""
+    """Return the step of the restored checkpoint."""
     checkpoint = spotfit.get_checkpoint()
     if checkpoint is None:
         return None
@@ -40,7 +40,7 @@ def files_of(checkpoint: spotfit.Checkpoint | None) -> list[str]:
         return sorted(path.name for path in Path(folder).iterdir())
 
 
-# --- what comes back -----------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def test_fit_returns_the_value_and_last_metrics_of_rank_0(cloud: LiveTestCloud) -> None:
@@ -187,7 +187,7 @@ def test_ddp_weights_are_equal_on_all_ranks(cloud: LiveTestCloud) -> None:
     assert mine == others
 
 
-# --- the same name again -------------------------------------------------------------------------
+# --- reuse of a name ------------------------------------------------------------------------------
 
 
 def test_same_run_name_resumes_from_the_last_checkpoint(cloud: LiveTestCloud) -> None:
@@ -221,7 +221,7 @@ def test_runs_without_a_name_are_distinct(cloud: LiveTestCloud) -> None:
     assert len(paths) == 2
 
 
-# --- output --------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 def test_output_of_all_ranks_is_shown_and_stored(
@@ -256,7 +256,7 @@ def test_log_level_applies_to_log_events_only(
 
         logging.getLogger("mine").info("told by logging")
         logging.getLogger("mine").debug("too much")
-        spotfit.collective.broadcast_from_rank_zero("x" * 2000)  # which we warn of
+        spotfit.collective.broadcast_from_rank_zero("x" * 2000)  # logs a warning
 
     for level, is_logged in (("ERROR", False), ("INFO", True)):
         cloud.fit(train, name=level, logging_config=spotfit.LoggingConfig(level))
@@ -291,7 +291,7 @@ def test_output_appears_during_the_run(cloud: LiveTestCloud) -> None:
     assert driver.wait() == 0
 
 
-# --- other storages ------------------------------------------------------------------------------
+# --- storage --------------------------------------------------------------------------------------
 
 
 def test_run_on_s3_survives_a_killed_worker(

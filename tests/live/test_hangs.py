@@ -1,4 +1,4 @@
-"""A rank that hangs is found, the stacks of all ranks are kept, and the attempt ends."""
+"""A hanging rank is detected, stacks of all ranks are stored, and the attempt ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank() -> int:
 
 
 def hold_the_lock() -> None:
-    """Python's own: no thread of this process gets on."""
+    """Hold the GIL, so that no thread of this process runs."""
     re.match("(a+)+$", "a" * 60 + "b")
 
 
@@ -32,7 +32,7 @@ def stop() -> None:
 
 
 def stacks(cloud: LiveTestCloud, text: str) -> str:
-    """What lies where the message says."""
+    """Return the stack file that the message names."""
     found = re.search(r"the stacks of all ranks are in (\S+\.txt)", text)
     assert found is not None, text
     assert found[1].startswith(cloud.url())

@@ -1,5 +1,4 @@
-"""A backend's hooks run beside the workers, call them before, beside and after the function, and
-end the run when they raise; a context lies around the function."""
+"""Backend hooks call workers before, during and after the function; errors end the run."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def rank() -> int:
 
 
 def who(greeting: str, *, mark: str = "") -> tuple[str, int, int]:
-    """Called on workers."""
+    """Executed on workers."""
     os.environ["GREETED"] = greeting
     return f"{greeting}{mark}", rank(), os.getpid()
 
@@ -38,7 +37,7 @@ def mistake(why: str) -> None:
 
 @dataclass
 class Notes(BackendConfig):
-    """Where hooks write down what they did, and what they are to do wrong."""
+    """Where hooks record their calls, and which fault they inject."""
 
     page: str
     wrong: str = ""
@@ -149,7 +148,7 @@ def test_exception_of_a_hook_ends_the_run(cloud: LiveTestCloud, hook: str, cause
 
 
 class Watching(Backend):
-    """Goes on calling while the function runs."""
+    """Calls workers while the function runs."""
 
     def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
         import threading
@@ -188,8 +187,8 @@ def test_hooks_call_workers_while_the_function_blocks(
     assert run.fit().return_value >= 3
 
 
-class Lit(BackendConfig):
-    """Lights a lamp around the function."""
+class FlagConfig(BackendConfig):
+    """Sets a flag around the function."""
 
     @property
     def train_func_context(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
@@ -205,6 +204,6 @@ def lamp() -> Iterator[None]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_context_manager_surrounds_the_function(cloud: LiveTestCloud, workers: int) -> None:
-    run = trainer(cloud, lambda: os.environ.get("LAMP"), Lit(), workers=workers)
+    run = trainer(cloud, lambda: os.environ.get("LAMP"), FlagConfig(), workers=workers)
     assert run.fit().return_value == "lit on 0"
     assert "LAMP" not in os.environ

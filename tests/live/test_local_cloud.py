@@ -1,4 +1,4 @@
-"""The local cloud with real agents: machines are kept warm, replaced, and leave no trace."""
+"""The local cloud with real agents: reuse, preemption and cleanup of machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Config = dict[str, Any]
 
 
 def who(_: Config) -> int:
-    """The machine's own process, which is its zygote's parent's."""
+    """Return the pid of the machine process, the grandparent of the worker."""
     zygote = os.getppid()
     return int(Path(f"/proc/{zygote}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -54,7 +54,7 @@ def test_run_survives_scheduled_preemptions(cloud: LiveTestCloud) -> None:
 
 
 def test_run_waits_for_capacity(cloud: LiveTestCloud) -> None:
-    """Every node is killed, and the market gives none for a while."""
+    """Every node is killed, without capacity for a while."""
 
     def train(config: Config) -> str:
         Path(config["marks"], "begun").touch()

@@ -1,4 +1,4 @@
-"""Machines are taken away, with notice and without; the run goes on from its last checkpoint."""
+"""Preemptions with and without notice; the run resumes from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
 LAST_STEP = 1_000_000
-"""A run ends when the test says so, or when its rounds are done, not by counting."""
+"""Steps are unlimited; the test ends the run by a mark."""
 
 
 def step_by_step(config: Config) -> dict[str, Any]:
-    """Trains until the mark 'enough' lies there, saving every step; tells each start by a mark."""
+    """Save every step until the mark 'enough' exists; write a mark at each start."""
     me = spotfit.get_context()
     rank, marks = me.get_world_rank(), Path(config["marks"])
     checkpoint = spotfit.get_checkpoint()
@@ -60,7 +60,7 @@ def report(step: int, rank: int) -> None:
 
 
 def begun(cloud: LiveTestCloud, **how: Any) -> RunHandle:
-    """Two workers on two nodes, with a checkpoint behind them."""
+    """Two workers on two nodes that have saved a checkpoint."""
     keep = spotfit.CheckpointConfig(num_to_keep=3)
     handle = cloud.submit(step_by_step, workers=2, nodes=2, checkpoint_config=keep, **how)
     committed(cloud, 2)
@@ -68,7 +68,7 @@ def begun(cloud: LiveTestCloud, **how: Any) -> RunHandle:
 
 
 def committed(cloud: LiveTestCloud, least: int) -> int:
-    """Wait until that step lies in the bucket; the latest that does."""
+    """Wait until this step is committed; return the latest committed step."""
 
     def look() -> int | None:
         latest = cloud.view().latest_checkpoint
@@ -81,7 +81,7 @@ def committed(cloud: LiveTestCloud, least: int) -> int:
 
 
 def starts(cloud: LiveTestCloud) -> list[dict[str, Any]]:
-    """All starts of all ranks, in the order of time."""
+    """Return all starts of all ranks, ordered by time."""
     result = [
         json.loads(mark.read_text()) for mark in cloud.marks.glob("start-*") if mark.stat().st_size
     ]
@@ -91,14 +91,14 @@ def starts(cloud: LiveTestCloud) -> list[dict[str, Any]]:
 def another_round(
     cloud: LiveTestCloud, *, workers: int = 2, number: int = 2
 ) -> list[dict[str, Any]]:
-    """Wait until all workers of the round of that number have started; their starts."""
+    """Wait until all workers of round `number` have started; return their starts."""
     eventually(lambda: len(cloud.rounds_opened()) >= number)
     eventually(lambda: len(starts(cloud)) >= workers * number)
     return starts(cloud)[workers * (number - 1) :]
 
 
 def went_on(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
-    """The second round began where the first had saved, on all ranks; then it may end."""
+    """Check that all ranks of the second round resumed from the checkpoint, then end the run."""
     second = another_round(cloud)
     assert len({start["from"] for start in second}) == 1
     assert second[0]["from"] >= saved
@@ -108,7 +108,7 @@ def went_on(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
     assert result.metrics == {"step": result.return_value["step"]}
 
 
-# --- without notice ------------------------------------------------------------------------------
+# --- without notice -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("who", ["the leader's node", "another node"])
@@ -125,7 +125,7 @@ def test_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, who: str) 
 
 
 def test_unresponsive_node_that_continues_is_not_a_preemption(cloud: LiveTestCloud) -> None:
-    """Its agent is stopped, as by a network that fails or a kernel that hangs."""
+    """Its agent is suspended, as by a network failure."""
     handle = begun(cloud)
     (other,) = set(cloud.reclaimer.running_nodes()) - {cloud.node_of_leader()}
     machine = other.machine()
@@ -180,7 +180,7 @@ def test_attach_restarts_a_run_without_nodes_and_driver(
     assert spotfit.attach(cloud.url()).result(60).return_value == "revived"
 
 
-# --- with notice ---------------------------------------------------------------------------------
+# --- with notice ----------------------------------------------------------------------------------
 
 
 def test_notice_requests_the_replacement_and_costs_only_a_restart(

@@ -1,4 +1,4 @@
-"""Real processes and real kills: whoever dies, the rest is told, and nobody is left behind."""
+"""Real processes and kills: failures are reported, and no process remains."""
 
 import os
 import pickle
@@ -20,10 +20,10 @@ from spotfit.protocol.worker_agent import WorkerRaised, WorkerReturned
 from spotfit.sidecar.callbacks import ProcessCallbackRunner
 from tests.live.stage import RUN_ID, SECRET, WorkerPoolHarness
 
-# --- what the workers run ----------------------------------------------------------------------
+# --- training functions ---------------------------------------------------------------------------
 
 
-def meet_and_wait() -> None:
+def join_group_and_wait() -> None:
     import signal as signals
 
     import torch
@@ -35,7 +35,7 @@ def meet_and_wait() -> None:
     signals.pause()
 
 
-def meet() -> float:
+def join_group() -> float:
     import torch
     import torch.distributed as dist
 
@@ -76,7 +76,7 @@ def exit_cleanly() -> None:
     sys.exit(0)
 
 
-def say_where() -> tuple[Any, ...]:
+def return_location() -> tuple[Any, ...]:
     import os
     import random
     from pathlib import Path
@@ -93,19 +93,19 @@ class Witness:
             raise ValueError("a loss below zero")
 
 
-def alone(stage: WorkerPoolHarness, fn: Any, **how: Any) -> Any:
-    """Run it on one worker without a framework, and give its last frame."""
+def run_alone(stage: WorkerPoolHarness, fn: Any, **how: Any) -> Any:
+    """Run `fn` on one worker without a framework; return its last frame."""
     stage.pack(fn, framework="none", **how)
     stage.start(0, 1)
     stage.until(stage.has_all_exited)
     return stage.frames[-1][1] if stage.frames else None
 
 
-# --- rounds ------------------------------------------------------------------------------------
+# --- rounds ---------------------------------------------------------------------------------------
 
 
 def test_four_workers_form_a_group_and_return(stage: WorkerPoolHarness) -> None:
-    stage.pack(meet)
+    stage.pack(join_group)
     stage.start(0, 4)
     stage.until(stage.has_all_exited)
     assert set(stage.exits.values()) == {"exited with code 0"}
@@ -116,7 +116,7 @@ def test_four_workers_form_a_group_and_return(stage: WorkerPoolHarness) -> None:
 def test_killed_worker_is_reported_and_the_next_round_starts(
     stage: WorkerPoolHarness,
 ) -> None:
-    stage.pack(meet_and_wait)
+    stage.pack(join_group_and_wait)
     for number in range(4):
         stage.start(number, 4)
         stage.until(stage.has_all_running)
@@ -124,7 +124,9 @@ def test_killed_worker_is_reported_and_the_next_round_starts(
         assert victim is not None
         process.kill(victim)
         stage.until(lambda number=number: number % 4 in stage.exits)  # type: ignore[misc]
-        assert stage.exits[number % 4] == "was killed by SIGKILL"  # the others may have noticed
+        assert (
+            stage.exits[number % 4] == "was killed by SIGKILL"
+        )  # the other workers may have failed as well
         stage.worker_pool.kill_workers()
         stage.until(stage.has_all_exited)
 
@@ -132,7 +134,7 @@ def test_killed_worker_is_reported_and_the_next_round_starts(
 def test_killed_fork_server_ends_its_workers_and_is_replaced(
     stage: WorkerPoolHarness, keeper: ForkServerPool
 ) -> None:
-    stage.pack(meet_and_wait)
+    stage.pack(join_group_and_wait)
     stage.start(0, 2)
     stage.until(stage.has_all_running)
     first = stage.worker_pool._fork_server
@@ -158,25 +160,25 @@ def test_stop_kills_grandchildren(stage: WorkerPoolHarness) -> None:
 
 
 def test_worker_stopped_before_its_fork_is_not_started(stage: WorkerPoolHarness) -> None:
-    stage.pack(meet_and_wait)
+    stage.pack(join_group_and_wait)
     stage.start(0, 2)
     stage.worker_pool.kill_workers()
     stage.until(stage.has_all_exited)
     assert not stage.worker_pool.has_workers
 
 
-# --- what workers say --------------------------------------------------------------------------
+# --- worker output --------------------------------------------------------------------------------
 
 
 def test_last_lines_of_a_killed_worker_are_kept_in_order(stage: WorkerPoolHarness) -> None:
-    alone(stage, print_and_die)
+    run_alone(stage, print_and_die)
     texts = [line["text"] for line in stage.lines() if "text" in line]
     assert texts == [*(f"line {number}" for number in range(2000)), "no newline"]
     assert stage.exits == {0: "was killed by SIGKILL"}
 
 
 def test_exception_contains_its_traceback(stage: WorkerPoolHarness) -> None:
-    raised = alone(stage, raise_it)
+    raised = run_alone(stage, raise_it)
     assert isinstance(raised, WorkerRaised)
     assert pickle.loads(raised.pickled_exception).args == ("weights",)
     assert raised.traceback_text.splitlines()[1].endswith("in raise_it")
@@ -184,7 +186,7 @@ def test_exception_contains_its_traceback(stage: WorkerPoolHarness) -> None:
 
 
 def test_system_exit_of_a_worker_is_a_failure(stage: WorkerPoolHarness) -> None:
-    raised = alone(stage, exit_cleanly)
+    raised = run_alone(stage, exit_cleanly)
     assert isinstance(raised, WorkerRaised)
     assert "SystemExit: 0" in raised.traceback_text
 
@@ -205,7 +207,7 @@ def return_a_lock() -> Any:
     ("fn", "expected"), [(return_tensors, "torch tensors"), (return_a_lock, "a lock, cannot be")]
 )
 def test_invalid_return_value_is_reported(stage: WorkerPoolHarness, fn: Any, expected: str) -> None:
-    raised = alone(stage, fn)
+    raised = run_alone(stage, fn)
     assert isinstance(raised, WorkerRaised)
     assert expected in raised.traceback_text
 
@@ -214,7 +216,7 @@ def test_environment_variables_are_set_before_imports(
     stage: WorkerPoolHarness,
 ) -> None:
     rank, mine, where, _ = pickle.loads(
-        alone(stage, say_where, env_vars={"MINE": "yes"}).pickled_value
+        run_alone(stage, return_location, env_vars={"MINE": "yes"}).pickled_value
     )
     assert (rank, mine, where) == ("0", "yes", str(stage.folder / "scratch" / "work" / "test"))
 
@@ -223,7 +225,7 @@ def test_workers_without_a_fork_server_are_started_as_new_interpreters(
     stage: WorkerPoolHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_FORK", "never")
-    stage.pack(say_where, framework="none", env_vars={"MINE": "yes"})
+    stage.pack(return_location, framework="none", env_vars={"MINE": "yes"})
     stage.start(0, 2)
     stage.until(stage.has_all_exited)
     assert set(stage.exits.values()) == {"exited with code 0"}
@@ -243,7 +245,7 @@ def test_modified_code_bundle_is_rejected_by_every_worker(stage: WorkerPoolHarne
     assert "IntegrityError" in stage.last_frames(WorkerRaised)[0].traceback_text
 
 
-# --- callbacks ---------------------------------------------------------------------------------
+# --- callbacks ------------------------------------------------------------------------------------
 
 
 def test_callbacks_run_in_a_separate_process(stage: WorkerPoolHarness) -> None:
@@ -268,11 +270,11 @@ def test_callbacks_run_in_a_separate_process(stage: WorkerPoolHarness) -> None:
     assert stage.lines()[0]["text"] == "told ctx [{'loss': 1}] None"
 
 
-# --- the agent's death -------------------------------------------------------------------------
+# --- end of the agent -----------------------------------------------------------------------------
 
 
 def test_all_processes_of_a_node_end_with_its_agent(tmp_path: Path) -> None:
-    """Even what the workers have started, though the agent itself can do nothing any more."""
+    """Includes child processes of workers, although the agent was killed."""
     script = f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
@@ -302,7 +304,7 @@ def test_all_processes_of_a_node_end_with_its_agent(tmp_path: Path) -> None:
 
 
 def members_of(group: int) -> int:
-    """Living processes of a group; nothing of another session has its number."""
+    """Return the running processes of a process group."""
     session = os.getsid(0)
     return sum(os.getpgid(pid) == group for pid in process.session_members(session))
 

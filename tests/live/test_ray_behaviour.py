@@ -1,4 +1,4 @@
-"""Small trainings end here as they end with Ray Train, whose answers are kept beside the probes."""
+"""Probes end with the recorded results of Ray Train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT: dict[str, Any] = json.loads((ROOT / "tests/parity/behaviour_ray_2_60.json"
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What every probe sees here."""
+    """Results of all probes with spotfit."""
     place = tmp_path_factory.mktemp("probes")
     command = [sys.executable, "-m", "tests.parity.behaviour", "spotfit", str(place)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

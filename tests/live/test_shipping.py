@@ -1,4 +1,4 @@
-"""Whatever the user's function is made of travels with it, or is named by its path."""
+"""Dependencies of the user's function are shipped, or named if they cannot be."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ THERE = "a global of the user's module"
 
 
 def speak() -> str:
-    """Of the user's own module, which no machine can import."""
+    """A function of the user's module, which machines cannot import."""
     return THERE
 
 
 class Speaker:
-    """So is this."""
+    """A class of the same module."""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -38,7 +38,7 @@ class Speaker:
         return f"{self.words} and {speak()}"
 
 
-# --- by value ------------------------------------------------------------------------------------
+# --- by value -------------------------------------------------------------------------------------
 
 
 def test_closures_lambdas_partials_and_objects_are_shipped(cloud: LiveTestCloud) -> None:
@@ -91,11 +91,11 @@ def test_function_of_main_and_adjacent_modules_are_shipped(cloud: LiveTestCloud)
     assert "('hello from beside it', False)" in driver.output
 
 
-# --- with its files ------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def project(folder: Path, name: str, word: str) -> Path:
-    """A folder with a module of that name, and a text beside it."""
+    """Create a folder with a module and a text file."""
     folder.mkdir(parents=True)
     (folder / f"{name}.py").write_text(f"WORD = {word!r}\n")
     (folder / "words.txt").write_text(word)
@@ -147,7 +147,7 @@ def test_pip_requirement_is_installed_for_the_run_only(cloud: LiveTestCloud) -> 
 
 
 def tiny_wheel(folder: Path) -> Path:
-    """A package of one line."""
+    """Create a minimal package."""
     wheel = folder / "tiny_spotfit_test-1.0-py3-none-any.whl"
     about = "tiny_spotfit_test-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -178,7 +178,7 @@ def test_failed_installation_is_reported_with_the_output_of_pip(
 
 
 class Index(BaseHTTPRequestHandler):
-    """A package index that is down when it is asked first."""
+    """A package index whose first request fails."""
 
     wheel: Path
     asked: ClassVar[list[str]]
@@ -201,7 +201,7 @@ class Index(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Say nothing."""
+        """Suppress the access log."""
 
 
 def test_temporary_failure_of_the_package_index_is_retried(
@@ -229,7 +229,7 @@ def test_temporary_failure_of_the_package_index_is_retried(
     assert cloud.view().failure_counts == {FailureCause.PLATFORM: 1}
 
 
-# --- what cannot travel --------------------------------------------------------------------------
+# --- objects that cannot be shipped ---------------------------------------------------------------
 
 
 def test_unpicklable_object_is_named_by_its_path(cloud: LiveTestCloud) -> None:

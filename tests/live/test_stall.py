@@ -1,4 +1,4 @@
-"""A bucket that hangs, or refuses: training goes on, and what it saved comes there in the end."""
+"""A hanging or failing bucket: training continues, and saves are uploaded later."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from spotfit_localsim.live.chaos import faulty_store_proxy
 from tests.live.cloud import LiveTestCloud, eventually
 
 STALL_S = 12.0
-"""Longer than a client waits for an answer, and than agents may be silent."""
+"""Longer than the request timeout and the agents' timeout."""
 
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a store that speaks S3, with one bucket; a test may let it hang."""
+    """The URL of an S3 server with one bucket, which tests can suspend."""
     with faulty_store_proxy() as address:
         for name, text in (
             ("AWS_ENDPOINT_URL", address),
@@ -41,7 +41,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def train(config: dict[str, Any]) -> int:
-    """Step together through the hub, and save when the test says so."""
+    """Execute synchronized steps, and save when the test writes a mark."""
     marks, rank = Path(config["marks"]), spotfit.get_context().get_world_rank()
     step = 0
     while True:
@@ -61,7 +61,7 @@ def train(config: dict[str, Any]) -> int:
 
 
 def leave(mark: Path, text: str) -> None:
-    """Whoever finds it finds all of it."""
+    """Write the mark atomically."""
     draft = mark.with_suffix(".draft")
     draft.write_text(text)
     draft.rename(mark)
@@ -79,7 +79,8 @@ def reached(cloud: LiveTestCloud) -> int:
 
 
 def train_on(config: dict[str, Any]) -> int:
-    """Step together; save once, when the test says so. Each life says where it went on from."""
+    """Execute synchronized steps, and save once when the test writes a mark. Each attempt records
+    the step from which it resumed."""
     import torch
 
     marks, rank = Path(config["marks"]), spotfit.get_context().get_world_rank()
@@ -102,8 +103,8 @@ def train_on(config: dict[str, Any]) -> int:
 def test_change_of_machines_does_not_wait_for_a_pending_upload(
     cloud: LiveTestCloud, wire: str
 ) -> None:
-    """Its bytes do not come there before the change is made: a neighbour has a later state."""
-    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
+    """The upload does not complete before the change; a peer has a later snapshot."""
+    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client per endpoint
     how: dict[str, Any] = {"trainer_type": TorchTrainer, "storage": cloud.storage}
     handle = cloud.submit(train_on, workers=2, nodes=2, **how)
     cloud.wait_for_mark("first-0")
@@ -123,7 +124,7 @@ def test_change_of_machines_does_not_wait_for_a_pending_upload(
 
 @pytest.mark.real_time("a stall must outlast time limits of sockets and of silent agents")
 def test_training_continues_while_the_bucket_hangs(cloud: LiveTestCloud, wire: str) -> None:
-    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
+    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client per endpoint
     handle = cloud.submit(train, workers=2, nodes=2, storage=cloud.storage)
     cloud.wait_for_mark("step")
     network_faults.start_stall(wire, STALL_S)
@@ -148,7 +149,7 @@ def test_training_continues_while_the_bucket_hangs(cloud: LiveTestCloud, wire: s
 
 
 def save_while_it_refuses(config: dict[str, Any]) -> str:
-    """Give away a report's files, then a snapshot, as soon as the bucket takes nothing."""
+    """Report files asynchronously, then save a snapshot, while the bucket rejects requests."""
     import torch
 
     marks = Path(config["marks"])
@@ -171,7 +172,7 @@ def save_while_it_refuses(config: dict[str, Any]) -> str:
 
 
 def test_uploads_complete_after_the_bucket_recovers(cloud: LiveTestCloud, wire: str) -> None:
-    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
+    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client per endpoint
     handle = cloud.submit(save_while_it_refuses, trainer_type=TorchTrainer, storage=cloud.storage)
     cloud.wait_for_mark("ready")
     network_faults.set_faults(wire, network_faults.NetworkFaults(refusal_probability=1.0))
@@ -192,7 +193,7 @@ def test_uploads_complete_after_the_bucket_recovers(cloud: LiveTestCloud, wire: 
 
 
 def told(cloud: LiveTestCloud) -> list[int]:
-    """The numbers of all reports that are kept in the bucket."""
+    """Return the indices of all reports in the bucket."""
     store = open_store(cloud.url())
     chunks = [store.get(found.key) for found in store.list(".spotfit/reports")]
     return [json.loads(line)["report_index"] for chunk in chunks for line in chunk.splitlines()]

@@ -1,4 +1,4 @@
-"""infra/terraform/stacks/aws: really applied and destroyed, against moto; its output is a profile.
+"""infra/terraform/stacks/aws, applied and destroyed against moto; its output is a profile.
 
 Needs terraform and the AWS provider: where its registry is out of reach, terraform's own variable
 `TF_CLI_ARGS_init=-plugin-dir=FOLDER` names a folder of providers. Takes five minutes, most of which

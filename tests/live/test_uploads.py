@@ -1,4 +1,4 @@
-"""Uploads in the background: they outlive the worker, are awaited at the end, and fail at once."""
+"""Asynchronous uploads survive the worker, are awaited at the end, and fail at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.live.cloud import LiveTestCloud
 Config = dict[str, Any]
 
 
-def give_away(text: str) -> Path:
+def report_async(text: str) -> Path:
     """Report a checkpoint that holds the text; the local directory."""
     folder = Path(tempfile.mkdtemp())
     (folder / f"rank{spotfit.get_context().get_world_rank()}").write_text(text)
@@ -29,7 +29,7 @@ def give_away(text: str) -> Path:
 
 
 def found() -> list[str] | None:
-    """What is in the checkpoint to go on from."""
+    """Return the content of the restored checkpoint."""
     checkpoint = spotfit.get_checkpoint()
     if checkpoint is None:
         return None
@@ -40,9 +40,9 @@ def found() -> list[str] | None:
 def test_async_upload_completes_after_its_worker_is_killed(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
         if (started_at := found()) is None:
-            time.sleep(1.0)  # the work that would be lost: an upload is awaited as long as that
-            give_away("precious")
-            spotfit.collective.barrier()  # both have
+            time.sleep(1.0)  # uploads are awaited as long as the work that would be lost
+            report_async("precious")
+            spotfit.collective.barrier()  # both ranks have reported
             os._exit(9)
         return started_at
 
@@ -56,7 +56,7 @@ def test_failed_run_keeps_pending_async_uploads(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
         if (started_at := found()) is None:
             time.sleep(1.0)
-            give_away("precious")
+            report_async("precious")
             raise ValueError("after that")
         return started_at
 
@@ -67,7 +67,7 @@ def test_failed_run_keeps_pending_async_uploads(cloud: LiveTestCloud) -> None:
 
 def test_run_end_waits_for_uploads_and_removes_local_copies(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[Path]:
-        return [give_away(f"{n}" * 1_000_000) for n in range(3)]
+        return [report_async(f"{n}" * 1_000_000) for n in range(3)]
 
     result = cloud.fit(train)
 
@@ -112,7 +112,7 @@ def test_crash_during_name_reuse_keeps_the_previous_checkpoint(cloud: LiveTestCl
                 checkpoint_dir_name="last",
                 checkpoint_upload_fn=die if (rank, text) == (1, "two") else None,
             )
-        through.touch()  # this rank has uploaded its part of the second
+        through.touch()  # this rank has uploaded its files of the second report
         time.sleep(3600)
         return None
 

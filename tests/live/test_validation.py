@@ -1,4 +1,4 @@
-"""Checkpoints are validated outside the workers; what is found belongs to them."""
+"""Checkpoints are validated outside the workers, and get the resulting metrics."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_validations_run_on_a_separate_machine_during_training(
         validation=spotfit.ValidationConfig(validate, task),
         checkpoint_config=spotfit.CheckpointConfig(1, "accuracy"),
     )
-    # Two have no accuracy: one failed, and is the worse for it; nobody asked for the latest's.
+    # Two have no accuracy: one validation failed, and the latest was not validated.
     assert result.return_value == [(None, "COMMITTED"), (9.0, "VALIDATED")]
     assert result.best_checkpoints is not None
     assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [1]
@@ -146,10 +146,10 @@ def test_validation_survives_the_loss_of_its_machine_and_the_end_of_training(
     first = all_of(cloud, ValidationStarted)[0]
     eventually(
         lambda: len(cloud.reclaimer.running_nodes()) == 1
-    )  # the workers' machines are not needed
+    )  # the machines of workers are not needed
     assert handle.status().state == "validating"
 
-    cloud.reclaimer.kill(node_of(cloud, first))  # it led, too: nobody is left
+    cloud.reclaimer.kill(node_of(cloud, first))  # it was the leader as well: no agent remains
     cloud.wait_for_mark("try-2")
     assert any(lost.agent == first.agent for lost in all_of(cloud, NodeLost))
     handle.cancel()

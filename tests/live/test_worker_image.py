@@ -1,4 +1,4 @@
-"""The worker image without Docker: a Dockerfile's steps, taken here, and the agent they make."""
+"""The worker image without Docker: the steps of the Dockerfile, executed on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison is awake: each way to differ from Ray Train is told, and more is no difference."""
+"""The comparison detects each kind of difference from Ray Train."""
 
 from __future__ import annotations
 

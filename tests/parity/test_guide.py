@@ -1,4 +1,4 @@
-"""The migration guide tells everything: names, differences, variables; and what it shows is so."""
+"""The migration guide is complete: names, differences, variables and examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every public name of Ray Train is here, with its parameters, their order, kinds and defaults."""
+"""Every public name of Ray Train exists with equal parameters, order, kinds and defaults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_documented_differences_still_exist(key: str) -> None:
 
 
 def different(module: str, name: str) -> dict[str, str]:
-    """How our namesake differs, by its name or by its name and member."""
+    """Return the differences by name, or by name and member."""
     try:
         here = importlib.import_module(SPOTFIT_MODULES[module])
         ours = describe(getattr(here, name), EXAMPLES.get(name))

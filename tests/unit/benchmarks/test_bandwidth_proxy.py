@@ -1,4 +1,4 @@
-"""A narrow wire: the bytes that went in, no sooner than its width allows."""
+"""The bandwidth proxy: forwards all bytes, not faster than its limit."""
 
 import asyncio
 

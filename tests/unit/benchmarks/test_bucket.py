@@ -1,4 +1,4 @@
-"""The server of the races: empty when it is asked to be, with its bucket in place."""
+"""The S3 server of benchmarks."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the readings of a few pairs are taken to say."""
+"""Evaluation of claims."""
 
 from benchmarks.checkpointer import CLAIMS, Claim
 

@@ -1,4 +1,4 @@
-"""What is told of reclaims and of requests, from what was noted."""
+"""Tables of preemptions and idle requests."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Goodput: what is asked for is told from what came out, and drawn."""
+"""Goodput: verdict, table and plot."""
 
 from benchmarks.goodput import FIXED_INTERVALS_S, Row, best_by_age, plot, table, verdict
 

@@ -1,4 +1,4 @@
-"""CPU seconds of a tree: what /proc says, and what a span of a series holds."""
+"""CPU seconds of a process tree: parsing of /proc, and interpolation."""
 
 import os
 from pathlib import Path

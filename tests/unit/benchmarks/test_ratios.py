@@ -1,4 +1,4 @@
-"""The statistics of pairs, against numbers known otherwise."""
+"""Statistics of pairs, against known values."""
 
 import random
 from statistics import median_low
@@ -27,7 +27,7 @@ def test_every_resample_is_at_most_the_largest(of: int) -> None:
 def test_exact_bound_matches_sampling(size: int, dice: random.Random) -> None:
     sample = [dice.uniform(1.0, 10.0) for _ in range(size)]
     medians = sorted(median_low(dice.choices(sample, k=size)) for _ in range(20_000))
-    # Away from the very edge of a step of the distribution, dice and binomials agree.
+    # Sampling and the exact bound agree except at a step of the distribution.
     assert medians[int(0.02 * 20_000)] <= lower_bound(sample) <= medians[int(0.03 * 20_000)]
 
 

@@ -1,4 +1,4 @@
-"""Kills and recoveries, from what a run noted."""
+"""Kills and recoveries, from recorded events."""
 
 import json
 

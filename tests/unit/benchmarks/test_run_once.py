@@ -1,4 +1,4 @@
-"""What a run noted, read back; and the pressure on the cores."""
+"""Parsing of recorded events and of CPU pressure."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Of several who create an object at once one is served at a time; others need not wait."""
+"""Conditional creates are serialized; other requests are not."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The table that goes into the README."""
+"""The table of the README."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Uploads: what a run noted of them, and that both sides write to the same place."""
+"""The figure of uploads."""
 
 import dataclasses
 from typing import Any

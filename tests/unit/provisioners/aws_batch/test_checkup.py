@@ -1,4 +1,4 @@
-"""What AWS Batch needs is looked at one by one, by the real boto3 against a simulated account."""
+"""Checks of an AWS account, by boto3 against a simulated account."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BUCKET = "s3://bucket/runs"
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
-    """One for all: the clients of boto3 take their time to be made."""
+    """Shared, because creating boto3 clients is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
@@ -45,7 +45,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
 
 @pytest.fixture
 def sim(cloud: Simulator) -> Simulator:
-    """As sound as on its first day."""
+    """Restore the initial state."""
     cloud.cloud.__init__(cloud.datacenter, cloud.faults)  # type: ignore[misc]
     cloud.faults.deny_permissions([])
     return cloud
@@ -145,7 +145,7 @@ def test_missing_compute_environment_is_reported(sim: Simulator) -> None:
 
 
 class NoEnvironments:
-    """A region whose queue is there, and what stands behind it is not."""
+    """A region with a queue whose compute environment is missing."""
 
     def __init__(self, provisioner: AwsBatchProvisioner) -> None:
         self._client, _ = provisioner._resolve_queue("spot")
@@ -170,7 +170,7 @@ def test_permissions_are_probed_by_calls_without_effect(sim: Simulator) -> None:
 
 
 def test_unavailable_iam_is_inconclusive(sim: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor of one that answers what nobody can read, as some stand-ins for AWS do."""
+    """Unparsable answers, as of some AWS emulators, are inconclusive as well."""
     nonsense = "Unable to parse response, invalid XML received:\n<!doctype html>"
     for trouble in (ResponseParserError(nonsense), EndpointConnectionError(endpoint_url="iam")):
         monkeypatch.setattr(

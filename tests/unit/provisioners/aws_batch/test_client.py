@@ -1,4 +1,4 @@
-"""The calls to AWS, by the real boto3 to a cloud on loopback; and its complaints in our words."""
+"""Calls to AWS by boto3 against a simulated cloud, and translation of errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_job_definition_is_registered_once(client: AwsBatchClient) -> None:
 
 
 def test_child_jobs_are_not_listed_as_jobs(client: AwsBatchClient) -> None:
-    """Moto lists them beside their parent, under its name."""
+    """Moto lists child jobs under the name of their parent."""
 
     class Pages:
         def get_paginator(self, _verb: str) -> Pages:

@@ -1,4 +1,4 @@
-"""What can be chosen of AWS Batch, and what cannot be meant."""
+"""Options of AWS Batch."""
 
 from __future__ import annotations
 

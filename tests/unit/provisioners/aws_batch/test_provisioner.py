@@ -1,4 +1,4 @@
-"""The four verbs on AWS Batch, where the conformance suite does not look."""
+"""Behavior of the AWS Batch provisioner beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
 def running(
     provisioner: AwsBatchProvisioner, tmp_path: Path, command: str, token: str = REQUEST.token
 ) -> GroupHandle:
-    """A group whose machine runs that instead of an agent."""
+    """Submit a group whose machine runs `command` instead of an agent."""
     plan = provisioner.plan(GroupRequest(token=Token(token), num_workers=1, total_workers=1))
     plan.body["definition"]["containerProperties"]["command"] = ["/bin/sh", "-c", command]
     launch = AgentLaunchSpec(str(tmp_path), new_run_id(), "secret")
@@ -55,7 +55,7 @@ def running(
 
 
 def until(condition: Callable[[], object]) -> None:
-    """A command that has just been forked may miss its SIGTERM: then it has its grace of 30 s."""
+    """A process may miss a SIGTERM directly after its fork and then ends after 30 s."""
     clock = SystemClock()
     deadline = clock.now() + 60
     while not condition():
@@ -66,7 +66,7 @@ def until(condition: Callable[[], object]) -> None:
 def test_older_job_of_concurrent_submissions_stays(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`submit_job` knows no token: who saw no job before it may be the second all the same."""
+    """`submit_job` has no client token, so concurrent submissions can create two jobs."""
     provisioner = opened(sim)
     first = running(provisioner, tmp_path, "exec sleep 100")
     with monkeypatch.context() as patch:
@@ -202,7 +202,7 @@ def test_queue_order_falls_back_to_given_without_scores(
 
 
 def test_job_is_found_beyond_the_first_page(sim: Simulator, tmp_path: Path) -> None:
-    """A page that holds none of it is not the last one."""
+    """A page without matches need not be the last one."""
     provisioner = opened(sim)
     sim.market.max_machines = 0
     first = running(provisioner, tmp_path, "exec sleep 100", token="t-other")
@@ -217,7 +217,7 @@ def test_job_is_found_beyond_the_first_page(sim: Simulator, tmp_path: Path) -> N
 
 
 def test_large_array_is_observed_completely(sim: Simulator, tmp_path: Path) -> None:
-    """More children than one call describes."""
+    """An array with more child jobs than one call describes."""
     sim.market.max_machines = 1
     provisioner = opened(sim)
     plan = provisioner.plan(
@@ -231,7 +231,7 @@ def test_large_array_is_observed_completely(sim: Simulator, tmp_path: Path) -> N
 
 
 def test_misconfiguration_counts_after_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:
-    """Batch tells of one for minutes while an environment grows from nothing."""
+    """Batch reports one for minutes while an environment scales up from zero."""
     sim.faults.inject("misconfiguration", 1_000_000)
     patient = opened(sim, queues=("spot", "other"), pending_timeout_s=600.0)
     handle = running(patient, tmp_path, "exec sleep 100")
@@ -253,7 +253,7 @@ def cloud(sim: Simulator) -> AwsBatchCloud:
 def test_output_of_each_attempt_is_read_when_available(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CloudWatch is late: an attempt has the name of its stream before there is one."""
+    """CloudWatch is delayed: an attempt has a stream name before the stream exists."""
     monkeypatch.setattr(wire, "LOG_DELAY_S", 1_000_000.0)
     provisioner = opened(sim, attempts=2)
     handle = running(

@@ -1,4 +1,4 @@
-"""Our request in the words of AWS Batch."""
+"""Rendering of AWS Batch requests."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_job_matches_its_golden_file() -> None:
 
 
 def test_single_machine_is_not_an_array_job() -> None:
-    """Batch refuses arrays of one."""
+    """Batch rejects arrays of size one."""
     result = job_request(
         plan(a_request(1), OPTIONS), queue="q", definition="d", environment={}, share=""
     )

@@ -1,4 +1,4 @@
-"""The states of AWS Batch in our words: every one of them, by AWS's own list."""
+"""Mapping of AWS Batch states, complete by the list of AWS."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_job_is_mapped_to_a_node_state(job: dict[str, Any], state: NodeState, re
     [(10, 8, 0, False), (10, 8, 1, False), (10, 9, 0, True), (10, 9, 1, True), (1, 0, 0, False)],
 )
 def test_last_attempt_is_reported(attempts: int, ended: int, under_way: int, *, last: bool) -> None:
-    """Whether an attempt that has not ended is listed is not documented: both are understood."""
+    """AWS does not document whether running attempts are listed; both cases are handled."""
     listed = [{"stoppedAt": 1_000 + n} for n in range(ended)] + [{}] * under_way
     job = {"status": "RUNNING", "retryStrategy": {"attempts": attempts}, "attempts": listed}
     assert node_status(job).is_last_attempt is last
@@ -73,7 +73,7 @@ def test_last_attempt_is_reported(attempts: int, ended: int, under_way: int, *, 
 def test_wait_reason_counts_after_the_pending_timeout(
     reason: str, waited_s: int, expected: bool
 ) -> None:
-    """Batch cries wolf for minutes while an environment grows from nothing."""
+    """Batch reports temporary reasons for minutes while an environment scales up from zero."""
     job = {"status": "RUNNABLE", "statusReason": reason, "createdAt": 1_000_000}
     now_ms = 1_000_000 + waited_s * 1000
     assert bool(pending_reason(job, now_ms=now_ms, pending_timeout_s=600.0)) is expected
@@ -81,7 +81,7 @@ def test_wait_reason_counts_after_the_pending_timeout(
 
 
 def test_pending_time_restarts_after_a_lost_host() -> None:
-    """It was made hours ago; its environment grows from nothing again."""
+    """The job is hours old, and its environment scales up from zero again."""
     job = {
         "status": "RUNNABLE",
         "statusReason": "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - x",

@@ -1,4 +1,4 @@
-"""What Azure Batch needs is looked at one by one, against a simulated subscription."""
+"""Checks of an Azure subscription, against a simulated one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
 
 @pytest.fixture
 def with_pool(sim: Simulator, tmp_path: Path) -> Simulator:
-    """A pool that an earlier group has left."""
+    """A pool of an earlier group."""
     provisioner = opened(sim)
     plan = provisioner.plan(
         GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)

@@ -1,4 +1,4 @@
-"""The calls to Azure, by the real library to a cloud on loopback; its complaints in our words."""
+"""Calls to Azure by the real library against a simulated cloud, and translation of errors."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_missing_credentials_name_the_login_command(monkeypatch: pytest.MonkeyPa
 def test_unavailable_identity_on_a_node_is_transient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A node's service of identities has its bad moments; no run must end of one."""
+    """A temporary failure of a node's identity service must not end a run."""
     monkeypatch.setenv("AZ_BATCH_NODE_ID", "tvmps_1_p")
     with pytest.raises(exceptions.ClientAuthenticationError), calls._translate_errors("list jobs"):
         raise exceptions.ClientAuthenticationError("busy")
@@ -177,7 +177,7 @@ print(told.token)
 
 
 def test_simulated_machine_provides_its_identity(sim: Simulator, client: AzureBatchClient) -> None:
-    """As on a node: no key anywhere, everything from the metadata service."""
+    """As on a node: no stored key, credentials from the metadata service."""
     sim.cloud.answer_request(_post("/pools", POOL))
     client.create_job(JOB, tasks(1))
     while not (up := [m for m in list(sim.datacenter.machines.values()) if m.state == "up"]):
@@ -245,7 +245,7 @@ def test_transient_errors_are_retryable(status: int, code: str) -> None:
 def test_client_does_not_retry_an_unavailable_service(
     sim: Simulator, client: AzureBatchClient, kind: str
 ) -> None:
-    """The library would ask for minutes, and for ever when it adds tasks."""
+    """The library itself would retry for minutes, and indefinitely when it adds tasks."""
     sim.faults.inject(kind, 1)
     with pytest.raises(exceptions.HttpResponseError):
         client.find_job("t-1")

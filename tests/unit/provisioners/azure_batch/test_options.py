@@ -1,4 +1,4 @@
-"""What can be chosen of Azure Batch, and what cannot be meant."""
+"""Options of Azure Batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four verbs on Azure Batch, where the conformance suite does not look."""
+"""Behavior of the Azure Batch provisioner beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def running(
     token: Token = TOKEN,
     workers: int = 1,
 ) -> GroupHandle:
-    """A group whose machines run that instead of an agent."""
+    """Submit a group whose machines run `command` instead of an agent."""
     plan = provisioner.plan(GroupRequest(token=token, num_workers=workers, total_workers=workers))
     task = plan.body["task"]
     task["commandLine"] = task["commandLine"].replace(AGENT, command)
@@ -95,7 +95,7 @@ def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path)
 def test_repeatedly_preempted_node_is_the_same_machine(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notice: bool
 ) -> None:
-    """There is no ceiling: a task that was requeued has not failed."""
+    """There is no limit: a requeued task has not failed."""
     monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 0.0)
     sim.market.options = SimOptions(cloud="azure_batch", notice_s=0.05, boot_s=0.0)
     provisioner = opened(sim)
@@ -139,7 +139,7 @@ def test_ended_agent_is_not_retried(
 
 
 def test_drained_agent_waits_for_its_machine_and_restarts(sim: Simulator, tmp_path: Path) -> None:
-    """Its task still runs when the node goes: that is why Batch requeues it."""
+    """Batch requeues only tasks that still run when their node is lost."""
     provisioner = opened(sim)
     before = tmp_path / "before"
     command = f"(test -e {before} && exit 75; touch {before}; exit 85)"
@@ -169,7 +169,7 @@ def test_groups_share_one_pool_that_scales_to_zero(sim: Simulator, tmp_path: Pat
 
 
 def test_group_released_before_allocation_gets_no_machines(sim: Simulator, tmp_path: Path) -> None:
-    """Azure leaves its tasks `active`; they are not run any more."""
+    """Azure leaves its tasks `active`, but they are not executed."""
     sim.faults.inject("capacity", 1)
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
@@ -231,6 +231,6 @@ def _up(sim: Simulator) -> list[SimulatedMachine]:
 
 
 def _reclaim(sim: Simulator, *, notice: bool) -> None:
-    """Under the simulator's lock, for it goes on meanwhile."""
+    """Under the lock of the simulator, which runs concurrently."""
     with sim._lock:
         sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=notice)

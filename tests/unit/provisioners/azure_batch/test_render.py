@@ -1,4 +1,4 @@
-"""Our request in the words of Azure Batch."""
+"""Rendering of Azure Batch requests."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_task_matches_its_golden_file_and_azures_types() -> None:
 
 
 def test_groups_with_equal_machines_share_a_pool() -> None:
-    """Nodes of one pool reach each other, and a replacement is a group of its own."""
+    """Only nodes of one pool reach each other, and a replacement is another group."""
     names = {plan(a_request(n), MADE).body["job"]["poolInfo"]["poolId"] for n in (4, 8)}
     assert names == {pool_id(MADE)}
     assert pool_id(MADE) != pool_id(AzureBatchOptions(vm_size="Standard_D4s_v5"))
@@ -116,7 +116,7 @@ def test_autoscale_formula_follows_the_number_of_tasks(
 
 
 class Machine:
-    """What a task runs, with an agent that ends with one code after the other."""
+    """Execute the command of a task with an agent that exits with the given codes in turn."""
 
     def __init__(self, folder: Path, *codes: int) -> None:
         self._folder = folder
@@ -149,7 +149,7 @@ class Machine:
 def test_only_a_drained_agent_is_restarted(
     tmp_path: Path, codes: tuple[int, ...], ends_with: int
 ) -> None:
-    """Its task must still run when the node goes, or Batch does not requeue it."""
+    """Batch requeues only tasks that still run when their node is lost."""
     machine = Machine(tmp_path, *codes)
     assert machine.start().wait(30) == ends_with
     assert machine.lines("starts") == len(codes)

@@ -1,4 +1,4 @@
-"""The states of Azure Batch in our words: every one of them, by the library's own lists."""
+"""Mapping of Azure Batch states, complete by the enumerations of the library."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_task_is_mapped_to_a_node_state(
 
 @pytest.mark.parametrize("of_node", LOST)
 def test_lost_node_is_pending_in_every_node_state(of_node: str) -> None:
-    """`unusable` is how Azure tells of a preempted node at first; its task will be requeued."""
+    """Azure reports a preempted node as `unusable` first; its task is requeued."""
     result = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
     assert (result.state, result.reason) == (NodeState.WAITING, f"its node is {of_node}")
 
@@ -81,7 +81,7 @@ def test_task_continues_on_an_offline_node(of_node: str) -> None:
     "of_job", [state for state, starts in CAN_START_TASKS.items() if not starts]
 )
 def test_ended_job_starts_no_tasks(of_job: str, task: dict[str, Any] | None) -> None:
-    """Azure leaves such tasks `active` for ever."""
+    """Azure leaves such tasks `active` indefinitely."""
     assert node_status({"state": of_job}, task, {}).state == NodeState.GONE
 
 

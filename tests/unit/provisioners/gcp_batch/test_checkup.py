@@ -1,4 +1,4 @@
-"""What Google Cloud Batch needs is looked at one by one, against a simulated project."""
+"""Checks of a Google Cloud project, against a simulated one."""
 
 from __future__ import annotations
 

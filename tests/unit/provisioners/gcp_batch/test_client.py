@@ -1,4 +1,4 @@
-"""The calls to Google, by the real library to a cloud on loopback; its complaints in our words."""
+"""Calls to Google by the real library against a simulated cloud, and translation of errors."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ print(project, credentials.service_account_email, credentials.token)
 def test_simulated_machine_provides_its_service_account(
     sim: Simulator, client: GcpBatchClient
 ) -> None:
-    """As on a VM: no key anywhere, everything from the metadata server."""
+    """As on a VM: no stored key, credentials from the metadata server."""
     client.create_job("t-1", JOB, request_id=REQUEST)
     while not (up := [m for m in list(sim.datacenter.machines.values()) if m.state == "up"]):
         sim.stop_event.wait(0.02)
@@ -153,7 +153,7 @@ def test_transient_errors_are_retryable(code: int, reason: str, message: str) ->
 def test_client_does_not_retry_an_unavailable_service(
     sim: Simulator, client: GcpBatchClient
 ) -> None:
-    """The library itself would ask for a minute, and nobody else would be served meanwhile."""
+    """The library itself would retry for a minute and block other calls."""
     sim.faults.inject("unavailable", 1)
     with pytest.raises(exceptions.ServiceUnavailable):
         client.find_job("t-1")

@@ -1,4 +1,4 @@
-"""What can be chosen of Google Cloud Batch, and what cannot be meant."""
+"""Options of Google Cloud Batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four verbs on Google Cloud Batch, where the conformance suite does not look."""
+"""Behavior of the Google Cloud Batch provisioner beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opened(sim: Simulator, **options: Any) -> GcpBatchProvisioner:
 
 
 def running(provisioner: GcpBatchProvisioner, tmp_path: Path, command: str) -> GroupHandle:
-    """A group whose machine runs that instead of an agent."""
+    """Submit a group whose machine runs `command` instead of an agent."""
     plan = provisioner.plan(REQUEST)
     container = plan.body["taskGroups"][0]["taskSpec"]["runnables"][-1]["container"]
     container |= {"entrypoint": "/bin/sh", "commands": ["-c", command]}
@@ -107,7 +107,7 @@ def test_only_drained_agents_are_retried(
 
 
 def test_success_after_a_preemption_is_success(sim: Simulator, tmp_path: Path) -> None:
-    """The 50001 of before is among its events, and stays there."""
+    """The earlier exit code 50001 remains in the events."""
     provisioner = opened(sim)
     before = tmp_path / "before"
     command = f"test -e {before} && exit; touch {before}; exec sleep 100"
@@ -156,12 +156,12 @@ def _up(sim: Simulator) -> list[SimulatedMachine]:
 
 
 def _reclaim(sim: Simulator, *, notice: bool) -> None:
-    """Under the simulator's lock, for it goes on meanwhile."""
+    """Under the lock of the simulator, which runs concurrently."""
     with sim._lock:
         sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=notice)
 
 
 def _ends(sim: Simulator) -> int:
-    """How many executions of the task have failed."""
+    """Return the number of failed executions of the task."""
     (job,) = sim.cloud.state.jobs.values()
     return sum("taskExecution" in event for event in job.tasks[0].events)

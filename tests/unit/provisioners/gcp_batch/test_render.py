@@ -1,4 +1,4 @@
-"""Our request in the words of Google Cloud Batch."""
+"""Rendering of Google Cloud Batch requests."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_equal_tokens_render_equal_jobs_and_requests() -> None:
 
 
 def test_only_lost_hosts_and_drained_agents_are_retried() -> None:
-    """Of RETRY_TASK whatever is not named fails: the opposite of AWS Batch."""
+    """Exit codes that RETRY_TASK does not name fail the task, unlike with AWS Batch."""
     assert {50001, 50002, int(AgentExitCode.DRAINED)} <= set(RETRIED_EXIT_CODES)
     assert not set(RETRIED_EXIT_CODES) & {
         1,

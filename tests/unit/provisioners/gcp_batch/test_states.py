@@ -1,4 +1,4 @@
-"""The states of Google Cloud Batch in our words: every one of them, by the library's own lists."""
+"""Mapping of Google Cloud Batch states, complete by the enumerations of the library."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_task_is_mapped_to_a_node_state(
 
 
 def test_succeeded_task_ignores_earlier_exit_codes() -> None:
-    """The event of a success has no execution, and those of failures stay."""
+    """The event of a success has no execution, and events of failures remain."""
     task = a_task("SUCCEEDED", an_event("t1", 50001, PREEMPTED), an_event("t2", 0))
     result = node_status(a_job("SUCCEEDED"), task)
     assert (result.state, result.reason) == (NodeState.GONE, "")
@@ -110,7 +110,7 @@ def test_wait_reason_holds_until_the_state_changes(
     ("retries", "failures", "last"), [(10, 9, False), (10, 10, True), (1, 1, True), (0, 0, False)]
 )
 def test_last_try_is_reported(retries: int, failures: int, *, last: bool) -> None:
-    """Events about no execution say 0, and do not count."""
+    """Events without an execution have index 0 and do not count."""
     events = [an_event(f"t{n:02}", 50001) for n in range(failures)]
     running = a_task("RUNNING", *events, an_event("t99", 0))
     job = a_job("RUNNING") | {"task_groups": [{"task_spec": {"max_retry_count": retries}}]}

@@ -1,4 +1,4 @@
-"""What a machine must have so that its workers have what they asked for."""
+"""Resources of a machine for the requests of its workers."""
 
 import pytest
 

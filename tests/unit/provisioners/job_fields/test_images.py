@@ -1,4 +1,4 @@
-"""Images by the versions in them."""
+"""Image names with versions."""
 
 from importlib import metadata
 

@@ -1,4 +1,4 @@
-"""What a cluster must allow is looked at one by one, by the real client."""
+"""Checks of a cluster by the real client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster's complaints in our words, and how one is found."""
+"""Translation of errors, and how a cluster is selected."""
 
 from __future__ import annotations
 

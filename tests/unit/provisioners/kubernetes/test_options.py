@@ -1,4 +1,4 @@
-"""What can be chosen of Kubernetes, and what cannot be meant."""
+"""Options of Kubernetes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four verbs on Kubernetes, where the conformance suite does not look."""
+"""Behavior of the Kubernetes provisioner beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def provisioner(sim: Simulator) -> KubernetesProvisioner:
 
 
 def running(provisioner: KubernetesProvisioner, tmp_path: Path, command: str) -> GroupHandle:
-    """A group whose pod runs that instead of an agent."""
+    """Submit a group whose pod runs `command` instead of an agent."""
     plan = provisioner.plan(
         GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
     )
@@ -125,7 +125,7 @@ def test_released_group_leaves_no_objects(
 def test_pod_quota_is_distinguished_from_missing_nodes(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
-    """The Job is taken; that its pods are not, its events alone say."""
+    """The Job is accepted; only its events state that its pods are rejected."""
     sim.faults.inject("pod_quota", 1_000_000)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).refusal)

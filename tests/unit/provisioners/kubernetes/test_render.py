@@ -1,4 +1,4 @@
-"""Our request as an indexed Job with what belongs to it."""
+"""Rendering of an indexed Job, its Service and its Secret."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_only_disruptions_and_drained_agents_restart_a_pod() -> None:
 
 @pytest.mark.parametrize("flavour", ["eks", "karpenter"])
 def test_eks_flavour_uses_labels_without_tolerations(flavour: str) -> None:
-    options = KubernetesOptions(image="i", flavour=flavour)  # type: ignore[arg-type]  # two of them
+    options = KubernetesOptions(image="i", flavour=flavour)  # type: ignore[arg-type]  # two values
     pod = plan(a_request(), options).body["spec"]["template"]["spec"]
     assert pod["nodeSelector"]
     assert "tolerations" not in pod

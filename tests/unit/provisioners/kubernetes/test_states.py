@@ -1,4 +1,4 @@
-"""Pods and Jobs in our words: every phase there is, by the documentation of the library."""
+"""Mapping of pods and Jobs, complete by the documentation of the library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def a_pod(phase: str, index: int = 0, born: str = "1", **status: Any) -> dict[st
 
 
 def test_every_phase_is_mapped() -> None:
-    """The library has no list of them; its documentation of a status names each."""
+    """The library has no enumeration; the documentation of the status lists all phases."""
     client = pytest.importorskip("kubernetes.client")
     result = str(client.V1PodStatus.model_fields["phase"].description)
     named = set(re.findall(r"(Pending|Running|Succeeded|Failed|Unknown):", result))
@@ -63,7 +63,7 @@ def test_unknown_phase_is_reported_as_waiting() -> None:
     ("ready", "state"), [("True", NodeState.RUNNING), ("False", NodeState.WAITING)]
 )
 def test_pod_on_an_unresponsive_node_is_not_running(ready: str, state: NodeState) -> None:
-    """For more than five minutes its phase says so."""
+    """Its phase remains Running for more than five minutes."""
     conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]
     (node,) = group_status(a_job(), [a_pod("Running", conditions=conditions)]).nodes
     assert node.state is state

@@ -1,4 +1,4 @@
-"""One machine: it serves a node, leaves it as it should be, and waits for another."""
+"""A machine serves a node, cleans up and waits for the next one."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def test_next_run_uses_the_waiting_machine(local_cloud: LocalCloudHarness) -> No
 
 
 def see_the_end_of(local_cloud: LocalCloudHarness, up: StartedAgent, handle: object) -> None:
-    """Its machine leaves the node only when it can already be given the next one."""
+    """A machine leaves a node only when the next one can be assigned to it."""
     ended(up)
     while not local_cloud.observe(handle).is_terminated:  # type: ignore[arg-type]  # a handle
         os.sched_yield()
@@ -46,7 +46,7 @@ def test_machine_is_reused_only_with_an_equal_environment(
     local_cloud.submit("b", 2)
     after = local_cloud.next_agent()
     assert after.message["environment"]["FLAVOUR"] == "salt"
-    wait_for_exit(before.machine.pid)  # it would never be of use again
+    wait_for_exit(before.machine.pid)  # it could never be reused
 
 
 def test_release_of_a_reused_machine_releases_its_second_group(
@@ -83,7 +83,7 @@ def test_released_machine_is_gone(local_cloud: LocalCloudHarness) -> None:
 
 
 def test_second_machine_of_a_node_exits(local_cloud: LocalCloudHarness) -> None:
-    """What a submitter started and did not live to note, and what its successor started."""
+    """A machine of a killed submitter that was not recorded, and one of its successor."""
     local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
     (node,) = [node for group in local_cloud.root.groups() for node in group.nodes()]
@@ -165,7 +165,7 @@ def test_machine_serves_only_its_driver(local_cloud: LocalCloudHarness) -> None:
 def test_requests_of_a_machine_belong_to_its_driver(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A leader orders a replacement: the new machine belongs to the driver, in its environment."""
+    """A leader requests a replacement, which belongs to the driver and has its environment."""
     handle = local_cloud.submit("a", 2)
     first = local_cloud.next_agent()
     monkeypatch.setenv(machine_pool.OWNER_ENV, str(processes.current_process()))

@@ -1,4 +1,4 @@
-"""What machines inherit, and when two environments are the same to them."""
+"""Inherited environment variables, and equality of environments."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What cannot be meant is told when it is written."""
+"""Invalid options raise when they are constructed."""
 
 import pytest
 
@@ -12,4 +12,4 @@ from spotfit_provisioners.local.options import LocalOptions
 )
 def test_invalid_values_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        LocalOptions(**wrong)  # type: ignore[arg-type]  # wrong on purpose
+        LocalOptions(**wrong)  # type: ignore[arg-type]  # intentionally invalid

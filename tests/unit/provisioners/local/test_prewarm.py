@@ -112,7 +112,7 @@ def test_prewarmed_machines_exit_with_their_driver(local_cloud: LocalCloudHarnes
 def test_prewarmed_machine_recreates_a_removed_root(
     local_cloud: LocalCloudHarness,
 ) -> None:
-    """Its driver died at once, and the next one found nothing of use there. Chaos seed 6000002."""
+    """Its driver was killed at once, and the next one removed the root. Chaos seed 6000002."""
     words = [
         *prewarm.MACHINE_COMMAND,
         prewarm.WAIT_FLAG,
@@ -124,7 +124,7 @@ def test_prewarmed_machine_recreates_a_removed_root(
         while not any((home / "tmp").exists() for home in local_cloud.root.path.glob("machines/*")):
             assert machine.poll() is None
             os.sched_yield()
-        local_cloud.root.ensure()  # it raises for a root that others can enter
+        local_cloud.root.ensure()  # raises for a root that other users can enter
         machine.communicate()
     assert machine.returncode == 0
     assert not local_cloud.root.path.exists()

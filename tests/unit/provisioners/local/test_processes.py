@@ -1,4 +1,4 @@
-"""Processes are told apart by more than their number."""
+"""Process identity, detached processes and termination."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_zombie_is_not_alive() -> None:
 
 
 def test_kill_includes_descendants(tmp_path: Path) -> None:
-    """A grandchild in a session of its own, too."""
+    """Includes a grandchild in another session."""
     result = tmp_path / "told"
     os.mkfifo(result)
     script = (
@@ -55,7 +55,7 @@ def test_kill_includes_descendants(tmp_path: Path) -> None:
         assert found is not None
         processes.kill_process_tree(found)
         wait_for_exit(grandchild)
-    processes.kill_process_tree(found)  # again: nothing happens
+    processes.kill_process_tree(found)  # a second call has no effect
 
 
 def test_detached_process_is_no_child_and_gets_no_signals(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_detached_process_is_no_child_and_gets_no_signals(tmp_path: Path) -> Non
         directory=tmp_path,
         output=output,
     )
-    if started is not None:  # it may be over already
+    if started is not None:  # it may have ended
         wait_for_exit(started.pid)
     parent, received, flavour = output.read_text().split()
     assert int(parent) != os.getpid()

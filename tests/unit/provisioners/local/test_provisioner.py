@@ -1,4 +1,4 @@
-"""This machine as a cloud: tokens are honoured, deaths are seen, nothing is left behind."""
+"""The local provisioner: idempotency, observation of losses, cleanup."""
 
 import contextlib
 import os
@@ -118,7 +118,7 @@ def test_concurrent_submission_is_idempotent(local_cloud: LocalCloudHarness) -> 
 def test_interrupted_submission_is_completed_by_the_next(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first dies after the second node's directory, before its machine."""
+    """The first submitter is killed after creating the second node, before starting its machine."""
     started: list[int] = []
     start = processes.start_detached
 
@@ -126,7 +126,7 @@ def test_interrupted_submission_is_completed_by_the_next(
         if started:
             raise KeyboardInterrupt
         started.append(1)
-        return start(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
+        return start(*args, **kwargs)  # type: ignore[arg-type]  # arguments are passed on
 
     with monkeypatch.context() as patch:
         patch.setattr(processes, "start_detached", dying)
@@ -143,7 +143,7 @@ def test_interrupted_submission_is_completed_by_the_next(
 def test_started_but_unrecorded_machine_is_not_started_twice(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its submitter died between the two; the successor starts another one, which lets it be."""
+    """The submitter was killed before recording the machine; the successor's machine exits."""
     start = processes.start_detached
     monkeypatch.setattr(processes, "start_detached", lambda *a, **k: start(*a, **k) and None)
     local_cloud.submit("a", 2)
@@ -174,7 +174,7 @@ def test_reused_pid_is_not_the_machine(local_cloud: LocalCloudHarness) -> None:
     processes.kill_process_tree(up.machine)
     (node.path / "machine").write_text(f"{os.getpid()}-1")
     assert states(local_cloud, handle) == [NodeState.GONE]
-    local_cloud.provisioner.cancel(handle)  # and this process lives on
+    local_cloud.provisioner.cancel(handle)  # and this process continues
 
 
 def test_failed_agent_is_reported_with_its_last_output(local_cloud: LocalCloudHarness) -> None:
@@ -255,7 +255,7 @@ def test_request_beyond_the_capacity_is_refused(local_cloud: LocalCloudHarness) 
     assert "1 of 1" in refusal.reason
     local_cloud.submit("b", 2)
     assert isinstance(local_cloud.provisioner.submit(plan, local_cloud.launch), Refusal)
-    local_cloud.submit("b", 2)  # what was given before is not refused now
+    local_cloud.submit("b", 2)  # a granted request is not refused later
     local_cloud.root.set_capacity(None)
     local_cloud.submit("a", 4)
 

@@ -1,4 +1,4 @@
-"""Directories as facts: whole or absent, and nobody else's."""
+"""The state directory: atomic creation, claims, garbage collection, permissions."""
 
 import os
 import stat
@@ -35,7 +35,7 @@ def test_group_is_created_atomically(root: LocalCloudDir) -> None:
 
 
 def test_partial_group_does_not_exist(root: LocalCloudDir) -> None:
-    """Somebody died while making it: nobody sees it, and it can be made again."""
+    """A partially created group is invisible and can be created again."""
     group = root.group(RunId("run"), Token("a"))
     (root.ensure().path / "run" / ".a" / "node-0").mkdir(parents=True)
     assert not group.exists

@@ -1,4 +1,4 @@
-"""SkyPilot's complaints in our words; the calls themselves are tried by `make sky-api`."""
+"""Translation of SkyPilot's errors; `make sky-api` tests the calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spotfit_provisioners.skypilot.client import SkyPilotClient, SkyPilotRequest
 
 
 def theirs(name: str, message: str = "what they say") -> Exception:
-    """An exception of that name: theirs are told by nothing else."""
+    """An exception class with this name; SkyPilot's exceptions are recognized by name."""
     kind = getattr(builtins, name, None) or type(name, (Exception,), {})
     wrong = kind(message)
     assert isinstance(wrong, Exception)
@@ -97,7 +97,7 @@ def test_messages_are_stripped_of_colours_and_newlines() -> None:
     ],
 )
 def test_names_match_skypilot(name: str) -> None:
-    """They are known by name only, and a name that nobody has any more would go unnoticed."""
+    """Exceptions are matched by name, so a removed name would go unnoticed."""
     exceptions = pytest.importorskip("sky.exceptions", reason="SkyPilot is not installed")
     assert hasattr(exceptions, name) or hasattr(builtins, name)
 
@@ -130,7 +130,7 @@ def test_last_output_lines_have_no_colours() -> None:
 
 
 def test_reading_output_has_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came before is told: here it may be nothing yet."""
+    """Lines before the timeout are returned; here there are none."""
     monkeypatch.setattr(client, "_LOG_TIMEOUT_S", 0.0)
     for_ever = threading.Event()
     try:

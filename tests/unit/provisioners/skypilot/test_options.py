@@ -1,4 +1,4 @@
-"""What can be chosen of SkyPilot, and what cannot be meant."""
+"""Options of SkyPilot."""
 
 from __future__ import annotations
 

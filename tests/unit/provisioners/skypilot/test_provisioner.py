@@ -1,6 +1,6 @@
-"""The four verbs on SkyPilot, against an API server that is a few dictionaries.
+"""Behavior of the SkyPilot provisioner against an in-memory API server.
 
-What a real one says to the real SDK is tried by `make sky-api`.
+`make sky-api` tests the real SDK and server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAUNCH = AgentLaunchSpec("s3://b/run", RunId("r-1"), "the secret itself")
 
 @dataclass
 class Server(SkyPilotClient):
-    """Jobs and clusters of an API server, as its client tells them."""
+    """Jobs and clusters of an API server, as returned by its client."""
 
     queue: list[SkyPilotJob] = field(default_factory=list)
     under_way: dict[str, str] = field(default_factory=dict)
@@ -37,9 +37,9 @@ class Server(SkyPilotClient):
     trouble: Exception | None = None
     failure: LaunchFailure = NO_ROOM
     late: list[SkyPilotJob] = field(default_factory=list)
-    """Jobs that somebody else launches while we wait for ours."""
+    """Jobs that another client launches concurrently."""
     printed: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By jobs, by their ids, and by clusters, by their names."""
+    """Output by job id and by cluster name."""
 
     def describe_server(self) -> str:
         return "version 0"
@@ -137,7 +137,7 @@ def lives(status: GroupStatus) -> list[NodeState]:
     return [node.state for node in status.nodes]
 
 
-# ── managed jobs ─────────────────────────────────────────────────────────────────────────────────
+# ── managed jobs ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_group_has_one_single_node_job_per_machine(server: Server) -> None:
@@ -236,7 +236,7 @@ def test_output_is_read_from_the_controller_of_the_job(server: Server) -> None:
     assert provisioner.traits.keeps_output
 
 
-# ── clusters ─────────────────────────────────────────────────────────────────────────────────────
+# ── clusters ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_cluster_starts_runs_and_ends(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Our request as a task of SkyPilot, and what its script does: run by bash, with no cloud."""
+"""Rendering of SkyPilot tasks, and execution of their script by bash."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_skypilot_parses_the_task(name: str) -> None:
 
 
 def run(options: SkyPilotOptions, folder: Path, agent: str) -> tuple[int, str]:
-    """The script's code and what it printed, with an agent that is a few lines of shell."""
+    """Run the script with a shell agent; return its exit code and output."""
     (folder / "python").write_text(f"#!/bin/bash\n{agent}\n")
     (folder / "python").chmod(0o755)
     script = render.plan(a_request(1), options).body["task"]["run"]

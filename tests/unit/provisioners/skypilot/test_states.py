@@ -1,4 +1,4 @@
-"""SkyPilot's states in our words: every state there is, by its own enumerations."""
+"""Mapping of SkyPilot's states, complete by its enumerations."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_launch_request_without_a_cluster_is_mapped(
 
 
 def test_launch_without_capacity_is_a_refusal() -> None:
-    """Machines that fail at birth end a run after a while; a market without room never does."""
+    """Machines that fail to boot end a run eventually; missing capacity does not."""
     result = states.launch_status("FAILED", "no p4d anywhere", is_capacity_error=True)
     assert result == NodeStatus(state=NodeState.REFUSED, reason="FAILED: no p4d anywhere")
     assert (

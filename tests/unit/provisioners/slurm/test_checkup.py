@@ -1,4 +1,4 @@
-"""What a cluster must let us do is looked at one by one: a real controller, with accounts."""
+"""Checks of a cluster, with a real controller and accounting."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_remote_work_dir_is_inconclusive(
 
 
 class FakeSlurmClient:
-    """A cluster that is set up in another way."""
+    """A fake client of a cluster with other settings."""
 
     def __init__(self, partition: dict[str, str], settings: dict[str, str]) -> None:
         self._partition = partition

@@ -1,4 +1,4 @@
-"""Slurm's complaints in our words, and what its commands get to see of us."""
+"""Translation of Slurm's errors, and the arguments of its commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_permanent_errors_are_distinguished(message: str, error: type[SpotfitErr
 
 @pytest.fixture
 def bin_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Commands of ours where Slurm's would be; each writes down how it was called."""
+    """Fake Slurm commands that record their arguments."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path
 

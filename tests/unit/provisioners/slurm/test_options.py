@@ -1,4 +1,4 @@
-"""What can be chosen of Slurm, and what cannot be meant."""
+"""Options of Slurm."""
 
 from __future__ import annotations
 

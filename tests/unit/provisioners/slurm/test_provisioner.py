@@ -1,4 +1,4 @@
-"""The four verbs on Slurm, where the conformance suite does not look: a real controller."""
+"""Behavior of the Slurm provisioner beyond the conformance suite, with a real controller."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def launch(tmp_path: Path) -> AgentLaunchSpec:
 
 
 def a_plan(provisioner: SlurmProvisioner, token: str, command: str) -> GroupPlan:
-    """A group of two tasks which run that instead of an agent."""
+    """Submit a group of two tasks that run `command` instead of an agent."""
     plan = provisioner.plan(GroupRequest(token=Token(token), num_workers=2, total_workers=2))
     script = f"#!/bin/bash\n{command}\n"
     return msgspec.structs.replace(plan, body={**plan.body, "script": script})

@@ -1,4 +1,4 @@
-"""Our request as an array job, and what its script does: run by bash, with Slurm's words faked."""
+"""Rendering of array jobs, and execution of their script with fake Slurm commands."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_multiline_values_are_rejected() -> None:
 
 
 class Node:
-    """A node whose agent is a few lines of shell, and where Slurm's commands leave marks."""
+    """A node with a shell agent and fake Slurm commands that record their calls."""
 
     def __init__(self, folder: Path, agent: str, state: str) -> None:
         self.asked = folder / "asked"
@@ -98,11 +98,11 @@ class Node:
         )
 
     def end(self) -> str:
-        """What it has printed until its end; killed if that does not come."""
+        """Return the output at the end of the process; kills it after a timeout."""
         try:
             result, _ = self.shell.communicate(timeout=30)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # all have left
+            with contextlib.suppress(ProcessLookupError):  # all have exited
                 os.killpg(self.shell.pid, signal.SIGKILL)
             self.shell.wait()
         return result

@@ -1,4 +1,4 @@
-"""Slurm's states in our words: every state there is, by squeue's own list."""
+"""Mapping of Slurm's states, complete by the list of squeue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spotfit_provisioners.slurm.states import (
 
 @pytest.mark.skipif(shutil.which("squeue") is None, reason="Slurm is not installed")
 def test_every_state_is_mapped(tmp_path: Path) -> None:
-    """squeue names them all when it is asked for one that there is not."""
+    """squeue lists all states when it is called with an unknown one."""
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=none\nSlurmctldHost=localhost\nNodeName=n\n")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What ssh complains of, in our words, and what its command line shows of us."""
+"""Translation of ssh errors, and the command line of ssh."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_changed_host_key_is_reported_with_a_remedy() -> None:
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A command of ours in ssh's place: it writes down how it was called and what it was given."""
+    """A fake ssh command that records its arguments and input."""
     command = tmp_path / "ssh"
     command.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words; cat > {tmp_path}/script\n')
     command.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What can be chosen of hosts by ssh, and what cannot be meant."""
+"""Options of the ssh backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four verbs by ssh, where the conformance suite does not look: a real sshd on loopback."""
+"""Behavior of the ssh provisioner beyond the conformance suite, with a real sshd on loopback."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 
 @pytest.fixture
 def by(hosts: SshHosts, tmp_path: Path) -> Callable[..., SshProvisioner]:
-    """A provisioner with those hosts, and options of the test's."""
+    """Return a provisioner with these hosts and the options of the tests."""
 
     def make(*names: str, **options: Any) -> SshProvisioner:
         return SshProvisioner.with_options(
@@ -57,7 +57,7 @@ def launch(tmp_path: Path) -> AgentLaunchSpec:
 
 
 def a_plan(provisioner: SshProvisioner, token: str, workers: int = 2) -> GroupPlan:
-    """A group whose machines sleep instead of being agents."""
+    """Submit a group whose machines sleep instead of running agents."""
     plan = provisioner.plan(
         GroupRequest(token=Token(token), num_workers=workers, total_workers=workers)
     )
@@ -96,7 +96,7 @@ def test_concurrent_submissions_get_one_group(
 def test_concurrent_submissions_on_different_hosts_agree_on_the_first(
     by: By, launch: AgentLaunchSpec, hosts: SshHosts
 ) -> None:
-    """One of them did not see h1 when it asked, and has begun on h2."""
+    """One submission did not reach h1 and started on h2."""
     other = by("h2")
     submitted(other, a_plan(other, "t-1", 1), launch)
     provisioner = by()

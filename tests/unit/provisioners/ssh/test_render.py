@@ -1,4 +1,4 @@
-"""Our request as shell for hosts, and what that shell does: run by sh on this machine."""
+"""Rendering of shell scripts for hosts, and their execution by sh on this machine."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_multiline_values_are_rejected() -> None:
 
 
 class Host:
-    """This machine, asked by a shell of its own each time."""
+    """This machine as a host; each call is a new shell."""
 
     def __init__(self, folder: Path, shell: str) -> None:
         self.folder = folder
@@ -129,7 +129,7 @@ class Host:
 
 @pytest.fixture(params=["dash", "bash"])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
-    """Both kinds of /bin/sh that hosts have."""
+    """The shells that are /bin/sh on common hosts."""
     if shutil.which(request.param) is None:
         pytest.skip(f"there is no {request.param}")
     host = Host(tmp_path / f"by-{request.param}", request.param)
@@ -170,7 +170,7 @@ def test_sigterm_reaches_the_agent_and_its_exit_code_is_recorded(host: Host) -> 
 
 @real_time
 def test_agent_that_ignores_sigterm_is_killed_with_its_descendants(host: Host) -> None:
-    """Sessions of their own included."""
+    """Includes processes in other sessions."""
     host.start("trap '' TERM; setsid sleep 100 & echo ready; while :; do sleep 0.05; done")
     host.until(lambda: host.note("log").read_text() == "ready\n")
     host.run(render.stop_script(host.place(), 1.0))

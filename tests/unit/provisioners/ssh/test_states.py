@@ -1,4 +1,4 @@
-"""What hosts say, in our words: every word that the scripts can print."""
+"""Mapping of the output of scripts on hosts, complete by what they can print."""
 
 from __future__ import annotations
 
