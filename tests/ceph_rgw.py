@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 COMMANDS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw")
-KEY, SECRET = "somebody", "something"
+KEY, SECRET = "key", "secret"
 _TIMEOUT_S = 240.0
 _POLL_INTERVAL_S = 0.2
 

@@ -181,7 +181,7 @@ def test_unresponsive_server_is_transient() -> None:
     script = (
         "from spotfit_provisioners.skypilot.client import SkyClient\n"
         "try: SkyClient('http://127.0.0.1:1', request_timeout_s=60).jobs('t-')\n"
-        "except Exception as told: print(type(told).__name__, told)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
     )
     assert InfrastructureError.__name__ in _run(script, {})
 
@@ -190,7 +190,7 @@ def test_missing_server_names_the_command(tmp_path: Path) -> None:
     script = (
         "from spotfit_provisioners.skypilot.client import SkyClient\n"
         "try: SkyClient('', request_timeout_s=60).jobs('t-')\n"
-        "except Exception as told: print(type(told).__name__, told)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
     )
     output = _run(script, {"HOME": str(tmp_path), "SKYPILOT_API_SERVER_LOCAL_PORT": "1"})
     assert output.startswith(ProvisionError.__name__)

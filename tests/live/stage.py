@@ -76,7 +76,7 @@ class WorkerPoolHarness:
         objects: dict[str, Any] | None = None,
     ) -> None:
         """Configure the run."""
-        luggage = upload_code_bundle(
+        code_bundle = upload_code_bundle(
             fn,
             None,
             runtime_env=RuntimeEnv(env_vars=env_vars or {}),
@@ -91,7 +91,7 @@ class WorkerPoolHarness:
             min_workers=4,
             max_workers=4,
             framework=framework,
-            code_bundle=json.loads(encode(luggage)),
+            code_bundle=json.loads(encode(code_bundle)),
             storage_url=str(self.folder / "bucket"),
         )
         self.worker_pool.prepare(self.spec)

@@ -32,9 +32,9 @@ SCRIPT = """
             spotfit.report({"step": 1}, checkpoint=checkpoint)
         while not Path(config["marks"], "enough").exists():
             time.sleep(0.01)
-        return told()
+        return final_value()
 
-    def told():
+    def final_value():
         return "trained to the end"
 
     if __name__ == "__main__":

@@ -221,7 +221,7 @@ def entries(cloud: LiveTestCloud) -> list[str]:
     [
         lambda path: path.write_bytes(path.read_bytes()[:-20]),
         lambda path: path.write_bytes(b""),
-        lambda path: path.write_text(json.dumps({"somebody": "else's"})),
+        lambda path: path.write_text(json.dumps({"foreign": "entry"})),
         lambda path: path.write_bytes(b"\x00\xff garbage"),
     ],
     ids=["cut", "empty", "foreign", "garbage"],

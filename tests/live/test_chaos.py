@@ -38,8 +38,8 @@ def plan_with_all_targets(first: int) -> list[int]:
 
 
 def ended_by(seed: int) -> set[str]:
-    story = random_plan(seed, torch_fraction=0.0)
-    return {story.store, *(blow.target for blow in story.kills)}
+    plan = random_plan(seed, torch_fraction=0.0)
+    return {plan.store, *(blow.target for blow in plan.kills)}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -53,24 +53,24 @@ def wire() -> Iterator[str]:
         yield wire
 
 
-def played(story: ChaosPlan, folder: Path, wire: str) -> ChaosOutcome:
-    ending = ChaosRunner(folder, timeout_s=WITHIN_S).run_plan(story, wire)
-    assert ending.violations == [], [f"seed {story.seed}", *ending.log_lines]
+def run_chaos_plan(plan: ChaosPlan, folder: Path, wire: str) -> ChaosOutcome:
+    ending = ChaosRunner(folder, timeout_s=WITHIN_S).run_plan(plan, wire)
+    assert ending.violations == [], [f"seed {plan.seed}", *ending.log_lines]
     return ending
 
 
 def test_random_kills_do_not_change_the_result(tmp_path: Path, wire: str, drawn: int) -> None:
-    ending = played(random_plan(drawn, torch_fraction=0.0), tmp_path, wire)
-    assert ending.effective_kills > 0, "nobody was struck while the run was active"
+    ending = run_chaos_plan(random_plan(drawn, torch_fraction=0.0), tmp_path, wire)
+    assert ending.effective_kills > 0, "no kill while the run was active"
 
 
 @pytest.mark.slow
 def test_random_kills_do_not_change_the_result_with_torch(tmp_path: Path) -> None:
-    story = ChaosPlan(
+    plan = ChaosPlan(
         5,
         "gradient_descent",
         "file",
         network_faults.no_faults(),
         (PlannedKill(4.0, "node"), PlannedKill(7.0, "worker")),
     )
-    assert played(story, tmp_path, "").effective_kills == 2
+    assert run_chaos_plan(plan, tmp_path, "").effective_kills == 2

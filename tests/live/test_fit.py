@@ -254,14 +254,14 @@ def test_log_level_applies_to_log_events_only(
     def train() -> None:
         import logging
 
-        logging.getLogger("mine").info("told by logging")
+        logging.getLogger("mine").info("sent by logging")
         logging.getLogger("mine").debug("too much")
         spotfit.collective.broadcast_from_rank_zero("x" * 2000)  # logs a warning
 
     for level, is_logged in (("ERROR", False), ("INFO", True)):
         cloud.fit(train, name=level, logging_config=spotfit.LoggingConfig(level))
         out, err = capfd.readouterr()
-        assert "(rank 0) INFO mine: told by logging" in out
+        assert "(rank 0) INFO mine: sent by logging" in out
         assert "too much" not in out
         assert ("worker.large_broadcast" in out) == is_logged
         assert ("run.event type=" in err) == is_logged, "also in the driver"

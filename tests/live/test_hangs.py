@@ -53,13 +53,13 @@ def test_unresponsive_rank_ends_its_attempt_with_a_stack_dump(
             mark.touch()
             hang()
         wait_for_the_others()
-        return "went on"
+        return "finished"
 
     def wait_for_the_others() -> None:
         spotfit.collective.barrier()
 
     monkeypatch.setenv("SPOTFIT_WORKER_HEALTH_CHECK_TIMEOUT_S", "2")
-    assert cloud.fit(train, workers=2, nodes=2, max_failures=1).return_value == "went on"
+    assert cloud.fit(train, workers=2, nodes=2, max_failures=1).return_value == "finished"
 
     [closed] = cloud.rounds_closed()
     assert closed.cause is FailureCause.WORKER

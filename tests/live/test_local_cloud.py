@@ -17,8 +17,8 @@ Config = dict[str, Any]
 
 def who(_: Config) -> int:
     """Return the pid of the machine process, the grandparent of the worker."""
-    zygote = os.getppid()
-    return int(Path(f"/proc/{zygote}/stat").read_text().rpartition(")")[2].split()[1])
+    fork_server_pid = os.getppid()
+    return int(Path(f"/proc/{fork_server_pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_next_fit_reuses_waiting_machines(cloud: LiveTestCloud) -> None:

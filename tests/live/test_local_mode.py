@@ -18,18 +18,18 @@ def train(config):
     import torch.distributed as dist
 
     me = spotfit.get_context()
-    told = torch.ones(1) * me.get_world_rank()
-    dist.all_reduce(told)
+    total = torch.ones(1) * me.get_world_rank()
+    dist.all_reduce(total)
     model = prepare_model(torch.nn.Linear(2, 1))
-    spotfit.report({"rank": me.get_world_rank(), "sum": float(told)})
+    spotfit.report({"rank": me.get_world_rank(), "sum": float(total)})
     seed = spotfit.collective.broadcast_from_rank_zero(me.get_world_rank() + 7)
     return [me.get_world_size(), me.get_local_rank(), type(model).__name__, str(get_device()), seed]
 
 result = TorchTrainer(
     train, train_loop_config={}, scaling_config=spotfit.ScalingConfig(num_workers=0)
 ).fit()
-told = {"metrics": result.metrics, "value": result.return_value, "path": result.path}
-Path(sys.argv[1], f"rank{result.metrics['rank']}").write_text(json.dumps(told))
+total = {"metrics": result.metrics, "value": result.return_value, "path": result.path}
+Path(sys.argv[1], f"rank{result.metrics['rank']}").write_text(json.dumps(total))
 """
 
 

@@ -224,7 +224,7 @@ def test_all_ranks_receive_the_same_notice(cloud: LiveTestCloud) -> None:
             info = spotfit.get_preemption_info()
             time.sleep(0.01)
         result = [info.preempted_ranks, info.preempted_node_ids, info.deadline_ms]
-        (marks / f"told {me.get_world_rank()}").write_text(json.dumps(result))
+        (marks / f"notice {me.get_world_rank()}").write_text(json.dumps(result))
 
     handle = cloud.submit(train, workers=4, nodes=2)
     for rank in range(4):
@@ -234,7 +234,7 @@ def test_all_ranks_receive_the_same_notice(cloud: LiveTestCloud) -> None:
     cloud.reclaimer.notify(leaving, seconds_left=60.0)
 
     handle.result(60)
-    result = [json.loads((cloud.marks / f"told {rank}").read_text()) for rank in range(4)]
+    result = [json.loads((cloud.marks / f"notice {rank}").read_text()) for rank in range(4)]
     assert all(each == result[0] for each in result)
     ranks, nodes, deadline_ms = result[0]
     assert ranks == [2, 3]
@@ -302,7 +302,7 @@ def test_relaxed_collectives_save_without_the_preempted_ranks(
             mine = spotfit.Checkpoint.from_directory(folder)
             spotfit.report({"step": 1}, checkpoint=mine, checkpoint_dir_name="without_rank_1")
         time.sleep(600)
-        return "nobody comes here"
+        return "unreachable"
 
     relaxed = spotfit.FailureConfig(relax_collectives_on_preemption=True)
     handle = cloud.submit(train, workers=2, nodes=2, failure_config=relaxed)

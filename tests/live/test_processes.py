@@ -88,7 +88,7 @@ class Witness:
     """A callback."""
 
     def after_report(self, *, run_context: Any, metrics: Any, checkpoint: Any) -> None:
-        print("told", run_context, metrics, checkpoint)
+        print("received", run_context, metrics, checkpoint)
         if metrics[0]["loss"] < 0:
             raise ValueError("a loss below zero")
 
@@ -267,7 +267,7 @@ def test_callbacks_run_in_a_separate_process(stage: WorkerPoolHarness) -> None:
     assert "a loss below zero" in str(audience.user_code_error())
     audience.close()
     stage.until(lambda: stage.worker_pool.live_process_count == 0)
-    assert stage.lines()[0]["text"] == "told ctx [{'loss': 1}] None"
+    assert stage.lines()[0]["text"] == "received ctx [{'loss': 1}] None"
 
 
 # --- end of the agent -----------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_training_continues_while_the_bucket_hangs(cloud: LiveTestCloud, wire: s
     hangs_until = time.monotonic() + STALL_S
     before = reached(cloud)
     eventually(lambda: time.monotonic() > hangs_until - 3.0)
-    assert reached(cloud) > before + 50, "nobody waited for the bucket"
+    assert reached(cloud) > before + 50, "training waited for the bucket"
     cloud.write_mark("save")
     cloud.wait_for_mark("saved-0")
     assert time.monotonic() > hangs_until
@@ -144,8 +144,10 @@ def test_training_continues_while_the_bucket_hangs(cloud: LiveTestCloud, wire: s
     committed = [event for event in events if isinstance(event, CheckpointCommitted)]
     assert [one.metrics["step"] for one in committed][-1] == result.return_value
     assert len(committed) == 2
-    assert told(cloud) == list(range(len(told(cloud)))), "every report once, in order"
-    assert len(told(cloud)) == result.return_value + 2
+    assert stored_reports(cloud) == list(range(len(stored_reports(cloud)))), (
+        "every report once, in order"
+    )
+    assert len(stored_reports(cloud)) == result.return_value + 2
 
 
 def save_while_it_refuses(config: dict[str, Any]) -> str:
@@ -192,7 +194,7 @@ def test_uploads_complete_after_the_bucket_recovers(cloud: LiveTestCloud, wire: 
     ]
 
 
-def told(cloud: LiveTestCloud) -> list[int]:
+def stored_reports(cloud: LiveTestCloud) -> list[int]:
     """Return the indices of all reports in the bucket."""
     store = open_store(cloud.url())
     chunks = [store.get(found.key) for found in store.list(".spotfit/reports")]

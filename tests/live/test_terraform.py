@@ -68,7 +68,7 @@ def cloud() -> Iterator[str]:
 def environment(cloud: str) -> Iterator[dict[str, str]]:
     result = {
         "AWS_ENDPOINT_URL": cloud,
-        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "something",
         "AWS_DEFAULT_REGION": REGION,
         "AWS_ALLOW_HTTP": "true",

@@ -192,10 +192,10 @@ def ranks_of_the_workers(api: TrainingApi) -> Any:
         result = [getattr(context, f"get_{name}")() for name in WORKER_FIELDS]
         result += [context.get_experiment_name()]
         result += [Path(context.get_storage().experiment_fs_path).name]
-        Path(config["place"], f"told{context.get_world_rank()}").write_text(json.dumps(result))
+        Path(config["place"], f"result{context.get_world_rank()}").write_text(json.dumps(result))
 
     api.fit(f, workers=2)
-    return [json.loads((api.scratch / f"told{rank}").read_text()) for rank in range(2)]
+    return [json.loads((api.scratch / f"result{rank}").read_text()) for rank in range(2)]
 
 
 # --- reports, checkpoints, retention --------------------------------------------------------------
@@ -805,10 +805,10 @@ def a_broadcast(api: TrainingApi) -> Any:
         collective: Any = importlib.import_module(f"{config['api']}.collective")
         collective.barrier()
         result = collective.broadcast_from_rank_zero(rank)
-        Path(config["place"], f"told{rank}").write_text(str(result))
+        Path(config["place"], f"result{rank}").write_text(str(result))
 
     api.fit(f)
-    return [(api.scratch / f"told{rank}").read_text() for rank in range(2)]
+    return [(api.scratch / f"result{rank}").read_text() for rank in range(2)]
 
 
 # --- invalid input --------------------------------------------------------------------------------
@@ -1077,7 +1077,7 @@ def main() -> None:
         began = time.monotonic()
         try:
             seen[what] = json.loads(json.dumps(look(TrainingApi(name, place))))
-        except Exception as error:  # noqa: BLE001 - told as what this side does
+        except Exception as error:  # noqa: BLE001 - returned as the result of this side
             seen[what] = f"probe failed: {error!r}"
         print(f"{what} {time.monotonic() - began:.1f} s", flush=True)
         lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in seen.items())

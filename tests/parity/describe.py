@@ -90,7 +90,7 @@ def _fields(thing: type) -> set[str]:
 
 
 def _non_init_fields(thing: type) -> set[str]:
-    """Fields of a dataclass that nobody passes."""
+    """Fields of a dataclass that are not parameters of its constructor."""
     if not dataclasses.is_dataclass(thing):
         return set()
     return {field.name for field in dataclasses.fields(thing) if not field.init}

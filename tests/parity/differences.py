@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 INTENTIONAL_DIFFERENCES: Mapping[str, str] = {
-    "TrainRunContext": "it is given to callbacks, which read it; nobody makes one",
+    "TrainRunContext": "it is passed to callbacks, which read it and never create one",
 }
 """A name, or a name and its member."""
 

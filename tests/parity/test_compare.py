@@ -69,15 +69,15 @@ class FrozenRecord:
     name: str = "run"
 
 
-def told(theirs: Any, ours: Any) -> list[str]:
+def differences_of(theirs: Any, ours: Any) -> list[str]:
     known = frozenset({"Theirs"})
     return [one.what for one in differences(describe(theirs), describe(ours), known=known)]
 
 
 def test_additional_parameters_are_no_difference() -> None:
-    assert told(Theirs, Theirs) == []
-    assert told(Theirs, Longer) == []
-    assert told(Passing, Greedy) == []
+    assert differences_of(Theirs, Theirs) == []
+    assert differences_of(Theirs, Longer) == []
+    assert differences_of(Passing, Greedy) == []
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_additional_parameters_are_no_difference() -> None:
     ],
 )
 def test_each_kind_of_difference_is_reported(theirs: Any, ours: Any, words: str) -> None:
-    assert words in told(theirs, ours)
+    assert words in differences_of(theirs, ours)
 
 
 def test_equal_error_classes_are_equal_answers() -> None:

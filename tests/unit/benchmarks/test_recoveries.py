@@ -8,7 +8,7 @@ from benchmarks.recoveries import recoveries, summarize
 from benchmarks.run_once import Events, parse_events
 
 
-def story(*events: tuple[str, float, dict[str, int]]) -> Events:
+def recorded_events(*events: tuple[str, float, dict[str, int]]) -> Events:
     lines = [
         json.dumps({"event": name, "at": at, "fit": 0} | fields) for name, at, fields in events
     ]
@@ -19,7 +19,7 @@ def begins(at: float, *, rank: int, attempt: int, step: int) -> tuple[str, float
     return "attempt_started", at, {"rank": rank, "attempt": attempt, "step": step}
 
 
-RECOVERED_THEN_STUCK = story(
+RECOVERED_THEN_STUCK = recorded_events(
     begins(0.0, rank=0, attempt=0, step=0),
     begins(0.0, rank=1, attempt=0, step=0),
     ("killed", 10.0, {"rank": 1, "attempt": 0}),
@@ -45,4 +45,4 @@ def test_missing_recovery_counts_as_the_limit() -> None:
 
 
 def test_run_without_kills_has_no_recoveries() -> None:
-    assert recoveries(story(begins(0.0, rank=0, attempt=0, step=0)), 1) == []
+    assert recoveries(recorded_events(begins(0.0, rank=0, attempt=0, step=0)), 1) == []

@@ -11,7 +11,7 @@ resource "azurerm_storage_account" "runs" {
   https_traffic_only_enabled      = true
   min_tls_version                 = "TLS1_2"
   allow_nested_items_to_be_public = false
-  shared_access_key_enabled       = false # there are roles for everybody who comes
+  shared_access_key_enabled       = false # access by roles only
   tags                            = var.tags
 }
 

@@ -22,7 +22,7 @@ pytest.importorskip("boto3")
 from botocore.exceptions import EndpointConnectionError
 from botocore.parsers import ResponseParserError
 
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 AGENTS = f"arn:aws:iam::{ACCOUNT}:role/agents"
 EXECUTION = f"arn:aws:iam::{ACCOUNT}:role/execution"
@@ -34,7 +34,7 @@ BUCKET = "s3://bucket/runs"
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
     """Shared, because creating boto3 clients is slow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
         for cache in (calls._client, verbs._client_for_region):
             cache.cache_clear()

@@ -15,12 +15,12 @@ from spotfit_provisioners.aws_batch import client as calls
 from spotfit_provisioners.aws_batch.client import AwsBatchClient, caller_arn, lowest_spot_price_usd
 
 pytest.importorskip("boto3")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 
 @pytest.fixture
 def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
     calls._client.cache_clear()
     with running_simulator(tmp_path, SimOptions(cloud="aws_batch")) as simulator:

@@ -22,14 +22,14 @@ from spotfit_provisioners.aws_batch import provisioner as verbs
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
 
 pytest.importorskip("boto3")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 REQUEST = GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
 
 
 @pytest.fixture
 def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
     for cache in (calls._client, verbs._client_for_region):
         cache.cache_clear()

@@ -23,7 +23,7 @@ from spotfit_provisioners.azure_batch import provisioner as verbs
 from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
 
 pytest.importorskip("azure.batch")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 POOL = "the pool has spot nodes and scales to zero"
 QUOTAS = "quotas allow a spot node"

@@ -20,7 +20,7 @@ from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResou
 
 exceptions = pytest.importorskip("azure.core.exceptions")
 pytest.importorskip("azure.batch")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 JOB = {"id": "t-1", "poolInfo": {"poolId": "spot"}, "onAllTasksComplete": "noaction"}
 POOL = {
@@ -90,11 +90,11 @@ def test_adding_tasks_to_an_ended_job_is_not_an_error(
 
 
 def test_missing_resources_return_none(client: AzureBatchClient) -> None:
-    assert client.find_job("nobody") is None
-    assert client.find_pool("nobody") is None
-    assert client.list_tasks("nobody") == {}
-    assert client.list_nodes("nobody") == {}
-    client.terminate_job("nobody")
+    assert client.find_job("missing") is None
+    assert client.find_pool("missing") is None
+    assert client.list_tasks("missing") == {}
+    assert client.list_nodes("missing") == {}
+    client.terminate_job("missing")
 
 
 def test_pool_is_created_once(sim: Simulator, client: AzureBatchClient) -> None:
@@ -131,11 +131,11 @@ def test_rejected_pool_is_reported_with_its_reason(sim: Simulator) -> None:
 
 
 def test_missing_credentials_name_the_login_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nobody:
+    class NoCredential:
         def get_token(self, *_: Any, **__: Any) -> None:
             raise exceptions.ClientAuthenticationError("no credential is to be had")
 
-    monkeypatch.setattr(calls, "_default_credential", Nobody)
+    monkeypatch.setattr(calls, "_default_credential", NoCredential)
     client = AzureBatchClient("https://training.westeurope.batch.azure.com")
     calls._batch_service.cache_clear()
     with pytest.raises(ProvisionPermissionError, match="authentication failed") as error_info:
@@ -154,7 +154,7 @@ def test_unavailable_identity_on_a_node_is_transient(
 
 def test_http_endpoint_gets_no_credentials(monkeypatch: pytest.MonkeyPatch, sim: Simulator) -> None:
     monkeypatch.setattr(
-        calls, "_default_credential", lambda: pytest.fail("nobody may ask for them")
+        calls, "_default_credential", lambda: pytest.fail("credentials must not be requested")
     )
     received: list[dict[str, str]] = []
     answer = AzureBatchCloud.answer_request
@@ -171,8 +171,8 @@ def test_http_endpoint_gets_no_credentials(monkeypatch: pytest.MonkeyPatch, sim:
 
 WHO = """
 from azure.identity import DefaultAzureCredential
-told = DefaultAzureCredential().get_token("https://batch.core.windows.net/.default")
-print(told.token)
+token = DefaultAzureCredential().get_token("https://batch.core.windows.net/.default")
+print(token.token)
 """
 
 

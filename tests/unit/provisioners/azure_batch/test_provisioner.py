@@ -25,7 +25,7 @@ from spotfit_provisioners.azure_batch import provisioner as verbs
 from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
 
 pytest.importorskip("azure.batch")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 TOKEN = Token("t-0123456789ab")
 AGENT = "python -m spotfit.agent"

@@ -124,7 +124,7 @@ class Machine:
         agent = folder / "python"
         agent.write_text(
             "#!/bin/sh\n"
-            'trap "echo TERM >> heard; exit 85" TERM\n'
+            'trap "echo TERM >> signals; exit 85" TERM\n'
             "echo started >> starts\n"
             "code=$(sed -n $(wc -l < starts)p codes)\n"
             "[ $code != stay ] || while :; do sleep 0.01; done\n"
@@ -164,7 +164,7 @@ def test_terminated_task_ends_its_agent_without_restart(tmp_path: Path) -> None:
         assert shell.poll() is None
     shell.send_signal(signal.SIGTERM)
     assert shell.wait(30) == 85
-    assert (machine.lines("heard"), machine.lines("starts")) == (1, 1)
+    assert (machine.lines("signals"), machine.lines("starts")) == (1, 1)
 
 
 @pytest.mark.parametrize(

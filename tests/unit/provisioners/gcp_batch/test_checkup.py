@@ -24,7 +24,7 @@ from spotfit_provisioners.gcp_batch import provisioner as verbs
 from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
 
 pytest.importorskip("google.cloud.batch_v1")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 IMAGE = f"sim-docker.pkg.dev/{PROJECT}/spotfit/worker"
 
@@ -87,9 +87,9 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
             "None of the zones has g2-standard-8",
         ),
         (
-            {"service_account": "nobody@x.iam.gserviceaccount.com"},
+            {"service_account": "missing@x.iam.gserviceaccount.com"},
             "the agents' service account can be used",
-            "The service account nobody@x",
+            "The service account missing@x",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from spotfit_provisioners.gcp_batch import client as calls
 from spotfit_provisioners.gcp_batch.client import GcpBatchClient
 
 exceptions = pytest.importorskip("google.api_core.exceptions")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 JOB: dict[str, Any] = {
     "taskGroups": [
@@ -58,9 +58,9 @@ def test_existing_job_id_is_not_an_error(
 
 
 def test_missing_resources_return_none(client: GcpBatchClient) -> None:
-    assert client.find_job("nobody") is None
-    assert client.list_tasks("nobody") == {}
-    client.cancel_job("nobody")
+    assert client.find_job("missing") is None
+    assert client.list_tasks("missing") == {}
+    client.cancel_job("missing")
 
 
 def test_tasks_are_read_over_all_pages(

@@ -23,7 +23,7 @@ from spotfit_provisioners.gcp_batch import provisioner as verbs
 from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
 
 pytest.importorskip("google.cloud.batch_v1")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 REQUEST = GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
 

@@ -16,7 +16,7 @@ from spotfit_provisioners.kubernetes.checkup import PROVISION_PERMISSIONS
 from spotfit_provisioners.kubernetes.provisioner import KubernetesProvisioner
 
 pytest.importorskip("kubernetes")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from spotfit_provisioners.kubernetes.client import KubernetesClient
 from spotfit_provisioners.kubernetes.provisioner import KubernetesProvisioner
 
 pytest.importorskip("kubernetes")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 
 @pytest.fixture

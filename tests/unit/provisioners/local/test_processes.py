@@ -40,7 +40,7 @@ def test_zombie_is_not_alive() -> None:
 
 def test_kill_includes_descendants(tmp_path: Path) -> None:
     """Includes a grandchild in another session."""
-    result = tmp_path / "told"
+    result = tmp_path / "output"
     os.mkfifo(result)
     script = (
         "import subprocess, sys\n"

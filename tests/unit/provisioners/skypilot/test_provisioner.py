@@ -133,7 +133,7 @@ def submitted(provisioner: SkyPilotProvisioner) -> GroupHandle:
     return handle
 
 
-def lives(status: GroupStatus) -> list[NodeState]:
+def node_states(status: GroupStatus) -> list[NodeState]:
     return [node.state for node in status.nodes]
 
 
@@ -148,7 +148,7 @@ def test_group_has_one_single_node_job_per_machine(server: Server) -> None:
     assert all(task["num_nodes"] == 1 for task in server.tasks)
     server.turn(1, "RUNNING")
     server.turn(2, "RECOVERING")
-    assert lives(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
+    assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
 
 
 def test_submission_is_idempotent(server: Server) -> None:
@@ -170,7 +170,7 @@ def test_older_job_of_concurrent_submissions_stays(server: Server) -> None:
     assert [job.id for job in server.queue if job.state == "CANCELLED"] == [7, 8]
     server.turn(1, "RUNNING")
     server.turn(2, "RUNNING")
-    assert lives(provisioner.observe(handle)) == [NodeState.RUNNING] * 2
+    assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING] * 2
 
 
 def test_partially_failed_launch_leaves_no_jobs(
@@ -242,9 +242,9 @@ def test_output_is_read_from_the_controller_of_the_job(server: Server) -> None:
 def test_cluster_starts_runs_and_ends(server: Server) -> None:
     provisioner = by(server, launch_mode="clusters")
     handle = submitted(provisioner)
-    assert lives(provisioner.observe(handle)) == [NodeState.WAITING] * 2
+    assert node_states(provisioner.observe(handle)) == [NodeState.WAITING] * 2
     server.up = {"t-1-0": "UP", "t-1-1": "INIT"}
-    assert lives(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
+    assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
     assert submitted(provisioner) == handle
     assert len(server.tasks) == 2
     provisioner.cancel(handle)
@@ -257,11 +257,11 @@ def test_failed_cluster_launch_has_its_reason(server: Server) -> None:
     handle = submitted(provisioner)
     server.asked["t-1-1"] = [SkyPilotRequest("r", "FAILED")]
     status = provisioner.observe(handle)
-    assert lives(status) == [NodeState.WAITING, NodeState.REFUSED]
+    assert node_states(status) == [NodeState.WAITING, NodeState.REFUSED]
     assert status.refusal == "FAILED: no p4d anywhere"
     server.failure = LaunchFailure("the setup failed")
     status = provisioner.observe(handle)
-    assert lives(status) == [NodeState.WAITING, NodeState.FAILED]
+    assert node_states(status) == [NodeState.WAITING, NodeState.FAILED]
     assert (status.nodes[1].reason, status.refusal) == ("FAILED: the setup failed", "")
 
 

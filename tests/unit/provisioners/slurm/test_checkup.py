@@ -21,7 +21,7 @@ from tests.slurm_cluster import (
     run_slurm_cluster,
 )
 
-real = pytest.mark.real_time("a real Slurm lives in real time")
+real = pytest.mark.real_time("a real Slurm uses real time")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_provisioners.slurm.provisioner import SlurmProvisioner
 from tests.slurm_cluster import SlurmCluster, requires_slurm, run_slurm_cluster
 
-pytestmark = [requires_slurm, pytest.mark.real_time("a real Slurm lives in real time")]
+pytestmark = [requires_slurm, pytest.mark.real_time("a real Slurm uses real time")]
 
 
 @pytest.fixture(scope="module")

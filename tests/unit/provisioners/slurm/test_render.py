@@ -131,11 +131,11 @@ def test_cancelled_task_is_not_requeued(tmp_path: Path) -> None:
 
 
 def test_sigterm_of_the_shell_reaches_the_agent_and_its_exit_code_is_kept(tmp_path: Path) -> None:
-    lines = "trap 'echo heard; exit 75' TERM; echo $SPOTFIT_SIGNAL_GRACE_S"
+    lines = "trap 'echo received; exit 75' TERM; echo $SPOTFIT_SIGNAL_GRACE_S"
     node = Node(tmp_path, lines + "; while :; do sleep 0.05; done", "RUNNING")
     assert node.shell.stdout is not None
     assert node.shell.stdout.readline() == "7.0\n"
     node.shell.send_signal(signal.SIGTERM)
     result = node.end()
-    assert result == "heard\n"
+    assert result == "received\n"
     assert node.shell.returncode == 75
