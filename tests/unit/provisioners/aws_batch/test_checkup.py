@@ -51,23 +51,23 @@ def sim(cloud: Simulator) -> Simulator:
     return cloud
 
 
-def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
+def open_provisioner(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
     access = AwsBatchCloud.client_access(sim.server.url)
     sound = {"job_role": AGENTS, "execution_role": EXECUTION, "image": f"{IMAGE}:sim"}
     return AwsBatchProvisioner.with_options(**{**access.options, **sound, **options})
 
 
-def examined(sim: Simulator, storage: str = BUCKET, **options: Any) -> dict[str, AccountCheck]:
-    return {one.name: one for one in opened(sim, **options).check_account(storage)}
+def run_checks(sim: Simulator, storage: str = BUCKET, **options: Any) -> dict[str, AccountCheck]:
+    return {one.name: one for one in open_provisioner(sim, **options).check_account(storage)}
 
 
-def wrong(findings: dict[str, AccountCheck]) -> dict[str, AccountCheck]:
+def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, AccountCheck]:
     return {what: one for what, one in findings.items() if not one.passed}
 
 
 def test_sound_account_passes_all_checks(sim: Simulator) -> None:
-    findings = examined(sim)
-    assert not wrong(findings)
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
     assert all(one.conclusive for one in findings.values())
     assert list(findings) == [
         "AWS credentials are valid",
@@ -96,7 +96,7 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         ["batch:TerminateJob", "agents s3:PutObject", "agents s3:DeleteObject"]
     )
-    result = wrong(examined(sim, image=f"{IMAGE}:other", execution_role=f"{EXECUTION}-2"))
+    result = failed_checks(run_checks(sim, image=f"{IMAGE}:other", execution_role=f"{EXECUTION}-2"))
     environment = result.pop("compute environment spot has spot instances")
     for what in ("disabled", "INVALID: CLIENT_ERROR - subnet-1", "type is EC2", "is 0 vCPUs"):
         assert what in environment.detail
@@ -129,13 +129,13 @@ def test_disabled_queue_is_reported_with_all_other_checks(
     sim: Simulator, queue: dict[str, Any], expected: str
 ) -> None:
     sim.cloud.queue_overrides["spot"] = queue  # type: ignore[attr-defined]
-    findings = examined(sim)
-    assert [one.detail for one in wrong(findings).values()] == [expected]
+    findings = run_checks(sim)
+    assert [one.detail for one in failed_checks(findings).values()] == [expected]
     assert "agents may rent machines" in findings
 
 
 def test_missing_compute_environment_is_reported(sim: Simulator) -> None:
-    calls_ = opened(sim)
+    calls_ = open_provisioner(sim)
     [finding] = [
         one
         for one in checkup._check_queue("spot", lambda _: (NoEnvironments(calls_), "spot"))  # type: ignore[arg-type,return-value]
@@ -159,8 +159,8 @@ class NoEnvironments:
 
 def test_permissions_are_probed_by_calls_without_effect(sim: Simulator) -> None:
     sim.faults.deny_permissions(["iam:SimulatePrincipalPolicy", "iam:GetRole", "batch:SubmitJob"])
-    findings = examined(sim)
-    assert list(wrong(findings)) == ["the caller has batch:SubmitJob"]
+    findings = run_checks(sim)
+    assert list(failed_checks(findings)) == ["the caller has batch:SubmitJob"]
     tried = [one for what, one in findings.items() if what.startswith("the caller has ")]
     assert len(tried) == 6
     unseen = {what for what, one in findings.items() if not one.conclusive}
@@ -176,8 +176,8 @@ def test_unavailable_iam_is_inconclusive(sim: Simulator, monkeypatch: pytest.Mon
         monkeypatch.setattr(
             calls.AwsAccountClient, "list_denied_actions", Mock(side_effect=trouble)
         )
-        findings = examined(sim)
-        assert not wrong(findings)
+        findings = run_checks(sim)
+        assert not failed_checks(findings)
         result = findings["agents may rent machines"]
         assert (result.conclusive, result.detail.count("\n")) == (False, 0)
         assert sum(what.startswith("the caller has ") for what in findings) == 6, "so it is tried"
@@ -187,21 +187,21 @@ def test_missing_credentials_are_reported_with_checks_that_need_none(
     sim: Simulator,
 ) -> None:
     sim.faults.inject("credentials", 1)
-    findings = list(opened(sim).check_account())
+    findings = list(open_provisioner(sim).check_account())
     assert [one.passed for one in findings] == [False, True, True]
     assert "get-caller-identity" in findings[0].do
 
 
 def test_denied_descriptions_are_inconclusive(sim: Simulator) -> None:
     sim.faults.deny_permissions(["logs:DescribeLogGroups", "ecr:DescribeImages"])
-    findings = examined(sim, storage="gs://elsewhere", job_role="", execution_role="")
-    assert not wrong(findings)
+    findings = run_checks(sim, storage="gs://elsewhere", job_role="", execution_role="")
+    assert not failed_checks(findings)
     assert {what for what, one in findings.items() if not one.conclusive} == {
         "agents have the required permissions",
         "machine output is stored",
         "the image exists",
     }
-    assert not examined(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
+    assert not run_checks(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
 
 
 @pytest.mark.parametrize(
@@ -224,17 +224,17 @@ def test_principal_arn_is_parsed(arn: str, kind: str, role: str) -> None:
 
 
 def test_simulated_principal_of_sessions_and_root(sim: Simulator) -> None:
-    options = opened(sim).options
+    options = open_provisioner(sim).options
     session = AwsPrincipal(f"arn:aws:sts::{ACCOUNT}:assumed-role/agents/me")
     assert (
         checkup._AwsAccountChecks(
-            options, "", opened(sim)._resolve_queue, session
+            options, "", open_provisioner(sim)._resolve_queue, session
         )._own_principal_arn()
         == AGENTS
     )
     root = f"arn:aws:iam::{ACCOUNT}:root"
     examiner = checkup._AwsAccountChecks(
-        options, "", opened(sim)._resolve_queue, AwsPrincipal(root)
+        options, "", open_provisioner(sim)._resolve_queue, AwsPrincipal(root)
     )
     with pytest.raises(CheckSkippedError, match="IAM cannot simulate a root"):
         examiner._require_permissions(root, examiner._required_permissions())

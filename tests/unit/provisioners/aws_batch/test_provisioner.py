@@ -37,7 +37,7 @@ def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
         yield simulator
 
 
-def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
+def open_provisioner(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
     access = AwsBatchCloud.client_access(sim.server.url)
     return AwsBatchProvisioner.with_options(**{**access.options, **options})
 
@@ -67,23 +67,23 @@ def test_older_job_of_concurrent_submissions_stays(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`submit_job` has no client token, so concurrent submissions can create two jobs."""
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     first = running(provisioner, tmp_path, "exec sleep 100")
     with monkeypatch.context() as patch:
         looks = iter([None])
 
-        def blind(self: Any, plan: GroupPlan) -> GroupHandle | None:
+        def find_no_job(self: Any, plan: GroupPlan) -> GroupHandle | None:
             return next(looks, found(self, plan))
 
         found = AwsBatchProvisioner._find_group
-        patch.setattr(AwsBatchProvisioner, "_find_group", blind)
+        patch.setattr(AwsBatchProvisioner, "_find_group", find_no_job)
         second = running(provisioner, tmp_path, "exec sleep 100")
     assert second == first
     until(lambda: len(list(sim.datacenter.active_machines())) == 1)
 
 
 def test_agent_of_a_lost_host_is_restarted_up_to_the_limit(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim, attempts=3)
+    provisioner = open_provisioner(sim, attempts=3)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     for lost in range(1, 4):
         until(lambda: [m for m in sim.datacenter.active_machines() if m.state == "up"])
@@ -99,7 +99,7 @@ def test_agent_of_a_lost_host_is_restarted_up_to_the_limit(sim: Simulator, tmp_p
 def test_only_drained_agents_are_retried(
     sim: Simulator, tmp_path: Path, code: int, tries: int
 ) -> None:
-    provisioner = opened(sim, attempts=3)
+    provisioner = open_provisioner(sim, attempts=3)
     handle = running(provisioner, tmp_path, f"exit {code}")
     until(lambda: provisioner.observe(handle).is_terminated)
     assert len(_attempts(sim)) == tries
@@ -107,7 +107,7 @@ def test_only_drained_agents_are_retried(
 
 def test_queue_without_capacity_is_reported(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: "INSUFFICIENT_INSTANCE_CAPACITY" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
@@ -117,7 +117,7 @@ def test_group_moves_to_the_next_queue_and_waits_in_the_last(
     sim: Simulator, tmp_path: Path
 ) -> None:
     sim.faults.inject("capacity", 1_000_000)
-    provisioner = opened(sim, queues=("spot", "other"))
+    provisioner = open_provisioner(sim, queues=("spot", "other"))
     first = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(first).is_terminated)
     (status,) = provisioner.observe(first).nodes
@@ -137,14 +137,14 @@ def test_group_moves_to_the_next_queue_and_waits_in_the_last(
 
 def test_queue_is_kept_until_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1_000_000)
-    provisioner = opened(sim, queues=("spot", "other"), pending_timeout_s=600.0)
+    provisioner = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=600.0)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).refusal)
     assert not provisioner.observe(handle).is_terminated
 
 
 def test_running_group_has_no_queue_reason(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim, queues=("spot", "other"))
+    provisioner = open_provisioner(sim, queues=("spot", "other"))
     working = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(working).nodes[0].state is NodeState.RUNNING)
     sim.faults.inject("capacity", 1_000_000)
@@ -169,7 +169,9 @@ TWO_REGIONS: dict[str, Any] = {"queues": ("east", f"{WEST}:west"), "instance_typ
 @pytest.mark.parametrize(("east", "first"), [("0.9", "west"), ("0.1", "east")])
 def test_cheapest_queue_is_first(sim: Simulator, tmp_path: Path, east: str, first: str) -> None:
     cloud(sim).spot_prices_usd_per_hour = {EAST: east, WEST: "0.5"}
-    handle = running(opened(sim, queue_order="price", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    handle = running(
+        open_provisioner(sim, queue_order="price", **TWO_REGIONS), tmp_path, "exec sleep 100"
+    )
     assert handle.detail["queue"] == first
 
 
@@ -188,7 +190,9 @@ def test_queue_with_the_best_placement_score_is_first(
     sim: Simulator, tmp_path: Path, scores: dict[str, int], first: str
 ) -> None:
     cloud(sim).placement_scores = scores
-    handle = running(opened(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    handle = running(
+        open_provisioner(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100"
+    )
     assert handle.detail["queue"] == first
 
 
@@ -196,14 +200,16 @@ def test_queue_order_falls_back_to_given_without_scores(
     sim: Simulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud(sim).placement_scores, cloud(sim).has_exhausted_scores = {EAST: 3, WEST: 9}, True
-    handle = running(opened(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    handle = running(
+        open_provisioner(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100"
+    )
     assert handle.detail["queue"] == "east"
     assert "aws_batch.placement_scores_unavailable" in capsys.readouterr().err
 
 
 def test_job_is_found_beyond_the_first_page(sim: Simulator, tmp_path: Path) -> None:
     """A page without matches need not be the last one."""
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     sim.market.max_machines = 0
     first = running(provisioner, tmp_path, "exec sleep 100", token="t-other")
     (other,) = cloud(sim).state.jobs.values()
@@ -219,7 +225,7 @@ def test_job_is_found_beyond_the_first_page(sim: Simulator, tmp_path: Path) -> N
 def test_large_array_is_observed_completely(sim: Simulator, tmp_path: Path) -> None:
     """An array with more child jobs than one call describes."""
     sim.market.max_machines = 1
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     plan = provisioner.plan(
         GroupRequest(token=Token("t-large"), num_workers=250, total_workers=250)
     )
@@ -233,12 +239,12 @@ def test_large_array_is_observed_completely(sim: Simulator, tmp_path: Path) -> N
 def test_misconfiguration_counts_after_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:
     """Batch reports one for minutes while an environment scales up from zero."""
     sim.faults.inject("misconfiguration", 1_000_000)
-    patient = opened(sim, queues=("spot", "other"), pending_timeout_s=600.0)
+    patient = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=600.0)
     handle = running(patient, tmp_path, "exec sleep 100")
     until(lambda: cloud(sim).state.jobs[handle.name].children[0].status_reason)
     status = patient.observe(handle)
     assert (status.refusal, status.is_terminated) == ("", False)
-    hasty = opened(sim, queues=("spot", "other"), pending_timeout_s=0.5)
+    hasty = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=0.5)
     until(lambda: hasty.observe(handle).is_terminated)
     assert "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT" in hasty.observe(handle).nodes[0].reason
     sim.faults.inject("misconfiguration", 0)
@@ -255,7 +261,7 @@ def test_output_of_each_attempt_is_read_when_available(
 ) -> None:
     """CloudWatch is delayed: an attempt has a stream name before the stream exists."""
     monkeypatch.setattr(wire, "LOG_DELAY_S", 1_000_000.0)
-    provisioner = opened(sim, attempts=2)
+    provisioner = open_provisioner(sim, attempts=2)
     handle = running(
         provisioner, tmp_path, "echo no module; echo attempt $AWS_BATCH_JOB_ATTEMPT; exit 85"
     )

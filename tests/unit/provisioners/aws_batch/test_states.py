@@ -17,7 +17,7 @@ def test_every_aws_state_is_mapped() -> None:
     assert set(STATES) == set(model["shapes"]["JobStatus"]["enum"])
 
 
-def an_end(reason: str, code: int | None = None) -> dict[str, Any]:
+def ended_attempt(reason: str, code: int | None = None) -> dict[str, Any]:
     container = {} if code is None else {"exitCode": code}
     attempt = {"container": container, "statusReason": reason}
     return {"status": "FAILED", "statusReason": reason, "attempts": [attempt]}
@@ -29,19 +29,19 @@ def an_end(reason: str, code: int | None = None) -> dict[str, Any]:
         ({"status": "RUNNABLE"}, NodeState.WAITING, ""),
         ({"status": "RUNNING", "statusReason": "x"}, NodeState.RUNNING, ""),
         ({"status": "SUCCEEDED"}, NodeState.GONE, ""),
-        (an_end("Host EC2 (instance i-1) terminated."), NodeState.GONE, "Host EC2"),
-        (an_end("Essential container in task exited", 1), NodeState.FAILED, "exit code 1"),
+        (ended_attempt("Host EC2 (instance i-1) terminated."), NodeState.GONE, "Host EC2"),
+        (ended_attempt("Essential container in task exited", 1), NodeState.FAILED, "exit code 1"),
         (
-            an_end("Essential container in task exited", AgentExitCode.RELEASED),
+            ended_attempt("Essential container in task exited", AgentExitCode.RELEASED),
             NodeState.GONE,
             "exit code 75",
         ),
         (
-            an_end("Essential container in task exited", AgentExitCode.DRAINED),
+            ended_attempt("Essential container in task exited", AgentExitCode.DRAINED),
             NodeState.GONE,
             "exit code 85",
         ),
-        (an_end("spotfit has let it go"), NodeState.FAILED, "let it go"),
+        (ended_attempt("spotfit has let it go"), NodeState.FAILED, "let it go"),
     ],
 )
 def test_job_is_mapped_to_a_node_state(job: dict[str, Any], state: NodeState, reason: str) -> None:

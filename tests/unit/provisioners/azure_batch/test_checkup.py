@@ -40,16 +40,16 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
         cache.cache_clear()
 
 
-def opened(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
+def open_provisioner(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
     access = AzureBatchCloud.client_access(sim.server.url)
     return AzureBatchProvisioner.with_options(**{**access.options, **options})
 
 
-def examined(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
-    return {one.name: one for one in opened(sim, **options).check_account()}
+def run_checks(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
+    return {one.name: one for one in open_provisioner(sim, **options).check_account()}
 
 
-def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
+def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
     assert all(one.do for one in findings.values() if not one.passed)
     return {what: one.detail for what, one in findings.items() if not one.passed}
 
@@ -57,7 +57,7 @@ def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
 @pytest.fixture
 def with_pool(sim: Simulator, tmp_path: Path) -> Simulator:
     """A pool of an earlier group."""
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     plan = provisioner.plan(
         GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
     )
@@ -68,8 +68,8 @@ def with_pool(sim: Simulator, tmp_path: Path) -> Simulator:
 
 
 def test_sound_account_passes_all_checks(sim: Simulator) -> None:
-    findings = examined(sim)
-    assert not wrong(findings)
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
     assert all(one.conclusive for one in findings.values())
     assert "will be created" in findings[POOL].detail
     assert findings[QUOTAS].detail == "100 spot cores: 25 machines"
@@ -79,7 +79,7 @@ def test_sound_account_passes_all_checks(sim: Simulator) -> None:
 def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.cloud.account |= {"lowPriorityCoreQuota": 3, "poolQuota": 0}  # type: ignore[attr-defined]
     sim.faults.deny_permissions([checkup._JOB_DATA_ACTIONS[1], checkup._WRITE_POOLS_ACTION])
-    result = wrong(examined(sim, identity_client_id="another"))
+    result = failed_checks(run_checks(sim, identity_client_id="another"))
     mine = "11111111-1111-1111-1111-111111111111"
     assert result == {
         QUOTAS: ("The account's quota is 3 spot cores, but Standard_D4s_v5 has 4; no pools."),
@@ -110,7 +110,7 @@ def test_unsuitable_pool_properties_are_reported(
 ) -> None:
     (pool,) = with_pool.cloud.state.pools.values()
     pool.body |= change
-    [(what, found)] = wrong(examined(with_pool)).items()
+    [(what, found)] = failed_checks(run_checks(with_pool)).items()
     assert what == POOL
     assert expected in found
 
@@ -119,28 +119,30 @@ def test_resize_errors_of_the_pool_are_reported(with_pool: Simulator) -> None:
     (pool,) = with_pool.cloud.state.pools.values()
     code = "AccountLowPriorityCoreQuotaReached"
     pool.resize_errors = [{"code": code, "message": "The core quota is reached."}]
-    result = wrong(examined(with_pool))
+    result = failed_checks(run_checks(with_pool))
     assert result == {"the pool can grow": f"{code}: The core quota is reached."}
 
 
 def test_missing_pool_without_creation_options_is_reported(sim: Simulator) -> None:
-    result = wrong(examined(sim, pool="mine", vm_size="", identity=""))
+    result = failed_checks(run_checks(sim, pool="mine", vm_size="", identity=""))
     assert result == {POOL: "The pool 'mine' does not exist."}
 
 
 def test_invalid_or_mismatched_account_id_is_reported(sim: Simulator) -> None:
-    examiner = checkup._AzureAccountChecks(opened(sim).options, opened(sim)._client)
+    examiner = checkup._AzureAccountChecks(
+        open_provisioner(sim).options, open_provisioner(sim)._client
+    )
     sim.cloud.account["provisioningState"] = "Invalid"  # type: ignore[attr-defined]
-    assert wrong(examined(sim)) == {ACCOUNT: "The account is Invalid."}
-    elsewhere = opened(sim, endpoint="https://other.sim.batch.azure.com").options
-    examiner = checkup._AzureAccountChecks(elsewhere, opened(sim)._client)
+    assert failed_checks(run_checks(sim)) == {ACCOUNT: "The account is Invalid."}
+    elsewhere = open_provisioner(sim, endpoint="https://other.sim.batch.azure.com").options
+    examiner = checkup._AzureAccountChecks(elsewhere, open_provisioner(sim)._client)
     with pytest.raises(ConfigError, match="endpoint is other"):
         examiner.check_batch_account()
 
 
 def test_user_subscription_mode_uses_subscription_quotas(sim: Simulator) -> None:
     sim.cloud.account["poolAllocationMode"] = "UserSubscription"  # type: ignore[attr-defined]
-    assert not examined(sim)[QUOTAS].conclusive
+    assert not run_checks(sim)[QUOTAS].conclusive
 
 
 def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
@@ -151,24 +153,24 @@ def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
             "Microsoft.Authorization/permissions/read",
         ]
     )
-    findings = examined(sim)
-    assert not wrong(findings)
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
     unseen = {what for what, one in findings.items() if not one.conclusive}
     assert unseen == {ACCOUNT, QUOTAS, WHO, RIGHTS}
-    without = examined(sim, account_id="", identity="", pool="mine")
+    without = run_checks(sim, account_id="", identity="", pool="mine")
     assert {what for what, one in without.items() if not one.conclusive} == unseen
 
 
 def test_missing_identity_is_reported(sim: Simulator) -> None:
     missing = f"{IDENTITY_ID}2"
-    assert wrong(examined(sim, identity=missing)) == {
+    assert failed_checks(run_checks(sim, identity=missing)) == {
         WHO: f"The identity {missing} does not exist."
     }
 
 
 def test_missing_credentials_are_reported(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
-    result = wrong(examined(sim))
+    result = failed_checks(run_checks(sim))
     assert all("authentication failed" in found for found in result.values())
     assert POOL in result
 

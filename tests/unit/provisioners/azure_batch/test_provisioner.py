@@ -42,7 +42,7 @@ def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
         cache.cache_clear()
 
 
-def opened(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
+def open_provisioner(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
     access = AzureBatchCloud.client_access(sim.server.url)
     return AzureBatchProvisioner.with_options(**{**access.options, **options})
 
@@ -73,13 +73,13 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     got: list[GroupHandle] = []
 
-    def ask() -> None:
+    def submit() -> None:
         got.append(running(provisioner, tmp_path, "sleep 100", workers=2))
 
-    askers = [threading.Thread(target=ask) for _ in range(2)]
+    askers = [threading.Thread(target=submit) for _ in range(2)]
     for asker in askers:
         asker.start()
     for asker in askers:
@@ -98,7 +98,7 @@ def test_repeatedly_preempted_node_is_the_same_machine(
     """There is no limit: a requeued task has not failed."""
     monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 0.0)
     sim.market.options = SimOptions(cloud="azure_batch", notice_s=0.05, boot_s=0.0)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     for lost in range(1, 13):
         until(lambda count=lost: len(sim.datacenter.machines) == count and _up(sim))  # type: ignore[misc]
@@ -113,7 +113,7 @@ def test_unusable_node_is_not_lost(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 1e6)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
     _reclaim(sim, notice=False)
@@ -130,7 +130,7 @@ def test_unusable_node_is_not_lost(
 def test_ended_agent_is_not_retried(
     sim: Simulator, tmp_path: Path, code: int, state: NodeState
 ) -> None:
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, f"(exit {code})")
     until(lambda: provisioner.observe(handle).is_terminated)
     assert provisioner.observe(handle).nodes[0].state == state
@@ -140,7 +140,7 @@ def test_ended_agent_is_not_retried(
 
 def test_drained_agent_waits_for_its_machine_and_restarts(sim: Simulator, tmp_path: Path) -> None:
     """Batch requeues only tasks that still run when their node is lost."""
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     before = tmp_path / "before"
     command = f"(test -e {before} && exit 75; touch {before}; exit 85)"
     handle = running(provisioner, tmp_path, command)
@@ -155,7 +155,7 @@ def test_drained_agent_waits_for_its_machine_and_restarts(sim: Simulator, tmp_pa
 
 
 def test_groups_share_one_pool_that_scales_to_zero(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     first = running(provisioner, tmp_path, "sleep 100", token=Token("t-1"), workers=2)
     second = running(provisioner, tmp_path, "sleep 100", token=Token("t-2"))
     until(lambda: len(_up(sim)) == 3)
@@ -171,7 +171,7 @@ def test_groups_share_one_pool_that_scales_to_zero(sim: Simulator, tmp_path: Pat
 def test_group_released_before_allocation_gets_no_machines(sim: Simulator, tmp_path: Path) -> None:
     """Azure leaves its tasks `active`, but they are not executed."""
     sim.faults.inject("capacity", 1)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     provisioner.cancel(handle)
     until(lambda: provisioner.observe(handle).is_terminated)
@@ -183,7 +183,7 @@ def test_group_released_before_allocation_gets_no_machines(sim: Simulator, tmp_p
 
 def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     until(lambda: "AllocationFailed" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
@@ -193,14 +193,14 @@ def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path:
 
 
 def test_missing_pool_that_cannot_be_created_is_reported(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim, pool="spot", account_id="")
+    provisioner = open_provisioner(sim, pool="spot", account_id="")
     with pytest.raises(ProvisionError, match="pool 'spot' does not exist"):
         running(provisioner, tmp_path, "sleep 100")
     assert not sim.cloud.state.jobs
 
 
 def test_pool_under_deletion_is_retried(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     until(lambda: _up(sim))
     (pool,) = sim.cloud.state.pools.values()
@@ -213,7 +213,7 @@ def test_pool_under_deletion_is_retried(sim: Simulator, tmp_path: Path) -> None:
 
 
 def test_output_of_a_task_is_read_while_its_node_exists(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "printf no_module\\\\nat_all\\\\n; sleep 100")
     until(lambda: provisioner.fetch_machine_output(handle, 0, max_lines=1))
     [output] = provisioner.fetch_machine_output(handle, 0, max_lines=1)

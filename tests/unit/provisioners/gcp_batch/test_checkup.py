@@ -37,21 +37,21 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
         cache.cache_clear()
 
 
-def examined(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
+def run_checks(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
     access = GcpBatchCloud.client_access(sim.server.url)
     result = {"image": f"{IMAGE}:sim", "machine_type": "g2-standard-8", **options}
     provisioner = GcpBatchProvisioner.with_options(**{**access.options, **result})
     return {one.name: one for one in provisioner.check_account()}
 
 
-def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
+def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
     assert all(one.do for one in findings.values() if not one.passed)
     return {what: one.detail for what, one in findings.items() if not one.passed}
 
 
 def test_sound_project_passes_all_checks(sim: Simulator) -> None:
-    findings = examined(sim, accelerator="nvidia-l4", service_account="")
-    assert not wrong(findings)
+    findings = run_checks(sim, accelerator="nvidia-l4", service_account="")
+    assert not failed_checks(findings)
     assert all(one.conclusive for one in findings.values())
     assert findings["Google Cloud credentials are valid"].detail == f"project {PROJECT}"
     assert findings["the machine type is available"].detail == f"{REGION}-a"
@@ -64,7 +64,7 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         ["batch.jobs.create", "batch.jobs.delete", checkup.ACT_AS_PERMISSION]
     )
-    result = wrong(examined(sim, image=f"{IMAGE}:other", zones=(f"{REGION}-c",)))
+    result = failed_checks(run_checks(sim, image=f"{IMAGE}:other", zones=(f"{REGION}-c",)))
     assert result == {
         "the machine type is available": f"The region {REGION} has no zone {REGION}-c.",
         "the caller may rent machines": (
@@ -96,13 +96,13 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
 def test_missing_resources_are_named(
     sim: Simulator, options: dict[str, Any], what: str, expected: str
 ) -> None:
-    [(only, found)] = wrong(examined(sim, **options)).items()
+    [(only, found)] = failed_checks(run_checks(sim, **options)).items()
     assert only == what
     assert found.startswith(expected)
 
 
 def test_unknown_region_is_named(sim: Simulator) -> None:
-    result = wrong(examined(sim, region="mars-east1"))
+    result = failed_checks(run_checks(sim, region="mars-east1"))
     assert "no location 'mars-east1'" in result["Batch is available in mars-east1"]
     assert result["the machine type is available"] == "The region mars-east1 does not exist."
 
@@ -115,28 +115,28 @@ def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
             "artifactregistry.tags.get",
         ]
     )
-    findings = examined(sim)
-    assert not wrong(findings)
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
     assert {what for what, one in findings.items() if not one.conclusive} == {
         "the machine type is available",
         "agents have the required roles",
         "the image exists",
     }
-    assert not examined(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
+    assert not run_checks(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
 
 
 def test_missing_direct_roles_of_agents_are_inconclusive(sim: Simulator) -> None:
     sim.cloud.roles = {"roles/batch.jobsEditor"}  # type: ignore[attr-defined]
-    finding = examined(sim)["agents have the required roles"]
+    finding = run_checks(sim)["agents have the required roles"]
     assert not finding.conclusive
     assert "roles/batch.agentReporter" in finding.detail
     sim.cloud.roles = {"roles/editor"}  # type: ignore[attr-defined]
-    assert examined(sim)["agents have the required roles"].conclusive
+    assert run_checks(sim)["agents have the required roles"].conclusive
 
 
 def test_missing_credentials_are_reported(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
-    result = wrong(examined(sim))
+    result = failed_checks(run_checks(sim))
     assert "authentication failed" in result[f"jobs can be listed in {REGION}"]
 
 

@@ -37,7 +37,7 @@ def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
         cache.cache_clear()
 
 
-def opened(sim: Simulator, **options: Any) -> GcpBatchProvisioner:
+def open_provisioner(sim: Simulator, **options: Any) -> GcpBatchProvisioner:
     access = GcpBatchCloud.client_access(sim.server.url)
     return GcpBatchProvisioner.with_options(**{**access.options, **options})
 
@@ -61,13 +61,13 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     got: list[GroupHandle] = []
 
-    def ask() -> None:
+    def submit() -> None:
         got.append(running(provisioner, tmp_path, "exec sleep 100"))
 
-    askers = [threading.Thread(target=ask) for _ in range(2)]
+    askers = [threading.Thread(target=submit) for _ in range(2)]
     for asker in askers:
         asker.start()
     for asker in askers:
@@ -82,7 +82,7 @@ def test_agent_of_a_lost_vm_is_restarted_up_to_the_limit(
     sim: Simulator, tmp_path: Path, notice: bool
 ) -> None:
     sim.market.options = SimOptions(cloud="gcp_batch", notice_s=0.1)
-    provisioner = opened(sim, max_retries=2)
+    provisioner = open_provisioner(sim, max_retries=2)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     for lost in range(1, 4):
         until(lambda count=lost: len(sim.datacenter.machines) == count and _up(sim))  # type: ignore[misc]
@@ -98,7 +98,7 @@ def test_agent_of_a_lost_vm_is_restarted_up_to_the_limit(
 def test_only_drained_agents_are_retried(
     sim: Simulator, tmp_path: Path, code: int, tries: int
 ) -> None:
-    provisioner = opened(sim, max_retries=2)
+    provisioner = open_provisioner(sim, max_retries=2)
     handle = running(provisioner, tmp_path, f"exit {code}")
     until(lambda: provisioner.observe(handle).is_terminated)
     assert len(sim.datacenter.machines) == tries
@@ -108,7 +108,7 @@ def test_only_drained_agents_are_retried(
 
 def test_success_after_a_preemption_is_success(sim: Simulator, tmp_path: Path) -> None:
     """The earlier exit code 50001 remains in the events."""
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     before = tmp_path / "before"
     command = f"test -e {before} && exit; touch {before}; exec sleep 100"
     handle = running(provisioner, tmp_path, command)
@@ -122,7 +122,7 @@ def test_success_after_a_preemption_is_success(sim: Simulator, tmp_path: Path) -
 
 def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: "ZONE_RESOURCE_POOL_EXHAUSTED" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
@@ -135,7 +135,7 @@ def test_output_of_each_try_is_read_when_available(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud, "_RESCHEDULE_DELAY_S", 0.0)
-    provisioner = opened(sim, max_retries=1)
+    provisioner = open_provisioner(sim, max_retries=1)
     handle = running(
         provisioner, tmp_path, "echo no module; echo try $BATCH_TASK_RETRY_ATTEMPT; exit 85"
     )
@@ -147,7 +147,7 @@ def test_output_of_each_try_is_read_when_available(
     assert (first.lines, second.lines) == (("no module", "try 0"), ("no module", "try 1"))
     [last] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
     assert last.lines == ("try 1",)
-    assert not opened(sim, cloud_logging=False).traits.keeps_output
+    assert not open_provisioner(sim, cloud_logging=False).traits.keeps_output
 
 
 def _up(sim: Simulator) -> list[SimulatedMachine]:

@@ -25,20 +25,20 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
         yield simulator
 
 
-def examined(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
+def run_checks(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
     access = KubernetesCloud.client_access(sim.server.url)
     provisioner = KubernetesProvisioner.with_options(**{**access.options, **options})
     return {one.name: one for one in provisioner.check_account()}
 
 
-def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
+def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
     assert all(one.do for one in findings.values() if not one.passed)
     return {what: one.detail for what, one in findings.items() if not one.passed}
 
 
 def test_permissive_cluster_passes_all_checks(sim: Simulator) -> None:
-    findings = examined(sim)
-    assert not wrong(findings)
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
     assert all(one.conclusive for one in findings.values())
     assert {f"the caller may {right.description}" for right in PROVISION_PERMISSIONS} <= set(
         findings
@@ -50,8 +50,8 @@ def test_permissive_cluster_passes_all_checks(sim: Simulator) -> None:
 def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.faults.deny_permissions(["get pods/log", "delete jobs", "trainer create jobs"])
     sim.faults.inject("quota", 1)
-    result = wrong(
-        examined(
+    result = failed_checks(
+        run_checks(
             sim,
             namespace="runs",
             service_account="trainer",
@@ -77,8 +77,8 @@ def test_denied_access_reviews_are_inconclusive(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         ["create subjectaccessreviews", "get namespaces", "get serviceaccounts"]
     )
-    findings = examined(sim, service_account="default")
-    assert not wrong(findings)
+    findings = run_checks(sim, service_account="default")
+    assert not failed_checks(findings)
     assert {what for what, one in findings.items() if not one.conclusive} == {
         "the namespace default exists",
         "agents may rent machines",
@@ -88,15 +88,15 @@ def test_denied_access_reviews_are_inconclusive(sim: Simulator) -> None:
 
 
 def test_missing_node_permission_is_reported_as_optional(sim: Simulator) -> None:
-    assert "taints" in examined(sim)["agents get preemption notices"].detail
+    assert "taints" in run_checks(sim)["agents get preemption notices"].detail
     sim.faults.deny_permissions(["get nodes"])
-    finding = examined(sim)["agents get preemption notices"]
+    finding = run_checks(sim)["agents get preemption notices"]
     assert finding.passed
     assert "reads_nodes" in finding.detail
 
 
 def test_missing_credentials_do_not_stop_other_checks(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
-    result = wrong(examined(sim))
+    result = failed_checks(run_checks(sim))
     assert "authentication failed" in result["the caller may create jobs"]
     assert "authentication failed" in result["a Job is admitted"]

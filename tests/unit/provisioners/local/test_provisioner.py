@@ -122,14 +122,14 @@ def test_interrupted_submission_is_completed_by_the_next(
     started: list[int] = []
     start = processes.start_detached
 
-    def dying(*args: object, **kwargs: object) -> object:
+    def crash(*args: object, **kwargs: object) -> object:
         if started:
             raise KeyboardInterrupt
         started.append(1)
         return start(*args, **kwargs)  # type: ignore[arg-type]  # arguments are passed on
 
     with monkeypatch.context() as patch:
-        patch.setattr(processes, "start_detached", dying)
+        patch.setattr(processes, "start_detached", crash)
         with pytest.raises(KeyboardInterrupt):
             local_cloud.submit("a", 4)
     before = local_cloud.next_agent()

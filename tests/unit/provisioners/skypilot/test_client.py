@@ -18,7 +18,7 @@ from spotfit_provisioners.skypilot import client
 from spotfit_provisioners.skypilot.client import SkyPilotClient, SkyPilotRequest, to_provision_error
 
 
-def theirs(name: str, message: str = "what they say") -> Exception:
+def sky_error(name: str, message: str = "what they say") -> Exception:
     """An exception class with this name; SkyPilot's exceptions are recognized by name."""
     kind = getattr(builtins, name, None) or type(name, (Exception,), {})
     wrong = kind(message)
@@ -38,7 +38,7 @@ def theirs(name: str, message: str = "what they say") -> Exception:
     ],
 )
 def test_permanent_errors_are_distinguished(name: str, error: type[SpotfitError]) -> None:
-    result = to_provision_error("do it", theirs(name))
+    result = to_provision_error("do it", sky_error(name))
     assert type(result) is error
     assert "what they say" in str(result)
 
@@ -48,10 +48,10 @@ def test_permanent_errors_are_distinguished(name: str, error: type[SpotfitError]
     ["KubeAPIUnreachableError", "ServerTemporarilyUnavailableError", "CommandError", "OSError"],
 )
 def test_transient_errors_are_retryable(name: str) -> None:
-    assert to_provision_error("do it", theirs(name)) is None
+    assert to_provision_error("do it", sky_error(name)) is None
 
 
-NO_SERVER = theirs("ApiServerConnectionError", "Could not connect")
+NO_SERVER = sky_error("ApiServerConnectionError", "Could not connect")
 
 
 def test_missing_api_server_names_the_command() -> None:
@@ -60,11 +60,13 @@ def test_missing_api_server_names_the_command() -> None:
     assert "sky api start" in result.do
     assert "endpoint=" in result.do
     assert (
-        to_provision_error("do it", theirs("RuntimeError", client._LOCAL_SERVER_DISABLED))
+        to_provision_error("do it", sky_error("RuntimeError", client._LOCAL_SERVER_DISABLED))
         is not None
     )
-    assert to_provision_error("do it", theirs("ConnectionError", "Connection refused")) is not None
-    assert to_provision_error("do it", theirs("ConnectionError", "reset by peer")) is None
+    assert (
+        to_provision_error("do it", sky_error("ConnectionError", "Connection refused")) is not None
+    )
+    assert to_provision_error("do it", sky_error("ConnectionError", "reset by peer")) is None
 
 
 def test_unreachable_remote_server_is_transient() -> None:
@@ -79,7 +81,7 @@ def test_unreachable_server_from_a_machine_is_transient(monkeypatch: pytest.Monk
 
 
 def test_messages_are_stripped_of_colours_and_newlines() -> None:
-    result = to_provision_error("do it", theirs("ValueError", "\x1b[31mno\n  such\x1b[0m thing"))
+    result = to_provision_error("do it", sky_error("ValueError", "\x1b[31mno\n  such\x1b[0m thing"))
     assert result is not None
     assert "no such thing" in result.message
 
@@ -106,7 +108,7 @@ def test_names_match_skypilot(name: str) -> None:
     ("status", "nothing"), [(None, True), ("STOPPED", True), ("INIT", False), ("UP", False)]
 )
 def test_failed_controller_is_not_an_empty_queue(status: str | None, nothing: bool) -> None:
-    wrong = theirs(client._CLUSTER_NOT_UP_ERROR)
+    wrong = sky_error(client._CLUSTER_NOT_UP_ERROR)
     wrong.cluster_status = status  # type: ignore[attr-defined]
     assert client._has_no_controller(wrong) is nothing
 

@@ -64,7 +64,7 @@ class Server(SkyPilotClient):
 
     def cancel_jobs(self, ids: Sequence[int]) -> None:
         for id_ in ids:
-            self.turn(id_, "CANCELLED")
+            self.set_state(id_, "CANCELLED")
 
     def wait_for(self, request: str) -> None:
         if self.trouble is not None:
@@ -72,7 +72,7 @@ class Server(SkyPilotClient):
         self.queue += self.late
         self.late = []
 
-    def turn(self, id_: int, state: str, why: str = "") -> None:
+    def set_state(self, id_: int, state: str, why: str = "") -> None:
         self.queue = [
             SkyPilotJob(job.id, job.name, state, why) if job.id == id_ else job
             for job in self.queue
@@ -110,7 +110,7 @@ def server() -> Server:
     return Server()
 
 
-def by(server: Server, **options: Any) -> SkyPilotProvisioner:
+def make_provisioner(server: Server, **options: Any) -> SkyPilotProvisioner:
     provisioner = SkyPilotProvisioner.with_options(**options)
     provisioner._client = server
     return provisioner
@@ -127,7 +127,7 @@ def a_plan(provisioner: SkyPilotProvisioner, workers: int = 2, **resources: floa
     )
 
 
-def submitted(provisioner: SkyPilotProvisioner) -> GroupHandle:
+def submit_group(provisioner: SkyPilotProvisioner) -> GroupHandle:
     handle = provisioner.submit(a_plan(provisioner), LAUNCH)
     assert isinstance(handle, GroupHandle)
     return handle
@@ -141,35 +141,35 @@ def node_states(status: GroupStatus) -> list[NodeState]:
 
 
 def test_group_has_one_single_node_job_per_machine(server: Server) -> None:
-    provisioner = by(server)
-    handle = submitted(provisioner)
+    provisioner = make_provisioner(server)
+    handle = submit_group(provisioner)
     assert [job.name for job in server.queue] == ["t-1-0", "t-1-1"]
     assert [task["envs"]["SPOTFIT_NODE"] for task in server.tasks] == ["0", "1"]
     assert all(task["num_nodes"] == 1 for task in server.tasks)
-    server.turn(1, "RUNNING")
-    server.turn(2, "RECOVERING")
+    server.set_state(1, "RUNNING")
+    server.set_state(2, "RECOVERING")
     assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
 
 
 def test_submission_is_idempotent(server: Server) -> None:
-    provisioner = by(server)
-    assert submitted(provisioner) == submitted(provisioner)
+    provisioner = make_provisioner(server)
+    assert submit_group(provisioner) == submit_group(provisioner)
     assert len(server.queue) == 2
 
 
 def test_pending_launch_is_not_repeated(server: Server) -> None:
     server.under_way = {"t-1-0": "their-request"}
-    submitted(by(server))
+    submit_group(make_provisioner(server))
     assert [job.name for job in server.queue] == ["t-1-1"]
 
 
 def test_older_job_of_concurrent_submissions_stays(server: Server) -> None:
     server.late = [SkyPilotJob(7, "t-1-0", "STARTING"), SkyPilotJob(8, "t-1-1", "STARTING")]
-    provisioner = by(server)
-    handle = submitted(provisioner)
+    provisioner = make_provisioner(server)
+    handle = submit_group(provisioner)
     assert [job.id for job in server.queue if job.state == "CANCELLED"] == [7, 8]
-    server.turn(1, "RUNNING")
-    server.turn(2, "RUNNING")
+    server.set_state(1, "RUNNING")
+    server.set_state(2, "RUNNING")
     assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING] * 2
 
 
@@ -177,34 +177,34 @@ def test_partially_failed_launch_leaves_no_jobs(
     server: Server,
 ) -> None:
     server.trouble = OSError("the connection broke")
-    provisioner = by(server)
+    provisioner = make_provisioner(server)
     with pytest.raises(OSError, match="broke"):
-        submitted(provisioner)
+        submit_group(provisioner)
     assert all(job.is_over for job in server.queue)
     server.trouble = None
-    assert provisioner.observe(submitted(provisioner)).is_terminated
+    assert provisioner.observe(submit_group(provisioner)).is_terminated
 
 
 def test_machine_in_no_catalog_is_rejected_before_launch(
     server: Server,
 ) -> None:
-    provisioner = by(server, accelerator="none-such")
+    provisioner = make_provisioner(server, accelerator="none-such")
     with pytest.raises(ProvisionError, match="no such machine"):
         provisioner.submit(a_plan(provisioner, GPU=1.0), LAUNCH)
     assert not server.queue
 
 
 def test_missing_capacity_is_reported(server: Server) -> None:
-    provisioner = by(server)
-    handle = submitted(provisioner)
-    server.turn(2, "FAILED_NO_RESOURCE", "no p4d")
+    provisioner = make_provisioner(server)
+    handle = submit_group(provisioner)
+    server.set_state(2, "FAILED_NO_RESOURCE", "no p4d")
     assert provisioner.observe(handle).refusal == "FAILED_NO_RESOURCE: no p4d"
 
 
 def test_released_group_leaves_no_jobs(server: Server) -> None:
-    provisioner = by(server)
-    handle = submitted(provisioner)
-    server.turn(1, "SUCCEEDED")
+    provisioner = make_provisioner(server)
+    handle = submit_group(provisioner)
+    server.set_state(1, "SUCCEEDED")
     provisioner.cancel(handle)
     assert [job.state for job in server.queue] == ["SUCCEEDED", "CANCELLED"]
     provisioner.cancel(handle)
@@ -217,15 +217,15 @@ def test_unknown_group_is_gone(server: Server) -> None:
         name="t-9",
         detail={"nodes": 2, "launch_mode": "jobs"},
     )
-    assert by(server).observe(handle).is_terminated
-    by(server).cancel(handle)
+    assert make_provisioner(server).observe(handle).is_terminated
+    make_provisioner(server).cancel(handle)
 
 
 def test_output_is_read_from_the_controller_of_the_job(server: Server) -> None:
-    provisioner = by(server)
-    handle = submitted(provisioner)
-    server.turn(1, "RECOVERING")
-    server.turn(2, "RUNNING")
+    provisioner = make_provisioner(server)
+    handle = submit_group(provisioner)
+    server.set_state(1, "RECOVERING")
+    server.set_state(2, "RUNNING")
     server.queue += [SkyPilotJob(3, "t-1-10", "RUNNING"), SkyPilotJob(4, "t-1-1", "CANCELLED")]
     server.printed = {"1": ("waits",), "2": ("one", "two", "three"), "3": ("no",), "4": ("twice",)}
     assert provisioner.fetch_machine_output(handle, 1, max_lines=2) == [
@@ -240,12 +240,12 @@ def test_output_is_read_from_the_controller_of_the_job(server: Server) -> None:
 
 
 def test_cluster_starts_runs_and_ends(server: Server) -> None:
-    provisioner = by(server, launch_mode="clusters")
-    handle = submitted(provisioner)
+    provisioner = make_provisioner(server, launch_mode="clusters")
+    handle = submit_group(provisioner)
     assert node_states(provisioner.observe(handle)) == [NodeState.WAITING] * 2
     server.up = {"t-1-0": "UP", "t-1-1": "INIT"}
     assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
-    assert submitted(provisioner) == handle
+    assert submit_group(provisioner) == handle
     assert len(server.tasks) == 2
     provisioner.cancel(handle)
     assert not server.up
@@ -253,8 +253,8 @@ def test_cluster_starts_runs_and_ends(server: Server) -> None:
 
 
 def test_failed_cluster_launch_has_its_reason(server: Server) -> None:
-    provisioner = by(server, launch_mode="clusters")
-    handle = submitted(provisioner)
+    provisioner = make_provisioner(server, launch_mode="clusters")
+    handle = submit_group(provisioner)
     server.asked["t-1-1"] = [SkyPilotRequest("r", "FAILED")]
     status = provisioner.observe(handle)
     assert node_states(status) == [NodeState.WAITING, NodeState.REFUSED]
@@ -266,8 +266,8 @@ def test_failed_cluster_launch_has_its_reason(server: Server) -> None:
 
 
 def test_output_of_a_cluster_is_read_while_it_exists(server: Server) -> None:
-    provisioner = by(server, launch_mode="clusters")
-    handle = submitted(provisioner)
+    provisioner = make_provisioner(server, launch_mode="clusters")
+    handle = submit_group(provisioner)
     server.printed = {"t-1-1": ("one", "two")}
     assert provisioner.fetch_machine_output(handle, 1, max_lines=1) == [
         MachineOutput("sky logs t-1-1", ("two",))
@@ -282,36 +282,40 @@ def test_unknown_cluster_is_gone(server: Server) -> None:
         name="t-9",
         detail={"nodes": 1, "launch_mode": "clusters"},
     )
-    assert by(server).observe(handle).is_terminated
-    by(server).cancel(handle)
+    assert make_provisioner(server).observe(handle).is_terminated
+    make_provisioner(server).cancel(handle)
 
 
 # ── traits and check-up ──────────────────────────────────────────────────────────────────────────
 
 
 def test_notice_source_follows_the_cloud_of_the_machine(server: Server) -> None:
-    assert by(server).traits.notice_sources == ("machine", "signal")
-    assert by(server).traits.notice_s == 0.0
-    assert by(server, infra=("aws/us-east-1",)).traits.notice_sources == ("machine", "signal")
-    assert by(server, infra=("aws", "gcp")).traits.notice_s == 30.0
-    assert by(server, infra=("aws", "k8s")).traits.notice_s == 0.0
-    assert by(server, infra=("k8s",)).traits.notice_sources == ("machine", "signal")
+    assert make_provisioner(server).traits.notice_sources == ("machine", "signal")
+    assert make_provisioner(server).traits.notice_s == 0.0
+    assert make_provisioner(server, infra=("aws/us-east-1",)).traits.notice_sources == (
+        "machine",
+        "signal",
+    )
+    assert make_provisioner(server, infra=("aws", "gcp")).traits.notice_s == 30.0
+    assert make_provisioner(server, infra=("aws", "k8s")).traits.notice_s == 0.0
+    assert make_provisioner(server, infra=("k8s",)).traits.notice_sources == ("machine", "signal")
 
 
 def test_only_managed_jobs_are_recovered(server: Server) -> None:
-    assert by(server).traits.requeues_itself
-    assert not by(server, launch_mode="clusters").traits.requeues_itself
+    assert make_provisioner(server).traits.requeues_itself
+    assert not make_provisioner(server, launch_mode="clusters").traits.requeues_itself
 
 
 def test_doctor_checks_server_clouds_and_catalog(server: Server) -> None:
-    assert [finding.passed for finding in by(server, infra=("aws/us-east-1",)).check_account()] == [
-        True
-    ] * 3
+    assert [
+        finding.passed
+        for finding in make_provisioner(server, infra=("aws/us-east-1",)).check_account()
+    ] == [True] * 3
     server.enabled = ("AWS", "Kubernetes")
-    assert [finding.passed for finding in by(server, infra=("k8s/here",)).check_account()] == [
-        True
-    ] * 3
-    _, clouds, _ = by(server, infra=("gcp",)).check_account()
+    assert [
+        finding.passed for finding in make_provisioner(server, infra=("k8s/here",)).check_account()
+    ] == [True] * 3
+    _, clouds, _ = make_provisioner(server, infra=("gcp",)).check_account()
     assert not clouds.passed
     assert "gcp" in clouds.detail
     assert "sky check" in clouds.do

@@ -36,12 +36,12 @@ def here(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster
     return cluster
 
 
-def examined(folder: Path, **options: Any) -> dict[str, AccountCheck]:
+def run_checks(folder: Path, **options: Any) -> dict[str, AccountCheck]:
     result = {"python": sys.executable, "work_dir": str(folder), "grace_s": 5.0, **options}
     return {one.name: one for one in SlurmProvisioner.with_options(**result).check_account()}
 
 
-def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
+def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
     assert all(one.do for one in findings.values() if not one.passed)
     return {what: one.detail for what, one in findings.items() if not one.passed}
 
@@ -50,8 +50,8 @@ def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
 @requires_slurm_accounting
 @pytest.mark.usefixtures("here")
 def test_sound_cluster_passes_all_checks(tmp_path: Path) -> None:
-    findings = examined(tmp_path, account="lab", qos="low")
-    assert not wrong(findings)
+    findings = run_checks(tmp_path, account="lab", qos="low")
+    assert not failed_checks(findings)
     assert {what: one.detail for what, one in findings.items()} == {
         "the controller answers": "lab",
         "the default partition accepts jobs": "1 nodes, up to UNLIMITED",
@@ -71,8 +71,8 @@ def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: P
     limits = ("State=DOWN", "AllowAccounts=root", "DenyQos=")
     here.run_command("scontrol", "update", "PartitionName=urgent", *limits[:2])
     try:
-        result = wrong(
-            examined(
+        result = failed_checks(
+            run_checks(
                 tmp_path,
                 partitions=("urgent", "none"),
                 account="lab",
@@ -104,7 +104,7 @@ def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: P
 @requires_slurm_accounting
 @pytest.mark.usefixtures("here")
 def test_unavailable_account_is_reported_with_the_available_ones(tmp_path: Path) -> None:
-    result = wrong(examined(tmp_path, account="other"))
+    result = failed_checks(run_checks(tmp_path, account="other"))
     assert result["the account can be charged"].endswith("allowed: lab, root.")
 
 
@@ -113,9 +113,9 @@ def test_unavailable_account_is_reported_with_the_available_ones(tmp_path: Path)
 def test_remote_work_dir_is_inconclusive(
     here: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not examined(tmp_path / "none")["tasks can write to the working directory"].conclusive
+    assert not run_checks(tmp_path / "none")["tasks can write to the working directory"].conclusive
     monkeypatch.setenv("PATH", "/none")
-    assert list(wrong(examined(tmp_path))) == ["the controller answers"]
+    assert list(failed_checks(run_checks(tmp_path))) == ["the controller answers"]
 
 
 class FakeSlurmClient:

@@ -48,7 +48,7 @@ def a_plan(provisioner: SlurmProvisioner, token: str, command: str) -> GroupPlan
     return msgspec.structs.replace(plan, body={**plan.body, "script": script})
 
 
-def submitted(
+def submit_group(
     provisioner: SlurmProvisioner, plan: GroupPlan, launch: AgentLaunchSpec
 ) -> GroupHandle:
     handle = provisioner.submit(plan, launch)
@@ -67,7 +67,7 @@ def until(condition: Callable[[], object]) -> None:
 def test_tasks_get_their_secret_and_index(
     cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: AgentLaunchSpec, tmp_path: Path
 ) -> None:
-    handle = submitted(provisioner, a_plan(provisioner, "t-1", "env; exit 75"), launch)
+    handle = submit_group(provisioner, a_plan(provisioner, "t-1", "env; exit 75"), launch)
     until(lambda: provisioner.observe(handle).is_terminated)
     result = (tmp_path / "1.log").read_text()
     assert "SPOTFIT_RUN_SECRET=the secret itself" in result
@@ -84,7 +84,7 @@ def test_concurrent_submissions_get_one_group(
 ) -> None:
     plan = a_plan(provisioner, "t-2", "exec sleep 100")
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: submitted(provisioner, plan, launch), range(2))
+        first, second = pool.map(lambda _: submit_group(provisioner, plan, launch), range(2))
     assert first == second
     until(lambda: len(cluster.running_jobs()) == 2)
     provisioner.cancel(first)
@@ -97,7 +97,7 @@ def test_interrupted_submission_is_completed_by_the_next(
 ) -> None:
     plan = a_plan(provisioner, "t-3", "exit 0")
     held = provisioner._client.submit_held(plan.body["arguments"], plan.body["script"], {})
-    handle = submitted(provisioner, plan, launch)
+    handle = submit_group(provisioner, plan, launch)
     assert handle.name == str(held)
     until(lambda: provisioner.observe(handle).is_terminated)
 
@@ -105,7 +105,7 @@ def test_interrupted_submission_is_completed_by_the_next(
 def test_output_of_a_task_is_read_from_its_file(
     provisioner: SlurmProvisioner, launch: AgentLaunchSpec, tmp_path: Path
 ) -> None:
-    handle = submitted(provisioner, a_plan(provisioner, "t-4", "echo no module; exit 1"), launch)
+    handle = submit_group(provisioner, a_plan(provisioner, "t-4", "echo no module; exit 1"), launch)
     until(lambda: provisioner.observe(handle).is_terminated)
     [output] = provisioner.fetch_machine_output(handle, 1, max_lines=5)
     assert (output.source, output.lines) == (str(tmp_path / "1.log"), ("no module",))
