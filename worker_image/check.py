@@ -1,7 +1,8 @@
 """Execute the steps of a Dockerfile on this machine, without Docker, and test the result.
 
 `python -m worker_image.check cpu` reads the steps from Dockerfile.cpu. Each stage is a
-copy-on-write layer over the file system of this machine, which replaces the base image. Nothing outside the layers changes, and the checkout is hidden in them. Needs Linux, root
+copy-on-write layer over the file system of this machine, which replaces the base image. Nothing
+outside the layers changes, and the checkout is hidden in them. Needs Linux, root
 (`unshare --mount`, overlayfs) and a package index; takes a few minutes. An environment variable
 overrides the default of the ARG of the same name (`TORCH_INDEX=`).
 

@@ -31,7 +31,7 @@ from tests.live.cloud import LiveTestCloud, eventually
 Config = dict[str, Any]
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Does nothing."""
 
 
@@ -64,13 +64,13 @@ def test_run_name_that_escapes_the_storage_path_is_rejected(
     cloud: LiveTestCloud, name: str
 ) -> None:
     with pytest.raises(spotfit.ConfigError, match="is not a valid directory name"):
-        cloud.fit(nothing, name=name)
+        cloud.fit(do_nothing, name=name)
     assert cloud.is_untouched
     assert not (cloud.folder / "elsewhere").exists()
 
 
 def test_unknown_provisioner_is_rejected_with_the_closest_name(cloud: LiveTestCloud) -> None:
-    trainer = cloud.trainer(nothing)
+    trainer = cloud.trainer(do_nothing)
     trainer.provisioner = "locla"
     with pytest.raises(spotfit.ConfigError, match=r"no provisioner 'locla'.*'local'"):
         trainer.fit()
@@ -79,7 +79,7 @@ def test_unknown_provisioner_is_rejected_with_the_closest_name(cloud: LiveTestCl
 
 @pytest.mark.parametrize("given", ["local?nodse=2", "local?nodes=0", "?nodes=2", 7])
 def test_unknown_provisioner_options_are_rejected(cloud: LiveTestCloud, given: Any) -> None:
-    trainer = cloud.trainer(nothing)
+    trainer = cloud.trainer(do_nothing)
     trainer.provisioner = given
     with pytest.raises(spotfit.ConfigError) as raised:
         trainer.fit()
@@ -125,7 +125,7 @@ def test_several_invalid_values_are_reported_together(cloud: LiveTestCloud) -> N
 def test_unwritable_storage_is_rejected(cloud: LiveTestCloud, where: str) -> None:
     (cloud.folder / "a-file").write_text("in the way")
     with pytest.raises(StoreError) as raised:
-        cloud.fit(nothing, storage=where.format(folder=cloud.folder))
+        cloud.fit(do_nothing, storage=where.format(folder=cloud.folder))
     assert not isinstance(raised.value, spotfit.TrainingFailedError)
     assert cloud.is_untouched
 
@@ -133,17 +133,17 @@ def test_unwritable_storage_is_rejected(cloud: LiveTestCloud, where: str) -> Non
 @pytest.mark.parametrize(("url", "why"), [("s4://bucket/runs", "s4"), ("s3://", "bucket")])
 def test_invalid_storage_url_is_rejected(cloud: LiveTestCloud, url: str, why: str) -> None:
     with pytest.raises(spotfit.ConfigError, match=why):
-        cloud.fit(nothing, storage=url)
+        cloud.fit(do_nothing, storage=url)
     assert cloud.is_untouched
 
 
 def test_missing_bucket_is_rejected(cloud: LiveTestCloud, s3: str) -> None:
     with pytest.raises(StoreError, match="no-such-bucket"):
-        cloud.fit(nothing, storage=f"s3://no-such-bucket/runs?endpoint_url={s3}")
+        cloud.fit(do_nothing, storage=f"s3://no-such-bucket/runs?endpoint_url={s3}")
     assert cloud.is_untouched
 
 
-class _Deaf(BaseHTTPRequestHandler):
+class _UnconditionalProxy(BaseHTTPRequestHandler):
     """A proxy that removes the condition of `create`."""
 
     protocol_version = "HTTP/1.1"
@@ -181,9 +181,9 @@ class _Deaf(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def deaf(s3: str) -> Iterator[str]:
+def unconditional_s3(s3: str) -> Iterator[str]:
     """The endpoint of an S3 server that ignores 'If-None-Match'."""
-    handler = type("Deaf", (_Deaf,), {"behind": s3})
+    handler = type("Deaf", (_UnconditionalProxy,), {"behind": s3})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -194,12 +194,12 @@ def deaf(s3: str) -> Iterator[str]:
 
 
 def test_bucket_without_conditional_create_is_rejected(
-    cloud: LiveTestCloud, s3: str, deaf: str
+    cloud: LiveTestCloud, s3: str, unconditional_s3: str
 ) -> None:
     import boto3
 
     with pytest.raises(AtomicCreateUnsupportedError, match="Two leaders could be elected"):
-        cloud.fit(nothing, storage=f"s3://runs/here?endpoint_url={deaf}")
+        cloud.fit(do_nothing, storage=f"s3://runs/here?endpoint_url={unconditional_s3}")
     assert cloud.is_untouched
     left = boto3.client("s3", endpoint_url=s3).list_objects_v2(Bucket="runs")
     assert left["KeyCount"] == 0, "not even the probe's own objects"
@@ -227,36 +227,36 @@ def entries(cloud: LiveTestCloud) -> list[str]:
     ids=["cut", "empty", "foreign", "garbage"],
 )
 def test_unreadable_journal_raises(cloud: LiveTestCloud, spoil: Any) -> None:
-    cloud.fit(nothing)
+    cloud.fit(do_nothing)
     spoil(entry(cloud, 2))
     before = entries(cloud)
 
     with pytest.raises(JournalError, match="Journal entry 2 cannot be decoded"):
-        cloud.fit(nothing)
+        cloud.fit(do_nothing)
     with pytest.raises(JournalError, match="Journal entry 2"):
         spotfit.attach(cloud.url())
     assert entries(cloud) == before
 
 
 def test_journal_with_entries_of_another_run_raises(cloud: LiveTestCloud) -> None:
-    cloud.fit(nothing)
-    cloud.fit(nothing, name="another")
+    cloud.fit(do_nothing)
+    cloud.fit(do_nothing, name="another")
     shutil.copy(entry(cloud, 3, "another"), entry(cloud, 3))
     before = entries(cloud)
 
     with pytest.raises(JournalError, match="Two runs were written to one folder"):
-        cloud.fit(nothing)
+        cloud.fit(do_nothing)
     assert entries(cloud) == before
 
 
 @pytest.mark.parametrize("lost", [0, 2])
 def test_journal_with_a_missing_entry_raises(cloud: LiveTestCloud, lost: int) -> None:
-    cloud.fit(nothing)
+    cloud.fit(do_nothing)
     entry(cloud, lost).unlink()
     before = entries(cloud)
 
     with pytest.raises(JournalError, match=f"Journal entry {lost} .* is missing"):
-        cloud.fit(nothing)
+        cloud.fit(do_nothing)
     assert entries(cloud) == before
 
 
@@ -279,14 +279,14 @@ def test_checkpoint_of_a_removed_directory_raises(cloud: LiveTestCloud, how: str
 # --- modified objects -----------------------------------------------------------------------------
 
 
-def flip(path: Path) -> None:
+def change_byte(path: Path) -> None:
     """Change a byte in the middle of the file."""
     body = bytearray(path.read_bytes())
     body[len(body) // 2] ^= 0x01
     path.write_bytes(body)
 
 
-def only(folder: Path) -> Path:
+def only_file(folder: Path) -> Path:
     [found] = folder.iterdir()
     return found
 
@@ -296,7 +296,7 @@ def test_modified_function_is_not_executed(cloud: LiveTestCloud) -> None:
         (Path(config["marks"]) / "was run").touch()
 
     handle = cloud.submit(train, local_options={"capacity": 0})
-    flip(only(Path(cloud.url(), ".spotfit", "fn")))
+    change_byte(only_file(Path(cloud.url(), ".spotfit", "fn")))
     cloud.reclaimer.set_capacity(1)
 
     with pytest.raises(spotfit.WorkerGroupError, match="was modified after the upload") as raised:
@@ -309,9 +309,9 @@ def test_forged_function_with_a_matching_name_is_not_executed(cloud: LiveTestClo
     """An attacker with write access can change the spec, but has no run key."""
     import hashlib
 
-    handle = cloud.submit(nothing, local_options={"capacity": 0})
-    packed = only(Path(cloud.url(), ".spotfit", "fn"))
-    flip(packed)
+    handle = cloud.submit(do_nothing, local_options={"capacity": 0})
+    packed = only_file(Path(cloud.url(), ".spotfit", "fn"))
+    change_byte(packed)
     forged = hashlib.sha256(packed.read_bytes()).hexdigest()
     packed.rename(packed.with_name(f"{forged}.pkl"))
     first = entry(cloud, 0)
@@ -325,7 +325,7 @@ def test_forged_function_with_a_matching_name_is_not_executed(cloud: LiveTestClo
 
 def test_modified_result_is_rejected(cloud: LiveTestCloud) -> None:
     cloud.fit(lambda: "the truth")
-    flip(only(Path(cloud.url(), ".spotfit", "results")))
+    change_byte(only_file(Path(cloud.url(), ".spotfit", "results")))
     with pytest.raises(IntegrityError):
         spotfit.attach(cloud.url()).result(60)
 
@@ -340,7 +340,7 @@ def test_modified_checkpoint_is_not_loaded(cloud: LiveTestCloud) -> None:
             raise AssertionError("it was loaded")
 
     cloud.fit(train)
-    flip(Path(cloud.url(), "weights", "weights"))
+    change_byte(Path(cloud.url(), "weights", "weights"))
     with pytest.raises(
         spotfit.WorkerGroupError, match="is corrupt: its size or hash differs"
     ) as raised:
@@ -387,7 +387,7 @@ def test_unexpected_python_version_ends_the_run_on_the_first_machine(
 
 
 def test_status_states_why_a_machine_cannot_be_started(cloud: LiveTestCloud) -> None:
-    handle = cloud.submit(nothing, local_options={"capacity": 0})
+    handle = cloud.submit(do_nothing, local_options={"capacity": 0})
     why = eventually(lambda: handle.status().reason)
     assert "1 nodes were requested; 0 of 0 are free" in why
     handle.cancel()

@@ -16,7 +16,7 @@ from tests.live.cloud import LiveTestCloud
 Config = dict[str, Any]
 
 
-class Diary(spotfit.UserCallback):
+class RecordingCallback(spotfit.UserCallback):
     """Records its calls."""
 
     def __init__(self, page: Path) -> None:
@@ -41,14 +41,14 @@ class Diary(spotfit.UserCallback):
         return [json.loads(line) for line in self.page.read_text().splitlines()]
 
 
-class Secretary(Diary):
+class EnvironmentCallback(RecordingCallback):
     """Has its own path, for use from the environment."""
 
     def __init__(self) -> None:
         super().__init__(Path(os.environ["PAGE"]))
 
 
-class Grumbler(spotfit.UserCallback):
+class RaisingCallback(spotfit.UserCallback):
     """Raises for a loss above one."""
 
     def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
@@ -69,7 +69,7 @@ def test_callbacks_receive_every_report_with_the_metrics_of_all_ranks(cloud: Liv
         spotfit.report({"loss": 1.0, "rank": rank})
         save({"loss": 0.5, "rank": rank})
 
-    diary = Diary(cloud.folder / "diary")
+    diary = RecordingCallback(cloud.folder / "diary")
     cloud.fit(train, workers=2, config={"rate": 0.1}, callbacks=[diary])
 
     assert diary.read() == [
@@ -91,7 +91,7 @@ def test_callbacks_receive_each_failed_attempt_once(cloud: LiveTestCloud) -> Non
             raise LookupError("no such data")
         spotfit.collective.barrier()
 
-    diary = Diary(cloud.folder / "diary")
+    diary = RecordingCallback(cloud.folder / "diary")
     with pytest.raises(spotfit.WorkerGroupError):
         cloud.fit(train, workers=2, config={"rate": 1}, callbacks=[diary], max_failures=1)
 
@@ -110,7 +110,7 @@ def test_exception_of_a_callback_ends_the_run_without_a_retry(cloud: LiveTestClo
     with pytest.raises(
         spotfit.ControllerError, match=r"ArithmeticError: a loss of 2\.0"
     ) as error_info:
-        cloud.fit(train, callbacks=[Grumbler()], max_failures=5)
+        cloud.fit(train, callbacks=[RaisingCallback()], max_failures=5)
 
     assert repr(error_info.value.controller_failure) == "ArithmeticError('a loss of 2.0')"
     assert len(cloud.rounds_opened()) == 1
@@ -121,11 +121,11 @@ def test_callback_from_the_environment_is_called(
 ) -> None:
     page = cloud.folder / "diary"
     monkeypatch.setenv("PAGE", str(page))
-    monkeypatch.setenv("SPOTFIT_CALLBACKS", f"{__name__}.Secretary")
+    monkeypatch.setenv("SPOTFIT_CALLBACKS", f"{__name__}.EnvironmentCallback")
     cloud.fit(lambda: spotfit.report({"loss": 0.5}), name=None, config={"rate": 1})
-    assert Diary(page).read() == [["report", [{"loss": 0.5}], None, 1]]
+    assert RecordingCallback(page).read() == [["report", [{"loss": 0.5}], None, 1]]
 
 
 def test_run_waits_for_the_last_callback(cloud: LiveTestCloud) -> None:
     with pytest.raises(spotfit.ControllerError, match="a loss of 3"):
-        cloud.fit(lambda: spotfit.report({"loss": 3}), callbacks=[Grumbler()])
+        cloud.fit(lambda: spotfit.report({"loss": 3}), callbacks=[RaisingCallback()])

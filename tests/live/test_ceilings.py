@@ -97,16 +97,16 @@ class DriverlessRun:
     def saved_since(self, slot: int) -> bool:
         return self.view.latest_committed_slot > slot
 
-    def standing(self) -> list[dict[str, Any]]:
+    def machines_now(self) -> list[dict[str, Any]]:
         return [one for one in self.sim.call_simulator("machines") if one["state"] == "up"]
 
-    def lose(self, times: int) -> None:
+    def reclaim(self, times: int) -> None:
         """Preempt the machine without notice as soon as it exists."""
         for _ in range(times):
-            (machine, *_) = eventually(lambda: self.standing())
+            (machine, *_) = eventually(lambda: self.machines_now())
             self.sim.call_simulator("reclaim", {"machine": machine["number"], "notice": False})
 
-    def continues(self) -> None:
+    def wait_for_checkpoint(self) -> None:
         """Wait for another checkpoint."""
         slot = self.view.next_slot
         eventually(lambda: self.saved_since(slot))
@@ -139,16 +139,16 @@ def test_machine_on_its_last_attempt_is_replaced_before_it_is_lost(
     """AWS Batch starts a job ten times and Google a task eleven times; then the run would stop."""
     run = start_run(name)
     first = set(run.view.groups)
-    run.lose(max_attempts - 2)
-    run.continues()
+    run.reclaim(max_attempts - 2)
+    run.wait_for_checkpoint()
     assert set(run.view.groups) == first, "until now Batch has brought it back"
-    run.lose(1)  # the last attempt begins
+    run.reclaim(1)  # the last attempt begins
     eventually(lambda: {place.token for place in round_places(run.view)} - first)
     assert run.view.failure_counts.get(FailureCause.RESIZE), "it was left at a commit"
-    eventually(lambda: len(run.standing()) == 1)
-    run.continues()
-    run.lose(1)
-    run.continues()
+    eventually(lambda: len(run.machines_now()) == 1)
+    run.wait_for_checkpoint()
+    run.reclaim(1)
+    run.wait_for_checkpoint()
     result = run.finish()
     assert result["chain"] == expected_hash_chain(result["step"])
 
@@ -159,8 +159,8 @@ def test_attach_replaces_a_machine_without_attempts_left(
 ) -> None:
     run = start_run(name)
     first = set(run.view.groups)
-    run.lose(max_attempts)
-    eventually(lambda: not run.standing())
+    run.reclaim(max_attempts)
+    eventually(lambda: not run.machines_now())
     result = run.finish()
     assert result["chain"] == expected_hash_chain(result["step"])
     assert set(run.view.groups) != first
@@ -173,8 +173,8 @@ def test_group_without_an_attempt_limit_is_restarted_indefinitely(
     """Preempted Azure tasks and disrupted pods are restarted without limit."""
     run = start_run(name)
     first = set(run.view.groups)
-    run.lose(12)
-    run.continues()
+    run.reclaim(12)
+    run.wait_for_checkpoint()
     assert set(run.view.groups) == first
     result = run.finish()
     assert result["chain"] == expected_hash_chain(result["step"])

@@ -42,7 +42,7 @@ def sizes_before() -> list[int]:
         return [int(size) for size in Path(folder, "sizes").read_text().split()]
 
 
-def begun(cloud: LiveTestCloud, **local: Any) -> RunHandle:
+def start_run(cloud: LiveTestCloud, **local: Any) -> RunHandle:
     """One or two workers, one per node, with frequent resize checks."""
     return cloud.submit(
         save_until_mark,
@@ -64,14 +64,14 @@ def at_work(cloud: LiveTestCloud, workers: int) -> None:
 
 
 def test_elastic_group_starts_with_the_available_machines(cloud: LiveTestCloud) -> None:
-    handle = begun(cloud, capacity=1)
+    handle = start_run(cloud, capacity=1)
     at_work(cloud, 1)
     cloud.write_mark("enough")
     assert handle.result(60).return_value == [1]
 
 
 def test_elastic_group_shrinks_and_grows_again(cloud: LiveTestCloud) -> None:
-    handle = begun(cloud)
+    handle = start_run(cloud)
     at_work(cloud, 2)
     cloud.reclaimer.set_capacity(1)
     cloud.reclaimer.kill(cloud.node_of_rank(1))

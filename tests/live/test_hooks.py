@@ -25,7 +25,7 @@ def rank() -> int:
     return spotfit.get_context().get_world_rank()
 
 
-def who(greeting: str, *, mark: str = "") -> tuple[str, int, int]:
+def describe_worker(greeting: str, *, mark: str = "") -> tuple[str, int, int]:
     """Executed on workers."""
     os.environ["GREETED"] = greeting
     return f"{greeting}{mark}", rank(), os.getpid()
@@ -44,7 +44,7 @@ class Notes(BackendConfig):
 
     @property
     def backend_cls(self) -> type[Backend]:
-        return Writing
+        return RecordingBackend
 
     def write(self, *words: Any) -> None:
         with Path(self.page).open("a") as page:
@@ -54,7 +54,7 @@ class Notes(BackendConfig):
         return [json.loads(line) for line in Path(self.page).read_text().splitlines()]
 
 
-class Writing(Backend):
+class RecordingBackend(Backend):
     """Calls its workers in every hook."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Writing(Backend):
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         self.attempts += 1
-        result = worker_group.execute(who, "hello", mark="!")
+        result = worker_group.execute(describe_worker, "hello", mark="!")
         assert len({pid for _, _, pid in result}) == len(worker_group)
         assert os.getpid() not in {pid for _, _, pid in result}
         backend_config.write("start", self.attempts, [[what, of] for what, of, _ in result])
@@ -71,12 +71,12 @@ class Writing(Backend):
             worker_group.execute_single(1, mistake, "no port")
 
     def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
-        futures = worker_group.execute_async(who, "ready")
+        futures = worker_group.execute_async(describe_worker, "ready")
         backend_config.write("training", [future.result()[:2] for future in futures])
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         backend_config.write("shutdown", self.attempts)
-        result = worker_group.execute_single(len(worker_group) - 1, who, "bye")
+        result = worker_group.execute_single(len(worker_group) - 1, describe_worker, "bye")
         backend_config.write("said", result[:2])
         if backend_config.wrong == "on_shutdown":
             raise ArithmeticError("lost count")

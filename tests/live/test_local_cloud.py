@@ -15,16 +15,16 @@ from tests.live.cloud import LiveTestCloud
 Config = dict[str, Any]
 
 
-def who(_: Config) -> int:
+def machine_pid(_: Config) -> int:
     """Return the pid of the machine process, the grandparent of the worker."""
     fork_server_pid = os.getppid()
     return int(Path(f"/proc/{fork_server_pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_next_fit_reuses_waiting_machines(cloud: LiveTestCloud) -> None:
-    first = cloud.fit(who, workers=2, nodes=2, name="one")
+    first = cloud.fit(machine_pid, workers=2, nodes=2, name="one")
     machines = set(cloud.root.machines())
-    second = cloud.fit(who, workers=2, nodes=2, name="two")
+    second = cloud.fit(machine_pid, workers=2, nodes=2, name="two")
     assert set(cloud.root.machines()) == machines
     assert {first.return_value, second.return_value} <= {machine.pid for machine in machines}
 

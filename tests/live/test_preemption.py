@@ -59,7 +59,7 @@ def report(step: int, rank: int) -> None:
         spotfit.report({"step": step}, checkpoint=checkpoint)
 
 
-def begun(cloud: LiveTestCloud, **how: Any) -> RunHandle:
+def start_run(cloud: LiveTestCloud, **how: Any) -> RunHandle:
     """Two workers on two nodes that have saved a checkpoint."""
     keep = spotfit.CheckpointConfig(num_to_keep=3)
     handle = cloud.submit(step_by_step, workers=2, nodes=2, checkpoint_config=keep, **how)
@@ -88,7 +88,7 @@ def starts(cloud: LiveTestCloud) -> list[dict[str, Any]]:
     return sorted(result, key=lambda start: int(start["seen"]))
 
 
-def another_round(
+def wait_for_round(
     cloud: LiveTestCloud, *, workers: int = 2, number: int = 2
 ) -> list[dict[str, Any]]:
     """Wait until all workers of round `number` have started; return their starts."""
@@ -97,9 +97,9 @@ def another_round(
     return starts(cloud)[workers * (number - 1) :]
 
 
-def went_on(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
+def check_resumed(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
     """Check that all ranks of the second round resumed from the checkpoint, then end the run."""
-    second = another_round(cloud)
+    second = wait_for_round(cloud)
     assert len({start["from"] for start in second}) == 1
     assert second[0]["from"] >= saved
     cloud.write_mark("enough")
@@ -113,27 +113,27 @@ def went_on(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
 
 @pytest.mark.parametrize("who", ["the leader's node", "another node"])
 def test_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, who: str) -> None:
-    handle = begun(cloud)
+    handle = start_run(cloud)
     leader = cloud.node_of_leader()
     others = [node for node in cloud.reclaimer.running_nodes() if node != leader]
     saved = committed(cloud, 2)
     cloud.reclaimer.kill(leader if who == "the leader's node" else others[0])
 
-    went_on(cloud, handle, saved)
+    check_resumed(cloud, handle, saved)
     assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.PREEMPTION]
     assert handle.status().failures == {"preemption": 1}
 
 
 def test_unresponsive_node_that_continues_is_not_a_preemption(cloud: LiveTestCloud) -> None:
     """Its agent is suspended, as by a network failure."""
-    handle = begun(cloud)
+    handle = start_run(cloud)
     (other,) = set(cloud.reclaimer.running_nodes()) - {cloud.node_of_leader()}
     machine = other.machine()
     assert machine is not None
     saved = committed(cloud, 2)
     os.kill(machine.pid, signal.SIGSTOP)
     try:
-        went_on(cloud, handle, saved)
+        check_resumed(cloud, handle, saved)
     finally:
         os.kill(machine.pid, signal.SIGCONT)
     assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.NETWORK]
@@ -141,12 +141,12 @@ def test_unresponsive_node_that_continues_is_not_a_preemption(cloud: LiveTestClo
 
 
 def test_all_nodes_killed_at_once_are_replaced_by_the_driver(cloud: LiveTestCloud) -> None:
-    handle = begun(cloud)
+    handle = start_run(cloud)
     saved = committed(cloud, 2)
     for node in cloud.reclaimer.running_nodes():
         cloud.reclaimer.kill(node)
 
-    went_on(cloud, handle, saved)
+    check_resumed(cloud, handle, saved)
     assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.PREEMPTION]
 
 
@@ -186,11 +186,11 @@ def test_attach_restarts_a_run_without_nodes_and_driver(
 def test_notice_requests_the_replacement_and_costs_only_a_restart(
     cloud: LiveTestCloud,
 ) -> None:
-    handle = begun(cloud)
+    handle = start_run(cloud)
     leaving = cloud.node_of_rank(1)
     cloud.reclaimer.notify(leaving, seconds_left=60.0)
 
-    second = another_round(cloud)
+    second = wait_for_round(cloud)
     events = cloud.events()
     result = next(n for n, event in enumerate(events) if isinstance(event, PreemptionNoticed))
     ordered = next(

@@ -84,7 +84,7 @@ def return_location() -> tuple[Any, ...]:
     return (os.environ["RANK"], os.environ.get("MINE"), str(Path.cwd()), random.random())
 
 
-class Witness:
+class PrintingCallback:
     """A callback."""
 
     def after_report(self, *, run_context: Any, metrics: Any, checkpoint: Any) -> None:
@@ -249,7 +249,7 @@ def test_modified_code_bundle_is_rejected_by_every_worker(stage: WorkerPoolHarne
 
 
 def test_callbacks_run_in_a_separate_process(stage: WorkerPoolHarness) -> None:
-    objects = {"callbacks": [Witness()], "run_context": "ctx"}
+    objects = {"callbacks": [PrintingCallback()], "run_context": "ctx"}
     stage.pack(raise_it, framework="none", objects=objects)
     assert stage.spec is not None
     hello = SidecarInit(

@@ -60,10 +60,10 @@ class Stage:
     def view(self) -> View:
         journal = Journal(open_store(str(self.folder / "runs" / "run")), ignore_view_cache=True)
         self.notices.clear()
-        journal.on_entry = self._hear
+        journal.on_entry = self._on_entry
         return journal.catch_up()
 
-    def _hear(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
+    def _on_entry(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
         if isinstance(entry.event, PreemptionNoticed):
             self.notices.append(entry.event)
 

@@ -74,7 +74,7 @@ def save(step: int) -> None:
         spotfit.report({"step": step}, checkpoint=checkpoint)
 
 
-def reached(cloud: LiveTestCloud) -> int:
+def last_step(cloud: LiveTestCloud) -> int:
     return int(cloud.wait_for_mark("step").read_text())
 
 
@@ -129,9 +129,9 @@ def test_training_continues_while_the_bucket_hangs(cloud: LiveTestCloud, wire: s
     cloud.wait_for_mark("step")
     network_faults.start_stall(wire, STALL_S)
     hangs_until = time.monotonic() + STALL_S
-    before = reached(cloud)
+    before = last_step(cloud)
     eventually(lambda: time.monotonic() > hangs_until - 3.0)
-    assert reached(cloud) > before + 50, "training waited for the bucket"
+    assert last_step(cloud) > before + 50, "training waited for the bucket"
     cloud.write_mark("save")
     cloud.wait_for_mark("saved-0")
     assert time.monotonic() > hangs_until

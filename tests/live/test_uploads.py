@@ -28,7 +28,7 @@ def report_async(text: str) -> Path:
     return folder
 
 
-def found() -> list[str] | None:
+def restored_lines() -> list[str] | None:
     """Return the content of the restored checkpoint."""
     checkpoint = spotfit.get_checkpoint()
     if checkpoint is None:
@@ -39,7 +39,7 @@ def found() -> list[str] | None:
 
 def test_async_upload_completes_after_its_worker_is_killed(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
-        if (started_at := found()) is None:
+        if (started_at := restored_lines()) is None:
             time.sleep(1.0)  # uploads are awaited as long as the work that would be lost
             report_async("precious")
             spotfit.collective.barrier()  # both ranks have reported
@@ -54,7 +54,7 @@ def test_async_upload_completes_after_its_worker_is_killed(cloud: LiveTestCloud)
 
 def test_failed_run_keeps_pending_async_uploads(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
-        if (started_at := found()) is None:
+        if (started_at := restored_lines()) is None:
             time.sleep(1.0)
             report_async("precious")
             raise ValueError("after that")
@@ -94,7 +94,7 @@ def test_failed_upload_ends_its_worker_during_training(
 
 def test_crash_during_name_reuse_keeps_the_previous_checkpoint(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
-        if (started_at := found()) is not None:
+        if (started_at := restored_lines()) is not None:
             return started_at
         through, rank = Path(config["marks"], "through"), spotfit.get_context().get_world_rank()
 
