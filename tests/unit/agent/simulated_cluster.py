@@ -65,7 +65,12 @@ from spotfit_localsim.virtual.sim_store import SimBucket
 from spotfit_localsim.virtual.sim_validator import SimValidator
 from spotfit_localsim.virtual.sim_workers import SimWorker, SimWorkerPool
 from spotfit_localsim.virtual.workload import ValidationWorkload, Workload
-from tests.unit.control.paper import LAUNCH, DeferredCalls, FakeProvisioner, token_factory
+from tests.unit.control.fake_provisioner import (
+    LAUNCH,
+    DeferredCalls,
+    FakeProvisioner,
+    token_factory,
+)
 from tests.unit.localsim.sim_harness import SimHarness
 
 STEP_S = 0.05

@@ -19,8 +19,8 @@ from spotfit.model.view import View
 from spotfit.protocol.worker_agent import CheckpointNamed, FilesReport
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import a_committed_checkpoint, a_view
-from tests.unit.checkpoint.kept import make_manifest, save_checkpoint
-from tests.unit.control.paper import DeferredCalls
+from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
+from tests.unit.control.fake_provisioner import DeferredCalls
 
 
 class FailingStore(MemoryStore):

@@ -24,7 +24,7 @@ from spotfit.provision.launch import AgentAssignment, AgentExitCode, AgentLaunch
 from spotfit.security.run_key import RunKey
 from spotfit.store.factory import open_store
 from spotfit.store.local import LocalStore
-from tests.unit.agent.wires import make_join, make_net
+from tests.unit.agent.transports import make_join, make_net
 
 RUN = RunId("r" * 32)
 

@@ -43,7 +43,7 @@ from spotfit.testing.builders import (
     an_agent_id,
 )
 from tests.unit.agent.simulated_cluster import FakeBackendHookRunner
-from tests.unit.control.paper import DeferredCalls
+from tests.unit.control.fake_provisioner import DeferredCalls
 
 NOTHING = msgspec.Raw(b"{}")
 

@@ -31,7 +31,7 @@ from spotfit.security.run_key import RunKey
 from spotfit.store.memory import MemoryStore
 from spotfit.store.url import RootUrl
 from spotfit.testing.builders import RUN_ID
-from tests.unit.agent.wires import SkippableClock, run_loop_until
+from tests.unit.agent.transports import SkippableClock, run_loop_until
 
 KEY = RunKey(b"s" * 32, RUN_ID)
 SPEC = RunSpec(

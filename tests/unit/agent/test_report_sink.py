@@ -13,7 +13,7 @@ from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import RUN_ID, an_agent_id
-from tests.unit.control.paper import DeferredCalls
+from tests.unit.control.fake_provisioner import DeferredCalls
 
 ME = an_agent_id(0)
 

@@ -54,7 +54,7 @@ from tests.unit.agent.simulated_cluster import (
     Infrastructure,
     fake_seal,
 )
-from tests.unit.control.paper import LAUNCH
+from tests.unit.control.fake_provisioner import LAUNCH
 
 HUB = a_member(0).coordinator_address
 WIDE = [a_member(0, slots=2), a_member(1, slots=2)]

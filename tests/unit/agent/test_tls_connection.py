@@ -7,7 +7,7 @@ from spotfit.agent.ports import AgentDisconnected
 from spotfit.core.ids import AgentId
 from spotfit.host.event_loop import EventLoop
 from spotfit.protocol.agent_leader import JournalEntryCopy
-from tests.unit.agent.wires import SkippableClock, make_join, make_net, wait_for_events
+from tests.unit.agent.transports import SkippableClock, make_join, make_net, wait_for_events
 
 
 def test_a_peer_that_takes_nothing_is_lost_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

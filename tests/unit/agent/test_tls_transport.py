@@ -24,7 +24,7 @@ from spotfit.protocol.agent_leader import (
     JournalEntryCopy,
     WorkersStopped,
 )
-from tests.unit.agent.wires import (
+from tests.unit.agent.transports import (
     OTHER_SECRET,
     RUN,
     SkippableClock,

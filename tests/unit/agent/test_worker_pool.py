@@ -47,7 +47,7 @@ from spotfit.sidecar.uploader import QueuedUpload
 from spotfit.store.memory import MemoryStore
 from spotfit.store.url import RootUrl
 from spotfit.testing.builders import RUN_ID
-from tests.unit.agent.wires import SkippableClock, run_loop_until
+from tests.unit.agent.transports import SkippableClock, run_loop_until
 
 KEY = RunKey(b"s" * 32, RUN_ID)
 MISSING_BUNDLE = {"sha256": "0" * 64, "size_bytes": 1, "function_name": "train"}

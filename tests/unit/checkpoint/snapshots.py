@@ -11,7 +11,7 @@ from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.checkpoint.writer import SnapshotUploadJob, UploadedManifests, upload_snapshot
 from spotfit.store.api import Store
-from tests.unit.checkpoint.kept import make_manifest
+from tests.unit.checkpoint.saved_checkpoints import make_manifest
 
 LARGE_PIECE_BYTES = 2**20
 """Minimum size of a piece with chunks of its own."""

@@ -15,7 +15,7 @@ from spotfit.checkpoint.committed import open_committed
 from spotfit.core.errors import IntegrityError, NotFoundError
 from spotfit.store.factory import open_store
 from spotfit.store.memory import MemoryStore
-from tests.unit.checkpoint.kept import make_directory, make_manifest, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
 
 
 @pytest.fixture(autouse=True)

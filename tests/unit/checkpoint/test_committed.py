@@ -23,7 +23,7 @@ from spotfit.ledger import keys
 from spotfit.store.api import ObjectInfo, Store
 from spotfit.store.factory import open_store
 from spotfit.store.memory import MemoryStore
-from tests.unit.checkpoint.kept import make_directory, make_manifest, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
 
 
 @pytest.fixture(params=["memory", "local"])

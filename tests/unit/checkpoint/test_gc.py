@@ -16,7 +16,7 @@ from spotfit.ledger import keys
 from spotfit.store.api import ObjectInfo
 from spotfit.store.memory import MemoryStore
 from spotfit.store.transfer import FileRecord
-from tests.unit.checkpoint.kept import make_manifest, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 
 
 def remaining(store: MemoryStore) -> list[str]:

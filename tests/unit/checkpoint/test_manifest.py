@@ -18,7 +18,7 @@ from spotfit.ledger import keys
 from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
 from spotfit.store.memory import MemoryStore
-from tests.unit.checkpoint.kept import make_manifest, ready_in_store, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import make_manifest, ready_in_store, save_checkpoint
 
 BOTH = (0, 1)
 

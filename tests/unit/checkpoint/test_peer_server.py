@@ -28,7 +28,7 @@ from spotfit.security.run_key import RunKey
 from spotfit.security.tls_certificate import make_tls_contexts
 from spotfit.testing.builders import RUN_ID
 from spotfit.testing.manual_clock import ManualClock
-from tests.unit.agent.dues import make_pending_replica
+from tests.unit.agent.pending_replicas import make_pending_replica
 from tests.unit.checkpoint.snapshots import LARGE_PIECE_BYTES, random_bytes, write_segment
 from tests.unit.worker.agent_end import make_start
 

@@ -23,7 +23,7 @@ from spotfit.host import log
 from spotfit.host.system import SystemClock
 from spotfit.store.factory import open_store
 from spotfit.store.memory import MemoryStore
-from tests.unit.checkpoint.kept import make_directory, make_manifest
+from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest
 
 
 def test_a_job_is_equal_after_unpickling(tmp_path: Path) -> None:

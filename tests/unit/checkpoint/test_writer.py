@@ -12,7 +12,7 @@ from spotfit.checkpoint.manifest import latest_manifest_of, manifests_of
 from spotfit.checkpoint.writer import save_directory, save_existing_files
 from spotfit.ledger import keys
 from spotfit.store.memory import MemoryStore
-from tests.unit.checkpoint.kept import make_directory, make_manifest, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
 
 
 def test_files_are_stored_below_the_name_and_listed_in_the_manifest(tmp_path: Path) -> None:

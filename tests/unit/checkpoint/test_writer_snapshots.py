@@ -24,7 +24,7 @@ from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
 from spotfit.store.factory import open_store
 from spotfit.store.memory import MemoryStore
-from tests.unit.checkpoint.kept import make_manifest, ready_in_store, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import make_manifest, ready_in_store, save_checkpoint
 from tests.unit.checkpoint.snapshots import (
     LARGE_PIECE_BYTES,
     make_pieces,

@@ -25,7 +25,7 @@ from spotfit.model.view import View
 from spotfit.store.factory import open_store
 from spotfit.testing.builders import TOKEN, a_member, an_agent_id
 from spotfit.testing.manual_clock import ManualClock
-from tests.unit.control.paper import FakeProvisioner
+from tests.unit.control.fake_provisioner import FakeProvisioner
 
 
 class ScriptedClock(ManualClock):

@@ -33,7 +33,7 @@ from spotfit.store.api import Store
 from spotfit.store.local import LocalStore
 from spotfit.testing.manual_clock import ManualClock
 from tests.unit.client.test_request import a_request
-from tests.unit.control.paper import FakeProvisioner
+from tests.unit.control.fake_provisioner import FakeProvisioner
 
 
 def two_parameters(config: Any, more: Any) -> None:

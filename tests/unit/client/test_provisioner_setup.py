@@ -13,7 +13,7 @@ from spotfit.core.errors import ConfigError, SpotfitError, StoreError
 from spotfit.model.config import ScalingConfig
 from spotfit.model.group import GroupPlan
 from tests.unit.client.test_request import a_request
-from tests.unit.control.paper import FakeProvisioner
+from tests.unit.control.fake_provisioner import FakeProvisioner
 
 
 class WarmCloud(FakeProvisioner):

@@ -34,7 +34,7 @@ from spotfit.model.spec import RetentionConfig, RunSpec
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.memory import MemoryStore
-from tests.unit.checkpoint.kept import make_manifest, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 
 
 @pytest.fixture

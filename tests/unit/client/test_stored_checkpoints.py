@@ -22,7 +22,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.events import FitEnded, FitStarted
 from spotfit.store.factory import open_store
 from spotfit.testing.builders import RUN_ID, a_committed_checkpoint, a_spec, an_agent_id
-from tests.unit.checkpoint.kept import make_manifest, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 from tests.unit.checkpoint.snapshots import LARGE_PIECE_BYTES, random_bytes, upload_test_snapshot
 
 

@@ -26,7 +26,7 @@ from spotfit.policy.election import CLEANUP_LEASE_TIMEOUT_S
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import RUN_ID, TOKEN, a_member, a_round, a_spec, an_agent_id
 from spotfit.testing.manual_clock import ManualClock
-from tests.unit.control.paper import LAUNCH, FakeProvisioner, token_factory
+from tests.unit.control.fake_provisioner import LAUNCH, FakeProvisioner, token_factory
 
 TIMING = RunTiming(
     lease_interval_s=5.0, lease_timeout_s=20.0, journal_poll_interval_s=1.0, observe_interval_s=2.0

@@ -14,7 +14,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEvent, LeaderElected
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_spec, an_agent_id
-from tests.unit.control.paper import DeferredCalls
+from tests.unit.control.fake_provisioner import DeferredCalls
 
 CANCEL = CancelRequested(reason="enough")
 B_LEADS = LeaderElected(leader=an_agent_id(1), epoch=2, coordinator_address="h:2")

@@ -39,7 +39,12 @@ from spotfit.testing.builders import (
     a_spec,
     an_agent_id,
 )
-from tests.unit.control.paper import LAUNCH, DeferredCalls, FakeProvisioner, token_factory
+from tests.unit.control.fake_provisioner import (
+    LAUNCH,
+    DeferredCalls,
+    FakeProvisioner,
+    token_factory,
+)
 
 NO_MEMBERS = LeaderState(agent_id=an_agent_id(0))
 

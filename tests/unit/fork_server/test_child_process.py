@@ -11,7 +11,7 @@ from spotfit.fork_server import child_process as children
 from spotfit.fork_server.child_process import ChildProcess
 from spotfit.host.event_loop import EventLoop
 from spotfit.protocol.framing import encode_frame
-from tests.unit.agent.wires import SkippableClock, run_loop_until
+from tests.unit.agent.transports import SkippableClock, run_loop_until
 
 
 class Recorder:

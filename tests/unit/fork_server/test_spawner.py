@@ -8,7 +8,7 @@ from spotfit.fork_server.child_process import ChildProcess
 from spotfit.fork_server.fork_client import RuntimeKey
 from spotfit.fork_server.spawner import Spawner
 from spotfit.host.event_loop import EventLoop
-from tests.unit.agent.wires import SkippableClock, run_loop_until
+from tests.unit.agent.transports import SkippableClock, run_loop_until
 
 
 def test_the_exit_is_reported_and_the_child_is_reaped() -> None:

@@ -20,7 +20,7 @@ from spotfit.sidecar.uploader_process import UploadServer
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.retry import PATIENT_RETRY_POLICY, RetryPolicy
-from tests.unit.checkpoint.kept import make_directory, make_manifest
+from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest
 from tests.unit.checkpoint.snapshots import write_segment
 
 

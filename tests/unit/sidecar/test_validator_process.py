@@ -26,7 +26,7 @@ from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.retry import PATIENT_RETRY_POLICY, RetryPolicy
 from spotfit.testing.builders import RUN_ID
-from tests.unit.checkpoint.kept import make_manifest, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 
 KEY = RunKey(b"k" * 32, RUN_ID)
 

@@ -10,7 +10,7 @@ from pyarrow import fs
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.store.factory import open_store
 from spotfit.worker.context import TrainContext
-from tests.unit.checkpoint.kept import make_directory
+from tests.unit.checkpoint.saved_checkpoints import make_directory
 from tests.unit.worker.agent_end import make_start
 
 START = make_start(rank=5, local_rank=1, world_size=8, local_world_size=4, node_rank=1)

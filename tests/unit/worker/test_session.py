@@ -50,7 +50,7 @@ from spotfit.store.factory import open_store
 from spotfit.store.memory import MemoryStore
 from spotfit.worker import session as sessions
 from spotfit.worker.session import Session
-from tests.unit.checkpoint.kept import make_directory, make_manifest, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
 from tests.unit.worker.agent_end import FakeAgentConnection, make_start
 
 SYNC, ASYNC, NO_UPLOAD = (

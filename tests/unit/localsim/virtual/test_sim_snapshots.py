@@ -17,7 +17,7 @@ from spotfit_localsim.virtual.sim_snapshots import (
     fill_segment,
     read_memory_state,
 )
-from tests.unit.agent.dues import make_pending_replica
+from tests.unit.agent.pending_replicas import make_pending_replica
 from tests.unit.worker.agent_end import make_start
 
 KEPT = SimSavedState(9, "link")
