@@ -142,7 +142,7 @@ def _check_field(name: str, value: Any, expected_type: type[Any]) -> Any:
     if not isinstance(value, expected_type):
         raise ConfigError(
             f"Invalid `{name}` type: {qualified_type_name(value)}.",
-            do=f"Pass a spotfit.{expected_type.__name__}.",
+            do=f"Write RunConfig({name}=spotfit.{expected_type.__name__}(...)).",
         )
     return value
 
@@ -152,13 +152,15 @@ def _check_callbacks(callbacks: Any) -> list[UserCallback]:
         return []
     if not isinstance(callbacks, Sequence):
         raise ConfigError(
-            f"callbacks must be a list, not a {qualified_type_name(callbacks)}.",
+            f"RunConfig(callbacks={callbacks!r}): callbacks must be a list, not a "
+            f"{qualified_type_name(callbacks)}.",
             do="Write callbacks=[...].",
         )
     invalid = [each for each in callbacks if not isinstance(each, UserCallback)]
     if invalid:
         raise ConfigError(
-            f"callbacks contains {invalid[0]!r}, which is not an instance of spotfit.UserCallback.",
+            f"RunConfig(callbacks=...) contains {invalid[0]!r}, which is not an instance of "
+            f"spotfit.UserCallback.",
             do="Derive its class from UserCallback, and pass an instance.",
         )
     return list(callbacks)
@@ -169,7 +171,8 @@ def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:
         return {}
     if not isinstance(runtime_env, dict):
         raise ConfigError(
-            f"worker_runtime_env must be a dictionary, not {runtime_env!r}.",
+            f"RunConfig(worker_runtime_env=...): worker_runtime_env must be a dictionary, not a "
+            f"{qualified_type_name(runtime_env)}.",
             do="Write {'env_vars': {...}, 'pip': [...]}.",
         )
     return dict(runtime_env)
@@ -180,7 +183,8 @@ def _check_storage_path(path: Any) -> str:
         return str(Path(DEFAULT_STORAGE_PATH).expanduser())
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(
-            f"storage_path must be a str or a Path, not {path!r}.",
+            f"RunConfig(storage_path={path!r}): storage_path must be a str or a Path, not a "
+            f"{qualified_type_name(path)}.",
             do="Pass a directory, or a URL like 's3://bucket/prefix'.",
         )
     return str(os.fspath(path))
@@ -190,5 +194,8 @@ def _check_run_name(name: Any) -> str:
     if not name:
         return f"spotfit_run-{system.utc_timestamp()}"
     if not isinstance(name, str):
-        raise ConfigError(f"name must be a str, not {name!r}.", do="Pass a plain name.")
+        raise ConfigError(
+            f"RunConfig(name={name!r}): name must be a str, not a {qualified_type_name(name)}.",
+            do="Pass a plain name: name='experiment-1'.",
+        )
     return name

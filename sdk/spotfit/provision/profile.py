@@ -112,7 +112,8 @@ def _read_config_file(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}.", do="Correct or remove the file."
+            f"The configuration file {path} cannot be read: {error}.",
+            do="Correct the TOML in the file, or remove it.",
         ) from error
 
 

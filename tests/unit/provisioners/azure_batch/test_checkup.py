@@ -82,10 +82,16 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
     told = wrong(examined(sim, identity_client_id="another"))
     mine = "11111111-1111-1111-1111-111111111111"
     assert told == {
-        QUOTAS: ("The account's quota is 3 spot cores, but Standard_D4s_v5 has 4; no pools."),
-        WHO: f"The client id of the identity is {mine}, but identity_client_id is another.",
+        QUOTAS: (
+            "The quota of the Batch account is 3 spot cores, but Standard_D4s_v5 has 4; no pools."
+        ),
+        WHO: (
+            f"AzureBatchOptions(identity_client_id='another') is not the client id of "
+            f"{IDENTITY_ID}, which is {mine}."
+        ),
         RIGHTS: (
-            f"Missing permissions: {checkup._WRITE_POOLS_ACTION}, {checkup._JOB_DATA_ACTIONS[1]}."
+            "The caller lacks permissions on the Batch account or identity: "
+            f"{checkup._WRITE_POOLS_ACTION}, {checkup._JOB_DATA_ACTIONS[1]}."
         ),
     }
 
@@ -118,18 +124,23 @@ def test_a_pool_that_could_not_grow_says_why(with_pool: Simulator) -> None:
     code = "AccountLowPriorityCoreQuotaReached"
     pool.resize_errors = [{"code": code, "message": "The core quota is reached."}]
     told = wrong(examined(with_pool))
-    assert told == {"the pool can grow": f"{code}: The core quota is reached."}
+    assert told.keys() == {"the pool can grow"}
+    assert told["the pool can grow"].startswith("The last resize of the Batch pool spotfit-")
+    assert told["the pool can grow"].endswith(f" failed: {code}: The core quota is reached.")
 
 
 def test_a_pool_that_nobody_can_make_is_missed(sim: Simulator) -> None:
     told = wrong(examined(sim, pool="mine", vm_size="", identity=""))
-    assert told == {POOL: "The pool 'mine' does not exist."}
+    assert told == {POOL: "The Batch pool 'mine' does not exist."}
 
 
 def test_an_account_that_is_another_or_none_or_not_whole_is_told(sim: Simulator) -> None:
     examiner = checkup._AzureAccountChecks(opened(sim).options, opened(sim)._client)
     sim.cloud.account["provisioningState"] = "Invalid"  # type: ignore[attr-defined]
-    assert wrong(examined(sim)) == {ACCOUNT: "The account is Invalid."}
+    (message,) = wrong(examined(sim)).values()
+    assert message.endswith(
+        "batchAccounts/spotfitsim is not ready: its provisioning state is Invalid."
+    )
     elsewhere = opened(sim, endpoint="https://other.sim.batch.azure.com").options
     examiner = checkup._AzureAccountChecks(elsewhere, opened(sim)._client)
     with pytest.raises(ConfigError, match="endpoint is other"):
@@ -160,7 +171,7 @@ def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
 def test_an_identity_that_is_not_there_is_told(sim: Simulator) -> None:
     missing = f"{IDENTITY_ID}2"
     assert wrong(examined(sim, identity=missing)) == {
-        WHO: f"The identity {missing} does not exist."
+        WHO: f"The managed identity {missing} does not exist."
     }
 
 
