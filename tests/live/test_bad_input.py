@@ -240,7 +240,7 @@ def test_a_journal_with_entries_of_another_run(cloud: LiveTestCloud) -> None:
     shutil.copy(entry(cloud, 3, "another"), entry(cloud, 3))
     before = entries(cloud)
 
-    with pytest.raises(JournalError, match="Two runs were written to one folder"):
+    with pytest.raises(JournalError, match="two runs were written to one folder"):
         cloud.fit(nothing)
     assert entries(cloud) == before
 

@@ -88,7 +88,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
             root = RootUrl.parse(text)
             if not root.prefix:
                 raise ConfigError(
-                    f"Checkpoint({text!r}) is a whole bucket, not a folder in a bucket.",
+                    f"Checkpoint({text!r}) is a bucket, not a folder in a bucket.",
                     do=f"Pass the folder of the checkpoint: "
                     f"'{text.rstrip('/')}/run/checkpoint_000001'.",
                 )

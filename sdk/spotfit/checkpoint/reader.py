@@ -314,8 +314,8 @@ def _no_snapshot_error(store: Store, folder: str, hashes: Mapping[str, str]) -> 
     )
     if has_files:
         return ConfigError(
-            f"The folder {folder} in {store.url} contains files, but no snapshot of a "
-            f"Checkpointer.",
+            f"The folder {folder} in {store.url} holds no snapshot of a Checkpointer, only other "
+            f"files.",
             do="Read its files with `with checkpoint.as_directory() as directory`.",
         )
     return ConfigError(

@@ -216,8 +216,8 @@ def _check_target(path: Path, *, full_state: bool) -> None:
     suffix = path.suffix.lower()
     if suffix == _SAFETENSORS_SUFFIX and full_state:
         raise ConfigError(
-            f"The output file {path} cannot contain the full training state: the safetensors "
-            f"format holds only tensors.",
+            f"The output file {path} can contain only tensors, not the full training state: its "
+            f"format is safetensors.",
             do="Export to a file that ends with .pt.",
         )
     if suffix not in (_SAFETENSORS_SUFFIX, *_TORCH_SUFFIXES):

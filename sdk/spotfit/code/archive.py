@@ -204,6 +204,6 @@ def _pack_tar(files: Sequence[_SourceFile]) -> bytes:
 
 def _unreadable_error(path: Path, error: OSError) -> ShippingError:
     return ShippingError(
-        f"The file {path}, which is uploaded with the code, cannot be read: {error.strerror}.",
+        f"{path} cannot be read: {error.strerror}. It is part of the code that is uploaded.",
         do="Make the file readable, or list it in a .spotfitignore.",
     )
