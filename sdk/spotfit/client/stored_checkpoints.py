@@ -153,7 +153,9 @@ def _find_checkpoint(ledger: Ledger, name: str) -> CheckpointCommitted:
     names = ", ".join(each.name for each in stored)
     raise NotFoundError(
         f"The run in {ledger.store.url} has no checkpoint{f' {name}' if name else ''}.",
-        do=f"Its checkpoints are {names}." if names else "None was saved, or all were deleted.",
+        do=f"Pass one of its checkpoints: {names}."
+        if names
+        else "Check the URL of the run: none was saved, or all were deleted.",
     )
 
 

@@ -66,7 +66,7 @@ def check_minimums(options: Any, *, above_zero: Sequence[str] = (), **minimums: 
         value = getattr(options, name)
         if value is None or value >= minimum:
             continue
-        remedy = f"Set {name} to a value {rule}, or omit it: the default is {defaults[name]}."
+        remedy = f"Use a value that is {rule}, or omit {name}: the default is {defaults[name]!r}."
         message = f"{type(options).__name__}({name}={value!r}) must be {rule}."
         errors.add(ConfigError(message, do=remedy))
     errors.raise_all()

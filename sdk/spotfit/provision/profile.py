@@ -150,5 +150,6 @@ def open_provisioner(name: str, options: Mapping[str, Any] | None = None) -> Pro
         names = ", ".join(options or {}) or "none"
         raise ConfigError(
             f"The provisioner {name!r} does not accept the options {names}: {error}",
-            do=f"See the options of {provisioner_class.__name__}.",
+            do="Correct or remove them; the valid options are the parameters of "
+            f"{provisioner_class.__module__}.{provisioner_class.__name__}.",
         ) from error

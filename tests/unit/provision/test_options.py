@@ -68,10 +68,10 @@ def test_fields_below_their_minimums_are_reported_together_with_values_and_defau
     with pytest.raises(ConfigErrors) as failed:
         check_minimums(Rented(most=0), most=1, above_zero=["boot_s"], spot=2)
     assert [str(error) for error in failed.value.errors] == [
-        "Rented(most=0) must be at least 1.\n  What to do: Set most to a value at least 1, or "
-        "omit it: the default is None.",
-        "Rented(spot=True) must be at least 2.\n  What to do: Set spot to a value at least 2, or "
-        "omit it: the default is True.",
+        "Rented(most=0) must be at least 1.\n  What to do: Use a value that is at least 1, or "
+        "omit most: the default is None.",
+        "Rented(spot=True) must be at least 2.\n  What to do: Use a value that is at least 2, or "
+        "omit spot: the default is True.",
     ]
 
 
