@@ -28,7 +28,7 @@ import spotfit
 from benchmarks.measure import RESULTS, machine
 from benchmarks.tables import markdown
 from spotfit.ledger.journal import Journal
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.factory import open_store
 from spotfit_localsim.clouds.options import CLOUDS
 from spotfit_localsim.clouds.provisioner import SimProvisioner
@@ -241,7 +241,7 @@ def address(sim: SimProvisioner) -> str:
     return f"sim://{told.cloud}?root={sim.root}&observe_s={told.observe_s}&notice_s={told.notice_s}"
 
 
-def view_of(url: str) -> View:
+def view_of(url: str) -> JournalView:
     return Journal(open_store(url)).catch_up()
 
 

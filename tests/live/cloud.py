@@ -18,7 +18,7 @@ from spotfit.core.errors import JournalError
 from spotfit.host import env
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import JournalEntry, JournalEvent, RoundClosed, RoundOpened
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.factory import open_store
 from spotfit_localsim.live.preemption import Reclaimer
 from spotfit_provisioners.local import machine_pool
@@ -98,7 +98,7 @@ class LiveTestCloud:
 
     # --- what the bucket and the machine say ---------------------------------------------------
 
-    def view(self, name: str = "run") -> View:
+    def view(self, name: str = "run") -> JournalView:
         return Journal(open_store(self.url(name))).catch_up()
 
     def events(self, name: str = "run") -> list[JournalEvent]:

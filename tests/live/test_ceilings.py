@@ -16,7 +16,7 @@ import spotfit
 from spotfit.host import env
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import FailureCause
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.factory import open_store
 from spotfit_localsim.clouds.provisioner import SimProvisioner
 from spotfit_localsim.live.reference_jobs import expected_hash_chain
@@ -91,7 +91,7 @@ class Alone:
             laptop.wait()
 
     @property
-    def view(self) -> View:
+    def view(self) -> JournalView:
         return Journal(open_store(str(self.storage / "run"))).catch_up()
 
     def saved_since(self, slot: int) -> bool:
@@ -180,5 +180,5 @@ def test_where_there_is_no_ceiling_one_group_is_brought_back_for_ever(
     assert told["chain"] == expected_hash_chain(told["step"])
 
 
-def round_places(view: View) -> tuple[Any, ...]:
+def round_places(view: JournalView) -> tuple[Any, ...]:
     return view.round.assignments if view.round is not None else ()

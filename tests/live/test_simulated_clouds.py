@@ -19,7 +19,7 @@ from spotfit.core.errors import TrainingFailedError
 from spotfit.host import env
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import FailureCause
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.factory import open_store
 from spotfit.torch import TorchTrainer
 from spotfit_localsim.clouds.options import CLOUDS
@@ -70,7 +70,7 @@ class Stage:
         return journal
 
     @property
-    def view(self) -> View:
+    def view(self) -> JournalView:
         return self.journal().view
 
     def saved(self, step: int) -> bool:

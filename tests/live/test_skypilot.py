@@ -19,7 +19,7 @@ from spotfit.client.run_handle import RunHandle
 from spotfit.host.system import SystemClock
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import FailureCause
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.factory import open_store
 from spotfit.torch import TorchTrainer
 from spotfit_localsim.live.reference_jobs import train_gradient_descent
@@ -75,7 +75,7 @@ class Stage:
             ),
         ).submit()
 
-    def view(self) -> View:
+    def view(self) -> JournalView:
         return Journal(open_store(self.url)).catch_up()
 
     def has_saved(self, step: int) -> bool:

@@ -13,7 +13,7 @@ import spotfit
 from spotfit.client.run_handle import RunHandle
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import FailureCause, JournalEntry, PreemptionNoticed
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.factory import open_store
 from spotfit.torch import TorchTrainer
 from spotfit_localsim.live.reference_jobs import train_gradient_descent
@@ -57,7 +57,7 @@ class Stage:
         )
         return trainer.submit()
 
-    def view(self) -> View:
+    def view(self) -> JournalView:
         journal = Journal(open_store(str(self.folder / "runs" / "run")), ignore_view_cache=True)
         self.notices.clear()
         journal.on_entry = self._hear

@@ -11,7 +11,7 @@ import pytest
 import spotfit
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import FailureCause
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.factory import open_store
 from spotfit.torch import TorchTrainer
 from spotfit_localsim.live.reference_jobs import train_gradient_descent
@@ -46,7 +46,7 @@ def test_a_host_loses_its_agent_and_the_result_stays(hosts: SshHosts, tmp_path: 
         ),
     )
 
-    def view() -> View:
+    def view() -> JournalView:
         return Journal(open_store(str(tmp_path / "runs" / "run"))).catch_up()
 
     def saved(step: int) -> bool:

@@ -15,7 +15,7 @@ from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import CancelRequested, JournalEntry, LeaderElected
 from spotfit.model.fold import fold
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.memory import MemoryStore
 
 RUN = RunId("a" * 32)
@@ -86,7 +86,7 @@ class ManyWriters(RuleBasedStateMachine):
 
     @invariant()
     def every_view_is_a_prefix_of_the_truth(self) -> None:
-        truth = [View()]
+        truth = [JournalView()]
         for entry in self.entries():
             truth.append(fold(truth[-1], entry))
         for journal, told in zip(self.journals, self.told, strict=True):

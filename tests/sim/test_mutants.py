@@ -151,7 +151,6 @@ def test_wrong_journal_writers_are_detected(
 def test_effect_before_its_intent_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def buys_first(self: Reconciler, order: RequestMachines, now: float) -> None:
         spec = self._journal_writer.view.spec
-        assert spec is not None
         token = Token(self._new_token())
         plan = self._provisioner.plan(
             GroupRequest(token=token, num_workers=order.num_workers, total_workers=spec.max_workers)
@@ -242,12 +241,12 @@ def test_deposed_leader_that_appends_is_detected(monkeypatch: pytest.MonkeyPatch
 def test_lost_peers_counted_as_worker_failures_are_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def closing(view: View, watch: LeaderState, round_: Round) -> RoundClosed:
-        if watch.rank_failures:
+    def closing(view: View, watch: LeaderState, round_: Round, failures: Any = ()) -> RoundClosed:
+        if failures:
             return RoundClosed(
                 round_number=round_.number, cause=FailureCause.WORKER, reason="somebody raised"
             )
-        return judged(view, watch, round_)
+        return judged(view, watch, round_, failures)
 
     judged = retry_budget.round_closed_by_failure
     with monkeypatch.context() as patch:
@@ -278,7 +277,7 @@ def test_concurrent_validation_is_detected(
         patch.setattr(
             validation_schedule,
             "_is_lost",
-            lambda _view, watch: watch.phase_changed_at == watch.leading_since,
+            lambda _view, watch: watch.phase.since == watch.leading_since,
         )
         world, why = caught(seeds_of(validation_under_faults))
     assert "already" in why

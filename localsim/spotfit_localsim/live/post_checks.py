@@ -13,7 +13,7 @@ from spotfit.core.errors import IntegrityError, SpotfitError
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import FitEnded, GroupPlanned, GroupSubmitted, JournalEntry, RoundOpened
 from spotfit.model.topology import Round
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit_localsim.live.preemption import REPORTS_PREFIX
@@ -34,7 +34,7 @@ class RunAudit:
     """A line for each start of a machine's agent: token, node, pid."""
     leftovers: list[str]
     """Processes and directories that still exist."""
-    view: View = field(default_factory=View)
+    view: JournalView = field(default_factory=JournalView)
     violations: list[str] = field(default_factory=list)
     intended_tokens: set[str] = field(default_factory=set)
     """Tokens planned in the journal."""
@@ -94,7 +94,7 @@ class RunAudit:
         journal.on_entry = on_entry
         self.view = journal.catch_up()
 
-    def _check_entry(self, slot: int, entry: JournalEntry, before: View) -> None:
+    def _check_entry(self, slot: int, entry: JournalEntry, before: JournalView) -> None:
         match entry.event:
             case FitEnded():
                 self.ended_ms = entry.written_at_ms
@@ -116,7 +116,7 @@ class RunAudit:
                 if token not in self.intended_tokens:
                     self.violations.append(f"entry {slot}: {token} was submitted but not planned")
 
-    def _check_memory_restore(self, slot: int, opened: Round, before: View) -> None:
+    def _check_memory_restore(self, slot: int, opened: Round, before: JournalView) -> None:
         """A snapshot in memory must not be older than the latest checkpoint."""
         latest = before.latest_checkpoint
         if (

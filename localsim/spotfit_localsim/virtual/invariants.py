@@ -39,7 +39,7 @@ from spotfit.model.events import (
 from spotfit.model.fold import fold
 from spotfit.model.group import GroupPlan
 from spotfit.model.topology import Round
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit_localsim.virtual.sim_workers import read_checkpoint_state
 from spotfit_localsim.virtual.workload import SimTraining, validation_score
 
@@ -74,9 +74,9 @@ class InvariantChecker:
         on_violation: Callable[[str], None],
         on_entry: Callable[[JournalEntry], None],
     ) -> None:
-        self.reference_view = View()
+        self.reference_view = JournalView()
         self.entry_bodies: list[bytes] = []
-        self.views: list[View] = [self.reference_view]
+        self.views: list[JournalView] = [self.reference_view]
         self.entries: list[JournalEntry] = []
         self.violation: str | None = None
         self.intended_tokens: set[Token] = set()
@@ -117,7 +117,7 @@ class InvariantChecker:
 
     # --- reads -------------------------------------------------------------------------------
 
-    def on_entry_applied(self, reader: str, slot: int, body: bytes, view: View) -> None:
+    def on_entry_applied(self, reader: str, slot: int, body: bytes, view: JournalView) -> None:
         """A process applied an entry: it must equal the stored one, and give the same view."""
         if slot >= len(self.entry_bodies) or self.entry_bodies[slot] != body:
             self.report_violation(f"{reader} read an entry {slot} that was never written")
@@ -285,7 +285,7 @@ class InvariantChecker:
 
     def _check_round(self, event: RoundOpened) -> str | None:
         view, opened = self.reference_view, event.round
-        assert view.spec is not None
+        assert isinstance(view, View), "decisions follow the start of a fit"
         if view.pending_fit_end is not None:
             return f"round {opened.number} opened after the training"
         if view.round is not None:

@@ -19,7 +19,7 @@ from spotfit.ledger import journal
 from spotfit.model.events import JournalEntry
 from spotfit.model.fold import fold
 from spotfit.model.spec import RunTiming
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit_localsim.virtual.engine import Engine, patched_attribute
 from spotfit_localsim.virtual.invariants import InvariantViolation
 from spotfit_localsim.virtual.market import SimMarketConfig
@@ -122,8 +122,8 @@ class _FoldCache:
     def __init__(self, read: Callable[[int, bytes], JournalEntry]) -> None:
         self._read = read
         self._entries: dict[tuple[int, bytes], JournalEntry] = {}
-        self._views: dict[int, View] = {}
-        self._folded: dict[tuple[int, int], View] = {}
+        self._views: dict[int, JournalView] = {}
+        self._folded: dict[tuple[int, int], JournalView] = {}
 
     def read(self, slot: int, body: bytes) -> JournalEntry:
         key = (slot, body)
@@ -132,7 +132,7 @@ class _FoldCache:
             entry = self._entries[key] = self._read(slot, body)
         return entry
 
-    def fold(self, view: View, entry: JournalEntry) -> View:
+    def fold(self, view: JournalView, entry: JournalEntry) -> JournalView:
         canonical = self._views.setdefault(view.next_slot, view)
         if canonical is not view and canonical != view:
             return fold(view, entry)

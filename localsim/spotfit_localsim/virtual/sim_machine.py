@@ -18,7 +18,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member, Notice
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.store.api import Store
@@ -38,7 +38,7 @@ class SimDependencies:
     network: SimNetwork
     open_store: Callable[[SimProcess], Store]
     open_provisioner: Callable[[SimProcess], Provisioner]
-    on_entry_applied: Callable[[str, int, bytes, View], None]
+    on_entry_applied: Callable[[str, int, bytes, JournalView], None]
     """Called when a process applies a journal entry: reader, slot, body, resulting view."""
     new_id: Callable[[], str]
     uses_background_calls: bool
@@ -212,16 +212,16 @@ class SimSupervisor:
             view = self._ledger.catch_up()
             if view.cancel_reason is not None or view.fit_end is not None:
                 return None
-            if view.spec is not None:
+            if isinstance(view, View):
                 self._ledger.append(CancelRequested(reason="cancelled by the user"), after=view)
         except TransientStoreError:
             return now + 0.5
         return now + 0.1
 
     def _tick(self, now: float) -> float | None:
-        if self._ledger.view.spec is None:
+        if not isinstance(self._ledger.journal_view, View):
             view = self._ledger.catch_up()
-            if view.spec is None:
+            if not isinstance(view, View):
                 self._ledger.append(FitStarted(spec=self._spec), after=view)
                 return now
         if self._headless_leader is None:

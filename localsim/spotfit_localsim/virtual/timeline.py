@@ -27,7 +27,7 @@ from spotfit.model.events import (
     ValidationEnded,
     ValidationStarted,
 )
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class SimulationResult:
     seed: int
     timeline: list[TimelineEntry] = field(default_factory=list)
     entries: list[JournalEntry] = field(default_factory=list)
-    view: View = field(default_factory=View)
+    view: JournalView = field(default_factory=JournalView)
     violation: str | None = None
     """The first violated invariant, or None."""
     duration_s: float = 0.0

@@ -42,6 +42,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.events import JournalEntry, LeaderElected
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member
+from spotfit.model.view import View
 from spotfit.policy.election import leadership_claim
 from spotfit.protocol.agent_leader import (
     AbortRound,
@@ -126,10 +127,10 @@ class Agent:
         self._journal_poller.poll(
             now, is_leading=self._leader is not None, is_connected=is_connected
         )
-        spec = self._ledger.view.spec
-        if spec is None:
+        view = self._ledger.journal_view
+        if not isinstance(view, View):
             return self._shut_down(now) if self._is_orphaned() else now + FAST_POLL_S
-        self._prepare(spec)
+        self._prepare(view.spec)
         self._apply_view()
         if self._should_exit():
             return self._shut_down(now)
@@ -286,7 +287,6 @@ class Agent:
 
     def _become_leader(self) -> None:
         spec = self._ledger.view.spec
-        assert spec is not None
         node_services = self._node_services
         provisioner = node_services.open_provisioner(spec)
         reconciler = Reconciler(

@@ -6,6 +6,7 @@ from spotfit.control.journal_writer import JournalWriter
 from spotfit.core.errors import StoreError
 from spotfit.host import log
 from spotfit.model.spec import RunTiming
+from spotfit.model.view import View
 
 # Before the run is known and after the leader was lost: an election should take milliseconds.
 FAST_POLL_S = 0.05
@@ -29,8 +30,8 @@ class JournalPoller:
     @property
     def timing(self) -> RunTiming:
         """The timing of the run; the default before the run is known."""
-        spec = self._writer.view.spec
-        return spec.timing if spec else RunTiming()
+        view = self._writer.ledger.journal_view
+        return view.spec.timing if isinstance(view, View) else RunTiming()
 
     @property
     def last_contact_at(self) -> float:
@@ -62,7 +63,7 @@ class JournalPoller:
         Agents that receive entries from the leader read rarely, others often.
         """
         interval_s = self.timing.journal_poll_interval_s
-        if self._writer.view.spec is None:
+        if not isinstance(self._writer.ledger.journal_view, View):
             return self.polled_at + FAST_POLL_S
         if now < self._fast_poll_until:
             # Scaled with the run's interval: the requests of 1,000 agents add up in the bucket.

@@ -80,8 +80,6 @@ class Leader:
                 agent_id=ledger.agent_id,
                 releases_on_agent_exit=services.releases_on_agent_exit,
                 leading_since=now,
-                phase_changed_at=now,
-                bucket_searched=False,
                 validation_changed_at=now,
             )
         )
@@ -95,6 +93,7 @@ class Leader:
             roster=self._roster,
             observations=self._observations,
             checkpoint_gc=self._checkpoint_gc,
+            now=now,
         )
         self._lease = Lease(ledger, services.node_services.journal_background_calls(), now)
         self._latest_entry_copy: JournalEntryCopy | None = None
@@ -202,7 +201,7 @@ class Leader:
             case TrainingEnded():
                 rounds.end_training(now)
             case FitEnded():
-                self._observations.record(phase_changed_at=now)
+                rounds.end_fit(now)
                 self._lease.renew_soon(now)
             case CheckpointCommitted():
                 rounds.on_checkpoint_committed(event, now)
@@ -241,7 +240,6 @@ class Leader:
     def tick(self, now: float) -> float:
         """Do everything that is due. Returns the time of the next call."""
         view, observations = self._ledger.view, self._observations
-        assert view.spec is not None
         self._maintain_liveness(view, now)
         self._advance_checkpoints(view, now)
         self._rounds.deliver_reports()
@@ -259,7 +257,7 @@ class Leader:
             or now >= self._wait_until
             # While an agent is missing, the fact that its machine still runs matters, too.
             or (
-                state.failing_since is not None
+                self._rounds.failing_since is not None
                 and reconciler.status_as_of is not state.status_as_of
             )
         ):
@@ -270,7 +268,6 @@ class Leader:
 
     def _maintain_liveness(self, view: View, now: float) -> None:
         """Renew the lease, send heartbeats, and disconnect agents that send none."""
-        assert view.spec is not None
         timing = view.spec.timing
         self._lease.renew_if_due(
             _CLEANUP_LEASE_INTERVAL_S if view.fit_end else timing.lease_interval_s, now
@@ -287,7 +284,7 @@ class Leader:
         """Search for uncommitted checkpoints between two rounds, and delete dropped ones."""
         open_round = self._rounds.open_round
         if (
-            not self._observations.state.bucket_searched
+            not self._rounds.is_bucket_searched
             and view.round is None
             and view.fit_end is None
             # Uploads that are still in progress may complete a further checkpoint.
@@ -337,7 +334,6 @@ class Leader:
             disconnected_in_round=roster.disconnected_in_round,
             notice_received_at=roster.noticed_at,
             last_agent_by_node=roster.last_agent_by_node,
-            workers_stopped=view.round is None or roster.are_all_stopped(view.round.assignments),
             group_statuses=reconciler.group_statuses,
             status_as_of=reconciler.status_as_of,
             granted_at=reconciler.granted_at,
@@ -364,7 +360,7 @@ class Leader:
         if self._rounds.open_round is not None:
             wakes.append(self._rounds.open_round.next_wake(now))
         if (
-            not self._observations.state.bucket_searched
+            not self._rounds.is_bucket_searched
             or self._checkpoint_gc.is_busy
             or self._services.report_sink.has_unwritten
         ):

@@ -18,8 +18,17 @@ from spotfit.agent.report_sink import ReportSink
 from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.ids import AgentId
+from spotfit.ledger import keys
 from spotfit.model.events import RankFailure
-from spotfit.model.leader_state import LeaderState
+from spotfit.model.leader_state import (
+    Failing,
+    LeaderState,
+    ReplicaLocation,
+    Returned,
+    RoundCommit,
+    RoundPhase,
+    Training,
+)
 from spotfit.model.topology import Round
 from spotfit.model.view import View
 from spotfit.policy.preemption import is_replacement_ready
@@ -60,6 +69,43 @@ class OpenRound:
         self._callback_runner = callback_runner
         self.replacement_ready_at: float | None = None
         """When workers were informed that a replacement is ready; None before."""
+        self.last_commit: RoundCommit | None = None
+        self.replica_locations: dict[int, ReplicaLocation] = {}
+        self.rank_failures: dict[int, RankFailure] = {}
+        """The first failure of each rank: its cause; later ones follow from the abort."""
+        self.returned_at = coordinator.opened_at
+        """When the last rank returned."""
+
+    def phase(self, failing_since: float | None, *, workers_stopped: bool) -> RoundPhase:
+        """The phase of the round, from which the policies decide."""
+        coordinator, reports = self.coordinator, self.coordinator.reports
+        # Before failures: a machine that is lost after its function returned does not matter.
+        if len(coordinator.returned_ranks) == self._round.world_size:
+            return Returned(
+                round=self._round,
+                since=self.returned_at,
+                opened_at=coordinator.opened_at,
+                result_key=keys.result(self._round.number, 0),
+                last_save_error=reports.last_save_error,
+                workers_stopped=workers_stopped,
+            )
+        if failing_since is not None:
+            return Failing(
+                round=self._round,
+                since=failing_since,
+                opened_at=coordinator.opened_at,
+                rank_failures=self.rank_failures,
+                workers_stopped=workers_stopped,
+            )
+        return Training(
+            round=self._round,
+            since=coordinator.opened_at,
+            running_ranks=coordinator.running_ranks,
+            uploading_ranks=reports.uploading_ranks,
+            last_commit=self.last_commit,
+            replacement_ready_at=self.replacement_ready_at,
+            replica_locations=self.replica_locations,
+        )
 
     # --- frames ------------------------------------------------------------------------------
 
@@ -123,7 +169,7 @@ class OpenRound:
         )
         self.send_to_workers([(None, update)])
         # Their machines may end before they join: the others must not wait for them.
-        if view.spec and view.spec.relax_collectives:
+        if view.spec.relax_collectives:
             ranks = frozenset(rank for ranks in preempted.node_to_ranks.values() for rank in ranks)
             self.send_to_workers(self.coordinator.exclude_ranks(ranks))
 

@@ -102,7 +102,7 @@ class PreviousRounds:
         uploaded. Returns None if the name is new.
         """
         # The names of committed checkpoints are among the used ones, too.
-        latest = self._ledger.view.latest_checkpoint_named(name)
+        latest = self._ledger.journal_view.latest_checkpoint_named(name)
         return "" if latest is None and name in self._used_names else latest
 
     def uncommitted_checkpoints(

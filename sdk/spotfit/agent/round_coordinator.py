@@ -71,7 +71,7 @@ class RoundCoordinator:
         self.running_ranks: set[int] = set()
         """Ranks whose training function has been called."""
         self._progress_counts = [0] * world_size
-        self._progressed_at = now
+        self.opened_at = self._progressed_at = now
         self._is_validating = False
         self._ranks_at_gate: dict[WorkerPhase, set[int]] = {}
         self.call_results: deque[tuple[int, CallResult]] = deque()
@@ -100,7 +100,7 @@ class RoundCoordinator:
         """Set whether ranks may be waiting for a validation. Its end counts as progress."""
         # Ranks that waited for it need time until their next step.
         if self._is_validating and not is_pending:
-            self._progressed_at = now
+            self.opened_at = self._progressed_at = now
         self._is_validating = is_pending
 
     def are_all_at_gate(self, phase: WorkerPhase) -> bool:

@@ -16,6 +16,8 @@ import math
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
 from spotfit.agent.hang_detector import HangDetector
 from spotfit.agent.hook_gates import BackendHookGates
@@ -25,9 +27,14 @@ from spotfit.agent.previous_rounds import PreviousRounds
 from spotfit.agent.roster import Roster
 from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.core.ids import AgentId
-from spotfit.ledger import keys
 from spotfit.model.events import CheckpointCommitted, RankFailure, RoundClosed
-from spotfit.model.leader_state import ReplicaLocation
+from spotfit.model.leader_state import (
+    Failing,
+    NoRound,
+    ReplicaLocation,
+    RoundCommit,
+    RoundPhase,
+)
 from spotfit.model.topology import Round
 from spotfit.model.view import View
 from spotfit.policy.preemption import may_continue_without
@@ -63,6 +70,7 @@ class RoundLifecycle:
         roster: Roster,
         observations: Observations,
         checkpoint_gc: CheckpointGarbageCollector,
+        now: float,
     ) -> None:
         self._services = services
         self._ledger = services.journal_writer.ledger
@@ -74,6 +82,10 @@ class RoundLifecycle:
         )
         self.open_round: OpenRound | None = None
         """The open round if this leader has opened it."""
+        self.failing_since: float | None = None
+        """When the first failure or disconnect of the open round was observed."""
+        self._no_round = NoRound(since=now, bucket_searched=False)
+        """The phase while no round is open."""
         self._early_messages: list[tuple[AgentId, QueueableMessage]] = []
         """Messages about a round whose entry is being written and not confirmed yet."""
 
@@ -81,6 +93,11 @@ class RoundLifecycle:
     def coordinator(self) -> RoundCoordinator | None:
         """The coordinator of the open round."""
         return self.open_round.coordinator if self.open_round else None
+
+    @property
+    def is_bucket_searched(self) -> bool:
+        """Whether the bucket was searched for complete checkpoints since the last round ended."""
+        return self._no_round.bucket_searched
 
     @property
     def parent_checkpoints(self) -> set[str]:
@@ -123,7 +140,7 @@ class RoundLifecycle:
             case WorkerToLeader():
                 self._process_frames(open_round, agent, message, now)
             case WorkerTerminated(rank=rank, failure=failure):
-                self._record_rank_failure(rank, failure, now)
+                self._record_rank_failure(open_round, rank, failure, now=now)
             case WorkersStopped():
                 opened = self._ledger.view.round
                 assignment = opened.assignment_of(agent) if opened else None
@@ -131,13 +148,12 @@ class RoundLifecycle:
                 if assignment is not None and not returned.issuperset(assignment.ranks):
                     self.fail(now)
             case SnapshotReplicated(rank=rank):
-                location = ReplicaLocation(
+                open_round.replica_locations[rank] = ReplicaLocation(
                     step=message.step,
                     peer_store_address=message.peer_store_address,
                     reported_at=now,
                 )
-                known = self._observations.state.replica_locations
-                self._observations.record(replica_locations={**known, rank: location})
+                self._observations.record()
             case WorkerUnresponsive(rank=rank, silent_s=silent_s):
                 open_round.hang_detector.record_liveness(rank, silent_s)
             case StackDump():
@@ -149,19 +165,20 @@ class RoundLifecycle:
         coordinator = open_round.coordinator
         returned_before = len(coordinator.returned_ranks)
         failure = open_round.on_worker_message(agent, message, now)
-        self._record_rank_failure(message.rank, failure, now)
+        self._record_rank_failure(open_round, message.rank, failure, now=now)
         if len(coordinator.returned_ranks) > returned_before:
-            self._observations.record(returned_at=now)
+            open_round.returned_at = now
+            self._observations.record()
         # Other frames change no fact that a decision depends on: reports are too many for that.
         if coordinator.reports.ready_checkpoints:
             self._observations.record()
 
-    def _record_rank_failure(self, rank: int, failure: RankFailure | None, now: float) -> None:
+    def _record_rank_failure(
+        self, open_round: OpenRound, rank: int, failure: RankFailure | None, *, now: float
+    ) -> None:
         if failure is None:
             return
-        # The first failure of a rank is its cause; later ones follow from the abort.
-        failures = self._observations.state.rank_failures
-        self._observations.record(rank_failures={**failures, rank: failures.get(rank, failure)})
+        open_round.rank_failures.setdefault(rank, failure)
         self.fail(now)
 
     def on_agent_joined(self, agent: AgentId, join: Join, now: float) -> None:
@@ -169,8 +186,7 @@ class RoundLifecycle:
         if self._find_open_round(join.running_round) is not None:
             self.fail(now)  # frames of its workers may have been lost before it rejoined
         opened = self._ledger.view.round
-        is_failing = self._observations.state.failing_since is not None
-        if is_failing and opened and opened.assignment_of(agent):
+        if self.failing_since is not None and opened and opened.assignment_of(agent):
             # It was not connected when the round was aborted.
             self._services.transport.send_to_agent(agent, AbortRound(round=opened.number))
 
@@ -186,10 +202,10 @@ class RoundLifecycle:
 
     def fail(self, now: float) -> None:
         """Stop all workers at once; the entry that closes the round follows."""
-        if self._observations.state.failing_since is not None:
-            self._observations.record()
+        self._observations.record()
+        if self.failing_since is not None:
             return
-        self._observations.record(failing_since=now)
+        self.failing_since = now
         if self.open_round is not None:
             # The hook of a user's backend may wait for an answer of the workers that are killed.
             self.open_round.abandon_workers()
@@ -209,17 +225,8 @@ class RoundLifecycle:
         self.open_round = open_round = self._create_open_round(opened, now)
         self._checkpoint_gc.scan_for_debris(self._ledger.view, before_round=opened.number)
         self._roster.assign_round(opened.assignments, opened.number)
-        self._observations.record(
-            phase_changed_at=now,
-            failing_since=None,
-            rank_failures={},
-            returned_at=None,
-            uploading_ranks=frozenset(),
-            committed_at=None,
-            snapshot_taken_at=None,
-            replica_locations={},
-            bucket_searched=True,
-        )
+        self.failing_since = None
+        self._observations.record()
         for assignment in opened.assignments:
             if not self._roster.can_enter(assignment, opened.number):
                 # The agent has left between the decision and the entry.
@@ -234,7 +241,6 @@ class RoundLifecycle:
     def _create_open_round(self, opened: Round, now: float) -> OpenRound:
         spec, services = self._ledger.view.spec, self._services
         previous_rounds = self._previous_rounds
-        assert spec is not None
         coordinator = RoundCoordinator(
             opened.number,
             opened.world_size,
@@ -270,7 +276,7 @@ class RoundLifecycle:
 
     def close(self, closed: RoundClosed, now: float) -> None:
         """End a round that the journal has closed, keeping its complete checkpoints."""
-        state, callback_runner = self._observations.state, self._services.callback_runner
+        callback_runner = self._services.callback_runner
         # Infinity if another leader opened the round: the time of its commits is unknown.
         uncommitted_work_s = math.inf
         if self.open_round is not None:
@@ -278,33 +284,37 @@ class RoundLifecycle:
             self.open_round.deliver_matched_reports()
             self.open_round.record_assigned_names()
             self._previous_rounds.adopt_ready_checkpoints(self.open_round.coordinator)
-            saved_at = state.committed_at
-            uncommitted_work_s = now - (state.phase_changed_at if saved_at is None else saved_at)
+            commit = self.open_round.last_commit
+            uncommitted_work_s = now - (
+                commit.committed_at if commit else self.open_round.coordinator.opened_at
+            )
         if callback_runner is not None and closed.failures:
             callback_runner.send_failure(
                 {one.rank: one.pickle_key for one in closed.failures if one.pickle_key},
                 {one.rank: one.message for one in closed.failures},
             )
         # An agent that misses earlier entries cannot apply this one: AbortRound needs no journal.
-        if state.failing_since is None:
+        if self.failing_since is None:
             self._roster.broadcast(AbortRound(round=closed.round_number))
-        self._observations.record(uncommitted_work_s=uncommitted_work_s, bucket_searched=False)
-        self._discard_open_round(now)
+        self._discard_open_round(
+            NoRound(since=now, bucket_searched=False, uncommitted_work_s=uncommitted_work_s)
+        )
 
     def end_training(self, now: float) -> None:
         """End the last round: deliver its reports, because no later round would."""
         if self.open_round is not None:
             self.open_round.deliver_matched_reports()
-        self._discard_open_round(now)
+        self._discard_open_round(replace(self._no_round, since=now))
 
-    def _discard_open_round(self, now: float) -> None:
+    def end_fit(self, now: float) -> None:
+        """Start the time that agents have to exit; the last reports are still delivered."""
+        self._no_round = replace(self._no_round, since=now)
+        self._observations.record()
+
+    def _discard_open_round(self, no_round: NoRound) -> None:
         """Keep what the result and later rounds need, and close the round."""
-        self._observations.record(
-            phase_changed_at=now,
-            failing_since=None,
-            rank_failures={},
-            latest_metrics=self._latest_metrics(),
-        )
+        self._no_round, self.failing_since = no_round, None
+        self._observations.record(latest_metrics=self._latest_metrics())
         if self.open_round is not None:
             self._previous_rounds.absorb_round(self.open_round.coordinator)
             self.open_round.close()
@@ -323,7 +333,9 @@ class RoundLifecycle:
             ),
             None,
         )
-        self._observations.record(committed_at=now, snapshot_taken_at=taken_at)
+        if self.open_round is not None:
+            self.open_round.last_commit = RoundCommit(committed_at=now, snapshot_taken_at=taken_at)
+        self._observations.record()
         if (open_round := self._find_open_round(event.round)) is not None:
             open_round.coordinator.reports.remove_committed(event.report_index)
             open_round.send_to_workers(
@@ -333,9 +345,10 @@ class RoundLifecycle:
     # --- tick --------------------------------------------------------------------------------
 
     def search_bucket(self, view: View, now: float) -> None:
-        """Search for complete but uncommitted checkpoints; repeat until `bucket_searched`."""
+        """Search for complete but uncommitted checkpoints; repeat until `is_bucket_searched`."""
         if self._previous_rounds.find_complete_checkpoints(view, now):
-            self._observations.record(bucket_searched=True)
+            self._no_round = replace(self._no_round, bucket_searched=True)
+            self._observations.record()
 
     def deliver_reports(self) -> None:
         """Pass matched reports to callbacks and metrics file, and run the hooks that are due."""
@@ -352,7 +365,7 @@ class RoundLifecycle:
             return
         self.open_round.send_to_workers(self.open_round.coordinator.check_timeouts(now))
         # Ranks of a failing round are being killed: silence is expected.
-        if self._observations.state.failing_since is not None:
+        if self.failing_since is not None:
             return
         report = self.open_round.check_for_hangs(view, now)
         if report is None:
@@ -361,13 +374,12 @@ class RoundLifecycle:
         for rank in report.hang.ranks if report.hang.ends_round else ():
             message = f"The worker of rank {rank} hung: {report.text}"
             failure = RankFailure(rank=rank, kind="timeout", message=message)
-            self._record_rank_failure(rank, failure, now)
+            self._record_rank_failure(self.open_round, rank, failure, now=now)
 
     def observed_facts(self, view: View) -> dict[str, Any]:
         """Return the fields of the leader state that follow from the open round."""
         open_round, coordinator = self.open_round, self.coordinator
         reports = coordinator.reports if coordinator else None
-        returned_ranks = coordinator.returned_ranks if coordinator else set()
         callback_runner, hooks = self._services.callback_runner, self._services.backend_hook_runner
         # An open round also has hooks that are not submitted yet.
         if open_round is not None and open_round.hook_gates is not None:
@@ -375,20 +387,23 @@ class RoundLifecycle:
         else:
             are_hooks_done = hooks is None or hooks.is_idle
         return {
-            "replacement_ready_at": open_round.replacement_ready_at if open_round else None,
-            "running_ranks": coordinator.running_ranks if coordinator else set(),
-            "returned_ranks": returned_ranks,
-            "uploading_ranks": reports.uploading_ranks if reports else frozenset(),
-            "last_save_error": reports.last_save_error if reports else "",
+            "phase": self._phase(view),
             "reports_delivered": (reports is None or reports.is_settled)
             and (callback_runner is None or callback_runner.is_idle)
             and are_hooks_done,
             "latest_metrics": self._latest_metrics(),
-            "result_key": keys.result(coordinator.round, 0)
-            if coordinator and 0 in returned_ranks
-            else None,
             "ready_checkpoints": self._previous_rounds.uncommitted_checkpoints(view, coordinator),
         }
+
+    def _phase(self, view: View) -> RoundPhase:
+        if view.round is None:
+            return self._no_round
+        workers_stopped = self._roster.are_all_stopped(view.round.assignments)
+        if self.open_round is None:
+            # Opened by another leader: its coordinator is lost, and the round fails since then.
+            since = self._observations.state.leading_since
+            return Failing(round=view.round, since=since, workers_stopped=workers_stopped)
+        return self.open_round.phase(self.failing_since, workers_stopped=workers_stopped)
 
     def _latest_metrics(self) -> dict[str, Any] | None:
         latest = self.coordinator.reports.latest_metrics if self.coordinator else None

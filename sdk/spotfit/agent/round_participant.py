@@ -211,7 +211,6 @@ class RoundParticipant:
                 self._worker_pool.send(local_rank, frame)
 
     def _enter_round(self, view: View, opened: Round, assignment: NodeAssignment) -> None:
-        assert view.spec is not None, "the spec precedes every round in the journal"
         self.round = self.last_entered_round = opened.number
         self._is_aborted = False
         self._raised_ranks, self._returned_ranks = set(), set()

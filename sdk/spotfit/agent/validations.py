@@ -69,7 +69,7 @@ class NodeValidation:
             ),
             None,
         )
-        if checkpoint is None or view.spec is None:
+        if checkpoint is None:
             return
         self._last_attempt, self._current = assigned.attempt, assigned
         self._pending_report, self._is_reported = None, False

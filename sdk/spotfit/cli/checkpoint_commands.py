@@ -23,6 +23,7 @@ Name = Annotated[str, typer.Argument(help="Name of the checkpoint; default: the 
 @app.command("ls")
 def list_all(url: Url) -> None:
     """List the stored checkpoints of a run, oldest first."""
+    # An empty output would look like a failure.
     stored = list_checkpoints(url)
     if not stored:
         render.lines(["The run has no checkpoints."])
@@ -51,6 +52,7 @@ def export(
     render.success(f"Exported {exported} to {to}.")
 
 
+# The name is required, unlike in the other commands: a forgotten one must not delete the latest.
 @app.command("rm")
 def delete(url: Url, name: Annotated[str, typer.Argument(help="Name of the checkpoint.")]) -> None:
     """Delete a checkpoint of a run that has ended."""

@@ -24,7 +24,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False
 )
 app.add_typer(checkpoint_commands.app, name="checkpoints")
-Url = Annotated[str, typer.Argument(help="Directory of the run: <storage_path>/<name>.")]
+Url = checkpoint_commands.Url
 
 
 @app.command()
@@ -62,6 +62,7 @@ def logs(
 @app.command()
 def follow(url: Url) -> None:
     """Wait for the end of a run and show its output. Ctrl-C does not cancel the run."""
+    # watch() installs no signal handler; only fit() cancels the run on Ctrl-C.
     attach(url).watch()
 
 
@@ -74,8 +75,7 @@ def cancel(url: Url) -> None:
 
 @app.command()
 def sweep(
-    url: Url,
-    duration_s: Annotated[float, typer.Option(help="Maximum duration in seconds.")] = 60.0,
+    url: Url, duration_s: Annotated[float, typer.Option(help="Maximum duration in seconds.")] = 60.0
 ) -> None:
     """Request machines for a run that lost all of them; release those of a run that has ended."""
     render.success(supervise_run(url, duration_s=duration_s))
@@ -98,6 +98,7 @@ def doctor(
     options = resolve_options(name, explicit_options)
     detail = ", ".join(f"{option}={options[option]!r}" for option in options) or "no options"
     findings = [AccountCheck(f"provisioner {name!r}", passed=True, detail=detail)]
+    # Invalid names and options have raised an error above; problems from here on are findings.
     findings += run_account_checks(open_provisioner(name, options), storage)
     if storage:
         title = f"{storage} is writable and its `create` is atomic"

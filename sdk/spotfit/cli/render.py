@@ -13,6 +13,8 @@ from spotfit.core.errors import SpotfitError
 from spotfit.core.units import format_bytes
 from spotfit.provision.checkup import AccountCheck
 
+# soft_wrap: copied and piped lines must not contain line breaks at the width of the terminal.
+# highlight: rich would colour numbers and paths within the texts of users.
 _console = Console(highlight=False, soft_wrap=True)
 _error_console = Console(stderr=True, highlight=False, soft_wrap=True)
 # Longer names and values of metrics are truncated: they would fill the screen.
@@ -32,6 +34,7 @@ def status(run: RunStatus, url: str) -> None:
     failures = ", ".join(f"{kind}: {count}" for kind, count in run.failures.items())
     _print_row("run", f"{escape(run.name)}  [dim]{escape(url)}[/dim]")
     _print_row("state", f"[{colour}]{run.state}[/{colour}] {escape(run.reason)}")
+    # Numbers start at 1; '-' while no round is open.
     _print_row("round", f"{run.round or '-'}, {run.workers} workers on {run.machines} machines")
     _print_row("checkpoints", escape(f"{len(run.checkpoints)}{latest}"))
     if run.save_reason:
@@ -49,6 +52,7 @@ def findings(results: Iterable[AccountCheck]) -> None:
     """Print the results of checks, with the remedy of those that failed or are inconclusive."""
     for check in results:
         mark = "[green]✓[/green]" if check.passed else "[red]✗[/red]"
+        # An inconclusive check counts as passed, but was not carried out.
         mark = mark if check.conclusive else "[yellow]?[/yellow]"
         _console.print(f"{mark} {escape(check.name)}  [dim]{escape(check.detail)}[/dim]")
         if check.do and not (check.passed and check.conclusive):

@@ -28,6 +28,7 @@ class NestedContexts:
     def __call__(self) -> Iterator[None]:
         """Enter all contexts in order; exit them in reverse order."""
         with ExitStack() as stack:
+            # The stack exits what it has entered also if a later factory raises.
             for factory in self.factories:
                 stack.enter_context(factory())
             yield
@@ -65,14 +66,11 @@ def _create_callback(path: str) -> UserCallback:
         callback_class = getattr(importlib.import_module(module), name)
         if isinstance(callback_class, type) and issubclass(callback_class, UserCallback):
             return callback_class()
-        reason = "it is not a subclass of spotfit.UserCallback"
-    except Exception as error:
-        raise _invalid_callback(path, f"{type(error).__name__}: {error}") from error
-    raise _invalid_callback(path, reason)
-
-
-def _invalid_callback(path: str, reason: str) -> ConfigError:
-    return ConfigError(
+        cause, reason = None, "it is not a subclass of spotfit.UserCallback"
+    # Importing the module and calling the constructor execute user code, which may raise anything.
+    except Exception as error:  # noqa: BLE001  # it becomes the cause of the ConfigError below
+        cause, reason = error, f"{type(error).__name__}: {error}"
+    raise ConfigError(
         f"The callback {path!r} in {env.CALLBACKS.name} cannot be created: {reason}.",
         do="Name classes as package.module.Class; they are instantiated without arguments.",
-    )
+    ) from cause

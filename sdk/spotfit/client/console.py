@@ -7,7 +7,7 @@ them incrementally. `RunConsole` prints the lines and logs every journal entry.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ from spotfit.store.api import Store
 
 LogLine = dict[str, Any]
 
+# Machines of clouds usually need some minutes, so a wait is reported a few times, not constantly.
 REMINDER_INTERVAL_S = 30.0
 # Polls for further output of a lost agent. Its last upload may still be in flight; a machine that
 # was terminated never writes its end marker, so waiting must be bounded.
@@ -49,10 +50,12 @@ class WorkerLogTailer:
 
     def add_agent(self, agent: AgentId) -> None:
         """Read the output of this agent's workers from now on. Idempotent."""
+        # A second registration must not reset the position: its lines would be printed again.
         self._next_chunk.setdefault(agent, 0)
 
     def mark_lost(self, agent: AgentId) -> None:
         """Stop waiting for the end marker of an agent whose machine was lost."""
+        # setdefault: a loss that is reported twice does not extend the wait.
         if agent in self._next_chunk:
             self._polls_left.setdefault(agent, _POLLS_AFTER_LOSS)
 
@@ -61,6 +64,7 @@ class WorkerLogTailer:
 
         Raises `StoreError`; lines that were not yielded are returned by a later call.
         """
+        # A copy: the consumer may register agents while this generator is suspended.
         for agent in list(self._next_chunk):
             yield from self._read_agent_lines(agent)
 
@@ -75,7 +79,11 @@ class WorkerLogTailer:
             try:
                 body = self._store.get(keys.logs(agent, self._next_chunk[agent]))
             except NotFoundError:
-                self._count_empty_poll(agent)
+                # Only the polls of lost agents are limited; other agents will upload more.
+                if agent in self._polls_left:
+                    self._polls_left[agent] -= 1
+                if self._polls_left.get(agent, 1) <= 0:
+                    self._ended_agents.add(agent)
                 return
             self._next_chunk[agent] += 1
             for text in body.splitlines():
@@ -84,13 +92,6 @@ class WorkerLogTailer:
                     self._ended_agents.add(agent)
                 else:
                     yield line
-
-    def _count_empty_poll(self, agent: AgentId) -> None:
-        if agent not in self._polls_left:
-            return
-        self._polls_left[agent] -= 1
-        if self._polls_left[agent] <= 0:
-            self._ended_agents.add(agent)
 
 
 class WaitReminder:
@@ -115,7 +116,7 @@ class WaitReminder:
 
 
 def _describe_wait(view: View) -> str:
-    assert view.spec is not None
+    # Checked first: between the last round and the end of the run, no machines are missing.
     if view.pending_fit_end is not None:
         return f"training has ended; {len(view.unvalidated_checkpoints)} validations are pending"
     slots = sum(
@@ -131,9 +132,8 @@ def _describe_wait(view: View) -> str:
 class RunConsole:
     """Prints worker output, prefixed with the rank, and logs the events of the journal."""
 
-    def __init__(self, store: Store, *, write: Callable[[str], object] | None = None) -> None:
+    def __init__(self, store: Store) -> None:
         self._log_tailer = WorkerLogTailer(store)
-        self._write = write or _write_stdout
         self._reminder = WaitReminder()
         # The agent that runs validations on the dedicated machine of each group.
         self._validators: dict[Token, AgentId] = {}
@@ -145,12 +145,14 @@ class RunConsole:
         match entry.event:
             case RoundOpened(round=opened):
                 self.follow_round(opened)
+            # A validator is no member of the round, so `follow_round` does not add it.
             case ValidationStarted(agent=agent, token=token):
                 self._validators[token] = agent
                 self._log_tailer.add_agent(agent)
             # A machine whose agent never joined has no worker output to wait for.
             case NodeLost(agent=agent) if agent is not None:
                 self._log_tailer.mark_lost(agent)
+            # A released machine may be terminated before it writes the end marker of its output.
             case GroupsReleased(token=token, other_tokens=others):
                 for released in (token, *others):
                     if released in self._validators:
@@ -159,8 +161,10 @@ class RunConsole:
                 return
 
     def write_text(self, text: str) -> None:
-        """Print `text` unchanged."""
-        self._write(f"{text}\n")
+        """Print a line or several lines unchanged, and flush."""
+        # Looked up on every call: tests and notebooks replace sys.stdout.
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
     def show_reminder(self, view: View, now: float) -> None:
         """Log what a run without an open round waits for, every `REMINDER_INTERVAL_S`."""
@@ -177,9 +181,9 @@ class RunConsole:
         shown = False
         try:
             for line in self._log_tailer.read_new_lines():
-                self._write(f"{format_log_line(line)}\n")
+                self.write_text(format_log_line(line))
                 shown = True
-        except StoreError as error:
+        except StoreError as error:  # the tailer keeps its position: the next call continues there
             log.warning("output.unreadable", reason=error.message)
         return shown
 
@@ -192,9 +196,3 @@ class RunConsole:
 def format_log_line(line: LogLine) -> str:
     """Return the text of a log line, prefixed with its rank or other source."""
     return f"({format_log_source(line.get('rank', RUN_RANK))}) {line.get('text', '')}"
-
-
-def _write_stdout(text: str) -> None:
-    # Looked up on every call: tests and notebooks replace sys.stdout.
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -30,6 +30,11 @@ from spotfit.model.events import (
 )
 from spotfit.store.api import Store
 
+_VALIDATION_TEXTS = {"validated": "succeeded", "failed": "failed", "timeout": "timed out"}
+_MachineEvent = (
+    GroupPlanned | GroupSubmitted | GroupRefused | NodeLost | GroupsReleased | PreemptionNoticed
+)
+
 
 def read_event_lines(store: Store) -> list[str]:
     """Return one line per journal entry: slot, local time and sentence.
@@ -42,6 +47,7 @@ def read_event_lines(store: Store) -> list[str]:
         when = time.strftime("%H:%M:%S", time.localtime(entry.written_at_ms / 1000))
         lines.append(f"{slot:>5}  {when}  {format_event(entry.event)}")
 
+    # With a view cache, the entries before it would not be read, and thus not listed.
     journal = Journal(store, ignore_view_cache=True)
     journal.on_entry = note
     journal.catch_up()
@@ -67,6 +73,34 @@ def format_event(event: JournalEvent) -> str:
             return f"run {spec.name!r} started: {workers}, provisioner {spec.provisioner!r}"
         case LeaderElected(leader=leader, reason=reason):
             return f"{leader} elected leader: {reason}"
+        case RoundOpened(round=round_, reason=reason):
+            checkpoint = f", from {round_.checkpoint_name}" if round_.checkpoint_name else ""
+            return f"round {round_.number} started: {reason}{checkpoint}"
+        case RoundClosed(round_number=number, reason=reason):
+            return f"round {number} ended: {reason}"
+        case TrainingEnded(fit_end=ended):
+            return f"training {ended.outcome}; validations of the last checkpoints are pending"
+        case CancelRequested(reason=reason):
+            return f"cancellation requested: {reason}"
+        case FitEnded(outcome=outcome, reason=reason, last_save_error=save_error):
+            unsaved = f"; its last save failed{_last_line(save_error)}" if save_error else ""
+            return f"run {outcome}" + (f": {reason}" if reason else "") + unsaved
+        case CheckpointCommitted(name=name, size_bytes=size_bytes, reason=reason):
+            text = f"checkpoint {name} committed ({format_bytes(size_bytes)})"
+            return f"{text}: {reason}" if reason else text
+        case CheckpointDropped(name=name, reason=reason):
+            return f"checkpoint {name} deleted: {reason}"
+        case ValidationStarted(checkpoint_name=name, reason=reason):
+            return f"validation of checkpoint {name} started {reason}".rstrip()
+        case ValidationEnded(checkpoint_name=name, status=status, reason=reason):
+            result = f"{_VALIDATION_TEXTS[status]}{_last_line(reason)}"
+            return f"validation of checkpoint {name} {result}"
+        case _:
+            return _format_machine_event(event)
+
+
+def _format_machine_event(event: _MachineEvent) -> str:
+    match event:
         case GroupPlanned(plan=plan, reason=reason):
             size = f"{plan.num_nodes} machines with {plan.slots_per_node} workers each"
             return f"requesting {size}: {reason}"
@@ -74,6 +108,7 @@ def format_event(event: JournalEvent) -> str:
             return f"machine request accepted: {handle.name}"
         case GroupRefused(reason=reason):
             return f"machine request refused: {reason}"
+        # Without an agent there is no worker output; the backend has the cause (decision 0035).
         case NodeLost(token=token, node=node, agent=None, reason=reason):
             hint = f"see its output with `spotfit logs --machine {token}/{node}`"
             return f"machine {token}/{node} lost before its agent joined: {reason} ({hint})"
@@ -84,32 +119,6 @@ def format_event(event: JournalEvent) -> str:
         case PreemptionNoticed(agent=agent, notice=notice):
             left = "" if notice.seconds_left is None else f", {notice.seconds_left:.0f} s left"
             return f"preemption notice for node {agent}: {notice.reason}{left}"
-        case RoundOpened(round=round_, reason=reason):
-            checkpoint = f", from {round_.checkpoint_name}" if round_.checkpoint_name else ""
-            return f"round {round_.number} started: {reason}{checkpoint}"
-        case RoundClosed(round_number=number, reason=reason):
-            return f"round {number} ended: {reason}"
-        case CheckpointCommitted(name=name, size_bytes=size_bytes, reason=reason):
-            text = f"checkpoint {name} committed ({format_bytes(size_bytes)})"
-            return f"{text}: {reason}" if reason else text
-        case CheckpointDropped(name=name, reason=reason):
-            return f"checkpoint {name} deleted: {reason}"
-        case ValidationStarted(checkpoint_name=name, reason=reason):
-            return f"validation of checkpoint {name} started {reason}".rstrip()
-        case ValidationEnded(checkpoint_name=name, status=status, reason=reason):
-            return (
-                f"validation of checkpoint {name} {_VALIDATION_TEXTS[status]}{_last_line(reason)}"
-            )
-        case TrainingEnded(fit_end=ended):
-            return f"training {ended.outcome}; validations of the last checkpoints are pending"
-        case CancelRequested(reason=reason):
-            return f"cancellation requested: {reason}"
-        case FitEnded(outcome=outcome, reason=reason, last_save_error=save_error):
-            unsaved = f"; its last save failed{_last_line(save_error)}" if save_error else ""
-            return f"run {outcome}" + (f": {reason}" if reason else "") + unsaved
-
-
-_VALIDATION_TEXTS = {"validated": "succeeded", "failed": "failed", "timeout": "timed out"}
 
 
 def _last_line(text: str) -> str:  # of a traceback: the exception and its message

@@ -24,15 +24,9 @@ from spotfit.client.preflight import PreflightResult, check_latest_checkpoint, r
 from spotfit.client.rejoin import rejoin_run
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
-from spotfit.client.run_handle import RunHandle, attach_headless_leader
+from spotfit.client.run_handle import RunHandle, attach_headless_leader, create_driver_ledger
 from spotfit.code.code_bundle import TRAIN_FUNC_CONTEXT, upload_code_bundle
-from spotfit.core.errors import (
-    RunActiveError,
-    RunCancelledError,
-    StoreError,
-    TransientStoreError,
-)
-from spotfit.core.ids import AgentId
+from spotfit.core.errors import RunActiveError, RunCancelledError, StoreError, TransientStoreError
 from spotfit.frameworks.backend_config import backend_hooks_class
 from spotfit.host import log, system
 from spotfit.ledger.journal import check_no_gaps
@@ -41,6 +35,7 @@ from spotfit.model.events import FitStarted
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.spec import RunSpec, RunTiming
 from spotfit.model.user_callback import TrainRunContext
+from spotfit.model.view import View
 from spotfit.provision.api import Traits
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
@@ -51,19 +46,14 @@ _APPEND_RETRY_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 _CANCEL_RETRY_PAUSE_S = 0.5
 
 
-def fit(request: FitRequest) -> Result:
-    """Train to the end and return the result.
-
-    Raises `ConfigError`, `ShippingError` or `StoreError` before any machine is requested, and
-    `TrainingFailedError` or `RunCancelledError` if the run does not finish.
-    """
-    return wait_for_result(start_run(request, show_output=True))
-
-
 def wait_for_result(handle: RunHandle) -> Result:
-    """Wait for the end of a started run and return its result. Ctrl-C cancels the run."""
+    """Wait for the end of a started run and return its result. Ctrl-C cancels the run.
+
+    Raises `TrainingFailedError` or `RunCancelledError` if the run does not finish.
+    """
     with _cancel_on_interrupt(handle) as interrupted:
         handle.watch()
+    # Outside of the context: loading the result may block, and Ctrl-C must interrupt that.
     try:
         return handle.final_result()
     except RunCancelledError:
@@ -86,21 +76,18 @@ def submit(request: FitRequest) -> RunHandle:
 def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     """Start the run, or rejoin it if the same run is active, and request the first machines.
 
-    Raises like `fit` before machines are requested, and `RunActiveError` if a different run with
-    this name is active.
+    Raises `ConfigError`, `ShippingError` or `StoreError` before any machine is requested, and
+    `RunActiveError` if a different run with this name is active.
     """
     log.use_default_handler()
     preflight = run_preflight(request)
     request = dataclasses.replace(request, run=preflight.run)
     assert preflight.run.logging_config is not None
     log.set_level(preflight.run.logging_config.log_level)
-    ledger = Ledger(
-        preflight.store,
-        system.new_run_id(),
-        AgentId(f"d{system.new_agent_id()}"),  # "d": a driver, for readers of the journal
-        wall_ms=system.wall_ms,
-    )
-    handle = RunHandle(ledger, None, filesystem_location=preflight.filesystem_location)
+    # With a new run id, in case the directory holds no run yet.
+    ledger = create_driver_ledger(preflight.store, system.new_run_id())
+    # Before the journal is read: the handle listens to its entries.
+    handle = RunHandle(ledger, filesystem_location=preflight.filesystem_location)
     # Without entry 0, for example, an existing run would look like an unused directory.
     check_no_gaps(preflight.store)
     view = ledger.catch_up()
@@ -108,7 +95,7 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     ledger.run_id = view.run_id or ledger.run_id
     key = RunKeyring().find(ledger.run_id)
     rejoins = view.is_active
-    if rejoins:
+    if isinstance(view, View) and view.is_active:
         spec = rejoin_run(request, view, preflight, objects=_bundle_objects(request, ledger))
         handle.load_view(view)
     else:
@@ -146,10 +133,13 @@ def _register_run(
         storage_url=preflight.store.url,
         code_bundle=msgspec.to_builtins(code_bundle),
     )
+    # In the spec, because workers use the prior to choose their checkpoint interval, and they
+    # cannot open a provisioner.
     traits = preflight.provisioner.traits
     market_prior = MarketPrior(mean_lifetime_s=traits.mean_lifetime_s, notice_s=traits.notice_s)
     timing = _choose_timings(preflight.store, traits)
     spec = replace(spec, timing=timing, market_prior=market_prior)
+    # Last: from this entry on, any agent that starts finds the code bundle in the store.
     _append_fit_started(ledger, spec)
     return spec
 
@@ -159,12 +149,12 @@ def _append_fit_started(ledger: Ledger, spec: RunSpec) -> None:
     # The view read from the journal holds lists where the spec may hold tuples.
     own_bundle = msgspec.json.decode(msgspec.json.encode(spec.code_bundle))
     for pause_s in _APPEND_RETRY_PAUSES_S:
-        before = ledger.view
+        before = ledger.journal_view
         after = ledger.append(FitStarted(spec=spec), after=before)
         # An unchanged count means that nothing was appended and `after.spec` is that of an earlier
         # fit, possibly with the same code bundle.
         is_started = after.fit_count > before.fit_count
-        if is_started and after.spec is not None and after.spec.code_bundle == own_bundle:
+        if is_started and isinstance(after, View) and after.spec.code_bundle == own_bundle:
             return
         if after.is_active:
             raise RunActiveError(
@@ -191,6 +181,7 @@ def _bundle_objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
     )
     if train_context is not nullcontext:
         objects[TRAIN_FUNC_CONTEXT] = train_context
+    # Hooks, validation and callbacks are executed by sidecars; workers never unpickle them.
     if backend_hooks_class(request.backend_config) is not None:
         objects["backend_config"] = request.backend_config
     if request.validation is not None:
@@ -222,6 +213,7 @@ def _choose_timings(store: Store, traits: Traits) -> RunTiming:
 
     Every poll of an object store is a billed request, and cloud APIs limit the request rate.
     """
+    # Only backends without a cloud API, such as `local`, declare an interval below one second.
     nearby = traits.observe_interval_s < 1.0
     on_disk = store.url.startswith(("/", "file://"))
     poll_s = 0.02 if on_disk else 0.2 if nearby else 1.0
@@ -261,8 +253,9 @@ def _cancel_on_interrupt(handle: RunHandle) -> Iterator[threading.Event]:
         nonlocal count
         count += 1
         interrupted.set()
+        # Without exit handlers and threads to join: one of them may be what hangs.
         if count >= 3:
-            os._exit(130)
+            os._exit(130)  # 128 + SIGINT, the code by which shells report an interrupted process
         # In a thread: the handler interrupts the main thread, which may hold locks of the store.
         threading.Thread(target=_cancel_with_retries, args=(handle,), daemon=True).start()
         log.warning(

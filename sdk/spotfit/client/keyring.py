@@ -20,6 +20,7 @@ class RunKeyring:
 
     def find(self, run_id: RunId) -> RunKey | None:
         """Return the run's key from SPOTFIT_RUN_SECRET, else from its file, or None."""
+        # For machines without the file, such as those of cron jobs and CI.
         if text := env.read(env.RUN_SECRET):
             return RunKey.from_text(text, run_id)
         file = self._key_file(run_id)
@@ -31,11 +32,12 @@ class RunKeyring:
         It is stored before use: a run whose key is lost can neither be supervised nor read.
         """
         key = RunKey(system.new_secret_bytes(), run_id)
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # no access for others
         file = self._key_file(run_id)
         file.touch(mode=0o600)  # before the key is written: write_text() would create it readable
         file.write_text(key.to_text())
         return key
 
     def _key_file(self, run_id: RunId) -> Path:
+        # The id was read from the bucket, where a path such as '../x' could have been written.
         return self._directory / parse_name(run_id, what="The run's id")

@@ -28,6 +28,7 @@ def fit_locally(
     its own result. A call within another training function ignores the launcher.
     """
     log.use_default_handler()
+    # Before the peers are opened: a function with an invalid signature must not form a group.
     wants_config = takes_config(request.fn)
     for name in ("callbacks", "worker_runtime_env"):
         if getattr(request.run, name):
@@ -36,6 +37,7 @@ def fit_locally(
                 option=name,
                 reason="num_workers=0 only calls the function in this process",
             )
+    # The peers of a nested call need not make the same call, so joining their group may hang.
     with nullcontext() if current_session.has_session() else open_peers() as peers:
         session = _create_session(request, peers)
         value = None  # a context manager may suppress the exception of the function
@@ -54,10 +56,12 @@ def _create_session(request: FitRequest, peers: Peers | None) -> LocalSession:
     name = request.run.name or ""
     if peers is None:
         return LocalSession(name, datasets=request.datasets)
+    # Each process would train on the complete dataset.
     if request.datasets and peers.ranks.world_size > 1:
         raise ConfigError(
             f"datasets= is not supported with {peers.ranks.world_size} processes of a launcher.",
             do="Read the data in the training function, and shard it by the rank and world size "
             "of spotfit.get_context().",
         )
+    # Default names contain the time, so they differ between processes.
     return LocalSession(peers.broadcast(name), peers, datasets=request.datasets)

@@ -23,6 +23,8 @@ from spotfit.provision.profile import open_provisioner
 from spotfit.store.api import Store
 
 ALL_MACHINES = "all"
+# The lines about a failed start are usually the last ones; the whole output may be megabytes.
+_MAX_UNJOINED_LINES = 20
 
 
 class GrantedMachine(NamedTuple):
@@ -53,6 +55,7 @@ class GrantedMachines:
         match entry.event:
             case FitStarted(spec=spec):  # losses of an earlier fit do not explain this one's error
                 self.spec, self.lost_before_join = spec, []
+            # The handle does not contain the number of machines; the plan is journaled before it.
             case GroupPlanned(plan=plan):
                 self._nodes_by_token[plan.token] = plan.num_nodes
             case GroupSubmitted(token=token, handle=handle):
@@ -70,6 +73,7 @@ class GrantedMachines:
         Raises `ConfigError` if there is no such machine.
         """
         names = list(self.by_name)
+        # A number cannot be mistaken for a name: names contain a slash.
         if selector.isdecimal() and int(selector) < len(names):
             selector = names[int(selector)]
         if selector == ALL_MACHINES:
@@ -87,6 +91,7 @@ class GrantedMachines:
 
         Raises the exceptions of the backend's client library.
         """
+        # With the spec of the fit that rented it: a later fit may use another backend.
         handle, node, spec = self.by_name[name]
         provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)
         if not provisioner.traits.keeps_output:
@@ -101,6 +106,8 @@ class GrantedMachines:
 def read_granted_machines(store: Store) -> GrantedMachines:
     """Return all machines in the journal of this store."""
     machines = GrantedMachines()
+    # The entries are needed: a view does not name the machines that were lost before their agent
+    # joined, nor the specs of earlier fits.
     journal = Journal(store, ignore_view_cache=True)
     journal.on_entry = machines.on_entry
     journal.catch_up()
@@ -121,7 +128,7 @@ def read_machine_output(store: Store, selector: str, *, max_lines: int) -> Itera
             yield f"({name}: its output cannot be read: {error})"
 
 
-def read_unjoined_output(ledger: Ledger, *, max_lines: int = 20, max_machines: int = 3) -> str:
+def read_unjoined_output(ledger: Ledger, *, max_machines: int = 3) -> str:
     """Return the output of the latest machines that were lost before their agent joined.
 
     Returns '' if there is none. Failures are only logged, because the text is a supplement to an
@@ -135,16 +142,12 @@ def read_unjoined_output(ledger: Ledger, *, max_lines: int = 20, max_machines: i
         joined = {f"{member.token}/{member.node}" for member in ledger.list_members()}
         lost = [name for name in dict.fromkeys(machines.lost_before_join) if name not in joined]
         for name in [name for name in lost if name in machines.by_name][-max_machines:]:
-            lines += _read_output_or_log(machines, name, max_lines=max_lines)
-    except SpotfitError as error:
+            # Per machine: the other machines may belong to a backend that can be reached.
+            try:
+                lines += machines.read_output(name, max_lines=_MAX_UNJOINED_LINES)
+            except Exception as error:  # noqa: BLE001  # each client library has its own errors
+                log.warning("machine.no_output", machine=name, reason=str(error))
+    except SpotfitError as error:  # of the store, while reading the journal or the members
         log.warning("machine.no_output", reason=error.message)
     title = "Output of machines that were lost before their agent joined:"
     return "\n".join([title, *lines]) if lines else ""
-
-
-def _read_output_or_log(machines: GrantedMachines, name: str, *, max_lines: int) -> list[str]:
-    try:
-        return machines.read_output(name, max_lines=max_lines)
-    except Exception as error:  # noqa: BLE001  # each client library has its own errors
-        log.warning("machine.no_output", machine=name, reason=str(error))
-        return []

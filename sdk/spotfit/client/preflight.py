@@ -27,7 +27,7 @@ from spotfit.host import env, log, system
 from spotfit.host.ray_env import ignored_ray_variables
 from spotfit.ledger.keys import RESERVED_PREFIX
 from spotfit.model.group import GroupRequest
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.provision.api import Provisioner
 from spotfit.store.api import Store
 from spotfit.store.factory import reopen_store
@@ -73,15 +73,18 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     checks.check(lambda: backend_hooks_class(request.backend_config))
     if provisioner is not None:
         to_install = runtime_env.pip_distributions() if runtime_env is not None else ()
+        # Packages of the runtime environment are installed on nodes before the function is loaded.
         for mismatch in predict_mismatches(provisioner.traits.software, to_install=to_install):
             checks.add(mismatch)
     # The checks below write to the store; they need a valid name and come last.
     checks.raise_all()
     store = storage.subtree(name)
+    # The probe comes first: it retries temporary failures, the other check does not.
     _probe_store(store)
     _check_reachable(store)
     for option, reason in ignored_settings(request):
         log.warning("config.ignored", option=option, reason=reason)
+    # Those of the environment come first: a site's defaults run before the script's callbacks.
     callbacks = [*callbacks, *(request.run.callbacks or [])]
     run = replace(request.run, callbacks=callbacks)
     return PreflightResult(run, store, resolve_filesystem_location(run), provisioner, runtime_env)
@@ -99,7 +102,7 @@ def _probe_store(store: Store) -> None:
             raise
         except TransientStoreError:
             system.SystemClock().wait(pause_s)
-    return probe_create(store)
+    return probe_create(store)  # the last attempt: its error is the one that is reported
 
 
 def _check_reachable(store: Store) -> None:
@@ -122,7 +125,7 @@ def _check_reachable(store: Store) -> None:
             "nodes will open.",
             do="Set storage_path to a URL, or to a directory that all nodes share.",
         ) from error
-    finally:
+    finally:  # also after a failure: no probe object must remain in the run's directory
         store.delete(key)
 
 
@@ -135,7 +138,7 @@ def ignored_settings(request: FitRequest) -> Iterator[tuple[str, str]]:
         yield "label_selector", "the options of the provisioner select the machines"
 
 
-def check_latest_checkpoint(view: View, store: Store) -> None:
+def check_latest_checkpoint(view: JournalView, store: Store) -> None:
     """Check that the latest checkpoint of a continued run exists. Raises `IntegrityError`."""
     if view.latest_checkpoint is not None:
         check_present(store, view.latest_checkpoint.name)
@@ -143,6 +146,7 @@ def check_latest_checkpoint(view: View, store: Store) -> None:
 
 def _check_provisioner(request: FitRequest) -> Provisioner:
     backend = plan_group(request)
+    # Otherwise unavailable resources would be detected only when the first validation starts.
     if request.validation is not None and request.validation.own_machine is not False:
         backend.provisioner.plan(
             GroupRequest(

@@ -32,6 +32,7 @@ def plan_group(request: FitRequest) -> PlannedGroup:
     """
     name, options = request.resolve_provisioner()
     provisioner = open_provisioner(name, options)
+    # The maximum: an elastic run may grow to it, and its plan is the one most likely to be invalid.
     group = GroupRequest(
         token=PREFLIGHT_TOKEN,
         num_workers=request.scaling.max_workers,
@@ -52,6 +53,7 @@ def prewarm_backend(request: FitRequest) -> Iterator[None]:
         try:
             group = plan_group(request)
             prewarming.enter_context(prewarm(group.provisioner, group.plan, request.framework))
+        # OSError: starting a process may fail for lack of memory or process ids.
         except (SpotfitError, OSError) as error:
             log.debug("fit.prewarm_skipped", reason=str(error))
         yield

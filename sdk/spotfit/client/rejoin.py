@@ -41,7 +41,6 @@ def rejoin_run(
     otherwise the user would mistake the result of the old code for that of the new code.
     """
     spec = view.spec
-    assert spec is not None
     # Two steps: `fit_id` covers the function itself, the bundle fingerprint all modules and files.
     if spec.fit_id != request.fingerprint():
         raise _run_conflict(
@@ -53,6 +52,7 @@ def rejoin_run(
     if changed := msgspec.convert(spec.code_bundle, CodeBundleRef).list_changes(current):
         reason = f"with older code: {', '.join(changed)} changed after its start"
         raise _run_conflict(spec, preflight.store, reason)
+    # Not an error: such a setting does not change what is trained, and the run need not restart.
     ignored = _changed_settings(request, spec)
     log.warning(
         "run.rejoined",
@@ -74,6 +74,7 @@ def _run_conflict(spec: RunSpec, store: Store, difference: str) -> RunActiveErro
 
 def _changed_settings(request: FitRequest, spec: RunSpec) -> list[str]:
     """Return the names of changed settings that have no effect on the active run."""
+    # With the identity of the active run: only what the request determines is compared.
     requested = request.build_spec(
         run_id=spec.run_id,
         name=spec.name,

@@ -17,14 +17,13 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
 from spotfit.frameworks.backend_config import BackendConfig, backend_hooks_class
 from spotfit.host import env
-from spotfit.model.config import ScalingConfig
+from spotfit.model.config import FailureConfig, ScalingConfig
 from spotfit.model.data import DataConfig
 from spotfit.model.spec import (
     FailureLimits,
     HangDetectionConfig,
     RetentionConfig,
     RunSpec,
-    RunTiming,
     ValidationSpec,
 )
 from spotfit.model.validation_config import ValidationConfig
@@ -47,7 +46,6 @@ class FitRequest:
     datasets: dict[str, Any] = field(default_factory=dict)
     dataset_config: DataConfig = field(default_factory=DataConfig)
     validation: ValidationConfig | None = None
-    timings: RunTiming = field(default_factory=RunTiming)
 
     def resolve_provisioner(self) -> tuple[str, dict[str, Any]]:
         """Return provisioner name and options, merged with environment and `spotfit.toml`.
@@ -95,12 +93,7 @@ class FitRequest:
             is_elastic=self.scaling.elasticity_enabled,
             resize_interval_s=self.scaling.elastic_resize_monitor_interval_s,
             resources_per_worker=self.scaling.worker_resources,
-            failure_limits=FailureLimits(
-                worker=failure.max_failures,
-                platform=failure.controller_failure_limit,
-                preemption=failure.max_preemption_failures,
-                preemption_grace_s=failure.preemption_grace_s,
-            ),
+            failure_limits=_failure_limits(failure),
             retention=RetentionConfig(
                 num_to_keep=checkpoint.num_to_keep,
                 score_attribute=checkpoint.checkpoint_score_attribute,
@@ -121,7 +114,6 @@ class FitRequest:
             has_backend_hooks=hooks is not None,
             share_devices=hooks is not None and hooks.share_cuda_visible_devices,
             hang_detection=_hang_detection_config(),
-            timing=self.timings,
             validation=_validation_spec(self.validation) if self.validation is not None else None,
         )
 
@@ -139,7 +131,8 @@ class FitRequest:
             self.framework,
             stable_repr(self.framework_options),
             stable_repr(
-                # User-defined backend configs need not be dataclasses.
+                # User-defined backend configs need not be dataclasses. The class is included: two
+                # classes with equal attributes may set up different backends.
                 [
                     f"{type(self.backend_config).__module__}.{type(self.backend_config).__qualname__}",
                     getattr(self.backend_config, "__dict__", {}),
@@ -150,12 +143,22 @@ class FitRequest:
         if self.validation is not None:
             task = dataclasses.asdict(self.validation.task_config)
             parts += [fingerprint_function(self.validation.fn), stable_repr(task)]
+        # 128 bits suffice to detect a change; nothing is authenticated with this hash.
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def default_provisioner() -> str:
     """Return the provisioner of SPOTFIT_PROVISIONER, else of the profile, else 'local'."""
     return env.read(env.PROVISIONER) or provisioner_from_profile() or "local"
+
+
+def _failure_limits(config: FailureConfig) -> FailureLimits:
+    return FailureLimits(
+        worker=config.max_failures,
+        platform=config.controller_failure_limit,
+        preemption=config.max_preemption_failures,
+        preemption_grace_s=config.preemption_grace_s,
+    )
 
 
 def _validation_spec(validation: ValidationConfig) -> ValidationSpec:
@@ -167,9 +170,9 @@ def _validation_spec(validation: ValidationConfig) -> ValidationSpec:
 
 
 def _hang_detection_config() -> HangDetectionConfig:
-
     return HangDetectionConfig(
         worker_timeout_s=env.read(env.HEALTH_TIMEOUT_S),
+        # 0 disables it: a hang cannot be told from a long step, so it is opt-in (decision 0022).
         no_progress_timeout_s=env.read(env.HANG_CONFIRM_S) if env.read(env.DETECT_HANGS) else 0.0,
         abort_on_hang=env.read(env.HANG_ACTION) == "fail",
         start_timeout_s=env.read(env.START_TIMEOUT_S),
@@ -181,11 +184,15 @@ def parse_provisioner(text: str) -> tuple[str, dict[str, Any]]:
 
     Option values are parsed as JSON if possible. Raises `ConfigError` for an empty name.
     """
-
     address, _, query = text.partition("?")
     name, _, cloud = address.partition("://")
-    pairs = parse_qsl(query, keep_blank_values=True)
-    options: dict[str, Any] = {key: _parse_json_or_text(value) for key, value in pairs}
+    pairs = parse_qsl(query, keep_blank_values=True)  # an option may be ''
+    options: dict[str, Any] = {}
+    for key, value in pairs:
+        try:  # 'nodes=2' is a number, 'root=/data' a string
+            options[key] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            options[key] = value
     if cloud:
         options["cloud"] = cloud.rstrip("/")
     if not name:
@@ -193,11 +200,3 @@ def parse_provisioner(text: str) -> tuple[str, dict[str, Any]]:
             f"provisioner={text!r} has no name.", do="Write 'local' or 'local?nodes=2'."
         )
     return name, options
-
-
-def _parse_json_or_text(text: str) -> Any:
-    # 'nodes=2' is a number, 'root=/data' a string.
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text

@@ -24,7 +24,7 @@ from spotfit.ledger.journal import Journal
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.metrics import metrics_from_json
 from spotfit.model.spec import RetentionConfig
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.policy.retention import nested_metric, without_overwritten, worst_to_best
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
@@ -66,11 +66,6 @@ def _build_dataframe(result: Result, value: Any) -> Any:
     return require_module("pandas", extra="pandas").DataFrame(rows)
 
 
-def _load_best_checkpoints(_: Result, value: Any) -> Any:
-    # Lazy, because opening a checkpoint reads its manifests from the store.
-    return value() if callable(value) else value
-
-
 @dataclass(eq=False, repr=False)
 class Result:
     """The result of a run.
@@ -90,13 +85,15 @@ class Result:
     error: Exception | None
     path: str | None
     metrics_dataframe: Any = _LazyField(_build_dataframe)
+    # Lazy, because opening a checkpoint reads its manifests from the store.
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = cast(  # noqa: RUF009
-        "Any", _LazyField(_load_best_checkpoints)
+        "Any", _LazyField(lambda _, value: value() if callable(value) else value)
     )
     return_value: Any = None
     _filesystem: Any = None
 
     def __repr__(self) -> str:
+        # Without the lazy fields: printing a result must neither import pandas nor read the store.
         names = ("metrics", "checkpoint", "error", "path", "return_value")
         return f"Result({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
@@ -129,15 +126,14 @@ class Result:
         else:
             store = open_filesystem_store(storage_filesystem, text)
             location = StorageLocation(text, storage_filesystem)
-        view = _read_view(store)
+        view, error = _read_view(store), None
+        if view.run_id and view.fit_end is not None and view.fit_end.outcome != "finished":
+            # Without the run's key on this machine, it holds only the text of worker exceptions.
+            error = build_run_error(view.fit_end, store, RunKeyring().find(view.run_id))
         # Fail now, not when the user opens a checkpoint that was deleted by hand.
         check_all_present(store, [each.name for each in without_overwritten(view.checkpoints)])
         return build_result(
-            view,
-            store,
-            filesystem_location=location,
-            include_latest=True,
-            error=_read_error(view, store),
+            view, store, filesystem_location=location, include_latest=True, error=error
         )
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
@@ -156,25 +152,30 @@ class Result:
                 f"No checkpoint exists in this run, so none has the best {metric!r}.",
                 do="Call report(metrics, checkpoint=...) in the training function.",
             )
-        found = [(each, nested_metric(metrics, metric)) for each, metrics in self.best_checkpoints]
-        scored = [
-            (each, _numeric_score(score, metric)) for each, score in found if score is not None
-        ]
+        scored: list[tuple[Checkpoint, float]] = []
+        for each, metrics in self.best_checkpoints:
+            score = nested_metric(metrics, metric)
+            if score is not None and not isinstance(score, (int, float)):
+                raise ConfigError(
+                    f"The metric {metric!r} of a checkpoint is {score!r}; only numbers can be "
+                    "compared.",
+                    do="Choose a metric with numeric values; 'a/b' selects a nested metric.",
+                )
+            if score is not None:
+                scored.append((each, score))
         if not scored:
             known = sorted({key for _, metrics in self.best_checkpoints for key in metrics})
             raise ResultNotFoundError(
                 f"Invalid metric name {metric!r}: no checkpoint was reported with it.",
                 do=f"Pass one of the reported metrics: {', '.join(known)}.",
             )
+        # max() for both modes, so that NaN is the worst value in both.
         sign = 1 if mode == "max" else -1
-        return max(
-            scored,
-            key=lambda pair: -math.inf if math.isnan(pair[1]) else sign * pair[1],
-        )[0]
+        return max(scored, key=lambda pair: -math.inf if math.isnan(pair[1]) else sign * pair[1])[0]
 
 
 def build_result(
-    view: View,
+    view: JournalView,
     store: Store,
     return_value: Any = None,
     *,
@@ -188,10 +189,11 @@ def build_result(
     `best_checkpoints` holds at most num_to_keep checkpoints; with `include_latest` also the latest
     one, which is stored even if it is not among the best.
     """
-    retention = view.spec.retention if view.spec else RetentionConfig()
+    retention = view.spec.retention if isinstance(view, View) else RetentionConfig()
     # A checkpoint directory that the user has overwritten has several journal entries (decision
     # 0043); only the last one describes its content.
     best = worst_to_best(without_overwritten(view.checkpoints), retention)
+    # Beside the best ones the leader keeps the latest checkpoint, from which a new round starts.
     if retention.num_to_keep is not None and not include_latest:
         best = best[-retention.num_to_keep :]
     latest = None
@@ -218,52 +220,26 @@ def _open_checkpoints(
     filesystem_location: StorageLocation | None,
 ) -> list[tuple[Checkpoint, dict[str, Any]]]:
     opened = open_all(store, {each.name for each in checkpoints}, location=filesystem_location)
-    return [(opened[each.name], _metrics(each)) for each in checkpoints]
+    return [(opened[each.name], metrics_from_json(each.metrics)) for each in checkpoints]
 
 
-def _last_metrics(view: View) -> dict[str, Any] | None:
+def _last_metrics(view: JournalView) -> dict[str, Any] | None:
     """Return the metrics of the last report, or of the latest checkpoint if there is none."""
     latest = view.latest_checkpoint
-    reported = view.fit_end.metrics if view.fit_end is not None else None
-    # If the latest checkpoint came with the last report, its metrics are preferred: they include
-    # the results of a validation that ended after the report.
-    if latest is not None and (reported is None or _are_metrics_of(reported, latest, view)):
-        return _metrics(latest)
-    return None if reported is None else cast("dict[str, Any]", metrics_from_json(reported))
+    metrics = view.fit_end.metrics if view.fit_end is not None else None
+    if latest is not None:
+        # If the latest checkpoint came with the last report, its metrics are preferred: they
+        # include the results of a validation that ended after the report. It did if both have the
+        # same metrics apart from those results.
+        validation = view.validation_results.get(latest.uid)
+        added = validation.metrics if validation is not None else {}
+        own = {name: value for name, value in latest.metrics.items() if name not in added}
+        if metrics is None or own == {n: value for n, value in metrics.items() if n not in added}:
+            metrics = latest.metrics
+    return cast("dict[str, Any] | None", metrics_from_json(metrics))
 
 
-def _are_metrics_of(reported: dict[str, Any], checkpoint: CheckpointCommitted, view: View) -> bool:
-    """Return whether both have the same metrics, apart from those that a validation added."""
-    validation = view.validation_results.get(checkpoint.uid)
-    added = validation.metrics if validation is not None else {}
-    own = {name: value for name, value in checkpoint.metrics.items() if name not in added}
-    return own == {name: value for name, value in reported.items() if name not in added}
-
-
-def _metrics(checkpoint: CheckpointCommitted) -> dict[str, Any]:
-    return cast("dict[str, Any]", metrics_from_json(checkpoint.metrics))
-
-
-def _numeric_score(score: Any, metric: str) -> float:
-    if isinstance(score, (int, float)):
-        return score
-    raise ConfigError(
-        f"The metric {metric!r} of a checkpoint is {score!r}; only numbers can be compared.",
-        do="Choose a metric with numeric values; 'a/b' selects a nested metric.",
-    )
-
-
-def _read_error(view: View, store: Store) -> Exception | None:
-    """Return the exception that `fit()` raised, or None.
-
-    It holds the original exceptions of the workers only if the run's key is on this machine.
-    """
-    if view.run_id is None or view.fit_end is None or view.fit_end.outcome == "finished":
-        return None
-    return build_run_error(view.fit_end, store, RunKeyring().find(view.run_id))
-
-
-def _read_view(store: Store) -> View:
+def _read_view(store: Store) -> JournalView:
     # In an object store, a missing directory and an empty one are the same.
     if not any(True for _ in store.list()):
         raise ResultNotFoundError(
@@ -277,6 +253,7 @@ def _read_view(store: Store) -> View:
             f"Failed to restore the result from {store_path(store)}: {error}",
             do="Pass the directory of a run that was written by this version of spotfit.",
         ) from error
+    # Without reports there is no result, also if the run has finished.
     if not view.checkpoints and (view.fit_end is None or view.fit_end.metrics is None):
         end = f" It is {view.fit_end.outcome}: {view.fit_end.reason}" if view.fit_end else ""
         raise ResultNotFoundError(

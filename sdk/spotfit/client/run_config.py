@@ -6,7 +6,6 @@ import os
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,21 +62,46 @@ class RunConfig:
     log_to_file: Any = DEPRECATED
 
     def __post_init__(self) -> None:
+        # Before the other checks: a script with a removed field was written for older versions.
         removed = {name: getattr(self, name) for name in _REMOVED_FIELDS}
         reject_deprecated_arguments("RunConfig", removed, replacements=_REMOVED_FIELDS)
         errors = ErrorCollector()
-        for name, config_type in _CONFIG_TYPES:
-            value = getattr(self, name)
-            setattr(self, name, errors.check(partial(_check_field, name, value, config_type)))
+        for field, config_type in _CONFIG_TYPES:
+            value = getattr(self, field)
+            if value is None:
+                setattr(self, field, config_type())
+            elif not isinstance(value, config_type):
+                text = f"Invalid `{field}` type: {qualified_type_name(value)}."
+                remedy = f"Write RunConfig({field}=spotfit.{config_type.__name__}(...))."
+                errors.add(ConfigError(text, do=remedy))
         self.callbacks = errors.check(lambda: _check_callbacks(self.callbacks))
         self.worker_runtime_env = errors.check(lambda: _check_runtime_env(self.worker_runtime_env))
-        self.storage_path = errors.check(lambda: _check_storage_path(self.storage_path))
-        self.name = errors.check(lambda: _check_run_name(self.name))
+        path: Any = self.storage_path
+        if path is None:
+            self.storage_path = str(Path(DEFAULT_STORAGE_PATH).expanduser())
+        elif isinstance(path, (str, os.PathLike)):
+            self.storage_path = str(os.fspath(path))
+        else:
+            type_name = qualified_type_name(path)
+            text = f"RunConfig(storage_path={path!r}): storage_path must be a str or a Path, not "
+            f"a {type_name}."
+            errors.add(
+                ConfigError(text, do="Pass a directory, or a URL like 's3://bucket/prefix'.")
+            )
+        # The time makes the name unique: a name that is used again would continue its run.
+        name: Any = self.name or f"spotfit_run-{system.utc_timestamp()}"
+        if not isinstance(name, str):
+            text = (
+                f"RunConfig(name={name!r}): name must be a str, not a {qualified_type_name(name)}."
+            )
+            errors.add(ConfigError(text, do="Pass a plain name: name='experiment-1'."))
+        self.name = name
         errors.raise_all()
 
     @property
     def storage_context(self) -> StorageContext:
         """The storage of this run, as in Ray Train. For developers of integrations."""
+        # Imported on use, like the stores below: `import spotfit` imports this module and is cheap.
         from spotfit.worker.context import StorageContext
 
         assert self.name is not None
@@ -136,20 +160,10 @@ def qualified_type_name(value: Any) -> str:
     return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 
 
-def _check_field(name: str, value: Any, expected_type: type[Any]) -> Any:
-    if value is None:
-        return expected_type()
-    if not isinstance(value, expected_type):
-        raise ConfigError(
-            f"Invalid `{name}` type: {qualified_type_name(value)}.",
-            do=f"Write RunConfig({name}=spotfit.{expected_type.__name__}(...)).",
-        )
-    return value
-
-
 def _check_callbacks(callbacks: Any) -> list[UserCallback]:
     if callbacks is None:
         return []
+    # A Sequence, not an Iterable: an iterator would be consumed by the checks.
     if not isinstance(callbacks, Sequence):
         raise ConfigError(
             f"RunConfig(callbacks={callbacks!r}): callbacks must be a list, not a "
@@ -175,27 +189,4 @@ def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:
             f"{qualified_type_name(runtime_env)}.",
             do="Write {'env_vars': {...}, 'pip': [...]}.",
         )
-    return dict(runtime_env)
-
-
-def _check_storage_path(path: Any) -> str:
-    if path is None:
-        return str(Path(DEFAULT_STORAGE_PATH).expanduser())
-    if not isinstance(path, (str, os.PathLike)):
-        raise ConfigError(
-            f"RunConfig(storage_path={path!r}): storage_path must be a str or a Path, not a "
-            f"{qualified_type_name(path)}.",
-            do="Pass a directory, or a URL like 's3://bucket/prefix'.",
-        )
-    return str(os.fspath(path))
-
-
-def _check_run_name(name: Any) -> str:
-    if not name:
-        return f"spotfit_run-{system.utc_timestamp()}"
-    if not isinstance(name, str):
-        raise ConfigError(
-            f"RunConfig(name={name!r}): name must be a str, not a {qualified_type_name(name)}.",
-            do="Pass a plain name: name='experiment-1'.",
-        )
-    return name
+    return dict(runtime_env)  # a copy: the caller's dictionary may change before fit()

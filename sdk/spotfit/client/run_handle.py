@@ -43,15 +43,19 @@ from spotfit.model.view import View
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.profile import open_provisioner
 from spotfit.security.run_key import RunKey
+from spotfit.store.api import Store
 from spotfit.store.factory import credentials_for_nodes, open_store
 
 # Maximum wait for the last worker output after the end of a run.
 _OUTPUT_DRAIN_S = 3.0
 # Typical delay until a cloud's API returns what a machine printed.
 _MACHINE_OUTPUT_DELAY_S = 10.0
+# Limits the delay of printed output, and of Ctrl-C while `watch()` joins the supervisor.
 _MAX_PAUSE_S = 0.5
-# Maximum wait for the release of machines before `result()` returns without it.
+# Maximum wait for the release of machines before `result()` returns without it. A cloud may take
+# a minute to terminate a machine, and failed requests are repeated.
 _RELEASE_TIMEOUT_S = 120.0
+# Shorter, because the caller was interrupted while it started the run.
 _CANCEL_RELEASE_WAIT_S = 10.0
 _CANCEL_RETRY_PAUSE_S = 0.2
 
@@ -86,14 +90,11 @@ class RunHandle:
     """
 
     def __init__(
-        self,
-        ledger: Ledger,
-        key: RunKey | None,
-        *,
-        filesystem_location: StorageLocation | None = None,
+        self, ledger: Ledger, *, filesystem_location: StorageLocation | None = None
     ) -> None:
         self._ledger = ledger
-        self.key = key
+        self.key: RunKey | None = None
+        """Set by `attach_headless_leader`; None if this machine does not have the key."""
         self._filesystem_location = filesystem_location
         self._clock = system.SystemClock()
         self._last_event_at = self._clock.now()
@@ -123,8 +124,26 @@ class RunHandle:
     def status(self) -> RunStatus:
         """Return the current state of the run."""
         # A supervisor thread keeps the ledger up to date, and the ledger is not thread-safe.
-        return _build_status(
-            self._ledger.catch_up() if self._supervisor is None else self._ledger.view
+        if self._supervisor is None:
+            self._ledger.catch_up()
+        view = self._ledger.view
+        state: str
+        if view.fit_end is not None:
+            state = view.fit_end.outcome
+        elif view.pending_fit_end is not None:
+            state = "validating"
+        else:
+            state = "running" if view.round else "waiting"
+        return RunStatus(
+            name=view.spec.name,
+            state=state,
+            round=view.round.number if view.round else None,
+            workers=view.round.world_size if view.round else 0,
+            machines=sum(len(group.active_nodes) for group in view.groups.values()),
+            checkpoints=tuple(checkpoint.name for checkpoint in view.checkpoints),
+            failures={cause.value: count for cause, count in view.failure_counts.items()},
+            reason=view.fit_end.reason if view.fit_end else view.last_refusal or "",
+            save_reason=view.checkpoints[-1].reason if view.checkpoints else "",
         )
 
     def cancel(self, reason: str = "cancel() was called") -> None:
@@ -140,6 +159,7 @@ class RunHandle:
 
     def logs(self) -> Iterator[str]:
         """Yield all output of the workers so far, each line prefixed with its rank."""
+        # Agents that joined, not only those of the last round: earlier ones left output as well.
         tailer = WorkerLogTailer(self._ledger.store)
         for member in self._ledger.list_members():
             tailer.add_agent(member.agent)
@@ -160,7 +180,14 @@ class RunHandle:
 
         Raises the exceptions of `fit()`, or `TimeoutError` after `timeout_s`.
         """
-        self._wait(timeout_s)
+        if self._supervisor is not None:
+            self._supervisor.join(timeout_s)
+            if self._supervisor_error is not None:
+                raise self._supervisor_error
+        else:
+            self._poll_until_ended(timeout_s)
+        if self._fit_end is None:
+            raise TimeoutError(f"The run {self.url} has not ended within {timeout_s} s.")
         return self.final_result()
 
     def final_result(self) -> Result:
@@ -169,7 +196,12 @@ class RunHandle:
         assert ended is not None
         assert view is not None
         if ended.outcome != "finished":
-            raise self._build_error(ended)
+            error = build_run_error(ended, self._ledger.store, self.key)
+            # Unless user code failed, the output of machines that never joined may hold the cause.
+            may_be_machines = ended.outcome == "failed" and ended.cause is not FailureCause.WORKER
+            if may_be_machines and (output := read_unjoined_output(self._ledger)):
+                error.add_note(output)
+            raise error
         if ended.last_save_error:
             log.warning(
                 "result.unsaved",
@@ -183,19 +215,7 @@ class RunHandle:
             filesystem_location=self._filesystem_location,
         )
 
-    def _build_error(self, ended: FitEnded) -> SpotfitError:
-        error = build_run_error(ended, self._ledger.store, self.key)
-        # The output of machines that never joined may contain the cause, unless user code failed.
-        may_be_machines = ended.outcome == "failed" and ended.cause is not FailureCause.WORKER
-        if may_be_machines and (output := read_unjoined_output(self._ledger)):
-            error.add_note(output)
-        return error
-
     # --- waiting -----------------------------------------------------------------------------
-
-    def supervise_once(self) -> None:
-        """Take one step; for a new run it requests machines before it returns."""
-        self._tick()
 
     def wait_for_release(self) -> None:
         """Wait briefly for the release of the machines of a cancelled run."""
@@ -203,16 +223,18 @@ class RunHandle:
 
     def supervise_in_background(self) -> None:
         """Supervise the run in a daemon thread until it ends or this process exits."""
+
+        def supervise() -> None:
+            try:
+                self._poll_until_ended()
+            except Exception as error:  # noqa: BLE001 - a thread boundary: `result()` raises it
+                self._supervisor_error = error
+
+        # A daemon thread does not keep a process from exiting whose user has dropped the handle.
         self._supervisor = threading.Thread(
-            target=self._supervise, name="spotfit-supervisor", daemon=True
+            target=supervise, name="spotfit-supervisor", daemon=True
         )
         self._supervisor.start()
-
-    def _supervise(self) -> None:
-        try:
-            self._poll_until_ended()
-        except Exception as error:  # noqa: BLE001 - a thread boundary: `result()` raises it
-            self._supervisor_error = error
 
     def watch(self) -> None:
         """Wait for the end of the run, printing worker output and logging journal events.
@@ -232,20 +254,10 @@ class RunHandle:
         if self._supervisor_error is not None:
             raise self._supervisor_error
 
-    def _wait(self, timeout_s: float | None) -> None:
-        if self._supervisor is not None:
-            self._supervisor.join(timeout_s)
-            if self._supervisor_error is not None:
-                raise self._supervisor_error
-        else:
-            self._poll_until_ended(timeout_s)
-        if self._fit_end is None:
-            raise TimeoutError(f"The run {self.url} has not ended within {timeout_s} s.")
-
     def _poll_until_ended(self, timeout_s: float | None = None) -> None:
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while not self._watch_stopped:
-            wake = self._tick()
+            wake = self.supervise_once()
             if self.show_output and self._console.show_new_lines():
                 self._last_event_at = self._clock.now()
             now = self._clock.now()
@@ -254,14 +266,27 @@ class RunHandle:
                 self._show_unjoined_output(now)
             if wake is None or self._release_timed_out(now):
                 break
+            # Returns without draining the output: the run may still be active.
             if deadline is not None and now >= deadline:
                 return
-            wake = min(wake, now + self._next_pause_s(now), deadline or wake)
+            # The pause is short after an event, then increases to an eighth of the time since: with
+            # local workers the driver competes with them for processors.
+            poll_s = self._ledger.view.spec.timing.journal_poll_interval_s
+            pause_s = min((now - self._last_event_at) / 8, _MAX_PAUSE_S)
+            wake = min(wake, now + max(poll_s, pause_s), deadline or wake)
             self._clock.wait(max(0.0, wake - now))
-        self._drain_output()
+        # Agents upload their last lines after the end of the run; machines that were terminated
+        # never do, so the wait is limited.
+        drained_at = self._clock.now() + _OUTPUT_DRAIN_S
+        while self.show_output and not self._console.is_complete and self._clock.now() < drained_at:
+            self._console.show_new_lines()
+            self._clock.wait(0.02)
 
-    def _tick(self) -> float | None:
-        """Advance the run once; return when to do so again, or None after its end."""
+    def supervise_once(self) -> float | None:
+        """Advance the run once; return when to do so again, or None after its end.
+
+        For a new run it requests machines before it returns.
+        """
         now = self._clock.now()
         wake = None
         try:
@@ -272,6 +297,7 @@ class RunHandle:
         except StoreError as error:  # the run continues without the driver: keep observing
             log.warning("store.error", reason=error.message)
             return now + 1.0
+        # A headless leader returns a time until all machines are released, also after the end.
         if self._fit_end is not None and wake is None:
             return None
         return now + 1.0 if wake is None else wake
@@ -282,21 +308,13 @@ class RunHandle:
             return False
         groups = self._ledger.view.groups
         open_groups = [token for token, group in groups.items() if not group.is_closed]
+        # An error, because machines that are not released cost money until a user terminates them.
         log.error(
             "run.machines_not_released",
             groups=",".join(open_groups),
             do="check in the cloud console whether these machines are still running",
         )
         return True
-
-    def _next_pause_s(self, now: float) -> float:
-        """Return the pause before the next poll: short after an event, then increasing.
-
-        With local workers the driver competes with them for processors.
-        """
-        spec = self._ledger.view.spec
-        poll_s = spec.timing.journal_poll_interval_s if spec else 1.0
-        return min(max(poll_s, (now - self._last_event_at) / 8), max(poll_s, _MAX_PAUSE_S))
 
     def _show_unjoined_output(self, now: float) -> None:
         """Print the output of the first machine that was lost before its agent joined.
@@ -308,14 +326,6 @@ class RunHandle:
         self._unjoined_loss_at = float("inf")
         if output := read_unjoined_output(self._ledger, max_machines=1):
             self._console.write_text(output)
-
-    def _drain_output(self) -> None:
-        # Agents upload their last lines after the end of the run; machines that were terminated
-        # never do, so the wait is limited.
-        deadline = self._clock.now() + _OUTPUT_DRAIN_S
-        while self.show_output and not self._console.is_complete and self._clock.now() < deadline:
-            self._console.show_new_lines()
-            self._clock.wait(0.02)
 
     # --- the journal -------------------------------------------------------------------------
 
@@ -335,6 +345,7 @@ class RunHandle:
         if isinstance(entry.event, NodeLost) and entry.event.agent is None:
             self._unjoined_loss_at = self._unjoined_loss_at or self._last_event_at
         if isinstance(entry.event, FitEnded):
+            # Kept, because the view changes if another fit() continues the run before `result()`.
             self._fit_end, self._final_view = entry.event, self._ledger.view
             self._ended_at = self._clock.now()
         if self.show_output:
@@ -343,6 +354,7 @@ class RunHandle:
     def _load_return_value(self, ended: FitEnded) -> Any:
         if ended.result_key is None:
             return None
+        # A warning: metrics and checkpoints of the result are not encrypted.
         if self.key is None:
             log.warning(
                 "result.unreadable",
@@ -361,8 +373,7 @@ def attach(url: str | Path) -> RunHandle:
     log.use_default_handler()
     ledger = open_ledger(url)
     view = ledger.view
-    assert view.spec is not None
-    handle = RunHandle(ledger, None)
+    handle = RunHandle(ledger)
     handle.load_view(view)
     return attach_headless_leader(handle, ledger, RunKeyring().find(ledger.run_id), view.spec)
 
@@ -372,15 +383,19 @@ def open_ledger(url: str | Path) -> Ledger:
 
     Raises `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
     """
-    store = open_store(url)
     # The id is replaced below: it is read from the journal.
-    ledger = Ledger(store, RunId(""), AgentId(f"d{system.new_agent_id()}"), wall_ms=system.wall_ms)
-    check_no_gaps(store)
+    ledger = create_driver_ledger(open_store(url), RunId(""))
+    check_no_gaps(ledger.store)
     view = ledger.catch_up()
-    if view.run_id is None or view.spec is None:
-        raise run_not_found_error(store)
+    if not isinstance(view, View):
+        raise run_not_found_error(ledger.store)
     ledger.run_id = view.run_id
     return ledger
+
+
+def create_driver_ledger(store: Store, run_id: RunId) -> Ledger:
+    """Return a ledger without entries; those that it appends have a new author "d…", a driver."""
+    return Ledger(store, run_id, AgentId(f"d{system.new_agent_id()}"), wall_ms=system.wall_ms)
 
 
 def attach_headless_leader(
@@ -392,6 +407,7 @@ def attach_headless_leader(
     """
     if key is None:
         return handle
+    # Also without the provisioner: the key decrypts the result and the exceptions of workers.
     handle.key = key
     try:
         provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)
@@ -411,26 +427,3 @@ def attach_headless_leader(
     reconciler = Reconciler(writer, provisioner, launch, SynchronousCalls(), system.new_token)
     handle.headless_leader = HeadlessLeader(writer, reconciler, system.SystemClock().now())
     return handle
-
-
-def _run_state(view: View) -> str:
-    if view.fit_end is not None:
-        return view.fit_end.outcome
-    if view.pending_fit_end is not None:
-        return "validating"
-    return "running" if view.round else "waiting"
-
-
-def _build_status(view: View) -> RunStatus:
-    state = _run_state(view)
-    return RunStatus(
-        name=view.spec.name if view.spec else "",
-        state=state,
-        round=view.round.number if view.round else None,
-        workers=view.round.world_size if view.round else 0,
-        machines=sum(len(group.active_nodes) for group in view.groups.values()),
-        checkpoints=tuple(checkpoint.name for checkpoint in view.checkpoints),
-        failures={cause.value: count for cause, count in view.failure_counts.items()},
-        reason=view.fit_end.reason if view.fit_end else view.last_refusal or "",
-        save_reason=view.checkpoints[-1].reason if view.checkpoints else "",
-    )

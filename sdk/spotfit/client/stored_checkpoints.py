@@ -57,7 +57,11 @@ class CheckpointInfo(NamedTuple):
 def list_checkpoints(url: str) -> list[CheckpointInfo]:
     """Return the stored checkpoints of a run, oldest first, from its journal."""
     ledger = open_ledger(url)
-    return [_summarize(ledger.store, each) for each in ledger.view.checkpoints]
+    return [
+        # Journal entries of early versions lack the step; then the checkpoint itself is read.
+        _inspect(ledger.store, each) if each.is_snapshot and each.step is None else _summarize(each)
+        for each in ledger.view.checkpoints
+    ]
 
 
 def describe_checkpoint(url: str, name: str) -> CheckpointInfo:
@@ -73,6 +77,7 @@ def export_checkpoint(url: str, name: str, path: Path, *, full_state: bool = Fal
     also contains the optimizer and all other state. Raises `ConfigError`, also for a checkpoint
     that was not saved by a Checkpointer, and `NotFoundError`.
     """
+    # Before the journal is read, which may take seconds.
     _check_target(path, full_state=full_state)
     ledger = open_ledger(url)
     checkpoint, store = _find_checkpoint(ledger, name), ledger.store
@@ -159,10 +164,7 @@ def _find_checkpoint(ledger: Ledger, name: str) -> CheckpointCommitted:
     )
 
 
-def _summarize(store: Store, checkpoint: CheckpointCommitted) -> CheckpointInfo:
-    # Journal entries of early versions lack the step; then the checkpoint itself is read.
-    if checkpoint.is_snapshot and checkpoint.step is None:
-        return _inspect(store, checkpoint)
+def _summarize(checkpoint: CheckpointCommitted) -> CheckpointInfo:
     return CheckpointInfo(
         name=checkpoint.name,
         size_bytes=checkpoint.size_bytes,
@@ -173,13 +175,7 @@ def _summarize(store: Store, checkpoint: CheckpointCommitted) -> CheckpointInfo:
 
 
 def _inspect(store: Store, checkpoint: CheckpointCommitted) -> CheckpointInfo:
-    info = CheckpointInfo(
-        name=checkpoint.name,
-        size_bytes=checkpoint.size_bytes,
-        metrics=metrics_from_json(checkpoint.metrics),
-        step=checkpoint.step,
-        reason=checkpoint.reason,
-    )
+    info = _summarize(checkpoint)
     try:
         saved = open_committed_snapshot(store, checkpoint.name)
     except IntegrityError as error:
@@ -190,12 +186,14 @@ def _inspect(store: Store, checkpoint: CheckpointCommitted) -> CheckpointInfo:
 
 
 def _read_content(saved: SavedState) -> CheckpointContent:
+    # Step, epoch and world size are equal in the indices of all ranks.
     first = saved.indices[0]
     model_tensors = tensor_pieces(saved)
     return CheckpointContent(
         step=first.step,
         epoch=first.epoch,
         world_size=first.world_size,
+        # A tensor that is split over ranks has a piece in several indices.
         tensors=len({piece.key for index in saved.indices for piece in index.pieces}),
         parameters=sum(math.prod(pieces[0][1].shape) for pieces in model_tensors.values()),
         shared_bytes=sum(

@@ -23,6 +23,7 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
             f"{handle.url} cannot be supervised: the run's key is not on this machine.",
             do="Run the command where fit() was called, or set SPOTFIT_RUN_SECRET to the key.",
         )
+    # Bounded, unlike a driver: the next call of the cron job continues.
     view = sweep(handle.headless_leader, system.SystemClock(), duration_s=duration_s)
     if view.fit_end is not None:
         return f"The run is {view.fit_end.outcome}; its machines are released."

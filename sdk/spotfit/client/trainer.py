@@ -63,7 +63,11 @@ class DataParallelTrainer:
             replacements=_REMOVED_ARGUMENTS,
             unset=None,  # their default in Ray's signature
         )
-        check = partial(_check_argument, errors := ErrorCollector())
+        errors = ErrorCollector()
+
+        def check(name: str, value: Any, expected_type: type[Any]) -> Any:
+            return errors.check(partial(check_config_type, name, value, expected_type))
+
         scaling = check("scaling_config", scaling_config, ScalingConfig)
         run = check("run_config", run_config, RunConfig)
         data = check("dataset_config", dataset_config, DataConfig)
@@ -78,7 +82,7 @@ class DataParallelTrainer:
         self.backend_config: BackendConfig = backend
         self.scaling_config: ScalingConfig = scaling
         self.run_config: RunConfig = run
-        self.datasets = dict(datasets or {})
+        self.datasets = dict(datasets or {})  # a copy: the caller's dictionary may change
         self.dataset_config: DataConfig = data
         self.validation_config = validation_config
         self.provisioner = provisioner
@@ -114,6 +118,8 @@ class DataParallelTrainer:
             from spotfit.client import fit
 
             return fit.submit(request)
+
+    # Class methods of Ray's trainers: scripts that call them get an explanation.
 
     @classmethod
     def restore(cls, *_args: Any, **_kwargs: Any) -> Any:
@@ -151,10 +157,6 @@ class DataParallelTrainer:
         from spotfit.client.local_mode import fit_locally
 
         return fit_locally(self._build_request())
-
-
-def _check_argument(errors: ErrorCollector, name: str, value: Any, expected_type: type[Any]) -> Any:
-    return errors.check(lambda: check_config_type(name, value, expected_type))
 
 
 def _check_datasets(datasets: Any, scaling: ScalingConfig) -> None:
@@ -204,7 +206,7 @@ class TorchTrainer(DataParallelTrainer):
             validation_config=validation_config,
             provisioner=provisioner,
         )
-        # Resolved here, because it depends on use_gpu, which only the trainer knows.
+        # Resolved here, because it depends on use_gpu of the scaling configuration.
         torch_config.backend = torch_config.backend_for(self.scaling_config)
 
     def _fit_locally(self) -> Result:

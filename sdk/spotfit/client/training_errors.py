@@ -30,6 +30,7 @@ from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 
 _MAX_TRACEBACK_CHARS = 1000  # per group of equal tracebacks; the logs contain the full text
+# Longer than the upload of an exception usually takes, short enough for a user who waits.
 _PICKLE_TIMEOUT_S, _PICKLE_POLL_PAUSE_S = 12.0, 0.05
 
 
@@ -50,7 +51,12 @@ def build_run_error(
         )
     match ended.cause:
         case FailureCause.PREEMPTION:
-            return _preemption_error(ended)
+            preempted = ended.preempted or PreemptedNodes(node_to_ranks={})
+            nodes = {node: list(ranks) for node, ranks in preempted.node_to_ranks.items()}
+            info = PreemptionInfo(preempted.deadline_ms or None, nodes)
+            error = PreemptionError(info, preempted.drain_timed_out)
+            error.add_note(ended.reason)
+            return error
         case FailureCause.WORKER:
             # Negative ranks are failures of callbacks, backend hooks and the agent.
             failures = [each for each in ended.failures if each.rank >= 0]
@@ -59,28 +65,14 @@ def build_run_error(
             error_type = HangError if is_hang else WorkerGroupError
             return error_type(format_worker_failures(failures), exceptions)
         case FailureCause.PLATFORM:
-            return ControllerError(_controller_failure(ended, store, key, clock))
+            # The exception of a callback or hook, if it was raised in Python and can be decrypted.
+            first = ended.failures[0] if ended.failures else None
+            if first is not None and first.pickle_key is not None and key is not None:
+                return ControllerError(_load_exception(first, store, key, clock))
+            text = f"{ended.reason}\n{first.message if first else ''}".strip()
+            return ControllerError(SpotfitError(text))
         case _:
             return TrainingFailedError(ended.reason)
-
-
-def _preemption_error(ended: FitEnded) -> PreemptionError:
-    preempted = ended.preempted or PreemptedNodes(node_to_ranks={})
-    nodes = {node: list(ranks) for node, ranks in preempted.node_to_ranks.items()}
-    info = PreemptionInfo(preempted.deadline_ms or None, nodes)
-    error = PreemptionError(info, preempted.drain_timed_out)
-    error.add_note(ended.reason)
-    return error
-
-
-def _controller_failure(
-    ended: FitEnded, store: Store, key: RunKey | None, clock: Clock
-) -> BaseException:
-    """Return the exception of a callback or hook, or a `SpotfitError` with its text."""
-    first = ended.failures[0] if ended.failures else None
-    if first is not None and first.pickle_key is not None and key is not None:
-        return _load_exception(first, store, key, clock)
-    return SpotfitError(f"{ended.reason}\n{first.message if first else ''}".strip())
 
 
 def format_worker_failures(failures: Sequence[RankFailure]) -> str:
@@ -92,15 +84,13 @@ def format_worker_failures(failures: Sequence[RankFailure]) -> str:
     lines = ["Training failed due to worker errors:"]
     for members in groups.values():
         ranks = ",".join(str(member.rank) for member in members)
-        lines.append(f"[Rank {ranks} Error Snippet]:\n{_truncate_middle(members[0].message)}")
+        text = members[0].message
+        # The middle is omitted: the entry point and the raised exception are at the ends.
+        if (omitted := len(text) - _MAX_TRACEBACK_CHARS) > 0:
+            half = _MAX_TRACEBACK_CHARS // 2
+            text = f"{text[:half]}\n… {omitted} characters omitted …\n{text[-half:]}"
+        lines.append(f"[Rank {ranks} Error Snippet]:\n{text}")
     return "\n".join(lines)
-
-
-def _truncate_middle(text: str) -> str:
-    if len(text) <= _MAX_TRACEBACK_CHARS:
-        return text
-    half, omitted = _MAX_TRACEBACK_CHARS // 2, len(text) - _MAX_TRACEBACK_CHARS
-    return f"{text[:half]}\n… {omitted} characters omitted …\n{text[-half:]}"
 
 
 def _load_exception(
@@ -117,11 +107,13 @@ def _load_exception(
     try:
         envelope = _fetch_pickle(failure.pickle_key, store, clock)
         raised = load_sealed_pickle(envelope, key, purpose=failure.pickle_key)
+    # ShippingError: the class of the exception may be missing on this machine. The text remains.
     except (StoreError, IntegrityError, ShippingError) as error:
         return TrainingFailedError(
             f"{failure.message}\n(the original exception cannot be loaded: {error.message})",
             rank=failure.rank,
         )
+    # Unpickling calls the user's __reduce__, which may return anything.
     if isinstance(raised, BaseException):
         is_worker = failure.rank >= 0
         where = f"in the worker of rank {failure.rank}" if is_worker else "outside of the workers"

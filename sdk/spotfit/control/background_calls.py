@@ -112,6 +112,7 @@ class RetryingCalls:
             self._failures[name] = failures + 1
             self._retry_at[name] = now + retry_delay_s(failures)
             return None
+        # A later call of this name starts with the short delay again.
         self._failures.pop(name, None)
         self._retry_at.pop(name, None)
         return result

@@ -1,8 +1,8 @@
 """The leader in a process without a node of its own: the client that called `fit()`, or a sweep.
 
-A headless leader has no round coordinator and sees no agents. It requests the first machines of a
-run, replaces them if all are lost, and releases machines that a finished run has left. While an
-agent is the leader, it only monitors that agent's lease and, through the backend, the machines.
+A headless leader has no round coordinator and no connected agents. It requests the first machines
+of a run, replaces them if all are lost, and releases machines that a finished run has left. While
+an agent is the leader, it only monitors that agent's lease and, through the backend, the machines.
 
     state       | event                                          | next
     ------------|------------------------------------------------|------------
@@ -19,7 +19,7 @@ from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.core.clock import Clock
 from spotfit.model.events import LeaderElected
-from spotfit.model.leader_state import LeaderState
+from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.view import View
 from spotfit.policy.election import LeaderObservation, after_lease_read, leadership_claim
 
@@ -39,7 +39,10 @@ class HeadlessLeader:
         self._ledger = ledger = journal_writer.ledger
         self._reconciler = reconciler
         self._state = LeaderState(
-            agent_id=ledger.agent_id, is_headless=True, leading_since=now, phase_changed_at=now
+            agent_id=ledger.agent_id,
+            is_headless=True,
+            leading_since=now,
+            phase=NoRound(since=now),
         )
         self._observation = LeaderObservation(lease_changed_at=now)
         self._lease_counter = b""
@@ -60,14 +63,14 @@ class HeadlessLeader:
         """
         self._journal_writer.request_read()
         self._journal_writer.advance(now)
-        view = self._journal_writer.view
+        view = self._ledger.journal_view
         # The run's first entry is not written yet.
-        if view.spec is None:
+        if not isinstance(view, View):
             return now + _LEASE_POLL_S
         if view.fit_end is not None and not self._end_handled:
             self._end_handled = True
             # Restart the lease timeout: the leader gets time to release its machines itself.
-            self._state = replace(self._state, phase_changed_at=now)
+            self._state = replace(self._state, phase=NoRound(since=now))
             self._observation = LeaderObservation(lease_changed_at=now)
         if view.fit_end is not None and all(group.is_closed for group in view.groups.values()):
             return None
@@ -80,8 +83,7 @@ class HeadlessLeader:
         # After an election the observation is of the previous leader, so read the lease at once.
         if leader != self._observed_leader or now >= self._next_poll_at:
             self._next_poll_at = now + _LEASE_POLL_S
-            self._check_lease(view, now)
-            self._check_machines(view, now)
+            self._observe_leader(view, now)
         claim = leadership_claim(view, self._ledger.agent_id, self._observation, headless=True)
         if claim is None or not claim.is_due(now):
             if claim is not None and now < claim.not_before:
@@ -99,7 +101,8 @@ class HeadlessLeader:
         after = self._journal_writer.view
         return self._reconcile(after, now) if after.is_leader(self._ledger.agent_id) else now
 
-    def _check_lease(self, view: View, now: float) -> None:
+    def _observe_leader(self, view: View, now: float) -> None:
+        """Read the leader's lease, and check whether the backend still reports its machines."""
         leader = view.leader.leader if view.leader else None
         if leader != self._observed_leader:
             self._observed_leader, self._lease_counter = leader, b""
@@ -112,23 +115,15 @@ class HeadlessLeader:
         observation = LeaderObservation(lease_changed_at=now) if has_changed else self._observation
         self._observation = after_lease_read(observation, now, has_changed=has_changed)
         self._lease_counter = lease
-
-    def _check_machines(self, view: View, now: float) -> None:
-        """Detect that the leading agent is gone because all machines are, faster than by its
-        lease."""
-        assert view.spec is not None
-        if (
-            view.fit_end is not None
-            or view.leader is None
-            or view.leader.coordinator_address is None
-        ):
+        # Without any machine the leading agent is gone, which is found sooner than by its lease. A
+        # headless leader needs no machine, so that nothing follows for it.
+        if view.fit_end is not None or not view.leader or not view.leader.coordinator_address:
             return
         self._reconciler.observe(now, every_s=view.spec.timing.observe_interval_s)
         if self._observation.vanished_at is None and self._reconciler.all_groups_terminated:
             self._observation = replace(self._observation, vanished_at=now)
 
     def _reconcile(self, view: View, now: float) -> float | None:
-        assert view.spec is not None
         # Renew first: the calls below may block for longer than a lease interval.
         if now >= self._next_renewal_at:
             self._next_renewal_at = now + view.spec.timing.lease_interval_s
@@ -163,7 +158,7 @@ class HeadlessLeader:
 def sweep(leader: HeadlessLeader, clock: Clock, *, duration_s: float) -> View:
     """Supervise a run for `duration_s`, for example from a scheduled job.
 
-    Returns early once the run has ended and all machines are released. Detecting a dead leader
+    Returns early once the run has ended and all machines are released. Detecting a lost leader
     takes `RunTiming.lease_timeout_s`; with a shorter duration, the leadership is never claimed.
     """
     deadline = clock.now() + duration_s

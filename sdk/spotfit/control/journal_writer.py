@@ -54,6 +54,7 @@ class JournalWriter:
         self._read_in_flight = False
         self._highest_known_slot = -1
         """The highest slot of which an entry was received."""
+        # Consecutive failed calls, of reads and writes together: both use the same store.
         self._failures = 0
         self._retry_at = -_NEVER
         self._store_error: StoreError | None = None
@@ -72,7 +73,7 @@ class JournalWriter:
         return (
             self._has_read_to_end
             and self._pending is None
-            and self._highest_known_slot < self.view.next_slot
+            and self._highest_known_slot < self.ledger.journal_view.next_slot
         )
 
     @property
@@ -102,7 +103,9 @@ class JournalWriter:
         """
         assert self.is_settled, "the outcome of the previous entry is not known yet"
         # Encoded once: a repeated offer must be byte for byte the same entry.
-        self._pending = _PendingEntry(self.view.next_slot, self.ledger.encode_entry(event))
+        self._pending = _PendingEntry(
+            self.ledger.journal_view.next_slot, self.ledger.encode_entry(event)
+        )
         self._advance(now)
 
     def advance(self, now: float) -> None:
@@ -117,23 +120,33 @@ class JournalWriter:
             raise error
 
     def _advance(self, now: float) -> None:
-        if self._pending is not None:
-            self._retry_pending(self._pending, now)
-        # A page need not reach the end of the journal, so continue while results are available.
-        while self._read_in_flight or (self._must_read and now >= self._retry_at):
-            if not self._read(now):
-                return
-
-    def _retry_pending(self, pending: _PendingEntry, now: float) -> None:
-        if pending.slot < self.view.next_slot:
+        pending = self._pending
+        if pending is not None and pending.slot < self.ledger.journal_view.next_slot:
             # The slot's entry was received from another process or by a read.
             self._pending = None
-        elif pending.in_flight or not (pending.slot_taken or now < self._retry_at):
+        elif pending is not None and (
+            pending.in_flight or not (pending.slot_taken or now < self._retry_at)
+        ):
             create = partial(self.ledger.create_entry, pending.slot, pending.body)
             result = self._background_calls.run(f"append {pending.slot}", create)
             pending.in_flight = result is None
             if result is not None:
                 self._on_create_result(pending, result, now)
+        # A page need not reach the end of the journal, so continue while results are available.
+        while self._read_in_flight or (self._must_read and now >= self._retry_at):
+            if not self._read_in_flight:
+                # Cleared when the read starts: a request that follows needs a read of its own.
+                self._read_in_flight, self._read_requested = True, False
+            read = partial(self.ledger.read, self.ledger.journal_view.next_slot)
+            result = self._background_calls.run("read", read)
+            if result is None:
+                return
+            self._read_in_flight = False
+            if result.error is not None:
+                self._read_requested = True
+                self._record_failure(result.error, now)
+                return
+            self._apply_page(result.value, now)
 
     def _on_create_result(
         self, pending: _PendingEntry, result: BackgroundResult, now: float
@@ -152,28 +165,12 @@ class JournalWriter:
             case error:
                 self._record_failure(error, now)
 
-    def _read(self, now: float) -> bool:
-        """Start a read or process its result; return whether to continue with another read."""
-        if not self._read_in_flight:
-            self._read_in_flight, self._read_requested = True, False
-        read = partial(self.ledger.read, self.view.next_slot)
-        result = self._background_calls.run("read", read)
-        if result is None:
-            return False
-        self._read_in_flight = False
-        if result.error is not None:
-            self._read_requested = True
-            self._record_failure(result.error, now)
-            return False
-        self._apply_page(result.value, now)
-        return True
-
     def _apply_page(self, page: JournalPage, now: float) -> None:
         if not self.ledger.apply_page(page):
             self._read_requested = True
             return
         self._has_read_to_end, self.last_read_at, self._failures = True, now, 0
-        if self._pending is not None and self._pending.slot < self.view.next_slot:
+        if self._pending is not None and self._pending.slot < self.ledger.journal_view.next_slot:
             self._pending = None
         if self._must_read and not self._read_requested:
             # The store reported an entry but does not return it yet (eventual consistency).
@@ -182,6 +179,7 @@ class JournalWriter:
     def _record_failure(self, error: Exception, now: float) -> None:
         if not isinstance(error, StoreError):
             raise error
+        # Kept for `advance`: this may have been called by `write`, which must not raise it.
         self._store_error = error
         self._back_off(now)
 
@@ -191,6 +189,6 @@ class JournalWriter:
 
     @property
     def _must_read(self) -> bool:
-        is_behind = self._highest_known_slot >= self.view.next_slot
+        is_behind = self._highest_known_slot >= self.ledger.journal_view.next_slot
         is_slot_taken = self._pending is not None and self._pending.slot_taken
         return self._read_requested or is_behind or is_slot_taken

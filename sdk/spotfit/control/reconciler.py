@@ -7,7 +7,7 @@ paid twice (docs/decisions/0006): `GroupPlanned` is appended with a new token, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
@@ -81,8 +81,10 @@ class Reconciler:
         self.granted_at: dict[Token, float] = {}
         self.refused_at: float | None = None
         self.validator_refused_at: float | None = None
+        # Cancelled at the backend, but not recorded yet: one entry records all of one release.
         self._cancelled_groups: set[Token] = set()
         self.is_idle = False
+        # In memory only: a new leader submits again at once, with the same token.
         self._submit_tries: dict[Token, int] = {}
         self._retry_at: dict[Token, float] = {}
 
@@ -127,7 +129,7 @@ class Reconciler:
         self._unobserved = tuple(
             token
             for token in self._unobserved
-            if token in held and not self._observe_group(token, held, now)
+            if token in held and not self._observe_group(token, held[token], now)
         )
 
     @property
@@ -146,15 +148,13 @@ class Reconciler:
             if group.handle is not None and not group.is_released
         }
 
-    def _observe_group(self, token: Token, held: Mapping[Token, GroupHandle], now: float) -> bool:
+    def _observe_group(self, token: Token, handle: GroupHandle, now: float) -> bool:
         """Return whether the backend has answered. A failed call is repeated next interval."""
-        observe = partial(self._provisioner.observe, held[token])
+        observe = partial(self._provisioner.observe, handle)
         result = self._background_calls.run(f"observe {token}", observe)
-        if result is not None and result.error is None:
-            self._record_status(token, result.value, now)
-        return result is not None
-
-    def _record_status(self, token: Token, status: GroupStatus, now: float) -> None:
+        if result is None or result.error is not None:
+            return result is not None
+        status: GroupStatus = result.value
         # Certain only for the time before the call, less the backend's own delay.
         as_of = self._observation_started_at - self._provisioner.traits.status_lag_s
         self.status_as_of = {**self.status_as_of, token: as_of}
@@ -165,6 +165,7 @@ class Reconciler:
             self.group_statuses = {**self.group_statuses, token: status}
         if token not in self.granted_at and any(n.state == NodeState.RUNNING for n in status.nodes):
             self.granted_at = {**self.granted_at, token: now}
+        return True
 
     def observe_soon(self) -> None:
         """Query the backend at the next `observe` call, without waiting for its interval."""
@@ -178,7 +179,6 @@ class Reconciler:
 
     def _plan_group(self, machine_request: RequestMachines, now: float) -> None:
         spec = self._journal_writer.view.spec
-        assert spec is not None
         resources = spec.resources_per_worker
         if machine_request.role == "validate" and spec.validation is not None:
             resources = spec.validation.resources
@@ -191,6 +191,7 @@ class Reconciler:
             run_name=spec.name,
             role=machine_request.role,
         )
+        # `plan` calls no cloud API, so it may precede the entry; `submit` must not.
         planned = GroupPlanned(
             request=request, plan=self._provisioner.plan(request), reason=machine_request.reason
         )
@@ -208,19 +209,17 @@ class Reconciler:
             reason = f"requesting {plan.num_nodes} machines"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
         if result.error is not None and not isinstance(result.error, ProvisionError):
-            return self._schedule_resubmit(token, result.error, now)
+            # Whether the cloud has executed the request is unknown. It is repeated with the same
+            # token: a new one could launch, and cost, the machines twice.
+            tries = self._submit_tries[token] = self._submit_tries.get(token, 0) + 1
+            delay_s = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(tries, 10))
+            retry_at = self._retry_at[token] = now + delay_s
+            reason = _format_error(result.error)
+            log.warning("submit.retrying", token=token, tries=tries, reason=reason)
+            return False, Wait(retry_at, f"retrying the request: {reason}")
         self._journal_writer.write(self._submit_event(token, result, now), now)
         self.observe_soon()
         return True, _no_wait(now)
-
-    def _schedule_resubmit(self, token: Token, error: Exception, now: float) -> tuple[bool, Wait]:
-        # Whether the cloud has executed the request is unknown. It is repeated with the same token:
-        # a new one could launch, and cost, the machines twice.
-        tries = self._submit_tries[token] = self._submit_tries.get(token, 0) + 1
-        delay_s = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(tries, 10))
-        retry_at = self._retry_at[token] = now + delay_s
-        log.warning("submit.retrying", token=token, tries=tries, reason=_format_error(error))
-        return False, Wait(retry_at, f"retrying the request: {_format_error(error)}")
 
     def _submit_event(self, token: Token, result: BackgroundResult, now: float) -> JournalEvent:
         """A `ProvisionError` (missing permission, no quota) is final; a refusal may be
@@ -240,6 +239,7 @@ class Reconciler:
         failure = ""
         for token in tokens:
             handle = self._journal_writer.view.groups[token].handle
+            # Without a handle nothing was granted, so there is nothing to cancel.
             if token in self._cancelled_groups or handle is None:
                 continue
             result = self._background_calls.run(
@@ -254,6 +254,7 @@ class Reconciler:
         if in_flight:
             reason = f"releasing {len(in_flight)} groups of machines"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
+        # Groups whose cancel failed are decided again from the next view; the others are recorded.
         released = [token for token in tokens if token in self._cancelled_groups]
         if not released:
             return False, Wait(now + _RELEASE_RETRY_S, failure)

@@ -42,7 +42,7 @@ SpotfitError
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 
 class SpotfitError(Exception):
@@ -83,6 +83,7 @@ class ConfigError(SpotfitError, ValueError):
 class ConfigErrors(ConfigError):
     """Several configuration errors, reported together; `errors` holds each of them."""
 
+    # Each error is printed with its own remedy, so `do` stays empty.
     def __init__(self, errors: Sequence[SpotfitError]) -> None:
         count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
         listed = "\n".join(f"  {n}. {error}" for n, error in enumerate(errors, 1))
@@ -173,6 +174,8 @@ class ProvisionPermissionError(ProvisionError):
     """The credentials do not permit renting machines."""
 
 
+# Names and attributes of this class and its subclasses follow Ray Train, so that `except` clauses
+# of migrated scripts keep working.
 class TrainingFailedError(SpotfitError):
     """The run ended without a result."""
 
@@ -212,6 +215,7 @@ class ControllerError(TrainingFailedError):
         prefix = "" if is_spotfit_error else f"{type(controller_failure).__name__}: "
         # The text of a spotfit error is a sentence of its own; others need their type.
         super().__init__(f"Training failed outside the workers: {prefix}{controller_failure}")
+        # The traceback of the original exception is displayed as the cause.
         self.controller_failure = controller_failure
         self.__cause__ = controller_failure
 
@@ -241,17 +245,6 @@ class RunCancelledError(SpotfitError):
 
 class WorkerDiedError(SpotfitError):
     """A worker process exited or was killed by a signal, without raising an exception."""
-
-    @classmethod
-    def from_exit(cls, exit_reason: str, *, rank: int) -> Self:
-        """Return the error for `exit_reason`, a text such as 'was killed by SIGKILL'."""
-        return cls(
-            f"The worker of rank {rank} {exit_reason}.",
-            do="Check the last lines of its log. If it was killed by SIGKILL, the node may have "
-            "run out of memory.",
-            rank=rank,
-            how=exit_reason,
-        )
 
 
 class WorkerTimeoutError(SpotfitError):

@@ -53,6 +53,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if not names:
         return ""
+    # The default cutoff of 0.6 finds typing errors and ignores unrelated names.
     near = difflib.get_close_matches(word, names, n=1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     return f"{hint}Known: {', '.join(names)}."
@@ -73,16 +74,16 @@ def reject_deprecated_arguments(
 
     Arguments whose value is `unset` count as not passed. Ray raises the same exception type.
     """
-    passed = [name for name, value in arguments.items() if not _is_unset(value, unset)]
+    # Only strings are compared with ==: arrays and tensors return arrays from `==`.
+    passed = [
+        name
+        for name, value in arguments.items()
+        if value is not unset and not (isinstance(value, str) and value == unset)
+    ]
     if passed:
         names = ", ".join(f"{name}=..." for name in passed)
         remedies = "; ".join(f"{name}: {replacements[name]}" for name in passed)
         raise DeprecationWarning(f"{owner}({names}) is no longer supported. {remedies}.")
-
-
-def _is_unset(value: Any, unset: Any) -> bool:
-    # Only strings are compared with ==: arrays and tensors return arrays from `==`.
-    return value is unset or (isinstance(value, str) and value == unset)
 
 
 LOG_LEVELS = {

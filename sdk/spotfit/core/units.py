@@ -1,4 +1,4 @@
-"""Parsing and formatting of durations ('90s', '1.5h') and sizes ('4GiB')."""
+"""Parsing of durations ('90s', '1.5h'), formatting of durations and sizes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,6 @@ import re
 from spotfit.core.errors import ConfigError
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_BYTES_PER_UNIT = {
-    "B": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
 _AMOUNT_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -28,28 +17,12 @@ def parse_seconds(text: str | float) -> float:
     """
     if isinstance(text, (int, float)):
         return float(text)
-    return _parse_amount(text, _SECONDS_PER_UNIT, default="s", what="duration")
-
-
-def parse_size_bytes(text: str | int) -> int:
-    """Return the bytes of '4GiB' or '500 MB'; an int is returned unchanged.
-
-    Raises `ConfigError` for any other text.
-    """
-    if isinstance(text, int):
-        return text
-    return int(_parse_amount(text, _BYTES_PER_UNIT, default="B", what="size"))
-
-
-def _parse_amount(
-    text: str, units: dict[str, float] | dict[str, int], *, default: str, what: str
-) -> float:
     match = _AMOUNT_PATTERN.fullmatch(text)
-    if match and (match[2] or default) in units:
-        return float(match[1]) * units[match[2] or default]
-    known = ", ".join(units)
+    if match and (match[2] or "s") in _SECONDS_PER_UNIT:
+        return float(match[1]) * _SECONDS_PER_UNIT[match[2] or "s"]
+    known = ", ".join(_SECONDS_PER_UNIT)
     raise ConfigError(
-        f"{text!r} is not a valid {what}.", do=f"Write a number and one of the units {known}."
+        f"{text!r} is not a valid duration.", do=f"Write a number and one of the units {known}."
     )
 
 

@@ -23,7 +23,7 @@ from spotfit.core.errors import (
 from spotfit.ledger import keys, view_cache
 from spotfit.model.events import JournalEntry
 from spotfit.model.fold import fold
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.api import Store
 
 EntryListener = Callable[[int, bytes, JournalEntry], None]
@@ -40,7 +40,7 @@ class JournalPage(NamedTuple):
     first_slot: int
     """The slot of `bodies[0]`."""
     bodies: tuple[bytes, ...]
-    cached_view: View | None = None
+    cached_view: JournalView | None = None
     """The cached view at `first_slot`, which replaces all earlier entries; None if none was
     used."""
     reached_end: bool = True
@@ -62,9 +62,9 @@ class Journal:
         self._lock = threading.RLock()
         self._ignore_view_cache = ignore_view_cache
         self.on_entry: EntryListener | None = None
-        self.view = View()
+        self.view = JournalView()
 
-    def catch_up(self) -> View:
+    def catch_up(self) -> JournalView:
         """Read and fold all new entries, starting from the newest cached view if nothing was read.
 
         Raises `JournalError` if an entry cannot be decoded or does not fit.
@@ -74,7 +74,7 @@ class Journal:
                 continue
             return self.view
 
-    def append(self, entry: JournalEntry, after: View) -> View:
+    def append(self, entry: JournalEntry, after: JournalView) -> JournalView:
         """Offer `entry` for the slot after `after`, then read what the journal contains.
 
         `after` is the view from which the entry was decided. If other entries were appended since,
@@ -92,9 +92,12 @@ class Journal:
         Raises `StoreError` only if no entry could be read.
         """
         cached_view = None
-        if slot == 0 and not self._ignore_view_cache and self._has_view_cache():
-            cached_view = view_cache.read_newest_view(self._store)
-            slot = cached_view.next_slot
+        if slot == 0 and not self._ignore_view_cache:
+            # One get instead of a list request: most journals are shorter than one cache interval.
+            with contextlib.suppress(NotFoundError):
+                self._store.get(keys.entry(view_cache.VIEW_CACHE_INTERVAL))
+                cached_view = view_cache.read_newest_view(self._store)
+                slot = cached_view.next_slot
         bodies: list[bytes] = []
         while len(bodies) < _MAX_PAGE_ENTRIES:
             try:
@@ -102,6 +105,7 @@ class Journal:
             except NotFoundError:
                 return JournalPage(slot, tuple(bodies), cached_view)
             except StoreError:
+                # Entries that were read are folded; the next read meets the error again.
                 if not bodies:
                     raise
                 break
@@ -125,39 +129,31 @@ class Journal:
                 self.apply_entry(slot, body)
             return page.reached_end
 
-    def apply_entry(self, slot: int, body: bytes) -> View:
+    def apply_entry(self, slot: int, body: bytes) -> JournalView:
         """Fold a copy of an entry if it is the next one; ignore it otherwise."""
         with self._lock:
-            if slot == self.view.next_slot:
-                self._apply_next(body)
+            if slot != self.view.next_slot:
+                return self.view
+            entry = _decode_entry(slot, body)
+            if self.view.run_id not in (None, entry.run_id):
+                raise JournalError(
+                    f"Journal entry {slot} in {self._store.url} belongs to run {entry.run_id}, not "
+                    f"to {self.view.run_id}: two runs were written to one folder.",
+                    do="Choose another RunConfig(name=...) or storage_path.",
+                )
+            try:
+                self.view = fold(self.view, entry)
+            except KeyError as unknown:
+                raise JournalError(
+                    f"Journal entry {slot} in {self._store.url} references unknown {unknown}; an "
+                    "earlier entry is missing.",
+                    do=_REMEDY,
+                ) from unknown
+            # Within the lock: listeners receive the entries in the order of their slots, and read
+            # the view directly after each.
+            if self.on_entry is not None:
+                self.on_entry(slot, body, entry)
             return self.view
-
-    def _has_view_cache(self) -> bool:
-        # One get instead of a list request: most journals are shorter than one cache interval.
-        try:
-            return bool(self._store.get(keys.entry(view_cache.VIEW_CACHE_INTERVAL)))
-        except NotFoundError:
-            return False
-
-    def _apply_next(self, body: bytes) -> None:
-        slot = self.view.next_slot
-        entry = _decode_entry(slot, body)
-        if self.view.run_id not in (None, entry.run_id):
-            raise JournalError(
-                f"Journal entry {slot} in {self._store.url} belongs to run {entry.run_id}, not "
-                f"to {self.view.run_id}: two runs were written to one folder.",
-                do="Choose another RunConfig(name=...) or storage_path.",
-            )
-        try:
-            self.view = fold(self.view, entry)
-        except KeyError as unknown:
-            raise JournalError(
-                f"Journal entry {slot} in {self._store.url} references unknown {unknown}; an "
-                f"earlier entry is missing.",
-                do=_REMEDY,
-            ) from unknown
-        if self.on_entry is not None:
-            self.on_entry(slot, body, entry)
 
 
 _entry_decoder = decoder(JournalEntry)

@@ -11,7 +11,7 @@ from spotfit.ledger import keys
 from spotfit.ledger.journal import EntryListener, Journal, JournalPage
 from spotfit.model.events import JournalEntry, JournalEvent
 from spotfit.model.topology import Member
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.store.api import Store
 
 _member_decoder = decoder(Member)
@@ -45,11 +45,18 @@ class Ledger:
         self._journal.on_entry = on_entry
 
     @property
-    def view(self) -> View:
-        """The current view of the run."""
+    def journal_view(self) -> JournalView:
+        """The current view, which is a `View` once the journal has a `FitStarted` entry."""
         return self._journal.view
 
-    def catch_up(self) -> View:
+    @property
+    def view(self) -> View:
+        """The current view of the run, for callers that have found it in `journal_view`."""
+        view = self._journal.view
+        assert isinstance(view, View), "the journal has no FitStarted entry"
+        return view
+
+    def catch_up(self) -> JournalView:
         """Read and fold all new entries. Raises `JournalError` and `StoreError`."""
         return self._journal.catch_up()
 
@@ -61,11 +68,11 @@ class Ledger:
         """Fold a page and return whether it reached the end; see `Journal.apply_page`."""
         return self._journal.apply_page(page)
 
-    def apply_entry(self, slot: int, body: bytes) -> View:
+    def apply_entry(self, slot: int, body: bytes) -> JournalView:
         """Fold a copy of an entry received from another process, if it is the next one."""
         return self._journal.apply_entry(slot, body)
 
-    def append(self, event: JournalEvent, after: View) -> View:
+    def append(self, event: JournalEvent, after: JournalView) -> JournalView:
         """Offer an event that was decided from `after`, then read; see `Journal.append`."""
         return self._journal.append(self._make_entry(event), after)
 
@@ -79,6 +86,7 @@ class Ledger:
 
     def renew_lease(self) -> None:
         """Increment the counter in this leader's lease object."""
+        # Never persisted: a restarted process has another agent id, and thereby another lease.
         self._lease_counter += 1
         self.store.put(keys.lease(self.agent_id), str(self._lease_counter).encode())
 
@@ -93,7 +101,7 @@ class Ledger:
             return b""
 
     def publish_member(self, member: Member) -> None:
-        """Write this agent's `Member`, from which clients learn the nodes of a run."""
+        """Write this agent's `Member`, from which clients read the nodes of a run."""
         self.store.put(keys.member(self.agent_id), encode(member))
 
     def list_members(self) -> Iterator[Member]:

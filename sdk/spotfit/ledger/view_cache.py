@@ -11,7 +11,7 @@ import msgspec
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStoreError
 from spotfit.ledger import keys
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.store.api import Store
 
 # Reading 256 entries takes about 256 sequential requests, a few seconds: short compared to booting
@@ -42,7 +42,7 @@ def write_cached_view(store: Store, view: View) -> None:
         return
 
 
-def read_newest_view(store: Store) -> View:
+def read_newest_view(store: Store) -> JournalView:
     """The newest cached view that can be decoded; the empty view if there is none."""
     # Newest first; one that is corrupt or of another version falls back to the one before it.
     for found in sorted(store.list(keys.VIEWS.rstrip("/")), reverse=True):
@@ -50,4 +50,4 @@ def read_newest_view(store: Store) -> View:
             return _cached_view_decoder.decode(store.get(found.key)).view
         except (NotFoundError, *DECODE_ERRORS):
             continue
-    return View()
+    return JournalView()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,15 +40,27 @@ def migrate(
     Lists code that needs manual changes, with line numbers. Running it again changes nothing.
     """
     require_module("libcst", extra="migrate")
+    # All scripts are rewritten before the first is written: an unexpected error changes none.
     rewritten, failures = _rewrite_all(find_scripts(scripts))
     for script, (old, new) in rewritten.items():
         if write_files and new.text != old:
             write_script(script, new.text)
         if diff or not write_files:
-            render.lines(_diff(script, old, new.text))
+            # Undecodable bytes are replaced for display only; the file is written as bytes.
+            before, after = (t.decode(errors="replace").splitlines() for t in (old, new.text))
+            name = script.as_posix().lstrip("/")
+            diff_lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="")
+            render.lines(diff_lines)
+    # After all diffs, where they are not scrolled away.
     for script, (old, new) in rewritten.items():
-        render.lines(_report_lines(script, new, changed=new.text != old))
-    if failures:
+        manual = len(new.manual_notes)
+        result = "migrated" if new.text != old else "nothing to migrate"
+        left = f"{manual or 'no'} manual change{'' if manual == 1 else 's'} left"
+        # Scripts that do not use Ray are not mentioned.
+        if new.text != old or new.notes:
+            render.lines([f"{script}: {result}, {left}"])
+        render.lines(f"  line {note.line}: {note.what}: {note.do}" for note in new.notes)
+    if failures:  # at the end: scripts that do not parse must not prevent the others
         raise ConfigErrors(failures)
     if any(new.manual_notes for _, new in rewritten.values()):
         raise typer.Exit(EXIT_MANUAL_WORK_LEFT)
@@ -79,18 +90,3 @@ def _rewrite_all(
         except SpotfitError as failure:
             failures.append(failure)
     return rewritten, failures
-
-
-def _diff(script: Path, old: bytes, new: bytes) -> Iterator[str]:
-    before, after = (text.decode(errors="replace").splitlines() for text in (old, new))
-    name = script.as_posix().lstrip("/")
-    yield from difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="")
-
-
-def _report_lines(script: Path, new: RewrittenScript, *, changed: bool) -> Iterator[str]:
-    if changed or new.notes:
-        manual = len(new.manual_notes)
-        result = "migrated" if changed else "nothing to migrate"
-        yield f"{script}: {result}, {manual or 'no'} manual change{'' if manual == 1 else 's'} left"
-    for note in new.notes:
-        yield f"  line {note.line}: {note.what}: {note.do}"

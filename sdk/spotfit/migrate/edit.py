@@ -24,18 +24,17 @@ class Editor(cst.CSTTransformer):
         self._deletions = plan.deletions
         self._imports = imports
 
-    def leave_Attribute(
-        self, original_node: cst.Attribute, updated_node: cst.Attribute
-    ) -> cst.BaseExpression:
-        return self._replace_expression(original_node, updated_node)
+    def leave_Attribute(self, original_node: Any, updated_node: Any) -> cst.BaseExpression:
+        # Plans refer to the nodes of the original tree; the updated node has edited children.
+        if original_node not in self._replacements:
+            return updated_node  # type: ignore[no-any-return]  # one of three node types
+        # Without its parentheses, an expression that spans lines would not be valid any more.
+        replacement = cst.parse_expression(self._replacements[original_node])
+        return replacement.with_changes(lpar=updated_node.lpar, rpar=updated_node.rpar)
 
-    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
-        return self._replace_expression(original_node, updated_node)
-
-    def leave_SimpleString(
-        self, original_node: cst.SimpleString, updated_node: cst.SimpleString
-    ) -> cst.BaseExpression:
-        return self._replace_expression(original_node, updated_node)
+    # libcst calls a method per node type. These are the types of which plans replace nodes.
+    leave_Name = leave_Attribute  # noqa: N815  # the name of a libcst node
+    leave_SimpleString = leave_Attribute  # noqa: N815
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         body, comments = self._edit_body(original_node.body, updated_node.body)
@@ -53,14 +52,9 @@ class Editor(cst.CSTTransformer):
     def leave_SimpleStatementSuite(
         self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
     ) -> cst.SimpleStatementSuite:
+        # `if x: ray.init()` on one line needs a statement after the colon.
         smalls = self._edit_small_statements(original_node.body, updated_node.body)
         return updated_node.with_changes(body=smalls or [cst.Pass()])
-
-    def _replace_expression(self, old: Any, new: Any) -> cst.BaseExpression:
-        if old not in self._replacements:
-            return new  # type: ignore[no-any-return]  # libcst types both nodes as Any
-        replacement = cst.parse_expression(self._replacements[old])
-        return replacement.with_changes(lpar=new.lpar, rpar=new.rpar)
 
     def _edit_body(
         self, old: Sequence[cst.BaseStatement], new: Sequence[cst.BaseStatement]
@@ -73,6 +67,7 @@ class Editor(cst.CSTTransformer):
         orphaned_lines: LeadingLines = ()
         for before, after in zip(old, new, strict=True):
             edited = self._edit_statement(before, after)
+            # The comments of a deleted statement may concern the code below it.
             if not edited:
                 orphaned_lines = _merge_leading_lines(orphaned_lines, _leading_lines(before))
                 continue

@@ -46,31 +46,25 @@ def _rewrite_plain_import(
     aliases = []
     for alias in node.names:
         binding = bindings.get(alias)
-        if binding is None:
+        if binding is None:  # not of Ray
             aliases.append(alias)
             continue
-        counterpart = counterpart_of(binding) if alias.asname else _find_module(binding)
-        if counterpart is not None:
-            aliases.append(_rename_alias(alias, counterpart, plan.spotfit_alias))
-        elif is_still_needed(binding, scan, plan):
-            aliases.append(alias)
+        if alias.asname:
+            counterpart = counterpart_of(binding)
+        else:
+            # The statement binds only `ray`, but it imports the whole dotted name: a module.
+            found = find_counterpart(binding.imported_name)
+            counterpart = found if isinstance(found, SpotfitName) and not found.name else None
+        if counterpart is None:
+            if is_still_needed(binding, scan, plan):
+                aliases.append(alias)
+        elif alias.asname is None and plan.spotfit_alias != SPOTFIT:
+            # The root suffices: spotfit imports its public modules on first access.
+            asname = _as_name(plan.spotfit_alias)
+            aliases.append(alias.with_changes(name=_name_node(SPOTFIT), asname=asname))
+        else:
+            aliases.append(alias.with_changes(name=_name_node(counterpart.dotted)))
     return [node.with_changes(names=_with_last_comma(aliases))] if aliases else []
-
-
-def _find_module(binding: ImportBinding) -> SpotfitName | None:
-    """Return the spotfit module for the whole imported name, or None."""
-    counterpart = find_counterpart(binding.imported_name)
-    if not isinstance(counterpart, SpotfitName) or counterpart.name:
-        return None
-    return counterpart if counterpart.matched_parts == len(binding.imported_name) else None
-
-
-def _rename_alias(
-    alias: cst.ImportAlias, counterpart: SpotfitName, spotfit_alias: str
-) -> cst.ImportAlias:
-    if alias.asname is None and spotfit_alias != SPOTFIT:
-        return alias.with_changes(name=_name_node(SPOTFIT), asname=_as_name(spotfit_alias))
-    return alias.with_changes(name=_name_node(counterpart.dotted))
 
 
 def _rewrite_from_import(
@@ -90,7 +84,12 @@ def _rewrite_from_import(
             modules.append(_import_as(SPOTFIT, binding.local_name))
         elif counterpart is not None:
             module, _, name = counterpart.dotted.rpartition(".")
-            groups.setdefault(module, []).append(_with_name(alias, name, binding.local_name))
+            # The local name is kept, so the uses of the name need no change.
+            renamed = alias.asname is None and name != binding.local_name
+            asname = _as_name(binding.local_name) if renamed else alias.asname
+            groups.setdefault(module, []).append(
+                alias.with_changes(name=cst.Name(name), asname=asname)
+            )
         elif is_still_needed(binding, scan, plan):
             groups.setdefault(".".join(dotted_name(node.module)), []).append(alias)
     last_comma = list(bindings)[-1].comma
@@ -117,13 +116,16 @@ def _add_missing_imports(
         names.append((RAY_ROOT[0], RAY_ROOT[0]))
     for module, local_name in names:
         block = _enclosing_block(node, scan)
-        imports = [
-            small
+        # Only imports of the same block: one in a function or an `if` binds the name only there.
+        bound_names = {
+            alias.evaluated_alias or dotted_name(alias.name)[0]
             for other, new in rewritten.items()
             if _enclosing_block(other, scan) is block
             for small in new
-        ]
-        if not any(_binds(small, local_name) for small in imports):
+            if isinstance(small, cst.Import)
+            for alias in small.names
+        }
+        if local_name not in bound_names:
             rewritten[node] = [*rewritten[node], _import_as(module, local_name)]
 
 
@@ -132,21 +134,9 @@ def _enclosing_block(node: cst.CSTNode, scan: UsageScan) -> cst.CSTNode | None:
     return scan.parents.get(line) if isinstance(line, cst.SimpleStatementLine) else line
 
 
-def _binds(statement: SmallStatement, name: str) -> bool:
-    return isinstance(statement, cst.Import) and any(
-        (alias.evaluated_alias or dotted_name(alias.name)[0]) == name for alias in statement.names
-    )
-
-
 def _import_as(module: str, local: str) -> cst.Import:
     asname = None if local == module else _as_name(local)
     return cst.Import(names=[cst.ImportAlias(name=_name_node(module), asname=asname)])
-
-
-def _with_name(alias: cst.ImportAlias, name: str, local: str) -> cst.ImportAlias:
-    if alias.asname is None and name != local:
-        return alias.with_changes(name=cst.Name(name), asname=_as_name(local))
-    return alias.with_changes(name=cst.Name(name))
 
 
 def _with_last_comma(

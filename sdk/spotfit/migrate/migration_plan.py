@@ -24,6 +24,7 @@ from spotfit.migrate.name_map import (
 from spotfit.migrate.usage_scan import SPOTFIT, ImportBinding, RayUse, UsageScan, chain_head
 
 _TRAINERS = ("DataParallelTrainer", "TorchTrainer")
+# Beside RAY_TRAIN_* and RAY_AIR_*, Ray Train reads RAY_CHDIR_TO_TRIAL_DIR.
 _RAY_VARIABLE_PATTERN = re.compile(r"\bRAY_(?:TRAIN|AIR|CHDIR)_[A-Z0-9_]+")
 _RAY_MODULE_PATTERN = re.compile(r"ray\.(?:train|air)(?:\.\w+)*")
 
@@ -60,6 +61,7 @@ def make_plan(scan: UsageScan) -> MigrationPlan:
     plan = MigrationPlan(spotfit_alias=f"_{SPOTFIT}" if scan.is_spotfit_taken else SPOTFIT)
     for use in scan.uses:
         _plan_use(use, plan)
+    # After all uses: cluster calls are deleted only if nothing else needs Ray.
     _drop_cluster_calls(scan, plan)
     plan.notes += [
         MigrationNote(
@@ -82,6 +84,7 @@ def unsupported_trainers(scan: UsageScan) -> list[MigrationNote]:
     A script with such a trainer is left unchanged, because a Ray trainer does not accept spotfit's
     configuration objects.
     """
+    # Imports count only if they are not used: otherwise the notes name the lines of the uses.
     paths = {(use.line, use.ray_name) for use in scan.uses}
     paths |= {
         (each.line, each.imported_name) for each in scan.bindings if not _is_used(each, scan.uses)
@@ -107,6 +110,7 @@ def counterpart_of(binding: ImportBinding) -> SpotfitName | None:
     if binding.bound_name == RAY_ROOT:
         return None
     counterpart = find_counterpart(binding.bound_name)
+    # A call such as `get_context().get_world_rank` cannot be imported under a name.
     if not isinstance(counterpart, SpotfitName) or "(" in counterpart.name:
         return None
     return counterpart if counterpart.matched_parts == len(binding.bound_name) else None
@@ -219,6 +223,7 @@ def _enclosing_statement(use: RayUse, scan: UsageScan) -> cst.CSTNode | None:
     above = scan.parents.get(call) if isinstance(call, cst.Call) else None
     if isinstance(above, cst.Expr):
         return above
+    # The call is the condition of an `if`, with or without `not`.
     if isinstance(above, cst.UnaryOperation):
         above = scan.parents.get(above)
     return above if isinstance(above, cst.If) and _only_calls_cluster(above, scan) else None
@@ -277,6 +282,7 @@ def _dataset_notes(scan: UsageScan) -> Iterator[MigrationNote]:
 
 
 def _plan_string(node: cst.SimpleString, value: str, *, line: int, plan: MigrationPlan) -> None:
+    # A string that consists of the name is replaced; within other text the user must decide.
     variable = find_variable(value)
     if variable is not None:
         plan.replacements[node] = node.value.replace(value, variable)
@@ -285,6 +291,7 @@ def _plan_string(node: cst.SimpleString, value: str, *, line: int, plan: Migrati
         variable = find_variable(name)
         do = f"Use {variable}." if variable else f"No effect: {explain_ignored_variable(name)}."
         plan.notes.append(MigrationNote(line, name, do))
+    # Not replaced: it may be a module for importlib or mock.patch, or merely a text.
     if _RAY_MODULE_PATTERN.fullmatch(value):
         counterpart = find_counterpart(tuple(value.split(".")))
         if isinstance(counterpart, SpotfitName):

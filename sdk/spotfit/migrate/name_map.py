@@ -56,45 +56,33 @@ _TASKS_ADVICE = (
 _CLUSTER_ADVICE = "spotfit has no cluster: the provisioner= of the trainer provides machines."
 _STILL_NEEDED = "Not removed, because other lines still need Ray."
 
+_TASKS = ("actor", "get", "kill", "method", "put", "remote", "wait")
+_CLUSTER = ("available_resources", "cluster_resources", "nodes", "util")
+_FRAMEWORKS = ("huggingface", "lightgbm", "lightning", "tensorflow", "xgboost")
+_FRAMEWORKS_V2 = ("jax", "lightgbm", "tensorflow", "xgboost")
 ADVICE: Mapping[DottedName, str] = {
+    **{("ray", name): _TASKS_ADVICE for name in _TASKS},
+    **{("ray", name): _CLUSTER_ADVICE for name in _CLUSTER},
+    **{("ray", "train", name): _NO_INTEGRATION_ADVICE for name in _FRAMEWORKS},
+    **{("ray", "train", "v2", name): _NO_INTEGRATION_ADVICE for name in _FRAMEWORKS_V2},
     ("ray",): "spotfit has no equivalent; this line still uses Ray.",
-    ("ray", "actor"): _TASKS_ADVICE,
     ("ray", "air"): "This was part of Ray AIR, which no longer exists.",
     ("ray", "air", "integrations"): _NO_INTEGRATION_ADVICE,
     ("ray", "air", "session"): "There is no equivalent; spotfit.get_context() has name and ranks.",
-    ("ray", "available_resources"): _CLUSTER_ADVICE,
-    ("ray", "cluster_resources"): _CLUSTER_ADVICE,
     ("ray", "data"): _DATASETS_ADVICE,
-    ("ray", "get"): _TASKS_ADVICE,
     ("ray", "get_gpu_ids"): "Use spotfit.torch.get_devices() for the devices of this worker.",
     ("ray", "get_runtime_context"): "Use spotfit.get_context() for the ranks of this worker.",
     ("ray", "init"): f"{_STILL_NEEDED} Training does not need it.",
     ("ray", "is_initialized"): _STILL_NEEDED,
-    ("ray", "kill"): _TASKS_ADVICE,
-    ("ray", "method"): _TASKS_ADVICE,
-    ("ray", "nodes"): _CLUSTER_ADVICE,
-    ("ray", "put"): _TASKS_ADVICE,
-    ("ray", "remote"): _TASKS_ADVICE,
     ("ray", "serve"): "spotfit has no serving; read a checkpoint with as_directory().",
     ("ray", "shutdown"): _STILL_NEEDED,
     ("ray", "train"): "spotfit has no such name; see docs/migrating_from_ray_train.md.",
     ("ray", "train", "_internal"): "This is internal to Ray and has no equivalent.",
     ("ray", "train", "horovod"): "Ray has removed Horovod, too: use TorchTrainer.",
-    ("ray", "train", "huggingface"): _NO_INTEGRATION_ADVICE,
-    ("ray", "train", "lightgbm"): _NO_INTEGRATION_ADVICE,
-    ("ray", "train", "lightning"): _NO_INTEGRATION_ADVICE,
-    ("ray", "train", "tensorflow"): _NO_INTEGRATION_ADVICE,
     ("ray", "train", "v2", "_internal"): "This is internal to Ray and has no equivalent.",
-    ("ray", "train", "v2", "jax"): _NO_INTEGRATION_ADVICE,
-    ("ray", "train", "v2", "lightgbm"): _NO_INTEGRATION_ADVICE,
-    ("ray", "train", "v2", "tensorflow"): _NO_INTEGRATION_ADVICE,
-    ("ray", "train", "v2", "xgboost"): _NO_INTEGRATION_ADVICE,
-    ("ray", "train", "xgboost"): _NO_INTEGRATION_ADVICE,
     ("ray", "tune"): (
         "spotfit has no Tune: loop over the configurations and call fit() or submit() for each."
     ),
-    ("ray", "util"): _CLUSTER_ADVICE,
-    ("ray", "wait"): _TASKS_ADVICE,
 }
 """What to do about names without an equivalent; the longest matching prefix applies."""
 
@@ -129,6 +117,7 @@ def find_counterpart(path: DottedName) -> SpotfitName | NoCounterpart:
     Attributes of a mapped name are not checked: `ray.train.Checkpoint.from_directory` maps to
     `spotfit.Checkpoint` with 3 matched parts.
     """
+    # The longest mapped prefix: ray.train.torch before ray.train.
     ray_module = next((path[:n] for n in range(len(path), 1, -1) if path[:n] in MODULE_MAP), None)
     if ray_module is None or not (names := _public_names(MODULE_MAP[ray_module])):
         return NoCounterpart(_find_advice(path))
@@ -142,7 +131,9 @@ def find_counterpart(path: DottedName) -> SpotfitName | NoCounterpart:
     for at, part in enumerate(attributes[:2]):
         if part in names:
             return SpotfitName(module, part, len(ray_module) + at + 1)
-        if not _may_hold_public_names((*ray_module, part)):
+        # Of internal modules, scripts commonly import Checkpoint from ray.train._checkpoint.
+        is_internal = part.startswith("_") and part != "_checkpoint"
+        if is_internal or not part.islower() or (*ray_module, part) in ADVICE:
             break
     return NoCounterpart(_find_advice(path))
 
@@ -156,13 +147,6 @@ def explain_ignored_variable(name: str) -> str:
     """Return how spotfit behaves instead of reading this Ray variable."""
     known = UNSUPPORTED_RAY_VARIABLES.get(name)
     return known.explanation if known else "spotfit has no variable of this name"
-
-
-def _may_hold_public_names(module: DottedName) -> bool:
-    """Return whether a Ray module may define public names that scripts import from it."""
-    # Scripts commonly import Checkpoint from ray.train._checkpoint.
-    is_internal = module[-1].startswith("_") and module[-1] != "_checkpoint"
-    return module[-1].islower() and not is_internal and module not in ADVICE
 
 
 def _find_advice(path: DottedName) -> str:

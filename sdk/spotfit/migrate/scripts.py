@@ -31,6 +31,7 @@ def find_scripts(paths: Iterable[Path]) -> list[Path]:
 
 def write_script(script: Path, text: bytes) -> None:
     """Replace the content of a script atomically. Permissions and symbolic links are preserved."""
+    # rename() would replace a symbolic link by a file, and is atomic only within a directory.
     target = script.resolve()
     temporary = target.with_name(f".{target.name}.spotfit")
     temporary.write_bytes(text)
@@ -40,14 +41,13 @@ def write_script(script: Path, text: bytes) -> None:
 
 def _scripts_below(directory: Path) -> Iterator[Path]:
     for parent, subdirectories, names in os.walk(directory):
-        # os.walk() descends into what remains in this list.
+        # os.walk() descends into what remains in this list. Every virtual environment has a
+        # pyvenv.cfg (PEP 405).
         subdirectories[:] = sorted(
-            name for name in subdirectories if _is_searched(Path(parent, name))
+            name
+            for name in subdirectories
+            if not name.startswith(".")
+            and name not in _SKIPPED_DIRECTORIES
+            and not Path(parent, name, "pyvenv.cfg").exists()
         )
         yield from (Path(parent, name) for name in sorted(names) if name.endswith(".py"))
-
-
-def _is_searched(directory: Path) -> bool:
-    hidden = directory.name.startswith(".")
-    environment = (directory / "pyvenv.cfg").exists()
-    return not (hidden or environment or directory.name in _SKIPPED_DIRECTORIES)

@@ -70,8 +70,16 @@ class UsageScan:
 def scan_usage(wrapper: metadata.MetadataWrapper) -> UsageScan:
     """Collect imports first, then the uses of the imported names."""
     scan = UsageScan(parents=wrapper.resolve(metadata.ParentNodeProvider))
+    # Imports of spotfit, which a migrated script has, are the only bindings that do not count.
     scopes = set(wrapper.resolve(metadata.ScopeProvider).values())
-    scan.is_spotfit_taken = any(_is_taken(scope) for scope in scopes if scope is not None)
+    assignments = [each for scope in scopes if scope is not None for each in scope.assignments]
+    nodes = [getattr(each, "node", None) for each in assignments if each.name == SPOTFIT]
+    scan.is_spotfit_taken = not all(
+        isinstance(node, cst.Import)
+        and any(dotted_name(alias.name)[:1] == (SPOTFIT,) for alias in node.names)
+        for node in nodes
+    )
+    # Two passes: a function may use a name that is imported further below.
     wrapper.visit(_ImportCollector(scan))
     wrapper.visit(_UseCollector(scan))
     return scan
@@ -93,23 +101,20 @@ def chain_head(node: cst.BaseExpression, length: int) -> cst.BaseExpression:
     return node
 
 
-def _is_taken(scope: metadata.Scope) -> bool:
-    """Return whether the scope binds the name `spotfit` to anything but the package."""
-    nodes = (getattr(each, "node", None) for each in scope.assignments if each.name == SPOTFIT)
-    return any(
-        not isinstance(node, cst.Import)
-        or not any(dotted_name(alias.name)[:1] == (SPOTFIT,) for alias in node.names)
-        for node in nodes
-    )
+class _Collector(cst.CSTVisitor):
+    """A pass over the syntax tree that adds to a scan."""
 
-
-class _ImportCollector(cst.CSTVisitor):
     METADATA_DEPENDENCIES = (metadata.ScopeProvider, metadata.PositionProvider)
 
     def __init__(self, scan: UsageScan) -> None:
         super().__init__()
         self._scan = scan
 
+    def _line_of(self, node: cst.CSTNode) -> int:
+        return int(self.get_metadata(metadata.PositionProvider, node).start.line)
+
+
+class _ImportCollector(_Collector):
     def visit_Import(self, node: cst.Import) -> bool:
         for alias in node.names:
             imported = dotted_name(alias.name)
@@ -158,18 +163,12 @@ class _ImportCollector(cst.CSTVisitor):
             )
         )
 
-    def _line_of(self, node: cst.CSTNode) -> int:
-        return int(self.get_metadata(metadata.PositionProvider, node).start.line)
 
+class _UseCollector(_Collector):
+    _quotes_are_code = False
+    """Whether the node is within an annotation, where strings contain expressions."""
 
-class _UseCollector(cst.CSTVisitor):
-    METADATA_DEPENDENCIES = (metadata.ScopeProvider, metadata.PositionProvider)
-
-    def __init__(self, scan: UsageScan) -> None:
-        super().__init__()
-        self._scan = scan
-        self._quotes_are_code = False
-
+    # The names within import statements are bindings, which the first pass has collected.
     def visit_Import(self, node: cst.Import) -> bool:
         return False
 
@@ -185,32 +184,31 @@ class _UseCollector(cst.CSTVisitor):
     def visit_Attribute(self, node: cst.Attribute) -> bool:
         # The whole chain is one use: its parts must not be visited again as shorter chains.
         if dotted_name(node):
-            self._add_chain(node, node)
+            self._add_chain(node)
             return False
         node.value.visit(self)  # `f(ray.x).y`: not a chain, but it may contain one
         return False
 
     def visit_Name(self, node: cst.Name) -> None:
-        self._add_chain(node, node)
+        self._add_chain(node)
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
         value = node.evaluated_value
         if not isinstance(value, str):
             return
         if self._quotes_are_code:
-            self._add_annotation(node, value)
+            # libcst does not parse quoted annotations, so the chains are found by a pattern.
+            scope = self.get_metadata(metadata.ScopeProvider, node, None)
+            for chain in sorted(set(_RAY_NAME_PATTERN.findall(value))):
+                self._add_use(node, tuple(chain.split(".")), scope=scope, annotation_text=chain)
         elif not isinstance(self._scan.parents.get(node), cst.Expr):  # a docstring
             self._scan.strings.append((node, value, self._line_of(node)))
 
-    def _add_annotation(self, node: cst.SimpleString, value: str) -> None:
-        scope = self.get_metadata(metadata.ScopeProvider, node, None)
-        for chain in sorted(set(_RAY_NAME_PATTERN.findall(value))):
-            self._add_use(node, tuple(chain.split(".")), scope=scope, annotation_text=chain)
-
-    def _add_chain(self, node: cst.BaseExpression, chain: cst.BaseExpression) -> None:
+    def _add_chain(self, chain: cst.Attribute | cst.Name) -> None:
+        # Scopes are recorded for names only.
         first = cst.ensure_type(chain_head(chain, 1), cst.Name)
         scope = self.get_metadata(metadata.ScopeProvider, first, None)
-        self._add_use(node, dotted_name(chain), scope=scope)
+        self._add_use(chain, dotted_name(chain), scope=scope)
 
     def _add_use(
         self,
@@ -222,9 +220,14 @@ class _UseCollector(cst.CSTVisitor):
     ) -> None:
         if scope is None:  # keyword names of arguments and parts of imports have no scope
             return
+        # Those of the innermost scope that binds the name, as in Python's name resolution.
         assignments = list(scope[source_name[0]])
+        statements = [getattr(each, "node", None) for each in assignments]
         bindings = [
-            each for each in self._scan.bindings if _binds(each, source_name[0], assignments)
+            each
+            for each in self._scan.bindings
+            if each.local_name == source_name[0]
+            and any(node is each.statement for node in statements)
         ]
         if not bindings:
             return
@@ -253,17 +256,6 @@ class _UseCollector(cst.CSTVisitor):
         target = self._scan.parents.get(node) if node is not None else None
         statement = self._scan.parents.get(target) if target is not None else None
         return not (isinstance(statement, cst.Assign) and dotted_name(statement.value) == ("None",))
-
-    def _line_of(self, node: cst.CSTNode) -> int:
-        return int(self.get_metadata(metadata.PositionProvider, node).start.line)
-
-
-def _binds(
-    binding: ImportBinding, name: str, assignments: Sequence[metadata.BaseAssignment]
-) -> bool:
-    return binding.local_name == name and any(
-        getattr(each, "node", None) is binding.statement for each in assignments
-    )
 
 
 def _alias_name(alias: cst.ImportAlias) -> str | None:

@@ -65,7 +65,14 @@ class ScalingConfig:
             errors.check(lambda: _check_resource_amounts(self.resources_per_worker)) is not None
         )
         errors.check(self._check_interval)
-        errors.check(self._check_strategy)
+        if self.placement_strategy not in _STRATEGIES:
+            errors.add(
+                ConfigError(
+                    f"ScalingConfig(placement_strategy={self.placement_strategy!r}) is not a "
+                    f"valid strategy.",
+                    do=did_you_mean(str(self.placement_strategy), _STRATEGIES),
+                )
+            )
         # The checks below compute with the counts and amounts; on invalid ones they would raise
         # TypeErrors, or report the same problem twice.
         if amounts_valid:
@@ -101,7 +108,12 @@ class ScalingConfig:
         if self.use_gpu:
             resources.setdefault("GPU", 1)
         if self.use_tpu:
-            resources.setdefault("TPU", self._chips_per_host())
+            # One worker per host by default. Without a topology it is a single chip.
+            chips = _TPU_CHIPS_PER_HOST if self.topology else 1
+            has_large_hosts = str(self.accelerator_type).upper().endswith(_LARGE_HOST_TPU_TYPES)
+            if has_large_hosts and str(self.topology).lower() in _SINGLE_HOST_TPU_TOPOLOGIES:
+                chips = _chips(str(self.topology))
+            resources.setdefault("TPU", chips)
         if self.accelerator_type:
             type_resource = f"accelerator_type:{self.accelerator_type}"
             resources.setdefault(type_resource, _ACCELERATOR_TYPE_AMOUNT)
@@ -141,14 +153,6 @@ class ScalingConfig:
         """Not supported: always raises `DeprecationWarning`."""
         raise _placement_groups_unsupported()
 
-    def _chips_per_host(self) -> int:
-        if not self.topology:
-            return 1
-        has_large_hosts = str(self.accelerator_type).upper().endswith(_LARGE_HOST_TPU_TYPES)
-        if has_large_hosts and self.topology.lower() in _SINGLE_HOST_TPU_TOPOLOGIES:
-            return _chips(self.topology)
-        return _TPU_CHIPS_PER_HOST
-
     # --- checks ------------------------------------------------------------------------------
 
     def _check_interval(self) -> None:
@@ -158,14 +162,6 @@ class ScalingConfig:
                 f"{self.elastic_resize_monitor_interval_s}): the interval must be non-negative.",
                 do="Set the seconds between two resizes of an elastic group: "
                 "elastic_resize_monitor_interval_s=60.",
-            )
-
-    def _check_strategy(self) -> None:
-        if self.placement_strategy not in _STRATEGIES:
-            raise ConfigError(
-                f"ScalingConfig(placement_strategy={self.placement_strategy!r}) is not a valid "
-                f"strategy.",
-                do=did_you_mean(str(self.placement_strategy), _STRATEGIES),
             )
 
     def _check_accelerators(self) -> None:
@@ -196,7 +192,14 @@ class ScalingConfig:
                 )
             return
         # A TPU slice is allocated as a whole, so all of its workers must be requested.
-        workers = _workers_per_slice(self.topology, self.num_tpus_per_worker)
+        chips, chips_per_worker = _chips(self.topology), self.num_tpus_per_worker
+        if chips % chips_per_worker:
+            raise ConfigError(
+                f"The {chips} chips of topology {self.topology} cannot be divided among workers "
+                f"with {chips_per_worker:g} TPU each.",
+                do=f"Remove TPU from resources_per_worker, or set it to a divisor of {chips}.",
+            )
+        workers = int(chips // chips_per_worker)
         if self.max_workers % workers or self.min_workers % workers:
             raise ConfigError(
                 f"A slice of topology {self.topology} has {workers} workers; num_workers must be "
@@ -326,6 +329,8 @@ class SyncConfig:
     sync_artifacts_on_checkpoint: bool = True
 
 
+# The two checks below return a value other than None if they pass: `ErrorCollector.check` returns
+# None for an error, and later checks depend on the outcome.
 def _check_worker_count(count: Any) -> Any:
     if isinstance(count, tuple) and len(count) == 2 and all(isinstance(n, int) for n in count):
         low, high = count
@@ -372,17 +377,6 @@ def _check_resource_amounts(resources: Any) -> Any:
             )
     errors.raise_all()
     return resources
-
-
-def _workers_per_slice(topology: str, chips_per_worker: float) -> int:
-    chips = _chips(topology)
-    if chips % chips_per_worker:
-        raise ConfigError(
-            f"The {chips} chips of topology {topology} cannot be divided among workers with "
-            f"{chips_per_worker:g} TPU each.",
-            do=f"Remove TPU from resources_per_worker, or set it to a divisor of {chips}.",
-        )
-    return int(chips // chips_per_worker)
 
 
 def _chips(topology: str) -> int:

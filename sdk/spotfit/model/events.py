@@ -68,6 +68,7 @@ class LeaderElected(msgspec.Struct, frozen=True, kw_only=True, tag="leader_elect
     """Until the next election, only `leader` may append decisions."""
 
     leader: AgentId
+    # Distinguishes terms of one agent, which may be elected again.
     epoch: int
     coordinator_address: str | None = None
     """host:port of its round coordinator. None for a headless leader, which any agent may
@@ -144,6 +145,7 @@ class RoundClosed(msgspec.Struct, frozen=True, kw_only=True, tag="round_closed")
     reason: str
     failures: tuple[RankFailure, ...] = ()
     preempted: PreemptedNodes | None = None
+    # Input of the lifetime statistics (docs/decisions/0027).
     duration_s: float | None = None
     """Duration of the round by the clock of the leader that opened it; None if another leader
     closed it, because clocks of two machines are never compared."""
@@ -216,6 +218,7 @@ class ValidationStarted(msgspec.Struct, frozen=True, kw_only=True, tag="validati
     checkpoint_name: str
     checkpoint_uid: str
     """The `uid` of the checkpoint: several may share the name."""
+    # Agents resend results to every new leader; the attempt identifies an outdated one.
     attempt: int
     """Number of validations started in the run so far, including this one; identifies the
     attempt."""

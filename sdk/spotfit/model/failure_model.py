@@ -138,7 +138,8 @@ def parse_save_trigger(every: Any, *, max_overhead: Any = DEFAULT_MAX_OVERHEAD) 
     conditions = list(every) if isinstance(every, list | tuple) else [every]
     parts = [errors.check(partial(_parse_condition, condition)) for condition in conditions]
     _check_combination(errors, every, [part for part in parts if part is not None])
-    if not _is_number(max_overhead) or not 0 < max_overhead < 1:
+    # NaN fails the comparison, and a bool is not between 0 and 1.
+    if not isinstance(max_overhead, int | float) or not 0 < max_overhead < 1:
         errors.add(
             ConfigError(
                 f"max_overhead must be between 0 and 1, not {max_overhead!r}.",
@@ -160,6 +161,7 @@ def _parse_condition(condition: Any) -> dict[str, Any]:
             f"every={condition!r} must be an int or a str, not {type(condition).__name__}.",
             do='Use a number of steps (500), or "auto", "10m", "epoch" or "at_notice".',
         )
+    # A bare number means steps; a duration always has a unit (`_parse_duration`).
     if isinstance(condition, int):
         return _parse_steps(condition)
     keyword = condition.strip().lower()
@@ -196,6 +198,8 @@ def _parse_duration(text: str) -> dict[str, Any]:
     return {"every_s": every_s}
 
 
+# Conditions of different kinds may be combined: the first satisfied one triggers a save. Two of the
+# same kind are most likely a mistake.
 def _check_combination(
     errors: ErrorCollector, every: Any, conditions: Sequence[dict[str, Any]]
 ) -> None:
@@ -231,7 +235,3 @@ _FIELD_DESCRIPTIONS = {
     "every_steps": "a number of steps",
     "epochs": '"epoch"',
 }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,11 +14,11 @@ The function is pure and total. All readers that have folded the same entries ha
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import assert_never, overload
 
 from msgspec.structs import replace
 
-from spotfit.core.ids import Token
+from spotfit.core.ids import RunId, Token
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
@@ -43,32 +43,34 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.topology import NodeAssignment, Round
-from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, MachineGroup, View
+from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, JournalView, MachineGroup, View
 
 
-def fold(view: View, entry: JournalEntry) -> View:
-    """Return the view after one more entry. Raises `KeyError` for an unknown group token."""
-    after = _apply_event(view, entry.event)
+@overload
+def fold(view: View, entry: JournalEntry) -> View: ...
+
+
+@overload
+def fold(view: JournalView, entry: JournalEntry) -> JournalView: ...
+
+
+def fold(view: JournalView, entry: JournalEntry) -> JournalView:
+    """Return the view after one more entry; it is a `View` from the first `FitStarted` on.
+
+    Raises `KeyError` for an unknown group token.
+    """
+    after = _apply_event(view, entry.event, run_id=entry.run_id)
     return replace(after, next_slot=view.next_slot + 1, run_id=view.run_id or entry.run_id)
 
 
-def _apply_event(view: View, event: JournalEvent) -> View:
+def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> JournalView:
     match event:
         case FitStarted():
-            return _start_fit(view, event)
+            return _start_fit(view, event, run_id=run_id)
         case LeaderElected(epoch=epoch):
             return replace(view, leader=event, epoch=epoch)
-        case GroupPlanned():
-            return _plan_group(view, event)
-        case GroupSubmitted():
-            return _submit_group(view, event)
-        case GroupRefused():
-            return _refuse_group(view, event)
-        case NodeLost():
-            return _lose_node(view, event)
-        case GroupsReleased(token=token, other_tokens=others):
-            released = {t: replace(view.groups[t], is_released=True) for t in (token, *others)}
-            return replace(view, groups={**view.groups, **released})
+        case GroupPlanned() | GroupSubmitted() | GroupRefused() | GroupsReleased() | NodeLost():
+            return _apply_group_event(view, event)
         case PreemptionNoticed(agent=agent, notice=notice):
             # The slot of the first notice is kept: what was saved after it stays saved, even if a
             # second notice announces an earlier deadline.
@@ -81,14 +83,8 @@ def _apply_event(view: View, event: JournalEvent) -> View:
             return _open_round(view, opened)
         case RoundClosed():
             return _close_round(view, event)
-        case CheckpointCommitted():
-            return _commit_checkpoint(view, event)
-        case CheckpointDropped(name=name):
-            return _drop_checkpoint(view, name)
-        case ValidationStarted():
-            return _start_validation(view, event)
-        case ValidationEnded():
-            return _end_validation(view, event)
+        case CheckpointCommitted() | CheckpointDropped() | ValidationStarted() | ValidationEnded():
+            return _apply_checkpoint_event(view, event)
         case TrainingEnded(fit_end=fit_end):
             return replace(view, pending_fit_end=fit_end, round=None)
         case CancelRequested(reason=reason):
@@ -99,13 +95,15 @@ def _apply_event(view: View, event: JournalEvent) -> View:
     assert_never(event)
 
 
-def _start_fit(view: View, event: FitStarted) -> View:
+def _start_fit(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
     """Start a fit: keep checkpoints, round numbers, lifetimes and groups that are not released."""
+    # Round numbers continue: they are part of checkpoint uids and object keys, which are unique in
+    # the run. Machines of the previous fit that still cost money stay visible until released.
     # `leader` is reset: otherwise the first election of the new fit had to wait until the lease of
     # the previous fit's leader expires.
     return View(
         next_slot=view.next_slot,
-        run_id=view.run_id,
+        run_id=run_id,
         spec=event.spec,
         fit_count=view.fit_count + 1,
         epoch=view.epoch,
@@ -121,38 +119,46 @@ def _start_fit(view: View, event: FitStarted) -> View:
     )
 
 
-def _plan_group(view: View, event: GroupPlanned) -> View:
-    role = event.request.role
-    groups = view.groups
-    if role == "validate":
-        # Closed groups are normally removed when a round opens (`_open_round`). Many validation
-        # machines may come and go within one round, so remove theirs here: the view must stay
-        # small.
-        groups = {
-            token: group
-            for token, group in groups.items()
-            if group.role != role or not group.is_closed
-        }
-    return replace(
-        view, groups={**groups, event.plan.token: MachineGroup(plan=event.plan, role=role)}
-    )
+def _apply_group_event(
+    view: JournalView,
+    event: GroupPlanned | GroupSubmitted | GroupRefused | GroupsReleased | NodeLost,
+) -> JournalView:
+    match event:
+        case GroupPlanned(plan=plan, request=request):
+            groups = view.groups
+            if request.role == "validate":
+                # Closed groups are normally removed when a round opens (`_open_round`). Many
+                # validation machines may come and go within one round, so remove theirs here: the
+                # view must stay small.
+                groups = {
+                    token: group
+                    for token, group in groups.items()
+                    if group.role != "validate" or not group.is_closed
+                }
+            planned = MachineGroup(plan=plan, role=request.role)
+            return replace(view, groups={**groups, plan.token: planned})
+        case GroupSubmitted(token=token, handle=handle):
+            submitted = _with_group(view, token, replace(view.groups[token], handle=handle))
+            if view.groups[token].role == "validate":
+                # `validator_refusals` is reset only when a validation starts there: such machines
+                # may also fail while booting, which counts as a refusal.
+                return submitted
+            return replace(submitted, refusals=0, last_refusal=None)
+        case GroupRefused():
+            return _refuse_group(view, event)
+        case GroupsReleased(token=token, other_tokens=others):
+            released = {t: replace(view.groups[t], is_released=True) for t in (token, *others)}
+            return replace(view, groups={**view.groups, **released})
+        case NodeLost():
+            return _lose_node(view, event)
+    assert_never(event)
 
 
-def _submit_group(view: View, event: GroupSubmitted) -> View:
-    group = view.groups[event.token]
-    submitted = _with_group(view, event.token, replace(group, handle=event.handle))
-    if group.role == "validate":
-        # `validator_refusals` is reset only when a validation starts there: such machines may also
-        # fail while booting, which counts as a refusal.
-        return submitted
-    return replace(submitted, refusals=0, last_refusal=None)
-
-
-def _with_group(view: View, token: Token, group: MachineGroup) -> View:
+def _with_group(view: JournalView, token: Token, group: MachineGroup) -> JournalView:
     return replace(view, groups={**view.groups, token: group})
 
 
-def _refuse_group(view: View, event: GroupRefused) -> View:
+def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
     group = view.groups[event.token]
     refused = _with_group(view, event.token, replace(group, refusal=event.reason))
     if group.role == "validate":
@@ -171,7 +177,7 @@ def _refuse_group(view: View, event: GroupRefused) -> View:
     )
 
 
-def _lose_node(view: View, event: NodeLost) -> View:
+def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
     group = view.groups[event.token]
     nodes = group.lost_nodes if event.machine_returned else group.lost_nodes | {event.node}
     after = _with_group(view, event.token, replace(group, lost_nodes=nodes))
@@ -181,6 +187,7 @@ def _lose_node(view: View, event: NodeLost) -> View:
         # The backend withdrew a granted machine. A group counts as one refusal, not one per node.
         added = 0 if group.lost_nodes else 1
         return replace(after, refusals=view.refusals + added, last_refusal=event.reason)
+    # A machine that never had an agent ended no round: it counts as a boot failure only.
     if event.agent is None:
         return replace(after, boot_failures=view.boot_failures + 1)
     outage = {event.agent} if event.cause is FailureCause.PLATFORM else set()
@@ -192,7 +199,7 @@ def _lose_node(view: View, event: NodeLost) -> View:
     return _recharge_closed_round(after, event) if event.cause is not None else after
 
 
-def _recharge_closed_round(view: View, event: NodeLost) -> View:
+def _recharge_closed_round(view: JournalView, event: NodeLost) -> JournalView:
     """Charge a round that was closed for NETWORK to the cause of the node's loss.
 
     A round is closed before the backend is known to have lost the node, because waiting for that
@@ -202,6 +209,7 @@ def _recharge_closed_round(view: View, event: NodeLost) -> View:
     assert event.cause is not None
     if closed is None or closed.cause is not FailureCause.NETWORK or assignment is None:
         return view
+    # Once only: the cause is not NETWORK any more afterwards.
     counts = {
         **view.failure_counts,
         FailureCause.NETWORK: view.failure_counts.get(FailureCause.NETWORK, 1) - 1,
@@ -224,49 +232,47 @@ def _recharge_closed_round(view: View, event: NodeLost) -> View:
     )
 
 
-def _disconnected_assignment(view: View, event: NodeLost) -> NodeAssignment | None:
+def _disconnected_assignment(view: JournalView, event: NodeLost) -> NodeAssignment | None:
     """The node's assignment in the last round, if that round was closed for its connection."""
     closed, last = view.last_round_closed, view.last_round
     if closed is None or last is None or closed.round_number != last.number or event.agent is None:
         return None
     assignment = last.assignment_of(event.agent)
+    # Other nodes of the round may be lost later, for a reason of their own.
     lost_ranks = {failure.rank for failure in closed.failures if failure.kind == "lost"}
     if assignment is None or lost_ranks.isdisjoint(assignment.ranks):
         return None
     return assignment
 
 
-def _close_round(view: View, event: RoundClosed) -> View:
+def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
     cause = event.cause
     # A preemption or resize says nothing about whether the training itself can make progress, so
     # neither slows down the following rounds (`rendezvous`).
-    return replace(
-        _record_lifetime(view, event),
+    closed = replace(
+        view,
         round=None,
         last_round_closed=event,
         failure_counts={**view.failure_counts, cause: view.failure_counts.get(cause, 0) + 1},
         rounds_without_progress=view.rounds_without_progress
         + (cause not in (FailureCause.PREEMPTION, FailureCause.RESIZE)),
     )
-
-
-def _record_lifetime(view: View, event: RoundClosed) -> View:
-    """Update the lifetime statistics with the end of a round. A voluntary resize is not an end."""
     # If the leader was lost with its round, the duration is unknown; the age at the last commit is
     # a lower bound. With a single node that is always the case (docs/decisions/0027).
     age_s = view.group_age_s + (view.round_age_s if event.duration_s is None else event.duration_s)
     agents = [assignment.agent for assignment in view.round.assignments] if view.round else []
     notice_slots = [view.notice_slots[agent] for agent in agents if agent in view.notices]
-    if event.cause is FailureCause.RESIZE and not notice_slots:
-        return replace(view, group_age_s=age_s)
+    # A voluntary resize is not the end of a group's lifetime.
+    if cause is FailureCause.RESIZE and not notice_slots:
+        return replace(closed, group_age_s=age_s)
     saved_in_time = bool(notice_slots) and (
         event.state_replicated or view.latest_committed_slot > max(notice_slots)
     )
     lifetimes = view.lifetimes.with_end(age_s, saved_in_time=saved_in_time)
-    return replace(view, lifetimes=lifetimes, group_age_s=0.0)
+    return replace(closed, lifetimes=lifetimes, group_age_s=0.0)
 
 
-def _open_round(view: View, opened: Round) -> View:
+def _open_round(view: JournalView, opened: Round) -> JournalView:
     # Remove closed groups, lost agents and their notices: the view of a run of many weeks must not
     # grow with the number of preemptions.
     groups = {
@@ -287,6 +293,7 @@ def _open_round(view: View, opened: Round) -> View:
         last_round=opened,
         round_age_s=0.0,
         round_opened_slot=view.next_slot,
+        # A round proves that machines can boot and join.
         boot_failures=0,
         groups=groups,
         lost_agents=lost,
@@ -296,55 +303,60 @@ def _open_round(view: View, opened: Round) -> View:
     )
 
 
-def _dropped_without(view: View, name: str) -> tuple[str, ...]:
-    return tuple(dropped for dropped in view.dropped_checkpoints if dropped != name)
+def _apply_checkpoint_event(
+    view: JournalView,
+    event: CheckpointCommitted | CheckpointDropped | ValidationStarted | ValidationEnded,
+) -> JournalView:
+    match event:
+        case CheckpointCommitted(name=name):
+            to_validate = (event,) if event.validation else ()
+            return replace(
+                view,
+                checkpoints=(*view.checkpoints, event),
+                # A name that is committed again is in use: its files must not be deleted.
+                dropped_checkpoints=tuple(n for n in view.dropped_checkpoints if n != name),
+                # `failure_counts` are not reset: limits are for the complete fit.
+                rounds_without_progress=0,
+                round_age_s=view.round_age_s if event.round_age_s is None else event.round_age_s,
+                latest_committed_slot=view.next_slot,
+                unvalidated_checkpoints=(*view.unvalidated_checkpoints, *to_validate),
+            )
+        case CheckpointDropped(name=name):
+            return _drop_checkpoint(view, name)
+        case ValidationStarted():
+            current, group = view.current_validation, view.groups.get(event.token)
+            is_retry = current is not None and current.checkpoint_uid == event.checkpoint_uid
+            on_own_machine = group is not None and group.role == "validate"
+            return replace(
+                view,
+                current_validation=event,
+                validation_attempts=event.attempt,
+                current_validation_tries=view.current_validation_tries + 1 if is_retry else 1,
+                validator_refusals=0 if on_own_machine else view.validator_refusals,
+            )
+        case ValidationEnded():
+            return _end_validation(view, event)
+    assert_never(event)
 
 
-def _commit_checkpoint(view: View, event: CheckpointCommitted) -> View:
-    return replace(
-        view,
-        checkpoints=(*view.checkpoints, event),
-        dropped_checkpoints=_dropped_without(view, event.name),
-        rounds_without_progress=0,
-        # `failure_counts` are not reset: limits are for the complete fit.
-        round_age_s=view.round_age_s if event.round_age_s is None else event.round_age_s,
-        latest_committed_slot=view.next_slot,
-        unvalidated_checkpoints=(*view.unvalidated_checkpoints, event)
-        if event.validation
-        else view.unvalidated_checkpoints,
-    )
-
-
-def _drop_checkpoint(view: View, name: str) -> View:
+def _drop_checkpoint(view: JournalView, name: str) -> JournalView:
     uids = {checkpoint.uid for checkpoint in view.checkpoints if checkpoint.name == name}
+    dropped = [*(n for n in view.dropped_checkpoints if n != name), name]
     return replace(
         view,
         checkpoints=tuple(c for c in view.checkpoints if c.name != name),
-        dropped_checkpoints=(*_dropped_without(view, name), name)[-MAX_DROPPED_CHECKPOINTS:],
+        dropped_checkpoints=tuple(dropped[-MAX_DROPPED_CHECKPOINTS:]),
         unvalidated_checkpoints=tuple(c for c in view.unvalidated_checkpoints if c.name != name),
+        # By uid: a later checkpoint of the same name has a result of its own.
         validation_results={
             uid: result for uid, result in view.validation_results.items() if uid not in uids
         },
     )
 
 
-def _start_validation(view: View, event: ValidationStarted) -> View:
-    current = view.current_validation
-    is_retry = current is not None and current.checkpoint_uid == event.checkpoint_uid
-    group = view.groups.get(event.token)
-    on_own_machine = group is not None and group.role == "validate"
-    return replace(
-        view,
-        current_validation=event,
-        validation_attempts=event.attempt,
-        current_validation_tries=view.current_validation_tries + 1 if is_retry else 1,
-        validator_refusals=0 if on_own_machine else view.validator_refusals,
-    )
-
-
-def _end_validation(view: View, event: ValidationEnded) -> View:
+def _end_validation(view: JournalView, event: ValidationEnded) -> JournalView:
     # The metrics are merged here, so that retention, `Result` and all other readers of checkpoints
-    # need not know about validations (docs/decisions/0024).
+    # need no case for validations (docs/decisions/0024).
     checkpoints = tuple(
         replace(checkpoint, metrics={**checkpoint.metrics, **event.metrics})
         if checkpoint.uid == event.checkpoint_uid

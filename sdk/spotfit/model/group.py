@@ -1,6 +1,6 @@
 """Groups of machines: requested (`GroupRequest`), planned, granted and observed (`GroupStatus`).
 
-`Software` describes what the machines will run, as far as the backend knows before they boot.
+`Software` describes what the machines will run, as far as it is known before they boot.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ Role = Literal["train", "validate"]
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for machines that hold `num_workers` workers. Idempotent on the token."""
 
+    # The leader chooses it before the request, so that a repeated submit cannot rent twice.
     token: Token
     num_workers: int
     total_workers: int
@@ -81,6 +82,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_last_attempt: bool = False
     """Whether a backend that restarts lost machines has used up the restarts of this one."""
 
+    # WAITING is not terminated, also not after RUNNING: the backend has requeued the machine.
     @property
     def is_terminated(self) -> bool:
         """Whether the machine has ended permanently."""
@@ -102,7 +104,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
 def missing_group_status(
     num_nodes: int, reason: str = "the backend has no record of it"
 ) -> GroupStatus:
-    """The status of a group that the backend no longer knows: all nodes are GONE."""
+    """The status of a group that the backend has no record of: all nodes are GONE."""
     return GroupStatus(
         nodes=tuple(NodeStatus(state=NodeState.GONE, reason=reason) for _ in range(num_nodes))
     )

@@ -17,7 +17,7 @@ from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import RankFailure, ValidationRequest
 from spotfit.model.group import GroupStatus
 from spotfit.model.snapshot_id import SnapshotShard
-from spotfit.model.topology import Member, Notice
+from spotfit.model.topology import Member, Notice, Round
 
 
 class ValidationReported(msgspec.Struct, frozen=True, kw_only=True, tag="validation_reported"):
@@ -101,6 +101,82 @@ class RoundProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a validation is pending; the training function may wait for its result."""
 
 
+class RoundCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """The last commit since the open round was opened."""
+
+    committed_at: float
+    snapshot_taken_at: float | None = None
+    """When the committed snapshot was taken; None for files saved by user code."""
+
+
+class NoRound(msgspec.Struct, frozen=True, kw_only=True):
+    """No round is open. A headless leader, which observes no rounds, is always in this phase."""
+
+    since: float = 0.0
+    """When the last round was closed, the training or the fit ended, or the leader was elected."""
+    bucket_searched: bool = True
+    """Whether the bucket was searched for complete checkpoints since the last round ended."""
+    uncommitted_work_s: float = math.inf
+    """Training time since the last commit when the last round closed; infinite for a new leader,
+    which did not observe it."""
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """The workers are starting or training, and no failure was observed."""
+
+    round: Round
+    since: float
+    """When the round was opened."""
+    running_ranks: AbstractSet[int] = frozenset()
+    """Ranks whose training function was called."""
+    uploading_ranks: AbstractSet[int] = frozenset()
+    """Ranks that are uploading files of the next checkpoint."""
+    last_commit: RoundCommit | None = None
+    replacement_ready_at: float | None = None
+    """When the workers were notified that the replacement is ready."""
+    replica_locations: Mapping[int, ReplicaLocation] = {}
+    """The replicas of each rank on other nodes."""
+
+
+class Failing(msgspec.Struct, frozen=True, kw_only=True):
+    """A failure or a disconnect was observed, or the round's leader was lost: the workers are being
+    stopped."""
+
+    round: Round
+    since: float
+    """When the first failure or disconnect was observed."""
+    # Not `since`: durations in the journal count from the opening.
+    opened_at: float | None = None
+    """When the round was opened; None if by another leader, whose clock cannot be compared."""
+    rank_failures: Mapping[int, RankFailure] = {}
+    """The first failure of each rank that has failed."""
+    workers_stopped: bool = True
+    """Whether no connected node has a running worker of the round."""
+
+
+class Returned(msgspec.Struct, frozen=True, kw_only=True):
+    """The training function of every rank has returned, and the workers are exiting.
+
+    A round that fails afterwards stays in this phase: its result is complete.
+    """
+
+    round: Round
+    since: float
+    """When the last rank returned."""
+    opened_at: float
+    result_key: str
+    """Object key of rank 0's return value."""
+    last_save_error: str = ""
+    """Why the last report with files did not become a checkpoint; '' if it did or still may."""
+    workers_stopped: bool = True
+    """Whether no connected node has a running worker of the round."""
+
+
+# Built from the view's open round for every decision, so that it cannot contradict the view. The
+# order of precedence is Returned, Failing, Training.
+RoundPhase = NoRound | Training | Failing | Returned
+
+
 class UserCodeError(msgspec.Struct, frozen=True, kw_only=True):
     """User code outside the workers (a callback or a backend hook) raised. This ends the run."""
 
@@ -118,41 +194,27 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
 
     agent_id: AgentId
     is_headless: bool = False
-    """Whether this leader has no round coordinator: it manages machines but sees no agents."""
+    """Whether this leader has no round coordinator, and thus no agents: it manages machines."""
     releases_on_agent_exit: bool = True
     """Whether a machine terminates, and stops costing money, when its agent exits."""
     leading_since: float = 0.0
     members: dict[AgentId, MemberStatus] = {}
     disconnected_since: dict[AgentId, float] = {}
     """Agents that are disconnected, with the time of the disconnect."""
+    # Frames may have been lost even if the agent is connected again.
     disconnected_in_round: AbstractSet[AgentId] = frozenset()
     """Agents that were disconnected at any time since the round was opened."""
     notice_received_at: Mapping[AgentId, float] = {}
     """When the leader received each agent's preemption notice, also of agents that have left."""
     last_agent_by_node: Mapping[tuple[Token, int], AgentId] = {}
     """The agent that was last connected from each node."""
-    workers_stopped: bool = True
-    """Whether no connected node has a running worker of the open round."""
-    running_ranks: AbstractSet[int] = frozenset()
-    """Ranks of the open round whose training function was called."""
-    returned_ranks: AbstractSet[int] = frozenset()
-    """Ranks of the open round whose training function returned."""
-    returned_at: float | None = None
-    """When the last rank returned."""
-    uploading_ranks: AbstractSet[int] = frozenset()
-    """Ranks that are uploading files of the open round's next checkpoint."""
-    rank_failures: dict[int, RankFailure] = {}
-    """The failures of the open round by rank."""
-    failing_since: float | None = None
-    """When the first failure or disconnect of the open round was observed."""
-    last_save_error: str = ""
-    """Why the last report with files did not become a checkpoint; '' if it did or still may."""
+    phase: RoundPhase = NoRound()
+    # Not part of the phase: callbacks may still run when the round is closed.
     reports_delivered: bool = True
     """Whether all reports of the round are matched and delivered to the callbacks."""
     user_code_error: UserCodeError | None = None
     ready_checkpoints: tuple[ReadyCheckpoint, ...] = ()
-    bucket_searched: bool = True
-    """Whether the bucket was searched for complete checkpoints since the last round ended."""
+    # The next four fields describe machines; a headless leader observes them, too.
     group_statuses: dict[Token, GroupStatus] = {}
     status_as_of: Mapping[Token, float] = {}
     """The time for which each status is certain. Backends may report a terminated machine as
@@ -161,23 +223,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     """When each group was first observed with a running machine."""
     refused_at: float | None = None
     """When a request was last refused, or a machine failed while booting."""
-    phase_changed_at: float = 0.0
-    """When the open round was opened, the last round was closed, or the fit ended."""
-    committed_at: float | None = None
-    """When the last checkpoint was committed."""
-    snapshot_taken_at: float | None = None
-    """When the last committed snapshot was taken; None for files saved by user code."""
-    replacement_ready_at: float | None = None
-    """When the workers were notified that the replacement is ready."""
-    replica_locations: Mapping[int, ReplicaLocation] = {}
-    """The replicas of each rank of the open round on other nodes."""
-    uncommitted_work_s: float = math.inf
-    """Training time since the last commit when the last round closed; infinite for a new leader,
-    which does not know it."""
     latest_metrics: dict[str, Any] | None = None
     """The last metrics of rank 0."""
-    result_key: str | None = None
-    """Object key of rank 0's return value."""
     validation_changed_at: float = 0.0
     """When a validation was last requested (while none was pending), started, ended or lost."""
     validation_reported: ValidationReported | None = None

@@ -33,7 +33,12 @@ def metrics_to_json(metrics: Any, *, label: str = "metrics") -> bytes:
     try:
         body = _encode(metrics)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _not_json_error(metrics, label, error) from error
+        path, reason = _find_unencodable(metrics, label, error)
+        raise ConfigError(
+            f"{path} cannot be reported: {reason}.",
+            do="Report numbers and strings: loss.item() for a tensor, .tolist() for an array.",
+            path=path,
+        ) from error
     # msgspec encodes NaN and infinities as null. The second pass is slower and rarely needed, so it
     # runs only if a null occurs (which may also be a None or part of a string).
     if b"null" in body:
@@ -88,15 +93,6 @@ def _mark_nonfinite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {_FLOAT_KEY: repr(float(value))}
     return value
-
-
-def _not_json_error(metrics: Any, label: str, error: Exception) -> ConfigError:
-    path, reason = _find_unencodable(metrics, label, error)
-    return ConfigError(
-        f"{path} cannot be reported: {reason}.",
-        do="Report numbers and strings: loss.item() for a tensor, .tolist() for an array.",
-        path=path,
-    )
 
 
 def _find_unencodable(value: Any, path: str, error: Exception, depth: int = 0) -> tuple[str, str]:

@@ -32,13 +32,18 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Time to wait after the first failure of a round for its root cause."""
     stop_timeout_s: float = 10.0
     """Time for killed workers to end before the next round is opened without their node."""
+    # A member that connects later is recorded as lost and replaced.
     rejoin_timeout_s: float = 5.0
     """Time for the members of the last round to connect to a new leader."""
     # Large accelerator machines take up to 10 minutes to boot and to pull an image.
     boot_timeout_s: float = 900.0
     """A machine that runs without its agent joining for this time counts as lost."""
+    # A round that starts too small grows only after a commit and restarts all workers, so waiting
+    # for machines that are booting is cheaper.
     round_fill_timeout_s: float = 60.0
     """Time an elastic group with at least `min_workers` waits for further machines."""
+    # Cloud APIs limit requests: while all agents are connected, the leader queries ten times less
+    # often (`agent.leader`).
     observe_interval_s: float = 2.0
     """Interval at which the provisioner is asked for the status of groups."""
     upload_timeout_s: float = 600.0
@@ -47,6 +52,7 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     # before.
     orphan_timeout_s: float = 900.0
     """An agent that can reach neither a leader nor the bucket for this time exits."""
+    # Agents that are connected to the leader receive copies of the entries instead.
     journal_poll_interval_s: float = 1.0
     """Interval at which processes without a connection to the leader read the journal."""
     validator_wait_timeout_s: float = 300.0
@@ -58,6 +64,7 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
 class FailureLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The number of tolerated failures per cause; -1 means no limit. See `FailureConfig`."""
 
+    # The defaults of Ray Train V2: only errors of user code end a run at once.
     worker: int = 0
     platform: int = -1
     preemption: int = -1
@@ -116,6 +123,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     retention: RetentionConfig = RetentionConfig()
     framework: str = "none"
     framework_options: dict[str, Any] = {}
+    # Plain data: `model` must not import `code`.
     code_bundle: dict[str, Any] = {}
     """`CodeBundleRef` as plain data: object keys of the sealed function, callbacks and code."""
     provisioner: str = "local"
@@ -134,6 +142,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     share_devices: bool = False
     """Whether all workers of a node see all of its accelerators."""
     hang_detection: HangDetectionConfig = HangDetectionConfig()
+    # In the spec, because agents, leader and driver must use the same timeouts.
     timing: RunTiming = RunTiming()
     market_prior: MarketPrior = MarketPrior()
     validation: ValidationSpec | None = None

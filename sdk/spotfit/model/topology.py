@@ -33,6 +33,19 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     peer_store_address: str = ""
     """host:port of its peer snapshot server; '' if it stores no replicas of peers."""
 
+    def assign(self, *, node_rank: int, first_rank: int, num_workers: int) -> NodeAssignment:
+        """The assignment of these ranks to the node, with its address and machine."""
+        return NodeAssignment(
+            agent=self.agent,
+            node_rank=node_rank,
+            first_rank=first_rank,
+            num_workers=num_workers,
+            host=self.host,
+            token=self.token,
+            node=self.node,
+            peer_store_address=self.peer_store_address,
+        )
+
 
 class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """The node of one agent in a round: `num_workers` consecutive ranks from `first_rank`."""

@@ -80,7 +80,16 @@ class ValidationConfig:
         self.task_config = task_config or ValidationTaskConfig()
         self.ray_remote_kwargs = dict(ray_remote_kwargs or {})
         self.own_machine = own_machine
-        _check_options(self.ray_remote_kwargs)
+        for name in self.ray_remote_kwargs:
+            if name not in _RESOURCE_OPTIONS | _IGNORED_OPTIONS:
+                raise ConfigError(
+                    f"ValidationConfig(ray_remote_kwargs={{{name!r}: ...}}) is not supported.",
+                    do=f"{did_you_mean(name, sorted(_RESOURCE_OPTIONS))} Validations run in the "
+                    "environment of the workers.",
+                )
+        # Checked here, where the user passes them, rather than when the first machine is requested.
+        for name in ("num_cpus", "num_gpus", "memory"):
+            _amount(self.ray_remote_kwargs, name, 0)
 
     @property
     def resources(self) -> dict[str, float]:
@@ -96,21 +105,6 @@ class ValidationConfig:
             resources[f"accelerator_type:{options['accelerator_type']}"] = _ACCELERATOR_TYPE_AMOUNT
         resources |= options.get("resources") or {}
         return {name: amount for name, amount in resources.items() if amount}
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    known = _RESOURCE_OPTIONS | _IGNORED_OPTIONS
-    for name in options:
-        if name not in known:
-            raise ConfigError(
-                f"ValidationConfig(ray_remote_kwargs={{{name!r}: ...}}) is not supported.",
-                do=f"{did_you_mean(name, sorted(_RESOURCE_OPTIONS))} Validations run in the "
-                "environment of the workers.",
-            )
-    # Checked here, where the user passes them, rather than when the first machine is requested.
-    _amount(options, "num_cpus", 1)
-    _amount(options, "num_gpus", 0)
-    _amount(options, "memory", 0)
 
 
 def _amount(options: Mapping[str, Any], name: str, default: float) -> float:

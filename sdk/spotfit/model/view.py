@@ -1,5 +1,7 @@
 """`View`: the state of a run, folded from the first `next_slot` entries of its journal.
 
+A journal without a `FitStarted` entry has only a `JournalView`, which lacks the spec.
+
 Readers that have folded the same number of entries have equal views. `model.fold` updates it.
 """
 
@@ -72,12 +74,14 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(node for node in range(self.plan.num_nodes) if node not in self.lost_nodes)
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run after the first `next_slot` entries of its journal."""
+class JournalView(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a journal after its first `next_slot` entries.
+
+    It is a `View` from the first `FitStarted` on; before, the journal is normally empty.
+    """
 
     next_slot: int = 0
     run_id: RunId | None = None
-    spec: RunSpec | None = None
     fit_count: int = 0
     leader: LeaderElected | None = None
     """The current leader; None before the first election of the fit."""
@@ -88,6 +92,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """The open round, if any."""
     last_round: Round | None = None
     last_round_closed: RoundClosed | None = None
+    # For the complete fit: a commit does not reset them (`FailureLimits`).
     failure_counts: dict[FailureCause, int] = {}
     rounds_without_progress: int = 0
     """Consecutive rounds that failed without a commit."""
@@ -109,6 +114,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Committed checkpoints that are not dropped, in commit order."""
     dropped_checkpoints: tuple[str, ...] = ()
     """Names of the last dropped checkpoints; at most `MAX_DROPPED_CHECKPOINTS`."""
+    # Slots, not times: they order the events of several leaders without comparing clocks.
     latest_committed_slot: int = -1
     """The slot of the last `CheckpointCommitted`; -1 if there is none."""
     round_opened_slot: int = -1
@@ -123,6 +129,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Number of validations started in all fits."""
     current_validation_tries: int = 0
     """Number of attempts of the current validation."""
+    # Counted apart from `refusals`: a run whose workers have machines must not slow down, or end,
+    # because none is available for validations.
     validator_refusals: int = 0
     """Consecutive machines for validations that were refused or failed while booting."""
     final_validator_refusal: str | None = None
@@ -141,7 +149,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_active(self) -> bool:
         """Whether a fit is in progress."""
-        return self.spec is not None and self.fit_end is None
+        return False
 
     @property
     def latest_checkpoint(self) -> CheckpointCommitted | None:
@@ -152,6 +160,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
         Returns '' if it was dropped and None if the name was never used.
         """
+        # Without `num_to_keep` a requested name has at most one checkpoint, otherwise several
+        # (docs/decisions/0043); the last one is meant.
         names = [one.name for one in self.checkpoints if name in (one.name, one.requested_name)]
         if names:
             return names[-1]
@@ -172,6 +182,20 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def metrics_of(self, name: str) -> dict[str, Any] | None:
         """The metrics of that checkpoint; None if it does not exist."""
         return next((one.metrics for one in self.checkpoints if one.name == name), None)
+
+
+class View(JournalView, frozen=True, kw_only=True):
+    """The state of a run: the view of a journal in which a fit was started."""
+
+    # `fold` returns this type after the first `FitStarted`, so that a reader checks once, when it
+    # opens the run, whether there is one.
+
+    run_id: RunId
+    spec: RunSpec
+
+    @property
+    def is_active(self) -> bool:
+        return self.fit_end is None
 
 
 _VALIDATION_STATUSES = {

@@ -7,12 +7,15 @@ each lost node once, with the reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.events import FailureCause, NodeLost
+from spotfit.model.events import FailureCause, NodeLost, ValidationStarted
 from spotfit.model.group import NodeState, Role
 from spotfit.model.leader_state import LeaderState, MemberStatus
+from spotfit.model.topology import NodeAssignment
 from spotfit.model.view import View
 from spotfit.policy.lost_agents import NodeLiveness, disconnected_since, node_liveness
 
@@ -40,7 +43,9 @@ def usable_members(view: View, state: LeaderState, role: Role = "train") -> list
         if agent not in view.lost_agents
         and agent not in view.notices
         and status.notice is None
-        and _is_active_node(view, status.member.token, status.member.node, role=role)
+        and (group := view.groups.get(status.member.token)) is not None
+        and group.role == role
+        and group.is_node_active(status.member.node)
     ]
 
 
@@ -68,18 +73,11 @@ def requeueable_members(view: View, state: LeaderState) -> list[MemberStatus]:
 def pending_slots(view: View, state: LeaderState) -> int:
     """Worker slots of machines that were requested and whose agents have not joined yet."""
     connected = {(status.member.token, status.member.node) for status in state.members.values()}
-    return sum(
-        group.plan.slots_per_node
-        for token, group in view.groups.items()
-        if group.role == "train"
-        for node in group.active_nodes
-        if (token, node) not in connected
-    )
+    return _slots_without(view, connected)
 
 
 def has_too_few_slots(view: View, state: LeaderState) -> bool:
     """Whether joined and pending slots together are fewer than `min_workers`."""
-    assert view.spec is not None
     joined = sum(status.member.slots for status in usable_members(view, state))
     return joined + pending_slots(view, state) < max(1, view.spec.min_workers)
 
@@ -87,11 +85,24 @@ def has_too_few_slots(view: View, state: LeaderState) -> bool:
 def missing_workers(view: View, state: LeaderState) -> int:
     """`max_workers` minus joined and pending slots; a machine on its last restart does not
     count."""
-    assert view.spec is not None
-    if state.is_headless:
-        return view.spec.max_workers - _active_slots(view)
-    joined = sum(status.member.slots for status in requeueable_members(view, state))
-    return view.spec.max_workers - joined - pending_slots(view, state)
+    if not state.is_headless:
+        joined = sum(status.member.slots for status in requeueable_members(view, state))
+        return view.spec.max_workers - joined - pending_slots(view, state)
+    # A headless leader has no members: every node counts that is not lost and has no notice.
+    assignments = view.last_round.assignments if view.last_round else ()
+    leaving = {(one.token, one.node) for one in assignments if one.agent in view.notices}
+    return view.spec.max_workers - _slots_without(view, leaving)
+
+
+def _slots_without(view: View, excluded: AbstractSet[tuple[Token, int]]) -> int:
+    """Worker slots of all machines for workers that may run, other than the excluded ones."""
+    return sum(
+        group.plan.slots_per_node
+        for token, group in view.groups.items()
+        if group.role == "train"
+        for node in group.active_nodes
+        if (token, node) not in excluded
+    )
 
 
 def workers_to_request(view: View, missing: int) -> int:
@@ -99,7 +110,6 @@ def workers_to_request(view: View, missing: int) -> int:
 
     Never less than `min_workers` requires: machines below it could not train, but would cost money.
     """
-    assert view.spec is not None
     if not view.spec.is_elastic:
         return missing
     present = view.spec.max_workers - missing
@@ -132,10 +142,19 @@ def find_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[Node
     connected = {
         (status.member.token, status.member.node): agent for agent, status in state.members.items()
     }
-    last_agents = _last_known_agents(view, state)
+    # What the leader has observed itself is newer than what the journal says.
+    last_agents = {(one.token, one.node): one.agent for one in _last_assigned(view)} | dict(
+        state.last_agent_by_node
+    )
+    # After the training, workers' machines exit by themselves and their loss is not recorded,
+    # except that of the machine that runs the current validation. A headless leader records all:
+    # only losses show it which machines are gone.
+    exit_unrecorded = view.pending_fit_end is not None and not state.is_headless
+    validation = view.current_validation
+    validator = (validation.token, validation.node) if validation is not None else None
     for token, group in view.groups.items():
         for node in group.active_nodes:
-            if _is_no_longer_needed(view, state, token=token, node=node):
+            if exit_unrecorded and group.role == "train" and (token, node) != validator:
                 continue
             agent = connected.get((token, node))
             if agent is not None:
@@ -149,105 +168,44 @@ def find_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[Node
                 yield lost
 
 
-def _is_no_longer_needed(view: View, state: LeaderState, token: Token, node: int) -> bool:
-    """After the training, workers' machines exit by themselves and their loss is not recorded.
-
-    Exceptions: a headless leader, which learns only from losses which machines are gone, and the
-    machine that runs the current validation.
-    """
-    if view.pending_fit_end is None or state.is_headless or view.groups[token].role != "train":
-        return False
-    validation = view.current_validation
-    return validation is None or (validation.token, validation.node) != (token, node)
-
-
 def _loss_while_connected(
     view: View, state: LeaderState, now: float, *, token: Token, node: int, agent: AgentId
 ) -> NodeLost | None:
     """The loss of a node whose machine has a connected agent, if it is lost."""
-    assert view.spec is not None
-    stopping = view.round is None and state.members[agent].running_round is not None
-    if stopping and now - state.phase_changed_at > view.spec.timing.stop_timeout_s:
-        return NodeLost(
-            token=token, node=node, agent=agent, reason="its workers did not stop in time"
-        )
-    if _has_left_after_notice(view, agent):
-        return NodeLost(
-            token=token,
-            node=node,
-            agent=agent,
-            reason="it was replaced after its preemption notice",
-        )
-    if _is_replaced_in_time(view, state, token=token, node=node, agent=agent):
-        reason = "it was replaced because its backend would not restart it again"
+    reason = None
+    if view.round is None:
+        is_stopping = state.members[agent].running_round is not None
+        if is_stopping and now - state.phase.since > view.spec.timing.stop_timeout_s:
+            reason = "its workers did not stop in time"
+    elif view.round.assignment_of(agent) is None:
+        is_train = view.groups[token].role == "train"
+        is_full = view.round.world_size >= view.spec.max_workers
+        # A round that was opened before the notice may have had no place for the agent.
+        if view.notice_slots.get(agent, math.inf) <= view.round_opened_slot:
+            reason = "it was replaced after its preemption notice"
+        elif is_train and is_full and is_last_attempt(state, token, node):
+            reason = "it was replaced because its backend would not restart it again"
+    if reason is not None:
         return NodeLost(token=token, node=node, agent=agent, reason=reason)
-    if (previous := _previous_agent_of_node(view, state, token=token, node=node)) is not None:
-        reason = "its backend restarted the machine with a new agent"
-        return NodeLost(
-            token=token,
-            node=node,
-            agent=previous,
-            reason=reason,
-            cause=FailureCause.PREEMPTION,
-            machine_returned=True,
-        )
-    return None
-
-
-def _has_left_after_notice(view: View, agent: AgentId) -> bool:
-    """Whether a round was opened without the agent after its notice."""
-    notice_slot = view.notice_slots.get(agent)
-    if notice_slot is None or view.round is None or view.round_opened_slot < notice_slot:
-        return False
-    return view.round.assignment_of(agent) is None
-
-
-def _is_replaced_in_time(
-    view: View, state: LeaderState, token: Token, node: int, *, agent: AgentId
-) -> bool:
-    """Whether a full round runs without a machine that is on its last backend restart."""
-    assert view.spec is not None
-    if view.round is None or view.round.world_size < view.spec.max_workers:
-        return False
-    is_spare = view.round.assignment_of(agent) is None and view.groups[token].role == "train"
-    return is_spare and is_last_attempt(state, token, node)
-
-
-def _previous_agent_of_node(
-    view: View, state: LeaderState, token: Token, node: int
-) -> AgentId | None:
-    """The unrecorded lost agent of a machine from which a new agent has joined; None if there is
-    none."""
-    assigned = [*(view.last_round.assignments if view.last_round else ()), view.current_validation]
-    agents = [one.agent for one in assigned if one and (one.token, one.node) == (token, node)]
+    # The loss of the agent that ran there before is not recorded yet.
+    agents = [one.agent for one in _last_assigned(view) if (one.token, one.node) == (token, node)]
     known = state.members.keys() | view.lost_agents
-    return next((agent for agent in agents if agent not in known), None)
-
-
-def _active_slots(view: View) -> int:
-    """Slots as a headless leader counts them: all nodes that are not lost and have no notice."""
-    leaving = {
-        (assignment.token, assignment.node)
-        for assignment in (view.last_round.assignments if view.last_round else ())
-        if assignment.agent in view.notices
-    }
-    return sum(
-        group.plan.slots_per_node
-        for token, group in view.groups.items()
-        if group.role == "train"
-        for node in group.active_nodes
-        if (token, node) not in leaving
+    if (previous := next((one for one in agents if one not in known), None)) is None:
+        return None
+    return NodeLost(
+        token=token,
+        node=node,
+        agent=previous,
+        reason="its backend restarted the machine with a new agent",
+        cause=FailureCause.PREEMPTION,
+        machine_returned=True,
     )
 
 
-def _last_known_agents(view: View, state: LeaderState) -> dict[tuple[Token, int], AgentId]:
-    """The last agent of each node, from the journal and from the leader's own observations."""
+def _last_assigned(view: View) -> list[NodeAssignment | ValidationStarted]:
+    """The nodes of the last round and of the current validation; a node may occur twice."""
     assignments = view.last_round.assignments if view.last_round else ()
-    agents = {(one.token, one.node): one.agent for one in assignments}
-    if view.current_validation is not None:
-        validation = view.current_validation
-        agents[validation.token, validation.node] = validation.agent
-    return agents | dict(state.last_agent_by_node)
+    return [*assignments, *([view.current_validation] if view.current_validation else ())]
 
 
 def _loss_while_disconnected(
@@ -255,11 +213,19 @@ def _loss_while_disconnected(
 ) -> NodeLost | None:
     """The loss of a node without a connected agent, if it is lost."""
     group_status = state.group_statuses.get(token)
-    if group_status and node < len(group_status.nodes) and group_status.nodes[node].is_terminated:
-        status = group_status.nodes[node]
-        reason: str | None = status.reason or f"the backend reports it as {status.state}"
+    # Empty if the backend has not reported the node yet.
+    statuses = group_status.nodes[node : node + 1] if group_status else ()
+    if any(status.is_terminated for status in statuses):
+        reason: str | None = statuses[0].reason or f"the backend reports it as {statuses[0].state}"
     elif agent is None or state.is_headless:
-        reason = _boot_timeout_reason(view, state, token, now=now)
+        timeout_s, since = view.spec.timing.boot_timeout_s, state.granted_at.get(token, math.inf)
+        absence = "its agent did not join"
+        if state.is_headless:
+            # No agent connects to a headless leader, but a running one would have been elected
+            # within a lease timeout, which is much shorter.
+            since = max(since, state.leading_since)
+            absence = "none of its agents took the lead"
+        reason = f"{absence} within {timeout_s:.0f} s" if now - since > timeout_s else None
     else:
         reason = _disconnect_reason(view, state, now, token=token, node=node, agent=agent)
     if reason is None:
@@ -268,27 +234,10 @@ def _loss_while_disconnected(
     return NodeLost(token=token, node=node, agent=agent, reason=reason, cause=cause)
 
 
-def _boot_timeout_reason(view: View, state: LeaderState, token: Token, now: float) -> str | None:
-    """Why a granted node without a known agent is lost; None if it may still boot."""
-    assert view.spec is not None
-    timeout_s = view.spec.timing.boot_timeout_s
-    granted_at = state.granted_at.get(token)
-    if granted_at is None:
-        return None
-    if not state.is_headless:
-        is_late = now - granted_at > timeout_s
-        return f"its agent did not join within {timeout_s:.0f} s" if is_late else None
-    # A headless leader sees no agents. A running agent would have become the leader within a lease
-    # timeout, which is much shorter.
-    is_late = now - max(granted_at, state.leading_since) > timeout_s
-    return f"none of its agents took the lead within {timeout_s:.0f} s" if is_late else None
-
-
 def _disconnect_reason(
     view: View, state: LeaderState, now: float, *, token: Token, node: int, agent: AgentId
 ) -> str | None:
     """Why a node with a disconnected agent is lost; None if the agent may still reconnect."""
-    assert view.spec is not None
     timing = view.spec.timing
     if view.leader and view.leader.lost_leader == agent:
         # The new leader found its port closed. Wait shortly for the backend's report, which decides
@@ -324,8 +273,3 @@ def _loss_cause(
     )
     has_notice = agent in view.notices
     return FailureCause.PLATFORM if is_running and not has_notice else FailureCause.PREEMPTION
-
-
-def _is_active_node(view: View, token: Token, node: int, role: Role) -> bool:
-    group = view.groups.get(token)
-    return group is not None and group.role == role and group.is_node_active(node)

@@ -150,7 +150,14 @@ def optimal_interval(
         2 * costs.cost_per_save_s * lifetime.mean_remaining_s / unannounced_fraction
     )
     overhead_limit_s = costs.cost_per_save_s / max_overhead
-    reason = f"{_format_costs(costs)}; {_format_lifetime(lifetime)}"
+    reason = (
+        f"a save costs {format_seconds(costs.cost_per_save_s)} "
+        f"({format_seconds(costs.stall_s)} stall, {costs.slowdown_fraction:.0%} slower for "
+        f"{format_seconds(costs.commit_s)}); "
+        f"the group is lost every {format_seconds(lifetime.mean_remaining_s)}"
+    )
+    if lifetime.announced_fraction:
+        reason += f", {lifetime.announced_fraction:.0%} of losses are announced in time"
     if overhead_limit_s > max(optimum_s, costs.commit_s):
         reason = f"{reason}; more frequent saves would exceed max_overhead={max_overhead:.1%}"
         return SaveInterval(overhead_limit_s, reason)
@@ -175,29 +182,21 @@ def decide_save(
     """
     if progress.step <= progress.last_save_step:
         return SaveLater(progress.now, "no step was completed since the last save")
-    decision = _decide_on_preemption_risk(progress, costs) or _decide_by_trigger(
-        trigger, progress, costs=costs, lifetime=lifetime
-    )
+    # Most machines with a reported risk are not preempted, so a save must be worth its costs. It
+    # is taken once per risk, with every trigger.
+    unsaved_work_s = progress.now - progress.last_save_at
+    is_worth_it = costs is None or unsaved_work_s >= costs.cost_per_save_s
+    decision: SaveNow | SaveLater
+    if progress.preemption_risk and not progress.saves_in_flight and is_worth_it:
+        decision = SaveNow(f"elevated preemption risk: {progress.preemption_risk}")
+    else:
+        decision = _decide_by_trigger(trigger, progress, costs=costs, lifetime=lifetime)
     if isinstance(decision, SaveNow) and not progress.has_free_slot:
         return SaveLater(
             progress.now,
             f"{progress.saves_in_flight} saves are in flight and use all snapshot memory",
         )
     return decision
-
-
-def _decide_on_preemption_risk(
-    progress: TrainingProgress, costs: SaveCostEstimate | None
-) -> SaveNow | None:
-    """Save once per reported risk, with every trigger, if the unsaved work exceeds a save's
-    costs."""
-    if not progress.preemption_risk or progress.saves_in_flight:
-        return None
-    # Most machines with a reported risk are not preempted, so a save must be worth its costs.
-    unsaved_work_s = progress.now - progress.last_save_at
-    if costs is not None and unsaved_work_s < costs.cost_per_save_s:
-        return None
-    return SaveNow(f"elevated preemption risk: {progress.preemption_risk}")
 
 
 def _decide_by_trigger(
@@ -249,18 +248,3 @@ def steps_until_check(steps_done: int, elapsed_s: float, *, within_s: float) -> 
 def format_steps_since_save(steps_done: int) -> str:
     """The reason of a save that is due after a number of steps."""
     return f"{steps_done} step{'' if steps_done == 1 else 's'} since the last save"
-
-
-def _format_costs(costs: SaveCostEstimate) -> str:
-    return (
-        f"a save costs {format_seconds(costs.cost_per_save_s)} "
-        f"({format_seconds(costs.stall_s)} stall, {costs.slowdown_fraction:.0%} slower for "
-        f"{format_seconds(costs.commit_s)})"
-    )
-
-
-def _format_lifetime(lifetime: LifetimeEstimate) -> str:
-    loss = f"the group is lost every {format_seconds(lifetime.mean_remaining_s)}"
-    if not lifetime.announced_fraction:
-        return loss
-    return f"{loss}, {lifetime.announced_fraction:.0%} of losses are announced in time"

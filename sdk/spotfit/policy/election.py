@@ -19,6 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId
+from spotfit.model.events import LeaderElected
+from spotfit.model.topology import Member
 from spotfit.model.view import View
 
 # After the end of a fit only machines are left to be released, which is idempotent: a second leader
@@ -81,7 +83,7 @@ def leadership_claim(
     view: View, agent_id: AgentId, observation: LeaderObservation, *, headless: bool = False
 ) -> LeadershipClaim | None:
     """When and why `agent_id` may claim the leadership; None while there is no reason to."""
-    if view.spec is None or view.is_leader(agent_id):
+    if view.is_leader(agent_id):
         return None
     if view.fit_end is not None:
         needs_cleanup = any(not group.is_closed for group in view.groups.values())
@@ -103,6 +105,16 @@ def leadership_claim(
     reason = f"the leader's lease has not changed for {timeout_s:.0f} s"
     delay_s = timeout_s + _stagger_delay_s(view, agent_id)
     return _claim_after_lease_timeout(observation, delay_s, reason)
+
+
+def handover(view: View, successor: Member, *, reason: str) -> LeaderElected:
+    """The entry by which the leader transfers the leadership to a connected agent."""
+    return LeaderElected(
+        leader=successor.agent,
+        epoch=view.epoch + 1,
+        coordinator_address=successor.coordinator_address,
+        reason=reason,
+    )
 
 
 def _claim_after_lease_timeout(

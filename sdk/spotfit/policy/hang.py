@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from spotfit.model.events import FailureCause, RankFailure, RoundClosed
-from spotfit.model.leader_state import LeaderState, RoundProgress
+from spotfit.model.leader_state import LeaderState, RoundProgress, Training
 from spotfit.model.spec import HangDetectionConfig
-from spotfit.model.topology import Round
 from spotfit.model.view import View
 from spotfit.policy.actions import Wait
 
@@ -76,17 +75,17 @@ def next_hang_check_at(config: HangDetectionConfig, progress: RoundProgress) -> 
 
 
 def close_unstarted_round(
-    view: View, state: LeaderState, round_: Round, now: float
+    view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
     """Close a round whose workers have not called the training function in `start_timeout_s`."""
-    assert view.spec is not None
     timeout_s = view.spec.hang_detection.start_timeout_s
-    late_ranks = tuple(sorted(set(range(round_.world_size)) - state.running_ranks))
+    world_size = training.round.world_size
+    late_ranks = tuple(sorted(set(range(world_size)) - training.running_ranks))
     if not late_ranks or not timeout_s:
         return None
-    due_at = state.phase_changed_at + timeout_s
+    due_at = training.since + timeout_s
     if now < due_at:
-        return Wait(due_at, f"{len(late_ranks)} of {round_.world_size} workers are starting")
+        return Wait(due_at, f"{len(late_ranks)} of {world_size} workers are starting")
     reason = f"{_format_ranks_have(late_ranks)} not started within {timeout_s:.0f} s"
     # The user's function was not called yet, so the platform is charged.
     failures = tuple(
@@ -99,7 +98,10 @@ def close_unstarted_round(
         for rank in late_ranks
     )
     return RoundClosed(
-        round_number=round_.number, cause=FailureCause.PLATFORM, reason=reason, failures=failures
+        round_number=training.round.number,
+        cause=FailureCause.PLATFORM,
+        reason=reason,
+        failures=failures,
     )
 
 

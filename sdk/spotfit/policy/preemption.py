@@ -25,8 +25,8 @@ from spotfit.core.ids import AgentId
 from spotfit.core.units import format_seconds
 from spotfit.model.events import FailureCause, RoundClosed
 from spotfit.model.failure_model import SaveCostEstimate
-from spotfit.model.leader_state import LeaderState
-from spotfit.model.topology import NodeAssignment, Round
+from spotfit.model.leader_state import LeaderState, Training
+from spotfit.model.topology import NodeAssignment
 from spotfit.model.view import View
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import (
@@ -122,13 +122,13 @@ class NoTimeToSave(NamedTuple):
 
 
 def replace_preempted_nodes(
-    view: View, state: LeaderState, round_: Round, now: float
+    view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
     """End a round with a preemption notice once replaced and saved, or at the deadline.
 
     Returns None if no assigned node has a notice.
     """
-    leaving = [one for one in round_.assignments if one.agent in view.notices]
+    leaving = [one for one in training.round.assignments if one.agent in view.notices]
     if not leaving:
         return None
     deadline = min(_deadline(view, state, assignment.agent) for assignment in leaving)
@@ -136,12 +136,12 @@ def replace_preempted_nodes(
         preempted = preempted_nodes(leaving, view, drain_timed_out=True)
         reason = "the preemption deadline has passed"
         return RoundClosed(
-            round_number=round_.number,
+            round_number=training.round.number,
             cause=FailureCause.PREEMPTION,
             reason=reason,
             preempted=preempted,
         )
-    replicated_at = _replicated_at(view, state, round_, leaving=leaving)
+    replicated_at = _replicated_at(view, state, training, leaving=leaving)
     is_committed = _is_saved_since_notice(view, [assignment.agent for assignment in leaving])
     is_saved = is_committed or replicated_at is not None
     if not is_saved or not is_replacement_ready(view, state):
@@ -151,22 +151,22 @@ def replace_preempted_nodes(
         or (replicated_at is not None and now - replicated_at <= _FRESH_COMMIT_S)
         or (
             is_committed
-            and _committed_just_now(state, now)
-            and not _newer_snapshot_coming(view, state, round_, time_left_s=deadline - now)
+            and _committed_just_now(training, now)
+            and not _newer_snapshot_coming(view, training, time_left_s=deadline - now)
         )
     ):
-        return _close_after_save(view, state, round_, leaving=leaving)
+        return _close_after_save(view, state, training, leaving=leaving)
     reason = "replacement ready; the round ends at the next save"
     return Wait(deadline - _DEADLINE_MARGIN_S, reason)
 
 
 def _replicated_at(
-    view: View, state: LeaderState, round_: Round, leaving: list[NodeAssignment]
+    view: View, state: LeaderState, training: Training, leaving: list[NodeAssignment]
 ) -> float | None:
     """When the leaving nodes had replicated one snapshot, taken after their notices, to nodes that
     stay; None if a shard is missing. Nodes that stay hold their own shards."""
-    staying = {one.peer_store_address for one in round_.assignments if one not in leaving}
-    replicas = [state.replica_locations.get(rank) for one in leaving for rank in one.ranks]
+    staying = {one.peer_store_address for one in training.round.assignments if one not in leaving}
+    replicas = [training.replica_locations.get(rank) for one in leaving for rank in one.ranks]
     safe = [one for one in replicas if one is not None and one.peer_store_address in staying]
     if len(safe) < len(replicas) or len({replica.step for replica in safe}) != 1:
         return None
@@ -178,26 +178,22 @@ def _latest_notice_at(state: LeaderState, leaving: list[NodeAssignment]) -> floa
     return max(state.notice_received_at.get(one.agent, state.leading_since) for one in leaving)
 
 
-def _newer_snapshot_coming(
-    view: View, state: LeaderState, round_: Round, time_left_s: float
-) -> bool:
+def _newer_snapshot_coming(view: View, training: Training, time_left_s: float) -> bool:
     """Whether nodes that stay will soon hold a newer snapshot than the one just committed.
 
-    That is so if the committed snapshot was taken before the workers knew that the replacement is
-    ready (they take another one then), and if a replica can arrive before the deadline.
+    That is so if the committed snapshot was taken before the workers were notified that the
+    replacement is ready (they take another one then), and if a replica can arrive before the
+    deadline.
     """
-    assert view.spec is not None
-    if (
-        state.snapshot_taken_at is None
-        or state.replacement_ready_at is None
-        or state.snapshot_taken_at >= state.replacement_ready_at
-    ):
+    taken_at = _snapshot_taken_at(training)
+    ready_at = training.replacement_ready_at
+    if taken_at is None or ready_at is None or taken_at >= ready_at:
         return False
-    staying = [one for one in round_.assignments if one.agent not in view.notices]
+    staying = [one for one in training.round.assignments if one.agent not in view.notices]
     can_replicate = bool(staying) and all(one.peer_store_address for one in staying)
     # The latest checkpoint is the best estimate of the snapshot's size; shards are of similar size.
     latest = view.latest_checkpoint
-    shard_bytes = latest.size_bytes / len(round_.assignments) if latest is not None else 0.0
+    shard_bytes = latest.size_bytes / len(training.round.assignments) if latest is not None else 0.0
     transfer_s = (1 + _SLOWDOWN_MARGIN) * shard_bytes / REPLICATION_BYTES_PER_S + _COMMIT_MARGIN_S
     # The leaving machine does not exist any more during the grace period.
     machine_left_s = time_left_s - view.spec.failure_limits.preemption_grace_s
@@ -205,27 +201,25 @@ def _newer_snapshot_coming(
 
 
 def _close_after_save(
-    view: View, state: LeaderState, round_: Round, leaving: list[NodeAssignment]
+    view: View, state: LeaderState, training: Training, leaving: list[NodeAssignment]
 ) -> RoundClosed:
     """Close the round without loss: as PREEMPTION, or as RESIZE if an elastic group shrinks."""
-    assert view.spec is not None
-    is_replicated = _replicated_at(view, state, round_, leaving=leaving) is not None
-    is_older = state.snapshot_taken_at is not None and state.snapshot_taken_at < _latest_notice_at(
-        state, leaving
-    )
+    is_replicated = _replicated_at(view, state, training, leaving=leaving) is not None
+    taken_at = _snapshot_taken_at(training)
+    is_older = taken_at is not None and taken_at < _latest_notice_at(state, leaving)
     saved = _SAVED_REASON
     if is_older and not is_replicated:
         saved = "checkpoint saved before the preemption notice was committed"
     slots = _warm_slots(view, state)
     if slots < view.spec.max_workers:
         return RoundClosed(
-            round_number=round_.number,
+            round_number=training.round.number,
             cause=FailureCause.RESIZE,
             reason=f"{saved}; continuing with {slots} workers",
             state_replicated=is_replicated,
         )
     return RoundClosed(
-        round_number=round_.number,
+        round_number=training.round.number,
         cause=FailureCause.PREEMPTION,
         reason=f"{saved}; replacement ready",
         preempted=preempted_nodes(leaving, view),
@@ -243,8 +237,12 @@ def decide_final_save(
     unsaved. Never if the training would block on an earlier save.
     """
     time_left = f"{format_seconds(max(0.0, deadline_state.time_left_s))} left"
-    target = _reachable_target(deadline_state)
-    if target is None:
+    targets: tuple[SaveTarget, ...] = ("bucket", "peer")
+    reachable = (
+        one for one in targets if _time_needed_s(deadline_state, one) <= deadline_state.time_left_s
+    )
+    # The bucket is preferred: a checkpoint there also survives the loss of the peer.
+    if (target := next(reachable, None)) is None:
         if deadline_state.in_flight_remaining_s is not None:
             return AwaitSaveInFlight(f"{time_left}: not enough for another save")
         return NoTimeToSave(f"{time_left}: not enough for a save")
@@ -298,14 +296,6 @@ def _next_check_in_s(deadline_state: PreDeadlineState) -> float:
     return max(deadline_state.step_s, deadline_state.max_step_s)
 
 
-def _reachable_target(deadline_state: PreDeadlineState) -> SaveTarget | None:
-    """Where a save would be complete before the deadline; None if nowhere."""
-    # The bucket is preferred: a checkpoint there also survives the loss of the peer.
-    if _time_needed_s(deadline_state, "bucket") <= deadline_state.time_left_s:
-        return "bucket"
-    return "peer" if _time_needed_s(deadline_state, "peer") <= deadline_state.time_left_s else None
-
-
 def _time_needed_s(deadline_state: PreDeadlineState, target: SaveTarget) -> float:
     """Seconds until a snapshot taken at the next step is safe; infinite if there is no such
     target."""
@@ -327,89 +317,96 @@ def may_continue_without(view: View, assignment: NodeAssignment) -> bool:
     That requires a notice, an option that enables it, and rank 0 on another node: rank 0 decides
     about saves and reports the metrics.
     """
-    assert view.spec is not None
     is_enabled = view.spec.relax_collectives or view.spec.failure_limits.preemption_grace_s > 0
     return is_enabled and assignment.agent in view.notices and 0 not in assignment.ranks
 
 
 def close_after_preemption(
-    view: View, state: LeaderState, round_: Round, now: float
+    view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
     """Close a round whose announced nodes are gone, after the remaining ranks have saved.
 
     They may finish a checkpoint that needs no lost rank and, with relaxed collectives, start one;
     both until the deadline plus `preemption_grace_s`. Returns None if no node is lost.
     """
-    assert view.spec is not None
-    lost = [one for one in round_.assignments if is_missing(view, state, one)]
+    lost = [one for one in training.round.assignments if is_missing(view, state, one)]
     if not lost:
         return None
     agents = [assignment.agent for assignment in lost if assignment.agent in view.notices]
     until = min((_deadline(view, state, agent) for agent in agents), default=now)
     lost_ranks = {rank for assignment in lost for rank in assignment.ranks}
-    can_finish = bool(state.uploading_ranks) and lost_ranks.isdisjoint(state.uploading_ranks)
+    can_finish = bool(training.uploading_ranks) and lost_ranks.isdisjoint(training.uploading_ranks)
     can_start = view.spec.relax_collectives and not _is_saved_since_notice(view, agents)
     if now < until and (can_finish or can_start):
         return Wait(until, f"ranks {sorted(lost_ranks)} are lost; the remaining ranks are saving")
-    return round_closed_by_failure(view, state, round_)
+    return round_closed_by_failure(view, state, training.round)
 
 
 def leave_last_attempt_nodes(
-    view: View, state: LeaderState, round_: Round, now: float
+    view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
     """Replace machines on their last backend restart, directly after a commit so that no step is
     lost.
 
     Returns None if there are none, or if not enough other machines are ready.
     """
-    last = [one for one in round_.assignments if is_last_attempt(state, one.token, one.node)]
+    last = [
+        one for one in training.round.assignments if is_last_attempt(state, one.token, one.node)
+    ]
     slots = sum(one.member.slots for one in requeueable_members(view, state) if one.is_warm)
-    if not last or slots < round_.world_size:
+    if not last or slots < training.round.world_size:
         return None
     names = ", ".join(assignment.machine_name for assignment in last)
     reason = f"the backend would not restart {names} again"
-    if not _is_commit_fresh(view, state, now):
+    if not _is_commit_fresh(view, training, now):
         return Wait(now + _COMMIT_POLL_S, f"{reason}; replacing after the next commit")
     return RoundClosed(
-        round_number=round_.number, cause=FailureCause.RESIZE, reason=f"{reason}; replacement ready"
+        round_number=training.round.number,
+        cause=FailureCause.RESIZE,
+        reason=f"{reason}; replacement ready",
     )
 
 
 def resize_group(
-    view: View, state: LeaderState, round_: Round, now: float
+    view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
     """Grow an elastic group when more machines are ready, directly after a commit so that no step
     is lost. Returns None if the group cannot grow."""
-    assert view.spec is not None
     spec = view.spec
-    if not spec.is_elastic or round_.world_size >= spec.max_workers:
+    if not spec.is_elastic or training.round.world_size >= spec.max_workers:
         return None
     slots = min(spec.max_workers, _warm_slots(view, state))
-    if slots <= round_.world_size:
+    if slots <= training.round.world_size:
         return None
-    due_at = state.phase_changed_at + spec.resize_interval_s
+    due_at = training.since + spec.resize_interval_s
     if now < due_at:
         reason = f"slots for {slots} workers; waiting for elastic_resize_monitor_interval_s"
         return Wait(due_at, reason)
-    if not _is_commit_fresh(view, state, now):
+    if not _is_commit_fresh(view, training, now):
         reason = f"slots for {slots} workers; growing after the next commit"
         return Wait(now + max(spec.resize_interval_s, _COMMIT_POLL_S), reason)
-    reason = f"growing from {round_.world_size} to {slots} workers"
-    return RoundClosed(round_number=round_.number, cause=FailureCause.RESIZE, reason=reason)
+    reason = f"growing from {training.round.world_size} to {slots} workers"
+    return RoundClosed(round_number=training.round.number, cause=FailureCause.RESIZE, reason=reason)
 
 
-def _committed_just_now(state: LeaderState, now: float) -> bool:
-    return state.committed_at is not None and now - state.committed_at <= _FRESH_COMMIT_S
+def _snapshot_taken_at(training: Training) -> float | None:
+    return training.last_commit.snapshot_taken_at if training.last_commit is not None else None
 
 
-def _is_commit_fresh(view: View, state: LeaderState, now: float) -> bool:
+def _committed_just_now(training: Training, now: float) -> bool:
+    commit = training.last_commit
+    return commit is not None and now - commit.committed_at <= _FRESH_COMMIT_S
+
+
+def _is_commit_fresh(view: View, training: Training, now: float) -> bool:
     """Whether the open round has committed just now (not an upload left by an earlier round)."""
-    return _committed_just_now(state, now) and view.latest_committed_slot > view.round_opened_slot
+    return (
+        _committed_just_now(training, now) and view.latest_committed_slot > view.round_opened_slot
+    )
 
 
 def is_replacement_ready(view: View, state: LeaderState) -> bool:
     """Whether the next round could be opened at once, with workers that start without delay."""
-    assert view.spec is not None
     slots = _warm_slots(view, state)
     if slots >= view.spec.max_workers:
         return True
@@ -428,8 +425,7 @@ def _is_saved_since_notice(view: View, agents: list[AgentId]) -> bool:
 
 def _deadline(view: View, state: LeaderState, agent: AgentId) -> float:
     """The deadline of a notice plus `preemption_grace_s`, by the leader's clock."""
-    assert view.spec is not None
-    # A new leader does not know when the notice was received and assumes the time of its election.
+    # When an earlier leader received the notice is lost: assume the election of this one.
     received_at = state.notice_received_at.get(agent, state.leading_since)
     seconds_left = view.notices[agent].seconds_left
     notice_s = DEFAULT_NOTICE_S if seconds_left is None else seconds_left

@@ -61,7 +61,17 @@ def plan_recovery(
         incomplete = _format_incomplete(holders) or "there are no shards"
         return RecoveryPlan(None, {}, f"no snapshot is complete: {incomplete}")
     newest = max(complete)
-    sources = _sources_by_rank(assignments, holders[newest])
+    # Sorted once: all ranks read the shards in the same order.
+    shards_of_newest = sorted(holders[newest].items())
+    request_counts: Counter[AgentId] = Counter()
+    sources = {
+        rank: tuple(
+            _nearest_source(shard, held_by, agent=assignment.agent, request_counts=request_counts)
+            for shard, held_by in shards_of_newest
+        )
+        for assignment in assignments
+        for rank in assignment.ranks
+    }
     return RecoveryPlan(newest[0], sources, _recovery_reason(newest[0], sources, holders))
 
 
@@ -156,22 +166,6 @@ def assign_replica_peers(
         if peer is not None:
             peers[agent] = peer
     return peers
-
-
-def _sources_by_rank(
-    assignments: Sequence[NodeAssignment], shards: Mapping[SnapshotShard, Sequence[ShardHolder]]
-) -> dict[int, tuple[ShardSource, ...]]:
-    request_counts: Counter[AgentId] = Counter()
-    return {
-        rank: tuple(
-            _nearest_source(
-                shard, shards[shard], agent=assignment.agent, request_counts=request_counts
-            )
-            for shard in sorted(shards)
-        )
-        for assignment in assignments
-        for rank in assignment.ranks
-    }
 
 
 def _nearest_source(

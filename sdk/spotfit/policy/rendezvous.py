@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -28,9 +29,11 @@ _MAX_BACKOFF_S = 30.0
 
 def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     """The round that can be opened now, or how long to wait and for what."""
-    assert view.spec is not None
-    backoff_ends_at = state.phase_changed_at + _backoff_s(view)
-    if now < backoff_ends_at:
+    failures = view.rounds_without_progress - _ROUNDS_BEFORE_BACKOFF
+    # The exponent is limited so that 2.0**failures cannot overflow.
+    backoff_s = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
+    backoff_ends_at = state.phase.since + backoff_s
+    if failures > 0 and now < backoff_ends_at:
         reason = f"{view.rounds_without_progress} rounds in a row ended without a checkpoint"
         return Wait(backoff_ends_at, reason)
     members = usable_members(view, state)
@@ -40,7 +43,7 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     slots = sum(status.member.slots for status in members)
     if slots < max(1, view.spec.min_workers):
         return Wait(now + 5.0, f"slots for {slots} of at least {view.spec.min_workers} workers")
-    fill_timeout_at = state.phase_changed_at + view.spec.timing.round_fill_timeout_s
+    fill_timeout_at = state.phase.since + view.spec.timing.round_fill_timeout_s
     # After a refusal, the pending machines are not expected soon.
     is_refused = view.last_refusal is not None and now < next_request_at(view, state)
     may_grow = slots < view.spec.max_workers and pending_slots(view, state) > 0 and not is_refused
@@ -54,34 +57,27 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     return _form_round(view, members)
 
 
-def _backoff_s(view: View) -> float:
-    failures = view.rounds_without_progress - _ROUNDS_BEFORE_BACKOFF
-    return 0.0 if failures <= 0 else min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
-
-
 def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:
-    """Assign ranks to the members, in the order of `_assignment_order`, up to `max_workers`."""
-    assert view.spec is not None
-    unassigned = view.spec.max_workers
+    """Assign ranks to the members, up to `max_workers`."""
+    # Members of the last round come first and in the same order, so that ranks keep their local
+    # shards.
+    last = view.last_round.assignments if view.last_round else ()
+    node_ranks = {one.agent: float(one.node_rank) for one in last}
+    ordered = sorted(
+        (status.member for status in members),
+        key=lambda member: (node_ranks.get(member.agent, math.inf), member.token, member.node),
+    )
+    first_rank = 0
     assignments: list[NodeAssignment] = []
-    for status in sorted(members, key=lambda status: _assignment_order(view, status)):
-        if unassigned == 0:
+    for member in ordered:
+        num_workers = min(member.slots, view.spec.max_workers - first_rank)
+        if num_workers == 0:
             break
-        member = status.member
-        num_workers = min(member.slots, unassigned)
+        node_rank = len(assignments)
         assignments.append(
-            NodeAssignment(
-                agent=member.agent,
-                node_rank=len(assignments),
-                first_rank=view.spec.max_workers - unassigned,
-                num_workers=num_workers,
-                host=member.host,
-                token=member.token,
-                node=member.node,
-                peer_store_address=member.peer_store_address,
-            )
+            member.assign(node_rank=node_rank, first_rank=first_rank, num_workers=num_workers)
         )
-        unassigned -= num_workers
+        first_rank += num_workers
     number = view.last_round.number + 1 if view.last_round else 1
     latest = view.latest_checkpoint
     round_ = Round(
@@ -93,11 +89,3 @@ def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:
     if memory is None:
         return round_
     return replace(round_, memory_snapshot=memory.snapshot_id, shard_holders=memory.shard_holders)
-
-
-def _assignment_order(view: View, status: MemberStatus) -> tuple[float, str, int]:
-    """Members of the last round first and in the same order, so that ranks keep their local
-    shards."""
-    last = view.last_round.assignment_of(status.member.agent) if view.last_round else None
-    node_rank = float(last.node_rank) if last else float("inf")
-    return (node_rank, status.member.token, status.member.node)

@@ -39,12 +39,22 @@ def checkpoints_to_drop(
     overwritten are always dropped. Raises `ConfigError` if a score is not a number.
     """
     existing = without_overwritten(checkpoints)
-    surplus = (
-        _superseded(existing)
-        if retention.num_to_keep is None
-        else _beyond_limit(retention.num_to_keep, existing, retention)
-    )
-    droppable = (*_overwritten(checkpoints), *surplus)
+    writers = {one.folder: one.name for one in existing}
+    present = {*writers.values()}
+    droppable = [
+        DroppableCheckpoint(one.name, f"overwritten by {writers[one.folder]}")
+        for one in checkpoints
+        if one.name not in present
+    ]
+    if retention.num_to_keep is None:
+        latest = {one.requested_name: one.name for one in existing}
+        droppable += [
+            DroppableCheckpoint(one.name, f"replaced by {latest[one.requested_name]}")
+            for one in existing
+            if one.name != latest[one.requested_name]
+        ]
+    else:
+        droppable += _beyond_limit(retention.num_to_keep, existing, retention)
     return tuple(one for one in droppable if one.name not in protected)
 
 
@@ -52,21 +62,6 @@ def without_overwritten(checkpoints: Sequence[CheckpointCommitted]) -> list[Chec
     """The checkpoints whose folder was not reused by a later one that user code wrote there."""
     last_index = {one.folder: n for n, one in enumerate(checkpoints)}
     return [one for n, one in enumerate(checkpoints) if last_index[one.folder] == n]
-
-
-def _overwritten(checkpoints: Sequence[CheckpointCommitted]) -> Iterator[DroppableCheckpoint]:
-    current = {one.folder: one.name for one in checkpoints}
-    current_names = set(current.values())
-    for one in checkpoints:
-        if one.name not in current_names:
-            yield DroppableCheckpoint(one.name, f"overwritten by {current[one.folder]}")
-
-
-def _superseded(checkpoints: Sequence[CheckpointCommitted]) -> Iterator[DroppableCheckpoint]:
-    latest = {one.requested_name: one.name for one in checkpoints}
-    for one in checkpoints:
-        if one.name != latest[one.requested_name]:
-            yield DroppableCheckpoint(one.name, f"replaced by {latest[one.requested_name]}")
 
 
 def _beyond_limit(

@@ -7,7 +7,7 @@ state of the machine (docs/decisions/0018).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from spotfit.core.errors import InfrastructureError, SpotfitError, TransientStoreError
@@ -58,7 +58,9 @@ def is_permanent_error(error: BaseException) -> bool:
     return isinstance(error, SpotfitError) and error.details.get("retryable") is False
 
 
-def round_closed_by_failure(view: View, state: LeaderState, round_: Round) -> RoundClosed:
+def round_closed_by_failure(
+    view: View, state: LeaderState, round_: Round, rank_failures: Iterable[RankFailure] = ()
+) -> RoundClosed:
     """The `RoundClosed` of a round with failures, charged to their root cause.
 
     In order of precedence: lost nodes and broken connections, workers that died on a node with a
@@ -66,13 +68,16 @@ def round_closed_by_failure(view: View, state: LeaderState, round_: Round) -> Ro
     a lost node and are not charged.
     """
     # A process that died without an exception precedes those that raised because it is gone.
-    failures = tuple(
-        sorted(state.rank_failures.values(), key=lambda one: (one.kind == "raised", one.rank))
-    )
+    failures = tuple(sorted(rank_failures, key=lambda one: (one.kind == "raised", one.rank)))
     leaving = [one for one in round_.assignments if one.agent in view.notices]
     if any(_was_disconnected(view, state, one) for one in round_.assignments):
         return _closed_by_disconnect(view, state, round_, failures=failures)
-    if _is_caused_by_preemption(failures, leaving):
+    leaving_ranks = {rank for assignment in leaving for rank in assignment.ranks}
+    on_leaving = [failure for failure in failures if failure.rank in leaving_ranks]
+    # A process that died on a leaving node was killed with it. An exception there is an error of
+    # user code if other ranks failed, too; if no other rank failed, the shutdown has caused it.
+    has_died = any(failure.kind != "raised" for failure in on_leaving)
+    if has_died or (on_leaving and len(on_leaving) == len(failures)):
         return RoundClosed(
             round_number=round_.number,
             cause=FailureCause.PREEMPTION,
@@ -138,7 +143,6 @@ def fit_ended_by_unusable_node(failure: RankFailure) -> FitEnded:
 def fit_ended_by_budget(view: View) -> FitEnded | None:
     """The end of the run if the last round exceeded its budget or failed permanently, else None."""
     closed = view.last_round_closed
-    assert view.spec is not None
     limits = view.spec.failure_limits
     limit_by_cause = {
         FailureCause.WORKER: limits.worker,
@@ -198,17 +202,6 @@ def _with_lost_ranks(
         for r in ranks
     ]
     return (*lost, *(failure for failure in failures if failure.rank not in ranks))
-
-
-def _is_caused_by_preemption(
-    failures: Sequence[RankFailure], leaving: list[NodeAssignment]
-) -> bool:
-    ranks = {rank for assignment in leaving for rank in assignment.ranks}
-    on_leaving = [failure for failure in failures if failure.rank in ranks]
-    # A process that died on a leaving node was killed with it. An exception there is an error of
-    # user code if other ranks failed, too; if no other rank failed, the shutdown has caused it.
-    has_died = any(failure.kind != "raised" for failure in on_leaving)
-    return has_died or (len(on_leaving) > 0 and len(on_leaving) == len(failures))
 
 
 def _format_lost_machines(assignments: list[NodeAssignment]) -> str:

@@ -21,17 +21,21 @@ from spotfit.model.events import (
     FailureCause,
     FitEnded,
     GroupsReleased,
-    LeaderElected,
     PreemptionNoticed,
     RankFailure,
-    RoundClosed,
     RoundOpened,
 )
-from spotfit.model.leader_state import LeaderState, ReadyCheckpoint
-from spotfit.model.topology import Round
+from spotfit.model.leader_state import (
+    Failing,
+    LeaderState,
+    NoRound,
+    Returned,
+    Training,
+)
 from spotfit.model.view import View
 from spotfit.policy import (
     capacity,
+    election,
     hang,
     lost_agents,
     pending_uploads,
@@ -87,14 +91,12 @@ def _submit_pending_groups(view: View, state: LeaderState, now: float) -> Iterat
             yield SubmitGroup(token)
 
 
-def _cancel(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """End a cancelled run, and one that no retry can continue."""
     if view.cancel_reason is not None:
         yield AppendEvent(
             FitEnded(outcome="cancelled", reason=view.cancel_reason, metrics=state.latest_metrics)
         )
-
-
-def _end_on_fatal_error(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     if state.user_code_error is not None:
         error = state.user_code_error
         failure = RankFailure(
@@ -113,20 +115,53 @@ def _end_on_fatal_error(view: View, state: LeaderState, now: float) -> Iterator[
         yield AppendEvent(_with_metrics(retry_budget.fit_ended_by_unusable_node(permanent), state))
 
 
-def _record_notices(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+def _record_notices_and_commits(
+    view: View, state: LeaderState, now: float
+) -> Iterator[LeaderAction]:
+    # Notices first: a commit after the notice counts as saved since it (`preemption`).
     for agent, status in state.members.items():
         if status.notice in (None, view.notices.get(agent)) or agent in view.lost_agents:
             continue
         yield AppendEvent(PreemptionNoticed(agent=agent, notice=status.notice))
+    for ready in state.ready_checkpoints:
+        # A checkpoint that an earlier round has left says nothing about the age of this one.
+        is_open = view.round is not None and view.round.number == ready.round
+        yield AppendEvent(
+            CheckpointCommitted(
+                name=ready.name,
+                round=ready.round,
+                report_index=ready.report_index,
+                metrics=ready.metrics,
+                ranks=ready.ranks,
+                size_bytes=ready.size_bytes,
+                validation=ready.validation,
+                round_age_s=_round_age_s(state, now) if is_open else None,
+                is_snapshot=ready.is_snapshot,
+                step=ready.step,
+                reason=ready.reason,
+                custom_folder=ready.custom_folder,
+            )
+        )
 
 
-def _record_losses(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    # Losses before requests: a lost node counts as missing only once it is recorded.
     for lost in capacity.find_lost_nodes(view, state, now):
         yield AppendEvent(lost)
     former = view.leader.lost_leader if view.leader is not None else None
     former_missing = former is not None and former not in {*state.members, *view.lost_agents}
     if state.disconnected_since or former_missing:
         yield Wait(now + _AGENT_POLL_S, "waiting for disconnected agents")
+    missing = capacity.missing_workers(view, state)
+    # After a final refusal the run continues with the machines it has.
+    if missing <= 0 or _is_training_over(view) or view.final_refusal is not None:
+        return
+    request_at = capacity.next_request_at(view, state)
+    if now < request_at:
+        yield Wait(request_at, f"refused {view.refusals} times: {view.last_refusal}")
+    else:
+        reason = f"{missing} of {view.spec.max_workers} workers have no machine"
+        yield RequestMachines(capacity.workers_to_request(view, missing), reason)
 
 
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -136,15 +171,7 @@ def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator
             yield ReleaseGroups(token)
 
 
-def _commit_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    for ready in state.ready_checkpoints:
-        is_open = view.round is not None and view.round.number == ready.round
-        round_age_s = _round_age_s(state, now) if is_open else None
-        yield AppendEvent(_committed_event(ready, round_age_s=round_age_s))
-
-
 def _drop_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    assert view.spec is not None
     try:
         pending = {checkpoint.name for checkpoint in view.unvalidated_checkpoints}
         droppable = retention.checkpoints_to_drop(
@@ -158,67 +185,51 @@ def _drop_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[Le
 
 
 def _close_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    for action in _round_end_actions(view, state, now):
-        if isinstance(action, AppendEvent) and isinstance(action.event, RoundClosed):
-            yield AppendEvent(replace(action.event, duration_s=_round_age_s(state, now)))
-        else:
-            yield action
+    match state.phase:
+        case NoRound():
+            # No agent connects to a headless leader: it closes a round once all nodes are lost.
+            round_ = view.round
+            if round_ and all(one.agent in view.lost_agents for one in round_.assignments):
+                yield AppendEvent(retry_budget.round_closed_by_failure(view, state, round_))
+        case Returned() as returned:
+            yield _finish_training(view, state, returned, now=now)
+        case Failing(round=round_) as failing:
+            # The first failure that arrives is often a consequence of the root cause: peers of a
+            # lost node raise before its connection times out.
+            settled_at = failing.since + view.spec.timing.failure_settle_s
+            is_unexplained = any(
+                lost_agents.is_unexplained_loss(view, state, one) for one in round_.assignments
+            )
+            if now < settled_at and (is_unexplained or not failing.workers_stopped):
+                yield Wait(settled_at, "waiting for the root cause of the failure")
+                return
+            failures = failing.rank_failures.values()
+            closed = retry_budget.round_closed_by_failure(view, state, round_, failures)
+            yield AppendEvent(replace(closed, duration_s=_round_age_s(state, now)))
+        case Training() as training:
+            yield from _interrupt_round(view, state, training, now=now)
 
 
-def _round_end_actions(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    if view.round is None or state.is_headless:
-        yield from _close_abandoned_round(view, state)
-    elif len(state.returned_ranks) == view.round.world_size:
-        # Before failures: a machine that is lost after its function returned does not matter.
-        yield from _finish_training(view, state, now)
-    elif state.failing_since is not None:
-        yield from _close_failing_round(view, state, view.round, now=now)
-    else:
-        yield from _interrupt_round(view, state, view.round, now=now)
-
-
-def _close_abandoned_round(view: View, state: LeaderState) -> Iterator[LeaderAction]:
-    """A headless leader sees no agents; it closes a round once all of its nodes are lost."""
-    if view.round and all(one.agent in view.lost_agents for one in view.round.assignments):
-        yield AppendEvent(retry_budget.round_closed_by_failure(view, state, view.round))
-
-
-def _close_failing_round(
-    view: View, state: LeaderState, round_: Round, now: float
-) -> Iterator[LeaderAction]:
-    assert view.spec is not None
-    assert state.failing_since is not None
-    settled_at = state.failing_since + view.spec.timing.failure_settle_s
-    # The first failure that arrives is often a consequence of the root cause: peers of a lost node
-    # raise before its connection times out.
-    is_unexplained = any(
-        lost_agents.is_unexplained_loss(view, state, one) for one in round_.assignments
-    )
-    if now < settled_at and (is_unexplained or not state.workers_stopped):
-        yield Wait(settled_at, "waiting for the root cause of the failure")
-    else:
-        yield AppendEvent(retry_budget.round_closed_by_failure(view, state, round_))
-
-
-def _finish_training(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+def _finish_training(
+    view: View, state: LeaderState, returned: Returned, now: float
+) -> LeaderAction:
     """End the fit once all reports are delivered and the workers have exited."""
-    exit_deadline = (state.returned_at or now) + _WORKER_EXIT_TIMEOUT_S
+    exit_deadline = returned.since + _WORKER_EXIT_TIMEOUT_S
     if not state.reports_delivered:
-        yield Wait(now + _REPORT_POLL_S, "delivering the last reports to the callbacks")
-    elif not state.workers_stopped and now < exit_deadline:
-        yield Wait(exit_deadline, "the workers are exiting")
-    else:
-        finished = FitEnded(
-            outcome="finished",
-            metrics=state.latest_metrics,
-            result_key=state.result_key,
-            last_save_error=state.last_save_error,
-        )
-        yield validation_schedule.fit_end_action(view, finished)
+        return Wait(now + _REPORT_POLL_S, "delivering the last reports to the callbacks")
+    if not returned.workers_stopped and now < exit_deadline:
+        return Wait(exit_deadline, "the workers are exiting")
+    finished = FitEnded(
+        outcome="finished",
+        metrics=state.latest_metrics,
+        result_key=returned.result_key,
+        last_save_error=returned.last_save_error,
+    )
+    return validation_schedule.fit_end_action(view, finished)
 
 
 def _interrupt_round(
-    view: View, state: LeaderState, round_: Round, now: float
+    view: View, state: LeaderState, training: Training, now: float
 ) -> Iterator[LeaderAction]:
     for rule in (
         preemption.close_after_preemption,
@@ -227,11 +238,11 @@ def _interrupt_round(
         preemption.leave_last_attempt_nodes,
         preemption.resize_group,
     ):
-        decision = rule(view, state, round_, now)
+        decision = rule(view, state, training, now)
         if isinstance(decision, Wait):
             yield decision
         elif decision is not None:
-            yield AppendEvent(decision)
+            yield AppendEvent(replace(decision, duration_s=_round_age_s(state, now)))
 
 
 def _end_over_failure_budget(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -241,7 +252,7 @@ def _end_over_failure_budget(view: View, state: LeaderState, now: float) -> Iter
     if ended is None:
         return
     # The checkpoints of a failed run are completed, too: the next fit resumes from them.
-    if not state.bucket_searched:
+    if isinstance(state.phase, NoRound) and not state.phase.bucket_searched:
         yield _wait_for_bucket_search(view, state, now)
     elif not state.reports_delivered:
         yield Wait(now + _REPORT_POLL_S, "delivering the last failure to the callbacks")
@@ -254,20 +265,6 @@ def _wait_for_bucket_search(view: View, state: LeaderState, now: float) -> Wait:
     return pending_uploads.wait_for_uploads(view, state, now) or searching
 
 
-def _request_machines(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    assert view.spec is not None
-    missing = capacity.missing_workers(view, state)
-    # After a final refusal the run continues with the machines it has.
-    if missing <= 0 or _is_training_over(view) or view.final_refusal is not None:
-        return
-    request_at = capacity.next_request_at(view, state)
-    if now < request_at:
-        yield Wait(request_at, f"refused {view.refusals} times: {view.last_refusal}")
-    else:
-        reason = f"{missing} of {view.spec.max_workers} workers have no machine"
-        yield RequestMachines(capacity.workers_to_request(view, missing), reason)
-
-
 def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """Between rounds, transfer the leadership from a node that leaves to one that stays.
 
@@ -278,37 +275,26 @@ def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterato
     staying = capacity.requeueable_members(view, state) or capacity.usable_members(view, state)
     # The longest connected agent is the most likely one to be in good health.
     successors = sorted(staying, key=lambda status: (status.joined_at, status.member.agent))
-    if (reason := _resign_reason(view, state)) and successors:
-        successor = successors[0].member
-        yield AppendEvent(
-            LeaderElected(
-                leader=successor.agent,
-                epoch=view.epoch + 1,
-                coordinator_address=successor.coordinator_address,
-                reason=reason,
-            )
-        )
+    reason = ""
+    if state.agent_id in view.notices:
+        reason = "the previous leader's node has a preemption notice"
+    elif (own := state.members.get(state.agent_id)) is not None:
+        is_last = capacity.is_last_attempt(state, own.member.token, own.member.node)
+        if is_last and capacity.requeueable_members(view, state):
+            reason = "the backend would not restart the previous leader's node again"
+    if reason and successors:
+        yield AppendEvent(election.handover(view, successors[0].member, reason=reason))
         return
     elected = None if reason else validation_schedule.leader_handover(view, state)
     if elected is not None:
         yield AppendEvent(elected)
 
 
-def _resign_reason(view: View, state: LeaderState) -> str:
-    """Why another agent should lead the next round; '' if the leader's node stays."""
-    if state.agent_id in view.notices:
-        return "the previous leader's node has a preemption notice"
-    own = state.members.get(state.agent_id)
-    is_last = own is not None and capacity.is_last_attempt(state, own.member.token, own.member.node)
-    if is_last and capacity.requeueable_members(view, state):
-        return "the backend would not restart the previous leader's node again"
-    return ""
-
-
 def _open_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    if view.round is not None or state.is_headless or _is_training_over(view):
+    phase = state.phase
+    if not isinstance(phase, NoRound) or state.is_headless or _is_training_over(view):
         return
-    if not state.bucket_searched:
+    if not phase.bucket_searched:
         yield _wait_for_bucket_search(view, state, now)
         return
     opened = rendezvous.next_round(view, state, now)
@@ -332,26 +318,23 @@ def _release_after_end(view: View, state: LeaderState, now: float) -> Iterator[L
     connected = {
         one.member.token for agent, one in state.members.items() if agent != state.agent_id
     }
-    own = _own_groups(state)
-    self_exit_until = state.phase_changed_at + capacity.SELF_EXIT_TIMEOUT_S
+    own_status = state.members.get(state.agent_id)
+    # None for a headless leader, which runs on none of the machines.
+    own = own_status.member.token if own_status is not None else None
+    self_exit_until = state.phase.since + capacity.SELF_EXIT_TIMEOUT_S
     held = [token for token, group in view.groups.items() if group.handle and not group.is_closed]
+    if not held:
+        yield Idle()
     exiting = [token for token in held if token in connected and now < self_exit_until]
     if exiting:
         yield Wait(min(now + _AGENT_POLL_S, self_exit_until), "machines are shutting down")
-    due = [token for token in held if token not in exiting and token not in own]
+    due = [token for token in held if token not in exiting and token != own]
     if due:
         yield ReleaseGroups(due[0], tuple(due[1:]))
-    for token in held:
-        if token in own and token not in exiting:
-            # A backend whose machines terminate with their agents needs no API call.
-            ends = state.releases_on_agent_exit and _all_self_terminate(view, state, token)
-            yield AppendEvent(GroupsReleased(token=token)) if ends else ReleaseGroups(token)
-
-
-def _own_groups(state: LeaderState) -> set[Token]:
-    """The group of the leader's own machine; empty for a headless leader."""
-    own = state.members.get(state.agent_id)
-    return {own.member.token} if own is not None else set()
+    if own in held and own not in exiting:
+        # A backend whose machines terminate with their agents needs no API call.
+        ends = state.releases_on_agent_exit and _all_self_terminate(view, state, own)
+        yield AppendEvent(GroupsReleased(token=own)) if ends else ReleaseGroups(own)
 
 
 def _all_self_terminate(view: View, state: LeaderState, token: Token) -> bool:
@@ -362,13 +345,6 @@ def _all_self_terminate(view: View, state: LeaderState, token: Token) -> bool:
         (token, node) in state.last_agent_by_node or terminated[node : node + 1] == [True]
         for node in range(view.groups[token].plan.num_nodes)
     )
-
-
-def _idle_when_done(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    held = [token for token, group in view.groups.items() if group.handle and not group.is_released]
-    linger_s = capacity.SELF_EXIT_TIMEOUT_S if held else 0.0
-    if _own_groups(state).issuperset(held) and now >= state.phase_changed_at + linger_s:
-        yield Idle()
 
 
 def _failed_event(
@@ -383,28 +359,15 @@ def _failed_event(
     )
 
 
-def _committed_event(
-    checkpoint: ReadyCheckpoint, *, round_age_s: float | None
-) -> CheckpointCommitted:
-    return CheckpointCommitted(
-        name=checkpoint.name,
-        round=checkpoint.round,
-        report_index=checkpoint.report_index,
-        metrics=checkpoint.metrics,
-        ranks=checkpoint.ranks,
-        size_bytes=checkpoint.size_bytes,
-        validation=checkpoint.validation,
-        round_age_s=round_age_s,
-        is_snapshot=checkpoint.is_snapshot,
-        step=checkpoint.step,
-        reason=checkpoint.reason,
-        custom_folder=checkpoint.custom_folder,
-    )
-
-
 def _round_age_s(state: LeaderState, now: float) -> float | None:
     """Age of the open round; None if another leader opened it, whose clock cannot be compared."""
-    return now - state.phase_changed_at if state.phase_changed_at > state.leading_since else None
+    match state.phase:
+        case Training(since=opened_at) | Returned(opened_at=opened_at):
+            return now - opened_at
+        case Failing(opened_at=float(opened_at)):
+            return now - opened_at
+        case _:
+            return None
 
 
 def _with_metrics(fit_end: FitEnded, state: LeaderState) -> FitEnded:
@@ -412,21 +375,16 @@ def _with_metrics(fit_end: FitEnded, state: LeaderState) -> FitEnded:
 
 
 _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
-    _cancel,
-    _end_on_fatal_error,
-    # Notices first: the rules below treat a commit after the notice as saved.
-    _record_notices,
+    _end_at_once,
     # Before _close_round: a complete checkpoint of a failing round must be committed.
-    _commit_checkpoints,
+    _record_notices_and_commits,
     validation_schedule.record_result,
     _drop_checkpoints,
     _close_round,
     _end_over_failure_budget,
     validation_schedule.end_after_validations,
-    # Losses before requests: a lost node counts as missing only once it is recorded.
-    _record_losses,
-    # Requests before _open_round: planning needs no cloud API call, and machines boot slowly.
-    _request_machines,
+    # Before _open_round: planning needs no cloud API call, and machines boot slowly.
+    _replace_lost_nodes,
     validation_schedule.give_up_unusable_validators,
     validation_schedule.request_validator,
     # Before _open_round: a leader that leaves must not open a round.
@@ -440,4 +398,4 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     validation_schedule.release_idle_groups,
 )
 
-_RULES_AFTER_END: tuple[Rule, ...] = (_submit_pending_groups, _release_after_end, _idle_when_done)
+_RULES_AFTER_END: tuple[Rule, ...] = (_submit_pending_groups, _release_after_end)

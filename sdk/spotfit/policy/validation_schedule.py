@@ -33,6 +33,7 @@ from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.view import View
 from spotfit.policy import capacity
 from spotfit.policy.actions import AppendEvent, LeaderAction, ReleaseGroups, RequestMachines, Wait
+from spotfit.policy.election import handover
 
 # A validation that was lost 20 times (by preemptions, or because its process cannot be started)
 # takes longer than the lifetime of the available machines.
@@ -57,7 +58,6 @@ _POLL_S = 1.0
 def pending_validations(view: View) -> tuple[CheckpointCommitted, ...]:
     """The checkpoints to validate, in commit order; none if the trainer has no
     `ValidationConfig`."""
-    assert view.spec is not None
     return view.unvalidated_checkpoints if view.spec.validation is not None else ()
 
 
@@ -100,15 +100,15 @@ def start_validation(view: View, state: LeaderState, now: float) -> Iterator[Lea
     if not pending or state.is_headless or is_running:
         return
     checkpoint = pending[0]
-    failure = _permanent_failure_reason(view)
-    if failure is not None:
-        ended = ValidationEnded(
-            checkpoint_name=checkpoint.name,
-            checkpoint_uid=checkpoint.uid,
-            status="failed",
-            reason=failure,
+    if (failure := _permanent_failure_reason(view)) is not None:
+        yield AppendEvent(
+            ValidationEnded(
+                checkpoint_name=checkpoint.name,
+                checkpoint_uid=checkpoint.uid,
+                status="failed",
+                reason=failure,
+            )
         )
-        yield AppendEvent(ended)
         return
     retry_at = state.validation_changed_at + _retry_backoff_s(view, state)
     if now < retry_at:
@@ -156,7 +156,11 @@ def request_validator(view: View, state: LeaderState, now: float) -> Iterator[Le
         return
     if not _wants_machine(view, state):
         return
-    request_at = _next_request_at(view, state)
+    request_at = float("-inf")
+    if state.validator_refused_at is not None and view.validator_refusals > 0:
+        limit_s = _MAX_BACKOFF_S if view.pending_fit_end is None else _MAX_BACKOFF_AFTER_TRAINING_S
+        backoff_s = _MIN_BACKOFF_S * 2.0 ** min(view.validator_refusals - 1, 10)
+        request_at = state.validator_refused_at + min(limit_s, backoff_s)
     if now < request_at:
         reason = f"validation machine refused {view.validator_refusals} times"
         yield Wait(request_at, reason)
@@ -167,14 +171,20 @@ def request_validator(view: View, state: LeaderState, now: float) -> Iterator[Le
 
 def release_validators(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """Release dedicated machines that were idle for a while, or whose capacity workers need."""
-    assert view.spec is not None
     idle_since = max(state.validation_changed_at, state.leading_since)
     idle_until = idle_since + view.spec.timing.validator_idle_timeout_s
     is_idle = not pending_validations(view)
     for token in _held_groups(view, "validate"):
         if _is_own_group(view, state, token):
             continue
-        if _may_release(view, state, token) or (is_idle and now >= idle_until):
+        if view.pending_fit_end is None:
+            # Workers' machines are refused while this one is held.
+            is_refused = view.refusals >= _REFUSALS_BEFORE_YIELDING
+            is_in_the_way = is_refused and capacity.missing_workers(view, state) > 0
+        else:
+            is_connected = any(status.member.token == token for status in state.members.values())
+            is_in_the_way = not (is_connected or state.is_headless or _wants_machine(view, state))
+        if is_in_the_way or (is_idle and now >= idle_until):
             yield ReleaseGroups(token)
         elif is_idle:
             yield Wait(idle_until, "no validation is pending")
@@ -195,18 +205,12 @@ def leader_handover(view: View, state: LeaderState) -> LeaderElected | None:
     successors = sorted(capacity.usable_members(view, state, role), key=_join_order)
     if not successors:
         return None
-    successor = successors[0].member
     reason = (
         "the previous leader is not on a worker node"
         if role == "train"
         else "the training has ended, only validations are pending"
     )
-    return LeaderElected(
-        leader=successor.agent,
-        epoch=view.epoch + 1,
-        coordinator_address=successor.coordinator_address,
-        reason=reason,
-    )
+    return handover(view, successors[0].member, reason=reason)
 
 
 def release_idle_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -215,7 +219,7 @@ def release_idle_groups(view: View, state: LeaderState, now: float) -> Iterator[
         return
     connected = {status.member.token for status in state.members.values()}
     validating = view.current_validation.token if view.current_validation is not None else None
-    self_exit_until = state.phase_changed_at + capacity.SELF_EXIT_TIMEOUT_S
+    self_exit_until = state.phase.since + capacity.SELF_EXIT_TIMEOUT_S
     for token in _held_groups(view, "train"):
         if _is_own_group(view, state, token) or token == validating:
             continue
@@ -234,32 +238,29 @@ def _choose_validator(view: View, state: LeaderState, now: float) -> MemberStatu
     dedicated = sorted(capacity.usable_members(view, state, "validate"), key=_join_order)
     if dedicated:
         return dedicated[0]
-    if not _may_run_beside_workers(view, state, now):
-        return None
+    may_share = not _own_machine(view)
+    if _own_machine(view) is None:
+        # A dedicated machine is preferred as long as one may still come.
+        may_share = (
+            view.pending_fit_end is not None
+            or view.validator_refusals > 0
+            or _no_validator_available(view)
+            or not (_has_validator_machine(view, state) or _wants_machine(view, state))
+            or now >= _wait_ends_at(view, state)
+        )
     return min(
-        capacity.usable_members(view, state),
+        capacity.usable_members(view, state) if may_share else (),
         key=lambda status: (status.member.agent != state.agent_id, _join_order(status)),
         default=None,
     )
 
 
-def _may_run_beside_workers(view: View, state: LeaderState, now: float) -> bool:
-    assert view.spec is not None
-    assert view.spec.validation is not None
-    own_machine = view.spec.validation.own_machine
-    if own_machine is not None:
-        return not own_machine
-    return (
-        view.pending_fit_end is not None
-        or view.validator_refusals > 0
-        or _no_validator_available(view)
-        or not (_has_validator_machine(view, state) or _wants_machine(view, state))
-        or now >= _wait_ends_at(view, state)
-    )
+def _own_machine(view: View) -> bool | None:
+    """The option of that name; None also if the current fit has no validations."""
+    return view.spec.validation.own_machine if view.spec.validation is not None else None
 
 
 def _wait_ends_at(view: View, state: LeaderState) -> float:
-    assert view.spec is not None
     return (
         max(state.validation_changed_at, state.leading_since)
         + view.spec.timing.validator_wait_timeout_s
@@ -268,9 +269,7 @@ def _wait_ends_at(view: View, state: LeaderState) -> float:
 
 def _wants_machine(view: View, state: LeaderState) -> bool:
     """Whether a dedicated machine is needed."""
-    assert view.spec is not None
-    assert view.spec.validation is not None
-    own_machine = view.spec.validation.own_machine
+    own_machine = _own_machine(view)
     if view.pending_fit_end is None:
         # Workers' machines take precedence: both use the same quota.
         is_group_complete = capacity.missing_workers(view, state) <= 0
@@ -283,12 +282,9 @@ def _has_candidate(view: View, state: LeaderState) -> bool:
     """Whether a node may run validations; for a headless leader, whether any machine is active."""
     if state.is_headless:
         return any(group.active_nodes for group in view.groups.values())
-    assert view.spec is not None
-    assert view.spec.validation is not None
     if capacity.usable_members(view, state, "validate"):
         return True
-    may_share = view.spec.validation.own_machine is not True
-    return may_share and bool(capacity.usable_members(view, state))
+    return _own_machine(view) is not True and bool(capacity.usable_members(view, state))
 
 
 def _has_validator_machine(view: View, state: LeaderState) -> bool:
@@ -330,11 +326,9 @@ def _retry_backoff_s(view: View, state: LeaderState) -> float:
 
 def _permanent_failure_reason(view: View) -> str | None:
     """Why the next validation cannot succeed; None if it may."""
-    assert view.spec is not None
-    assert view.spec.validation is not None
     if view.current_validation_tries >= _MAX_TRIES:
         return f"all {view.current_validation_tries} attempts were lost"
-    if view.spec.validation.own_machine and _no_validator_available(view):
+    if _own_machine(view) and _no_validator_available(view):
         reason = view.final_validator_refusal or "all machines were refused or failed to boot"
         return f"no dedicated machine is available: {reason}"
     return None
@@ -345,24 +339,6 @@ def _permanent_failure_reason(view: View) -> str | None:
 
 def _no_validator_available(view: View) -> bool:
     return view.final_validator_refusal is not None or view.validator_refusals > _MAX_REFUSALS
-
-
-def _next_request_at(view: View, state: LeaderState) -> float:
-    if state.validator_refused_at is None or view.validator_refusals == 0:
-        return float("-inf")
-    limit_s = _MAX_BACKOFF_S if view.pending_fit_end is None else _MAX_BACKOFF_AFTER_TRAINING_S
-    backoff_s = _MIN_BACKOFF_S * 2.0 ** min(view.validator_refusals - 1, 10)
-    return state.validator_refused_at + min(limit_s, backoff_s)
-
-
-def _may_release(view: View, state: LeaderState, token: Token) -> bool:
-    """Whether to release a dedicated machine although validations are pending."""
-    if view.pending_fit_end is None:
-        # Workers' machines are refused while this one is held.
-        is_refused = view.refusals >= _REFUSALS_BEFORE_YIELDING
-        return is_refused and capacity.missing_workers(view, state) > 0
-    is_connected = any(status.member.token == token for status in state.members.values())
-    return not is_connected and not state.is_headless and not _wants_machine(view, state)
 
 
 def _held_groups(view: View, role: Role) -> list[Token]:

@@ -41,6 +41,7 @@ class ForkServerFullyWarm(msgspec.Struct, frozen=True, kw_only=True, tag="fork_s
     """The modules that a worker's first training steps need are imported, too."""
 
 
+# A forked child has only the forking thread; locks that other threads held stay locked there.
 class ForkUnsafe(msgspec.Struct, frozen=True, kw_only=True, tag="fork_unsafe"):
     """The process has threads and cannot fork; children must be spawned as new interpreters."""
 

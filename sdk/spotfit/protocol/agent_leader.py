@@ -24,6 +24,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
 
     run_id: str
     member: Member
+    # The leader sends its latest entry if that is later, so that the agent reads the gap at once.
     next_slot: int
     """First slot of the journal that this agent has not read."""
     running_round: int | None = None
@@ -51,6 +52,7 @@ class NodeWarm(msgspec.Struct, frozen=True, kw_only=True, tag="node_warm"):
     """The fork server of this node has imported everything that workers need."""
 
 
+# Without a time: only its arrival counts, measured by the receiver's own clock.
 class ConnectionHeartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="connection_heartbeat"):
     """Proves that the sender is running. Sent in both directions."""
 
@@ -74,6 +76,7 @@ class WorkerToLeader(msgspec.Struct, frozen=True, kw_only=True, tag="worker_to_l
 
     round: int
     rank: int
+    # Raw: only the round coordinator decodes them, once.
     frames: list[msgspec.Raw]
 
 
@@ -155,9 +158,11 @@ class JournalEntryCopy(msgspec.Struct, frozen=True, kw_only=True, tag="journal_e
     """
 
     slot: int
+    # The stored bytes: the receiver folds exactly what is in the bucket.
     body: bytes
 
 
+# A message, not only an entry: stopping the workers must not wait for a write to the bucket.
 class AbortRound(msgspec.Struct, frozen=True, kw_only=True, tag="abort_round"):
     """Kill the workers of that round now, before the journal contains its `RoundClosed`."""
 

@@ -14,6 +14,7 @@ from spotfit.model.snapshot_id import SnapshotShard
 REPLICATION_BYTES_PER_S = 256 * 2**20
 """The rate at which one node sends replicas to its peer, for all its ranks together."""
 
+# Not empty: an empty frame requests the data.
 ALREADY_STORED = b"kept"
 
 

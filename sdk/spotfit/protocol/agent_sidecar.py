@@ -152,6 +152,7 @@ ToHookRunner = SidecarInit | RunHook | WorkerCallResult | WorkersUnavailable
 class CallWorkers(msgspec.Struct, frozen=True, kw_only=True, tag="call_workers"):
     """Execute a pickled call on workers of a round. Each rank replies with `WorkerCallResult`."""
 
+    # A call of a round that has ended raises `StaleWorkerGroupError` in the hook.
     round: int
     call_id: int
     ranks: tuple[int, ...]
@@ -182,6 +183,7 @@ class StartUpload(msgspec.Struct, frozen=True, kw_only=True, tag="start_upload")
     rank: int
     storage_url: str
     """The root of the run in the bucket."""
+    # A pickle: the uploader unpickles it, the agent that forwards it never does.
     upload_job: bytes
 
 

@@ -45,6 +45,7 @@ class FrameReader:
         while (end := self._end_of_frame(start)) is not None and end <= len(self._buffer):
             frames.append(bytes(self._buffer[start + _HEADER.size : end]))
             start = end
+        # Once per call: deleting after every frame would copy the rest of the buffer each time.
         del self._buffer[:start]
         return frames
 
@@ -57,6 +58,7 @@ class FrameReader:
     def _end_of_frame(self, start: int) -> int | None:
         if len(self._buffer) < start + _HEADER.size:
             return None
+        # Checked as soon as the header is there, before any of the body is buffered.
         (size,) = _HEADER.unpack_from(self._buffer, start)
         if size > self._limit_bytes:
             raise _frame_too_large(size, self._limit_bytes)

@@ -32,6 +32,7 @@ class FunctionStarted(msgspec.Struct, frozen=True, kw_only=True, tag="function_s
     """The training function is about to be called."""
 
 
+# From a thread of its own, so that a long step of the training function does not delay it.
 class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="worker_heartbeat"):
     """The process runs. Sent every `heartbeat_interval_s`; consumed by the agent."""
 
@@ -70,7 +71,7 @@ class FilesReport(msgspec.Struct, frozen=True, kw_only=True, tag="files_report")
     report_index: int
     metrics: msgspec.Raw
     checkpoint_dir_name: str | None = None
-    """The directory name that the user asks for; None for a generated one."""
+    """The directory name that the user requests; None for a generated one."""
     blocks_training: bool = False
     """Whether the training function itself, in the main thread, waits for the reply."""
     validation: ValidationRequest | None = None
@@ -85,8 +86,9 @@ class FilesReport(msgspec.Struct, frozen=True, kw_only=True, tag="files_report")
 class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot_report"):
     """A report with a complete snapshot in a shared-memory segment.
 
-    The agent sends a `FilesReport` to the leader and uploads the snapshot once it has a name, also
-    if this worker dies. The worker must not modify the segment before `Uploaded` or `UploadFailed`.
+    The agent sends a `FilesReport` to the leader and uploads the snapshot once it has a name, even
+    if this worker exits. Until `Uploaded` or `UploadFailed`, the worker must not modify the
+    segment.
     """
 
     report_index: int
@@ -135,7 +137,7 @@ class SaveCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="save_complet
 class RequestUpload(msgspec.Struct, frozen=True, kw_only=True, tag="request_upload"):
     """Upload this rank's files of a report after its earlier ones. The reply is `Uploaded`.
 
-    The agent completes the upload also if this worker dies.
+    The agent completes the upload also if this worker exits.
     """
 
     report_index: int
@@ -169,6 +171,7 @@ class WorkerReturned(msgspec.Struct, frozen=True, kw_only=True, tag="worker_retu
 class WorkerRaised(msgspec.Struct, frozen=True, kw_only=True, tag="worker_raised"):
     """The worker failed: the training function raised, or the worker could not be set up."""
 
+    # Always sent as text, too: the pickle may not be loadable on the driver.
     traceback_text: str
     pickled_exception: bytes = b""
     """Empty if the exception cannot be pickled."""
@@ -293,6 +296,7 @@ class CallFunction(msgspec.Struct, frozen=True, kw_only=True, tag="call_function
 class CheckpointNamed(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint_named"):
     """All ranks have made a report that has files."""
 
+    # Chosen by the leader: only it can ensure that a name is used once (docs/decisions/0043).
     report_index: int
     checkpoint_name: str
     """The directory; empty if the report was completed without this rank's files."""

@@ -37,8 +37,6 @@ class Traits:
 
     spot: bool = True
     """The backend may preempt machines."""
-    gang_scheduling: bool = False
-    """The backend starts either all machines of a group or none."""
     max_nodes: int = 10_000
     """Largest number of machines in one group."""
     notice_s: float = 0.0
@@ -82,7 +80,6 @@ class Provisioner(Protocol):
     @property
     def name(self) -> str:
         """The name of the entry point."""
-        ...
 
     @property
     def traits(self) -> Traits: ...
@@ -92,7 +89,6 @@ class Provisioner(Protocol):
 
         Returns the same plan for the same request. Raises `ConfigError`.
         """
-        ...
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         """Request the machines. A second call with the same token returns the first group.
@@ -100,15 +96,12 @@ class Provisioner(Protocol):
         `launch` holds the environment of every agent. Its secrets may be sent only in the
         backend's launch request, and must not be written anywhere else.
         """
-        ...
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         """Return the state of every node. The nodes of an unknown group are GONE."""
-        ...
 
     def cancel(self, handle: GroupHandle) -> None:
         """Request termination without waiting for it. No error for a group that has ended."""
-        ...
 
 
 def prewarm(
@@ -119,5 +112,6 @@ def prewarm(
     Optional: a backend implements `prewarm(plan, framework)` only if a machine is free of charge
     before it is submitted. `submit` uses prewarmed machines; leaving the context ends the others.
     """
+    # Not a part of the protocol, so that backends without it need no empty method (decision 0033).
     method = getattr(provisioner, "prewarm", None)
     return nullcontext() if method is None else method(plan, framework)

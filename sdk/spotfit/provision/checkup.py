@@ -78,6 +78,7 @@ def run_account_checks(provisioner: Provisioner, storage: str = "") -> Iterator[
     request = GroupRequest(
         token=Token("t-checkup"), num_workers=1, total_workers=1, run_name="checkup"
     )
+    # `plan` is pure: it finds invalid options without credentials and without cost.
     planned = run_check("the options are valid for one worker", describe_plan)
     yield planned
     check_account: Callable[[str], Iterator[AccountCheck]] | None = getattr(

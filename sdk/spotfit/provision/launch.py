@@ -68,6 +68,7 @@ class AgentLaunchSpec:
                 "SPOTFIT_RUN_URL": self.run_url,
                 "SPOTFIT_RUN_ID": self.run_id,
                 "SPOTFIT_RUN_SECRET": self.secret,
+                # The token and the index identify the machine in the journal's events.
                 "SPOTFIT_TOKEN": token,
                 "SPOTFIT_NODE": str(node),
                 "SPOTFIT_SLOTS": str(slots),
@@ -91,6 +92,7 @@ class AgentAssignment:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> AgentAssignment:
         """Parse the variables. Raises `ConfigError` for missing or malformed ones."""
+        # All missing ones are reported at once: each attempt costs the start of a machine.
         missing = [name for name in _REQUIRED_VARIABLES if not environment.get(name)]
         if missing:
             raise ConfigError(
@@ -102,6 +104,7 @@ class AgentAssignment:
             run_url=environment["SPOTFIT_RUN_URL"],
             run_id=RunId(environment["SPOTFIT_RUN_ID"]),
             secret=environment["SPOTFIT_RUN_SECRET"],
+            # '' means no source: splitting it would give one source with an empty name.
             notice_sources=tuple(
                 filter(None, environment.get("SPOTFIT_NOTICES", "signal").split(","))
             ),
@@ -111,6 +114,7 @@ class AgentAssignment:
         node, slots = (
             _parse_number(environment, name) for name in ("SPOTFIT_NODE", "SPOTFIT_SLOTS")
         )
+        # Array schedulers start all machines with one environment and pass the index separately.
         if node_index_variable := environment.get("SPOTFIT_NODE_FROM"):
             node += _parse_number(environment, node_index_variable)
         return cls(

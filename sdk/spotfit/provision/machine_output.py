@@ -37,7 +37,6 @@ class MachineOutputReader(Protocol):
 
         Output that the backend does not have yet, or has deleted, is missing.
         """
-        ...
 
 
 def fetch_machine_output(
@@ -53,4 +52,5 @@ def fetch_machine_output(
 
 def last_lines(text: str, max_lines: int) -> tuple[str, ...]:
     """Return the last `max_lines` lines of `text`."""
+    # A slice that starts at -0 would return all lines.
     return tuple(text.splitlines()[-max_lines:]) if max_lines > 0 else ()

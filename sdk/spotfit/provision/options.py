@@ -7,11 +7,12 @@ import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
+from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector, did_you_mean
 
 OptionsT = TypeVar("OptionsT")
@@ -25,27 +26,31 @@ def parse_options(options_class: type[OptionsT], values_by_name: Mapping[str, An
     """
     hints = typing.get_type_hints(options_class)
     known = [field.name for field in dataclasses.fields(options_class)]  # type: ignore[arg-type]  # a dataclass
-    errors: list[SpotfitError] = []
+    errors = ErrorCollector()
     values: dict[str, Any] = {}
     for name, value in values_by_name.items():
-        try:
-            if name not in known:
-                raise _unknown_option_error(options_class, name, known)
-            values[name] = _parse_value(options_class, name, value, hints[name])
-        except ConfigError as error:
-            errors.append(error)
-    if not errors:
-        return options_class(**values)
-    raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+        if name in known:
+            parse = partial(_parse_value, options_class, name, value, hints[name])
+            values[name] = errors.check(parse)
+        else:
+            text = f"{options_class.__name__} has no option {name!r}. {did_you_mean(name, known)}"
+            errors.add(ConfigError(text.rstrip(), do="Correct or remove the option."))
+    errors.raise_all()
+    return options_class(**values)
 
 
 def non_default_options(options: Any) -> dict[str, Any]:
     """Return the options that differ from their defaults, as plain data."""
     plain = dataclasses.asdict(options)
-    return {
-        field.name: plain[field.name]
+    # A required option has the default MISSING, which differs from every value.
+    defaults = {
+        field.name: field.default
+        if field.default_factory is dataclasses.MISSING
+        else field.default_factory()
         for field in dataclasses.fields(options)
-        if getattr(options, field.name) != _default_value(field)
+    }
+    return {
+        name: plain[name] for name, default in defaults.items() if getattr(options, name) != default
     }
 
 
@@ -60,7 +65,7 @@ def check_minimums(options: Any, *, above_zero: Sequence[str] = (), **minimums: 
     }
     # The smallest positive float is the minimum of a field that must be greater than 0.
     rules |= {name: (math.ulp(0.0), "greater than 0") for name in above_zero}
-    defaults = {field.name: _default_value(field) for field in dataclasses.fields(options)}
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
     errors = ErrorCollector()
     for name, (minimum, rule) in rules.items():
         value = getattr(options, name)
@@ -72,13 +77,8 @@ def check_minimums(options: Any, *, above_zero: Sequence[str] = (), **minimums: 
     errors.raise_all()
 
 
-def _default_value(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
 def _parse_value(options_class: type, name: str, value: Any, hint: Any) -> Any:
+    # Not strict: values from the environment and from a query are text, also for numbers.
     try:
         return msgspec.convert(_split_text(value, hint), hint, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
@@ -90,24 +90,17 @@ def _parse_value(options_class: type, name: str, value: Any, hint: Any) -> Any:
 
 
 def _split_text(value: Any, hint: Any) -> Any:
-    """Split text for a collection at commas, or parse it as JSON."""
-    if not isinstance(value, str) or not _accepts_collection(hint):
+    """Split text for a collection at commas, or parse it as JSON.
+
+    Text is returned unchanged if the type accepts a plain string or no collection.
+    """
+    # `X | Y` and `Optional[X]` have different origins.
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    alternatives = typing.get_args(hint) if is_union else (hint,)
+    origins = {typing.get_origin(alternative) or alternative for alternative in alternatives}
+    accepts_collection = origins & {tuple, list, dict, frozenset} and str not in origins
+    if not isinstance(value, str) or not accepts_collection:
         return value
     if value.lstrip().startswith(("[", "{")):
         return msgspec.json.decode(value)
     return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def _accepts_collection(hint: Any) -> bool:
-    """Return whether the type is a collection and does not accept a plain string."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    alternatives = typing.get_args(hint) if is_union else (hint,)
-    origins = {typing.get_origin(alternative) or alternative for alternative in alternatives}
-    return bool(origins & {tuple, list, dict, frozenset}) and str not in origins
-
-
-def _unknown_option_error(options_class: type, name: str, known: list[str]) -> ConfigError:
-    return ConfigError(
-        f"{options_class.__name__} has no option {name!r}. {did_you_mean(name, known)}".rstrip(),
-        do="Correct or remove the option.",
-    )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,10 +41,14 @@ def resolve_options(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """
     provisioner_class = plugins.load(PROVISIONER_ENTRY_POINTS, name)
     options_class = getattr(provisioner_class, "Options", None)
+    # A third-party backend without an options dataclass validates its options itself.
     if options_class is None:
         return {**options_from_profile(name), **overrides}
     known = [field.name for field in dataclasses.fields(options_class)]
-    values = {**options_from_profile(name), **_options_from_environment(name, known), **overrides}
+    variables = {option: env.lookup(f"SPOTFIT_{name}_{option}".upper()) for option in known}
+    # A variable that is set to '' counts as unset.
+    from_environment = {option: text for option, text in variables.items() if text}
+    values = {**options_from_profile(name), **from_environment, **overrides}
     return non_default_options(parse_options(options_class, values))
 
 
@@ -65,14 +69,10 @@ def options_from_profile(name: str) -> dict[str, Any]:
     return dict(table)
 
 
-def _options_from_environment(name: str, known: Iterable[str]) -> dict[str, str]:
-    values = {option: env.lookup(f"SPOTFIT_{name}_{option}".upper()) for option in known}
-    return {option: text for option, text in values.items() if text}
-
-
 def _merge_config_files() -> dict[str, Any]:
     """Return the content of all configuration files, overridden by the selected profile."""
     merged: dict[str, Any] = {}
+    # Lowest precedence first: later tables override earlier ones.
     for path in reversed(_find_config_files()):
         _merge_tables(merged, _read_config_file(path))
     profiles = merged.pop(_PROFILES_TABLE, {})
@@ -91,6 +91,7 @@ def _merge_config_files() -> dict[str, Any]:
 def _find_config_files() -> list[Path]:
     """Return the configuration files, highest precedence first."""
     config_file = env.read(env.CONFIG_FILE)
+    # A missing file is an error only if the user has named it.
     if config_file:
         if not Path(config_file).is_file():
             raise ConfigError(
@@ -129,6 +130,7 @@ def _unwrap_terraform_outputs(content: Any) -> dict[str, Any]:
 
 def _merge_tables(target: dict[str, Any], overrides: Mapping[str, Any]) -> None:
     for name, value in overrides.items():
+        # Tables are merged into a copy: `overrides` and other tables must not share them.
         if isinstance(value, Mapping):
             previous = target.get(name)
             target[name] = dict(previous) if isinstance(previous, Mapping) else {}
@@ -146,7 +148,7 @@ def open_provisioner(name: str, options: Mapping[str, Any] | None = None) -> Pro
     provisioner_class = plugins.load(PROVISIONER_ENTRY_POINTS, name)
     try:
         return cast("Provisioner", provisioner_class.with_options(**(options or {})))
-    except TypeError as error:
+    except TypeError as error:  # an unexpected keyword argument
         names = ", ".join(options or {}) or "none"
         raise ConfigError(
             f"The provisioner {name!r} does not accept the options {names}: {error}",

@@ -16,10 +16,16 @@ from spotfit.model.group import (
     NodeState,
     NodeStatus,
 )
-from spotfit.model.leader_state import LeaderState, MemberStatus, ReadyCheckpoint
+from spotfit.model.leader_state import (
+    LeaderState,
+    MemberStatus,
+    ReadyCheckpoint,
+    Returned,
+    Training,
+)
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member, NodeAssignment, Notice, Round
-from spotfit.model.view import MachineGroup, View
+from spotfit.model.view import JournalView, MachineGroup, View
 
 RUN_ID = RunId("0123456789abcdef0123456789abcdef")
 TOKEN = Token("t-1")
@@ -75,17 +81,9 @@ def a_round(number: int = 1, *, members: Iterable[Member] = (), **fields: Any) -
     assignments: list[NodeAssignment] = []
     first_rank = 0
     for member in tuple(members) or (a_member(0), a_member(1)):
+        node_rank = len(assignments)
         assignments.append(
-            NodeAssignment(
-                agent=member.agent,
-                node_rank=len(assignments),
-                first_rank=first_rank,
-                num_workers=member.slots,
-                host=member.host,
-                token=member.token,
-                node=member.node,
-                peer_store_address=member.peer_store_address,
-            )
+            member.assign(node_rank=node_rank, first_rank=first_rank, num_workers=member.slots)
         )
         first_rank += member.slots
     return Round(number=number, assignments=tuple(assignments), **fields)
@@ -93,6 +91,7 @@ def a_round(number: int = 1, *, members: Iterable[Member] = (), **fields: Any) -
 
 def a_group(*, token: Token = TOKEN, nodes: int = 2, slots: int = 1, **fields: Any) -> MachineGroup:
     """A group whose machines were granted."""
+    # The token is in the name, as backends derive it, so that groups of a test differ.
     handle = GroupHandle(token=token, provisioner="local", name=f"group-{token}")
     plan = GroupPlan(token=token, provisioner="local", num_nodes=nodes, slots_per_node=slots)
     return MachineGroup(**{"plan": plan, "handle": handle, **fields})
@@ -151,6 +150,7 @@ def a_view(**fields: Any) -> View:
         "epoch": 1,
         "groups": {TOKEN: a_group()},
     }
+    # As after folding `RoundOpened`: policies compare commits with the slot of the round.
     if "round" in fields:
         usual |= {
             "last_round": fields["round"],
@@ -168,15 +168,28 @@ def a_leader_state(**fields: Any) -> LeaderState:
     return LeaderState(**{**usual, **fields})
 
 
+def a_training(**fields: Any) -> Training:
+    """The phase of a round of two workers that was opened at 0."""
+    return Training(**{"round": a_round(), "since": 0.0, **fields})
+
+
+def a_returned(**fields: Any) -> Returned:
+    """The phase of a round of two workers that was opened at 0 and has returned at once."""
+    return Returned(
+        **{"round": a_round(), "since": 0.0, "opened_at": 0.0, "result_key": "r", **fields}
+    )
+
+
 def an_entry(event: JournalEvent, **fields: Any) -> JournalEntry:
     """A journal entry with this event, written by a0."""
     usual: dict[str, Any] = {"run_id": RUN_ID, "author": an_agent_id(0), "event": event}
     return JournalEntry(**{**usual, **fields})
 
 
-def fold_events(*events: JournalEvent, view: View | None = None) -> View:
+def fold_events(*events: JournalEvent, view: JournalView | None = None) -> View:
     """The view after these events."""
-    after = view or View()
+    after = view or JournalView()
     for event in events:
         after = fold(after, an_entry(event))
+    assert isinstance(after, View), "the first event must be FitStarted"
     return after

@@ -13,7 +13,7 @@ class TestMyCloud(ProvisionerSuite):
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -40,11 +40,9 @@ class FaultInjectingCloud(Protocol):
 
         `kind` is 'quota', 'permission', 'capacity', 'credentials' or 'unavailable'.
         """
-        ...
 
     def reclaim_newest(self) -> None:
         """Terminate the newest machine without a preemption notice."""
-        ...
 
 
 class ProvisionerSuite:
@@ -86,14 +84,27 @@ class ProvisionerSuite:
 
         return make
 
+    @pytest.fixture
+    def plan(
+        self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest]
+    ) -> GroupPlan:
+        """A plan for one worker, with a new token."""
+        return provisioner.plan(request_for(1))
+
+    @pytest.fixture
+    def handle(
+        self, provisioner: Provisioner, launch: AgentLaunchSpec, plan: GroupPlan
+    ) -> Iterator[GroupHandle]:
+        """The granted group of `plan`, released after the test."""
+        granted = _assert_granted(provisioner.submit(plan, launch))
+        yield granted
+        self._release(provisioner, granted)
+
     # ── plan ─────────────────────────────────────────────────────────────────────────────────────
 
     @pytest.mark.parametrize("workers", [1, 2, 3, 8])
     def test_a_plan_has_a_slot_for_every_worker_and_can_be_serialised(
-        self,
-        provisioner: Provisioner,
-        request_for: Callable[[int], GroupRequest],
-        workers: int,
+        self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest], workers: int
     ) -> None:
         request = request_for(workers)
         plan = provisioner.plan(request)
@@ -107,6 +118,7 @@ class ProvisionerSuite:
         self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest]
     ) -> None:
         group = provisioner.plan(request_for(8))
+        # `total_workers` stays: it determines the size of the machines, `num_workers` their number.
         replacement = provisioner.plan(msgspec.structs.replace(request_for(8), num_workers=1))
         assert replacement.slots_per_node == group.slots_per_node
         assert replacement.num_nodes == 1
@@ -141,70 +153,53 @@ class ProvisionerSuite:
         self,
         provisioner: Provisioner,
         launch: AgentLaunchSpec,
-        request_for: Callable[[int], GroupRequest],
+        plan: GroupPlan,
+        handle: GroupHandle,
     ) -> None:
-        plan = provisioner.plan(request_for(1))
-        first = _assert_granted(provisioner.submit(plan, launch))
-        assert _assert_granted(provisioner.submit(plan, launch)) == first
-        self._wait_until(provisioner, first, _all_running)
-        assert _assert_granted(provisioner.submit(plan, launch)) == first
-        assert len(provisioner.observe(first).nodes) == plan.num_nodes
-        self._release(provisioner, first)
+        assert _assert_granted(provisioner.submit(plan, launch)) == handle
+        self._wait_until(provisioner, handle, _all_running)
+        # Also after the start: a new leader repeats a submit whose outcome was not recorded.
+        assert _assert_granted(provisioner.submit(plan, launch)) == handle
+        assert len(provisioner.observe(handle).nodes) == plan.num_nodes
 
     def test_a_released_group_is_not_started_again(
         self,
         provisioner: Provisioner,
         launch: AgentLaunchSpec,
-        request_for: Callable[[int], GroupRequest],
+        plan: GroupPlan,
         remembers_released_groups: bool,  # noqa: FBT001  # a fixture
     ) -> None:
         if not remembers_released_groups:
             pytest.skip("this cloud does not remember released groups")
-        plan = provisioner.plan(request_for(1))
         handle = _assert_granted(provisioner.submit(plan, launch))
         self._release(provisioner, handle)
         again = provisioner.submit(plan, launch)
+        # The cloud may refuse, or return the handle of the terminated group.
         if not isinstance(again, Refusal):
             assert provisioner.observe(again).is_terminated
 
     def test_a_serialised_handle_identifies_its_group(
-        self,
-        provisioner: Provisioner,
-        launch: AgentLaunchSpec,
-        request_for: Callable[[int], GroupRequest],
+        self, provisioner: Provisioner, handle: GroupHandle
     ) -> None:
-        plan = provisioner.plan(request_for(1))
-        handle = _assert_granted(provisioner.submit(plan, launch))
+        # The journal stores the handle as JSON; another agent reads it.
         read = _json_round_trip(handle, GroupHandle)
         assert read == handle
         self._wait_until(provisioner, read, _all_running)
         self._release(provisioner, read)
 
     def test_an_unknown_group_is_terminated(
-        self,
-        provisioner: Provisioner,
-        launch: AgentLaunchSpec,
-        request_for: Callable[[int], GroupRequest],
+        self, provisioner: Provisioner, handle: GroupHandle
     ) -> None:
-        plan = provisioner.plan(request_for(1))
-        handle = _assert_granted(provisioner.submit(plan, launch))
         self._release(provisioner, handle)
         unknown = self._unknown_handle(handle)
         assert provisioner.observe(unknown).is_terminated
         provisioner.cancel(unknown)
 
     def test_the_secret_of_the_run_is_never_serialised(
-        self,
-        provisioner: Provisioner,
-        launch: AgentLaunchSpec,
-        request_for: Callable[[int], GroupRequest],
+        self, provisioner: Provisioner, plan: GroupPlan, handle: GroupHandle
     ) -> None:
-        plan = provisioner.plan(request_for(1))
-        handle = _assert_granted(provisioner.submit(plan, launch))
-        status = provisioner.observe(handle)
-        for value in (plan, handle, status):
+        for value in (plan, handle, provisioner.observe(handle)):
             assert SECRET.encode() not in msgspec.json.encode(value)
-        self._release(provisioner, handle)
 
     # ── a cloud that misbehaves ──────────────────────────────────────────────────────────────────
 
@@ -220,12 +215,11 @@ class ProvisionerSuite:
         self,
         provisioner: Provisioner,
         launch: AgentLaunchSpec,
-        request_for: Callable[[int], GroupRequest],
+        plan: GroupPlan,
         cloud: FaultInjectingCloud | None,
         kind: str,
         error: type[ProvisionError],
     ) -> None:
-        plan = provisioner.plan(request_for(1))
         # More faults than the client libraries retry.
         _require_cloud(cloud).inject_fault(kind, 100)
         with pytest.raises(error) as raised:
@@ -237,10 +231,9 @@ class ProvisionerSuite:
         self,
         provisioner: Provisioner,
         launch: AgentLaunchSpec,
-        request_for: Callable[[int], GroupRequest],
+        plan: GroupPlan,
         cloud: FaultInjectingCloud | None,
     ) -> None:
-        plan = provisioner.plan(request_for(1))
         _require_cloud(cloud).inject_fault("capacity", 1_000_000)
         answer = provisioner.submit(plan, launch)
         if isinstance(answer, Refusal):
@@ -257,11 +250,10 @@ class ProvisionerSuite:
         self,
         provisioner: Provisioner,
         launch: AgentLaunchSpec,
-        request_for: Callable[[int], GroupRequest],
+        plan: GroupPlan,
         cloud: FaultInjectingCloud | None,
     ) -> None:
         """It raises another error than `ProvisionError`; the request is retried with its token."""
-        plan = provisioner.plan(request_for(1))
         _require_cloud(cloud).inject_fault("unavailable", 1_000_000)
         with pytest.raises(Exception) as raised:  # noqa: PT011  # each client library has its own
             provisioner.submit(plan, launch)
@@ -273,21 +265,16 @@ class ProvisionerSuite:
         self,
         provisioner: Provisioner,
         launch: AgentLaunchSpec,
-        request_for: Callable[[int], GroupRequest],
+        plan: GroupPlan,
         cloud: FaultInjectingCloud | None,
     ) -> None:
         simulator = _require_cloud(cloud)
-        plan = provisioner.plan(request_for(1))
         handle = _assert_granted(provisioner.submit(plan, launch))
         self._wait_until(provisioner, handle, _all_running)
         simulator.reclaim_newest()
-        seen: list[NodeState] = []
-
-        def has_stopped(status: GroupStatus) -> bool:
-            seen.append(status.nodes[0].state)
-            return status.nodes[0].state != NodeState.RUNNING
-
-        status = self._wait_until(provisioner, handle, has_stopped)
+        status = self._wait_until(
+            provisioner, handle, lambda status: status.nodes[0].state != NodeState.RUNNING
+        )
         if provisioner.traits.requeues_itself:
             self._wait_until(provisioner, handle, _all_running)
         else:

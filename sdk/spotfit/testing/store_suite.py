@@ -150,13 +150,7 @@ class StoreSuite:
     def test_a_listing_is_sorted_and_contains_sizes(self, store: Store) -> None:
         for n, key in enumerate(("b", "a/2", "a.b", "a/10", "ab/1")):
             store.put(key, b"x" * n)
-        assert list(store.list()) == [
-            ("a.b", 2),
-            ("a/10", 3),
-            ("a/2", 1),
-            ("ab/1", 4),
-            ("b", 0),
-        ]
+        assert list(store.list()) == [("a.b", 2), ("a/10", 3), ("a/2", 1), ("ab/1", 4), ("b", 0)]
 
     def test_a_prefix_matches_whole_path_components(self, store: Store) -> None:
         for key in ("a/1", "a/b/2", "ab/1", "b"):
@@ -186,6 +180,7 @@ class StoreSuite:
     # ── files ────────────────────────────────────────────────────────────────────────────────────
 
     def test_small_and_large_files_are_transferred(self, store: Store, tmp_path: Path) -> None:
+        # An empty upload is a special case in many APIs; the large one has several parts.
         for size_bytes in (0, 1, LARGE_FILE_BYTES):
             there, back = tmp_path / "there", tmp_path / "back"
             there.write_bytes(_random_bytes(size_bytes))
@@ -236,13 +231,15 @@ class StoreSuite:
         if not self.supports_create:
             return
         with ThreadPoolExecutor(8) as racers:
+            # Several races, because the first request of a thread also opens a connection.
             for n in range(12):
                 start = Barrier(8)  # all writers of a race start at the same moment
-                won = racers.map(
-                    lambda racer, n=n, start=start: _try_create(store, f"race/{n}", racer, start),
-                    range(8),
-                )
-                winners = [racer for racer, wins in enumerate(won) if wins]
+
+                def race(racer: int, key: str = f"race/{n}", start: Barrier = start) -> bool:
+                    start.wait(60)  # limited: a writer that died before must not hang the test
+                    return _try_create(store, key, str(racer))
+
+                winners = [racer for racer, won in enumerate(racers.map(race, range(8))) if won]
                 assert len(winners) == 1, f"race {n}: {winners}"
                 assert store.get(f"race/{n}") == str(winners[0]).encode()
 
@@ -253,6 +250,7 @@ class StoreSuite:
         _run_in_forks(4, lambda child: _create_all(store, f"child {child}"))
         owners = [store.get(f"race/{n}") for n in range(12)]
         assert len(_keys(store, "race")) == 12
+        # Each child claims what it has created: no object may have two claims, or a false one.
         claims = b"".join(store.get(f"claims/child {child}") for child in range(4))
         assert sorted(claims.splitlines()) == sorted(
             b"race/%d by %s" % (n, owner) for n, owner in enumerate(owners)
@@ -305,24 +303,18 @@ def _random_bytes(size_bytes: int) -> bytes:
     return (block * (size_bytes // len(block) + 1))[:size_bytes]
 
 
-def _try_create(store: Store, key: str, contestant: int, barrier: Barrier) -> bool:
-    barrier.wait(60)
+def _try_create(store: Store, key: str, owner: str) -> bool:
     try:
-        store.create(key, str(contestant).encode())
+        store.create(key, owner.encode())
     except AlreadyExistsError:
         return False
     return True
 
 
 def _create_all(store: Store, owner: str) -> None:
-    claims = ""
-    for n in range(12):
-        try:
-            store.create(f"race/{n}", owner.encode())
-        except AlreadyExistsError:
-            continue
-        claims += f"race/{n} by {owner}\n"
-    store.put(f"claims/{owner}", claims.encode())
+    keys = [f"race/{n}" for n in range(12)]
+    claims = [f"{key} by {owner}\n" for key in keys if _try_create(store, key, owner)]
+    store.put(f"claims/{owner}", "".join(claims).encode())
 
 
 def _run_in_forks(count: int, body: Callable[[int], None]) -> None:

@@ -16,6 +16,7 @@ from spotfit.protocol.framing import FrameReader, encode_frame
 from spotfit.protocol.worker_agent import FromWorker, ToWorker
 
 _message_decoder: msgspec.json.Decoder[ToWorker] = decoder(ToWorker)  # type: ignore[arg-type]
+# More than the default buffer of a Unix socket (208 KiB), so that one recv() usually empties it.
 _CHUNK_BYTES = 256 * 1024
 _encode_text = msgspec.json.Encoder().encode
 
@@ -77,6 +78,7 @@ class AgentConnection:
 
     def _send_bytes(self, body: bytes) -> None:
         packet = encode_frame(body)
+        # One sendall per frame: parts of two threads' frames must not interleave.
         with self._write_lock:
             try:
                 self._socket.sendall(packet)

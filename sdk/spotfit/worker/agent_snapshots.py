@@ -4,13 +4,13 @@ The status of a submitted snapshot:
 
 | status     | message of the agent                                       | next       |
 |------------|------------------------------------------------------------|------------|
-| given      | `Uploaded`                                                 | uploaded   |
-| given      | `UploadFailed`, `CheckpointNamed` without a name, or a     | lost       |
+| submitted  | `Uploaded`                                                 | uploaded   |
+| submitted  | `UploadFailed`, `CheckpointNamed` without a name, or a     | failed     |
 |            | failed collective "report"                                 |            |
 | uploaded   | `CommitConfirmed`                                          | committed  |
-| uploaded   | `UploadFailed`: another rank's shard is lost               | lost       |
+| uploaded   | `UploadFailed`: another rank's shard is lost               | failed     |
 
-"given" means that the agent reads the segment, which must not be modified.
+"submitted" means that the agent reads the segment, which must not be modified.
 """
 
 from __future__ import annotations
@@ -71,25 +71,20 @@ class SnapshotSession(Protocol):
 
     def allocate_report_index(self) -> int:
         """Return the index of the next report."""
-        ...
 
     def drain(self) -> None:
         """Process the agent's messages that have arrived."""
-        ...
 
     def outlook(self) -> GroupOutlook:
         """Return what this rank knows about the future of the group."""
-        ...
 
     def wait_for(
         self, ready: Callable[[], ResultT | None], *, description: str | None = None
     ) -> ResultT | None:
         """Wait until `ready()` is not None, and return that."""
-        ...
 
     def broadcast_bytes(self, kind: str, value: bytes = b"") -> bytes:
         """Return rank 0's value once all ranks have joined."""
-        ...
 
 
 class AgentSnapshotChannel:
@@ -117,11 +112,13 @@ class AgentSnapshotChannel:
         return [Path(self._start.segment_dir), on_disk] if self._start.segment_dir else [on_disk]
 
     def new_segment_path(self, directory: Path) -> Path:
+        # Round and rank keep the paths apart: segments of the last round may still be uploaded.
         self._segment_count += 1
         return directory / f"{self._start.round}-{self._start.rank}-{self._segment_count}.segment"
 
     def submit(self, metrics: dict[str, Any], segment: Path, reason: str = "") -> int:
         n = self._session.allocate_report_index()
+        # Before the message: the reply may arrive in another thread at once.
         self._statuses[n] = "submitted"
         self._connection.send(
             SnapshotReport(
@@ -193,13 +190,14 @@ class AgentSnapshotChannel:
         return True
 
     def _mark_failed(self, report_index: int, reason: str) -> None:
+        # Several messages may report the same failure; it is logged once.
         if self._statuses[report_index] == "failed":
             return
         log.warning(
             "checkpoint.failed",
             rank=self._start.rank,
             n=report_index,
-            reason=reason.strip().splitlines()[-1],
+            reason=reason.strip().splitlines()[-1],  # of a traceback: the exception
         )
         self._statuses[report_index] = "failed"
 
@@ -244,6 +242,7 @@ class AgentSnapshotChannel:
             self._start.peer_store_addresses[rank], shard, tls=self._tls.client, index=index
         )
 
+    # Derived once: peers of all shards use the run's certificate.
     @cached_property
     def _tls(self) -> TlsContexts:
         from spotfit.security.tls_certificate import make_tls_contexts
@@ -270,6 +269,7 @@ class AgentSnapshotChannel:
         yield from dict.fromkeys(reversed(self._journaled_checkpoints()))
 
     def earlier_checkpoints(self) -> Iterator[str]:
+        # Those after the initial checkpoint were committed during this round.
         names = self._journaled_checkpoints()
         if self.initial_checkpoint in names:
             names = names[: names.index(self.initial_checkpoint)]

@@ -47,16 +47,14 @@ def activate_code_bundle(
     scratch_dir = Path(scratch or ".")
     prepared = prepare_runtime_env(payload.runtime_env, store=store, scratch_dir=scratch_dir)
     env.update(prepared.env_vars)
+    # In front: the user's modules hide installed packages of the same name, as in a script.
     sys.path[:0] = prepared.sys_path
     if run_name is not None:
-        os.chdir(prepared.cwd or _working_directory(scratch_dir, run_name))
+        # All workers of the run on this node share it. Not the scratch directory itself: relative
+        # paths of user code must not meet our files.
+        shared = scratch_dir / "work" / run_name
+        if not prepared.cwd:
+            shared.mkdir(parents=True, exist_ok=True)
+        os.chdir(prepared.cwd or shared)
         child_setup.shorten_socket_paths()
     return payload
-
-
-def _working_directory(scratch: Path, run_name: str) -> Path:
-    """Create the directory shared by all workers of the run on this node."""
-    # Not the scratch directory itself: relative paths of user code must not meet our files.
-    directory = scratch / "work" / run_name
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory

@@ -42,6 +42,7 @@ class StorageContext:
         self, checkpoint: Checkpoint, checkpoint_dir_name: str
     ) -> Checkpoint:
         """Upload the checkpoint's files to the run's directory without reporting them."""
+        # A checkpoint in a bucket is downloaded first, to a temporary directory.
         with checkpoint.as_directory() as directory:
             upload_tree(self._store, checkpoint_dir_name, Path(directory))
         return Checkpoint.from_store(self._store, checkpoint_dir_name)

@@ -21,51 +21,40 @@ class TrainSession(Protocol):
     @property
     def context(self) -> TrainContext:
         """The identity of this worker."""
-        ...
 
     @property
     def devices(self) -> tuple[str, ...] | None:
         """The accelerators of this worker; None in local mode, which does not assign any."""
-        ...
 
     @property
     def snapshot_channel(self) -> SnapshotChannel:
         """The interface of a Checkpointer."""
-        ...
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
         """Make the next report without files. Does not wait for other ranks."""
-        ...
 
     def report_checkpoint(self, metrics: dict[str, Any], report: CheckpointReport) -> None:
         """Make the next report with a checkpoint."""
-        ...
 
     def latest_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint to resume from; None if there is none."""
-        ...
 
     def dataset_shard(self, name: str | None) -> Any:
         """Return this worker's shard of a dataset. Raises `UnknownDatasetError`."""
-        ...
 
     def reported_checkpoints(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None
     ) -> list[ReportedCheckpoint]:
         """Return all checkpoints of the run, worst to best."""
-        ...
 
     def preemption_info(self) -> PreemptionInfo | None:
         """Return the preemption notices that rank 0 has received. A collective of all ranks."""
-        ...
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
-        ...
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value. A collective of all ranks."""
-        ...
 
 
 _session: TrainSession | None = None
@@ -87,6 +76,7 @@ def clear_session() -> None:
 def use_session(session: TrainSession) -> Iterator[None]:
     """Make `session` the current session within the block, then restore the previous one."""
     global _session
+    # Nested: a training function may call a trainer in local mode.
     previous, _session = _session, session
     try:
         yield

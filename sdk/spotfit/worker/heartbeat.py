@@ -26,17 +26,13 @@ def start_heartbeat(
     # faulthandler's C handler runs even while another thread holds the GIL, in which the heartbeat
     # thread is silent and stacks are wanted.
     faulthandler.register(process.STACK_DUMP_SIGNAL, file=stacks, all_threads=True)
-    thread = threading.Thread(
-        target=_send_heartbeats,
-        args=(connection, interval_s),
-        name="spotfit-heartbeat",
-        daemon=True,
-    )
+
+    def send_heartbeats() -> None:
+        never = threading.Event()
+        while not never.wait(interval_s):
+            connection.send(WorkerHeartbeat())
+
+    # A daemon: the loop has no end.
+    thread = threading.Thread(target=send_heartbeats, name="spotfit-heartbeat", daemon=True)
     thread.start()
     return thread
-
-
-def _send_heartbeats(connection: AgentConnection, interval_s: float) -> None:
-    never = threading.Event()
-    while not never.wait(interval_s):
-        connection.send(WorkerHeartbeat())

@@ -35,6 +35,7 @@ class Inbox:
         with self._message_arrived:
             for message in self._connection.receive_available():
                 self._on_message(message)
+            # The messages may fulfil the condition of another waiting thread.
             self._message_arrived.notify_all()
 
     def wait(self, ready: Callable[[], ResultT | None], timeout_s: float) -> ResultT | None:

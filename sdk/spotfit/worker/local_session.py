@@ -22,15 +22,12 @@ class Peers(Protocol):
     @property
     def ranks(self) -> Ranks:
         """The ranks of this process in the group."""
-        ...
 
     def barrier(self) -> None:
         """Wait until all processes have called this."""
-        ...
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value."""
-        ...
 
 
 class LocalSession:
@@ -42,15 +39,12 @@ class LocalSession:
     devices: tuple[str, ...] | None = None
 
     def __init__(
-        self,
-        name: str,
-        peers: Peers | None = None,
-        *,
-        datasets: Mapping[str, Any] | None = None,
+        self, name: str, peers: Peers | None = None, *, datasets: Mapping[str, Any] | None = None
     ) -> None:
         self._peers = peers
         ranks = peers.ranks if peers else Ranks()
         self.context = TrainContext(_make_start(name, ranks), None)
+        # With `broadcast`, the peers agree on one directory for their snapshots.
         self.snapshot_channel = LocalSnapshotChannel(ranks, self.broadcast, self._record_snapshot)
         self._dataset_sources = dict(datasets or {})
         self._loaded_datasets: dict[str, Any] = {}
@@ -66,8 +60,7 @@ class LocalSession:
 
     def report_checkpoint(self, metrics: dict[str, Any], report: CheckpointReport) -> None:
         """Store the metrics and the checkpoint; no file is uploaded, copied or deleted."""
-        self.report_metrics(metrics)
-        self.last_checkpoint = report.checkpoint
+        self._record_snapshot(metrics, report.checkpoint)
 
     def _record_snapshot(self, metrics: dict[str, Any], checkpoint: Checkpoint) -> None:
         self.report_metrics(metrics)

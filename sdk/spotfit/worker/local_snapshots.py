@@ -57,6 +57,7 @@ class LocalSnapshotChannel:
         n, self._submitted_count = self._submitted_count, self._submitted_count + 1
         name, rank = f"checkpoint_{n:06d}", self._ranks.world_rank
         ranks = tuple(range(self._ranks.world_size))
+        # Every rank writes its own shard and manifest; a snapshot is complete once all have.
         manifest = Manifest(
             name=name,
             round=0,
@@ -67,6 +68,7 @@ class LocalSnapshotChannel:
             files=(),
             reason=reason,
         )
+        # With the latest snapshot as the parent, equal chunks are not written again.
         job = SnapshotUploadJob(str(segment), manifest, self._latest_name or "")
         upload_snapshot(self._store, job)
         self._latest_name = name
@@ -75,6 +77,7 @@ class LocalSnapshotChannel:
         return n
 
     def skip(self, metrics: dict[str, Any], reason: str) -> None:
+        # The other ranks may have submitted: equal counts keep the names of all ranks equal.
         self._submitted_count += 1
         log.warning("checkpoint.skipped", rank=self._ranks.world_rank, reason=reason)
 
@@ -125,6 +128,7 @@ class LocalSnapshotChannel:
     def _root(self) -> Path:
         # Rank 0 chooses the directory: all ranks write into the same checkpoints.
         root = Path(self._broadcast(tempfile.mkdtemp(prefix="spotfit-checkpoints-")))
+        # A module function: a bound method would keep this object alive until the process exits.
         weakref.finalize(self, _delete_segments, root / "segments", self._ranks.world_rank)
         return root
 

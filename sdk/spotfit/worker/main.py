@@ -63,6 +63,7 @@ def main(socket_fd: int) -> NoReturn:
     """Run the worker for the agent at the other end of the socket, then exit the process."""
     faulthandler.enable()  # a segmentation fault prints the Python stacks to the worker's log
     connection = AgentConnection(socket.socket(fileno=socket_fd))
+    # The run key arrives in this message: argv and the environment are visible to other processes.
     start = connection.receive(None)
     assert isinstance(start, StartWorker), "the first message is StartWorker"
     configure_logging(start.log_level)
@@ -72,6 +73,7 @@ def main(socket_fd: int) -> NoReturn:
             interval_s=start.heartbeat_interval_s,
             stacks_dir=Path(start.scratch_dir) / "stacks",
         )
+    # After the heartbeat has started: a framework from an entry point may import large libraries.
     framework = open_framework(start.framework)
     exit_process(_run(start, connection, framework), framework.leave_group)
 
@@ -101,6 +103,7 @@ def _run(start: StartWorker, connection: AgentConnection, framework: Framework) 
         connection.send(
             WorkerReturned(
                 report_count=session.report_count,
+                # Only the value of rank 0 is a part of the result.
                 pickled_value=_pickle_result(value) if start.rank == 0 else b"",
             )
         )
@@ -160,6 +163,7 @@ class _ReturnPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     """Rejects tensors: the caller's machine may have neither torch nor the device."""
 
     def reducer_override(self, obj: Any) -> Any:
+        # Not imported: without torch in this process the value cannot hold a tensor.
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor):
             raise _TensorFound

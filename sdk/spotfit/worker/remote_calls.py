@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from functools import partial
 
 from spotfit.code import exceptions
 from spotfit.code.function_pickle import pickle_object, unpickle
@@ -56,37 +55,34 @@ class HookCallExecutor:
             return
         if phase != "leave":  # there, `WorkerReturned` has announced that this worker waits
             self._connection.send(AtGate(phase=phase))
-        while isinstance(event := self._wait_for_call_or_phase(phase), CallFunction):
-            self._connection.send(execute_call(event))
+
+        def next_event() -> CallFunction | WorkerPhase | None:
+            if phase in self._open_gates:
+                return phase
+            # The background thread takes the calls once it has been started.
+            return None if self._thread else self._pop_call()
+
+        while (event := self._inbox.wait(next_event, WAIT_WARNING_S)) != phase:
+            if isinstance(event, CallFunction):
+                self._connection.send(execute_call(event))
+            else:
+                log.warning("worker.waiting", what="the hooks of the backend", before=phase)
 
     def serve_in_background(self) -> None:
         """Execute calls in a daemon thread from now on: the main thread belongs to the user."""
+
+        def serve_calls() -> None:
+            # Without an end: the thread is a daemon. The timeout only causes one more iteration.
+            while True:
+                call = self._inbox.wait(self._pop_call, WAIT_WARNING_S)
+                if call is not None:
+                    self._connection.send(execute_call(call))
+
         if self._has_hooks:
             self._thread = threading.Thread(
-                target=self._serve_calls, name="spotfit-hook-calls", daemon=True
+                target=serve_calls, name="spotfit-hook-calls", daemon=True
             )
             self._thread.start()
-
-    def _serve_calls(self) -> None:
-        while True:
-            # The timeout has no effect but one more iteration: the thread ends with the process.
-            call = self._inbox.wait(self._pop_call, WAIT_WARNING_S)
-            if call is not None:
-                self._connection.send(execute_call(call))
-
-    def _wait_for_call_or_phase(self, phase: WorkerPhase) -> CallFunction | WorkerPhase:
-        event: CallFunction | WorkerPhase | None = None
-        while event is None:
-            event = self._inbox.wait(partial(self._poll_call_or_phase, phase), WAIT_WARNING_S)
-            if event is None:
-                log.warning("worker.waiting", what="the hooks of the backend", before=phase)
-        return event
-
-    def _poll_call_or_phase(self, phase: WorkerPhase) -> CallFunction | WorkerPhase | None:
-        if phase in self._open_gates:
-            return phase
-        # The background thread takes the calls once it has been started.
-        return None if self._thread else self._pop_call()
 
     def _pop_call(self) -> CallFunction | None:
         return self._pending_calls.popleft() if self._pending_calls else None
@@ -112,6 +108,7 @@ def pickle_payload(value: object, *, what: str) -> bytes:
 
     Raises `ShippingError` if it cannot be pickled or exceeds `MAX_PAYLOAD_BYTES`.
     """
+    # Without modules by value: both sides import the user's modules from the code bundle.
     body = pickle_object(value, labeled_parts={what: value}, by_value_modules=()).body
     if len(body) > MAX_PAYLOAD_BYTES:
         raise ShippingError(

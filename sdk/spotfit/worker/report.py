@@ -68,7 +68,7 @@ def report(
         )
     if checkpoint_dir_name is not None:
         parse_name(checkpoint_dir_name, what="checkpoint_dir_name")
-    mode = CheckpointUploadMode(checkpoint_upload_mode)
+    mode = CheckpointUploadMode(checkpoint_upload_mode)  # also accepts a value, such as "SYNC"
     delete = delete_local_checkpoint_after_upload
     session.report_checkpoint(
         metrics,

@@ -41,7 +41,6 @@ from spotfit.checkpoint.upload_queue import UploadQueue
 from spotfit.checkpoint.writer import save_existing_files
 from spotfit.code import exceptions
 from spotfit.code.function_pickle import pickle_object, unpickle
-from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
 from spotfit.core.units import format_bytes
@@ -54,7 +53,7 @@ from spotfit.model.metrics import metrics_from_json, metrics_to_json
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
 from spotfit.model.spec import RetentionConfig, RunSpec
 from spotfit.model.topology import PreemptionInfo
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.policy.preemption import DEFAULT_NOTICE_S
 from spotfit.policy.retention import checkpoints_to_drop, worst_to_best
 from spotfit.protocol.agent_peer import REPLICATION_BYTES_PER_S
@@ -119,7 +118,6 @@ class Session:
         store: Store,
         *,
         devices: tuple[str, ...] = (),
-        clock: Clock | None = None,
         on_upload_error: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.context = TrainContext(start, store)
@@ -127,7 +125,8 @@ class Session:
         self._start = start
         self._connection = connection
         self._store = store
-        self._clock = clock or SystemClock()
+        self._journal = Journal(store)
+        self._clock = SystemClock()
         self._uploads = UploadQueue(on_upload_error or self._exit_with_error)
         self.report_count = 0
         """The number of reports made in this round."""
@@ -153,11 +152,6 @@ class Session:
         self._preemption: PreemptionUpdate | None = None
         self._rebalance_recommendation: tuple[float, str] | None = None
 
-    @property
-    def host(self) -> str:
-        """The address at which other nodes reach this node."""
-        return self._start.host
-
     # --- reports -----------------------------------------------------------------------------
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
@@ -174,6 +168,7 @@ class Session:
 
         Raises `CollectiveTimeoutError` or `SessionMisuseError` if another rank does not report.
         """
+        # All checks come first: an error after the report was sent would leave other ranks waiting.
         self._check_report(report)
         n = self._send_checkpoint_report(metrics, report)
         named = self._wait_for_name(n)
@@ -188,6 +183,7 @@ class Session:
         # synchronous report promises that everything reported before is uploaded, too.
         if job.parent or not in_background:
             self.wait_for_uploads()
+        # In this thread, so that an error of the upload is raised by `report()`.
         if not in_background:
             self._upload(job, report)
         elif report.upload_fn is None:
@@ -203,6 +199,8 @@ class Session:
             self._uploads.put(partial(self._upload, job, report))
 
     def _wait_for_name(self, n: int) -> CheckpointNamed:
+        # A report is a collective: the leader either names the checkpoint once all ranks have
+        # reported, or lets the collective "report" fail.
         def received() -> CheckpointNamed | RankZeroBroadcastResult | None:
             named = self._assigned_names.pop(n, None)
             return named or self._collective_results.pop(("report", n), None)
@@ -248,14 +246,21 @@ class Session:
         validation is pending; after `timeout_s` returns the current state.
         """
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
+
+        def all_committed() -> bool | None:
+            # A failed report will never be committed; waiting for it would not end.
+            done = self._committed_names
+            names = self._names_by_report.items()
+            return all(name in done or n in self._failed_reports for n, name in names) or None
+
         self.wait_for(
-            lambda: self._is_all_committed() or None,
-            description="its checkpoints to be committed",
-            timeout_s=timeout_s,
+            all_committed, description="its checkpoints to be committed", timeout_s=timeout_s
         )
-        view = self._journal.catch_up()
+        # The journal is read after the wait, so that it contains these commits.
         if mode is CheckpointConsistencyMode.VALIDATED:
-            view = self._wait_for_validations(view, deadline)
+            view = self._wait_for_validations(deadline)
+        else:
+            view = self._journal.catch_up()
         retained = _retained_checkpoints(view, self._spec.retention)
         checkpoints = open_all(self._store, {commit.name for commit in retained})
         return [
@@ -265,30 +270,23 @@ class Session:
             for commit in retained
         ]
 
-    def _is_all_committed(self) -> bool:
-        return all(
-            name in self._committed_names or n in self._failed_reports
-            for n, name in self._names_by_report.items()
-        )
-
-    def _wait_for_validations(self, view: View, deadline: float | None) -> View:
+    def _wait_for_validations(self, deadline: float | None) -> JournalView:
         """Return the view once no validation is pending, or the current view at the deadline."""
-        while view.unvalidated_checkpoints and self._spec.validation is not None:
-            # The leader may start another validation meanwhile, so the view is read after each.
+        has_timed_out = False
+        while True:
+            # Counted before the view is read: a validation that ends in between ends the wait.
             previous = self._finished_validations
-            left_s = None if deadline is None else deadline - self._clock.now()
-            progress = self.wait_for(
-                partial(self._has_validation_since, previous),
-                description=f"{len(view.unvalidated_checkpoints)} checkpoints to be validated",
-                timeout_s=left_s,
-            )
+            # The leader may start another validation meanwhile, so the view is read after each.
             view = self._journal.catch_up()
-            if progress is None:
-                break
-        return view
-
-    def _has_validation_since(self, previous_count: int) -> bool | None:
-        return True if self._finished_validations > previous_count else None
+            pending = len(view.unvalidated_checkpoints)
+            if has_timed_out or not pending or self._spec.validation is None:
+                return view
+            finished = self.wait_for(
+                lambda: self._finished_validations > previous or None,  # noqa: B023 - awaited here
+                description=f"{pending} checkpoints to be validated",
+                timeout_s=None if deadline is None else deadline - self._clock.now(),
+            )
+            has_timed_out = finished is None
 
     # --- collectives -------------------------------------------------------------------------
 
@@ -301,6 +299,7 @@ class Session:
         it cannot join any more, for instance because its training function has returned.
         """
         # Numbered per kind: the n-th calls of a kind on all ranks belong together.
+        # Counted before the wait, so that a call that times out does not shift the later ones.
         seq = self._collective_counts[kind]
         self._collective_counts[kind] += 1
         self._connection.send(
@@ -341,7 +340,16 @@ class Session:
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value, which is pickled. Raises `ConfigError` if that is too large."""
-        pickled = self._pickle_broadcast(value) if self._start.rank == 0 else b""
+        pickled = b""  # values of other ranks are ignored, so they need not be picklable
+        if self._start.rank == 0:
+            parts = {"broadcast": value}
+            pickled = pickle_object(value, labeled_parts=parts, by_value_modules=()).body
+        if len(pickled) > LARGE_BROADCAST_BYTES:
+            log.warning(
+                "worker.large_broadcast",
+                size=format_bytes(len(pickled)),
+                reason="every broadcast passes through the leader; use it for small values",
+            )
         if len(pickled) > _MAX_BROADCAST_BYTES:
             raise ConfigError(
                 f"The value of broadcast_from_rank_zero has {format_bytes(len(pickled))}; the "
@@ -360,12 +368,16 @@ class Session:
         self.drain()
         notice = self._preemption
         preempted_ranks = sum(map(len, notice.node_to_ranks.values())) if notice else 0
+        # A notice without a deadline counts as one of the usual length that arrives now.
+        time_left_s = None if notice is None else DEFAULT_NOTICE_S
+        if notice is not None and notice.deadline_ms:
+            time_left_s = (notice.deadline_ms - wall_ms()) / 1000
         # A replica on a node that is preempted as well does not help.
         peer_stays = self._start.replica_target and preempted_ranks < self._start.world_size
         return GroupOutlook(
             allows_resize=self._spec.min_workers < self._spec.max_workers,
             failure_model=self._start.failure_model,
-            time_to_preemption_s=None if notice is None else _time_to_preemption_s(notice),
+            time_to_preemption_s=time_left_s,
             replacement_ready=notice is not None and notice.replacement_ready,
             rebalance_recommendation=self._rebalance_recommendation,
             # The ranks of a node share its replication bandwidth.
@@ -431,7 +443,13 @@ class Session:
         )
 
     def _upload(self, job: UploadJob, report: CheckpointReport) -> None:
-        manifest = self._upload_files(job, report)
+        if report.upload_mode is CheckpointUploadMode.NO_UPLOAD:
+            manifest = self._record_manifest(job, job.checkpoint)
+        elif report.upload_fn is None:
+            manifest = run_upload_job(job, self._store)
+        else:
+            uploaded = upload_with_user_fn(report.upload_fn, job.checkpoint, job.manifest.name)
+            manifest = self._record_manifest(job, uploaded)
         self._record_upload(manifest.report_index, manifest.name, manifest.folder)
         self._connection.send(
             SaveCompleted(
@@ -441,16 +459,9 @@ class Session:
                 custom_folder=manifest.custom_folder,
             )
         )
+        # After the message: the commit need not wait for the deletion.
         if job.delete_after_upload:
             delete_local_copy(job.checkpoint, self._store)
-
-    def _upload_files(self, job: UploadJob, report: CheckpointReport) -> Manifest:
-        if report.upload_mode is CheckpointUploadMode.NO_UPLOAD:
-            return self._record_manifest(job, job.checkpoint)
-        if report.upload_fn is None:
-            return run_upload_job(job, self._store)
-        uploaded = upload_with_user_fn(report.upload_fn, job.checkpoint, job.manifest.name)
-        return self._record_manifest(job, uploaded)
 
     def _record_manifest(self, job: UploadJob, checkpoint: Any) -> Manifest:
         folder = self._folder_in_run(checkpoint)
@@ -545,6 +556,7 @@ class Session:
             case UploadFailed(report_index=n, reason=reason):
                 self._failed_reports.add(n)
                 log.warning("checkpoint.failed", rank=self._start.rank, n=n, reason=reason)
+            # Only counted: the result is read from the journal.
             case ValidationFinished():
                 self._finished_validations += 1
             case PreemptionUpdate():
@@ -566,16 +578,6 @@ class Session:
             elapsed_s=round(waiting.waited_s),
         )
 
-    def _pickle_broadcast(self, value: Any) -> bytes:
-        body = pickle_object(value, labeled_parts={"broadcast": value}, by_value_modules=()).body
-        if len(body) > LARGE_BROADCAST_BYTES:
-            log.warning(
-                "worker.large_broadcast",
-                size=format_bytes(len(body)),
-                reason="every broadcast passes through the leader; use it for small values",
-            )
-        return body
-
     def _exit_with_error(self, error: BaseException) -> None:
         self._connection.send(exceptions.to_failure_message(error))
         # The training function may be inside a collective or C code, which nothing else interrupts.
@@ -586,17 +588,15 @@ class Session:
         name = self._start.checkpoint
         return None if name is None else open_committed(self._store, name)
 
-    @cached_property
-    def _journal(self) -> Journal:
-        return Journal(self._store)
-
     # Decoded on first use: most training functions need nothing of it.
     @cached_property
     def _spec(self) -> RunSpec:
         return _spec_decoder.decode(self._start.spec)
 
 
-def _retained_checkpoints(view: View, retention: RetentionConfig) -> list[CheckpointCommitted]:
+def _retained_checkpoints(
+    view: JournalView, retention: RetentionConfig
+) -> list[CheckpointCommitted]:
     """Return the checkpoints worst to best, without those that the leader will delete next."""
     pending = {commit.name for commit in view.unvalidated_checkpoints}
     dropped = {
@@ -605,11 +605,6 @@ def _retained_checkpoints(view: View, retention: RetentionConfig) -> list[Checkp
     }
     ordered = worst_to_best(view.checkpoints, retention)
     return [commit for commit in ordered if commit.name not in dropped]
-
-
-def _time_to_preemption_s(notice: PreemptionUpdate) -> float:
-    # A notice without a deadline counts as one of the usual length that arrives now.
-    return (notice.deadline_ms - wall_ms()) / 1000 if notice.deadline_ms else DEFAULT_NOTICE_S
 
 
 def _is_main_thread() -> bool:

@@ -15,7 +15,10 @@ from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.core.codec import encode
 from spotfit.core.ids import AgentId
+from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
+from spotfit.model.events import RankFailure
+from spotfit.model.leader_state import Failing, Returned, Training
 from spotfit.model.spec import HangDetectionConfig
 from spotfit.protocol.agent_leader import FromLeader, LeaderToWorker, WorkerToLeader
 from spotfit.protocol.worker_agent import (
@@ -188,3 +191,30 @@ def test_closing_a_round_fails_waiting_hooks() -> None:
     harness.round.abandon_workers()
     harness.round.close()
     assert harness.hooks.requested[-1] == ("on_shutdown", 3, 2), "what was started is shut down"
+
+
+# --- phases --------------------------------------------------------------------------------------
+
+
+def test_a_round_trains_until_a_failure_is_observed() -> None:
+    harness = Harness()
+    training = harness.round.phase(None, workers_stopped=False)
+    assert isinstance(training, Training)
+    failure = RankFailure(rank=1, kind="died", message="killed")
+    harness.round.rank_failures[1] = failure
+    assert harness.round.phase(5.0, workers_stopped=False) == Failing(
+        round=a_round(3),
+        since=5.0,
+        opened_at=training.since,
+        rank_failures={1: failure},
+        workers_stopped=False,
+    )
+
+
+def test_a_failure_does_not_matter_once_all_ranks_have_returned() -> None:
+    harness = Harness()
+    harness.round.coordinator.returned_ranks.update({0, 1})
+    harness.round.returned_at = 7.0
+    phase = harness.round.phase(5.0, workers_stopped=True)
+    assert isinstance(phase, Returned)
+    assert (phase.since, phase.result_key) == (7.0, keys.result(3, 0))

@@ -694,7 +694,8 @@ class FakeCluster:
     def view(self) -> View:
         failing, self.store.should_fail = self.store.should_fail, lambda: False
         try:
-            return self._driver.catch_up()
+            self._driver.catch_up()
+            return self._driver.view
         finally:
             self.store.should_fail = failing
 

@@ -18,7 +18,7 @@ from spotfit.model.events import (
     ValidationRequest,
     ValidationStarted,
 )
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import (
     TOKEN,
@@ -132,7 +132,7 @@ def test_lost_agents_are_polled_a_limited_number_of_times() -> None:
 
 
 def test_output_is_complete_without_the_end_marker_of_lost_machines() -> None:
-    console = RunConsole(MemoryStore(), write=list[str]().append)
+    console = RunConsole(MemoryStore())
     console.on_entry(0, b"", an_entry(RoundOpened(round=a_round())))
     for node, agent in enumerate((A, B)):
         console.on_entry(
@@ -147,9 +147,9 @@ def test_output_is_complete_without_the_end_marker_of_lost_machines() -> None:
     assert console.is_complete
 
 
-def test_a_store_failure_loses_no_line() -> None:
-    store, written = FailingStore(), list[str]()
-    console = RunConsole(store, write=written.append)
+def test_a_store_failure_loses_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    store = FailingStore()
+    console = RunConsole(store)
     console.on_entry(0, b"", an_entry(RoundOpened(round=a_round())))
     store.put(keys.logs(A, 0), lines("one"))
     store.put(keys.logs(A, 1), lines("two"))
@@ -157,7 +157,7 @@ def test_a_store_failure_loses_no_line() -> None:
     console.show_new_lines()
     store.fails_at = ""
     console.show_new_lines()
-    assert written == ["(rank 0) one\n", "(rank 0) two\n"]
+    assert capsys.readouterr().out == "(rank 0) one\n(rank 0) two\n"
 
 
 def test_lines_of_other_processes_show_their_source(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def test_a_waiting_run_is_reported_periodically(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "busy", [a_view(round=a_round()), a_view(fit_end=FitEnded(outcome="finished")), View()]
+    "busy", [a_view(round=a_round()), a_view(fit_end=FitEnded(outcome="finished")), JournalView()]
 )
 def test_a_running_or_ended_run_is_not_reported_as_waiting(busy: View) -> None:
     reminder = WaitReminder()
@@ -205,9 +205,11 @@ def test_pending_validations_are_reported() -> None:
     assert reminder.next_message(waiting, 30.0) == "training has ended; 1 validations are pending"
 
 
-def test_output_of_a_validator_is_shown_until_its_machine_is_released() -> None:
-    store, written = MemoryStore(), list[str]()
-    console = RunConsole(store, write=written.append)
+def test_output_of_a_validator_is_shown_until_its_machine_is_released(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = MemoryStore()
+    console = RunConsole(store)
     store.put(keys.logs(A, 0), lines("looking", rank=VALIDATION_RANK))
     console.on_entry(
         3,
@@ -224,7 +226,7 @@ def test_output_of_a_validator_is_shown_until_its_machine_is_released() -> None:
         ),
     )
     console.show_new_lines()
-    assert written == ["(validation) looking\n"]
+    assert capsys.readouterr().out == "(validation) looking\n"
     assert not console.is_complete
     console.on_entry(
         4, b"", an_entry(GroupsReleased(token=Token("t-1"), other_tokens=(Token("t-v"),)))

@@ -15,8 +15,10 @@ import msgspec
 import pytest
 
 from spotfit.client import fit as fitting
-from spotfit.client.fit import fit, start_run, submit
+from spotfit.client.fit import start_run, submit, wait_for_result
 from spotfit.client.keyring import RunKeyring
+from spotfit.client.request import FitRequest
+from spotfit.client.result import Result
 from spotfit.client.run_config import RunConfig
 from spotfit.code.code_bundle import CodeBundlePayload, CodeBundleRef, fetch_code_bundle
 from spotfit.core.errors import (
@@ -38,6 +40,11 @@ from tests.unit.client.harness import ClientHarness
 FINISHED = FitEnded(outcome="finished", metrics={"loss": 0.5})
 
 
+def fit(request: FitRequest) -> Result:
+    """What `trainer.fit()` calls, without prewarming."""
+    return wait_for_result(start_run(request, show_output=True))
+
+
 def another() -> int:
     """Another function."""
     return 8
@@ -47,13 +54,11 @@ def test_start_run_requests_machines_before_it_returns(harness: ClientHarness) -
     start_run(harness.request())
     assert len(harness.cloud.submitted_tokens) == 1
     spec = harness.view.spec
-    assert spec is not None
     assert (spec.name, spec.storage_url, spec.max_workers) == ("digits", harness.url, 2)
 
 
 def test_the_spec_contains_the_traits_of_the_provisioner(harness: ClientHarness) -> None:
     start_run(harness.request())
-    assert harness.view.spec is not None
     traits = harness.cloud.traits
     assert harness.view.spec.market_prior == MarketPrior(
         mean_lifetime_s=traits.mean_lifetime_s, notice_s=traits.notice_s
@@ -98,7 +103,6 @@ def test_objects_for_hooks_and_contexts_are_bundled(
     start_run(harness.request(backend_config=config))
     key, spec = RunKeyring().find(harness.agent_ledger.run_id), harness.view.spec
     assert key is not None
-    assert spec is not None
     code_bundle = msgspec.convert(spec.code_bundle, CodeBundleRef)
     payload = CodeBundlePayload.open(
         fetch_code_bundle(code_bundle, store=harness.agent_ledger.store), key=key
@@ -115,7 +119,6 @@ def test_callbacks_receive_all_arguments_of_the_trainer(
     start_run(dataclasses.replace(request, fn=takes_rate, run=run))
     key, spec = RunKeyring().find(harness.agent_ledger.run_id), harness.view.spec
     assert key is not None
-    assert spec is not None
     code_bundle = msgspec.convert(spec.code_bundle, CodeBundleRef)
     payload = CodeBundlePayload.open(
         fetch_code_bundle(code_bundle, store=harness.agent_ledger.store), key=key
@@ -139,7 +142,6 @@ class Listener(UserCallback):
 def test_a_callback_without_event_methods_starts_no_process(harness: ClientHarness) -> None:
     run = dataclasses.replace(harness.request().run, callbacks=[UserCallback()])
     start_run(dataclasses.replace(harness.request(), run=run))
-    assert harness.view.spec is not None
     assert not harness.view.spec.has_callbacks
 
 

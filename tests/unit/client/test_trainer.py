@@ -98,7 +98,6 @@ def test_fit_uses_the_provisioner(harness: ClientHarness) -> None:
     )
     assert trainer.fit().metrics == {"a": 1}
     spec = harness.view.spec
-    assert spec is not None
     assert (spec.framework, spec.framework_options) == ("torch", {"backend": "gloo", "width": 3})
 
 
@@ -203,7 +202,6 @@ def test_other_arguments_are_passed_to_the_base_class(harness: ClientHarness) ->
     )
     assert trainer.fit().metrics == {"a": 1}
     spec = harness.view.spec
-    assert spec is not None
     assert (spec.framework, spec.max_workers) == ("torch", 3)
     assert spec.framework_options["backend"] == "gloo"
     assert (spec.provisioner, spec.provisioner_options) == ("local", {"nodes": 3})

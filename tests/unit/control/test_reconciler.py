@@ -66,7 +66,7 @@ class LeaderHarness:
 
     def write(self, *events: JournalEvent) -> None:
         for event in events:
-            self.ledger.append(event, after=self.ledger.view)
+            self.ledger.append(event, after=self.ledger.journal_view)
 
     def steps(self, now: float = 0.0, observations: LeaderState = NO_MEMBERS) -> Wait:
         """Reconcile until the result is a wait."""

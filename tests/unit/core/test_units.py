@@ -1,9 +1,9 @@
-"""Parsing and formatting of durations and sizes."""
+"""Parsing of durations, formatting of durations and sizes."""
 
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.units import format_bytes, format_seconds, parse_seconds, parse_size_bytes
+from spotfit.core.units import format_bytes, format_seconds, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -14,24 +14,11 @@ def test_durations(given: str | float, means: float) -> None:
     assert parse_seconds(given) == pytest.approx(means)
 
 
-@pytest.mark.parametrize(
-    ("given", "means"),
-    [("4GiB", 4 * 2**30), ("500 MB", 500 * 10**6), ("1.5kB", 1500), ("12", 12), (99, 99)],
-)
-def test_sizes(given: str | int, means: int) -> None:
-    assert parse_size_bytes(given) == means
-
-
 @pytest.mark.parametrize("given", ["", "fast", "-3s", "3 parsecs", "1,5h", "s"])
 def test_an_invalid_duration_is_refused_with_the_known_units(given: str) -> None:
     with pytest.raises(ConfigError, match="is not a valid duration") as refused:
         parse_seconds(given)
     assert "ms, s, m, min, h, d" in refused.value.do
-
-
-def test_size_units_are_case_sensitive() -> None:
-    with pytest.raises(ConfigError, match="is not a valid size"):
-        parse_size_bytes("4gib")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from spotfit.model.events import (
     JournalEntry,
     LeaderElected,
 )
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import a_spec, an_agent_id, an_entry
 
@@ -117,7 +117,7 @@ def test_a_received_copy_replaces_a_read() -> None:
 
 def test_a_copy_of_a_later_entry_is_ignored() -> None:
     reader = Journal(UnreadableStore())
-    assert reader.apply_entry(2, encode(CANCEL)) == View()
+    assert reader.apply_entry(2, encode(CANCEL)) == JournalView()
 
 
 def test_a_page_can_be_read_in_one_thread_and_folded_in_another() -> None:
@@ -126,7 +126,7 @@ def test_a_page_can_be_read_in_one_thread_and_folded_in_another() -> None:
     for entry in (START, A_LEADS):
         writer.append(entry, writer.view)
     pages = reader.read(0)
-    assert reader.view == View(), "reading does not change the view"
+    assert reader.view == JournalView(), "reading does not change the view"
     reader.apply_entry(0, encode(START))
     assert reader.apply_page(pages), "an entry received meanwhile is folded once"
     assert reader.view == writer.view
@@ -197,6 +197,7 @@ def long_run() -> tuple[MemoryStore, Journal]:
     writer.append(START, writer.view)
     for _ in range(2 * view_cache.VIEW_CACHE_INTERVAL + 5):
         writer.append(CANCEL, writer.view)
+        assert isinstance(writer.view, View)
         if view_cache.is_cache_due(writer.view):
             view_cache.write_cached_view(store, writer.view)
     return store, writer

@@ -21,7 +21,7 @@ def ledger_of(store: MemoryStore, n: int = 0, wall_ms: int = 7) -> Ledger:
 def test_an_entry_contains_run_author_and_time() -> None:
     store = MemoryStore()
     ledger = ledger_of(store, 3)
-    ledger.append(FitStarted(spec=a_spec()), after=ledger.view)
+    ledger.append(FitStarted(spec=a_spec()), after=ledger.journal_view)
     entry = decoder(JournalEntry).decode(store.get(keys.entry(0)))
     assert (entry.run_id, entry.author, entry.written_at_ms) == (RUN_ID, an_agent_id(3), 7)
 
@@ -29,7 +29,7 @@ def test_an_entry_contains_run_author_and_time() -> None:
 def test_two_ledgers_read_the_same_view() -> None:
     store = MemoryStore()
     one, two = ledger_of(store, 0), ledger_of(store, 1)
-    one.append(FitStarted(spec=a_spec()), after=one.view)
+    one.append(FitStarted(spec=a_spec()), after=one.journal_view)
     assert two.catch_up() == one.view
     assert two.view.run_id == RUN_ID
 
@@ -39,7 +39,7 @@ def test_an_encoded_entry_can_be_created_and_read() -> None:
     ledger = ledger_of(store)
     draft = ledger.encode_entry(FitStarted(spec=a_spec()))
     ledger.create_entry(0, draft)
-    assert ledger.view.next_slot == 0, "creating an entry does not fold it"
+    assert ledger.journal_view.next_slot == 0, "creating an entry does not fold it"
     assert ledger.apply_page(ledger.read(0))
     assert ledger.view.is_active
     with pytest.raises(AlreadyExistsError):
@@ -50,7 +50,7 @@ def test_the_entry_listener_receives_folded_entries() -> None:
     received: list[int] = []
     ledger = ledger_of(MemoryStore())
     ledger.set_entry_listener(lambda slot, _body, _entry: received.append(slot))
-    ledger.append(FitStarted(spec=a_spec()), after=ledger.view)
+    ledger.append(FitStarted(spec=a_spec()), after=ledger.journal_view)
     ledger.append(CancelRequested(reason="enough"), after=ledger.view)
     assert received == [0, 1]
 
@@ -58,7 +58,7 @@ def test_the_entry_listener_receives_folded_entries() -> None:
 def test_a_clone_has_its_own_position() -> None:
     store = MemoryStore()
     ledger = ledger_of(store)
-    ledger.append(FitStarted(spec=a_spec()), after=ledger.view)
+    ledger.append(FitStarted(spec=a_spec()), after=ledger.journal_view)
     received: list[int] = []
     ledger.set_entry_listener(lambda slot, _body, _entry: received.append(slot))
     other = ledger.clone()

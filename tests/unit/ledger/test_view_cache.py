@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from spotfit.core.errors import AlreadyExistsError, TransientStoreError
 from spotfit.ledger import keys, view_cache
 from spotfit.model.events import FailureCause, RoundClosed
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import a_committed_checkpoint, a_notice, a_round, a_view, an_agent_id
 
@@ -34,7 +34,7 @@ RICH = a_view(
     ],
 )
 def test_a_cached_view_is_due_every_interval(slot: int, due: bool) -> None:
-    assert view_cache.is_cache_due(View(next_slot=slot)) == due
+    assert view_cache.is_cache_due(a_view(next_slot=slot)) == due
 
 
 def test_a_cached_view_round_trips() -> None:
@@ -54,7 +54,7 @@ def test_the_newest_decodable_view_is_read() -> None:
 
 
 def test_without_a_cached_view_the_view_is_empty() -> None:
-    assert view_cache.read_newest_view(MemoryStore()) == View()
+    assert view_cache.read_newest_view(MemoryStore()) == JournalView()
 
 
 @pytest.mark.parametrize("trouble", [AlreadyExistsError("there"), TransientStoreError("no answer")])

@@ -16,7 +16,7 @@ from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.ids import AgentId
 from spotfit.model.events import FailureCause, FitEnded, JournalEntry, JournalEvent, PreemptedNodes
 from spotfit.model.fold import fold
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.testing.builders import a_committed_checkpoint
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ledger" / "v1"
@@ -43,11 +43,11 @@ def test_a_golden_entry_survives_decode_and_encode(file: Path) -> None:
 
 
 def test_the_golden_journal_folds_to_the_expected_view() -> None:
-    view = View()
+    view: JournalView = JournalView()
     for entry in entries():
         view = fold(view, entry)
     assert view.next_slot == len(FILES)
-    assert view.spec is not None
+    assert isinstance(view, View)
     assert (
         view.spec.name,
         view.spec.failure_limits.worker,

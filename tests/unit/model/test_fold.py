@@ -36,10 +36,12 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.failure_model import LifetimeHistogram
+from spotfit.model.fold import fold
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.model.reporting import ReportedCheckpointStatus
-from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, View
+from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, JournalView, View
 from spotfit.testing.builders import (
+    RUN_ID,
     TOKEN,
     a_committed_checkpoint,
     a_notice,
@@ -48,6 +50,7 @@ from spotfit.testing.builders import (
     a_spec,
     a_view,
     an_agent_id,
+    an_entry,
     fold_events,
 )
 
@@ -716,3 +719,14 @@ def test_the_next_fit_keeps_the_lifetime_histogram() -> None:
         *OPENED, closed(700.0), FitEnded(outcome="finished"), FitStarted(spec=a_spec())
     )
     assert view.lifetimes.total_count == 1
+
+
+def test_a_journal_has_a_view_with_spec_from_the_first_fit_on() -> None:
+    empty = JournalView()
+    cancelled = fold(empty, an_entry(CancelRequested(reason="early")))
+    assert not isinstance(cancelled, View)
+    assert (cancelled.next_slot, cancelled.run_id, cancelled.is_active) == (1, RUN_ID, False)
+    started = fold(cancelled, an_entry(FitStarted(spec=a_spec())))
+    assert isinstance(started, View)
+    assert (started.next_slot, started.run_id, started.spec) == (2, RUN_ID, a_spec())
+    assert started.cancel_reason is None

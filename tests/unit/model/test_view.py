@@ -3,7 +3,7 @@
 import pytest
 
 from spotfit.model.events import FitEnded
-from spotfit.model.view import MachineGroup, View
+from spotfit.model.view import JournalView, MachineGroup
 from spotfit.testing.builders import a_committed_checkpoint, a_group, a_view, an_agent_id
 
 
@@ -26,19 +26,19 @@ def test_active_nodes_are_neither_lost_nor_released(
 
 
 def test_a_fit_is_active_from_start_to_end() -> None:
-    assert not View().is_active
+    assert not JournalView().is_active
     assert a_view().is_active
     assert not a_view(fit_end=FitEnded(outcome="finished")).is_active
 
 
 def test_there_is_no_leader_before_the_first_election() -> None:
-    assert (View().epoch, View().is_leader(an_agent_id(0))) == (0, False)
+    assert (JournalView().epoch, JournalView().is_leader(an_agent_id(0))) == (0, False)
     assert a_view().is_leader(an_agent_id(0))
     assert not a_view().is_leader(an_agent_id(1))
 
 
 def test_the_latest_checkpoint_is_the_last_committed() -> None:
-    assert View().latest_checkpoint is None
+    assert JournalView().latest_checkpoint is None
     view = a_view(
         checkpoints=(
             a_committed_checkpoint("c2", metrics={"loss": 2}),

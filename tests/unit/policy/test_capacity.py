@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import FailureCause, LeaderElected
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.model.leader_state import LeaderState
+from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import RunTiming
 from spotfit.model.topology import Notice
 from spotfit.model.view import View
@@ -294,7 +294,7 @@ def test_a_node_that_does_not_join_is_lost_after_the_boot_timeout() -> None:
 def test_workers_that_do_not_stop_cost_their_node() -> None:
     observations = a_leader_state(
         members=member_statuses(a_member_status(0), a_member_status(1, running_round=1)),
-        phase_changed_at=NOW,
+        phase=NoRound(since=NOW),
     )
     assert losses(FORMING, observations, NOW + 10.0) == {}
     assert losses(FORMING, observations, NOW + 10.1) == {1: "its workers did not stop in time"}

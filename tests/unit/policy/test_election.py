@@ -40,13 +40,12 @@ def view(**fields: Any) -> View:
 @pytest.mark.parametrize(
     ("view", "sighting"),
     [
-        (View(), ALIVE),
         (view(leader=LeaderElected(leader=ME, epoch=1, coordinator_address="h:1")), ALIVE),
         (LOST_LEADER_VIEW, LeaderObservation(100.0, is_connected=True)),
         (LOST_LEADER_VIEW, LeaderObservation(100.0, vanished_at=100.0, is_connected=True)),
         (view(fit_end=FitEnded(outcome="finished")), ALIVE),
     ],
-    ids=["no run", "I lead", "in touch", "vanished but in touch", "ended"],
+    ids=["I lead", "in touch", "vanished but in touch", "ended"],
 )
 def test_a_healthy_leader_is_not_claimed(view: View, sighting: LeaderObservation) -> None:
     assert leadership_claim(view, ME, sighting) is None

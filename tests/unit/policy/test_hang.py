@@ -16,7 +16,13 @@ from spotfit.policy.hang import (
     detect_hang,
     next_hang_check_at,
 )
-from spotfit.testing.builders import a_leader_state, a_round, a_spec, a_view
+from spotfit.testing.builders import (
+    a_leader_state,
+    a_round,
+    a_spec,
+    a_training,
+    a_view,
+)
 
 WATCHED = HangDetectionConfig(no_progress_timeout_s=60.0)
 
@@ -93,10 +99,8 @@ def started(*ranks: int, now: float, start_s: float = 30.0) -> RoundClosed | Wai
     view = a_view(
         round=a_round(), spec=a_spec(hang_detection=HangDetectionConfig(start_timeout_s=start_s))
     )
-    assert view.round is not None
-    return close_unstarted_round(
-        view, a_leader_state(running_ranks=set(ranks), phase_changed_at=100.0), view.round, now
-    )
+    training = a_training(running_ranks=set(ranks), since=100.0)
+    return close_unstarted_round(view, a_leader_state(phase=training), training, now)
 
 
 def test_a_started_round_is_not_closed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.model.events import FailureCause, RoundClosed
-from spotfit.model.leader_state import LeaderState
+from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
 from spotfit.model.spec import RunTiming
 from spotfit.policy.pending_uploads import wait_for_uploads
@@ -19,6 +19,7 @@ from spotfit.testing.builders import (
     a_member_status,
     a_round,
     a_spec,
+    a_training,
     a_view,
     member_statuses,
 )
@@ -27,11 +28,12 @@ TOO_MANY = {FailureCause.WORKER: 1}
 CLOSED = a_view(last_round=a_round(3), spec=a_spec(timing=RunTiming(upload_timeout_s=600.0)))
 
 
-def over(carrying: int | None = 3, **fields: Any) -> LeaderState:
+def over(
+    carrying: int | None = 3, *, uncommitted_work_s: float = 30.0, **fields: Any
+) -> LeaderState:
     """Round 3 was closed at 100, and a1 is still uploading its checkpoint."""
     usual: dict[str, Any] = {
-        "phase_changed_at": 100.0,
-        "uncommitted_work_s": 30.0,
+        "phase": NoRound(since=100.0, uncommitted_work_s=uncommitted_work_s),
         "members": member_statuses(
             a_member_status(0), a_member_status(1, uploading_round=carrying)
         ),
@@ -96,7 +98,10 @@ def test_uploads_of_earlier_rounds_are_not_awaited(carrying: int | None) -> None
 
 
 def test_nothing_is_awaited_while_a_round_is_open_or_before_the_first() -> None:
-    assert wait_for_uploads(a_view(round=a_round(3)), over(), 100.0) is None
+    assert (
+        wait_for_uploads(a_view(round=a_round(3)), replace(over(), phase=a_training()), 100.0)
+        is None
+    )
     assert wait_for_uploads(a_view(), over(), 100.0) is None
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from spotfit.core.ids import Token
 from spotfit.model.events import FailureCause, PreemptedNodes, RoundClosed
 from spotfit.model.failure_model import SaveCostEstimate
-from spotfit.model.leader_state import LeaderState, ReplicaLocation
+from spotfit.model.leader_state import LeaderState, ReplicaLocation, RoundCommit, Training
 from spotfit.model.spec import FailureLimits
 from spotfit.model.view import View
 from spotfit.policy.actions import Wait
@@ -39,6 +39,7 @@ from spotfit.testing.builders import (
     a_notice,
     a_round,
     a_spec,
+    a_training,
     a_view,
     an_agent_id,
     member_statuses,
@@ -62,18 +63,32 @@ def with_notice(*, saved: bool = False, **fields: Any) -> View:
     return a_view(**{**usual, **fields})
 
 
+COMMITTED = a_training(last_commit=RoundCommit(committed_at=109.9))
+
+
+def committed_at(committed_at: float, **fields: Any) -> LeaderState:
+    """The last commit was at that time."""
+    commit = RoundCommit(committed_at=committed_at)
+    return a_leader_state(phase=a_training(last_commit=commit, **fields))
+
+
 def seen(*some: Any) -> LeaderState:
     """The last commit was at 109.9."""
     return a_leader_state(
         members=member_statuses(a_member_status(0), *some),
-        committed_at=109.9,
+        phase=COMMITTED,
         notice_received_at={an_agent_id(1): NOTICED},
     )
 
 
-def decide_replacement(view: View, state: LeaderState, now: float) -> RoundClosed | Wait | None:
+def training_of(view: View, state: LeaderState) -> Training:
     assert view.round is not None
-    return replace_preempted_nodes(view, state, view.round, now)
+    phase = state.phase if isinstance(state.phase, Training) else a_training()
+    return replace(phase, round=view.round)
+
+
+def decide_replacement(view: View, state: LeaderState, now: float) -> RoundClosed | Wait | None:
+    return replace_preempted_nodes(view, state, training_of(view, state), now)
 
 
 def test_without_a_notice_nothing_is_closed() -> None:
@@ -147,8 +162,8 @@ def replicas(
     ("fields", "changes"),
     [
         ({}, False),
-        ({"snapshot_taken_at": 105.5}, True),
-        ({"snapshot_taken_at": None}, True),
+        ({"last_commit": RoundCommit(committed_at=109.9, snapshot_taken_at=105.5)}, True),
+        ({"last_commit": RoundCommit(committed_at=109.9)}, True),
         ({"replacement_ready_at": None}, True),
         ({"replica_locations": replicas(109.9)}, True),
     ],
@@ -158,8 +173,12 @@ def test_a_commit_of_an_old_snapshot_does_not_close_while_a_replica_may_follow(
     fields: dict[str, Any], changes: bool
 ) -> None:
     """A replica of newer work can arrive at a peer sooner than the next commit."""
-    early: dict[str, Any] = {"snapshot_taken_at": 101.0, "replacement_ready_at": 105.0, **fields}
-    state = replace(seen(LEAVING, REPLACEMENT), **early)
+    early: dict[str, Any] = {
+        "last_commit": RoundCommit(committed_at=109.9, snapshot_taken_at=101.0),
+        "replacement_ready_at": 105.0,
+        **fields,
+    }
+    state = replace(seen(LEAVING, REPLACEMENT), phase=a_training(**early))
     decision = decide_replacement(with_notice(round=REPLICATED, saved=True), state, 110.0)
     assert isinstance(decision, RoundClosed) == changes
     if isinstance(decision, RoundClosed):
@@ -187,10 +206,11 @@ def test_without_replication_a_commit_of_an_old_snapshot_closes(
 ) -> None:
     left_s = fields.pop("left_s", 50.0)
     view = with_notice(**{"round": REPLICATED, "saved": True, **fields})
-    grace_s = view.spec.failure_limits.preemption_grace_s if view.spec is not None else 0.0
+    grace_s = view.spec.failure_limits.preemption_grace_s
     now = NOTICED + 60.0 + grace_s - left_s
-    there = seen(LEAVING, REPLACEMENT)
-    state = replace(there, snapshot_taken_at=99.0, replacement_ready_at=100.5, committed_at=now)
+    commit = RoundCommit(committed_at=now, snapshot_taken_at=99.0)
+    phase = a_training(last_commit=commit, replacement_ready_at=100.5)
+    state = replace(seen(LEAVING, REPLACEMENT), phase=phase)
     decision = decide_replacement(view, state, now)
     assert isinstance(decision, RoundClosed)
     assert (
@@ -215,7 +235,8 @@ def test_a_replica_on_a_staying_node_closes_like_a_commit(
     copies: dict[int, ReplicaLocation], changes: bool
 ) -> None:
     """The next round resumes from memory, so the bucket need not be awaited."""
-    state = replace(seen(LEAVING, REPLACEMENT), replica_locations=copies)
+    phase = replace(COMMITTED, replica_locations=copies)
+    state = replace(seen(LEAVING, REPLACEMENT), phase=phase)
     decision = decide_replacement(with_notice(round=REPLICATED), state, 110.0)
     assert isinstance(decision, RoundClosed) == changes
     if isinstance(decision, RoundClosed):
@@ -282,16 +303,15 @@ RELAXED = a_spec(relax_collectives=True)
 PATIENT = a_spec(failure_limits=FailureLimits(preemption_grace_s=30.0))
 
 
-def after(view: View, now: float, **seen: Any) -> RoundClosed | Wait | None:
+def after(view: View, now: float, **fields: Any) -> RoundClosed | Wait | None:
     """a1 is lost; its notice of 60 s was received at 100."""
-    assert view.round is not None
     there = a_leader_state(
         members=member_statuses(a_member_status(0)),
         disconnected_since={an_agent_id(1): 150.0},
         notice_received_at={an_agent_id(1): NOTICED},
-        **seen,
+        phase=a_training(**fields),
     )
-    return close_after_preemption(view, there, view.round, now)
+    return close_after_preemption(view, there, training_of(view, there), now)
 
 
 @pytest.mark.parametrize(
@@ -314,8 +334,8 @@ def test_when_a_round_may_continue_without_a_node(view: View, outlives: bool) ->
 
 def test_without_lost_nodes_nothing_is_closed() -> None:
     view = with_notice(spec=RELAXED)
-    assert view.round is not None
-    assert close_after_preemption(view, seen(LEAVING), view.round, 110.0) is None
+    state = seen(LEAVING)
+    assert close_after_preemption(view, state, training_of(view, state), 110.0) is None
 
 
 def test_with_relaxed_collectives_remaining_ranks_may_start_a_save() -> None:
@@ -357,8 +377,7 @@ SMALL = a_round(members=[a_member(0)])
 
 
 def growing(view: View, state: LeaderState, now: float) -> RoundClosed | Wait | None:
-    assert view.round is not None
-    return resize_group(view, state, view.round, now)
+    return resize_group(view, state, training_of(view, state), now)
 
 
 def small(**fields: Any) -> View:
@@ -379,25 +398,25 @@ def test_when_a_group_does_not_grow(view: View, state: LeaderState) -> None:
 
 
 def test_a_group_grows_after_a_commit_and_at_intervals() -> None:
-    early = growing(small(), a_leader_state(phase_changed_at=990.0, committed_at=1000.0), 1000.0)
+    early = growing(small(), committed_at(1000.0, since=990.0), 1000.0)
     assert isinstance(early, Wait)
     assert early.until == 1020.0
-    due = growing(small(), a_leader_state(phase_changed_at=970.0, committed_at=999.9), 1000.0)
+    due = growing(small(), committed_at(999.9, since=970.0), 1000.0)
     assert due == RoundClosed(
         round_number=1, cause=FailureCause.RESIZE, reason="growing from 1 to 2 workers"
     )
 
 
-@pytest.mark.parametrize("committed_at", [None, 990.0])
-def test_growing_waits_for_a_fresh_commit(committed_at: float | None) -> None:
-    decision = growing(small(), a_leader_state(committed_at=committed_at), 1000.0)
+@pytest.mark.parametrize("state", [a_leader_state(phase=a_training()), committed_at(990.0)])
+def test_growing_waits_for_a_fresh_commit(state: LeaderState) -> None:
+    decision = growing(small(), state, 1000.0)
     assert isinstance(decision, Wait)
     assert "growing after the next commit" in decision.reason
 
 
 def test_a_commit_of_the_previous_round_does_not_count() -> None:
     view = small(next_slot=20, latest_committed_slot=9)
-    assert isinstance(growing(view, a_leader_state(committed_at=999.5), 1000.0), Wait)
+    assert isinstance(growing(view, committed_at(999.5), 1000.0), Wait)
 
 
 def test_a_zero_resize_interval_still_waits() -> None:
@@ -409,16 +428,13 @@ def test_a_zero_resize_interval_still_waits() -> None:
 
 def test_a_range_of_one_size_is_elastic_and_full() -> None:
     only = a_spec(min_workers=2, max_workers=2, is_elastic=True)
-    assert (
-        growing(small(spec=only, round=a_round()), a_leader_state(committed_at=999.9), 1000.0)
-        is None
-    )
+    assert growing(small(spec=only, round=a_round()), committed_at(999.9), 1000.0) is None
 
 
 def test_a_group_does_not_grow_for_a_cold_node() -> None:
-    cold = a_leader_state(
+    cold = replace(
+        committed_at(999.9),
         members=member_statuses(a_member_status(0), a_member_status(1, is_warm=False)),
-        committed_at=999.9,
     )
     assert growing(small(), cold, 1000.0) is None
 
@@ -559,8 +575,7 @@ def test_without_time_no_save_starts(speed: float) -> None:
 
 
 def renewing(view: View, state: LeaderState, now: float) -> RoundClosed | Wait | None:
-    assert view.round is not None
-    return leave_last_attempt_nodes(view, state, view.round, now)
+    return leave_last_attempt_nodes(view, state, training_of(view, state), now)
 
 
 GROUPS = {TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)}
@@ -569,7 +584,7 @@ OPEN = a_view(round=a_round(), groups=GROUPS, latest_committed_slot=8)
 
 def on_last_life(*some: Any, **fields: Any) -> LeaderState:
     usual: dict[str, Any] = {
-        "committed_at": 109.9,
+        "phase": COMMITTED,
         "group_statuses": {TOKEN: a_final_group_status(1)},
     }
     return a_leader_state(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.leader_state import LeaderState
+from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
 from spotfit.model.spec import RunTiming
 from spotfit.model.topology import Round
@@ -96,7 +96,9 @@ def test_a_round_has_at_least_one_worker() -> None:
 
 def test_a_few_rounds_without_progress_are_not_delayed() -> None:
     assert (
-        round_of(a_view(rounds_without_progress=5), a_leader_state(phase_changed_at=NOW)).world_size
+        round_of(
+            a_view(rounds_without_progress=5), a_leader_state(phase=NoRound(since=NOW))
+        ).world_size
         == 2
     )
 
@@ -107,7 +109,7 @@ def test_a_few_rounds_without_progress_are_not_delayed() -> None:
 def test_rounds_without_progress_back_off(fruitless: int, pause_s: float) -> None:
     view, observations = (
         a_view(rounds_without_progress=fruitless),
-        a_leader_state(phase_changed_at=NOW),
+        a_leader_state(phase=NoRound(since=NOW)),
     )
     wait = wait_of(view, observations)
     assert wait.until == pytest.approx(NOW + pause_s)
@@ -145,7 +147,7 @@ ONE = member_statuses(a_member_status(0))
 
 
 def test_a_round_waits_for_pending_machines() -> None:
-    wait = wait_of(a_view(**ELASTIC), a_leader_state(members=ONE, phase_changed_at=NOW - 10))
+    wait = wait_of(a_view(**ELASTIC), a_leader_state(members=ONE, phase=NoRound(since=NOW - 10)))
     assert wait.until == NOW + 50
     assert "more machines are booting" in wait.reason
 
@@ -153,14 +155,14 @@ def test_a_round_waits_for_pending_machines() -> None:
 @pytest.mark.parametrize(
     ("view", "observations"),
     [
-        (a_view(**ELASTIC), a_leader_state(members=ONE, phase_changed_at=NOW - 60)),
+        (a_view(**ELASTIC), a_leader_state(members=ONE, phase=NoRound(since=NOW - 60))),
         (
             a_view(**ELASTIC, groups={TOKEN: a_group(nodes=1)}),
-            a_leader_state(members=ONE, phase_changed_at=NOW),
+            a_leader_state(members=ONE, phase=NoRound(since=NOW)),
         ),
         (
             a_view(**ELASTIC, last_refusal="full", refusals=1),
-            a_leader_state(members=ONE, phase_changed_at=NOW, refused_at=NOW - 0.5),
+            a_leader_state(members=ONE, phase=NoRound(since=NOW), refused_at=NOW - 0.5),
         ),
     ],
     ids=["timeout", "no machine pending", "refused"],

@@ -52,7 +52,7 @@ RECLAIMED = PreemptedNodes(node_to_ranks={"t-1/1": (1,)})
 
 
 def test_an_exception_of_user_code_is_charged_to_the_worker() -> None:
-    closed = round_closed_by_failure(VIEW, a_leader_state(rank_failures={0: RAISED}), a_round())
+    closed = round_closed_by_failure(VIEW, a_leader_state(), a_round(), [RAISED])
     assert closed == RoundClosed(
         round_number=1,
         cause=FailureCause.WORKER,
@@ -62,25 +62,24 @@ def test_an_exception_of_user_code_is_charged_to_the_worker() -> None:
 
 
 def test_a_process_death_is_the_cause_of_its_peers_exceptions() -> None:
-    closed = round_closed_by_failure(
-        VIEW, a_leader_state(rank_failures={0: RAISED, 1: DIED}), a_round()
-    )
+    closed = round_closed_by_failure(VIEW, a_leader_state(), a_round(), [RAISED, DIED])
     assert closed.failures == (DIED, RAISED)
     assert closed.reason.startswith("rank 1 died: The worker of rank 1 was killed")
 
 
 def test_a_death_without_message_is_described_by_its_kind() -> None:
-    state = a_leader_state(rank_failures={0: RankFailure(rank=0, kind="died", message="  ")})
-    assert round_closed_by_failure(VIEW, state, a_round()).reason == "rank 0 died: died"
+    failures = [RankFailure(rank=0, kind="died", message="  ")]
+    assert (
+        round_closed_by_failure(VIEW, a_leader_state(), a_round(), failures).reason
+        == "rank 0 died: died"
+    )
 
 
 def test_the_reason_is_the_last_line_of_the_traceback() -> None:
     message = "Traceback\n  File\nConfigError: The node has no GPU.\n  What to do: Ask for one."
-    state = a_leader_state(rank_failures={0: RankFailure(rank=0, kind="raised", message=message)})
-    assert (
-        round_closed_by_failure(VIEW, state, a_round()).reason
-        == "rank 0 raised: ConfigError: The node has no GPU."
-    )
+    failures = [RankFailure(rank=0, kind="raised", message=message)]
+    closed = round_closed_by_failure(VIEW, a_leader_state(), a_round(), failures)
+    assert closed.reason == "rank 0 raised: ConfigError: The node has no GPU."
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,6 @@ def test_a_lost_node_takes_precedence_over_errors_of_peers(how: str) -> None:
         VIEW,
         a_leader_state(
             members=member_statuses(a_member_status(0)),
-            rank_failures={0: RAISED},
             group_statuses=GONE,
         ),
     )
@@ -111,7 +109,7 @@ def test_a_lost_node_takes_precedence_over_errors_of_peers(how: str) -> None:
                 lost_leader=an_agent_id(1),
             ),
         )
-    closed = round_closed_by_failure(view, state, a_round())
+    closed = round_closed_by_failure(view, state, a_round(), [RAISED])
     assert (closed.cause, closed.reason) == (FailureCause.PREEMPTION, "lost 1 machine (t-1/1)")
     assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost"), (0, "raised")]
     assert closed.preempted == PreemptedNodes(node_to_ranks={"t-1/1": (1,)})
@@ -121,16 +119,15 @@ def test_a_lost_rank_is_reported_once() -> None:
     state = a_leader_state(
         members=member_statuses(a_member_status(0)),
         disconnected_since={an_agent_id(1): 3.0},
-        rank_failures={1: DIED},
         group_statuses=GONE,
     )
-    closed = round_closed_by_failure(VIEW, state, a_round())
+    closed = round_closed_by_failure(VIEW, state, a_round(), [DIED])
     assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost")]
 
 
 def test_errors_on_nodes_with_a_notice_are_charged_to_preemption() -> None:
     view = replace(VIEW, notices={an_agent_id(1): a_notice()})
-    closed = round_closed_by_failure(view, a_leader_state(rank_failures={1: DIED}), a_round())
+    closed = round_closed_by_failure(view, a_leader_state(), a_round(), [DIED])
     assert closed.cause is FailureCause.PREEMPTION
     assert closed.reason == "lost 1 machine (t-1/1) after a preemption notice"
     assert closed.preempted == PreemptedNodes(node_to_ranks={"t-1/1": (1,)})
@@ -138,9 +135,7 @@ def test_errors_on_nodes_with_a_notice_are_charged_to_preemption() -> None:
 
 def test_a_death_on_a_node_with_a_notice_takes_precedence() -> None:
     view = replace(VIEW, notices={an_agent_id(1): a_notice(deadline_ms=77)})
-    closed = round_closed_by_failure(
-        view, a_leader_state(rank_failures={0: RAISED, 1: DIED}), a_round()
-    )
+    closed = round_closed_by_failure(view, a_leader_state(), a_round(), [RAISED, DIED])
     assert (closed.cause, closed.preempted) == (
         FailureCause.PREEMPTION,
         PreemptedNodes(node_to_ranks={"t-1/1": (1,)}, deadline_ms=77),
@@ -150,8 +145,8 @@ def test_a_death_on_a_node_with_a_notice_takes_precedence() -> None:
 @pytest.mark.parametrize("ranks", [(0,), (0, 1)])
 def test_a_notice_does_not_excuse_errors_of_other_nodes(ranks: tuple[int, ...]) -> None:
     view = replace(VIEW, notices={an_agent_id(1): a_notice()})
-    raised = {rank: replace(RAISED, rank=rank) for rank in ranks}
-    closed = round_closed_by_failure(view, a_leader_state(rank_failures=raised), a_round())
+    raised = [replace(RAISED, rank=rank) for rank in ranks]
+    closed = round_closed_by_failure(view, a_leader_state(), a_round(), raised)
     assert (closed.cause, closed.preempted) == (FailureCause.WORKER, None)
 
 
@@ -166,10 +161,8 @@ def test_the_earliest_deadline_is_recorded() -> None:
 
 
 def test_a_broken_connection_of_a_returned_agent_is_network() -> None:
-    state = a_leader_state(
-        disconnected_in_round=frozenset({an_agent_id(1)}), rank_failures={0: RAISED}
-    )
-    closed = round_closed_by_failure(VIEW, state, a_round())
+    state = a_leader_state(disconnected_in_round=frozenset({an_agent_id(1)}))
+    closed = round_closed_by_failure(VIEW, state, a_round(), [RAISED])
     assert (closed.cause, closed.reason) == (FailureCause.NETWORK, "the connection to t-1/1 broke")
     assert closed.failures == (RAISED,)
 
@@ -180,11 +173,10 @@ def test_a_broken_connection_without_a_report_is_network(seen: float) -> None:
         members=member_statuses(a_member_status(0)),
         disconnected_since={an_agent_id(1): 3.0},
         disconnected_in_round=frozenset({an_agent_id(1)}),
-        rank_failures={0: RAISED},
         group_statuses={TOKEN: a_group_status()},
         status_as_of={TOKEN: seen},
     )
-    closed = round_closed_by_failure(VIEW, state, a_round())
+    closed = round_closed_by_failure(VIEW, state, a_round(), [RAISED])
     assert (closed.cause, closed.reason) == (FailureCause.NETWORK, "the connection to t-1/1 broke")
     assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost"), (0, "raised")]
 
@@ -194,8 +186,9 @@ def test_a_running_machine_without_an_agent_is_platform() -> None:
     view = replace(VIEW, lost_agents=lost, platform_outages=lost)
     closed = round_closed_by_failure(
         view,
-        a_leader_state(members=member_statuses(a_member_status(0)), rank_failures={0: RAISED}),
+        a_leader_state(members=member_statuses(a_member_status(0))),
         a_round(),
+        [RAISED],
     )
     assert (closed.cause, closed.reason) == (
         FailureCause.PLATFORM,
@@ -327,8 +320,7 @@ def test_only_errors_marked_as_not_retryable_are_permanent(
 def test_a_setup_failure_is_charged_to_its_diagnosed_cause(
     failures: list[RankFailure], blame: FailureCause, why: str
 ) -> None:
-    state = a_leader_state(rank_failures={one.rank: one for one in failures})
-    closed = round_closed_by_failure(VIEW, state, a_round())
+    closed = round_closed_by_failure(VIEW, a_leader_state(), a_round(), failures)
     assert (closed.cause, closed.reason) == (blame, why)
 
 

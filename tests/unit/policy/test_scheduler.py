@@ -24,8 +24,18 @@ from spotfit.model.events import (
     RoundOpened,
 )
 from spotfit.model.group import NodeState
-from spotfit.model.leader_state import LeaderState, UserCodeError
+from spotfit.model.leader_state import (
+    Failing,
+    LeaderState,
+    NoRound,
+    Returned,
+    RoundCommit,
+    RoundPhase,
+    Training,
+    UserCodeError,
+)
 from spotfit.model.spec import FailureLimits, RetentionConfig, RunTiming
+from spotfit.model.topology import Round
 from spotfit.model.view import View
 from spotfit.policy.actions import (
     AppendEvent,
@@ -47,8 +57,10 @@ from spotfit.testing.builders import (
     a_member,
     a_member_status,
     a_notice,
+    a_returned,
     a_round,
     a_spec,
+    a_training,
     a_view,
     an_agent_id,
     an_uploaded_checkpoint,
@@ -62,6 +74,9 @@ OPEN = a_view(spec=SPEC, round=a_round())
 BUSY = member_statuses(a_member_status(0, running_round=1), a_member_status(1, running_round=1))
 RAISED = RankFailure(rank=0, kind="raised", message="ValueError: no")
 PENDING = {TOKEN: a_group(), OTHER: a_group(token=OTHER, nodes=1, handle=None)}
+
+
+FAILED = Failing(round=a_round(), since=NOW - 9, rank_failures={0: RAISED})
 
 
 def event_of(view: View, state: LeaderState, now: float = NOW) -> Any:
@@ -102,7 +117,7 @@ def test_with_all_members_a_round_is_opened() -> None:
 
 
 def test_no_round_opens_before_the_bucket_was_searched() -> None:
-    wait = wait_of(a_view(), a_leader_state(bucket_searched=False))
+    wait = wait_of(a_view(), a_leader_state(phase=NoRound(bucket_searched=False)))
     assert wait.reason == "searching the bucket for complete checkpoints"
 
 
@@ -110,7 +125,7 @@ def test_no_round_opens_before_pending_uploads() -> None:
     closed = a_view(last_round=a_round(3))
     carrying = member_statuses(a_member_status(0), a_member_status(1, uploading_round=3))
     state = a_leader_state(
-        bucket_searched=False, members=carrying, phase_changed_at=NOW, uncommitted_work_s=20.0
+        phase=NoRound(since=NOW, bucket_searched=False, uncommitted_work_s=20.0), members=carrying
     )
     action = next_action(closed, state, NOW)
     assert isinstance(action, Wait)
@@ -127,7 +142,9 @@ def test_a_failed_run_ends_after_its_last_checkpoints() -> None:
     view = a_view(
         last_round=a_round(3), last_round_closed=failed, failure_counts={FailureCause.WORKER: 1}
     )
-    assert isinstance(next_action(view, a_leader_state(bucket_searched=False), NOW), Wait)
+    assert isinstance(
+        next_action(view, a_leader_state(phase=NoRound(bucket_searched=False)), NOW), Wait
+    )
     event_of = next_action(view, a_leader_state(), NOW)
     assert isinstance(event_of, AppendEvent)
     assert isinstance(event_of.event, FitEnded)
@@ -155,7 +172,7 @@ def test_a_leaving_leader_hands_over_between_rounds() -> None:
         reason="the previous leader's node has a preemption notice",
     )
     in_round = replace(decide_replacement, round=a_round(members=[a_member(0), a_member(1)]))
-    within = a_leader_state(members=three, leading_since=NOW)
+    within = a_leader_state(members=three, leading_since=NOW, phase=a_training())
     assert isinstance(next_action(in_round, within, NOW), Wait), "not within one"
 
 
@@ -216,7 +233,7 @@ def test_repeated_boot_failures_end_the_run() -> None:
 
 
 def test_without_work_it_waits() -> None:
-    wait = wait_of(OPEN, a_leader_state(members=BUSY))
+    wait = wait_of(OPEN, a_leader_state(members=BUSY, phase=a_training()))
     assert (wait.until, wait.reason) == (NOW + 30.0, "nothing to do")
 
 
@@ -245,8 +262,7 @@ def test_a_failing_round_commits_before_it_closes() -> None:
     state = a_leader_state(
         members=BUSY,
         ready_checkpoints=(an_uploaded_checkpoint(),),
-        rank_failures={0: RAISED},
-        failing_since=NOW - 9,
+        phase=FAILED,
     )
     assert isinstance(event_of(OPEN, state), CheckpointCommitted)
     closed = event_of(OPEN, replace(state, ready_checkpoints=()))
@@ -255,12 +271,12 @@ def test_a_failing_round_commits_before_it_closes() -> None:
 
 
 def test_only_the_leader_that_opened_a_round_records_its_duration() -> None:
-    opener = a_leader_state(members=BUSY, leading_since=100.0, phase_changed_at=400.0)
+    opener = a_leader_state(members=BUSY, phase=a_training(since=400.0))
     committed = event_of(OPEN, replace(opener, ready_checkpoints=(an_uploaded_checkpoint(),)))
     assert committed.round_age_s == 600.0
-    failed = replace(opener, rank_failures={0: RAISED}, failing_since=NOW - 9)
+    failed = replace(opener, phase=replace(FAILED, opened_at=400.0))
     assert event_of(OPEN, failed).duration_s == 600.0
-    successor = replace(failed, leading_since=400.0)
+    successor = replace(failed, phase=FAILED)
     assert event_of(OPEN, successor).duration_s is None
     late = an_uploaded_checkpoint("c7", round=0)
     assert event_of(OPEN, replace(opener, ready_checkpoints=(late,))).round_age_s is None, (
@@ -269,48 +285,47 @@ def test_only_the_leader_that_opened_a_round_records_its_duration() -> None:
 
 
 def test_a_failure_waits_for_its_root_cause() -> None:
-    state = a_leader_state(
-        members=BUSY, rank_failures={0: RAISED}, failing_since=NOW, workers_stopped=False
-    )
+    state = a_leader_state(members=BUSY, phase=replace(FAILED, since=NOW, workers_stopped=False))
     wait = wait_of(OPEN, state, NOW + 0.02)
     assert wait.until == pytest.approx(NOW + 0.03)
     assert isinstance(event_of(OPEN, state, NOW + 0.04), RoundClosed)
-    assert isinstance(event_of(OPEN, replace(state, workers_stopped=True), NOW), RoundClosed), (
-        "all workers have stopped"
-    )
+    stopped = replace(state, phase=replace(FAILED, since=NOW))
+    assert isinstance(event_of(OPEN, stopped, NOW), RoundClosed), "all workers have stopped"
 
 
 def test_a_run_finishes_once_all_ranks_returned_and_reports_are_delivered() -> None:
-    done = a_leader_state(
-        returned_ranks=frozenset({0, 1}), latest_metrics={"loss": 0.5}, result_key="r"
-    )
+    done = a_leader_state(phase=a_returned(), latest_metrics={"loss": 0.5})
     assert event_of(OPEN, done) == FitEnded(
         outcome="finished", metrics={"loss": 0.5}, result_key="r"
     )
-    lost = replace(done, last_save_error="rank 0: the bucket is gone")
+    lost = replace(done, phase=a_returned(last_save_error="rank 0: the bucket is gone"))
     assert event_of(OPEN, lost).last_save_error == "rank 0: the bucket is gone"
     assert (
         wait_of(OPEN, replace(done, reports_delivered=False)).reason
         == "delivering the last reports to the callbacks"
     )
-    assert wait_of(OPEN, replace(done, returned_ranks=frozenset({0}))).reason == "nothing to do"
+    assert (
+        wait_of(OPEN, replace(done, phase=a_training(running_ranks={0, 1}))).reason
+        == "nothing to do"
+    )
 
 
 def test_returned_workers_have_limited_time_to_exit() -> None:
     decide_replacement = a_leader_state(
-        members=BUSY, returned_ranks=frozenset({0, 1}), workers_stopped=False, returned_at=NOW
+        members=BUSY, phase=a_returned(since=NOW, workers_stopped=False)
     )
     assert isinstance(next_action(OPEN, decide_replacement, NOW), Wait)
     assert isinstance(event_of(OPEN, decide_replacement, NOW + 45.0), FitEnded)
-    assert isinstance(event_of(OPEN, replace(decide_replacement, workers_stopped=True)), FitEnded)
+    assert isinstance(
+        event_of(OPEN, replace(decide_replacement, phase=a_returned(since=NOW))), FitEnded
+    )
 
 
 def test_after_all_ranks_returned_a_lost_node_changes_nothing() -> None:
     state = a_leader_state(
         members=member_statuses(a_member_status(0)),
-        returned_ranks=frozenset({0, 1}),
+        phase=a_returned(),
         disconnected_since={an_agent_id(1): NOW},
-        failing_since=NOW,
     )
     event = event_of(OPEN, state)
     assert isinstance(event, FitEnded)
@@ -320,9 +335,8 @@ def test_after_all_ranks_returned_a_lost_node_changes_nothing() -> None:
 def test_a_lost_node_closes_the_round_although_others_returned() -> None:
     state = a_leader_state(
         members=member_statuses(a_member_status(0)),
-        returned_ranks=frozenset({0}),
+        phase=Failing(round=a_round(), since=0.0),
         disconnected_since={an_agent_id(1): 0.0},
-        failing_since=0.0,
     )
     event = event_of(OPEN, state)
     assert isinstance(event, RoundClosed)
@@ -337,7 +351,7 @@ def test_with_a_disconnected_agent_the_backends_report_is_awaited() -> None:
     missing = a_leader_state(
         members=member_statuses(a_member_status(0)),
         disconnected_since={an_agent_id(1): NOW},
-        failing_since=NOW,
+        phase=Failing(round=a_round(), since=NOW),
     )
     assert wait_of(OPEN, missing).until == NOW + SPEC.timing.failure_settle_s
     runs = replace(missing, group_statuses={TOKEN: a_group_status()}, status_as_of={TOKEN: NOW})
@@ -354,9 +368,10 @@ def test_a_missing_former_leader_is_polled() -> None:
         reason="",
         lost_leader=an_agent_id(7),
     )
-    assert wait_of(replace(OPEN, leader=led), a_leader_state(members=BUSY)).until == NOW + 1.0
+    busy = a_leader_state(members=BUSY, phase=a_training())
+    assert wait_of(replace(OPEN, leader=led), busy).until == NOW + 1.0
     given_up = replace(OPEN, leader=led, lost_agents=frozenset({an_agent_id(7)}))
-    assert wait_of(given_up, a_leader_state(members=BUSY)).until > NOW + 1.0
+    assert wait_of(given_up, busy).until > NOW + 1.0
 
 
 UNABLE = RankFailure(
@@ -376,7 +391,8 @@ def test_a_permanent_node_failure_ends_the_run_between_rounds() -> None:
         FailureCause.WORKER,
         (UNABLE,),
     )
-    assert not isinstance(next_action(OPEN, there, NOW), AppendEvent), "not during an open round"
+    training = replace(there, phase=a_training())
+    assert not isinstance(next_action(OPEN, training, NOW), AppendEvent), "not during a round"
     lost = replace(forming, lost_agents=frozenset({an_agent_id(1)}))
     assert not isinstance(next_action(lost, there, NOW), AppendEvent), "not from a lost node"
 
@@ -412,7 +428,7 @@ def test_a_pending_submit_delays_neither_commits_nor_round_ends() -> None:
     request = replace(OPEN, groups=PENDING)
     ready = a_leader_state(members=BUSY, ready_checkpoints=(an_uploaded_checkpoint(),))
     assert isinstance(event_of(request, ready), CheckpointCommitted)
-    failed = a_leader_state(members=BUSY, rank_failures={0: RAISED}, failing_since=NOW - 9)
+    failed = a_leader_state(members=BUSY, phase=FAILED)
     assert isinstance(event_of(request, failed), RoundClosed)
     with_notice = a_leader_state(
         members=member_statuses(a_member_status(0), a_member_status(1, notice=a_notice()))
@@ -446,9 +462,8 @@ def test_disconnected_agents_are_polled() -> None:
 
 def test_a_group_without_machines_is_released() -> None:
     groups = {TOKEN: a_group(), OTHER: a_group(token=OTHER, nodes=1, lost_nodes=frozenset({0}))}
-    assert next_action(
-        a_view(round=a_round(), groups=groups), a_leader_state(), NOW
-    ) == ReleaseGroups(OTHER)
+    view, state = a_view(round=a_round(), groups=groups), a_leader_state(phase=a_training())
+    assert next_action(view, state, NOW) == ReleaseGroups(OTHER)
 
 
 def test_checkpoints_are_dropped_after_more_urgent_actions() -> None:
@@ -468,7 +483,7 @@ def test_checkpoints_are_dropped_before_the_end() -> None:
         spec=a_spec(retention=RetentionConfig(num_to_keep=1)),
         checkpoints=(a_committed_checkpoint("c1"), a_committed_checkpoint("c2")),
     )
-    done = a_leader_state(returned_ranks=frozenset({0, 1}))
+    done = a_leader_state(phase=a_returned())
     assert isinstance(event_of(retained, done), CheckpointDropped)
     after = replace(
         retained, checkpoints=(a_committed_checkpoint("c2"),), dropped_checkpoints=frozenset({"c1"})
@@ -577,12 +592,14 @@ BOTH_CAME = {(TOKEN, 0): an_agent_id(0), (TOKEN, 1): an_agent_id(1)}
 
 
 def test_machines_get_time_to_exit_by_themselves() -> None:
-    wait = wait_of(DONE, a_leader_state(phase_changed_at=NOW))
+    wait = wait_of(DONE, a_leader_state(phase=NoRound(since=NOW)))
     assert (wait.until, wait.reason) == (NOW + 1.0, "machines are shutting down")
 
 
 def test_the_leaders_group_ends_with_it_if_machines_terminate_themselves() -> None:
-    state = a_leader_state(members=MINE_ONLY, phase_changed_at=NOW, last_agent_by_node=BOTH_CAME)
+    state = a_leader_state(
+        members=MINE_ONLY, phase=NoRound(since=NOW), last_agent_by_node=BOTH_CAME
+    )
     assert event_of(DONE, state) == GroupsReleased(token=TOKEN)
     let_go = replace(DONE, groups={TOKEN: a_group(is_released=True)})
     assert next_action(let_go, state, NOW) == Idle()
@@ -590,7 +607,7 @@ def test_the_leaders_group_ends_with_it_if_machines_terminate_themselves() -> No
 
 def test_a_group_with_a_machine_that_never_joined_is_released() -> None:
     state = a_leader_state(
-        members=MINE_ONLY, phase_changed_at=NOW, last_agent_by_node={(TOKEN, 0): an_agent_id(0)}
+        members=MINE_ONLY, phase=NoRound(since=NOW), last_agent_by_node={(TOKEN, 0): an_agent_id(0)}
     )
     assert next_action(DONE, state, NOW) == ReleaseGroups(TOKEN), "it may still boot and cost money"
     status = a_group_status(NodeState.RUNNING, NodeState.GONE)
@@ -603,7 +620,7 @@ def test_otherwise_the_leaders_group_is_released_last() -> None:
     view = replace(DONE, groups={TOKEN: a_group(), OTHER: a_group(token=OTHER, nodes=1)})
     state = a_leader_state(
         members=MINE_ONLY,
-        phase_changed_at=NOW,
+        phase=NoRound(since=NOW),
         releases_on_agent_exit=False,
         last_agent_by_node=BOTH_CAME,
     )
@@ -615,7 +632,7 @@ def test_other_groups_are_released_first() -> None:
     spare = a_group(token=OTHER, nodes=1)
     view = replace(DONE, groups={TOKEN: a_group(), OTHER: spare})
     assert next_action(
-        view, a_leader_state(members=MINE_ONLY, phase_changed_at=NOW), NOW
+        view, a_leader_state(members=MINE_ONLY, phase=NoRound(since=NOW)), NOW
     ) == ReleaseGroups(OTHER)
 
 
@@ -624,18 +641,18 @@ def test_a_machine_that_does_not_exit_is_released() -> None:
         a_member_status(0), a_member_status(5, member=a_member(5, token=OTHER, node=0))
     )
     view = replace(DONE, groups={OTHER: a_group(token=OTHER, nodes=1)})
-    state = a_leader_state(members=stays, phase_changed_at=NOW)
+    state = a_leader_state(members=stays, phase=NoRound(since=NOW))
     assert isinstance(next_action(view, state, NOW + 14), Wait)
     assert next_action(view, state, NOW + 15) == ReleaseGroups(OTHER)
 
 
 def test_a_planned_group_is_submitted_after_the_end() -> None:
     view = replace(DONE, groups=PENDING)
-    assert next_action(view, a_leader_state(phase_changed_at=NOW), NOW) == SubmitGroup(OTHER)
+    assert next_action(view, a_leader_state(phase=NoRound(since=NOW)), NOW) == SubmitGroup(OTHER)
 
 
 def test_a_headless_leader_releases_all_groups() -> None:
-    headless = a_leader_state(is_headless=True, members={}, phase_changed_at=NOW)
+    headless = a_leader_state(is_headless=True, members={}, phase=NoRound(since=NOW))
     assert next_action(DONE, headless, NOW) == ReleaseGroups(TOKEN)
     assert next_action(replace(DONE, groups={}), headless, NOW) == Idle()
 
@@ -739,13 +756,51 @@ def views(draw: st.DrawFn) -> View:
     )
 
 
+def phases(round_: Round | None) -> st.SearchStrategy[RoundPhase]:
+    if round_ is None:
+        return st.builds(NoRound, since=TIMES, bucket_searched=st.booleans())
+    same = st.just(round_)
+    return (
+        st.builds(
+            Training,
+            round=same,
+            since=TIMES,
+            running_ranks=st.frozensets(st.integers(0, 1)),
+            last_commit=st.none() | st.builds(RoundCommit, committed_at=TIMES),
+        )
+        | st.builds(
+            Failing,
+            round=same,
+            since=TIMES,
+            opened_at=st.none() | TIMES,
+            rank_failures=FAILURES,
+            workers_stopped=st.booleans(),
+        )
+        | st.builds(
+            Returned,
+            round=same,
+            since=TIMES,
+            opened_at=TIMES,
+            result_key=st.just("r"),
+            workers_stopped=st.booleans(),
+        )
+    )
+
+
 @st.composite
-def leader_states(draw: st.DrawFn) -> LeaderState:
+def situations(draw: st.DrawFn) -> tuple[View, LeaderState]:
+    view = draw(views())
+    return view, draw(leader_states(view))
+
+
+@st.composite
+def leader_states(draw: st.DrawFn, view: View) -> LeaderState:
+    is_headless = draw(st.booleans())
     connected = draw(st.sets(st.integers(0, 3)))
     notice = draw(st.none() | st.just(a_notice()))
     return LeaderState(
         agent_id=an_agent_id(0),
-        is_headless=draw(st.booleans()),
+        is_headless=is_headless,
         releases_on_agent_exit=draw(st.booleans()),
         leading_since=draw(TIMES),
         members=member_statuses(
@@ -757,17 +812,13 @@ def leader_states(draw: st.DrawFn) -> LeaderState:
         disconnected_since=draw(st.dictionaries(AGENTS, TIMES, max_size=2)),
         disconnected_in_round=draw(st.frozensets(AGENTS, max_size=1)),
         last_agent_by_node=draw(st.sampled_from([{}, {(TOKEN, 0): an_agent_id(0)}, BOTH_CAME])),
-        workers_stopped=draw(st.booleans()),
-        returned_ranks=draw(st.frozensets(st.integers(0, 1))),
-        rank_failures=draw(FAILURES),
-        failing_since=draw(st.none() | TIMES),
+        phase=draw(phases(None if is_headless else view.round)),
         reports_delivered=draw(st.booleans()),
         user_code_error=draw(
             st.none()
             | st.just(UserCodeError(reason="a callback raised", traceback_text="Traceback"))
         ),
         ready_checkpoints=draw(st.sampled_from([(), (an_uploaded_checkpoint(),)])),
-        bucket_searched=draw(st.booleans()),
         group_statuses=draw(
             st.dictionaries(
                 st.just(TOKEN), st.sampled_from([a_group_status(), a_group_status(NodeState.GONE)])
@@ -775,13 +826,14 @@ def leader_states(draw: st.DrawFn) -> LeaderState:
         ),
         granted_at=draw(st.dictionaries(st.just(TOKEN), TIMES)),
         refused_at=draw(st.none() | TIMES),
-        phase_changed_at=draw(TIMES),
-        committed_at=draw(st.none() | TIMES),
     )
 
 
-@given(views(), leader_states(), TIMES)
-def test_next_action_is_total_and_deterministic(view: View, state: LeaderState, now: float) -> None:
+@given(situations(), TIMES)
+def test_next_action_is_total_and_deterministic(
+    situation: tuple[View, LeaderState], now: float
+) -> None:
+    view, state = situation
     action: LeaderAction = next_action(view, state, now)
     assert action == next_action(view, state, now)
     if isinstance(action, Wait):
@@ -789,8 +841,11 @@ def test_next_action_is_total_and_deterministic(view: View, state: LeaderState, 
         assert action.reason
 
 
-@given(views(), leader_states(), TIMES)
-def test_actions_are_consistent_with_the_view(view: View, state: LeaderState, now: float) -> None:
+@given(situations(), TIMES)
+def test_actions_are_consistent_with_the_view(
+    situation: tuple[View, LeaderState], now: float
+) -> None:
+    view, state = situation
     match next_action(view, state, now):
         case SubmitGroup(token=token):
             assert view.groups[token].is_pending

@@ -20,7 +20,7 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.group import NodeState
-from spotfit.model.leader_state import LeaderState, MemberStatus, ValidationReported
+from spotfit.model.leader_state import LeaderState, MemberStatus, NoRound, ValidationReported
 from spotfit.model.spec import RetentionConfig, RunTiming, ValidationSpec
 from spotfit.model.view import View
 from spotfit.policy.actions import AppendEvent, LeaderAction, ReleaseGroups, RequestMachines, Wait
@@ -34,6 +34,7 @@ from spotfit.testing.builders import (
     a_member,
     a_member_status,
     a_notice,
+    a_returned,
     a_round,
     a_spec,
     a_view,
@@ -90,7 +91,7 @@ def at_work(*more: MemberStatus, **fields: Any) -> LeaderState:
         a_member_status(0, running_round=1), a_member_status(1, running_round=1), *more
     )
     return a_leader_state(
-        **{"members": busy, "validation_changed_at": NOW, "phase_changed_at": NOW, **fields}
+        **{"members": busy, "validation_changed_at": NOW, "phase": NoRound(since=NOW), **fields}
     )
 
 
@@ -445,7 +446,7 @@ def test_leadership_moves_to_a_worker_node() -> None:
 
 
 def test_the_fit_ends_after_the_last_validation() -> None:
-    returned = at_work(returned_ranks={0, 1}, latest_metrics=ENDED.metrics, result_key="r")
+    returned = at_work(phase=a_returned(), latest_metrics=ENDED.metrics)
     assert done(
         a_run(groups=BOTH, current_validation=started(), current_validation_tries=1), returned
     ) == AppendEvent(TrainingEnded(fit_end=ENDED))
@@ -454,7 +455,9 @@ def test_the_fit_ends_after_the_last_validation() -> None:
 
 
 def test_remaining_validations_run_on_the_workers_nodes() -> None:
-    action = done(after_training(), a_leader_state(validation_changed_at=NOW, phase_changed_at=NOW))
+    action = done(
+        after_training(), a_leader_state(validation_changed_at=NOW, phase=NoRound(since=NOW))
+    )
     assert action == AppendEvent(
         ValidationStarted(
             checkpoint_name="c1",
@@ -473,7 +476,7 @@ def test_a_pending_machine_is_not_awaited_after_the_training() -> None:
         groups=BOTH, current_validation=started(an_agent_id(0), TOKEN), current_validation_tries=1
     )
     assert done(
-        running, a_leader_state(validation_changed_at=NOW, phase_changed_at=NOW)
+        running, a_leader_state(validation_changed_at=NOW, phase=NoRound(since=NOW))
     ) == ReleaseGroups(OWN)
 
 
@@ -482,7 +485,7 @@ def test_leadership_moves_to_the_validator_and_workers_are_released() -> None:
         groups=BOTH, current_validation=started(), current_validation_tries=1, epoch=1
     )
     both = member_statuses(a_member_status(0), validator())
-    state = a_leader_state(members=both, validation_changed_at=NOW, phase_changed_at=NOW)
+    state = a_leader_state(members=both, validation_changed_at=NOW, phase=NoRound(since=NOW))
     assert done(running, state) == AppendEvent(
         LeaderElected(
             leader=V,
@@ -524,7 +527,7 @@ def test_the_validating_machine_is_kept_until_the_result() -> None:
     state = a_leader_state(
         members=member_statuses(a_member_status(0), b0),
         validation_changed_at=NOW,
-        phase_changed_at=NOW - 100.0,
+        phase=NoRound(since=NOW - 100.0),
     )
     assert isinstance(done(running, state), Wait)
 

@@ -32,8 +32,9 @@ from spotfit.model.events import (
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, Role
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import NodeAssignment, Round
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.store.transfer import FileRecord
+from spotfit.testing.builders import a_view
 from spotfit_localsim.virtual.invariants import InvariantChecker
 from spotfit_localsim.virtual.sim_snapshots import SimSavedState
 from spotfit_localsim.virtual.sim_store import SimBucket
@@ -343,11 +344,11 @@ def test_entry_after_the_end_is_a_violation() -> None:
         (lambda harness: harness.bucket.remove("a1", keys.entry(0)), "was deleted"),
         (lambda harness: harness.bucket.write("a1", keys.lease(TWO), b"1"), "another writer"),
         (
-            lambda harness: harness.checker.on_entry_applied("a2", 0, b"rumour", View()),
+            lambda harness: harness.checker.on_entry_applied("a2", 0, b"rumour", JournalView()),
             "never written",
         ),
         (
-            lambda harness: harness.checker.on_entry_applied("a2", 99, b"rumour", View()),
+            lambda harness: harness.checker.on_entry_applied("a2", 99, b"rumour", JournalView()),
             "never written",
         ),
         (
@@ -356,7 +357,7 @@ def test_entry_after_the_end_is_a_violation() -> None:
             ),
             "not in the journal",
         ),
-        (lambda harness: photograph(harness, View()), "differs from the reference view"),
+        (lambda harness: photograph(harness, a_view()), "differs from the reference view"),
     ],
 )
 def test_wrong_objects_and_machines_are_reported(
@@ -386,7 +387,9 @@ def photograph(harness: CheckerHarness, view: View) -> None:
 def test_correct_cached_view_is_no_violation() -> None:
     harness = CheckerHarness()
     harness.begin()
-    photograph(harness, harness.checker.views[4])
+    view = harness.checker.views[4]
+    assert isinstance(view, View)
+    photograph(harness, view)
     harness.checker.on_entry_applied(
         "a2", 3, harness.checker.entry_bodies[3], harness.checker.views[4]
     )
