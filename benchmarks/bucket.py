@@ -1,4 +1,4 @@
-"""An S3 server for both sides of a comparison: moto in a process of its own, or another one."""
+"""The S3 server of a benchmark: moto in a separate process, or an existing server."""
 
 import atexit
 import contextlib
@@ -19,10 +19,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 NAME = "bench"
-GIVEN = "SPOTFIT_BENCH_S3"
-"""The variable that names another server than moto; its keys are those of the environment."""
-PATIENCE_S = 60.0
-_FEW = 1000
+SERVER_ENV = "SPOTFIT_BENCH_S3"
+"""Names an existing server to use instead of moto; its keys come from the environment."""
+TIMEOUT_S = 60.0
+_DELETE_BATCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Server:
     key_id: str
     key: str
     certificate: str = ""
-    """The file with its own certificate, where it encrypts and no authority vouches for it."""
+    """Path of a self-signed certificate; empty without TLS."""
 
     @property
     def url(self) -> str:
-        """The bucket, as every side takes it for its storage path."""
-        there = urlsplit(self.address)
-        options = f"endpoint_override={there.netloc}&scheme={there.scheme}&region=us-east-1"
+        """The storage path of the bucket, accepted by all sides."""
+        url = urlsplit(self.address)
+        options = f"endpoint_override={url.netloc}&scheme={url.scheme}&region=us-east-1"
         return f"s3://{NAME}/runs?{options}"
 
     @property
@@ -48,16 +48,16 @@ class Server:
         keys = {"AWS_ACCESS_KEY_ID": self.key_id, "AWS_SECRET_ACCESS_KEY": self.key}
         return keys | ({"SSL_CERT_FILE": self.certificate} if self.certificate else {})
 
-    def empty(self) -> None:
-        """Have the bucket, and nothing in it."""
+    def clear(self) -> None:
+        """Create the bucket if necessary, and delete its objects."""
         client = self._client()
         with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
             client.create_bucket(Bucket=NAME)
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=NAME):
             found = [{"Key": one["Key"]} for one in page.get("Contents", ())]
-            for first in range(0, len(found), _FEW):
-                few = {"Objects": found[first : first + _FEW], "Quiet": True}
-                client.delete_objects(Bucket=NAME, Delete=few)
+            for first in range(0, len(found), _DELETE_BATCH):
+                batch = {"Objects": found[first : first + _DELETE_BATCH], "Quiet": True}
+                client.delete_objects(Bucket=NAME, Delete=batch)
 
     def _client(self) -> Any:
         import boto3
@@ -72,26 +72,26 @@ class Server:
         )
 
 
-def name() -> str:
-    """Which server it is, for whoever reads the figures."""
-    return os.environ.get(GIVEN, "moto")
+def server_name() -> str:
+    """Return the name of the server, for the table of results."""
+    return os.environ.get(SERVER_ENV, "moto")
 
 
 @functools.cache
 def server(*, encrypted: bool = False) -> Server:
     """Run moto in a process that ends with this one, or use the server in `SPOTFIT_BENCH_S3`."""
-    if given := os.environ.get(GIVEN):
+    if address := os.environ.get(SERVER_ENV):
         keys = (os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
-        return Server(given, *keys)
+        return Server(address, *keys)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    certificate, key = _certified() if encrypted else ("", "")
-    program = str(Path(__file__).with_name("one_creator.py"))
+    certificate, key = _self_signed_certificate() if encrypted else ("", "")
+    program = str(Path(__file__).with_name("serialized_moto.py"))
     command = [sys.executable, program, "-H", "127.0.0.1", "-p", str(port)]
     running = subprocess.Popen(
         [*command, "-c", certificate, "-k", key] if encrypted else command,
-        env=os.environ | {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(2**31)},  # no disk is measured
+        env=os.environ | {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(2**31)},  # keep bodies in memory
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -101,21 +101,21 @@ def server(*, encrypted: bool = False) -> Server:
     return Server(f"{scheme}://127.0.0.1:{port}", "bench", "bench", certificate)
 
 
-def _certified() -> tuple[str, str]:
-    """Files with a certificate for this address and its key; they go with this process."""
+def _self_signed_certificate() -> tuple[str, str]:
+    """Write a certificate for loopback and its key to files that are removed at exit."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "bench")])
-    here = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=1))
-        .add_extension(here, critical=False)
+        .add_extension(address, critical=False)
         .sign(key, hashes.SHA256())
     )
     folder = Path(tempfile.mkdtemp())
@@ -126,23 +126,23 @@ def _certified() -> tuple[str, str]:
     return str(folder / "certificate"), str(folder / "key")
 
 
-def narrowed(server: Server, gbit: float) -> Server:
-    """The same to a machine that gets so many gigabits a second from it, all together."""
-    there = urlsplit(server.address)
-    command = [sys.executable, str(Path(__file__).with_name("narrow.py")), there.netloc]
-    wire = subprocess.Popen([*command, "--gbit", str(gbit)], stdout=subprocess.PIPE, text=True)
-    atexit.register(wire.kill)
-    assert wire.stdout is not None
-    return replace(server, address=f"{there.scheme}://127.0.0.1:{int(wire.stdout.readline())}")
+def with_bandwidth_limit(server: Server, gbit: float) -> Server:
+    """Return the server behind a proxy that limits its responses to `gbit` per second."""
+    url = urlsplit(server.address)
+    command = [sys.executable, str(Path(__file__).with_name("bandwidth_proxy.py")), url.netloc]
+    proxy = subprocess.Popen([*command, "--gbit", str(gbit)], stdout=subprocess.PIPE, text=True)
+    atexit.register(proxy.kill)
+    assert proxy.stdout is not None
+    return replace(server, address=f"{url.scheme}://127.0.0.1:{int(proxy.stdout.readline())}")
 
 
 def _wait_for(port: int) -> None:
-    give_up_at = time.time() + PATIENCE_S
+    deadline = time.time() + TIMEOUT_S
     while True:
         try:
             http.client.HTTPConnection("127.0.0.1", port, timeout=1.0).connect()
         except OSError:
-            if time.time() > give_up_at:
+            if time.time() > deadline:
                 raise
             time.sleep(0.1)
         else:

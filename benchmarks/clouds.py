@@ -1,7 +1,7 @@
 """The cost of a preemption on each simulated cloud, and the requests of an undisturbed run.
 
     python benchmarks/clouds.py reclaim           # machines boot for 30 s; notice 60 s before
-    python benchmarks/clouds.py idle              # 16 machines, requests an hour
+    python benchmarks/clouds.py idle              # 16 machines, requests per hour
     python benchmarks/clouds.py reclaim --clouds aws_batch kubernetes
 
 Real client libraries, agents and workers; only the cloud behind its API is simulated.
@@ -37,16 +37,15 @@ from spotfit_localsim.live import network_faults
 BOOT_S, NOTICE_S = 30.0, 60.0
 IDLE_MACHINES = 16
 SETTLE_S, WATCH_S = 20.0, 120.0
-PATIENCE_S = 300.0
-_LOOK_S = 0.05
+TIMEOUT_S = 300.0
+_POLL_INTERVAL_S = 0.05
 
 
-# --- the trainings --------------------------------------------------------------------------------
+# --- training functions ---------------------------------------------------------------------------
 
 
 def steps(config: dict[str, Any]) -> None:
-    """Execute ten steps per second with a barrier, with a checkpoint every tenth; record time and
-    attempt."""
+    """Execute ten steps per second with a barrier, and save every tenth; record the times."""
     import tempfile as temporary
     import uuid
 
@@ -55,12 +54,12 @@ def steps(config: dict[str, Any]) -> None:
     if checkpoint := spotfit.get_checkpoint():
         with checkpoint.as_directory() as directory:
             step = int(Path(directory, "step").read_text())
-    diary = Path(config["diary"], f"{rank}-{attempt}")
-    enough = Path(config["diary"], "enough")
-    while not spotfit.collective.broadcast_from_rank_zero(enough.exists()):
+    step_log = Path(config["step_log"], f"{rank}-{attempt}")
+    stop_file = Path(config["step_log"], "stop")
+    while not spotfit.collective.broadcast_from_rank_zero(stop_file.exists()):
         time.sleep(0.1)
         step += 1
-        with diary.open("a") as lines:
+        with step_log.open("a") as lines:
             lines.write(f"{time.time()}\n")
         with temporary.TemporaryDirectory() as directory:
             Path(directory, "step").write_text(str(step))
@@ -71,62 +70,63 @@ def steps(config: dict[str, Any]) -> None:
             )
 
 
-def rest(config: dict[str, Any]) -> None:
+def report_slowly(config: dict[str, Any]) -> None:
     """Compute for ten seconds, report, and repeat."""
     for step in range(config["reports"]):
         time.sleep(10.0)
         spotfit.report({"step": step})
 
 
-# --- a reclaim ------------------------------------------------------------------------------------
+# --- preemption -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Reclaim:
-    """Seconds, for one preempted machine of two."""
+    """Durations of the preemption of one of two machines."""
 
     cloud: str
     notice: bool
-    until_next_s: float
-    """From the notice, or the loss where there was none, to the first step of the next round."""
-    standstill_s: float
-    """From the last step of the one round to the first of the next."""
+    to_next_round_s: float
+    """From the notice, or from the loss without one, to the first step of the next round."""
+    stopped_s: float
+    """From the last step of the first round to the first step of the second."""
 
 
 def reclaim(cloud: str, *, notice: bool, boot_s: float = BOOT_S) -> Reclaim:
     """Train on two machines and preempt one when both are training."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        simulated(cloud, folder, boot_s=boot_s, notice_s=NOTICE_S) as sim,
+        running_cloud(cloud, folder, boot_s=boot_s, notice_s=NOTICE_S) as sim,
     ):
-        diary = Path(folder, "diary")
-        diary.mkdir()
+        step_log = Path(folder, "step_log")
+        step_log.mkdir()
         handle = spotfit.DataParallelTrainer(
             steps,
-            train_loop_config={"diary": str(diary)},
+            train_loop_config={"step_log": str(step_log)},
             scaling_config=spotfit.ScalingConfig(num_workers=2),
             run_config=spotfit.RunConfig(storage_path=f"{folder}/runs", name="run"),
-            provisioner=address(sim),
+            provisioner=provisioner_url(sim),
         ).submit()
-        until(lambda: len(rounds(diary)) == 1 and len(rounds(diary)[0]) > 30)
-        struck_at = time.time()
+        wait_until(lambda: len(rounds(step_log)) == 1 and len(rounds(step_log)[0]) > 30)
+        reclaimed_at = time.time()
         sim.call_simulator(
-            "reclaim", {"notice": notice, "machine": at_work(sim, f"{folder}/runs/run")}
+            "reclaim",
+            {"notice": notice, "machine": machine_of_last_rank(sim, f"{folder}/runs/run")},
         )
-        until(lambda: len(rounds(diary)) == 2)
-        first, second = rounds(diary)
-        (diary / "enough").touch()
+        wait_until(lambda: len(rounds(step_log)) == 2)
+        first, second = rounds(step_log)
+        (step_log / "stop").touch()
         handle.result()
-    return Reclaim(cloud, notice, second[0] - struck_at, second[0] - first[-1])
+    return Reclaim(cloud, notice, second[0] - reclaimed_at, second[0] - first[-1])
 
 
-def rounds(diary: Path) -> list[list[float]]:
+def rounds(step_log: Path) -> list[list[float]]:
     """Return the times of rank 0's steps by attempt, in order."""
-    told = [path.read_text().split("\n") for path in diary.glob("0-*")]
-    return sorted([float(line) for line in lines if line] for lines in told)
+    step_times = [path.read_text().split("\n") for path in step_log.glob("0-*")]
+    return sorted([float(line) for line in lines if line] for lines in step_times)
 
 
-def at_work(sim: SimProvisioner, url: str) -> int:
+def machine_of_last_rank(sim: SimProvisioner, url: str) -> int:
     """Return the number of the machine of the last rank."""
     round_ = view_of(url).round
     assert round_ is not None
@@ -136,11 +136,11 @@ def at_work(sim: SimProvisioner, url: str) -> int:
     )
 
 
-# --- a rest ---------------------------------------------------------------------------------------
+# --- idle requests --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Rest:
+class IdleRequests:
     """Requests per hour of an undisturbed run."""
 
     cloud: str
@@ -150,38 +150,38 @@ class Rest:
     to_bucket: Mapping[str, float]
 
 
-def idle(cloud: str, *, machines: int = IDLE_MACHINES, watch_s: float = WATCH_S) -> Rest:
+def idle(cloud: str, *, machines: int = IDLE_MACHINES, watch_s: float = WATCH_S) -> IdleRequests:
     """Train on that many machines, and count requests to the cloud and to the bucket."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        a_bucket() as wire,
-        simulated(cloud, folder, observe_s=patience_of(cloud)) as sim,
+        counting_s3_server() as endpoint,
+        running_cloud(cloud, folder, observe_s=observe_interval_of(cloud)) as sim,
     ):
-        run = f"s3://bench/{cloud}?endpoint_url={wire}"
+        run = f"s3://bench/{cloud}?endpoint_url={endpoint}"
         handle = spotfit.DataParallelTrainer(
-            rest,
+            report_slowly,
             train_loop_config={"reports": 10_000},
             scaling_config=spotfit.ScalingConfig(num_workers=machines),
             run_config=spotfit.RunConfig(storage_path=run, name="run"),
-            provisioner=address(sim),
+            provisioner=provisioner_url(sim),
         ).submit()
-        until(lambda: view_of(handle.url).round)
+        wait_until(lambda: view_of(handle.url).round)
         time.sleep(SETTLE_S)
         cloud_before, bucket_before = (
             sim.call_simulator("asked"),
-            network_faults.fetch_request_counts(wire),
+            network_faults.fetch_request_counts(endpoint),
         )
         began = time.time()
         time.sleep(watch_s)
         hours = (time.time() - began) / 3600
         cloud_after, bucket_after = (
             sim.call_simulator("asked"),
-            network_faults.fetch_request_counts(wire),
+            network_faults.fetch_request_counts(endpoint),
         )
         handle.cancel()
         with contextlib.suppress(spotfit.RunCancelledError):
             handle.result()
-    return Rest(
+    return IdleRequests(
         cloud,
         machines,
         sim.options.observe_s,
@@ -191,7 +191,7 @@ def idle(cloud: str, *, machines: int = IDLE_MACHINES, watch_s: float = WATCH_S)
 
 
 @contextlib.contextmanager
-def a_bucket() -> Iterator[str]:
+def counting_s3_server() -> Iterator[str]:
     """Run an S3 server that counts its requests; yields its address."""
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "bench",
@@ -203,29 +203,31 @@ def a_bucket() -> Iterator[str]:
     serving = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert serving.stdout is not None
     try:
-        wire = serving.stdout.readline().strip()
-        boto3.client("s3", endpoint_url=wire, region_name="us-east-1").create_bucket(Bucket="bench")
-        yield wire
+        endpoint = serving.stdout.readline().strip()
+        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(
+            Bucket="bench"
+        )
+        yield endpoint
     finally:
         serving.kill()
         serving.wait()
 
 
-def patience_of(cloud: str) -> float:
+def observe_interval_of(cloud: str) -> float:
     """Return the polling interval of the cloud's provisioner."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        simulated(cloud, folder) as sim,
+        running_cloud(cloud, folder) as sim,
     ):
-        of_the_cloud = sim._cloud_provisioner.traits  # noqa: SLF001  # the simulator's own traits are hastier
-        return of_the_cloud.observe_interval_s
+        traits = sim._cloud_provisioner.traits  # noqa: SLF001  # the traits of the simulator have a shorter interval
+        return traits.observe_interval_s
 
 
-# --- on both --------------------------------------------------------------------------------------
+# --- shared ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def simulated(cloud: str, folder: str, **options: Any) -> Iterator[SimProvisioner]:
+def running_cloud(cloud: str, folder: str, **options: Any) -> Iterator[SimProvisioner]:
     """Run the simulated cloud; all machines are terminated at the end."""
     sim = SimProvisioner.with_options(cloud=cloud, root=f"{folder}/cloud", **options)
     sim.start_simulator()
@@ -235,54 +237,54 @@ def simulated(cloud: str, folder: str, **options: Any) -> Iterator[SimProvisione
         sim.call_simulator("leave", {"machines": True})
 
 
-def address(sim: SimProvisioner) -> str:
+def provisioner_url(sim: SimProvisioner) -> str:
     """Return the provisioner URL for a trainer."""
-    told = sim.options
-    return f"sim://{told.cloud}?root={sim.root}&observe_s={told.observe_s}&notice_s={told.notice_s}"
+    options = sim.options
+    return f"sim://{options.cloud}?root={sim.root}&observe_s={options.observe_s}&notice_s={options.notice_s}"
 
 
 def view_of(url: str) -> JournalView:
     return Journal(open_store(url)).catch_up()
 
 
-def until(look: Callable[[], Any]) -> None:
-    give_up_at = time.time() + PATIENCE_S
-    while not look():
-        if time.time() > give_up_at:
-            raise TimeoutError(f"not within {PATIENCE_S:.0f} s")
-        time.sleep(_LOOK_S)
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.time() + TIMEOUT_S
+    while not condition():
+        if time.time() > deadline:
+            raise TimeoutError(f"not within {TIMEOUT_S:.0f} s")
+        time.sleep(_POLL_INTERVAL_S)
 
 
-def table_of_reclaims(found: Sequence[Reclaim], boot_s: float) -> str:
+def reclaim_table(found: Sequence[Reclaim], boot_s: float) -> str:
     rows = []
     for cloud in dict.fromkeys(one.cloud for one in found):
-        told, untold = (
+        with_notice, without_notice = (
             next(one for one in found if one.cloud == cloud and one.notice is notice)
             for notice in (True, False)
         )
-        after_loss_s = NOTICE_S + untold.until_next_s
+        after_loss_s = NOTICE_S + without_notice.to_next_round_s
         rows.append(
             (
                 cloud,
-                f"{told.until_next_s:.1f} s",
+                f"{with_notice.to_next_round_s:.1f} s",
                 f"{after_loss_s:.1f} s",
-                f"{told.standstill_s:.1f} s",
-                f"{untold.standstill_s:.1f} s",
-                f"{untold.standstill_s - boot_s:.1f} s",
+                f"{with_notice.stopped_s:.1f} s",
+                f"{without_notice.stopped_s:.1f} s",
+                f"{without_notice.stopped_s - boot_s:.1f} s",
             )
         )
     head = (
         "cloud",
         "notice to next round",
-        "if replaced after the loss",
-        "standstill, with notice",
-        "standstill, without",
-        "of it not the boot",
+        "if replaced only after the loss",
+        "training stops, with notice",
+        "training stops, without",
+        "of that not boot time",
     )
     return markdown(head, rows)
 
 
-def table_of_rests(found: Sequence[Rest]) -> str:
+def idle_table(found: Sequence[IdleRequests]) -> str:
     rows = [
         (
             one.cloud,
@@ -292,13 +294,13 @@ def table_of_rests(found: Sequence[Rest]) -> str:
         )
         for one in found
     ]
-    return markdown(("cloud", "looked at every", "cloud requests / h", "bucket requests / h"), rows)
+    return markdown(("cloud", "observed every", "cloud requests / h", "bucket requests / h"), rows)
 
 
-def keep(name: str, found: Sequence[Any], table: str) -> None:
+def write_result(name: str, found: Sequence[Any], table: str) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
-    kept = {"figure": name, "machine": machine(), "found": [asdict(one) for one in found]}
-    (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1))
+    result = {"figure": name, "machine": machine(), "measurements": [asdict(one) for one in found]}
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1))
     (RESULTS / f"{name}.md").write_text(table)
     print(table)
 
@@ -309,17 +311,17 @@ def main() -> None:
     parser.add_argument("--clouds", nargs="+", default=sorted(CLOUDS), choices=sorted(CLOUDS))
     parser.add_argument("--boot-s", type=float, default=BOOT_S)
     parser.add_argument("--machines", type=int, default=IDLE_MACHINES)
-    told = parser.parse_args()
-    if told.what == "reclaim":
+    args = parser.parse_args()
+    if args.what == "reclaim":
         reclaims = [
-            reclaim(cloud, notice=notice, boot_s=told.boot_s)
-            for cloud in told.clouds
+            reclaim(cloud, notice=notice, boot_s=args.boot_s)
+            for cloud in args.clouds
             for notice in (True, False)
         ]
-        keep("cloud_reclaims", reclaims, table_of_reclaims(reclaims, told.boot_s))
+        write_result("cloud_reclaims", reclaims, reclaim_table(reclaims, args.boot_s))
     else:
-        rests = [idle(cloud, machines=told.machines) for cloud in told.clouds]
-        keep("cloud_rests", rests, table_of_rests(rests))
+        idle_requests = [idle(cloud, machines=args.machines) for cloud in args.clouds]
+        write_result("cloud_idle_requests", idle_requests, idle_table(idle_requests))
 
 
 if __name__ == "__main__":

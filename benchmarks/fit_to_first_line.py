@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.measure import Figure, Reading, Rival, main
+from benchmarks.measure import Figure, PeerTarget, Reading, main
 from benchmarks.peers import RAY, RAY_TUNED, TORCHRUN, TORCHRUN_TUNED, Setting
 from benchmarks.run_once import Job, Run
 
@@ -25,7 +25,7 @@ def read(run: Run) -> Reading | None:
     step = run.events.when_all("first_step", WORKERS)
     if line is None or step is None:
         return None
-    ready = all(e.facts["torch"] and e.facts["group"] for e in run.events.named("first_line"))
+    ready = all(e.fields["torch"] and e.fields["group"] for e in run.events.named("first_line"))
     return Reading(
         line - run.started,
         run.started,
@@ -45,11 +45,11 @@ FIGURE = Figure(
     unit="s",
     job=job,
     read=read,
-    rivals=(
-        Rival(TORCHRUN_TUNED, asked=2.5),
-        Rival(TORCHRUN, asked=2.5),
-        Rival(RAY_TUNED, asked=8.0),
-        Rival(RAY, asked=8.0),
+    peer_targets=(
+        PeerTarget(TORCHRUN_TUNED, target=2.5),
+        PeerTarget(TORCHRUN, target=2.5),
+        PeerTarget(RAY_TUNED, target=8.0),
+        PeerTarget(RAY, target=8.0),
     ),
     limit_s=120.0,
     also=(("first_step_s", "to the end of the first step (s)"),),

@@ -1,7 +1,7 @@
 """Goodput on recorded spot markets: spotfit, bounds, and other save intervals.
 
-The upper bound knows when each group ends. The best intervals by age know the lifetimes of the
-groups of this very recording, but not when one ends.
+The upper bound is computed with knowledge of the end of each group. The best intervals by age are
+fitted to the lifetimes in the same recording, without knowledge of individual ends.
 
     python benchmarks/goodput.py                        # the recordings in this repository
     python benchmarks/goodput.py --traces FOLDER        # additional recordings
@@ -37,16 +37,29 @@ from spotfit_localsim.virtual.goodput import (
     oracle_goodput,
 )
 
-SHIPPED = Path(__file__).resolve().parent / "traces"
+BUNDLED_TRACES = Path(__file__).resolve().parent / "traces"
 NOTICE_S = {"gcp": 30.0, "aws": 120.0}
-FIXED_S = (60.0, 90.0, 135.0, 200.0, 300.0, 450.0, 600.0, 1000.0, 1500.0, 2300.0, 3600.0, 7800.0)
-HONOURED = 0.9
-FEWEST_LIVES = 10
-"""Of fewer, one reclaim more or less decides which interval was best."""
-AT_MOST = {False: 6.0, True: 2.0}
-"""Points below the clairvoyant, without and with notice."""
-NO_WORSE = 0.5
-"""Points below the best interval, found afterwards."""
+FIXED_INTERVALS_S = (
+    60.0,
+    90.0,
+    135.0,
+    200.0,
+    300.0,
+    450.0,
+    600.0,
+    1000.0,
+    1500.0,
+    2300.0,
+    3600.0,
+    7800.0,
+)
+NOTICED_FRACTION = 0.9
+MIN_GROUPS = 10
+"""With fewer groups a single preemption decides which interval is best."""
+MAX_REGRET = {False: 6.0, True: 2.0}
+"""Largest accepted distance from the upper bound, in points, without and with notice."""
+MAX_BEHIND_FIXED = 0.5
+"""Largest accepted distance from the best fixed interval, in points."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +68,22 @@ class Row:
 
     trace: str
     notice: bool
-    lives: int
-    life_s: float
+    groups: int
+    mean_lifetime_s: float
     bound: float
     ours: float
-    least: float
-    """Of the seeds, the one that went worst for ours."""
+    worst_seed: float
+    """The lowest goodput of spotfit over the seeds."""
     fixed: Mapping[float, float]
-    """By interval."""
+    """Goodput by interval in seconds."""
     by_age: float
-    """With the interval for each age that turned out best for this very recording."""
+    """Goodput with the intervals by age that are best for this recording."""
     ages_s: tuple[float, ...]
-    """Those intervals, by the brackets of `BRACKETS_S`."""
+    """Those intervals, by the buckets of `AGE_BUCKET_EDGES_S`."""
 
     @property
     def best(self) -> tuple[float, float]:
-        """The interval that would have been best, and its goodput."""
+        """The best fixed interval in hindsight, and its goodput."""
         return max(self.fixed.items(), key=lambda one: one[1])
 
     @property
@@ -78,13 +91,13 @@ class Row:
         return self.bound - self.ours
 
     @property
-    def ahead(self) -> float:
-        """Of the best fixed interval."""
+    def lead_over_fixed(self) -> float:
+        """Points above the best fixed interval."""
         return self.ours - self.best[1]
 
     @property
-    def behind(self) -> float:
-        """Those who knew how long groups live at which age, but not when one ends."""
+    def gap_to_by_age(self) -> float:
+        """Points below the best intervals by age."""
         return self.by_age - self.ours
 
 
@@ -93,59 +106,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--traces", type=Path, action="append", default=[])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--plot", type=Path)
-    given = parser.parse_args(arguments)
-    paths = sorted({path.name: path for path in _recordings([SHIPPED, *given.traces])}.values())
-    rows = [row for path in paths for row in measured(read_trace(path), given.seeds)]
+    args = parser.parse_args(arguments)
+    paths = sorted(
+        {path.name: path for path in _recordings([BUNDLED_TRACES, *args.traces])}.values()
+    )
+    rows = [row for path in paths for row in measured(read_trace(path), args.seeds)]
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "goodput.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
     print(table(rows), verdict(rows), sep="\n")
-    if given.plot is not None:
-        given.plot.write_text(plot(rows))
+    if args.plot is not None:
+        args.plot.write_text(plot(rows))
     return 0
 
 
 def _recordings(folders: Sequence[Path]) -> list[Path]:
-    """Those that count what there was at every look."""
+    """Return the recordings that contain capacities."""
     named = [path for folder in folders for path in folder.glob("*.json")]
     return [path for path in named if path.name.partition("_")[0] in ("gcp", "sp")]
 
 
 def measured(trace: CapacityTrace, seeds: int) -> list[Row]:
-    """Without notice and with it; nothing where too few groups lived and died."""
+    """Return rows without and with notice; none if the recording has too few groups."""
     rows = [_row(trace, seeds, notice=notice) for notice in (False, True)]
     return [row for row in rows if row is not None]
 
 
 def _row(trace: CapacityTrace, seeds: int, *, notice: bool) -> Row | None:
     notice_s = NOTICE_S["gcp" if "gcp" in trace.name else "aws"]
-    setting = GoodputConfig(notice_s=notice_s, noticed_fraction=HONOURED if notice else 0.0)
-    odds = FailureModel(
+    config = GoodputConfig(notice_s=notice_s, noticed_fraction=NOTICED_FRACTION if notice else 0.0)
+    failure_model = FailureModel(
         market_prior=MarketPrior(notice_s=notice_s if notice else 0.0), num_nodes=trace.max_capacity
     )
     histories = [
         group_lifetimes(
             trace,
             trace.max_capacity,
-            noticed_fraction=setting.noticed_fraction,
+            noticed_fraction=config.noticed_fraction,
             stream=SeededStreams(seed).stream(trace.name),
         )
         for seed in range(seeds)
     ]
-    if min(map(len, histories)) < FEWEST_LIVES:
+    if min(map(len, histories)) < MIN_GROUPS:
         return None
-    each = [life.duration_s for history in histories for life in history]
-    ours = [goodput(history, setting, ProductionPolicy(odds)) for history in histories]
-    share = partial(_share, histories, setting)
-    fixed = {apart_s: share(_alike(apart_s)) for apart_s in FIXED_S}
-    ages_s, best = best_by_age(share, max(fixed, key=lambda apart_s: fixed[apart_s]))
+    each = [lifetime.duration_s for history in histories for lifetime in history]
+    ours = [goodput(history, config, ProductionPolicy(failure_model)) for history in histories]
+    share = partial(_share, histories, config)
+    fixed = {interval_s: share(_constant(interval_s)) for interval_s in FIXED_INTERVALS_S}
+    ages_s, best = best_by_age(share, max(fixed, key=lambda interval_s: fixed[interval_s]))
     return Row(
         trace=trace.name,
         notice=notice,
-        lives=len(histories[0]),
-        life_s=sum(each) / len(each),
-        bound=_mean([oracle_goodput(history, setting) for history in histories]),
+        groups=len(histories[0]),
+        mean_lifetime_s=sum(each) / len(each),
+        bound=_mean([oracle_goodput(history, config) for history in histories]),
         ours=_mean(ours),
-        least=100 * min(ours),
+        worst_seed=100 * min(ours),
         fixed=fixed,
         by_age=best,
         ages_s=ages_s,
@@ -155,35 +170,38 @@ def _row(trace: CapacityTrace, seeds: int, *, notice: bool) -> Row | None:
 def best_by_age(
     share: Callable[[tuple[float, ...]], float], first_s: float
 ) -> tuple[tuple[float, ...], float]:
-    """The intervals by age that give the largest share, and that: one after the other is moved to
-    the next of `FIXED_S`, up or down, until none gets better."""
-    chosen = _alike(first_s)
-    best = share(chosen)
+    """Return the intervals by age with the largest goodput, and that goodput.
+
+    Coordinate search: one interval at a time moves to an adjacent one of `FIXED_INTERVALS_S`, until
+    no move improves the goodput.
+    """
+    intervals = _constant(first_s)
+    best = share(intervals)
     while True:
-        tried = {others: share(others) for others in _neighbours(chosen)}
+        tried = {others: share(others) for others in _adjacent_choices(intervals)}
         better = max(tried, key=lambda others: tried[others])
         if tried[better] <= best:
-            return chosen, best
-        chosen, best = better, tried[better]
+            return intervals, best
+        intervals, best = better, tried[better]
 
 
-def _neighbours(chosen: tuple[float, ...]) -> list[tuple[float, ...]]:
+def _adjacent_choices(intervals: tuple[float, ...]) -> list[tuple[float, ...]]:
     return [
-        (*chosen[:n], FIXED_S[at], *chosen[n + 1 :])
-        for n, apart_s in enumerate(chosen)
-        for at in (FIXED_S.index(apart_s) - 1, FIXED_S.index(apart_s) + 1)
-        if 0 <= at < len(FIXED_S)
+        (*intervals[:n], FIXED_INTERVALS_S[at], *intervals[n + 1 :])
+        for n, interval_s in enumerate(intervals)
+        for at in (FIXED_INTERVALS_S.index(interval_s) - 1, FIXED_INTERVALS_S.index(interval_s) + 1)
+        if 0 <= at < len(FIXED_INTERVALS_S)
     ]
 
 
-def _alike(apart_s: float) -> tuple[float, ...]:
-    return (apart_s,) * (len(AGE_BUCKET_EDGES_S) + 1)
+def _constant(interval_s: float) -> tuple[float, ...]:
+    return (interval_s,) * (len(AGE_BUCKET_EDGES_S) + 1)
 
 
 def _share(
-    histories: Sequence[Sequence[GroupLifetime]], setting: GoodputConfig, ages_s: tuple[float, ...]
+    histories: Sequence[Sequence[GroupLifetime]], config: GoodputConfig, ages_s: tuple[float, ...]
 ) -> float:
-    return _mean([goodput(history, setting, interval_by_age(ages_s)) for history in histories])
+    return _mean([goodput(history, config, interval_by_age(ages_s)) for history in histories])
 
 
 def _mean(shares: Sequence[float]) -> float:
@@ -191,13 +209,13 @@ def _mean(shares: Sequence[float]) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A row a recording: first without notice, then with it; in brackets points below the bound."""
+    """One row per recording, without and with notice; in brackets the points below the bound."""
     each = ("ours", "best by age", "best fixed", "every 1h")
     head = (
         "recording",
-        "lives",
-        "mean life",
-        "clairvoyant",
+        "groups",
+        "mean lifetime",
+        "upper bound",
         *each,
         *(f"{n}, notice" for n in each),
     )
@@ -207,24 +225,29 @@ def table(rows: Sequence[Row]) -> str:
 
 def _cells(both: Sequence[Row]) -> tuple[str, ...]:
     first = both[0]
-    about = (first.trace, str(first.lives), format_seconds(first.life_s), f"{first.bound:.1f}")
+    about = (
+        first.trace,
+        str(first.groups),
+        format_seconds(first.mean_lifetime_s),
+        f"{first.bound:.1f}",
+    )
     return about + tuple(cell for row in both for cell in _shares(row))
 
 
 def _shares(row: Row) -> tuple[str, ...]:
-    apart_s, best = row.best
+    interval_s, best = row.best
     return (
         f"**{row.ours:.1f}** ({row.regret:.1f})",
         f"{row.by_age:.1f}",
-        f"{best:.1f} at {apart_s:.0f} s",
+        f"{best:.1f} at {interval_s:.0f} s",
         f"{row.fixed[3600.0]:.1f}",
     )
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """What was asked for, against what came out."""
+    """Compare the results with the targets."""
     return "\n".join(
-        _line([row for row in rows if row.notice is notice], AT_MOST[notice], notice=notice)
+        _line([row for row in rows if row.notice is notice], MAX_REGRET[notice], notice=notice)
         for notice in (False, True)
         if any(row.notice is notice for row in rows)
     )
@@ -233,20 +256,22 @@ def verdict(rows: Sequence[Row]) -> str:
 def _line(rows: Sequence[Row], at_most: float, *, notice: bool) -> str:
     mean = _average(row.regret for row in rows)
     over = [row for row in rows if row.regret > at_most]
-    beyond = [row for row in over if row.bound - row.by_age > at_most]
+    unreachable = [row for row in over if row.bound - row.by_age > at_most]
     worst = max(rows, key=lambda row: row.regret)
-    fixed, by_age = min(row.ahead for row in rows), max(row.behind for row in rows)
+    fixed, by_age = min(row.lead_over_fixed for row in rows), max(row.gap_to_by_age for row in rows)
     name = "With notice" if notice else "Without notice"
+    worst_gap = max(row.ours - row.worst_seed for row in rows)
     return (
-        f"{name}: {mean:.2f} points below the clairvoyant on average "
-        f"({_so(mean <= at_most)}: ≤ {at_most:g}); ahead of each one's best fixed interval "
-        f"{fixed:+.2f} at worst ({_so(fixed >= -NO_WORSE)}: ≥ -{NO_WORSE:g}). "
+        f"{name}: {mean:.2f} points below the upper bound on average "
+        f"({_verdict_word(mean <= at_most)}: ≤ {at_most:g}); at worst {fixed:+.2f} relative to the "
+        f"best fixed interval ({_verdict_word(fixed >= -MAX_BEHIND_FIXED)}: "
+        f"≥ -{MAX_BEHIND_FIXED:g}). "
         f"{len(rows) - len(over)} of {len(rows)} recordings are within {at_most:g}; of the other "
-        f"{len(over)}, {len(beyond)} would not be with the best intervals by age either; "
-        f"{worst.regret:.2f} at worst ({worst.trace}, lost every {format_seconds(worst.life_s)}). "
-        f"Behind the best intervals by age: {_average(row.behind for row in rows):.2f} on average, "
-        f"{by_age:.2f} at worst. No seed is more than "
-        f"{max(row.ours - row.least for row in rows):.2f} below the mean."
+        f"{len(over)}, {len(unreachable)} would not be with the best intervals by age either; "
+        f"{worst.regret:.2f} at worst ({worst.trace}, lost every "
+        f"{format_seconds(worst.mean_lifetime_s)}). Below the best intervals by age: "
+        f"{_average(row.gap_to_by_age for row in rows):.2f} on average, {by_age:.2f} at worst. "
+        f"No seed is more than {worst_gap:.2f} below the mean."
     )
 
 
@@ -254,15 +279,15 @@ def _average(points: Iterable[float]) -> float:
     return statistics.fmean(points)
 
 
-def _so(reached: bool) -> str:  # noqa: FBT001  # the one question it answers
+def _verdict_word(reached: bool) -> str:  # noqa: FBT001  # the only argument
     return "reached" if reached else "missed"
 
 
-# --- the plot --------------------------------------------------------------------------------
+# --- the plot -------------------------------------------------------------------------------------
 
-_LEFT, _WIDTH, _LINE, _LEAST = 330, 520, 15, 70.0
+_LEFT, _WIDTH, _LINE, _MIN_SHARE = 330, 520, 15, 70.0
 _COLOURS = {
-    "clairvoyant": "#999",
+    "upper bound": "#999",
     "best by age": "#7fbf7b",
     "best fixed": "#e08214",
     "every 1h": "#c51b7d",
@@ -271,8 +296,8 @@ _COLOURS = {
 
 
 def plot(rows: Sequence[Row]) -> str:
-    """An SVG: a line a recording, a dot for each who saves."""
-    ordered = sorted(rows, key=lambda row: (row.notice, -row.life_s))
+    """Return an SVG: one line per recording, one dot per policy."""
+    ordered = sorted(rows, key=lambda row: (row.notice, -row.mean_lifetime_s))
     height = 60 + _LINE * len(ordered)
     body = [_legend(), _scale(height), *(_dots(n, row) for n, row in enumerate(ordered))]
     return (
@@ -311,7 +336,7 @@ def _dots(n: int, row: Row) -> str:
 
 
 def _x(share: float) -> str:
-    return f"{_LEFT + _WIDTH * (max(share, _LEAST) - _LEAST) / (100 - _LEAST):.1f}"
+    return f"{_LEFT + _WIDTH * (max(share, _MIN_SHARE) - _MIN_SHARE) / (100 - _MIN_SHARE):.1f}"
 
 
 if __name__ == "__main__":

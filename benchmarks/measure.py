@@ -1,7 +1,7 @@
 """The measurement protocol: pairs in the order A B, B A, A B, …, after a discarded warm-up pair.
 
-Nothing is dropped: a run that hangs or fails counts as the whole limit. A pair with very different
-CPU pressure on its two halves is repeated, and reported as such. The claim is the lower bound of
+No run is dropped: one that hangs or fails counts as the time limit. A pair whose runs had very
+different CPU pressure is repeated and reported as repeated. The claim is the lower bound of
 the ratio.
 """
 
@@ -21,8 +21,8 @@ from benchmarks.run_once import Job, Run, run_once
 
 RESULTS = peers.BENCH / "results"
 PAIRS = 7
-# How far apart the pressure on the cores may be within one pair, in points of percent.
-PRESSURE_APART = 20.0
+# Largest difference of the CPU pressure within a pair, in percentage points.
+MAX_PRESSURE_DIFFERENCE = 20.0
 REPEATS = 2
 
 
@@ -37,11 +37,11 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
-    """A peer's setting, and the ratio that we want to reach (None: shown, not claimed)."""
+class PeerTarget:
+    """A setting of a peer, and the target ratio (None: shown, not claimed)."""
 
     setting: Setting
-    asked: float | None = None
+    target: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,17 @@ class Figure:
     unit: str
     job: Callable[[Setting], Job]
     read: Callable[[Run], Reading | None]
-    rivals: tuple[Rival, ...]
+    peer_targets: tuple[PeerTarget, ...]
     limit_s: float
     more_is_better: bool = False
     at_most: float | None = None
-    # What else to compare, of `Reading.more`: name there to words; less is better.
+    # Additional comparisons: (key of `Reading.more`, title); smaller is better.
     also: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run, as it is kept."""
+    """One run, as stored in the result file."""
 
     setting: str
     value: float
@@ -73,7 +73,7 @@ class Measured:
     wall_s: float
     total_cpu_s: float
     processes: int
-    left_behind: int
+    leftover_processes: int
     load: float
     pressure: float
     more: dict[str, Any]
@@ -82,21 +82,21 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Ours and the peer's, run one right after the other."""
+    """A run of spotfit and one of the peer, one directly after the other."""
 
     ours: Measured
     theirs: Measured
     repeated: int
 
 
-# ── measuring ────────────────────────────────────────────────────────────────────────────────────
+# ── measuring ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def measure(figure: Figure, setting: Setting) -> Measured:
-    """One run of one side."""
+    """Run and measure one side once."""
     run = run_once(setting, figure.job(setting), limit_s=figure.limit_s)
     reading = figure.read(run)
-    measured = _kept(figure, run, reading)
+    measured = _measured(figure, run, reading)
     how = "" if measured.ok else "  HUNG" if measured.hung else f"  FAILED ({run.exit_code})"
     print(
         f"  {setting.name:<17}{measured.value:>10.4g} {figure.unit:<8}"
@@ -108,7 +108,7 @@ def measure(figure: Figure, setting: Setting) -> Measured:
     return measured
 
 
-def _kept(figure: Figure, run: Run, reading: Reading | None) -> Measured:
+def _measured(figure: Figure, run: Run, reading: Reading | None) -> Measured:
     ok = reading is not None and run.exit_code == 0
     worst = 0.0 if figure.more_is_better else figure.limit_s
     found = reading or Reading(worst, run.started, run.ended)
@@ -121,7 +121,7 @@ def _kept(figure: Figure, run: Run, reading: Reading | None) -> Measured:
         wall_s=run.ended - run.started,
         total_cpu_s=run.cpu_s,
         processes=run.processes,
-        left_behind=run.left_behind,
+        leftover_processes=run.leftover_processes,
         load=run.load,
         pressure=run.pressure,
         more=found.more,
@@ -129,46 +129,46 @@ def _kept(figure: Figure, run: Run, reading: Reading | None) -> Measured:
     )
 
 
-def race(figure: Figure, rival: Rival, pairs: int) -> list[Pair]:
-    """Run the pairs against one peer, after one that does not count."""
-    print(f"{figure.title}: ours against {rival.setting.name}", flush=True)
+def measure_pairs(figure: Figure, peer_target: PeerTarget, pairs: int) -> list[Pair]:
+    """Run the pairs against one peer, after a warm-up pair."""
+    print(f"{figure.title}: ours against {peer_target.setting.name}", flush=True)
     print("  (warm-up)", flush=True)
-    _pair(figure, rival, ours_first=True)
-    return [_fair_pair(figure, rival, ours_first=first) for first in ratios.order(pairs)]
+    _pair(figure, peer_target, ours_first=True)
+    return [_balanced_pair(figure, peer_target, ours_first=first) for first in ratios.order(pairs)]
 
 
-def _fair_pair(figure: Figure, rival: Rival, *, ours_first: bool) -> Pair:
-    pair = _pair(figure, rival, ours_first=ours_first)
-    while abs(pair.ours.pressure - pair.theirs.pressure) > PRESSURE_APART:
+def _balanced_pair(figure: Figure, peer_target: PeerTarget, *, ours_first: bool) -> Pair:
+    pair = _pair(figure, peer_target, ours_first=ours_first)
+    while abs(pair.ours.pressure - pair.theirs.pressure) > MAX_PRESSURE_DIFFERENCE:
         if pair.repeated == REPEATS:
             break
-        print("  (again: the machine was busy in one half of the pair)", flush=True)
-        again = _pair(figure, rival, ours_first=ours_first)
+        print("  (repeated: the machine was busy during one run of the pair)", flush=True)
+        again = _pair(figure, peer_target, ours_first=ours_first)
         pair = replace(again, repeated=pair.repeated + 1)
     return pair
 
 
-def _pair(figure: Figure, rival: Rival, *, ours_first: bool) -> Pair:
-    sides = (OURS, rival.setting) if ours_first else (rival.setting, OURS)
+def _pair(figure: Figure, peer_target: PeerTarget, *, ours_first: bool) -> Pair:
+    sides = (OURS, peer_target.setting) if ours_first else (peer_target.setting, OURS)
     first, second = (measure(figure, side) for side in sides)
     return Pair(first, second, 0) if ours_first else Pair(second, first, 0)
 
 
-# ── judging ──────────────────────────────────────────────────────────────────────────────────────
+# ── comparing ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def outcome(figure: Figure, rival: Rival, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """What a race says, ready to be kept."""
+def compare(figure: Figure, peer_target: PeerTarget, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Return the statistics of the pairs, for the result file."""
     better = _better(pairs, lambda run: run.value, more_is_better=figure.more_is_better)
     cheaper = _better(pairs, lambda run: max(run.cpu_s, 0.01))
     return {
-        "rival": rival.setting.name,
-        "asked": rival.asked,
+        "peer": peer_target.setting.name,
+        "target": peer_target.target,
         "ratio": better.median,
         "lower": better.lower,
         "cpu_ratio": cheaper.median,
         "cpu_lower": cheaper.lower,
-        "also": [_also(pairs, key, words) for key, words in figure.also],
+        "also": [_also(pairs, key, title) for key, title in figure.also],
         "ours": summary([pair.ours for pair in pairs]),
         "theirs": summary([pair.theirs for pair in pairs]),
         "pairs": [asdict(pair) for pair in pairs],
@@ -186,33 +186,33 @@ def _better(
     )
 
 
-def _also(pairs: Sequence[Pair], key: str, words: str) -> dict[str, Any]:
-    """Another comparison of the same pairs, over those in which both sides came so far."""
-    told = [pair for pair in pairs if key in pair.ours.more and key in pair.theirs.more]
-    if not told:
-        return {"words": words, "pairs": 0}
-    better = _better(told, lambda run: float(run.more[key]))
+def _also(pairs: Sequence[Pair], key: str, title: str) -> dict[str, Any]:
+    """Compare another reading of the pairs in which both sides have it."""
+    complete = [pair for pair in pairs if key in pair.ours.more and key in pair.theirs.more]
+    if not complete:
+        return {"title": title, "pairs": 0}
+    better = _better(complete, lambda run: float(run.more[key]))
     return {
-        "words": words,
-        "pairs": len(told),
+        "title": title,
+        "pairs": len(complete),
         "ratio": better.median,
         "lower": better.lower,
-        "ours": median(pair.ours.more[key] for pair in told),
-        "theirs": median(pair.theirs.more[key] for pair in told),
+        "ours": median(pair.ours.more[key] for pair in complete),
+        "theirs": median(pair.theirs.more[key] for pair in complete),
     }
 
 
 def summary(runs: Sequence[Measured]) -> dict[str, Any]:
-    """Several runs of one side in one line."""
+    """Summarize several runs of one side."""
     values = [run.value for run in runs]
     return {
         "median": median(values),
-        "least": min(values),
-        "most": max(values),
+        "min": min(values),
+        "max": max(values),
         "cpu_s": median(run.cpu_s for run in runs),
         "total_cpu_s": median(run.total_cpu_s for run in runs),
         "processes": median(run.processes for run in runs),
-        "left_behind": max(run.left_behind for run in runs),
+        "leftover_processes": max(run.leftover_processes for run in runs),
         "ok": sum(run.ok for run in runs),
         "hung": sum(run.hung for run in runs),
         "runs": len(runs),
@@ -220,51 +220,57 @@ def summary(runs: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-# ── the command ──────────────────────────────────────────────────────────────────────────────────
+# ── the command ───────────────────────────────────────────────────────────────────────────────────
 
 
 def main(figure: Figure) -> None:
-    """Race every rival of a figure, or measure one side alone; keep and print what came out."""
-    asked = _arguments(figure)
-    if asked.alone:
-        _sample(figure, SETTINGS[asked.alone], asked.runs)
-    elif figure.rivals:
-        _race_all(figure, asked)
+    """Compare with each peer of a figure, or measure one side; write and print the result."""
+    args = _arguments(figure)
+    if args.alone:
+        _measure_alone(figure, SETTINGS[args.alone], args.runs)
+    elif figure.peer_targets:
+        _compare_all(figure, args)
     else:
-        main_alone(figure, runs=asked.pairs)
+        main_alone(figure, runs=args.pairs)
 
 
 def main_alone(figure: Figure, *, runs: int) -> None:
-    """Measure a figure that no peer has."""
+    """Measure a figure without peers."""
     measured = _runs(figure, OURS, runs)
     every = {"all": [asdict(run) for run in measured]}
-    print(tables.of_figure(keep(figure, summary(measured) | every, [])))
+    print(tables.of_figure(write_result(figure, summary(measured) | every, [])))
 
 
-def _race_all(figure: Figure, asked: argparse.Namespace) -> None:
-    races: list[dict[str, Any]] = []
-    for rival in figure.rivals:
-        if not asked.rivals or rival.setting.name in asked.rivals:
-            races.append(outcome(figure, rival, race(figure, rival, asked.pairs)))
-            keep(figure, None, races)
-    print("\n" + tables.of_figure(keep(figure, None, races)))
+def _compare_all(figure: Figure, args: argparse.Namespace) -> None:
+    comparisons: list[dict[str, Any]] = []
+    for peer_target in figure.peer_targets:
+        if not args.peers or peer_target.setting.name in args.peers:
+            comparisons.append(
+                compare(figure, peer_target, measure_pairs(figure, peer_target, args.pairs))
+            )
+            write_result(figure, None, comparisons)
+    print("\n" + tables.of_figure(write_result(figure, None, comparisons)))
 
 
 def _arguments(figure: Figure) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=figure.title)
     parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--rivals", nargs="*", help="only these", choices=[*SETTINGS])
+    parser.add_argument("--peer_targets", nargs="*", help="only these", choices=[*SETTINGS])
     parser.add_argument("--alone", help="measure one side, without pairs", choices=[*SETTINGS])
     parser.add_argument("--runs", type=int, default=3, help="how often, with --alone")
     return parser.parse_args()
 
 
-def _sample(figure: Figure, setting: Setting, runs: int) -> None:
+def _measure_alone(figure: Figure, setting: Setting, runs: int) -> None:
     measured = _runs(figure, setting, runs)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    kept = {"figure": figure.name, "machine": machine(), "runs": [asdict(run) for run in measured]}
+    result = {
+        "figure": figure.name,
+        "machine": machine(),
+        "runs": [asdict(run) for run in measured],
+    }
     path = RESULTS / f"{figure.name}-alone-{setting.name}.json"
-    path.write_text(json.dumps(kept, indent=1))
+    path.write_text(json.dumps(result, indent=1))
     print(json.dumps(summary(measured), indent=1))
 
 
@@ -273,10 +279,10 @@ def _runs(figure: Figure, setting: Setting, runs: int) -> list[Measured]:
     return [measure(figure, setting) for _ in range(runs)]
 
 
-def keep(
-    figure: Figure, alone: dict[str, Any] | None, races: Sequence[dict[str, Any]]
+def write_result(
+    figure: Figure, alone: dict[str, Any] | None, comparisons: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Write the results so far: an interrupted run keeps them."""
+    """Write the results so far, so that an interrupted run keeps them."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     found = {
         "figure": figure.name,
@@ -284,7 +290,7 @@ def keep(
         "unit": figure.unit,
         "at_most": figure.at_most,
         "machine": machine(),
-        "races": list(races),
+        "comparisons": list(comparisons),
         "alone": alone,
     }
     (RESULTS / f"{figure.name}.json").write_text(json.dumps(found, indent=1))

@@ -1,8 +1,8 @@
 """Time from SIGKILL of one of two nodes, without notice, to the first step of all workers after the
 restore.
 
-Two of four workers, their fork server and their agent die at once. The replacement is part of the
-time. Only spotfit is measured: neither peer replaces a machine by itself.
+Two of four workers, their fork server and their agent are killed at once. The time includes the
+replacement. Only spotfit is measured: neither peer replaces a machine.
 """
 
 import sys
@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.deaths import deaths, summarize
 from benchmarks.measure import Figure, Reading, main
 from benchmarks.peers import Setting
+from benchmarks.recoveries import recoveries, summarize
 from benchmarks.run_once import Job, Run
 
 WORKERS = 4
@@ -26,7 +26,7 @@ def job(setting: Setting) -> Job:
 
 
 def read(run: Run) -> Reading | None:
-    found = deaths(run.events, WORKERS)
+    found = recoveries(run.events, WORKERS)
     if not found:
         return None
     value, more = summarize(found, LIMIT_S)
@@ -39,7 +39,7 @@ FIGURE = Figure(
     unit="s",
     job=job,
     read=read,
-    rivals=(),
+    peer_targets=(),
     limit_s=LIMIT_S,
     at_most=3.0,
 )

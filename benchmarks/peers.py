@@ -1,6 +1,6 @@
 """The sides of a comparison: how each is installed, started and tuned.
 
-Peers have virtual environments of their own under .bench/, created on first use. torch is requested
+Peers have separate virtual environments under .bench/, created on first use. torch is requested
 by version only, so that every side gets the same build.
 """
 
@@ -26,7 +26,7 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One side with one choice of its settings."""
+    """One side with its settings."""
 
     side: str
     choice: str
@@ -41,7 +41,7 @@ class Setting:
 
 OURS = Setting("ours", "default")
 TORCHRUN = Setting("torchrun", "default")
-# Its default store keeps the addresses of the dead: about every second restart hangs or fails.
+# Its default store keeps addresses of killed workers: about half of the restarts hang or fail.
 TORCHRUN_TUNED = Setting(
     "torchrun",
     "tuned",
@@ -60,7 +60,7 @@ SETTINGS = {setting.name: setting for setting in (OURS, TORCHRUN, TORCHRUN_TUNED
 
 
 def command(setting: Setting, job: Mapping[str, Any]) -> list[str]:
-    """What is executed: the clock starts here, for every side alike."""
+    """Return the command; the clock starts when it is executed, on every side."""
     python = str(python_of(setting.side))
     text = json.dumps(dict(job) | {"init": dict(setting.init)})
     if setting.side == "torchrun":
@@ -84,10 +84,7 @@ def _torchrun(python: str, setting: Setting, job: Mapping[str, Any]) -> list[str
 
 
 def environment(setting: Setting) -> dict[str, str]:
-    """What every side sees, and what this one is tuned with.
-
-    One thread a worker on all sides. Nothing leaves the machine.
-    """
+    """Return the environment of a side: one thread per worker, no usage reports, its tuning."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if setting.side == "ours" else []
     return {
         **os.environ,
@@ -99,7 +96,7 @@ def environment(setting: Setting) -> dict[str, str]:
 
 
 def python_of(side: str) -> Path:
-    """The interpreter of a side; a peer's is installed on the first call."""
+    """Return the interpreter of a side; a peer is installed on the first call."""
     if side == "ours":
         return Path(sys.executable)
     folder = BENCH / f"venv-{side}"

@@ -25,14 +25,14 @@ class Verdict:
 
 
 def verdict(ratios: Sequence[float]) -> Verdict:
-    """Judge at least one ratio."""
+    """Return the statistics of at least one ratio."""
     return Verdict(median=median(ratios), lower=lower_bound(ratios), pairs=len(ratios))
 
 
 def lower_bound(sample: Sequence[float]) -> float:
-    """The smallest value below which a resampled median falls with at least 2.5 %.
+    """Return the smallest value that a resampled median does not exceed with probability ≥ 2.5 %.
 
-    With an even number of values the lower of the two middle ones counts, which is the careful one.
+    With an even number of values the lower median is used, which is conservative.
     """
     ordered = sorted(sample)
     for place, value in enumerate(ordered, start=1):
@@ -42,9 +42,10 @@ def lower_bound(sample: Sequence[float]) -> float:
 
 
 def median_at_most(place: int, *, of: int) -> float:
-    """How likely the median of a resample is at most the value in this place, from 1.
+    """Return the probability that the median of a resample is at most the value of this rank.
 
-    The (low) median is that small when at least half of the draws are: a binomial tail.
+    The low median is that small if at least half of the draws are: a binomial tail. Ranks start
+    at 1.
     """
     hit = place / of
     needed = (of + 1) // 2
@@ -54,10 +55,10 @@ def median_at_most(place: int, *, of: int) -> float:
 
 
 def order(pairs: int) -> list[bool]:
-    """Whether we run first, pair by pair: A B, B A, A B, …"""
+    """Return for each pair whether spotfit runs first: A B, B A, A B, …"""
     return [pair % 2 == 0 for pair in range(pairs)]
 
 
 def times_better(ours: float, theirs: float, *, more_is_better: bool) -> float:
-    """How many times better we are: 2.0 is twice as fast, whichever way the figure counts."""
+    """Return how many times better spotfit is; 2.0 means twice as fast."""
     return ours / theirs if more_is_better else theirs / ours

@@ -1,7 +1,7 @@
 """Measure everything and write the table: .bench/results/summary.md.
 
-Each figure is one command of its own; this runs them one after the other, so that nothing but the
-two sides of a pair ever shares the machine.
+Each figure is a separate command. They run one after the other, so that they do not disturb each
+other.
 """
 
 import argparse
@@ -23,8 +23,8 @@ CHECKPOINTER: dict[str, tuple[str, ...]] = {
     "saves_https": ("saves", "--ranks", "2", "--storage", "https"),
     "restores_4": ("restores", "--ranks", "4"),
     "restores_sharded": ("restores", "--ranks", "4", *_SHARDED),
-    "deaths_2": ("deaths", "--ranks", "2"),
-    "deaths_wire": ("deaths", "--ranks", "2", "--layers", "80", "--gbit", "0.75"),
+    "recoveries_2": ("recoveries", "--ranks", "2"),
+    "recoveries_throttled": ("recoveries", "--ranks", "2", "--layers", "80", "--gbit", "0.75"),
     "steps": ("steps", "--ranks", "2"),
     "ray": ("ray", "--ranks", "2", "--storage", "disk"),
 }
@@ -35,7 +35,7 @@ def _checkpointer(name: str, *flags: str) -> tuple[str, ...]:
     return ("checkpointer.py", *flags, *named)
 
 
-# By the name under which each is kept: the script, and what it is given besides --pairs.
+# Name of the result file: script and its flags.
 FIGURES: dict[str, tuple[str, ...]] = {
     "fit_to_first_line": ("fit_to_first_line.py",),
     "second_fit": ("second_fit.py",),
@@ -52,14 +52,14 @@ FIGURES: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    asked = arguments()
-    failed = [name for name in asked.only or FIGURES if not measured(name, asked.pairs)]
-    table = tables.summary([kept(name) for name in FIGURES if kept_at(name).exists()])
+    args = arguments()
+    failed = [name for name in args.only or FIGURES if not run_figure(name, args.pairs)]
+    table = tables.summary([read_result(name) for name in FIGURES if result_path(name).exists()])
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "summary.md").write_text(table)
     print("\n" + table)
     if failed:
-        print(f"Not measured: {', '.join(failed)}", file=sys.stderr)
+        print(f"Not run_figure: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -70,18 +70,23 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measured(name: str, pairs: int) -> bool:
+def run_figure(name: str, pairs: int) -> bool:
     script, *flags = FIGURES[name]
-    given = [flag.format(pairs=pairs) for flag in flags or ("--pairs", "{pairs}")]
-    return subprocess.run([sys.executable, str(HERE / script), *given], check=False).returncode == 0
+    flags_with_pairs = [flag.format(pairs=pairs) for flag in flags or ("--pairs", "{pairs}")]
+    return (
+        subprocess.run(
+            [sys.executable, str(HERE / script), *flags_with_pairs], check=False
+        ).returncode
+        == 0
+    )
 
 
-def kept_at(name: str) -> Path:
+def result_path(name: str) -> Path:
     return RESULTS / f"{name}.json"
 
 
-def kept(name: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(kept_at(name).read_text())
+def read_result(name: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(result_path(name).read_text())
     return found
 
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers, tree
+from benchmarks import peers, process_tree
 
-# Daemons get this long to follow the program that they served.
+# How long daemons may take to exit after the program.
 GRACE_S = 5.0
-LOOK_EVERY_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The work, equal for every side."""
+    """The work, identical on every side."""
 
     work: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Job:
     max_failures: int = 0
     nodes: int = 1
     storage: str = ""
-    """Where the run is kept; a folder of its own if nothing is said."""
+    """Storage path of the run; empty: a temporary directory."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -42,7 +42,7 @@ class Event:
     name: str
     at: float
     fit: int
-    facts: Mapping[str, Any]
+    fields: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +51,25 @@ class Events:
 
     every: tuple[Event, ...]
 
-    def named(self, name: str, **wanted: Any) -> tuple[Event, ...]:
+    def named(self, name: str, **expected: Any) -> tuple[Event, ...]:
         """Return the events with this name and these fields."""
         return tuple(
             event
             for event in self.every
             if event.name == name
-            and all(_fact(event, key) == value for key, value in wanted.items())
+            and all(_field(event, key) == value for key, value in expected.items())
         )
 
-    def when_all(self, name: str, ranks: int, **wanted: Any) -> float | None:
+    def when_all(self, name: str, ranks: int, **expected: Any) -> float | None:
         """Return the time of the last rank's event; None if a rank has none."""
         first: dict[int, float] = {}
-        for event in self.named(name, **wanted):
-            first.setdefault(event.facts["rank"], event.facts.get("entered", event.at))
+        for event in self.named(name, **expected):
+            first.setdefault(event.fields["rank"], event.fields.get("entered", event.at))
         return max(first.values()) if len(first) == ranks else None
 
 
-def _fact(event: Event, key: str) -> Any:
-    return event.fit if key == "fit" else event.facts.get(key)
+def _field(event: Event, key: str) -> Any:
+    return event.fit if key == "fit" else event.fields.get(key)
 
 
 def parse_events(lines: Iterable[str]) -> Events:
@@ -77,14 +77,14 @@ def parse_events(lines: Iterable[str]) -> Events:
     found = []
     for line in lines:
         if line.endswith("}\n"):
-            facts = json.loads(line)
-            found.append(Event(facts.pop("event"), facts.pop("at"), facts.pop("fit"), facts))
+            fields = json.loads(line)
+            found.append(Event(fields.pop("event"), fields.pop("at"), fields.pop("fit"), fields))
     return Events(tuple(found))
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run that ended by itself or was killed because it hung."""
+    """A run that has exited, or was killed because it hung."""
 
     setting: str
     started: float
@@ -94,7 +94,7 @@ class Run:
     cpu: tuple[tuple[float, float], ...]
     cpu_s: float
     processes: int
-    left_behind: int
+    leftover_processes: int
     load: float
     pressure: float
     tail: str
@@ -104,12 +104,12 @@ class Run:
         return self.exit_code is None
 
     def cpu_between(self, since: float, until: float) -> float:
-        return tree.between(list(self.cpu), since, until)
+        return process_tree.between(list(self.cpu), since, until)
 
 
 def run_once(setting: peers.Setting, job: Job, *, limit_s: float) -> Run:
     """Run the job on this side; a run without events for `limit_s` is killed."""
-    # A short path: sockets below it may not be longer than a hundred letters.
+    # A short path: the path of a Unix socket is limited to about 100 characters.
     folder = Path(tempfile.mkdtemp(prefix="sfb-"))
     try:
         return _run_in(folder, setting, job, limit_s)
@@ -118,15 +118,15 @@ def run_once(setting: peers.Setting, job: Job, *, limit_s: float) -> Run:
 
 
 def _run_in(folder: Path, setting: peers.Setting, job: Job, limit_s: float) -> Run:
-    command = peers.command(setting, _prepared(folder, setting, job))
+    command = peers.command(setting, _job_config(folder, setting, job))
     load, pressure = load_average(), cpu_pressure()
-    watched = tree.Tree(uuid.uuid4().hex)
-    with watched, (folder / "output").open("wb") as output:
+    tree = process_tree.ProcessTree(uuid.uuid4().hex)
+    with tree, (folder / "output").open("wb") as output:
         environment = (
             peers.environment(setting)
             | dict(job.environment)
             | {
-                tree.TAG: watched.tag,
+                process_tree.TAG: tree.tag,
                 "RAY_TMPDIR": str(folder),
                 "TMPDIR": str(folder),
                 "HOME": str(folder),
@@ -138,7 +138,7 @@ def _run_in(folder: Path, setting: peers.Setting, job: Job, limit_s: float) -> R
         )
         exit_code = _wait(process, folder / "events", limit_s)
         ended = time.time()
-        left = watched.end(GRACE_S if exit_code is not None else 0.0)
+        left = tree.end(GRACE_S if exit_code is not None else 0.0)
         process.wait()
     return Run(
         setting=setting.name,
@@ -146,20 +146,24 @@ def _run_in(folder: Path, setting: peers.Setting, job: Job, limit_s: float) -> R
         ended=ended,
         exit_code=exit_code,
         events=_events(folder),
-        cpu=tuple(watched.series),
-        cpu_s=watched.cpu_s,
-        processes=watched.processes,
-        left_behind=left,
+        cpu=tuple(tree.series),
+        cpu_s=tree.cpu_s,
+        processes=tree.processes,
+        leftover_processes=left,
         load=load,
         pressure=max(pressure, cpu_pressure()),
         tail=_tail(folder / "output"),
     )
 
 
-def _prepared(folder: Path, setting: peers.Setting, job: Job) -> dict[str, Any]:
-    for name in ("storage", "graves"):
+def _job_config(folder: Path, setting: peers.Setting, job: Job) -> dict[str, Any]:
+    for name in ("storage", "kill_markers"):
         (folder / name).mkdir(parents=True)
-    own = {"side": setting.side, "events": str(folder / "events"), "graves": str(folder / "graves")}
+    own = {
+        "side": setting.side,
+        "events": str(folder / "events"),
+        "kill_markers": str(folder / "kill_markers"),
+    }
     return {
         "work": job.work,
         "config": dict(job.config) | own,
@@ -171,24 +175,26 @@ def _prepared(folder: Path, setting: peers.Setting, job: Job) -> dict[str, Any]:
     }
 
 
-def _wait(process: subprocess.Popen[bytes], noted: Path, silence_s: float) -> int | None:
+def _wait(
+    process: subprocess.Popen[bytes], events_file: Path, silence_limit_s: float
+) -> int | None:
     """Wait for the end; None for a run without events for too long."""
     started = time.time()
-    while time.time() - max(started, _last_noted(noted)) < silence_s:
+    while time.time() - max(started, _last_event_at(events_file)) < silence_limit_s:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(LOOK_EVERY_S)
+            return process.wait(POLL_INTERVAL_S)
     return None
 
 
-def _last_noted(noted: Path) -> float:
-    return noted.stat().st_mtime if noted.exists() else 0.0
+def _last_event_at(events_file: Path) -> float:
+    return events_file.stat().st_mtime if events_file.exists() else 0.0
 
 
 def _events(folder: Path) -> Events:
-    noted = folder / "events"
-    if not noted.exists():
+    events_file = folder / "events"
+    if not events_file.exists():
         return Events(())
-    with noted.open() as lines:
+    with events_file.open() as lines:
         return parse_events(lines)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.measure import Figure, Reading, Rival, main
+from benchmarks.measure import Figure, PeerTarget, Reading, main
 from benchmarks.peers import RAY, RAY_TUNED, Setting
 from benchmarks.run_once import Job, Run
 
@@ -32,7 +32,7 @@ FIGURE = Figure(
     unit="s",
     job=job,
     read=read,
-    rivals=(Rival(RAY_TUNED, asked=20.0), Rival(RAY, asked=20.0)),
+    peer_targets=(PeerTarget(RAY_TUNED, target=20.0), PeerTarget(RAY, target=20.0)),
     limit_s=180.0,
     also=(("returned_s", "to the return of fit() (s)"),),
 )

@@ -23,23 +23,23 @@ def main(arguments: list[str]) -> int:
     command = [sys.executable, "-m", "spotfit_localsim.virtual.scale", *arguments]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     print(done.stdout)
-    keep(done.stdout, held=done.returncode == 0, took_s=time.monotonic() - began)
+    write_result(done.stdout, passed=done.returncode == 0, took_s=time.monotonic() - began)
     return done.returncode
 
 
-def keep(said: str, *, held: bool, took_s: float) -> None:
+def write_result(output: str, *, passed: bool, took_s: float) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "figure": NAME,
         "title": "1,000 simulated agents, a tenth reclaimed a minute (virtual time)",
         "machine": machine(),
-        "races": [],
+        "comparisons": [],
         "alone": None,
-        "said": " ".join(said.split()),
-        "held": held,
+        "output": " ".join(output.split()),
+        "passed": passed,
         "took_s": took_s,
     }
-    (RESULTS / f"{NAME}.json").write_text(json.dumps(found, indent=1))
+    (RESULTS / f"{NAME}.json").write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,46 +1,54 @@
-"""What was kept, as tables of markdown. Pure."""
+"""Markdown tables of results. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-HEAD = ("figure", "ours", "peer (default)", "peer (tuned)", "ratio (95 % lower)", "asked for")
+HEAD = ("figure", "ours", "peer (default)", "peer (tuned)", "ratio (95 % lower)", "target")
 
 
-def of_figure(kept: Mapping[str, Any]) -> str:
-    """Every race of one figure: both sides' medians and ranges, wall and CPU."""
-    unit = kept["unit"]
+def of_figure(result: Mapping[str, Any]) -> str:
+    """Return all comparisons of one figure: medians, ranges and CPU time of both sides."""
+    unit = result["unit"]
     rows = [
         (
-            race["rival"],
-            _spread(race["ours"], unit),
-            _spread(race["theirs"], unit),
-            _ratio(race["ratio"], race["lower"]),
-            f"{race['ours']['cpu_s']:.2f} / {race['theirs']['cpu_s']:.2f}",
-            _ratio(race["cpu_ratio"], race["cpu_lower"]),
-            _went(race["ours"]) + " / " + _went(race["theirs"]),
-            _bar(race["asked"], race["lower"]),
+            comparison["peer"],
+            _spread(comparison["ours"], unit),
+            _spread(comparison["theirs"], unit),
+            _ratio(comparison["ratio"], comparison["lower"]),
+            f"{comparison['ours']['cpu_s']:.2f} / {comparison['theirs']['cpu_s']:.2f}",
+            _ratio(comparison["cpu_ratio"], comparison["cpu_lower"]),
+            _success_count(comparison["ours"]) + " / " + _success_count(comparison["theirs"]),
+            _target(comparison["target"], comparison["lower"]),
         )
-        for race in kept["races"]
+        for comparison in result["comparisons"]
     ]
-    if kept["alone"] is not None:
-        alone = kept["alone"]
-        row = ("-", _spread(alone, unit), "-", "-", f"{alone['cpu_s']:.2f}", "-", _went(alone))
-        rows.append((*row, _limit(kept, alone)))
-    head = ("peer", "ours", "theirs", "ratio (95 % lower)", "CPU-s", "CPU ratio", "ended well")
-    return f"**{kept['title']}**\n\n" + markdown((*head, "asked for"), rows) + _also(kept)
+    if result["alone"] is not None:
+        alone = result["alone"]
+        row = (
+            "-",
+            _spread(alone, unit),
+            "-",
+            "-",
+            f"{alone['cpu_s']:.2f}",
+            "-",
+            _success_count(alone),
+        )
+        rows.append((*row, _limit(result, alone)))
+    head = ("peer", "ours", "theirs", "ratio (95 % lower)", "CPU-s", "CPU ratio", "succeeded")
+    return f"**{result['title']}**\n\n" + markdown((*head, "target"), rows) + _also(result)
 
 
-def _also(kept: Mapping[str, Any]) -> str:
+def _also(result: Mapping[str, Any]) -> str:
     rows = [
         (
-            race["rival"],
-            also["words"],
+            comparison["peer"],
+            also["title"],
             f"{also['ours']:.3g}",
             f"{also['theirs']:.3g}",
             _ratio(also["ratio"], also["lower"]),
         )
-        for race in kept["races"]
-        for also in race["also"]
+        for comparison in result["comparisons"]
+        for also in comparison["also"]
         if also["pairs"]
     ]
     head = ("peer", "also", "ours", "theirs", "ratio (95 % lower)")
@@ -48,59 +56,70 @@ def _also(kept: Mapping[str, Any]) -> str:
 
 
 def summary(every: Sequence[Mapping[str, Any]]) -> str:
-    """The table of the README: a row for each figure and family of peers."""
+    """Return the table of the README: one row per figure and peer."""
     rows = []
-    for kept in every:
-        if "claims" in kept:
-            rows += [_row_of_claim(kept, claim) for claim in kept["claims"]]
+    for result in every:
+        if "claims" in result:
+            rows += [_row_of_claim(result, claim) for claim in result["claims"]]
             continue
-        families = sorted({race["rival"].partition("-")[0] for race in kept["races"]}, reverse=True)
-        rows += [_family_row(kept, family) for family in families]
-        if kept["alone"] is not None:
-            rows.append(_row_of_ours(kept))
-        if "said" in kept:
-            asked = f"no invariant broken: {_so(kept['held'])}"
-            rows.append((kept["title"], kept["said"], "-", "-", "-", asked))
+        families = sorted(
+            {comparison["peer"].partition("-")[0] for comparison in result["comparisons"]},
+            reverse=True,
+        )
+        rows += [_family_row(result, family) for family in families]
+        if result["alone"] is not None:
+            rows.append(_row_of_spotfit(result))
+        if "output" in result:
+            target = f"no invariant broken: {_reached_or_missed(result['passed'])}"
+            rows.append((result["title"], result["output"], "-", "-", "-", target))
     return markdown(HEAD, rows)
 
 
-def _family_row(kept: Mapping[str, Any], family: str) -> tuple[str, ...]:
-    """Claimed is the ratio to the better of the peer's settings: the smaller of the two."""
-    races = {
-        race["rival"].partition("-")[2]: race
-        for race in kept["races"]
-        if race["rival"].startswith(family + "-")
+def _family_row(result: Mapping[str, Any], family: str) -> tuple[str, ...]:
+    """Return the row of a peer; the claim is the ratio to the better of its settings."""
+    comparisons = {
+        comparison["peer"].partition("-")[2]: comparison
+        for comparison in result["comparisons"]
+        if comparison["peer"].startswith(family + "-")
     }
-    claimed = min(races.values(), key=lambda race: race["lower"])
-    bars = [race["asked"] for race in races.values() if race["asked"] is not None]
+    claimed = min(comparisons.values(), key=lambda comparison: comparison["lower"])
+    targets = [
+        comparison["target"]
+        for comparison in comparisons.values()
+        if comparison["target"] is not None
+    ]
     return (
-        f"{kept['title']}, against {family}",
-        _number(claimed["ours"]["median"], kept["unit"]),
-        _peer(races.get("default"), kept["unit"]),
-        _peer(races.get("tuned"), kept["unit"]),
+        f"{result['title']}, against {family}",
+        _number(claimed["ours"]["median"], result["unit"]),
+        _peer(comparisons.get("default"), result["unit"]),
+        _peer(comparisons.get("tuned"), result["unit"]),
         _ratio(claimed["ratio"], claimed["lower"]),
-        _all_asked(kept, claimed["ours"], _bar(max(bars, default=None), claimed["lower"])),
+        _all_targets(
+            result, claimed["ours"], _target(max(targets, default=None), claimed["lower"])
+        ),
     )
 
 
-def _row_of_claim(kept: Mapping[str, Any], claim: Mapping[str, Any]) -> tuple[str, ...]:
+def _row_of_claim(result: Mapping[str, Any], claim: Mapping[str, Any]) -> tuple[str, ...]:
     return (
-        f"{kept['title']}: {claim['words']}",
+        f"{result['title']}: {claim['title']}",
         _number(claim["ours"], "s"),
         "-",
         _number(claim["theirs"], "s"),
         _ratio(claim["ratio"], claim["lower"]),
-        _bar(claim["asked"], claim["lower"]),
+        _target(claim["target"], claim["lower"]),
     )
 
 
-def _row_of_ours(kept: Mapping[str, Any]) -> tuple[str, ...]:
-    ours = _number(kept["alone"]["median"], kept["unit"]) + f" ({_went(kept['alone'])})"
-    return (kept["title"], ours, "-", "-", "-", _limit(kept, kept["alone"]))
+def _row_of_spotfit(result: Mapping[str, Any]) -> tuple[str, ...]:
+    ours = (
+        _number(result["alone"]["median"], result["unit"]) + f" ({_success_count(result['alone'])})"
+    )
+    return (result["title"], ours, "-", "-", "-", _limit(result, result["alone"]))
 
 
-def _all_asked(kept: Mapping[str, Any], ours: Mapping[str, Any], bar: str) -> str:
-    return bar if kept["at_most"] is None else f"{_limit(kept, ours)}, {bar}"
+def _all_targets(result: Mapping[str, Any], ours: Mapping[str, Any], target: str) -> str:
+    return target if result["at_most"] is None else f"{_limit(result, ours)}, {target}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -108,16 +127,16 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def _peer(race: Mapping[str, Any] | None, unit: str) -> str:
-    if race is None:
+def _peer(comparison: Mapping[str, Any] | None, unit: str) -> str:
+    if comparison is None:
         return "-"
-    found = _number(race["theirs"]["median"], unit)
-    unwell = race["theirs"]["ok"] < race["theirs"]["runs"]
-    return f"{found} ({_went(race['theirs'])} ended well)" if unwell else found
+    found = _number(comparison["theirs"]["median"], unit)
+    has_failures = comparison["theirs"]["ok"] < comparison["theirs"]["runs"]
+    return f"{found} ({_success_count(comparison['theirs'])} succeeded)" if has_failures else found
 
 
 def _spread(side: Mapping[str, Any], unit: str) -> str:
-    return f"{_number(side['median'], unit)} ({side['least']:.3g}-{side['most']:.3g})"
+    return f"{_number(side['median'], unit)} ({side['min']:.3g}-{side['max']:.3g})"
 
 
 def _number(value: float, unit: str) -> str:
@@ -128,8 +147,8 @@ def _ratio(median: float, lower: float) -> str:
     return f"{median:,.3g}x ({lower:,.3g})"
 
 
-def _went(side: Mapping[str, Any]) -> str:
-    """How many runs ended well; and how many kills were survived, where there were kills."""
+def _success_count(side: Mapping[str, Any]) -> str:
+    """Return the number of successful runs, and of survived kills if there were any."""
     runs = f"{side['ok']} of {side['runs']}"
     kills = sum(more.get("kills", 0) for more in side["more"])
     if not kills:
@@ -138,17 +157,18 @@ def _went(side: Mapping[str, Any]) -> str:
     return f"{runs}, {survived} of {kills} kills"
 
 
-def _bar(asked: float | None, lower: float) -> str:
-    if asked is None:
+def _target(target: float | None, lower: float) -> str:
+    if target is None:
         return "-"
-    return f"≥ {asked:,g}x: {_so(lower >= asked)}"
+    return f"≥ {target:,g}x: {_reached_or_missed(lower >= target)}"
 
 
-def _limit(kept: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    if kept["at_most"] is None:
+def _limit(result: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    if result["at_most"] is None:
         return "-"
-    return f"≤ {kept['at_most']:g} {kept['unit']}: {_so(ours['median'] <= kept['at_most'])}"
+    reached = ours["median"] <= result["at_most"]
+    return f"≤ {result['at_most']:g} {result['unit']}: {_reached_or_missed(reached)}"
 
 
-def _so(reached: bool) -> str:  # noqa: FBT001  # the one question it answers
+def _reached_or_missed(reached: bool) -> str:  # noqa: FBT001  # the only argument
     return "reached" if reached else "missed"

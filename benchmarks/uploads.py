@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from statistics import median
 
 from benchmarks import bucket
-from benchmarks.measure import Figure, Reading, Rival, main
+from benchmarks.measure import Figure, PeerTarget, Reading, main
 from benchmarks.peers import RAY, RAY_TUNED, Setting
 from benchmarks.run_once import Job, Run
 
@@ -25,9 +25,9 @@ KINDS = {
 
 
 def job(kind: str) -> Job:
-    """A run that finds the bucket empty."""
+    """Return a job on an empty bucket."""
     server = bucket.server()
-    server.empty()
+    server.clear()
     config = KINDS[kind][1] | {"reports": REPORTS}
     return Job("upload", config, workers=1, storage=server.url, environment=server.environment)
 
@@ -36,7 +36,7 @@ def read(run: Run) -> Reading | None:
     uploads = run.events.named("uploaded")
     if len(uploads) != REPORTS:
         return None
-    took = [upload.facts["took_s"] for upload in uploads]
+    took = [upload.fields["took_s"] for upload in uploads]
     return Reading(median(took), uploads[0].at - took[0], uploads[-1].at, {"first_s": took[0]})
 
 
@@ -46,24 +46,24 @@ def figure(kind: str) -> Figure:
 
     return Figure(
         name=f"uploads_{kind}",
-        title=f"report() with a checkpoint to S3 ({bucket.name()}), {KINDS[kind][0]}",
+        title=f"report() with a checkpoint to S3 ({bucket.server_name()}), {KINDS[kind][0]}",
         unit="s",
         job=of,
         read=read,
-        rivals=(Rival(RAY_TUNED, asked=1.5), Rival(RAY, asked=1.5)),
+        peer_targets=(PeerTarget(RAY_TUNED, target=1.5), PeerTarget(RAY, target=1.5)),
         limit_s=180.0,
         also=(("first_s", "the first upload of a run (s)"),),
     )
 
 
-def asked_kinds() -> list[str]:
-    """`--of one`; all of them otherwise. What is left of the arguments is for the race."""
+def requested_kinds() -> list[str]:
+    """Return the kind of `--of`, by default all; other arguments remain in sys.argv."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--of", choices=[*KINDS])
-    asked, sys.argv[1:] = parser.parse_known_args()
-    return [asked.of] if asked.of else [*KINDS]
+    args, sys.argv[1:] = parser.parse_known_args()
+    return [args.of] if args.of else [*KINDS]
 
 
 if __name__ == "__main__":
-    for kind in asked_kinds():
+    for kind in requested_kinds():
         main(figure(kind))

@@ -11,13 +11,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.deaths import deaths, summarize
-from benchmarks.measure import Figure, Reading, Rival, main, main_alone
+from benchmarks.measure import Figure, PeerTarget, Reading, main, main_alone
 from benchmarks.peers import RAY, RAY_TUNED, TORCHRUN, TORCHRUN_TUNED, Setting
+from benchmarks.recoveries import recoveries, summarize
 from benchmarks.run_once import Job, Run
 
 WORKERS = 4
-# Every rank's turn comes once.
+# Each rank is killed once.
 KILLS = WORKERS
 KILLS_WHEN_COUNTED = 25
 LIMIT_S = 90.0
@@ -32,7 +32,7 @@ def killed(kills: int) -> Job:
 
 
 def read(run: Run) -> Reading | None:
-    found = deaths(run.events, WORKERS)
+    found = recoveries(run.events, WORKERS)
     if not found:
         return None
     value, more = summarize(found, LIMIT_S)
@@ -46,11 +46,11 @@ FIGURE = Figure(
     unit="s",
     job=job,
     read=read,
-    rivals=(
-        Rival(TORCHRUN_TUNED, asked=10.0),
-        Rival(TORCHRUN),
-        Rival(RAY_TUNED, asked=20.0),
-        Rival(RAY, asked=20.0),
+    peer_targets=(
+        PeerTarget(TORCHRUN_TUNED, target=10.0),
+        PeerTarget(TORCHRUN),
+        PeerTarget(RAY_TUNED, target=20.0),
+        PeerTarget(RAY, target=20.0),
     ),
     limit_s=LIMIT_S,
     also=(("first_recovery_s", "the first kill alone, moments after the start (s)"),),
@@ -59,9 +59,9 @@ FIGURE = Figure(
 FIGURE_COUNTED = replace(
     FIGURE,
     name="worker_killed_often",
-    title="the same, ours alone, every recovery counted",
+    title="the same, spotfit alone, every recovery counted",
     job=lambda _: killed(KILLS_WHEN_COUNTED),
-    rivals=(),
+    peer_targets=(),
     also=(),
 )
 

@@ -47,6 +47,8 @@ if __name__ == "__main__":
             run_config=spotfit.RunConfig(name="resume", storage_path=f"{folder}/runs"),
             provisioner=machines,
         )
-        with scheduled_reclaims(f"{folder}/runs/resume", [at_step(45)], options=machines) as market:
+        with scheduled_reclaims(
+            f"{folder}/runs/resume", [at_step(45)], options=machines
+        ) as schedule:
             result = trainer.fit()
-        print(f"counted to {result.return_value}; preempted: {market.completed}")
+        print(f"counted to {result.return_value}; preempted: {schedule.completed}")

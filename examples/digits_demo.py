@@ -45,7 +45,7 @@ BATCH, EPOCHS, SAVE_EVERY = 16, 40, 20
 SEED = 7
 BUCKET = "spotfit-demo"
 PLAN = [at_step(60, node=1, notice_s=8.0), at_step(640, node=0)]
-GOOD = 0.97
+MIN_ACCURACY = 0.97
 console = Console()
 
 
@@ -90,7 +90,7 @@ def train(config: dict[str, Any]) -> float:
         loss.backward()
         optimizer.step()
         metrics = {"step": step + 1, "epoch": epoch, "loss": round(loss.item(), 4)}
-        note(config["diary"], rank, metrics)
+        record_step(config["step_log"], rank, metrics)
         if (step + 1) % config["save_every"]:
             spotfit.report(metrics)
             continue
@@ -121,11 +121,11 @@ def digits_net() -> Any:
     )
 
 
-def note(diary: str, rank: int, metrics: dict[str, Any]) -> None:
-    """Record for the timeline which process executed the step, and when."""
+def record_step(step_log: str, rank: int, metrics: dict[str, Any]) -> None:
+    """Record which process executed the step, and when."""
     if rank == 0:
         fields = (os.getpid(), metrics["step"], time.time_ns() // 1_000_000, metrics["loss"])
-        with Path(diary).open("a") as file:
+        with Path(step_log).open("a") as file:
             file.write(" ".join(map(str, fields)) + "\n")
 
 
@@ -156,12 +156,12 @@ def main() -> int:
         disturbed = Training("digits", Path(folder), data)
         with scheduled_reclaims(
             disturbed.url, PLAN, options=disturbed.machines, seed=SEED
-        ) as market:
-            disturbed.run(market)
+        ) as schedule:
+            disturbed.run(schedule)
         undisturbed = Training("undisturbed", Path(folder), data)
         undisturbed.run(None)
-        console.print(timeline(disturbed, market))
-        return 0 if report_checks(disturbed, undisturbed, market) else 1
+        console.print(timeline(disturbed, schedule))
+        return 0 if report_checks(disturbed, undisturbed, schedule) else 1
 
 
 class Training:
@@ -170,13 +170,13 @@ class Training:
     def __init__(self, name: str, folder: Path, data: dict[str, Any]) -> None:
         storage = f"s3://{BUCKET}/runs"
         self.url = f"{storage}/{name}"
-        self.diary = folder / f"{name}.diary"
+        self.step_log = folder / f"{name}.step_log"
         self.machines = LocalOptions(nodes=NODES, root=str(folder / "machines"))
         self.trainer = TorchTrainer(
             train,
             train_loop_config={
                 **data,
-                "diary": str(self.diary),
+                "step_log": str(self.step_log),
                 "batch": BATCH,
                 "epochs": EPOCHS,
                 "save_every": SAVE_EVERY,
@@ -192,20 +192,20 @@ class Training:
         )
         self.result: spotfit.Result
         self.seconds = 0.0
-        self.news: list[str] = []
+        self.event_lines: list[str] = []
         self.closed: list[JournalEntry] = []
         """The journal entries of closed rounds."""
         self.committed: list[str] = []
-        self.passed_over: list[str] = []
+        self.unused_checkpoints: list[str] = []
         """Committed checkpoints that the next round did not restore; must stay empty."""
         self._journal: Journal | None = None
 
-    def run(self, market: ReclaimSchedule | None) -> None:
+    def run(self, schedule: ReclaimSchedule | None) -> None:
         """Run to the end, with a live display."""
         started_ns = time.monotonic_ns()
         handle = self.trainer.submit()
         ended = threading.Event()
-        display = threading.Thread(target=self._show, args=(handle, market, ended))
+        display = threading.Thread(target=self._show, args=(handle, schedule, ended))
         display.start()
         try:
             self.result = handle.result()
@@ -216,24 +216,24 @@ class Training:
         self.seconds = (time.monotonic_ns() - started_ns) / 1e9
 
     def _show(
-        self, handle: spotfit.RunHandle, market: ReclaimSchedule | None, ended: threading.Event
+        self, handle: spotfit.RunHandle, schedule: ReclaimSchedule | None, ended: threading.Event
     ) -> None:
         with Live(console=console, refresh_per_second=8) as live:
             while True:
-                over = ended.wait(0.2)
-                self.read_on()
-                live.update(view(self, handle, market))
-                if over:
+                is_over = ended.wait(0.2)
+                self.catch_up_journal()
+                live.update(view(self, handle, schedule))
+                if is_over:
                     return
 
-    def read_on(self) -> None:
+    def catch_up_journal(self) -> None:
         """Apply new entries of the run's journal."""
         if self._journal is None:
             self._journal = Journal(open_store(self.url), ignore_view_cache=True)
-            self._journal.on_entry = self._hear
+            self._journal.on_entry = self._on_entry
         self._journal.catch_up()
 
-    def _hear(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
+    def _on_entry(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
         match entry.event:
             case CheckpointCommitted(name=name):
                 self.committed.append(name)
@@ -241,13 +241,13 @@ class Training:
                 self.closed.append(entry)
             case RoundOpened(round=opened):
                 if self.committed and self.committed[-1] != opened.checkpoint_name:
-                    self.passed_over.append(self.committed[-1])
+                    self.unused_checkpoints.append(self.committed[-1])
         if not isinstance(entry.event, CheckpointDropped):
-            self.news.append(format_event(entry.event))
+            self.event_lines.append(format_event(entry.event))
 
     def steps(self) -> list[Step]:
         """Return the steps that rank 0 recorded."""
-        lines = self.diary.read_text().splitlines() if self.diary.exists() else []
+        lines = self.step_log.read_text().splitlines() if self.step_log.exists() else []
         rows = [line.split() for line in lines]
         return [Step(int(pid), int(step), int(at), loss) for pid, step, at, loss in rows]
 
@@ -300,7 +300,7 @@ class Step:
     loss: str
 
 
-def view(training: Training, handle: spotfit.RunHandle, market: ReclaimSchedule | None) -> Table:
+def view(training: Training, handle: spotfit.RunHandle, schedule: ReclaimSchedule | None) -> Table:
     """Return the current state of the run as a table."""
     status, steps = handle.status(), training.steps()
     table = Table(title=f"{status.name}: {status.state}", title_justify="left", show_header=False)
@@ -308,15 +308,15 @@ def view(training: Training, handle: spotfit.RunHandle, market: ReclaimSchedule 
     table.add_row("machines", str(status.machines))
     table.add_row("step", f"{steps[-1].step}, loss {steps[-1].loss}" if steps else "-")
     table.add_row("checkpoints", f"{len(training.committed)} committed")
-    for reclaim in market.completed if market else ():
+    for reclaim in schedule.completed if schedule else ():
         how = "received a preemption notice" if reclaim.notice else "was killed without notice"
-        table.add_row("market", f"after step {reclaim.step} a node {how}")
-    for line in training.news[-4:]:
+        table.add_row("preemption", f"after step {reclaim.step} a node {how}")
+    for line in training.event_lines[-4:]:
         table.add_row("journal", line)
     return table
 
 
-def timeline(training: Training, market: ReclaimSchedule) -> Table:
+def timeline(training: Training, schedule: ReclaimSchedule) -> Table:
     """Return a table of the rounds: steps, cause of the end, and the cost."""
     table = Table(title="Rounds", title_justify="left")
     for column in ("round", "from", "steps", "ended by", "to the next step", "repeated"):
@@ -328,7 +328,7 @@ def timeline(training: Training, market: ReclaimSchedule) -> Table:
         row = [str(number + 1), start, f"{steps[0].step}-{steps[-1].step}"]
         if number + 1 < len(rounds):
             following = rounds[number + 1]
-            cause, at_ms = what_ended(training.closed[number], steps, market)
+            cause, at_ms = cause_of_end(training.closed[number], steps, schedule)
             repeated = steps[-1].step - following[0].step + 1
             row += [cause, f"{(following[0].at_ms - at_ms) / 1000:.2f} s", f"{repeated} steps"]
         table.add_row(*row)
@@ -345,7 +345,9 @@ def split_by_process(steps: list[Step]) -> list[list[Step]]:
     return rounds
 
 
-def what_ended(closed: JournalEntry, steps: list[Step], market: ReclaimSchedule) -> tuple[str, int]:
+def cause_of_end(
+    closed: JournalEntry, steps: list[Step], schedule: ReclaimSchedule
+) -> tuple[str, int]:
     """Return why a round ended, and since when no step was executed.
 
     That is the kill, or the last step of a group that switched to the replacement.
@@ -353,7 +355,7 @@ def what_ended(closed: JournalEntry, steps: list[Step], market: ReclaimSchedule)
     assert isinstance(closed.event, RoundClosed)
     reclaims = [
         reclaim
-        for reclaim in market.completed
+        for reclaim in schedule.completed
         if steps[0].at_ms < reclaim.at_ms <= closed.written_at_ms
     ]
     for reclaim in reclaims:
@@ -363,7 +365,7 @@ def what_ended(closed: JournalEntry, steps: list[Step], market: ReclaimSchedule)
     return f"{nodes} had notice: {closed.event.reason}", steps[-1].at_ms
 
 
-def report_checks(disturbed: Training, undisturbed: Training, market: ReclaimSchedule) -> bool:
+def report_checks(disturbed: Training, undisturbed: Training, schedule: ReclaimSchedule) -> bool:
     """Print the checks; return whether all passed."""
     import torch
 
@@ -377,15 +379,16 @@ def report_checks(disturbed: Training, undisturbed: Training, market: ReclaimSch
     all_executed = set(executed) == {step.step for step in undisturbed.steps()}
     repeated, saved = len(executed) - len(set(executed)), len(disturbed.committed)
     checks = {
-        f"accuracy on held-out images is {accuracy:.4f}, at least {GOOD}": accuracy >= GOOD,
+        f"accuracy on held-out images is {accuracy:.4f}, at least {MIN_ACCURACY}": accuracy
+        >= MIN_ACCURACY,
         "the final weights are bit-identical to the undisturbed run": same,
-        f"{len(market.completed)} of {len(PLAN)} preemptions happened": len(market.completed)
+        f"{len(schedule.completed)} of {len(PLAN)} preemptions happened": len(schedule.completed)
         == len(PLAN),
         f"all {len(set(executed))} steps were executed, {repeated} of them twice": all_executed,
-        f"{saved} checkpoints were committed, none was lost": not disturbed.passed_over,
+        f"{saved} checkpoints were committed, none was lost": not disturbed.unused_checkpoints,
     }
-    for what, holds in checks.items():
-        console.print(f"[{'green' if holds else 'red'}]{'✓' if holds else '✗'}[/] {what}")
+    for what, passed in checks.items():
+        console.print(f"[{'green' if passed else 'red'}]{'✓' if passed else '✗'}[/] {what}")
     console.print(f"{disturbed.seconds:.1f} s with two losses, {undisturbed.seconds:.1f} s without")
     return all(checks.values())
 

@@ -1,4 +1,4 @@
-"""Azurite, Microsoft's own emulator of Azure's storage, where it is installed (`make azurite`)."""
+"""Azurite, Microsoft's emulator of Azure Storage, if it is installed (`make azurite`)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from urllib.parse import urlsplit
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Those that everybody's Azurite has: https://learn.microsoft.com/azure/storage/common/storage-use-azurite."""
+"""The well-known credentials of Azurite: https://learn.microsoft.com/azure/storage/common/storage-use-azurite."""
 CONTAINER = "bucket"
 _LOCAL_BIN = Path(__file__).parents[1] / ".azurite" / "node_modules" / ".bin"
 _LISTENING_PREFIX = "successfully listens on "
 
 
 def find_azurite() -> str | None:
-    """The emulator of blobs: that of the path, or ours."""
+    """Return the blob emulator on PATH or of `make azurite`."""
     return shutil.which("azurite-blob") or shutil.which("azurite-blob", path=_LOCAL_BIN)
 
 
 @contextlib.contextmanager
 def run_azurite(program: str) -> Iterator[str]:
-    """Its address, with an empty container; it forgets everything when it ends."""
+    """Run the emulator in memory with an empty container; yields its URL."""
     words = ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
     where = ["--blobHost", "127.0.0.1", "--blobPort", "0"]
     with subprocess.Popen(
@@ -38,8 +38,8 @@ def run_azurite(program: str) -> Iterator[str]:
         try:
             assert server.stdout is not None
             lines = (line.strip() for line in server.stdout)
-            said = next(line for line in lines if _LISTENING_PREFIX in line)
-            url = f"{said.partition(_LISTENING_PREFIX)[2]}/{ACCOUNT}"
+            line = next(line for line in lines if _LISTENING_PREFIX in line)
+            url = f"{line.partition(_LISTENING_PREFIX)[2]}/{ACCOUNT}"
             _make_container(url)
             yield url
         finally:
@@ -47,16 +47,16 @@ def run_azurite(program: str) -> Iterator[str]:
 
 
 def _make_container(url: str) -> None:
-    """Signed as Azure wants it, for nobody else here speaks its language."""
-    told = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
-    named = "".join(f"{name}:{text}\n" for name, text in told.items())
+    """Create the container by a signed request, without a client library."""
+    amz_headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    named = "".join(f"{name}:{text}\n" for name, text in amz_headers.items())
     path = f"{urlsplit(url).path}/{CONTAINER}"
     signed = f"PUT{chr(10) * 12}{named}/{ACCOUNT}{path}\nrestype:container"
     digest = hmac.digest(base64.b64decode(KEY), signed.encode(), hashlib.sha256)
     who = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
     wire = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
     with contextlib.closing(wire):
-        headers = {**told, "Authorization": who, "Content-Length": "0"}
+        headers = {**amz_headers, "Authorization": who, "Content-Length": "0"}
         wire.request("PUT", f"{path}?restype=container", headers=headers)
         reply = wire.getresponse()
         assert reply.status == 201, reply.read()

@@ -1,7 +1,7 @@
-"""Ceph's own S3 server (RADOS Gateway) of a test's own, where Debian's packages are installed.
+"""Ceph's S3 server (RADOS Gateway), if Debian's packages are installed.
 
-A monitor, one object daemon that keeps everything in memory, and the gateway: processes of this
-machine, in one folder, without systemd. `make rgw` runs the suite of stores on it.
+A monitor, one in-memory object daemon and the gateway run as processes in one folder, without
+systemd. `make rgw` runs the store suite on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 COMMANDS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw")
-KEY, SECRET = "somebody", "something"
+KEY, SECRET = "key", "secret"
 _TIMEOUT_S = 240.0
 _POLL_INTERVAL_S = 0.2
 
@@ -33,7 +33,7 @@ requires_ceph = pytest.mark.skipif(
 
 
 class CephCluster:
-    """The smallest cluster that has a gateway."""
+    """A minimal cluster with a gateway."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,11 +45,11 @@ class CephCluster:
 
     @property
     def url(self) -> str:
-        """Where the gateway listens."""
+        """The URL of the gateway."""
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Until the gateway answers, and knows `KEY`."""
+        """Wait until the gateway answers and accepts `KEY`."""
         for part in ("mon", "osd", "rgw", "run"):
             (self._folder / part).mkdir()
         self._conf.write_text(self._configuration())
@@ -72,7 +72,7 @@ class CephCluster:
         self._wait_for_gateway()
 
     def stop(self) -> None:
-        """End the daemons; what they kept is gone."""
+        """End the daemons; their data is lost."""
         for daemon in reversed(self._daemons):
             daemon.send_signal(signal.SIGTERM)
         for daemon in reversed(self._daemons):
@@ -114,7 +114,7 @@ class CephCluster:
             )
 
     def _conf_arguments(self, command: str) -> tuple[str, ...]:
-        """Two tools know no configuration."""
+        """Two tools ignore the configuration file."""
         knows_none = command in ("ceph-authtool", "monmaptool")
         return () if knows_none else ("-c", str(self._conf))
 
@@ -133,7 +133,7 @@ class CephCluster:
             time.sleep(_POLL_INTERVAL_S)
 
     def _configuration(self) -> str:
-        """One copy of everything, in memory, and nobody but loopback."""
+        """One in-memory copy of all data, on loopback only."""
         here = self._folder
         lines = (
             "[global]",
@@ -168,7 +168,7 @@ class CephCluster:
 
 @contextlib.contextmanager
 def run_ceph_gateway(folder: Path) -> Iterator[str]:
-    """Its address, and ended whatever happens."""
+    """Run the gateway; yields its address."""
     ceph = CephCluster(folder)
     try:
         ceph.start()
@@ -178,7 +178,7 @@ def run_ceph_gateway(folder: Path) -> Iterator[str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Held all at once, so that no two are the same."""
+    """Return distinct free ports; all are bound at the same time."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

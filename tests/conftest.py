@@ -1,4 +1,4 @@
-"""Rules for every test: loopback only, an empty home, a reported seed, no real waiting.
+"""Rules for every test: loopback only, an empty home directory, a reported seed, no real waiting.
 
 The guards see Python code of this process only. Child processes and compiled drivers get
 loopback addresses and no credentials.
@@ -61,7 +61,7 @@ def dice(seed: int, request: pytest.FixtureRequest) -> random.Random:
     return random.Random(f"{seed} {request.node.nodeid}")
 
 
-# ── an empty home ─────────────────────────────────────────────────────────────────────────────────
+# ── an empty home directory ───────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -77,7 +77,7 @@ def _clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-# ── loopback only ─────────────────────────────────────────────────────────────────────────
+# ── loopback only ─────────────────────────────────────────────────────────────────────────────────
 
 
 class NetworkAccessError(AssertionError):
@@ -117,7 +117,7 @@ def _check_loopback(host: str | bytes | None) -> None:
 
 
 def _is_loopback(name: str | None) -> bool:
-    if name in (None, "", "localhost", "0.0.0.0", "::", socket.gethostname()):  # noqa: S104  # asked, not bound
+    if name in (None, "", "localhost", "0.0.0.0", "::", socket.gethostname()):  # noqa: S104  # compared, not bound
         return True
     assert name is not None
     try:
@@ -126,7 +126,7 @@ def _is_loopback(name: str | None) -> bool:
         return name.endswith(".localhost")
 
 
-# ── no real waiting where time is virtual ────────────────────────────────────────────────────────
+# ── no real waiting where time is virtual ─────────────────────────────────────────────────────────
 
 
 class RealWaitError(AssertionError):

@@ -1,7 +1,7 @@
-"""Google's object storage, as much of its XML API as stores use: objects have generations.
+"""Google Cloud Storage: the part of its XML API that stores use, with object generations.
 
 `python -m tests.gcs_server` serves until its input ends; its first line of output is its address.
-Preconditions hold, as Google documents them, which the emulator on PyPI does not:
+Preconditions work as documented by Google, unlike in the emulator on PyPI:
 https://docs.cloud.google.com/storage/docs/xml-api/reference-headers#xgoogifgenerationmatch,
 https://docs.cloud.google.com/storage/docs/xml-api/get-bucket-list,
 https://docs.cloud.google.com/storage/docs/multipart-uploads.
@@ -45,13 +45,13 @@ class StoredObject:
 
     @property
     def etag(self) -> str:
-        """Of the content, as for objects that came in one piece."""
+        """The ETag of the content, as for objects uploaded in one request."""
         return f'"{hashlib.md5(self.body, usedforsecurity=False).hexdigest()}"'
 
 
 @dataclass
 class GcsBucket:
-    """All that is kept. The server asks it one question at a time."""
+    """The objects and uploads. Requests are serialized by the server."""
 
     objects: dict[str, StoredObject] = field(default_factory=dict)
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
@@ -101,35 +101,37 @@ class GcsBucket:
         if first >= size:
             return _error(416, "InvalidRange")
         last = min(int(wanted[2] or size), size - 1)
-        told = {"content-range": f"bytes {first}-{last}/{size}"}
-        return WireResponse(206, stored.body[first : last + 1], stored.headers | told)
+        range_header = {"content-range": f"bytes {first}-{last}/{size}"}
+        return WireResponse(206, stored.body[first : last + 1], stored.headers | range_header)
 
     def _list(self, query: Mapping[str, str]) -> WireResponse:
-        """In the order of UTF-8, a page at a time."""
+        """List in UTF-8 order, paginated."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after = query.get("continuation-token") or query.get("start-after", "")
         keys = sorted((key for key in self.objects if key.startswith(prefix)), key=str.encode)
-        told: dict[str, str] = {}
+        entries_by_name: dict[str, str] = {}
         for key in keys:
             head, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
             name = f"{prefix}{head}{delimiter}" if found else key
             if name.encode() > after.encode() or not after:
-                told.setdefault(name, _prefix(name) if found else _entry(key, self.objects[key]))
+                entries_by_name.setdefault(
+                    name, _prefix(name) if found else _entry(key, self.objects[key])
+                )
         most = min(int(query.get("max-keys", _MAX_KEYS)), _MAX_KEYS)
-        page = list(told)[:most]
-        more = len(told) > len(page)
+        page = list(entries_by_name)[:most]
+        more = len(entries_by_name) > len(page)
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
-        entries = "".join(told[name] for name in page)
+        entries = "".join(entries_by_name[name] for name in page)
         cut = f"<IsTruncated>{str(more).lower()}</IsTruncated>"
         return _xml(f"<ListBucketResult>{cut}{token}{entries}</ListBucketResult>")
 
-    # --- uploads in parts --------------------------------------------------------------------
+    # --- multipart uploads --------------------------------------------------------------------
 
     def _begin(self) -> WireResponse:
         name = f"upload-{next(self._generations)}"
         self.uploads[name] = {}
-        told = f"<UploadId>{name}</UploadId>"
-        return _xml(f"<InitiateMultipartUploadResult>{told}</InitiateMultipartUploadResult>")
+        upload_id = f"<UploadId>{name}</UploadId>"
+        return _xml(f"<InitiateMultipartUploadResult>{upload_id}</InitiateMultipartUploadResult>")
 
     def _part(self, request: WireRequest) -> WireResponse:
         parts = self.uploads.get(request.query["uploadId"])
@@ -143,8 +145,8 @@ class GcsBucket:
         parts = self.uploads.get(request.query["uploadId"])
         if parts is None:
             return _error(404, "NoSuchUpload")
-        told = ElementTree.fromstring(request.body)  # noqa: S314  # our own driver's
-        wanted = [int(one.text or "") for one in told.iter() if one.tag.endswith("PartNumber")]
+        root = ElementTree.fromstring(request.body)  # noqa: S314  # input of our driver
+        wanted = [int(one.text or "") for one in root.iter() if one.tag.endswith("PartNumber")]
         body = b"".join(parts[number] for number in wanted)
         reply = self._put(key, body, request.headers)
         if reply.status != 200:
@@ -176,13 +178,13 @@ def _error(status: int, code: str) -> WireResponse:
     return WireResponse(status, body.encode(), {"content-type": "application/xml"})
 
 
-def _xml(told: str) -> WireResponse:
-    body = f"<?xml version='1.0' encoding='UTF-8'?>{told}"
+def _xml(text: str) -> WireResponse:
+    body = f"<?xml version='1.0' encoding='UTF-8'?>{text}"
     return WireResponse(200, body.encode(), {"content-type": "application/xml"})
 
 
 def service_account_key(url: str) -> str:
-    """A service account's key, as text, that leads the driver there and signs nothing."""
+    """A service account key whose token endpoint is this server."""
     return json.dumps(
         {
             "gcs_base_url": url,

@@ -1,8 +1,7 @@
-"""SkyPilot's real API server of a test's own, with a catalog of a few machines and moto for AWS.
+"""SkyPilot's API server for tests, with a catalog of a few machines and moto for AWS.
 
-Managed jobs are looked after in the server itself ("consolidation mode"). Its optimizer, its queue
-and its jobs controllers are the real ones; moto has no public subnet, so that every attempt to
-rent a machine ends as if there were no capacity.
+Managed jobs are controlled by the server ("consolidation mode"). Optimizer, queue and jobs
+controllers are SkyPilot's; moto has no public subnet, so every launch ends without capacity.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _CATALOG = {
     "aws/images.csv": (
         "Tag,Region,OS,OSVersion,ImageId,CreationDate,BaseImageId",
         *(
-            f"skypilot:{tag},{region},ubuntu,22.04,ami-03cf127a,20250101,"  # one that moto has
+            f"skypilot:{tag},{region},ubuntu,22.04,ami-03cf127a,20250101,"  # exists in moto
             for tag in ("custom-gpu-ubuntu", "custom-cpu-ubuntu", "gpu-ubuntu-2004")
             for region in ("us-east-1", "us-west-2")
         ),
@@ -62,7 +61,7 @@ _CATALOG = {
 
 @contextlib.contextmanager
 def run_skypilot_server_on_aws(folder: Path) -> Iterator[str]:
-    """Where one answers that has access to AWS, in whose place moto stands."""
+    """Run a server with access to moto; yields its URL."""
     with _moto() as cloud, pytest.MonkeyPatch.context() as patch:
         for name, text in {
             "AWS_ENDPOINT_URL": cloud,
@@ -77,15 +76,15 @@ def run_skypilot_server_on_aws(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def run_skypilot_server(cloud: str, folder: Path, settings: str = "") -> Iterator[str]:
-    """Where one answers that has access to that cloud. This process's environment leads SkyPilot's
-    SDK there as well."""
+    """Run a server with access to this cloud; yields its URL. The environment of this process
+    selects the server for SkyPilot's SDK."""
     home = folder / "home"
     _write_home(home, settings)
     with pytest.MonkeyPatch.context() as patch:
         for name, text in {
             "HOME": str(home),
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
-            "SKYPILOT_POD_MEMORY_GB_LIMIT": "6",  # of more it makes use: controllers, and workers
+            "SKYPILOT_POD_MEMORY_GB_LIMIT": "6",  # limits controllers and workers
         }.items():
             patch.setenv(name, text)
         patch.delenv("SKYPILOT_DISABLE_LOCAL_API_SERVER", raising=False)
@@ -108,8 +107,8 @@ def _write_home(home: Path, settings: str) -> None:
 
 
 def _start(folder: Path, patch: pytest.MonkeyPatch) -> int:
-    """At which port. SkyPilot gives its server a minute, which is not enough on a busy machine,
-    and has it listen at a second port that it reckons from this one, free or not."""
+    """Start the server and return its port. SkyPilot's own timeout of a minute is too short on a
+    busy machine. The server uses a second port that is derived from this one."""
     for _ in range(_START_ATTEMPTS - 1):
         with contextlib.suppress(subprocess.CalledProcessError):
             return _start_at(_free_port(), folder, patch)
@@ -121,13 +120,13 @@ def _start_at(port: int, folder: Path, patch: pytest.MonkeyPatch) -> int:
     try:
         _run_sky(folder, "api", "start")
     except subprocess.CalledProcessError:
-        _run_sky(folder, "api", "stop")  # it may be about to come
+        _run_sky(folder, "api", "stop")  # it may still be starting
         raise
     return port
 
 
 def _run_sky(folder: Path, *words: str) -> None:
-    """A command of SkyPilot's; what it says is kept beside its home."""
+    """Run a command of SkyPilot; its output is stored next to its home directory."""
     environment = {
         name: text
         for name, text in os.environ.items()

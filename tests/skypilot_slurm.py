@@ -1,10 +1,10 @@
-"""A Slurm that SkyPilot rents machines from: real daemons, real ssh, on this computer alone.
+"""A Slurm cluster for SkyPilot: real daemons and ssh on this computer.
 
-SkyPilot's Slurm cloud logs in by ssh, and writes into the home of whoever it logs in as. So all of
-it lives in a mount and a network namespace of its own, where that home is a copy, and nothing
-outside can be reached. Two things stand in for the world: a page at an address on the internet,
-where SkyPilot looks whether it is connected; and a `uv` that gives SkyPilot, on its machines, the
-Python of the test with SkyPilot in it, in place of one that the real uv would download.
+SkyPilot's Slurm cloud logs in by ssh and writes to the home directory of that user. Therefore
+everything runs in a mount and a network namespace, in which the home directory is a copy and no
+other host is reachable. Two parts are substituted: a page at the internet address of SkyPilot's
+connectivity probe, and a `uv` that provides the Python of the test on machines instead of
+downloading one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tests.slurm_cluster import SlurmCluster
 
 _NAME = "lab"
 INFRA = f"slurm/{_NAME}"
-"""What SkyPilot calls the cluster."""
+"""The name of the cluster in SkyPilot."""
 
 _INTERNET_ADDRESS = "8.8.8.8"
-"""Where SkyPilot's jobs controllers look whether they are connected: while they are not, they look
-at no job. (And Slurm finds itself by no name where there is no address but 127.0.0.1.)"""
+"""The address of the connectivity probe of SkyPilot's jobs controllers, which ignore jobs without a
+connection. Slurm also needs an address other than 127.0.0.1 to resolve its own name."""
 
 
 _CLONE_FS, _CLONE_NEWNS, _CLONE_NEWNET = 0x00000200, 0x00020000, 0x40000000
@@ -47,7 +47,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _has_capabilities(*capabilities: int) -> bool:
-    """Whether this process has those of Linux's capabilities."""
+    """Whether this process has these Linux capabilities."""
     status = Path("/proc/self/status").read_text()
     [held] = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
     return all(int(held, 16) >> one & 1 for one in capabilities)
@@ -61,7 +61,7 @@ requires_namespaces = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def private_namespaces() -> Iterator[None]:
-    """A mount and a network namespace of its own for this thread, and all that it starts."""
+    """Enter a mount and a network namespace, for this thread and its child processes."""
     ours = Path("/proc/thread-self/ns")
     with (ours / "mnt").open() as mounts, (ours / "net").open() as network:
         _check_libc_call(_LIBC.unshare, _CLONE_NEWNS | _CLONE_NEWNET)
@@ -71,9 +71,8 @@ def private_namespaces() -> Iterator[None]:
             _run("ip", "address", "add", f"{_INTERNET_ADDRESS}/32", "dev", "lo")
             yield
         finally:
-            _check_libc_call(
-                _LIBC.unshare, _CLONE_FS
-            )  # threads share it, and may not be moved with it
+            # setns to a mount namespace fails while threads share file system attributes.
+            _check_libc_call(_LIBC.unshare, _CLONE_FS)
             _check_libc_call(_LIBC.setns, network.fileno(), _CLONE_NEWNET)
             _check_libc_call(_LIBC.setns, mounts.fileno(), _CLONE_NEWNS)
 
@@ -85,7 +84,7 @@ def _check_libc_call(call: Any, *words: int) -> None:
 
 @contextlib.contextmanager
 def run_slurm_for_skypilot(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
-    """A cluster that a SkyPilot finds whose home lies in that folder, too."""
+    """Run a cluster that a SkyPilot with its home in this folder finds."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(private_namespaces())
         stack.enter_context(_fake_internet(folder))
@@ -103,13 +102,13 @@ def run_slurm_for_skypilot(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
 
 
 def kill_job(cluster: SlurmCluster, job: str) -> None:
-    """The machine that this job of Slurm is: at once, and without a word."""
+    """Kill the machine of a Slurm job at once, without notice."""
     _kill(f"SLURM_CONF={cluster.conf}", f"SLURM_JOB_ID={job}")
     cluster.run_command("scancel", "--signal=KILL", job)
 
 
 def skypilot_config(folder: Path) -> str:
-    """What SkyPilot must be told of the nodes: where things may lie there."""
+    """SkyPilot's configuration of the nodes: usable directories."""
     places = {"workdir": folder / "work", "tmpdir": folder / "tmp"}
     lines = "".join(f"      {name}: {path}\n" for name, path in places.items())
     return f"slurm:\n  cluster_configs:\n    {_NAME}:\n{lines}"
@@ -122,8 +121,7 @@ def _make_directory(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _kill_leftovers(folder: Path) -> Iterator[None]:
-    """Slurm's own list of what belongs to a job is without cgroups, and loses processes whose
-    parents have ended first."""
+    """Without cgroups Slurm's list of a job's processes lacks those whose parents have ended."""
     folder.mkdir()
     try:
         yield
@@ -132,7 +130,7 @@ def _kill_leftovers(folder: Path) -> Iterator[None]:
 
 
 def _kill(*variables: str) -> None:
-    """All whose environments have them, and whoever they have started meanwhile."""
+    """Return processes with these variables in their environment, and their descendants."""
     wanted = {variable.encode() for variable in variables}
     while doomed := [one for one in Path("/proc").glob("[0-9]*") if wanted <= _environment(one)]:
         for process in doomed:
@@ -144,12 +142,12 @@ def _environment(process: Path) -> set[bytes]:
     try:
         return set((process / "environ").read_bytes().split(b"\0"))
     except OSError:
-        return set()  # it has ended
+        return set()  # the process has ended
 
 
 @contextlib.contextmanager
 def _overlay_home(folder: Path) -> Iterator[Path]:
-    """The home of whoever logs in, of which nothing that is written stays."""
+    """Mount a temporary copy of the home directory."""
     home, layer = Path(pwd.getpwnam(getpass.getuser()).pw_dir), _make_directory(folder / "layer")
     _run("mount", "-t", "tmpfs", "tmpfs", str(layer))
     up, work = _make_directory(layer / "up"), _make_directory(layer / "work")
@@ -164,7 +162,7 @@ def _overlay_home(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _hosts_by_name(folder: Path, nodes: int) -> Iterator[None]:
-    """SkyPilot looks nodes up by their names."""
+    """SkyPilot resolves nodes by name."""
     names = (socket.gethostname(), "localhost", *(f"n{n}" for n in range(1, nodes + 1)))
     hosts = folder / "hosts"
     hosts.write_text("".join(f"127.0.0.1 {name}\n" for name in names))
@@ -177,7 +175,7 @@ def _hosts_by_name(folder: Path, nodes: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fake_internet(folder: Path) -> Iterator[None]:
-    """All there is of it: who asks for a page is given an empty one."""
+    """Answers every request with an empty page."""
     key, certificate = folder / "internet.key", folder / "internet.crt"
     names = (
         "-subj",
@@ -209,7 +207,7 @@ class _EmptyPage(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Not a word."""
+        """Suppress the access log."""
 
 
 _UV = """\
@@ -233,7 +231,7 @@ esac
 
 
 def _install_tools(folder: Path, login: Path) -> None:
-    """What there is on the machines."""
+    """Install tools on the machines."""
     tools = _make_directory(folder / "tools")
     _write(
         tools / "uv",
@@ -245,7 +243,7 @@ def _install_tools(folder: Path, login: Path) -> None:
     )
     _write(tools / "curl", _CURL.format(uv=tools / "uv"))
     (login / ".profile").write_text(f"export PATH={tools}:$PATH\n")
-    (login / ".bashrc").write_text("")  # whatever is there takes its time, at every command
+    (login / ".bashrc").write_text("")  # user startup files would slow down every command
 
 
 def _write(path: Path, script: str) -> None:
@@ -254,10 +252,10 @@ def _write(path: Path, script: str) -> None:
 
 
 def _write_login_config(hosts: ssh_hosts.SshHosts, home: Path) -> None:
-    """As SkyPilot wants to be told of a login node."""
-    told = _run("ssh", "-G", "-F", str(hosts.config), hosts.names[0]).splitlines()
+    """Write the ssh configuration of the login node for SkyPilot."""
+    result = _run("ssh", "-G", "-F", str(hosts.config), hosts.names[0]).splitlines()
     names = ("hostname", "port", "user", "identityfile")
-    lines = (line for line in told if line.partition(" ")[0] in names)
+    lines = (line for line in result if line.partition(" ")[0] in names)
     config = home / ".slurm/config"
     config.parent.mkdir(parents=True)
     config.write_text("\n  ".join((f"Host {_NAME}", *lines)) + "\n")

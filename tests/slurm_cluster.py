@@ -1,7 +1,7 @@
-"""A real Slurm of a test's own: controller and nodes as processes of this machine, no systemd.
+"""A real Slurm cluster for tests: controller and nodes as processes of this machine, no systemd.
 
-Debian's slurmd may run several times on one machine, each under a node's name and on a port of its
-own. Everything lies in one folder and ends when the test does.
+Debian's slurmd can run several times on one machine, each with its node name and port. All files
+are in one folder, and all processes end with the test.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ requires_slurm_accounting = pytest.mark.skipif(
 
 
 class SlurmCluster:
-    """Nodes n1, n2, … of two processors each in the partition 'spot'; 'urgent' preempts it.
+    """Nodes n1, n2, … of two CPUs each in the partition 'spot', which 'urgent' preempts.
 
-    One that keeps accounts has the account 'lab', which may be charged in the QOS 'normal', 'low'
-    and 'high', and it is 'high' that preempts 'low', in whichever partition.
+    With accounting there is the account 'lab' with the QOS 'normal', 'low' and 'high'; 'high'
+    preempts 'low' in all partitions.
     """
 
     def __init__(self, folder: Path, nodes: int, *, accounting: bool = False) -> None:
@@ -54,7 +54,7 @@ class SlurmCluster:
             (folder / part).mkdir()
 
     def start(self) -> None:
-        """Until all nodes are idle."""
+        """Wait until all nodes are idle."""
         socket_ = self.folder / "munge.socket"
         self._start_munge(socket_)
         kept = self.accounting.start(socket_) if self.accounting else _NO_ACCOUNTING
@@ -72,26 +72,26 @@ class SlurmCluster:
         )
 
     def run_command(self, *words: str) -> str:
-        """What a command of Slurm prints; '' where it fails."""
+        """Return the output of a Slurm command; '' if it fails."""
         done = subprocess.run(
             words, env=self._environment(), capture_output=True, text=True, timeout=60, check=False
         )
         return done.stdout if done.returncode == 0 else ""
 
     def jobs(self, *fields: str) -> list[list[str]]:
-        """Every task there is or was, by those fields of `squeue --Format`."""
+        """Return all current and recent tasks by these fields of `squeue --Format`."""
         wanted = ",".join(f"{field}:|" for field in fields)
-        told = self.run_command(
+        result = self.run_command(
             "squeue", "--noheader", "--array", "--states=all", f"--Format={wanted}"
         )
-        return [line.split("|")[: len(fields)] for line in told.splitlines() if line.strip()]
+        return [line.split("|")[: len(fields)] for line in result.splitlines() if line.strip()]
 
     def running_jobs(self) -> list[str]:
-        """Numbers of the jobs that run, each a task."""
+        """Return the ids of the running jobs."""
         return [job for job, state in self.jobs("JobID", "State") if state == "RUNNING"]
 
     def stop(self) -> None:
-        """Cancel what is left, wait until it is over, and end the daemons."""
+        """Cancel all jobs, wait for them, and end the daemons."""
         if self.conf.exists():
             self.run_command("scancel", "--full", "--user", getpass.getuser())
             with contextlib.suppress(AssertionError):
@@ -122,7 +122,7 @@ class SlurmCluster:
         self.wait_until(socket_.exists)
 
     def start_daemon(self, command: str, *words: str) -> None:
-        """Start it; it is ended when the cluster is."""
+        """Start a daemon that ends with the cluster."""
         path = shutil.which(command, path=_PATH)
         assert path is not None
         log = (self.folder / f"{command}.out").open("ab")
@@ -135,7 +135,7 @@ class SlurmCluster:
         return {"PATH": _PATH, "HOME": str(self.folder), "SLURM_CONF": str(self.conf)}
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Wait for it; a minute and a half, then it is a failure."""
+        """Wait for the condition, at most 90 s."""
         deadline = time.monotonic() + _TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline, f"see {self.folder}"
@@ -149,14 +149,14 @@ _NO_ACCOUNTING = (
 
 
 class _SlurmAccounting:
-    """MariaDB and slurmdbd in the cluster's folder, for what only accounts know: QOS."""
+    """MariaDB and slurmdbd in the folder of the cluster, which QOS need."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self._cluster = cluster
         self._folder = cluster.folder / "accounts"
 
     def start(self, munge: Path) -> Sequence[str]:
-        """Both of them; what the controller must be told to find them."""
+        """Start both; return the settings of the controller."""
         self._folder.mkdir()
         data = self._folder / "data"
         words = ("--no-defaults", f"--datadir={data}", f"--user={getpass.getuser()}")
@@ -169,7 +169,7 @@ class _SlurmAccounting:
         self._cluster.start_daemon(
             "mariadbd",
             *words,
-            "--skip-grant-tables",  # nobody but loopback, for a minute
+            "--skip-grant-tables",  # loopback only
             "--bind-address=127.0.0.1",
             f"--port={base}",
             f"--socket={socket_}",
@@ -190,7 +190,7 @@ class _SlurmAccounting:
         )
 
     def create_accounts(self) -> None:
-        """An account, who may be charged to it, and one QOS that preempts another."""
+        """Create the account, its user, and one QOS that preempts another."""
         user = getpass.getuser()
         for words in (
             ("add", "cluster", "lab"),
@@ -202,8 +202,8 @@ class _SlurmAccounting:
             ("modify", "user", user, "set", "qos=normal,low,high"),
         ):
             self._cluster.run_command("sacctmgr", "-i", *words)
-        told = self._cluster.run_command("sacctmgr", "-nP", "show", "assoc", "format=user,qos")
-        assert "low" in told, f"see {self._folder}"
+        result = self._cluster.run_command("sacctmgr", "-nP", "show", "assoc", "format=user,qos")
+        assert "low" in result, f"see {self._folder}"
 
     def _write_configuration(self, munge: Path, *, port: int, base: int) -> None:
         conf = self._cluster.folder / "slurmdbd.conf"
@@ -227,7 +227,7 @@ def _is_listening(port: int) -> bool:
 def run_slurm_cluster(
     folder: Path, nodes: int, *, accounting: bool = False
 ) -> Iterator[SlurmCluster]:
-    """Started, and ended whatever happens. Commands find it once SLURM_CONF is its `conf`."""
+    """Run a cluster. Commands use it with SLURM_CONF set to its `conf`."""
     cluster = SlurmCluster(folder, nodes, accounting=accounting)
     try:
         cluster.start()
@@ -237,7 +237,7 @@ def run_slurm_cluster(
 
 
 def _format_configuration(folder: Path, munge: Path, nodes: int, accounting: Sequence[str]) -> str:
-    """A requeued job waits `cred_expire`; the rest makes it prompt and asks for no rights."""
+    """Short intervals, and settings that need no privileges. A requeued job waits `cred_expire`."""
     host, user = socket.gethostname().partition(".")[0], getpass.getuser()
     controller, *ports = _free_ports(nodes + 1)
     size = "CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000"
@@ -287,7 +287,7 @@ def _format_configuration(folder: Path, munge: Path, nodes: int, accounting: Seq
 
 
 def _free_ports(count: int) -> Sequence[int]:
-    """Held all at once, so that no two are the same."""
+    """Return distinct free ports; all are bound at the same time."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

@@ -1,4 +1,4 @@
-"""Hosts of a test's own: one sshd on loopback under several names, its keys in one folder."""
+"""Hosts for tests: one sshd on loopback with several host names, keys in one folder."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ requires_sshd = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class SshHosts:
-    """Names that all lead to this machine, each a host of its own to who asks by it."""
+    """Host names of this machine; clients treat each as a separate host."""
 
     config: Path
-    """An ssh configuration. 'down' is in it, too, which does not answer, and 'stranger', whose
-    key nobody knows."""
+    """An ssh configuration. It contains 'down', which does not answer, and 'stranger', whose key is
+    unknown."""
     names: tuple[str, ...]
     state_dir: Path
-    """The hosts' folder, or what theirs must lie below."""
+    """The folder of the hosts' state."""
 
     def processes(self, host: str = "", *, below: Path | None = None) -> list[int]:
-        """Everything that belongs to an agent of that host, or of any of these."""
+        """Return the processes of agents of one host or of all."""
         begins, holds = (
             f"{MARKER_VARIABLE}={below or self.state_dir}/".encode(),
             f"/{host}/".encode(),
@@ -47,7 +47,7 @@ class SshHosts:
         return [pid for pid, mark in marks if mark and (not host or holds in mark)]
 
     def kill(self, host: str = "", *, below: Path | None = None) -> None:
-        """All of these, at once."""
+        """Kill all these processes."""
         for pid in self.processes(host, below=below):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -57,8 +57,8 @@ class SshHosts:
 def run_ssh_hosts(
     folder: Path, count: int, variables: Mapping[str, object] | None = None
 ) -> Iterator[SshHosts]:
-    """So many of them, with these variables for whoever logs in; what runs there at the end is
-    killed."""
+    """Run `count` hosts with these environment variables for sessions; kills their processes at the
+    end."""
     assert _SSHD is not None
     for key in ("host", "user"):
         words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
@@ -69,7 +69,7 @@ def run_ssh_hosts(
     names = tuple(f"h{number}" for number in range(1, count + 1))
     hosts = SshHosts(folder / "config", names, folder / "notes")
     settings = _write_configuration(folder, port, hosts, variables or {})
-    Path("/run/sshd").mkdir(exist_ok=True)  # where it separates its rights
+    Path("/run/sshd").mkdir(exist_ok=True)  # its privilege separation directory
     with (folder / "sshd.log").open("ab") as log:
         daemon = subprocess.Popen((_SSHD, "-D", "-e", "-f", str(settings)), stdout=log, stderr=log)
     try:
@@ -95,12 +95,12 @@ def _write_configuration(
         "Host down\n  HostName 127.0.0.1\n  Port 1\n"
     )
     settings = folder / "sshd_config"
-    told = " ".join(f'"{name}={text}"' for name, text in variables.items())
+    result = " ".join(f'"{name}={text}"' for name, text in variables.items())
     settings.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
-        "MaxStartups 100\nMaxSessions 100\n" + (f"SetEnv {told}\n" if told else "")
+        "MaxStartups 100\nMaxSessions 100\n" + (f"SetEnv {result}\n" if result else "")
     )
     return settings
 
@@ -110,7 +110,7 @@ def _pids() -> list[int]:
 
 
 def _find_variable(pid: int, begins: bytes) -> bytes:
-    """The variable of that process's environment that begins so; b'' without one."""
+    """Return the environment variable of a process with this prefix; b'' if missing."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

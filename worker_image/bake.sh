@@ -1,13 +1,13 @@
 #!/bin/sh
-# Build the image, and label it with what is in it:
+# Build the image, and label it with its content:
 #
 #   worker_image/bake.sh cpu|cuda REPOSITORY [OPTION OF DOCKER BUILD...]
 #
-# The tag says what `fit()` compares before it rents a machine: spotfit, Python and torch, as in
-# REPOSITORY:0.1.0-py3.11-torch2.13.0-cpu. The last line printed is the image's name; push it then.
+# The tag contains the versions that `fit()` compares before it rents machines:
+# REPOSITORY:0.1.0-py3.11-torch2.13.0-cpu. The last line of output is the name of the image.
 #
-#   PYTHON   which one, 3.11 to 3.13: that of whoever calls fit()   (that of python3 here)
-#   DOCKER   docker, or podman                                      (docker)
+#   PYTHON   minor version of the caller of fit(), 3.11 to 3.13   (that of python3)
+#   DOCKER   docker or podman                                     (docker)
 set -eu
 
 kind=$1 repository=$2

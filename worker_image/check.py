@@ -1,14 +1,13 @@
-"""Take the steps of a Dockerfile on this machine, without Docker, and boot the agent they make.
+"""Execute the steps of a Dockerfile on this machine, without Docker, and test the result.
 
-`python -m worker_image.check cpu` reads the steps from Dockerfile.cpu itself: what is checked is
-what is built. Each stage is a copy-on-write layer over this machine's own file system, which stands
-for the base image of the same Python; nothing outside the layers changes, and the checkout is
-hidden in them.
-Needs Linux and root (`unshare --mount`, overlayfs), and a package index; takes a few minutes. A
-variable of the environment that a step knows as ARG (`TORCH_INDEX=`) counts more than its default.
+`python -m worker_image.check cpu` reads the steps from Dockerfile.cpu. Each stage is a
+copy-on-write layer over the file system of this machine, which replaces the base image. Nothing
+outside the layers changes, and the checkout is hidden in them. Needs Linux, root
+(`unshare --mount`, overlayfs) and a package index; takes a few minutes. An environment variable
+overrides the default of the ARG of the same name (`TORCH_INDEX=`).
 
-Then the image is used as clouds use it: by its entry point, by a command of the cloud's own, with
-signals, as the user it names. `vm_bootstrap.sh` makes a bare machine of it last, twice.
+Then the image is used as clouds do: by its entry point, by a command of the cloud, with signals, as
+its user. Finally `vm_bootstrap.sh` runs twice as a user without root.
 """
 
 import argparse
@@ -30,13 +29,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 AGENT = ("python", "-m", "spotfit.agent")
-REFUSED, SIGNALLED = 64, 85
-NO_ROOM = 77
-"""Our exit code where this machine does not let us build layers."""
+EXIT_UNUSABLE, EXIT_DRAINED = 64, 85
+EXIT_CANNOT_MOUNT = 77
+"""Exit code if layers cannot be mounted on this machine."""
 
 _BASE_PYTHON = "/opt/base-image/bin"
 _BASE_PATH = f"{_BASE_PYTHON}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_HANDED_IN = ("PIP_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
+_INHERITED_VARIABLES = ("PIP_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
 _WAITS_FOR_SIGNAL = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))
@@ -44,60 +43,61 @@ print("up", flush=True)
 time.sleep(60)
 """
 _INSIDE = "--inside"
-_PATIENCE_S = 1200
+_TIMEOUT_S = 1200
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description="Check an image without building it.")
-    asked.add_argument("kind", choices=["cpu", "cuda"])
-    asked.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
-    values = asked.parse_args()
+    parser = argparse.ArgumentParser(description="Check an image without building it.")
+    parser.add_argument("kind", choices=["cpu", "cuda"])
+    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+    values = parser.parse_args()
     if values.inside:
         with tempfile.TemporaryDirectory(prefix="spotfit-image-") as folder, _layers(folder):
             check(values.kind, Path(folder))
     elif os.getuid() != 0 or not shutil.which("unshare"):
-        print("This check needs root and unshare(1): it mounts layers of its own.")
-        sys.exit(NO_ROOM)
+        print("This check needs root and unshare(1), because it mounts file systems.")
+        sys.exit(EXIT_CANNOT_MOUNT)
     else:
-        alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-        again = (sys.executable, "-m", "worker_image.check", values.kind, _INSIDE)
+        unshare = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+        command = (sys.executable, "-m", "worker_image.check", values.kind, _INSIDE)
         os.chdir(ROOT)
-        os.execvp(alone[0], [*alone, *again])  # noqa: S606 - ending this process ends all children
+        os.execvp(unshare[0], [*unshare, *command])  # noqa: S606 - the end of this process ends all children
 
 
 def check(kind: str, folder: Path) -> None:
-    """Build in `folder`, then boot what was built. Raises where a promise is not kept."""
+    """Build the image in `folder` and check its guarantees by assertions."""
     stages = dockerfile.read(HERE / f"Dockerfile.{kind}", {"PYTHON": PYTHON})
     built: dict[str, Layer] = {}
     for stage in stages:
         layer = built[stage.name] = Layer.over_this_machine(folder / stage.name, stage.base)
         for step in stage.steps:
-            layer.take(step, built)
-    boots(built[stages[-1].name], kind)
-    bare_machine(Layer.over_this_machine(folder / "bare", stages[-1].base), kind)
-    print(f"{kind}: the image keeps its promises.")
+            layer.execute(step, built)
+    check_image(built[stages[-1].name], kind)
+    check_bootstrap(Layer.over_this_machine(folder / "bare", stages[-1].base), kind)
+    print(f"{kind}: all checks passed.")
 
 
-def boots(image: "Layer", kind: str) -> None:
-    """The image's promises, one by one."""
-    output = image.run(*image.entrypoint, *image.command, expect=REFUSED)
-    assert "The agent cannot start" in output, "with no run to serve, the agent says so"
+def check_image(image: "Layer", kind: str) -> None:
+    """Check the guarantees of the image."""
+    output = image.run(*image.entrypoint, *image.command, expect=EXIT_UNUSABLE)
+    assert "agent.refused" in output, "without a run the agent logs an error"
     report = _report(image.run(*image.entrypoint, "--check"))
-    assert report["user"] != 0, "the agent is not root"
+    assert report["user"] != 0, "the agent must not be root"
     assert report["python"].startswith(f"{PYTHON}."), report["python"]
-    _as_pinned(report["packages"], kind)
+    _check_versions(report["packages"], kind)
     bare = _report(image.run(*AGENT, "--check"))
-    assert bare["user"] == report["user"], "a cloud's own command needs no entry point"
-    assert image.signalled(*image.entrypoint, "python", "-c", _WAITS_FOR_SIGNAL) == SIGNALLED, (
-        "signals pass"
-    )
+    assert bare["user"] == report["user"], "a command of the cloud works without the entry point"
+    assert (
+        image.exit_code_after_sigterm(*image.entrypoint, "python", "-c", _WAITS_FOR_SIGNAL)
+        == EXIT_DRAINED
+    ), "signals must reach the command"
     hello = ROOT / "examples" / "01_hello_two_nodes.py"
     shutil.copy(hello, image.merged / "tmp" / hello.name)
-    assert "all ranks add up to 6.0" in image.run("python", f"/tmp/{hello.name}")  # noqa: S108
+    assert "sum of all ranks: 6.0" in image.run("python", f"/tmp/{hello.name}")  # noqa: S108
 
 
-def bare_machine(machine: "Layer", kind: str) -> None:
-    """`vm_bootstrap.sh` by a user who is not root, with nothing but Python there."""
+def check_bootstrap(machine: "Layer", kind: str) -> None:
+    """Run `vm_bootstrap.sh` without root on a machine that has only Python."""
     for name in ("vm_bootstrap.sh", "constraints"):
         machine.copy(HERE / name, machine.merged / "opt" / "bootstrap" / name)
     wheel = _wheel(machine.folder)
@@ -108,10 +108,10 @@ def bare_machine(machine: "Layer", kind: str) -> None:
         machine.environment["SPOTFIT_TORCH"] = os.environ["TORCH_INDEX"]
     words = ("sh", "/opt/bootstrap/vm_bootstrap.sh", kind, f"/opt/bootstrap/{wheel.name}")
     output = machine.run(*words, "--check")
-    _as_pinned(_report(output)["packages"], kind)
+    _check_versions(_report(output)["packages"], kind)
     again = machine.run(*words, "--check")
     assert "Installing" in output, output
-    assert "Installing" not in again, "what is there is not installed again"
+    assert "Installing" not in again, "an existing installation must be reused"
 
 
 def _wheel(folder: Path) -> Path:
@@ -121,43 +121,43 @@ def _wheel(folder: Path) -> Path:
 
 
 def _report(output: str) -> dict[str, Any]:
-    """What `--check` found, among whatever else was printed."""
+    """Return the report of `--check` in the output."""
     (line,) = [line for line in output.splitlines() if line.startswith("{")]
     report: dict[str, Any] = json.loads(line)
-    assert not report["complaints"], report["complaints"]
+    assert not report["problems"], report["problems"]
     return report
 
 
-def _as_pinned(packages: Mapping[str, str], kind: str) -> None:
+def _check_versions(packages: Mapping[str, str], kind: str) -> None:
     ours = {name: version.partition("+")[0] for name, version in packages.items()}
     pinned = pins.read(kind)
     wrong = {name: ours.get(name) for name in pinned if ours.get(name) != pinned[name]}
-    assert not wrong, f"not as pinned: {wrong}"
+    assert not wrong, f"versions differ from the pins: {wrong}"
     assert set(ours) - set(pinned) <= {"pip", "spotfit"}, set(ours) - set(pinned)
 
 
 @dataclass
 class Layer:
-    """A file system in the making, over that of this machine."""
+    """A copy-on-write file system over that of this machine."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=lambda: {"PATH": _BASE_PATH, "HOME": "/"})
     arguments: dict[str, str] = field(default_factory=dict)
-    """Known only to the build steps."""
+    """Build arguments, set only in build steps."""
     user: str = "0:0"
-    place: str = "/"
+    workdir: str = "/"
     entrypoint: Sequence[str] = ()
     command: Sequence[str] = ()
 
     @property
     def merged(self) -> Path:
-        """Its root, seen from outside."""
+        """The mount point of the layer."""
         return self.folder / "merged"
 
     @classmethod
     def over_this_machine(cls, folder: Path, base: str) -> "Layer":
-        """Empty, over what stands for `base`: this machine with that Python first on its path."""
-        assert base.startswith(f"python:{PYTHON}-"), f"no Python of ours stands for {base}"
+        """Mount an empty layer; this machine, with its Python first on PATH, replaces `base`."""
+        assert base.startswith(f"python:{PYTHON}-"), f"this Python cannot replace {base}"
         layer = cls(folder)
         for name in ("upper", "work", "merged", "tmp"):
             (folder / name).mkdir(parents=True)
@@ -168,14 +168,14 @@ class Layer:
         (folder / "tmp").chmod(0o1777)
         _mount("--bind", str(folder / "tmp"), str(layer.merged / "tmp"))
         checkout = layer.merged / ROOT.relative_to("/")
-        if checkout.is_dir():  # nothing may come from there but by COPY
+        if checkout.is_dir():  # only COPY may read the checkout
             _mount("-t", "tmpfs", "tmpfs", str(checkout))
         layer.environment["HOME"] = os.environ.get("HOME", "/")
-        layer._bring_python()
+        layer._link_python()
         return layer
 
-    def take(self, step: dockerfile.Step, built: Mapping[str, "Layer"]) -> None:
-        """Do as the step says."""
+    def execute(self, step: dockerfile.Step, built: Mapping[str, "Layer"]) -> None:
+        """Execute a step of the Dockerfile."""
         print(f"[{self.folder.name}] {step.word} {step.rest}", flush=True)
         known = {**self.arguments, **self.environment}
         match step.word:
@@ -183,13 +183,13 @@ class Layer:
                 values = {name: os.environ.get(name, text) for name, text in step.pairs().items()}
                 self.arguments |= values
             case "ENV":
-                values = {n: dockerfile.filled(text, known) for n, text in step.pairs().items()}
+                values = {n: dockerfile.substitute(text, known) for n, text in step.pairs().items()}
                 self.environment |= values
             case "WORKDIR":
-                self.place = step.rest
-                self._own(self.merged / self.place.lstrip("/"))
+                self.workdir = step.rest
+                self._make_dir(self.merged / self.workdir.lstrip("/"))
             case "COPY":
-                self._copied(step.words(), built)
+                self._copy_step(step.words(), built)
             case "RUN":
                 self.shell(step.rest)
             case "USER":
@@ -200,28 +200,28 @@ class Layer:
                 self.command = step.words()
 
     def shell(self, line: str) -> None:
-        """A step that builds: it knows the arguments, and how this machine reaches its index."""
-        handed_in = {n: t for n, t in os.environ.items() if n.startswith(_HANDED_IN)}
-        words = self._words("/bin/sh", "-c", line, also={**handed_in, **self.arguments})
+        """Execute a RUN step, with build arguments and the index settings of this machine."""
+        inherited = {n: t for n, t in os.environ.items() if n.startswith(_INHERITED_VARIABLES)}
+        words = self._words("/bin/sh", "-c", line, also={**inherited, **self.arguments})
         subprocess.run(words, check=True)
 
     def run(self, *words: str, expect: int = 0) -> str:
-        """All that a command of the finished image prints. Raises where it ends otherwise."""
+        """Run a command of the image and return its output; the exit code must be `expect`."""
         print(f"[{self.folder.name}] $ {' '.join(words)}", flush=True)
-        handed_in = {n: t for n, t in os.environ.items() if n.startswith(_HANDED_IN)}
+        inherited = {n: t for n, t in os.environ.items() if n.startswith(_INHERITED_VARIABLES)}
         done = subprocess.run(
-            self._words(*words, also=handed_in),
+            self._words(*words, also=inherited),
             capture_output=True,
             text=True,
             check=False,
             stdin=subprocess.DEVNULL,
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
         )
         assert done.returncode == expect, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
-    def signalled(self, *words: str) -> int:
-        """The exit code of a command that is sent SIGTERM after its first output."""
+    def exit_code_after_sigterm(self, *words: str) -> int:
+        """Send SIGTERM to a command after its first output, and return its exit code."""
         with subprocess.Popen(self._words(*words), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             process.stdout.readline()
@@ -229,7 +229,7 @@ class Layer:
             return process.wait(timeout=30)
 
     def copy(self, source: Path, target: Path, *, mode: int | None = None) -> None:
-        """A file, or what is in a directory, readable by all users."""
+        """Copy a file, or the content of a directory."""
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             leave = shutil.ignore_patterns("__pycache__")
@@ -239,30 +239,30 @@ class Layer:
         if mode is not None:
             target.chmod(mode)
 
-    def _copied(self, words: list[str], built: Mapping[str, "Layer"]) -> None:
+    def _copy_step(self, words: list[str], built: Mapping[str, "Layer"]) -> None:
         options = dict(word[2:].split("=") for word in words if word.startswith("--"))
         *sources, target = [word for word in words if not word.startswith("--")]
-        whence = built[options["from"]].merged if "from" in options else ROOT
-        goal = self.merged / os.path.join(self.place, target).lstrip("/")  # noqa: PTH118
+        source_root = built[options["from"]].merged if "from" in options else ROOT
+        destination = self.merged / os.path.join(self.workdir, target).lstrip("/")  # noqa: PTH118
         mode = int(options["chmod"], 8) if "chmod" in options else None
         for source in sources:
-            found = whence / source.lstrip("/")
+            found = source_root / source.lstrip("/")
             into = target.endswith("/") and found.is_file()
-            self.copy(found, goal / found.name if into else goal, mode=mode)
+            self.copy(found, destination / found.name if into else destination, mode=mode)
 
     def _words(self, *words: str, also: Mapping[str, str] | None = None) -> list[str]:
         known = {**(also or {}), **self.environment}
         values = [f"{name}={text}" for name, text in known.items()]
-        inside = f'cd {self.place} && exec "$@"'
-        jail = ("chroot", f"--userspec={self.user}", str(self.merged))
-        return [*jail, "/usr/bin/env", "-i", *values, "/bin/sh", "-c", inside, "sh", *words]
+        inside = f'cd {self.workdir} && exec "$@"'
+        chroot = ("chroot", f"--userspec={self.user}", str(self.merged))
+        return [*chroot, "/usr/bin/env", "-i", *values, "/bin/sh", "-c", inside, "sh", *words]
 
-    def _own(self, folder: Path) -> None:
+    def _make_dir(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         os.chown(folder, *map(int, self.user.split(":")))
 
-    def _bring_python(self) -> None:
-        """The interpreter that runs this check, reachable for all users."""
+    def _link_python(self) -> None:
+        """Make the interpreter of this check accessible to all users of the layer."""
         real = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
         for above in real.parents:
             inside = self.merged / above.relative_to("/")
@@ -276,7 +276,7 @@ class Layer:
 
 @contextmanager
 def _layers(folder: str) -> Iterator[None]:
-    """What is mounted below `folder` is gone before the folder is."""
+    """Unmount everything below `folder` before it is removed."""
     try:
         yield
     finally:

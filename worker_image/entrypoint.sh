@@ -1,8 +1,8 @@
 #!/bin/sh
-# What a container begins with: the agent, or the command that a cloud says in its place.
+# Entry point of the container: starts the agent, or the command that the cloud passes.
 #
-# It is replaced (`exec`) by what it starts: signals reach the agent itself, and its exit code is the
-# container's. Options alone are the agent's: `docker run IMAGE --check`.
+# `exec` replaces the shell, so that signals reach the agent and its exit code is that of the
+# container. Options without a command are passed to the agent: `docker run IMAGE --check`.
 set -eu
 
 if [ "$#" -eq 0 ] || [ "${1#-}" != "$1" ]; then

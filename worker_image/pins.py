@@ -1,7 +1,7 @@
-"""Write constraints/: every version that the images install, from the project's own pins.
+"""Write constraints/: the versions that the images install, from the project's pins.
 
-`python -m worker_image.pins` writes both files, and `make pins` calls it. For what CUDA adds pip is
-asked, which downloads some gigabytes: only where torch is another one than the file was made for.
+`python -m worker_image.pins` writes both files; `make pins` calls it. pip resolves the packages
+that CUDA adds, which downloads gigabytes, only if the version of torch has changed.
 """
 
 import json
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 CONSTRAINTS = HERE / "constraints"
 PROJECT = HERE.parent / "constraints.txt"
 EXTRAS = ("torch", "aws", "gcp", "azure", "kubernetes")
-"""A framework, and the clouds: agents ask them for new machines."""
+"""The framework, and the clouds from which agents request machines."""
 PYTHONS = ("3.11", "3.12", "3.13")
 CUDA = re.compile(r"(nvidia|cuda|triton)\b")
 
@@ -32,27 +32,27 @@ _HEAD = """\
 def main() -> None:
     cpu = pinned()
     write("cpu", cpu)
-    kept = read("cuda")
-    same = kept.get("torch") == cpu["torch"]
-    cuda = {name: kept[name] for name in kept if CUDA.match(name)} if same else cuda_of(cpu)
+    previous = read("cuda")
+    same = previous.get("torch") == cpu["torch"]
+    cuda = {name: previous[name] for name in previous if CUDA.match(name)} if same else cuda_of(cpu)
     write("cuda", cpu | cuda)
 
 
 def pinned() -> dict[str, str]:
-    """What an image without CUDA installs beside spotfit, with the project's version of each."""
+    """Return the packages of an image without CUDA, except spotfit, with the project's versions."""
     project = parse(PROJECT.read_text())
-    names = {name for name in needed("spotfit", EXTRAS) if not CUDA.match(name)}
+    names = {name for name in required_distributions("spotfit", EXTRAS) if not CUDA.match(name)}
     return {name: project[name] for name in sorted(names - {"spotfit"})}
 
 
 def read(kind: str) -> dict[str, str]:
-    """The pins of an image as they are written down."""
+    """Return the pins in the file of an image."""
     file = CONSTRAINTS / f"{kind}.txt"
     return parse(file.read_text()) if file.exists() else {}
 
 
 def text(kind: str, pins: dict[str, str]) -> str:
-    """A file of pins."""
+    """Return the content of a file of pins."""
     lines = [f"{name}=={pins[name]}\n" for name in sorted(pins)]
     return _HEAD.format(kind=kind, extras=", ".join(EXTRAS)) + "".join(lines)
 
@@ -62,27 +62,27 @@ def write(kind: str, pins: dict[str, str]) -> None:
 
 
 def parse(pins: str) -> dict[str, str]:
-    """Name to version."""
+    """Parse a file of pins: name to version."""
     lines = [line for line in pins.splitlines() if line and not line.startswith("#")]
     return dict(line.split("==") for line in lines)
 
 
-def needed(distribution: str, extras: tuple[str, ...]) -> set[str]:
-    """All that one needs, and what that needs, on Linux with any Python of ours."""
+def required_distributions(distribution: str, extras: tuple[str, ...]) -> set[str]:
+    """Return the transitive requirements on Linux, for any of `PYTHONS`."""
     found: set[str] = set()
-    ahead = [(canonical(distribution), frozenset(extras))]
-    seen = set(ahead)
-    while ahead:
-        name, requirement = ahead.pop()
+    queue = [(canonical(distribution), frozenset(extras))]
+    seen = set(queue)
+    while queue:
+        name, requirement = queue.pop()
         found.add(name)
-        fresh = set(_requirements(name, requirement)) - seen
-        seen |= fresh
-        ahead += fresh
+        new = set(_requirements(name, requirement)) - seen
+        seen |= new
+        queue += new
     return found
 
 
 def cuda_of(pins: dict[str, str]) -> dict[str, str]:
-    """What torch from PyPI brings with it, as pip resolves it today."""
+    """Return the CUDA packages of torch from PyPI, as pip resolves them."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         words = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report)]
@@ -104,12 +104,12 @@ def canonical(name: str) -> str:
 def _requirements(name: str, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
     for line in metadata.requires(name) or ():
         requirement = Requirement(line)
-        if any(_holds(requirement, extra) for extra in {"", *extras}):
+        if any(_applies(requirement, extra) for extra in {"", *extras}):
             yield canonical(requirement.name), frozenset(requirement.extras)
 
 
-def _holds(requirement: Requirement, extra: str) -> bool:
-    """On Linux with some Python of ours; a backport that another Python needs does no harm."""
+def _applies(requirement: Requirement, extra: str) -> bool:
+    """Return whether the marker holds on Linux for any of `PYTHONS`."""
     if requirement.marker is None:
         return extra == ""
     environment = {

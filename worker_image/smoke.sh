@@ -1,26 +1,26 @@
 #!/bin/sh
-# Start an image as a cloud would, and see whether it keeps its promises: smoke.sh IMAGE
+# Start an image as a cloud does, and check its guarantees: smoke.sh IMAGE
 #
-# For any image, one's own as well. DOCKER names docker or podman.
+# Works with any image. DOCKER names docker or podman.
 set -eu
 
 image=$1
 docker=${DOCKER:-docker}
 
-broken() {
+fail() {
     echo "$image: $1" >&2
     exit 1
 }
 
 report=$("$docker" run --rm "$image" python -m spotfit.agent --check) \
-    || broken "an agent could not serve there: $report"
+    || fail "the agent cannot run in it: $report"
 case $report in
-*'"user":0,'*) broken "the agent is root; name a USER in the Dockerfile" ;;
+*'"user":0,'*) fail "the agent runs as root; set USER in the Dockerfile" ;;
 esac
 
 code=0
 "$docker" run --rm "$image" python -m spotfit.agent >/dev/null 2>&1 || code=$?
-[ "$code" -eq 64 ] || broken "an agent without a run ended with $code, not with 64"
+[ "$code" -eq 64 ] || fail "an agent without a run exited with $code instead of 64"
 
 # shellcheck disable=SC2016 # expanded by Python, in the container
 wait_for='import signal, sys, time
@@ -34,6 +34,6 @@ until "$docker" logs "$name" 2>/dev/null | grep -q up; do sleep 0.2; done
 code=0
 wait $! || code=$?
 "$docker" rm "$name" >/dev/null
-[ "$code" -eq 85 ] || broken "SIGTERM did not reach the command: it ended with $code, not with 85"
+[ "$code" -eq 85 ] || fail "SIGTERM did not reach the command: it exited with $code instead of 85"
 
-echo "$image keeps its promises: $report"
+echo "$image passed: $report"

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Make a bare machine ready and be its agent, as whoever calls this:
+# Install spotfit on a machine without containers and start the agent, as the calling user:
 #
 #   vm_bootstrap.sh cpu|cuda WHEEL [COMMAND...]
 #
 # WHEEL is a file, a URL or a requirement (spotfit==0.1.0). Without a COMMAND the agent is started;
-# options alone are the agent's: `vm_bootstrap.sh cpu WHEEL --check`. What was installed before, from the
-# same pins and the same wheel, is not installed again; two that come at once wait for each other.
+# options without a command are passed to it: `vm_bootstrap.sh cpu WHEEL --check`. An installation of
+# the same pins and wheel is reused. Concurrent calls are serialized by a lock.
 #
-#   SPOTFIT_VENV     where to install         (~/.local/share/spotfit/venv)
-#   SPOTFIT_TORCH    the index of torch's builds without CUDA (PyTorch's own; empty asks PyPI)
-#   SPOTFIT_PYTHON   the interpreter to take  (the first of python3.11, 3.12, 3.13, python3 that will do)
+#   SPOTFIT_VENV     virtual environment      (~/.local/share/spotfit/venv)
+#   SPOTFIT_TORCH    index of torch's builds without CUDA (PyTorch's; empty uses PyPI)
+#   SPOTFIT_PYTHON   interpreter              (the first usable of python3.11, 3.12, 3.13, python3)
 set -eu
 
 refuse() {
@@ -18,32 +18,32 @@ refuse() {
     exit 64
 }
 
-[ "$#" -ge 2 ] || refuse "vm_bootstrap.sh was given $# words." "Call it with cpu or cuda, and a wheel."
+[ "$#" -ge 2 ] || refuse "vm_bootstrap.sh needs two arguments, not $#." "Pass cpu or cuda, and a wheel."
 kind=$1 wheel=$2
 shift 2
 pins=$(dirname "$0")/constraints/$kind.txt
-[ -f "$pins" ] || refuse "There are no pins $pins." "Copy constraints/ beside this script."
+[ -f "$pins" ] || refuse "$pins does not exist." "Copy constraints/ next to this script."
 index=
 [ "$kind" = cuda ] || index=${SPOTFIT_TORCH-https://download.pytorch.org/whl/cpu}
 venv=${SPOTFIT_VENV:-$HOME/.local/share/spotfit/venv}
 
-will_do() {
+is_usable() {
     "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 }
 
-python_to_take() {
+find_python() {
     for python in ${SPOTFIT_PYTHON:-python3.11 python3.12 python3.13 python3}; do
-        if will_do "$python"; then
+        if is_usable "$python"; then
             command -v "$python"
             return
         fi
     done
     refuse "None of ${SPOTFIT_PYTHON:-python3.11, python3.12, python3.13, python3} is Python 3.11 or newer with venv." \
-        "Install one (Debian and Ubuntu: apt install python3.11-venv), or name it in SPOTFIT_PYTHON."
+        "Install it (Debian and Ubuntu: apt install python3.11-venv), or set SPOTFIT_PYTHON."
 }
 
-# What would be installed, in a word: another interpreter, pin or wheel is another word.
-wanted() {
+# A hash of the interpreter version, the pins and the wheel.
+installation_hash() {
     { "$1" --version; cat "$pins"; echo "$wheel"; if [ -f "$wheel" ]; then cat "$wheel"; fi; } \
         | sha256sum | cut -d' ' -f1
 }
@@ -59,12 +59,12 @@ install() {
     echo "$2" >"$venv/.installed"
 }
 
-python=$(python_to_take)
+python=$(find_python)
 mkdir -p "$(dirname "$venv")"
 (
     flock 9
-    word=$(wanted "$python")
-    if [ "$(cat "$venv/.installed" 2>/dev/null)" != "$word" ]; then install "$python" "$word"; fi
+    hash=$(installation_hash "$python")
+    if [ "$(cat "$venv/.installed" 2>/dev/null)" != "$hash" ]; then install "$python" "$hash"; fi
 ) 9>"$venv.lock"
 
 if [ "$#" -eq 0 ] || [ "${1#-}" != "$1" ]; then

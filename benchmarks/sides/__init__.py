@@ -1,1 +1,1 @@
-"""One program a side: each reads a job, and does the same work its own way."""
+"""One program per side; each executes the same job with its own library."""

@@ -1,11 +1,11 @@
-"""The job by spotfit: one script, as its user would write it."""
+"""The job with spotfit, as a user would write it."""
 
 import json
 import sys
 from typing import Any
 
 import spotfit
-from benchmarks import work
+from benchmarks import workload
 from spotfit.torch import TorchTrainer
 
 
@@ -13,14 +13,14 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     for nth in range(job["fits"]):
         config = job["config"] | {"fit": nth}
-        work.record(config, "fit_called")
+        workload.record(config, "fit_called")
         trainer(job, config, f"run-{nth}").fit()
-        work.record(config, "fit_returned")
+        workload.record(config, "fit_returned")
 
 
 def trainer(job: dict[str, Any], config: dict[str, Any], name: str) -> TorchTrainer:
     return TorchTrainer(
-        getattr(work, job["work"]),
+        getattr(workload, job["work"]),
         train_loop_config=config,
         scaling_config=spotfit.ScalingConfig(num_workers=job["workers"]),
         run_config=spotfit.RunConfig(

@@ -1,4 +1,4 @@
-"""`report`, `get_checkpoint` and `get_context` for torchrun, which leaves all three to its user."""
+"""`report`, `get_checkpoint` and `get_context` for torchrun, which has none of them."""
 
 import os
 import shutil
@@ -42,16 +42,16 @@ def get_context() -> Context:
 
 
 def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
-    """Keep the checkpoint under the name of its step, whole or not at all; wait for every rank."""
+    """Store the checkpoint under its step by an atomic rename, then wait for all ranks."""
     if checkpoint is not None:
-        kept = Path(os.environ[STORAGE])
-        half = kept / "half"
-        shutil.copytree(checkpoint.path, half)
-        half.rename(kept / f"step-{metrics['step']:08d}")
+        saved = Path(os.environ[STORAGE])
+        partial = saved / "partial"
+        shutil.copytree(checkpoint.path, partial)
+        partial.rename(saved / f"step-{metrics['step']:08d}")
     dist.barrier()
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The latest that was kept."""
-    kept = sorted(Path(os.environ[STORAGE]).glob("step-*"))
-    return Checkpoint(kept[-1]) if kept else None
+    """Return the latest checkpoint."""
+    saved = sorted(Path(os.environ[STORAGE]).glob("step-*"))
+    return Checkpoint(saved[-1]) if saved else None

@@ -1,4 +1,4 @@
-"""The half gigabyte of `checkpointed.py` under Ray Train: how long a save holds the loop up."""
+"""The state of `checkpointer_workload.py` with Ray Train: how long a save blocks the loop."""
 
 import json
 import sys
@@ -12,24 +12,24 @@ import torch
 from ray import train
 from ray.train.torch import TorchTrainer, prepare_model  # type: ignore[import-not-found]
 
-from benchmarks.checkpointed import WARM_UP, Training, together
+from benchmarks.checkpointer_workload import WARM_UP_ROUNDS, Training, timed_together
 
 
 def work(config: dict[str, Any]) -> None:
     rank = train.get_context().get_world_rank()
     training = Training(prepare_model, rank, config["layers"])
-    training.begin()
-    stalls = []
-    for _ in range(config["saves"] + WARM_UP):
+    training.initialize_optimizer()
+    blocking_times = []
+    for _ in range(config["saves"] + WARM_UP_ROUNDS):
         training.step()
-        stalls.append(together(lambda: _save(training, rank)))
-        time.sleep(config["pause_s"])  # its upload shall not be in the next one's way
+        blocking_times.append(timed_together(lambda: _save(training, rank)))
+        time.sleep(config["pause_s"])  # the upload must not overlap the next save
     if rank == 0:
-        Path(config["notes"]).write_text(json.dumps(stalls[WARM_UP:]))
+        Path(config["events"]).write_text(json.dumps(blocking_times[WARM_UP_ROUNDS:]))
 
 
 def _save(training: Training, rank: int) -> None:
-    """As Ray's guide has it: rank 0 writes a file, and all report; the upload is asynchronous."""
+    """Save as in Ray's guide: rank 0 writes a file, all ranks report, asynchronous upload."""
     checkpoint = None
     if rank == 0:
         folder = tempfile.mkdtemp()

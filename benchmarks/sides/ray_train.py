@@ -1,4 +1,4 @@
-"""The job by Ray Train: one script, as its user would write it."""
+"""The job with Ray Train, as a user would write it."""
 
 import json
 import sys
@@ -7,23 +7,23 @@ import ray  # type: ignore[import-not-found]
 from ray import train
 from ray.train.torch import TorchTrainer  # type: ignore[import-not-found]
 
-from benchmarks import work
+from benchmarks import workload
 
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    # The workers outnumber the cores on a small machine; Ray counts, it does not measure.
+    # Logical CPUs: there may be more workers than cores.
     ray.init(num_cpus=2 * job["workers"], **job["init"])
     for nth in range(job["fits"]):
         config = job["config"] | {"fit": nth}
-        work.record(config, "fit_called")
+        workload.record(config, "fit_called")
         trainer(job, config, f"run-{nth}").fit()
-        work.record(config, "fit_returned")
+        workload.record(config, "fit_returned")
 
 
 def trainer(job: dict[str, object], config: dict[str, object], name: str) -> TorchTrainer:
     return TorchTrainer(
-        getattr(work, str(job["work"])),
+        getattr(workload, str(job["work"])),
         train_loop_config=config,
         scaling_config=train.ScalingConfig(num_workers=job["workers"]),
         run_config=train.RunConfig(

@@ -1,4 +1,4 @@
-"""What torchrun starts on each rank: form the group, do the work."""
+"""The program of each rank under torchrun: form the group and run the job."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import sys
 
 import torch.distributed as dist
 
-from benchmarks import work
+from benchmarks import workload
 from benchmarks.sides.plain import STORAGE
 
 
@@ -14,8 +14,8 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     os.environ[STORAGE] = job["storage"]
     dist.init_process_group("gloo")
-    getattr(work, job["work"])(job["config"])
-    # A rank that leaves early aborts those that still talk to it.
+    getattr(workload, job["work"])(job["config"])
+    # A rank that exits early aborts ranks that are still connected to it.
     dist.barrier()
     dist.destroy_process_group()
 

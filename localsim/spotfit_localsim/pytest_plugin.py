@@ -63,7 +63,14 @@ def spot_cloud(
     """
     from spotfit_localsim.clouds.spot_cloud import SpotCloud
 
-    cloud = SpotCloud(tmp_path / "spot_cloud", **_options(request))
+    # The marker wins over the command line; its position argument is the name of the cloud.
+    mark = request.node.get_closest_marker(_MARK)
+    options = {"cloud": request.config.getoption("--spot-cloud")}
+    if mark is not None:
+        options |= {"cloud": mark.args[0]} if mark.args else {}
+        options |= mark.kwargs
+    cloud = SpotCloud(tmp_path / "spot_cloud", **options)
+    # Restored by pytest after the test.
     for name, text in cloud.environment().items():
         monkeypatch.setenv(name, text)
     try:
@@ -78,10 +85,3 @@ def spot_cloud(
 def reclaim_at(spot_cloud: SpotCloud) -> ReclaimAt:
     """The method `reclaim_at(step, rank=0, notice=True)` of the test's `spot_cloud`."""
     return spot_cloud.reclaim_at
-
-
-def _options(request: pytest.FixtureRequest) -> dict[str, Any]:
-    mark = request.node.get_closest_marker(_MARK)
-    cloud_name = {"cloud": mark.args[0]} if mark is not None and mark.args else {}
-    options = dict(mark.kwargs) if mark is not None else {}
-    return {"cloud": request.config.getoption("--spot-cloud"), **cloud_name, **options}

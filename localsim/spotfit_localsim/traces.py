@@ -38,6 +38,7 @@ class CapacityTrace:
 
     def rescaled(self, *, duration_s: float, max_machines: int) -> CapacityTrace:
         """Return the trace stretched to `duration_s`, with a maximum of `max_machines`."""
+        # A trace with one point has no duration to scale.
         last = self.points[-1][0] or 1.0
         steps = (
             (moment * duration_s / last, round(count * max_machines / max(1, self.max_capacity)))
@@ -56,7 +57,10 @@ def read_trace(path: Path) -> CapacityTrace:
             str(document.get("id", path.stem)),
             float(document.get("gap_seconds", 0.0)),
         )
-        return CapacityTrace(name, _deduplicate(_select_parser(document)(document)), interval_s)
+        kind = str(document.get("kind"))
+        if kind not in _PARSERS:
+            raise ValueError(f"kind {kind!r} is unknown. {did_you_mean(kind, _PARSERS)}")  # noqa: TRY301  # becomes a ConfigError below
+        return CapacityTrace(name, _deduplicate(_PARSERS[kind](document)), interval_s)
     except OSError as error:
         raise ConfigError(f"The trace {path} cannot be read: {error}.") from error
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
@@ -64,15 +68,6 @@ def read_trace(path: Path) -> CapacityTrace:
             f"{path} is not a recorded capacity trace: {error}.",
             do="Give it `kind` and the fields of that kind; see spotfit_localsim.traces.",
         ) from error
-
-
-def _select_parser(
-    document: Mapping[str, Any],
-) -> Callable[[Mapping[str, Any]], Iterable[tuple[float, int]]]:
-    kind = str(document.get("kind"))
-    if kind not in _PARSERS:
-        raise ValueError(f"kind {kind!r} is unknown. {did_you_mean(kind, _PARSERS)}")
-    return _PARSERS[kind]
 
 
 def _parse_counts(document: Mapping[str, Any]) -> Iterable[tuple[float, int]]:
@@ -107,6 +102,7 @@ def _deduplicate(points: Iterable[tuple[float, int]]) -> tuple[tuple[float, int]
     """Keep only the points at which the count changes; the last of several at one time counts."""
     counts: dict[float, int] = {}
     for moment, count in points:
+        # Events of one time are applied one by one: only the last count was visible.
         counts[moment] = count
     changes: list[tuple[float, int]] = []
     for moment, count in counts.items():

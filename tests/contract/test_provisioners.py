@@ -1,4 +1,4 @@
-"""Every provisioner against the one suite: through its real client, to a cloud on loopback."""
+"""Every provisioner against the conformance suite, through its real client on loopback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TestLocal(ProvisionerSuite):
 
 
 class SimulatedFaultInjector:
-    """A simulated cloud, as the suite wants to be able to plague it."""
+    """Fault injection of a simulated cloud for the suite."""
 
     def __init__(self, sim: SimProvisioner) -> None:
         self._sim = sim
@@ -39,7 +39,7 @@ class SimulatedFaultInjector:
 
 
 FORGETFUL = ("kubernetes",)
-"""A Job that was deleted is as if it had never been."""
+"""Kubernetes does not remember deleted Jobs."""
 
 
 @pytest.mark.parametrize("name", sorted(CLOUDS))

@@ -1,6 +1,6 @@
-"""SkyPilot through its real SDK against its real API server; moto in AWS's place. `make sky-api`.
+"""SkyPilot through its SDK against its API server, with moto in place of AWS. `make sky-api`.
 
-No machine comes here: those are in tests/live/test_skypilot.py.
+Machines are tested in tests/live/test_skypilot.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [
     requires_skypilot,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("default"),  # SkyPilot's own dependencies have futures, too
+    pytest.mark.filterwarnings("default"),  # SkyPilot's dependencies define futures as well
 ]
 
 _PATIENCE_S = 300.0
@@ -83,17 +83,17 @@ def granted(
 def until(
     provisioner: SkyPilotProvisioner,
     handle: GroupHandle,
-    happens: Callable[[GroupStatus], object],
+    condition: Callable[[GroupStatus], object],
 ) -> GroupStatus:
     clock = SystemClock()
-    give_up_at = clock.now() + _PATIENCE_S
-    while not happens(status := provisioner.observe(handle)):
-        assert clock.now() < give_up_at, f"it has not happened: {status}"
+    deadline = clock.now() + _PATIENCE_S
+    while not condition(status := provisioner.observe(handle)):
+        assert clock.now() < deadline, f"it has not happened: {status}"
         clock.wait(1.0)
     return status
 
 
-def test_a_check_up_finds_the_server_the_cloud_and_the_machine(by: By) -> None:
+def test_doctor_finds_server_cloud_and_machine(by: By) -> None:
     findings = list(by().check_account())
     assert [finding.passed for finding in findings] == [True, True, True], findings
     _, clouds, _ = by(infra=("gcp",)).check_account()
@@ -101,23 +101,23 @@ def test_a_check_up_finds_the_server_the_cloud_and_the_machine(by: By) -> None:
     assert "gcp" in clouds.detail
 
 
-def test_a_machine_that_no_catalog_has_is_refused_at_once(by: By, launch: AgentLaunchSpec) -> None:
+def test_machine_in_no_catalog_is_rejected(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by(accelerator="H100")
-    with pytest.raises(ProvisionError, match="H100") as told:
+    with pytest.raises(ProvisionError, match="H100") as error_info:
         provisioner.submit(a_plan(provisioner, GPU=8.0), launch)
-    assert "show-gpus" in told.value.do
+    assert "show-gpus" in error_info.value.do
 
 
-def test_spot_gpus_are_in_the_catalog_in_any_of_two_places(by: By) -> None:
+def test_spot_gpus_are_found_in_either_infrastructure(by: By) -> None:
     provisioner = by(accelerator="V100", infra=("aws/us-east-1", "aws/us-west-2"), spot="preferred")
     plan = a_plan(provisioner, GPU=1.0)
     provisioner._client.check_catalog({**plan.body["task"], "name": "t"})
 
 
-def test_two_who_ask_at_the_same_time_get_one_group_which_is_let_go(
+def test_concurrent_submissions_get_one_group_that_can_be_cancelled(
     by: By, launch: AgentLaunchSpec
 ) -> None:
-    """And no capacity is told as it is: every try at moto ends so."""
+    """Every launch at moto ends without capacity, which is reported as such."""
     provisioner = by()
     plan = a_plan(provisioner, 2)
     with ThreadPoolExecutor(2) as pool:
@@ -141,7 +141,7 @@ def test_two_who_ask_at_the_same_time_get_one_group_which_is_let_go(
 
 
 def told_of(provisioner: SkyPilotProvisioner, handle: GroupHandle) -> list[str]:
-    """Where what any of its machines printed is kept."""
+    """Return where the output of its machines is stored."""
     return [
         life.source
         for node in range(2)
@@ -149,7 +149,7 @@ def told_of(provisioner: SkyPilotProvisioner, handle: GroupHandle) -> list[str]:
     ]
 
 
-def test_a_cluster_that_cannot_come_says_why_and_asking_twice_is_asking_once(
+def test_failed_cluster_has_its_reason_and_submission_is_idempotent(
     by: By, launch: AgentLaunchSpec
 ) -> None:
     provisioner = by(launch_mode="clusters")
@@ -162,7 +162,7 @@ def test_a_cluster_that_cannot_come_says_why_and_asking_twice_is_asking_once(
     provisioner.cancel(handle)
 
 
-def test_a_group_nobody_remembers_is_gone(by: By) -> None:
+def test_unknown_group_is_gone(by: By) -> None:
     for via in ("jobs", "clusters"):
         provisioner = by(launch_mode=via)
         token = "t-0123456789ab"
@@ -176,25 +176,25 @@ def test_a_group_nobody_remembers_is_gone(by: By) -> None:
         provisioner.cancel(handle)
 
 
-def test_a_server_that_does_not_answer_is_asked_again() -> None:
-    """In a process of its own: SkyPilot keeps the first address that it was told."""
+def test_unresponsive_server_is_transient() -> None:
+    """In a separate process, because SkyPilot caches the first address."""
     script = (
         "from spotfit_provisioners.skypilot.client import SkyPilotClient\n"
         "try: SkyPilotClient('http://127.0.0.1:1', request_timeout_s=60).list_jobs('t-')\n"
-        "except Exception as told: print(type(told).__name__, told)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
     )
     assert InfrastructureError.__name__ in _run(script, {})
 
 
-def test_without_any_server_it_says_how_to_get_one(tmp_path: Path) -> None:
+def test_missing_server_names_the_command(tmp_path: Path) -> None:
     script = (
         "from spotfit_provisioners.skypilot.client import SkyPilotClient\n"
         "try: SkyPilotClient('', request_timeout_s=60).list_jobs('t-')\n"
-        "except Exception as told: print(type(told).__name__, told)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
     )
-    said = _run(script, {"HOME": str(tmp_path), "SKYPILOT_API_SERVER_LOCAL_PORT": "1"})
-    assert said.startswith(ProvisionError.__name__)
-    assert "sky api start" in said
+    output = _run(script, {"HOME": str(tmp_path), "SKYPILOT_API_SERVER_LOCAL_PORT": "1"})
+    assert output.startswith(ProvisionError.__name__)
+    assert "sky api start" in output
 
 
 def _run(script: str, environment: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Slurm against the suite of every provisioner: a real controller with real nodes."""
+"""Slurm against the conformance suite, with a real controller and nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 class SlurmFaultInjector:
-    """What Slurm can be made to do: another's job in all nodes' place, and a requeue."""
+    """Fault injection of Slurm: a job that occupies all nodes, and a requeue."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""Hosts by ssh against the suite of every provisioner: a real sshd on loopback."""
+"""The ssh backend against the conformance suite, with a real sshd on loopback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 
 
 class SshFaultInjector:
-    """What hosts can be made to do: be closed, and lose their agent."""
+    """Fault injection of hosts: closed hosts and killed agents."""
 
     def __init__(self, hosts: SshHosts, folder: Path) -> None:
         self._hosts = hosts

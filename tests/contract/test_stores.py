@@ -1,4 +1,4 @@
-"""Every store against the one suite."""
+"""Every store against the conformance suite."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ server.stop()
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """The address of an S3 server with a bucket named 'bucket', in a process of its own."""
+    """The URL of an S3 server with a bucket named 'bucket', in a separate process."""
     with subprocess.Popen(
         [sys.executable, "-c", S3_SERVER],
         stdin=subprocess.PIPE,
@@ -54,7 +54,7 @@ def _make_bucket(url: str) -> None:
 
 @pytest.fixture(scope="module")
 def gcs() -> Iterator[str]:
-    """The address of a server that speaks as Google's storage does, in a process of its own."""
+    """The URL of a Google Cloud Storage server, in a separate process."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.gcs_server"],
         stdin=subprocess.PIPE,
@@ -72,7 +72,7 @@ def gcs() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def azure() -> Iterator[str]:
-    """The address of an account at Azurite, in a process of its own."""
+    """The URL of an account of Azurite, in a separate process."""
     program = azurite.find_azurite()
     if program is None:
         pytest.skip("Azurite is not installed: make azurite")
@@ -83,7 +83,7 @@ def azure() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of Ceph's gateway with a bucket named 'bucket'."""
+    """The URL of Ceph's gateway with a bucket named 'bucket'."""
     with (
         ceph_rgw.run_ceph_gateway(tmp_path_factory.mktemp("ceph")) as url,
         pytest.MonkeyPatch.context() as patch,

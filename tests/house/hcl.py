@@ -1,4 +1,4 @@
-"""Terraform's language as plain data, and of which kind an expression is, without providers."""
+"""Parses Terraform files and infers the types of expressions, without providers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INTERPOLATION = re.compile(r"\$\{(.*)\}", re.DOTALL)
 
 @dataclass(frozen=True)
 class TerraformFolder:
-    """All that the `.tf` files of one folder say."""
+    """The blocks of the `.tf` files of one folder."""
 
     path: Path
     blocks: dict[str, Any]
@@ -37,13 +37,13 @@ class TerraformFolder:
 
     @property
     def module_calls(self) -> dict[str, dict[str, Any]]:
-        """Modules by the name they have here."""
+        """Module calls by name."""
         return _blocks_by_name(self.blocks.get("module", []))
 
     @property
     def locals(self) -> dict[str, Any]:
-        told = [pair for block in self.blocks.get("locals", []) for pair in block.items()]
-        return {name: value for name, value in told if not name.startswith("__")}
+        result = [pair for block in self.blocks.get("locals", []) for pair in block.items()]
+        return {name: value for name, value in result if not name.startswith("__")}
 
     def declared_names(self, kind: str) -> set[str]:
         """`type.name` of every resource or data source."""
@@ -61,7 +61,7 @@ class TerraformFolder:
 
     @property
     def text(self) -> str:
-        """Every line that is no comment."""
+        """The lines without comments."""
         lines = [
             line
             for file in sorted(self.path.glob("*.tf"))
@@ -71,7 +71,7 @@ class TerraformFolder:
         return "\n".join(lines)
 
     def kind_of(self, value: Any) -> str:
-        """string, number, bool, list or map. What a resource tells of itself counts as a string."""
+        """Return string, number, bool, list or map. Attributes of resources count as strings."""
         for kind, python in (("list", list), ("map", dict), ("bool", bool)):
             if isinstance(value, python):
                 return kind
@@ -80,30 +80,30 @@ class TerraformFolder:
         whole = _INTERPOLATION.fullmatch(value)
         return self._kind_of_expression(whole[1].strip()) if whole else "string"
 
-    def _kind_of_expression(self, told: str) -> str:
-        if choice := re.fullmatch(r".*?\?(.*) : (.*)", told, re.DOTALL):
+    def _kind_of_expression(self, expression: str) -> str:
+        if choice := re.fullmatch(r".*?\?(.*) : (.*)", expression, re.DOTALL):
             kinds = {self._kind_of_expression(one.strip()) for one in choice.groups()}
-            assert len(kinds) == 1, f"{self.path.name}: {told} is {kinds}"
+            assert len(kinds) == 1, f"{self.path.name}: {expression} is {kinds}"
             return kinds.pop()
-        if told in ("true", "false"):
+        if expression in ("true", "false"):
             return "bool"
-        if told[0] in "[{":
-            return "list" if told[0] == "[" else "map"
-        if re.fullmatch(r"-?\d+(\.\d+)?", told):
+        if expression[0] in "[{":
+            return "list" if expression[0] == "[" else "map"
+        if re.fullmatch(r"-?\d+(\.\d+)?", expression):
             return "number"
-        if known := re.fullmatch(r"var\.(\w+)", told):
+        if known := re.fullmatch(r"var\.(\w+)", expression):
             return self._kind_of_variable(known[1])
-        if known := re.fullmatch(r"local\.(\w+)", told):
+        if known := re.fullmatch(r"local\.(\w+)", expression):
             return self.kind_of(self.locals[known[1]])
-        if known := re.fullmatch(r"module\.(\w+)\.(\w+)", told):
+        if known := re.fullmatch(r"module\.(\w+)\.(\w+)", expression):
             inner = self.called_module(known[1])
             return inner.kind_of(inner.outputs[known[2]]["value"])
         return "string"
 
     def _kind_of_variable(self, name: str) -> str:
-        told = unquoted(self.variables[name]["type"])
-        whole = _INTERPOLATION.fullmatch(told)
-        word = re.split(r"\W", whole[1] if whole else told)[0]
+        result = unquoted(self.variables[name]["type"])
+        whole = _INTERPOLATION.fullmatch(result)
+        word = re.split(r"\W", whole[1] if whole else result)[0]
         return _KIND_BY_TYPE.get(word, word)
 
 

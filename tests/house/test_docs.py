@@ -82,7 +82,7 @@ def resolves(document: Path, link: str) -> bool:
 
 
 def anchors(document: Path) -> set[str]:
-    """The headings of a document, as links name them."""
+    """The anchors of the headings of a document."""
     prose = ANY_FENCE.sub("", document.read_text())
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")

@@ -58,5 +58,5 @@ def test_an_error_class_is_documented_in_the_class_tree(kind: type[SpotfitError]
 
 
 def describe(error: SpotfitError) -> dict[str, str]:
-    """What the error carries; exceptions inside have no equality, so by their repr."""
+    """The attributes of an error; nested exceptions by their repr, as they have no equality."""
     return {name: repr(fact) for name, fact in vars(error).items()}

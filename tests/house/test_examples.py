@@ -1,4 +1,4 @@
-"""Examples: each says what it shows, and is Python. That they run is proved in tests/live."""
+"""Examples have a docstring and compile. tests/live executes them."""
 
 import ast
 from pathlib import Path

@@ -35,7 +35,7 @@ print(json.dumps([time.process_time() - before, sorted(m for m in sys.modules if
 
 @pytest.fixture(scope="module")
 def imports() -> list[tuple[float, set[str]]]:
-    """Five fresh interpreters: CPU seconds and top-level modules of `import spotfit` in each."""
+    """CPU seconds and top-level modules of `import spotfit` in five new interpreters."""
     return [fresh_import("spotfit") for _ in range(5)]
 
 

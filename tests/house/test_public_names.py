@@ -30,4 +30,4 @@ def test_dir_lists_the_public_names() -> None:
 
 def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError):
-        getattr(spotfit, "no_such_name")  # noqa: B009  # as a caller who misspells would
+        getattr(spotfit, "no_such_name")  # noqa: B009  # a misspelled attribute

@@ -1,4 +1,4 @@
-"""infra/terraform joins the code by names: what a stack prints is a profile, its roles suffice."""
+"""infra/terraform against the code: outputs are profiles, and roles have minimal permissions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.house.tree import ROOT, text_files
 BACKENDS = [module for module in MODULES if module.name in plugins.names(PROVISIONER_ENTRY_POINTS)]
 FOLDERS = [load_folder(path) for path in (*MODULES, *STACKS)]
 OTHER = "other_"
-"""What a module tells beyond the options of its backend begins with this."""
+"""Prefix of outputs that are not options of the backend."""
 
 
 def name_of(one: Any) -> str:
@@ -29,45 +29,47 @@ def name_of(one: Any) -> str:
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=name_of)
-def test_a_module_tells_options_of_its_backend_by_their_names(backend: Any) -> None:
+def test_outputs_of_a_module_are_options_of_its_backend(backend: Any) -> None:
     kinds, module = kinds_of_options(backend.name), load_folder(backend)
-    told = {name: one for name, one in module.outputs.items() if not name.startswith(OTHER)}
-    assert told
-    assert {name: module.kind_of(one["value"]) for name, one in told.items()} == {
-        name: kinds.get(name, "no option at all") for name in told
+    outputs = {name: one for name, one in module.outputs.items() if not name.startswith(OTHER)}
+    assert outputs
+    assert {name: module.kind_of(one["value"]) for name, one in outputs.items()} == {
+        name: kinds.get(name, "no option at all") for name in outputs
     }
 
 
 @pytest.mark.parametrize("path", STACKS, ids=name_of)
-def test_what_a_stack_prints_is_a_profile(path: Any) -> None:
+def test_outputs_of_a_stack_are_a_profile(path: Any) -> None:
     stack = load_folder(path)
     backend = unquoted(stack.outputs["provisioner"]["value"])
-    told: dict[str, Any] = stack.outputs[backend]["value"]
+    options: dict[str, Any] = stack.outputs[backend]["value"]
     kinds = kinds_of_options(backend)
-    assert {name: stack.kind_of(value) for name, value in told.items()} == {
-        name: kinds.get(name, "no option at all") for name in told
+    assert {name: stack.kind_of(value) for name, value in options.items()} == {
+        name: kinds.get(name, "no option at all") for name in options
     }
     modules = [stack.called_module(name) for name in stack.module_calls]
     (module,) = [module for module in modules if module.path.name == backend]
-    assert told.keys() == {name for name in module.outputs if not name.startswith(OTHER)}
+    assert options.keys() == {name for name in module.outputs if not name.startswith(OTHER)}
     assert stack.kind_of(stack.outputs["storage_path"]["value"]) == "string"
 
 
 @pytest.mark.parametrize("one", FOLDERS, ids=name_of)
-def test_every_folder_has_its_files(one: TerraformFolder) -> None:
+def test_every_terraform_folder_has_its_files(one: TerraformFolder) -> None:
     for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf"):
         assert (one.path / name).is_file(), name
     assert (one.path / "README.md").is_file() or one.path in STACKS
     (required,) = one.blocks["terraform"]
     (providers,) = required["required_providers"]
-    bounds = [told["version"] for name, told in providers.items() if not name.startswith("__")]
+    bounds = [
+        provider["version"] for name, provider in providers.items() if not name.startswith("__")
+    ]
     assert bounds
     assert all(">=" in bound and "<" in bound for bound in bounds)
 
 
 @pytest.mark.parametrize("one", FOLDERS, ids=name_of)
-def test_every_reference_leads_somewhere(one: TerraformFolder) -> None:
-    """As far as `terraform validate` would see it without its providers."""
+def test_every_terraform_reference_resolves(one: TerraformFolder) -> None:
+    """The part of `terraform validate` that needs no providers."""
     assert named(one, r"\bvar\.(\w+)") == one.variables.keys()
     assert named(one, r"\blocal\.(\w+)") == one.locals.keys()
     assert named(one, r"\bdata\.(\w+\.\w+)") <= one.declared_names("data")
@@ -78,25 +80,25 @@ def test_every_reference_leads_somewhere(one: TerraformFolder) -> None:
     for name, call in one.module_calls.items():
         inner = one.called_module(name)
         given = {key for key in call if not key.startswith("__")} - {"source", "count"}
-        needed = {key for key, told in inner.variables.items() if "default" not in told}
+        needed = {key for key, variable in inner.variables.items() if "default" not in variable}
         assert needed <= given <= inner.variables.keys()
         assert named(one, rf"\bmodule\.{name}(?:\[0\])?\.(\w+)") <= inner.outputs.keys()
 
 
 @pytest.mark.parametrize("one", FOLDERS, ids=name_of)
-def test_every_variable_says_what_it_is(one: TerraformFolder) -> None:
-    for name, told in one.variables.items():
-        assert told.keys() >= {"description", "type"}, name
+def test_every_terraform_variable_has_a_description(one: TerraformFolder) -> None:
+    for name, variable in one.variables.items():
+        assert variable.keys() >= {"description", "type"}, name
 
 
 @pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here")
-def test_everything_is_written_as_terraform_writes_it() -> None:
+def test_terraform_files_are_formatted() -> None:
     words = ["terraform", "fmt", "-check", "-recursive", str(TERRAFORM)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_every_place_in_it_that_somebody_points_to_is_there() -> None:
+def test_every_reference_to_a_terraform_folder_resolves() -> None:
     pointer = re.compile(r"infra/terraform/(?:modules|stacks)/[a-z0-9_]+")
     readable = [path for path in text_files() if path.suffix in {".md", ".py"}]
     pointers = {found for path in readable for found in pointer.findall(path.read_text())}
@@ -105,10 +107,10 @@ def test_every_place_in_it_that_somebody_points_to_is_there() -> None:
     assert not wrong - {"infra/terraform/modules/sweeper_"}
 
 
-# ── least rights: no more and no less than the code asks for ──────────────────────────────────────
+# ── minimal permissions: exactly those that the code needs ────────────────────────────────────────
 
 
-def test_the_controller_on_aws_may_make_the_calls_that_the_client_makes() -> None:
+def test_aws_controller_policy_allows_the_calls_of_the_client() -> None:
     client = (ROOT / "provisioners/spotfit_provisioners/aws_batch/client.py").read_text()
     calls = set(re.findall(r"self\._batch\.(\w+)\(", client)) - {"get_paginator"}
     calls |= set(re.findall(r"_batch\.get_paginator\(\"(\w+)\"", client))
@@ -124,14 +126,14 @@ def test_the_controller_on_aws_may_make_the_calls_that_the_client_makes() -> Non
     assert set(re.findall(r"`((?:batch|iam):\w+)`", guide)) <= actions | for_tags_and_roles
 
 
-def test_on_google_every_role_of_the_guide_is_given_and_no_other() -> None:
+def test_google_roles_are_those_of_the_guide() -> None:
     text = (TERRAFORM / "modules/gcp_batch/main.tf").read_text()
     text += (TERRAFORM / "modules/bucket_gcs/main.tf").read_text()
     guide = (ROOT / "docs/guides/gcp_batch.md").read_text()
     assert set(re.findall(r'"(roles/[\w.]+)"', text)) == set(re.findall(r"`(roles/[\w.]+)`", guide))
 
 
-def test_on_azure_every_role_of_the_guide_is_given_and_no_other() -> None:
+def test_azure_roles_are_those_of_the_guide() -> None:
     text = (TERRAFORM / "modules/azure_batch/main.tf").read_text()
     text += (TERRAFORM / "modules/bucket_azure/main.tf").read_text()
     guide = (ROOT / "docs/guides/azure_batch.md").read_text()
@@ -140,7 +142,7 @@ def test_on_azure_every_role_of_the_guide_is_given_and_no_other() -> None:
     assert set(re.findall(r'role(?:_definition_name)?\s*=\s*"([^"]+)"', text)) == roles
 
 
-def test_in_a_cluster_the_controller_has_the_rights_that_the_doctor_asks_for() -> None:
+def test_kubernetes_role_has_the_permissions_of_the_doctor() -> None:
     (role,) = [
         named['"controller"']
         for block in load_folder(TERRAFORM / "modules/kubernetes").blocks["resource"]
@@ -161,7 +163,7 @@ def test_in_a_cluster_the_controller_has_the_rights_that_the_doctor_asks_for() -
     assert given == wanted
 
 
-# ── what it takes to say all this ─────────────────────────────────────────────────────────────────
+# ── helpers ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def kinds_of_options(backend: str) -> dict[str, str]:
@@ -186,5 +188,5 @@ def kind_of_hint(hint: Any) -> str:
 
 
 def named(one: TerraformFolder, pattern: str) -> set[str]:
-    """All that the text names by that pattern."""
+    """Return all names in the text that match the pattern."""
     return set(re.findall(pattern, one.text))

@@ -1,4 +1,4 @@
-"""The image a node runs: what can be said of it without building one."""
+"""The worker image: checks that do not need a build."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stages(kind: str) -> list[dockerfile.Stage]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_agent_is_started_by_nobody_else_and_is_not_root(kind: str) -> None:
+def test_the_image_starts_the_agent_without_root(kind: str) -> None:
     final = stages(kind)[-1]
     command, entrypoint, user = (final.last(word) for word in ("CMD", "ENTRYPOINT", "USER"))
     assert command is not None
@@ -33,11 +33,11 @@ def test_the_agent_is_started_by_nobody_else_and_is_not_root(kind: str) -> None:
     assert entrypoint is not None
     assert Path(entrypoint.words()[0]).name == "spotfit-entrypoint"
     assert user is not None
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user.rest), "by number: runAsNonRoot looks at that"
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user.rest), "numeric, as runAsNonRoot requires"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_of_the_users_is_in_it_and_no_port_is_promised(kind: str) -> None:
+def test_the_image_contains_only_our_files_and_exposes_no_port(kind: str) -> None:
     copied = [
         step.words()[:-1]
         for stage in stages(kind)
@@ -48,20 +48,20 @@ def test_nothing_of_the_users_is_in_it_and_no_port_is_promised(kind: str) -> Non
     ours = {"LICENSE", "README.md", "pyproject.toml", "sdk", "provisioners", "localsim"}
     assert files - ours == {f"worker_image/constraints/{kind}.txt", "worker_image/entrypoint.sh"}
     assert all((ROOT / name).exists() for name in files)
-    let_in = (ROOT / ".dockerignore").read_text().splitlines()
+    included = (ROOT / ".dockerignore").read_text().splitlines()
     assert {name.partition("/")[0] for name in files} <= {
-        line[1:] for line in let_in if line[:1] == "!"
+        line[1:] for line in included if line[:1] == "!"
     }
     assert not re.search(r"^EXPOSE", (IMAGE / f"Dockerfile.{kind}").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_stages_have_the_python_that_was_asked_for(kind: str) -> None:
+def test_both_stages_use_the_python_argument(kind: str) -> None:
     assert {stage.base for stage in stages(kind)} == {"python:3.12-slim-bookworm"}
 
 
-def test_the_two_files_differ_in_what_they_must() -> None:
-    """There is no include in Dockerfiles: what is meant to be the same is compared."""
+def test_both_dockerfiles_have_the_same_steps() -> None:
+    """Dockerfiles have no include, so equal parts are compared."""
     cpu, cuda = ([(step.word, step.rest) for step in stages(kind)[0].steps] for kind in KINDS)
     assert cpu == cuda
     words = [[step.word for step in stages(kind)[-1].steps if step.word != "ARG"] for kind in KINDS]
@@ -69,12 +69,12 @@ def test_the_two_files_differ_in_what_they_must() -> None:
     assert words[0] == words[1]
 
 
-def test_pins_are_the_projects_own() -> None:
+def test_cpu_pins_are_up_to_date() -> None:
     assert pins.read("cpu") == pins.pinned(), "make pins"
     assert (pins.CONSTRAINTS / "cpu.txt").read_text() == pins.text("cpu", pins.read("cpu"))
 
 
-def test_with_cuda_the_same_is_pinned_and_what_torch_brings() -> None:
+def test_cuda_pins_add_only_packages_of_cuda() -> None:
     cpu, cuda = pins.read("cpu"), pins.read("cuda")
     more = cuda.keys() - cpu.keys()
     assert cuda == {**cpu, **{name: cuda[name] for name in more}}, "make pins"
@@ -82,14 +82,14 @@ def test_with_cuda_the_same_is_pinned_and_what_torch_brings() -> None:
     assert all(pins.CUDA.match(name) for name in more)
 
 
-def test_a_step_that_the_check_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_unknown_instruction_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "Dockerfile.odd"
     file.write_text("FROM python:3.12\nONBUILD RUN true\n")
-    with pytest.raises(ValueError, match="ONBUILD is not understood"):
+    with pytest.raises(ValueError, match="ONBUILD is not supported"):
         dockerfile.read(file, {})
 
 
-def test_a_dockerfile_is_read_as_docker_reads_it(tmp_path: Path) -> None:
+def test_dockerfile_is_parsed_like_docker_does(tmp_path: Path) -> None:
     file = tmp_path / "Dockerfile.odd"
     file.write_text(
         'ARG P=3.11\nFROM a:${P} AS one\n# no step\nRUN x \\\n  && y\nFROM one\nENV A=1 B="2 3"\n'
@@ -106,7 +106,7 @@ def test_a_dockerfile_is_read_as_docker_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_are_sound(script: Path) -> None:
+def test_shell_scripts_are_valid(script: Path) -> None:
     subprocess.run(["sh", "-n", str(script)], check=True)
     assert os.access(script, os.X_OK)
     assert re.search(r"^set -eu", script.read_text(), re.MULTILINE)
@@ -115,29 +115,31 @@ def test_scripts_are_sound(script: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "started"),
+    ("arguments", "started"),
     [
         ([], "-m spotfit.agent"),
         (["--check"], "-m spotfit.agent --check"),
         (["python", "-c", "1"], "-c 1"),
     ],
 )
-def test_the_entry_point_starts_the_agent_or_the_clouds_own_command(
-    given: list[str], started: str, tmp_path: Path
+def test_entry_point_starts_the_agent_or_the_command_of_the_cloud(
+    arguments: list[str], started: str, tmp_path: Path
 ) -> None:
-    stand_in(tmp_path / "python", 'echo "$$ $*"')
+    write_fake_program(tmp_path / "python", 'echo "$$ $*"')
     with subprocess.Popen(
-        [str(IMAGE / "entrypoint.sh"), *given],
+        [str(IMAGE / "entrypoint.sh"), *arguments],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        told, _ = process.communicate(timeout=20)
-        assert told.strip() == f"{process.pid} {started}", "the same process: signals reach it"
+        output, _ = process.communicate(timeout=20)
+        assert output.strip() == f"{process.pid} {started}", (
+            "the same process, so that signals reach it"
+        )
 
 
-def test_an_image_is_called_and_labelled_by_its_versions(tmp_path: Path) -> None:
-    stand_in(tmp_path / "docker", f'printf "%s\\n" "$@" > {tmp_path}/words')
+def test_image_is_tagged_and_labelled_with_its_versions(tmp_path: Path) -> None:
+    write_fake_program(tmp_path / "docker", f'printf "%s\\n" "$@" > {tmp_path}/words')
     done = subprocess.run(
         [str(IMAGE / "bake.sh"), "cpu", "registry:5000/spotfit", "--push"],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": "3.12"},
@@ -155,29 +157,27 @@ def test_an_image_is_called_and_labelled_by_its_versions(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "error"),
     [
-        (["cpu"], "was given 1 words"),
-        (["tpu", "spotfit"], "no pins"),
+        (["cpu"], "needs two arguments, not 1"),
+        (["tpu", "spotfit"], "does not exist"),
         (["cpu", "spotfit"], "None of no-such-python is Python 3.11"),
     ],
 )
-def test_a_bare_machine_that_will_not_do_is_told_why(
-    words: list[str], told: str, tmp_path: Path
-) -> None:
+def test_vm_bootstrap_states_why_it_fails(arguments: list[str], error: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [str(IMAGE / "vm_bootstrap.sh"), *words],
+        [str(IMAGE / "vm_bootstrap.sh"), *arguments],
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SPOTFIT_PYTHON": "no-such-python"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 64
-    assert told in done.stderr
+    assert error in done.stderr
     assert "What to do" in done.stderr
 
 
-A_DOCKER = """
+FAKE_DOCKER = """
 case $1 in
 run) shift
     case $1 in
@@ -190,8 +190,8 @@ logs) cat "$HERE/$2.log" ;;
 stop) kill "$(cat "$HERE/$4.pid")" ;;
 esac
 """
-"""As much of docker as smoke.sh calls; an image is whatever `python` is on the path."""
-A_PYTHON = """
+"""The docker commands that smoke.sh calls; the image is `python` on the path."""
+FAKE_PYTHON = """
 case "$*" in
 *--check) echo '{REPORT}' ;;
 *spotfit.agent) exit {REFUSED} ;;
@@ -201,20 +201,22 @@ esac
 
 
 @pytest.mark.parametrize(
-    ("report", "refused", "told"),
+    ("report", "exit_code", "output"),
     [
-        ('{"user":10001,"complaints":[]}', 64, "keeps its promises"),
-        ('{"user":0,"complaints":[]}', 64, "the agent is root"),
-        ('{"user":10001,"complaints":[]}', 0, "ended with 0, not with 64"),
+        ('{"user":10001,"problems":[]}', 64, "passed"),
+        ('{"user":0,"problems":[]}', 64, "runs as root"),
+        ('{"user":10001,"problems":[]}', 0, "exited with 0 instead of 64"),
     ],
 )
-def test_an_image_is_smoked(report: str, refused: int, told: str, tmp_path: Path) -> None:
-    stand_in(tmp_path / "docker", A_DOCKER)
-    words = {"REPORT": report, "REFUSED": str(refused), "PYTHON": sys.executable}
-    python = A_PYTHON
+def test_smoke_test_checks_user_and_exit_code(
+    report: str, exit_code: int, output: str, tmp_path: Path
+) -> None:
+    write_fake_program(tmp_path / "docker", FAKE_DOCKER)
+    words = {"REPORT": report, "REFUSED": str(exit_code), "PYTHON": sys.executable}
+    python = FAKE_PYTHON
     for name, word in words.items():
         python = python.replace("{" + name + "}", word)
-    stand_in(tmp_path / "python", python)
+    write_fake_program(tmp_path / "python", python)
     done = subprocess.run(
         [str(IMAGE / "smoke.sh"), "registry/spotfit:1"],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HERE": str(tmp_path)},
@@ -223,8 +225,8 @@ def test_an_image_is_smoked(report: str, refused: int, told: str, tmp_path: Path
         check=False,
         timeout=60,
     )
-    assert told in done.stdout + done.stderr
-    assert (done.returncode == 0) == (told == "keeps its promises")
+    assert output in done.stdout + done.stderr
+    assert (done.returncode == 0) == (output == "passed")
 
 
 def pyproject_version() -> str:
@@ -233,6 +235,6 @@ def pyproject_version() -> str:
     return found[1]
 
 
-def stand_in(program: Path, does: str) -> None:
-    program.write_text(f"#!/bin/sh\n{does}\n")
+def write_fake_program(program: Path, script: str) -> None:
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)

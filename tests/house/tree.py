@@ -1,4 +1,4 @@
-"""Where things lie in the repository, for the tests that look at the repository itself."""
+"""Paths of the repository, for the tests of the repository."""
 
 import ast
 from collections.abc import Iterator
@@ -32,12 +32,12 @@ def source_files() -> list[Path]:
 
 
 def markdown_files() -> list[Path]:
-    """Every Markdown file of ours."""
+    """Every Markdown file of the repository."""
     return sorted(path for path in text_files() if path.suffix == ".md")
 
 
 def text_files() -> Iterator[Path]:
-    """Every file of ours that a person may read, wherever it lies."""
+    """Every text file of the repository."""
     yield from (path for path in ROOT.iterdir() if path.is_file())
     for folder in _TOP_LEVEL_FOLDERS:
         for path in (ROOT / folder).rglob("*"):
@@ -50,7 +50,7 @@ def relative_path(path: Path) -> str:
 
 
 def count_body_lines(path: Path) -> int:
-    """Lines inside functions, without docstrings and `...`: declarations have no story to tell."""
+    """Lines inside functions, without docstrings and `...`."""
     functions = (
         node
         for node in ast.walk(ast.parse(path.read_text()))

@@ -1,4 +1,4 @@
-"""A local cloud of a test's own: real agents and workers, gone without a trace when it closes."""
+"""A local cloud for one test, with real agents and workers, which must leave nothing."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from spotfit_provisioners.local.processes import current_process
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalNode
 
 TIMEOUT_S = 60.0
-"""A loaded machine may take long; nothing waits for longer than it must."""
+"""Timeout of waits, for a loaded machine."""
 _POLL_INTERVAL_S = 0.02
 
 LookResult = TypeVar("LookResult")
 
 
 def eventually(look: Callable[[], LookResult], *, within_s: float = TIMEOUT_S) -> LookResult:
-    """What `look` gives once it gives something true."""
+    """Return the result of `look` once it is true."""
     deadline = time.monotonic() + within_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"not within {within_s} s: {look}"
@@ -49,7 +49,7 @@ class LiveTestCloud:
         self.folder = folder
         self.storage = str(folder / "bucket")
         self.marks = folder / "marks"
-        """Where training functions and tests leave signs for each other."""
+        """Directory of marks for the synchronization of training functions and tests."""
         self.marks.mkdir()
         self.root = LocalCloudDir(folder / "cloud")
         self.reclaimer = Reclaimer(self.root)
@@ -76,7 +76,7 @@ class LiveTestCloud:
         validation: spotfit.ValidationConfig | None = None,
         **run: Any,
     ) -> spotfit.DataParallelTrainer:
-        """A trainer whose machines are of this cloud; `run` goes into its `RunConfig`."""
+        """Return a trainer on this cloud; `run` are arguments of its `RunConfig`."""
         run.setdefault("failure_config", spotfit.FailureConfig(max_failures=max_failures))
         return trainer_type(
             fn,
@@ -96,22 +96,22 @@ class LiveTestCloud:
     def url(self, name: str = "run") -> str:
         return f"{self.storage}/{name}"
 
-    # --- what the bucket and the machine say ---------------------------------------------------
+    # --- state of bucket and machine ---------------------------------------------------
 
     def view(self, name: str = "run") -> JournalView:
         return Journal(open_store(self.url(name))).catch_up()
 
     def events(self, name: str = "run") -> list[JournalEvent]:
-        """The whole journal."""
-        told: list[JournalEvent] = []
+        """All journal entries."""
+        result: list[JournalEvent] = []
 
         def take(_slot: int, _body: bytes, entry: JournalEntry) -> None:
-            told.append(entry.event)
+            result.append(entry.event)
 
         journal = Journal(open_store(self.url(name)), ignore_view_cache=True)
         journal.on_entry = take
         journal.catch_up()
-        return told
+        return result
 
     def rounds_opened(self, name: str = "run") -> list[RoundOpened]:
         return [event for event in self.events(name) if isinstance(event, RoundOpened)]
@@ -120,7 +120,7 @@ class LiveTestCloud:
         return [event for event in self.events(name) if isinstance(event, RoundClosed)]
 
     def node_of_rank(self, rank: int, name: str = "run") -> LocalNode:
-        """The node on which that rank is at work."""
+        """Return the node of a rank."""
         round_ = self.view(name).round
         assert round_ is not None
         place = round_.assignment_for_rank(rank)
@@ -140,37 +140,37 @@ class LiveTestCloud:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing of any run was begun: no machine, no journal."""
+        """Whether no run has a machine or a journal."""
         bucket = Path(self.storage)
         journals = list(bucket.rglob("*.json")) if bucket.exists() else []
         return not self.root.path.exists() and not journals
 
-    # --- signs ---------------------------------------------------------------------------------
+    # --- marks ---------------------------------------------------------------------------------
 
     def wait_for_mark(self, mark: str) -> Path:
-        """Wait until a training function has left that sign."""
+        """Wait until a training function has written this mark."""
         path = self.marks / mark
         eventually(path.exists)
         return path
 
     def write_mark(self, mark: str, text: str = "") -> None:
-        """Leave a sign, for a training function that waits for it."""
+        """Write a mark for a training function."""
         (self.marks / mark).write_text(text)
 
     # --- drivers -------------------------------------------------------------------------------
 
     def driver(self, script: str, *arguments: str) -> DriverProcess:
-        """A process of its own that runs that script, as a user's would."""
+        """Start a process that runs the script, as a user does."""
         path = self.folder / f"driver{len(self._drivers)}.py"
         path.write_text(textwrap.dedent(script))
         driver = DriverProcess(path, arguments, self)
         self._drivers.append(driver)
         return driver
 
-    # --- the end -------------------------------------------------------------------------------
+    # --- cleanup -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send everybody home. Fails if a process or a directory stays behind."""
+        """Stop everything. Fails if a process or directory remains."""
         for driver in self._drivers:
             driver.kill()
         self._cancel_active_runs()
@@ -180,9 +180,9 @@ class LiveTestCloud:
         assert not self.root.path.exists(), list(self.root.path.rglob("*"))
 
     def _cancel_active_runs(self) -> None:
-        """A test that failed halfway must not leave its run behind."""
+        """Cancel active runs of a failed test."""
         for run in sorted(Path(self.storage).glob("*/.spotfit/journal")):
-            with suppress(JournalError):  # spoiled by the test
+            with suppress(JournalError):  # corrupted by the test
                 if self.view(run.parents[1].name).is_active:
                     spotfit.attach(run.parents[1]).cancel()
         try:
@@ -198,12 +198,12 @@ class LiveTestCloud:
     def _all_machines_exited(self) -> bool:
         machine_pool.dismiss_machines(
             self.root, current_process()
-        )  # again: whoever was still at work did not hear it
+        )  # again: processes that were starting missed the first signal
         return not any(machine.is_alive for machine in self.root.machines())
 
 
 class DriverProcess:
-    """A script that calls `fit()`, in a process group of its own."""
+    """A script that calls `fit()`, in its own process group."""
 
     def __init__(self, script: Path, arguments: tuple[str, ...], cloud: LiveTestCloud) -> None:
         self._output = script.with_suffix(".out")
@@ -230,10 +230,10 @@ class DriverProcess:
         self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """SIGKILL to the driver alone."""
+        """Send SIGKILL to the driver only."""
         self.process.kill()
         self.process.wait()
 
     def wait(self) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for the exit code."""
         return self.process.wait(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What live tests share: warm zygotes, a cloud of their own, a store that speaks S3."""
+"""Fixtures of live tests: warm fork servers, a cloud per test, an S3 server."""
 
 import urllib.request
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from tests.live.stage import WorkerPoolHarness
 
 HERE = Path(__file__).parent
 NO_RERUN_FILES = ("test_chaos.py",)
-"""Whatever fails there is a bug of ours, with a seed that shows it again."""
+"""A failure in these modules is a bug with a reproducing seed and is not rerun."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A live test that fails is tried once more, and the summary says so (RERUN).
+    """A live test that fails is rerun once, and the summary says so (RERUN).
 
     docs/decisions/0038-rerun-live-tests.md
     """
@@ -45,7 +45,7 @@ def stage(tmp_path: Path, keeper: ForkServerPool) -> Iterator[WorkerPoolHarness]
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[LiveTestCloud]:
-    """Machines and a bucket of this test's own. Whatever it leaves behind fails it."""
+    """Machines and a bucket for one test, which fails if anything remains."""
     cloud = LiveTestCloud(tmp_path)
     yield cloud
     cloud.close()
@@ -53,7 +53,7 @@ def cloud(tmp_path: Path) -> Iterator[LiveTestCloud]:
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The endpoint of a store on loopback with one bucket, 'runs', and nothing in it."""
+    """The endpoint of an S3 server on loopback with one empty bucket, 'runs'."""
     for name, text in (
         ("AWS_ACCESS_KEY_ID", "test"),
         ("AWS_SECRET_ACCESS_KEY", "test"),

@@ -1,4 +1,4 @@
-"""A node's process layer without an agent: a real crew, and a hub that only gathers."""
+"""The process layer of a node without an agent: a real worker pool and a recording coordinator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _frames: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[
 
 
 class WorkerPoolHarness:
-    """Starts rounds of real workers and lets them meet."""
+    """Starts rounds of real workers."""
 
     def __init__(self, folder: Path, keeper: ForkServerPool, *, slots: int = 4) -> None:
         self.folder = folder
@@ -75,8 +75,8 @@ class WorkerPoolHarness:
         env_vars: dict[str, str] | None = None,
         objects: dict[str, Any] | None = None,
     ) -> None:
-        """The run is known."""
-        luggage = upload_code_bundle(
+        """Configure the run."""
+        code_bundle = upload_code_bundle(
             fn,
             None,
             runtime_env=RuntimeEnv(env_vars=env_vars or {}),
@@ -91,13 +91,13 @@ class WorkerPoolHarness:
             min_workers=4,
             max_workers=4,
             framework=framework,
-            code_bundle=json.loads(encode(luggage)),
+            code_bundle=json.loads(encode(code_bundle)),
             storage_url=str(self.folder / "bucket"),
         )
         self.worker_pool.prepare(self.spec)
 
     def start(self, round_number: int, workers: int) -> None:
-        """Open a round on this node alone."""
+        """Open a round on this node."""
         spec = self.spec
         assert spec is not None
         self.frames, self.exits, self._broadcasts, self._world_size = [], {}, {}, workers
@@ -126,7 +126,7 @@ class WorkerPoolHarness:
         )
 
     def until(self, done: Callable[[], bool], *, within_s: float = 30.0) -> float:
-        """Let things happen until `done`; the seconds it took."""
+        """Process events until `done`; return the duration in seconds."""
         began = self.clock.now()
         while not done():
             assert self.clock.now() - began < within_s, (self.frames, self.exits)
@@ -135,7 +135,7 @@ class WorkerPoolHarness:
         return self.clock.now() - began
 
     def last_frames(self, frame_type: type[FromWorker]) -> dict[int, Any]:
-        """By rank, the last frame of that kind."""
+        """Return the last frame of this kind by rank."""
         return {rank: frame for rank, frame in self.frames if isinstance(frame, frame_type)}
 
     def has_all_running(self) -> bool:
@@ -151,7 +151,7 @@ class WorkerPoolHarness:
         )
 
     def lines(self) -> list[dict[str, Any]]:
-        """Close the log, and read it."""
+        """Close the log and return its content."""
         self.logs.close()
         chunks = [self.store.get(info.key) for info in self.store.list(".spotfit/logs")]
         return [json.loads(line) for chunk in chunks for line in chunk.splitlines()]

@@ -1,4 +1,4 @@
-"""A cloud says that a machine is in danger: the training saves, and nothing else happens."""
+"""A rebalance recommendation triggers a save and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.live.cloud import eventually
 
 
 def train(config: dict[str, Any]) -> int:
-    """Steps until it is told that it was enough; saves only when a cloud gives cause to."""
+    """Execute steps until the mark 'enough' exists; save only on a recommendation."""
     import torch
 
     from spotfit.host.system import SystemClock
@@ -40,8 +40,10 @@ def train(config: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("name", ["aws_batch", "kubernetes"])
-def test_a_machine_in_danger_is_a_reason_to_save_and_no_reclaim(name: str, tmp_path: Path) -> None:
-    """EC2's recommendation to rebalance, and the taint it becomes on a node of a cluster."""
+def test_rebalance_recommendation_triggers_a_save_and_no_replacement(
+    name: str, tmp_path: Path
+) -> None:
+    """EC2's rebalance recommendation, and the taint on a node of a cluster."""
     sim = SimProvisioner.with_options(cloud=name, root=str(tmp_path / "cloud"), boot_s=0.1)
     sim.start_simulator()
     try:

@@ -1,4 +1,4 @@
-"""A run is nobody's child: it can be left, found again, joined, ended and interrupted."""
+"""Runs are independent of their driver: attach, rejoin, cancel and interrupt."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ SCRIPT = """
             spotfit.report({"step": 1}, checkpoint=checkpoint)
         while not Path(config["marks"], "enough").exists():
             time.sleep(0.01)
-        return told()
+        return final_value()
 
-    def told():
+    def final_value():
         return "trained to the end"
 
     if __name__ == "__main__":
@@ -49,7 +49,7 @@ SCRIPT = """
 
 
 def wait_for_enough(config: Config) -> str:
-    """A training function that works until it is told to stop."""
+    """A training function that runs until a mark exists."""
     (Path(config["marks"]) / "at work").touch()
     print("at work")
     while not Path(config["marks"], "enough").exists():
@@ -58,7 +58,7 @@ def wait_for_enough(config: Config) -> str:
 
 
 def started(cloud: LiveTestCloud) -> set[int]:
-    """The processes that have ever run the script's function."""
+    """All processes that have executed the function of the script."""
     return {int(mark.name.rpartition("-")[2]) for mark in cloud.marks.glob("started-*")}
 
 
@@ -66,10 +66,10 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if processes.find_process(pid) is not None}
 
 
-# --- a handle ------------------------------------------------------------------------------------
+# --- a handle -------------------------------------------------------------------------------------
 
 
-def test_submit_returns_at_once_and_the_result_comes_later(cloud: LiveTestCloud) -> None:
+def test_submit_returns_before_the_result(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough)
     assert handle.status().state == "waiting"
     with pytest.raises(TimeoutError, match="has not ended"):
@@ -78,11 +78,11 @@ def test_submit_returns_at_once_and_the_result_comes_later(cloud: LiveTestCloud)
     cloud.write_mark("enough")
 
     assert handle.result(60).return_value == "trained to the end"
-    assert handle.result(60).return_value == "trained to the end"  # as often as one likes
+    assert handle.result(60).return_value == "trained to the end"  # repeatable
     assert handle.status().state == "finished"
 
 
-def test_attach_finds_the_run_and_tells_all_about_it(cloud: LiveTestCloud) -> None:
+def test_attach_returns_status_and_result_of_a_run(cloud: LiveTestCloud) -> None:
     cloud.submit(wait_for_enough, workers=2, nodes=2)
     cloud.wait_for_mark("at work")
 
@@ -97,18 +97,18 @@ def test_attach_finds_the_run_and_tells_all_about_it(cloud: LiveTestCloud) -> No
     assert spotfit.attach(Path(cloud.url())).result(60).return_value == "trained to the end"
 
 
-def test_a_failed_run_raises_for_whoever_asks(cloud: LiveTestCloud) -> None:
+def test_result_of_a_failed_run_raises_in_every_client(cloud: LiveTestCloud) -> None:
     def train() -> None:
         raise LookupError("no such data")
 
     with pytest.raises(spotfit.WorkerGroupError):
         cloud.fit(train)
-    with pytest.raises(spotfit.WorkerGroupError, match="no such data") as told:
+    with pytest.raises(spotfit.WorkerGroupError, match="no such data") as error_info:
         spotfit.attach(cloud.url()).result(60)
-    assert isinstance(told.value.worker_failures[0], LookupError)
+    assert isinstance(error_info.value.worker_failures[0], LookupError)
 
 
-def test_cancel_ends_the_run_from_anywhere(cloud: LiveTestCloud) -> None:
+def test_cancel_from_another_process_ends_the_run(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough, workers=2)
     cloud.wait_for_mark("at work")
 
@@ -117,10 +117,10 @@ def test_cancel_ends_the_run_from_anywhere(cloud: LiveTestCloud) -> None:
     with pytest.raises(RunCancelledError, match="no money left"):
         handle.result(60)
     assert handle.status().state == "cancelled"
-    handle.cancel()  # of one that has ended: nothing happens
+    handle.cancel()  # no effect on an ended run
 
 
-def test_a_run_can_be_cancelled_before_any_machine_came(cloud: LiveTestCloud) -> None:
+def test_run_without_machines_can_be_cancelled(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough, local_options={"capacity": 0})
     handle.cancel()
     with pytest.raises(RunCancelledError):
@@ -128,7 +128,7 @@ def test_a_run_can_be_cancelled_before_any_machine_came(cloud: LiveTestCloud) ->
     assert not (cloud.marks / "at work").exists()
 
 
-def test_where_no_run_is_attach_says_so(cloud: LiveTestCloud) -> None:
+def test_attach_without_a_run_raises(cloud: LiveTestCloud) -> None:
     Path(cloud.storage).mkdir()
     with pytest.raises(RunNotFoundError, match="no run at"):
         spotfit.attach(cloud.storage)
@@ -136,10 +136,10 @@ def test_where_no_run_is_attach_says_so(cloud: LiveTestCloud) -> None:
         spotfit.attach(cloud.url("another"))
 
 
-# --- without the driver --------------------------------------------------------------------------
+# --- without the driver ---------------------------------------------------------------------------
 
 
-def test_the_run_outlives_its_driver(cloud: LiveTestCloud) -> None:
+def test_run_survives_its_driver(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     driver.kill()
@@ -155,7 +155,7 @@ def test_the_run_outlives_its_driver(cloud: LiveTestCloud) -> None:
     assert len(started(cloud)) == 2
 
 
-def test_the_same_script_run_again_joins_the_run(cloud: LiveTestCloud) -> None:
+def test_same_script_rejoins_an_active_run(cloud: LiveTestCloud) -> None:
     first = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     first.kill()
@@ -171,7 +171,7 @@ def test_the_same_script_run_again_joins_the_run(cloud: LiveTestCloud) -> None:
     assert len(started(cloud)) == 2
 
 
-def test_a_script_that_was_edited_does_not_join_what_it_was(cloud: LiveTestCloud) -> None:
+def test_edited_script_does_not_rejoin(cloud: LiveTestCloud) -> None:
     first = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     edited = cloud.driver(SCRIPT.replace('"trained to the end"', '"the other way"'))
@@ -181,7 +181,7 @@ def test_a_script_that_was_edited_does_not_join_what_it_was(cloud: LiveTestCloud
     assert first.wait() == 0, first.output
 
 
-def test_another_run_of_that_name_is_refused_while_one_goes_on(cloud: LiveTestCloud) -> None:
+def test_second_run_of_an_active_name_is_rejected(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough)
     cloud.wait_for_mark("at work")
     with pytest.raises(RunActiveError, match="A run named 'run' is active"):
@@ -195,7 +195,7 @@ def test_another_run_of_that_name_is_refused_while_one_goes_on(cloud: LiveTestCl
 # --- Ctrl-C --------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_the_run_cleanly(cloud: LiveTestCloud) -> None:
+def test_ctrl_c_cancels_the_run(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     driver.interrupt()
@@ -207,11 +207,11 @@ def test_ctrl_c_ends_the_run_cleanly(cloud: LiveTestCloud) -> None:
     assert spotfit.attach(cloud.url()).status().state == "cancelled"
 
 
-def test_the_third_ctrl_c_leaves_at_once(cloud: LiveTestCloud) -> None:
+def test_third_ctrl_c_exits_at_once(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     for pid in alive({machine.pid for machine in cloud.root.machines()}):
-        os.kill(pid, signal.SIGSTOP)  # nobody is left who could end the run in time
+        os.kill(pid, signal.SIGSTOP)  # no process remains that could end the run in time
     try:
         for count in range(3):
             driver.interrupt()

@@ -31,8 +31,8 @@ from tests.live.cloud import LiveTestCloud, eventually
 Config = dict[str, Any]
 
 
-def nothing() -> None:
-    """Trains nothing."""
+def do_nothing() -> None:
+    """Does nothing."""
 
 
 def save(name: str = "weights") -> None:
@@ -42,10 +42,10 @@ def save(name: str = "weights") -> None:
         spotfit.report({"step": 1}, checkpoint=checkpoint, checkpoint_dir_name=name)
 
 
-# --- what is asked for ---------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------
 
 
-def test_a_function_that_wants_two_arguments(cloud: LiveTestCloud) -> None:
+def test_function_with_two_parameters_is_rejected(cloud: LiveTestCloud) -> None:
     def train(config: Config, data: str) -> None: ...
 
     with pytest.raises(spotfit.ConfigError, match="should take in 0 or 1 required arguments"):
@@ -53,22 +53,24 @@ def test_a_function_that_wants_two_arguments(cloud: LiveTestCloud) -> None:
     assert cloud.is_untouched
 
 
-def test_something_that_is_no_function(cloud: LiveTestCloud) -> None:
+def test_non_callable_is_rejected(cloud: LiveTestCloud) -> None:
     with pytest.raises(TypeError, match="must be callable"):
         cloud.fit("train.py")  # type: ignore[arg-type]
     assert cloud.is_untouched
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", " ", ".hidden", "x" * 200])
-def test_a_name_that_leaves_its_folder(cloud: LiveTestCloud, name: str) -> None:
+def test_run_name_that_escapes_the_storage_path_is_rejected(
+    cloud: LiveTestCloud, name: str
+) -> None:
     with pytest.raises(spotfit.ConfigError, match="is not a valid directory name"):
-        cloud.fit(nothing, name=name)
+        cloud.fit(do_nothing, name=name)
     assert cloud.is_untouched
     assert not (cloud.folder / "elsewhere").exists()
 
 
-def test_an_unknown_provisioner_and_the_nearest_there_is(cloud: LiveTestCloud) -> None:
-    trainer = cloud.trainer(nothing)
+def test_unknown_provisioner_is_rejected_with_the_closest_name(cloud: LiveTestCloud) -> None:
+    trainer = cloud.trainer(do_nothing)
     trainer.provisioner = "locla"
     with pytest.raises(spotfit.ConfigError, match=r"no provisioner 'locla'.*'local'"):
         trainer.fit()
@@ -76,8 +78,8 @@ def test_an_unknown_provisioner_and_the_nearest_there_is(cloud: LiveTestCloud) -
 
 
 @pytest.mark.parametrize("given", ["local?nodse=2", "local?nodes=0", "?nodes=2", 7])
-def test_options_a_provisioner_does_not_take(cloud: LiveTestCloud, given: Any) -> None:
-    trainer = cloud.trainer(nothing)
+def test_unknown_provisioner_options_are_rejected(cloud: LiveTestCloud, given: Any) -> None:
+    trainer = cloud.trainer(do_nothing)
     trainer.provisioner = given
     with pytest.raises(spotfit.ConfigError) as raised:
         trainer.fit()
@@ -98,12 +100,12 @@ def test_options_a_provisioner_does_not_take(cloud: LiveTestCloud, given: Any) -
         ({"elastic_resize_monitor_interval_s": -1.0}, "non-negative"),
     ],
 )
-def test_scaling_that_contradicts_itself(scaling: Any, why: str) -> None:
+def test_contradictory_scaling_config_is_rejected(scaling: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         spotfit.ScalingConfig(**scaling)
 
 
-def test_several_mistakes_are_reported_together(cloud: LiveTestCloud) -> None:
+def test_several_invalid_values_are_reported_together(cloud: LiveTestCloud) -> None:
     def train(config: Config, data: str) -> None: ...
 
     trainer = cloud.trainer(train, name="../x", worker_runtime_env={"working_dri": "."})
@@ -116,33 +118,33 @@ def test_several_mistakes_are_reported_together(cloud: LiveTestCloud) -> None:
     assert cloud.is_untouched
 
 
-# --- where it is to be kept ----------------------------------------------------------------------
+# --- storage --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["/proc/spotfit", "{folder}/a-file/runs", "/dev/null/runs"])
-def test_storage_that_cannot_be_written(cloud: LiveTestCloud, where: str) -> None:
+def test_unwritable_storage_is_rejected(cloud: LiveTestCloud, where: str) -> None:
     (cloud.folder / "a-file").write_text("in the way")
     with pytest.raises(StoreError) as raised:
-        cloud.fit(nothing, storage=where.format(folder=cloud.folder))
+        cloud.fit(do_nothing, storage=where.format(folder=cloud.folder))
     assert not isinstance(raised.value, spotfit.TrainingFailedError)
     assert cloud.is_untouched
 
 
 @pytest.mark.parametrize(("url", "why"), [("s4://bucket/runs", "s4"), ("s3://", "bucket")])
-def test_an_address_that_is_none(cloud: LiveTestCloud, url: str, why: str) -> None:
+def test_invalid_storage_url_is_rejected(cloud: LiveTestCloud, url: str, why: str) -> None:
     with pytest.raises(spotfit.ConfigError, match=why):
-        cloud.fit(nothing, storage=url)
+        cloud.fit(do_nothing, storage=url)
     assert cloud.is_untouched
 
 
-def test_a_bucket_that_is_not_there(cloud: LiveTestCloud, s3: str) -> None:
+def test_missing_bucket_is_rejected(cloud: LiveTestCloud, s3: str) -> None:
     with pytest.raises(StoreError, match="no-such-bucket"):
-        cloud.fit(nothing, storage=f"s3://no-such-bucket/runs?endpoint_url={s3}")
+        cloud.fit(do_nothing, storage=f"s3://no-such-bucket/runs?endpoint_url={s3}")
     assert cloud.is_untouched
 
 
-class _Deaf(BaseHTTPRequestHandler):
-    """Passes everything on, but for the condition that makes `create` what it is."""
+class _UnconditionalProxy(BaseHTTPRequestHandler):
+    """A proxy that removes the condition of `create`."""
 
     protocol_version = "HTTP/1.1"
     behind: str
@@ -175,13 +177,13 @@ class _Deaf(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Say nothing."""
+        """Suppress the access log."""
 
 
 @pytest.fixture
-def deaf(s3: str) -> Iterator[str]:
-    """The endpoint of a store that ignores 'If-None-Match'."""
-    handler = type("Deaf", (_Deaf,), {"behind": s3})
+def unconditional_s3(s3: str) -> Iterator[str]:
+    """The endpoint of an S3 server that ignores 'If-None-Match'."""
+    handler = type("Deaf", (_UnconditionalProxy,), {"behind": s3})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -191,17 +193,19 @@ def deaf(s3: str) -> Iterator[str]:
         thread.join()
 
 
-def test_a_bucket_whose_create_lies(cloud: LiveTestCloud, s3: str, deaf: str) -> None:
+def test_bucket_without_conditional_create_is_rejected(
+    cloud: LiveTestCloud, s3: str, unconditional_s3: str
+) -> None:
     import boto3
 
     with pytest.raises(AtomicCreateUnsupportedError, match="Two leaders could be elected"):
-        cloud.fit(nothing, storage=f"s3://runs/here?endpoint_url={deaf}")
+        cloud.fit(do_nothing, storage=f"s3://runs/here?endpoint_url={unconditional_s3}")
     assert cloud.is_untouched
     left = boto3.client("s3", endpoint_url=s3).list_objects_v2(Bucket="runs")
     assert left["KeyCount"] == 0, "not even the probe's own objects"
 
 
-# --- what is there already -----------------------------------------------------------------------
+# --- existing objects -----------------------------------------------------------------------------
 
 
 def entry(cloud: LiveTestCloud, slot: int, name: str = "run") -> Path:
@@ -217,47 +221,47 @@ def entries(cloud: LiveTestCloud) -> list[str]:
     [
         lambda path: path.write_bytes(path.read_bytes()[:-20]),
         lambda path: path.write_bytes(b""),
-        lambda path: path.write_text(json.dumps({"somebody": "else's"})),
+        lambda path: path.write_text(json.dumps({"foreign": "entry"})),
         lambda path: path.write_bytes(b"\x00\xff garbage"),
     ],
     ids=["cut", "empty", "foreign", "garbage"],
 )
-def test_a_journal_that_cannot_be_read(cloud: LiveTestCloud, spoil: Any) -> None:
-    cloud.fit(nothing)
+def test_unreadable_journal_raises(cloud: LiveTestCloud, spoil: Any) -> None:
+    cloud.fit(do_nothing)
     spoil(entry(cloud, 2))
     before = entries(cloud)
 
     with pytest.raises(JournalError, match="Journal entry 2 cannot be decoded"):
-        cloud.fit(nothing)
+        cloud.fit(do_nothing)
     with pytest.raises(JournalError, match="Journal entry 2"):
         spotfit.attach(cloud.url())
     assert entries(cloud) == before
 
 
-def test_a_journal_with_entries_of_another_run(cloud: LiveTestCloud) -> None:
-    cloud.fit(nothing)
-    cloud.fit(nothing, name="another")
+def test_journal_with_entries_of_another_run_raises(cloud: LiveTestCloud) -> None:
+    cloud.fit(do_nothing)
+    cloud.fit(do_nothing, name="another")
     shutil.copy(entry(cloud, 3, "another"), entry(cloud, 3))
     before = entries(cloud)
 
     with pytest.raises(JournalError, match="two runs were written to one folder"):
-        cloud.fit(nothing)
+        cloud.fit(do_nothing)
     assert entries(cloud) == before
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_a_journal_that_lacks_an_entry(cloud: LiveTestCloud, lost: int) -> None:
-    cloud.fit(nothing)
+def test_journal_with_a_missing_entry_raises(cloud: LiveTestCloud, lost: int) -> None:
+    cloud.fit(do_nothing)
     entry(cloud, lost).unlink()
     before = entries(cloud)
 
     with pytest.raises(JournalError, match=f"Journal entry {lost} .* is missing"):
-        cloud.fit(nothing)
+        cloud.fit(do_nothing)
     assert entries(cloud) == before
 
 
 @pytest.mark.parametrize("how", ["gone", "emptied"])
-def test_a_checkpoint_whose_directory_is_gone(cloud: LiveTestCloud, how: str) -> None:
+def test_checkpoint_of_a_removed_directory_raises(cloud: LiveTestCloud, how: str) -> None:
     cloud.fit(save)
     if how == "gone":
         shutil.rmtree(Path(cloud.url(), "weights"))
@@ -272,27 +276,27 @@ def test_a_checkpoint_whose_directory_is_gone(cloud: LiveTestCloud, how: str) ->
     assert entries(cloud) == before
 
 
-# --- what somebody has changed -------------------------------------------------------------------
+# --- modified objects -----------------------------------------------------------------------------
 
 
-def flip(path: Path) -> None:
-    """Another byte in the middle of the file."""
+def change_byte(path: Path) -> None:
+    """Change a byte in the middle of the file."""
     body = bytearray(path.read_bytes())
     body[len(body) // 2] ^= 0x01
     path.write_bytes(body)
 
 
-def only(folder: Path) -> Path:
+def only_file(folder: Path) -> Path:
     [found] = folder.iterdir()
     return found
 
 
-def test_a_function_modified_after_the_upload_is_not_run(cloud: LiveTestCloud) -> None:
+def test_modified_function_is_not_executed(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         (Path(config["marks"]) / "was run").touch()
 
     handle = cloud.submit(train, local_options={"capacity": 0})
-    flip(only(Path(cloud.url(), ".spotfit", "fn")))
+    change_byte(only_file(Path(cloud.url(), ".spotfit", "fn")))
     cloud.reclaimer.set_capacity(1)
 
     with pytest.raises(spotfit.WorkerGroupError, match="was modified after the upload") as raised:
@@ -301,13 +305,13 @@ def test_a_function_modified_after_the_upload_is_not_run(cloud: LiveTestCloud) -
     assert not (cloud.marks / "was run").exists()
 
 
-def test_a_forged_function_is_not_run_even_if_its_name_fits(cloud: LiveTestCloud) -> None:
-    """Who may write to the bucket may change the spec as well, but does not hold the key."""
+def test_forged_function_with_a_matching_name_is_not_executed(cloud: LiveTestCloud) -> None:
+    """An attacker with write access can change the spec, but has no run key."""
     import hashlib
 
-    handle = cloud.submit(nothing, local_options={"capacity": 0})
-    packed = only(Path(cloud.url(), ".spotfit", "fn"))
-    flip(packed)
+    handle = cloud.submit(do_nothing, local_options={"capacity": 0})
+    packed = only_file(Path(cloud.url(), ".spotfit", "fn"))
+    change_byte(packed)
     forged = hashlib.sha256(packed.read_bytes()).hexdigest()
     packed.rename(packed.with_name(f"{forged}.pkl"))
     first = entry(cloud, 0)
@@ -319,14 +323,14 @@ def test_a_forged_function_is_not_run_even_if_its_name_fits(cloud: LiveTestCloud
     assert isinstance(raised.value.worker_failures[0], IntegrityError)
 
 
-def test_a_result_that_was_changed_is_not_believed(cloud: LiveTestCloud) -> None:
+def test_modified_result_is_rejected(cloud: LiveTestCloud) -> None:
     cloud.fit(lambda: "the truth")
-    flip(only(Path(cloud.url(), ".spotfit", "results")))
+    change_byte(only_file(Path(cloud.url(), ".spotfit", "results")))
     with pytest.raises(IntegrityError):
         spotfit.attach(cloud.url()).result(60)
 
 
-def test_a_checkpoint_that_was_changed_is_not_loaded(cloud: LiveTestCloud) -> None:
+def test_modified_checkpoint_is_not_loaded(cloud: LiveTestCloud) -> None:
     def train() -> None:
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
@@ -336,7 +340,7 @@ def test_a_checkpoint_that_was_changed_is_not_loaded(cloud: LiveTestCloud) -> No
             raise AssertionError("it was loaded")
 
     cloud.fit(train)
-    flip(Path(cloud.url(), "weights", "weights"))
+    change_byte(Path(cloud.url(), "weights", "weights"))
     with pytest.raises(
         spotfit.WorkerGroupError, match="is corrupt: its size or hash differs"
     ) as raised:
@@ -344,23 +348,25 @@ def test_a_checkpoint_that_was_changed_is_not_loaded(cloud: LiveTestCloud) -> No
     assert isinstance(raised.value.worker_failures[0], IntegrityError)
 
 
-# --- another world there -------------------------------------------------------------------------
+# --- other machine environments -------------------------------------------------------------------
 
 
-def leaves_a_mark(config: Config) -> None:
+def write_own_mark(config: Config) -> None:
     (Path(config["marks"]) / "was run").touch()
 
 
-def test_machines_said_to_run_another_python_are_not_even_asked_for(cloud: LiveTestCloud) -> None:
+def test_backend_with_another_python_version_is_rejected_before_submission(
+    cloud: LiveTestCloud,
+) -> None:
     with pytest.raises(
         EnvironmentMismatchError, match=r"the machines run cpython 3\.9\."
     ) as raised:
-        cloud.fit(leaves_a_mark, local_options={"python": "3.9"})
+        cloud.fit(write_own_mark, local_options={"python": "3.9"})
     assert "or call fit() from cpython 3.9" in raised.value.do
     assert cloud.is_untouched
 
 
-def test_an_unexpected_python_version_ends_the_run_on_the_first_machine(
+def test_unexpected_python_version_ends_the_run_on_the_first_machine(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = version_check.local_environment
@@ -374,14 +380,14 @@ def test_an_unexpected_python_version_ends_the_run_on_the_first_machine(
     monkeypatch.setattr(version_check, "local_environment", older)
 
     with pytest.raises(spotfit.WorkerGroupError, match=r"called from cpython 3\.9\.1") as raised:
-        cloud.fit(leaves_a_mark, local_options={"python": ""}, max_failures=-1)
+        cloud.fit(write_own_mark, local_options={"python": ""}, max_failures=-1)
     assert isinstance(raised.value.worker_failures[0], EnvironmentMismatchError)
     assert not (cloud.marks / "was run").exists()
     assert len([event for event in cloud.events() if isinstance(event, GroupPlanned)]) == 1
 
 
 def test_status_states_why_a_machine_cannot_be_started(cloud: LiveTestCloud) -> None:
-    handle = cloud.submit(nothing, local_options={"capacity": 0})
+    handle = cloud.submit(do_nothing, local_options={"capacity": 0})
     why = eventually(lambda: handle.status().reason)
     assert "1 nodes were requested; 0 of 0 are free" in why
     handle.cancel()

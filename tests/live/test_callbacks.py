@@ -1,4 +1,4 @@
-"""The user's callbacks hear of reports and failures; what they raise ends the run."""
+"""User callbacks receive reports and failures; their exceptions end the run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.live.cloud import LiveTestCloud
 Config = dict[str, Any]
 
 
-class Diary(spotfit.UserCallback):
-    """Writes down what it is told."""
+class RecordingCallback(spotfit.UserCallback):
+    """Records its calls."""
 
     def __init__(self, page: Path) -> None:
         self.page = page
@@ -30,8 +30,8 @@ class Diary(spotfit.UserCallback):
         self.note("report", metrics, files, run_context.train_loop_config["rate"])
 
     def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
-        told = {rank: repr(error) for rank, error in worker_exceptions.items()}
-        self.note("exception", told, run_context.get_run_config().name)
+        result = {rank: repr(error) for rank, error in worker_exceptions.items()}
+        self.note("exception", result, run_context.get_run_config().name)
 
     def note(self, *words: Any) -> None:
         with self.page.open("a") as page:
@@ -41,15 +41,15 @@ class Diary(spotfit.UserCallback):
         return [json.loads(line) for line in self.page.read_text().splitlines()]
 
 
-class Secretary(Diary):
-    """Knows by itself where to write."""
+class EnvironmentCallback(RecordingCallback):
+    """Has its own path, for use from the environment."""
 
     def __init__(self) -> None:
         super().__init__(Path(os.environ["PAGE"]))
 
 
-class Grumbler(spotfit.UserCallback):
-    """Raises when it hears of a loss above one."""
+class RaisingCallback(spotfit.UserCallback):
+    """Raises for a loss above one."""
 
     def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
         if metrics[0]["loss"] > 1:
@@ -63,13 +63,13 @@ def save(metrics: dict[str, Any]) -> None:
         spotfit.report(metrics, checkpoint=spotfit.Checkpoint.from_directory(folder))
 
 
-def test_they_hear_every_report_with_the_metrics_of_all_ranks(cloud: LiveTestCloud) -> None:
+def test_callbacks_receive_every_report_with_the_metrics_of_all_ranks(cloud: LiveTestCloud) -> None:
     def train() -> None:
         rank = spotfit.get_context().get_world_rank()
         spotfit.report({"loss": 1.0, "rank": rank})
         save({"loss": 0.5, "rank": rank})
 
-    diary = Diary(cloud.folder / "diary")
+    diary = RecordingCallback(cloud.folder / "diary")
     cloud.fit(train, workers=2, config={"rate": 0.1}, callbacks=[diary])
 
     assert diary.read() == [
@@ -83,7 +83,7 @@ def test_they_hear_every_report_with_the_metrics_of_all_ranks(cloud: LiveTestClo
     ]
 
 
-def test_they_hear_once_of_each_attempt_that_failed(cloud: LiveTestCloud) -> None:
+def test_callbacks_receive_each_failed_attempt_once(cloud: LiveTestCloud) -> None:
     def train() -> None:
         if spotfit.get_checkpoint() is None:
             save({"step": 1})
@@ -91,7 +91,7 @@ def test_they_hear_once_of_each_attempt_that_failed(cloud: LiveTestCloud) -> Non
             raise LookupError("no such data")
         spotfit.collective.barrier()
 
-    diary = Diary(cloud.folder / "diary")
+    diary = RecordingCallback(cloud.folder / "diary")
     with pytest.raises(spotfit.WorkerGroupError):
         cloud.fit(train, workers=2, config={"rate": 1}, callbacks=[diary], max_failures=1)
 
@@ -99,7 +99,7 @@ def test_they_hear_once_of_each_attempt_that_failed(cloud: LiveTestCloud) -> Non
     assert failures == [["exception", {"1": "LookupError('no such data')"}, "run"]] * 2
 
 
-def test_a_callback_that_raises_ends_the_run_without_another_try(cloud: LiveTestCloud) -> None:
+def test_exception_of_a_callback_ends_the_run_without_a_retry(cloud: LiveTestCloud) -> None:
     def train() -> None:
         import time
 
@@ -107,23 +107,25 @@ def test_a_callback_that_raises_ends_the_run_without_another_try(cloud: LiveTest
         spotfit.report({"loss": 2.0})
         time.sleep(600)
 
-    with pytest.raises(spotfit.ControllerError, match=r"ArithmeticError: a loss of 2\.0") as told:
-        cloud.fit(train, callbacks=[Grumbler()], max_failures=5)
+    with pytest.raises(
+        spotfit.ControllerError, match=r"ArithmeticError: a loss of 2\.0"
+    ) as error_info:
+        cloud.fit(train, callbacks=[RaisingCallback()], max_failures=5)
 
-    assert repr(told.value.controller_failure) == "ArithmeticError('a loss of 2.0')"
+    assert repr(error_info.value.controller_failure) == "ArithmeticError('a loss of 2.0')"
     assert len(cloud.rounds_opened()) == 1
 
 
-def test_a_callback_that_the_environment_names_hears_too(
+def test_callback_from_the_environment_is_called(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = cloud.folder / "diary"
     monkeypatch.setenv("PAGE", str(page))
-    monkeypatch.setenv("SPOTFIT_CALLBACKS", f"{__name__}.Secretary")
+    monkeypatch.setenv("SPOTFIT_CALLBACKS", f"{__name__}.EnvironmentCallback")
     cloud.fit(lambda: spotfit.report({"loss": 0.5}), name=None, config={"rate": 1})
-    assert Diary(page).read() == [["report", [{"loss": 0.5}], None, 1]]
+    assert RecordingCallback(page).read() == [["report", [{"loss": 0.5}], None, 1]]
 
 
-def test_what_a_callback_does_last_is_waited_for(cloud: LiveTestCloud) -> None:
+def test_run_waits_for_the_last_callback(cloud: LiveTestCloud) -> None:
     with pytest.raises(spotfit.ControllerError, match="a loss of 3"):
-        cloud.fit(lambda: spotfit.report({"loss": 3}), callbacks=[Grumbler()])
+        cloud.fit(lambda: spotfit.report({"loss": 3}), callbacks=[RaisingCallback()])

@@ -1,4 +1,4 @@
-"""Machines that are taken away more often than a cloud brings them back, and nobody else awake."""
+"""Machines that are lost more often than the cloud restarts them, without a driver."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ LAPTOP = """
 """
 
 
-class Alone:
-    """A run of one machine whose laptop is gone."""
+class DriverlessRun:
+    """A run of one machine whose driver was killed."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.sim = SimProvisioner.with_options(
@@ -78,7 +78,7 @@ class Alone:
         self._script.write_text(textwrap.dedent(LAPTOP))
 
     def begin(self) -> None:
-        """Start the run, and kill whoever started it once it has a checkpoint."""
+        """Start the run, and kill the driver once there is a checkpoint."""
         provisioner = f"sim://{self.sim.options.cloud}?root={self.sim.root}"
         laptop = subprocess.Popen(
             [sys.executable, str(self._script), provisioner, str(self.storage), str(self.enough)],
@@ -97,87 +97,87 @@ class Alone:
     def saved_since(self, slot: int) -> bool:
         return self.view.latest_committed_slot > slot
 
-    def standing(self) -> list[dict[str, Any]]:
+    def machines_now(self) -> list[dict[str, Any]]:
         return [one for one in self.sim.call_simulator("machines") if one["state"] == "up"]
 
-    def lose(self, times: int) -> None:
-        """The one machine there is, as soon as there is one, without a word."""
+    def reclaim(self, times: int) -> None:
+        """Preempt the machine without notice as soon as it exists."""
         for _ in range(times):
-            (machine, *_) = eventually(lambda: self.standing())
+            (machine, *_) = eventually(lambda: self.machines_now())
             self.sim.call_simulator("reclaim", {"machine": machine["number"], "notice": False})
 
-    def goes_on(self) -> None:
-        """It has saved something more."""
+    def wait_for_checkpoint(self) -> None:
+        """Wait for another checkpoint."""
         slot = self.view.next_slot
         eventually(lambda: self.saved_since(slot))
 
     def finish(self) -> dict[str, Any]:
         self.enough.touch()
         result = spotfit.attach(str(self.storage / "run")).result()
-        told: dict[str, Any] = result.return_value
-        return told
+        output: dict[str, Any] = result.return_value
+        return output
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Callable[[str], Alone]]:
-    begun: list[Alone] = []
+def start_run(tmp_path: Path) -> Iterator[Callable[[str], DriverlessRun]]:
+    started: list[DriverlessRun] = []
 
-    def begin(name: str) -> Alone:
-        begun.append(Alone(name, tmp_path))
-        begun[-1].begin()
-        return begun[-1]
+    def begin(name: str) -> DriverlessRun:
+        started.append(DriverlessRun(name, tmp_path))
+        started[-1].begin()
+        return started[-1]
 
     yield begin
-    for one in begun:
+    for one in started:
         one.sim.call_simulator("leave", {"machines": True})
 
 
-@pytest.mark.parametrize(("name", "lives"), [("aws_batch", 10), ("gcp_batch", 11)])
-def test_a_machine_on_its_last_life_is_replaced_before_it_is_lost(
-    alone: Callable[[str], Alone], name: str, lives: int
+@pytest.mark.parametrize(("name", "max_attempts"), [("aws_batch", 10), ("gcp_batch", 11)])
+def test_machine_on_its_last_attempt_is_replaced_before_it_is_lost(
+    start_run: Callable[[str], DriverlessRun], name: str, max_attempts: int
 ) -> None:
-    """AWS Batch starts a job ten times and Google a task eleven; then nobody would wake the run."""
-    run = alone(name)
+    """AWS Batch starts a job ten times and Google a task eleven times; then the run would stop."""
+    run = start_run(name)
     first = set(run.view.groups)
-    run.lose(lives - 2)
-    run.goes_on()
+    run.reclaim(max_attempts - 2)
+    run.wait_for_checkpoint()
     assert set(run.view.groups) == first, "until now Batch has brought it back"
-    run.lose(1)  # the last life begins
+    run.reclaim(1)  # the last attempt begins
     eventually(lambda: {place.token for place in round_places(run.view)} - first)
     assert run.view.failure_counts.get(FailureCause.RESIZE), "it was left at a commit"
-    eventually(lambda: len(run.standing()) == 1)
-    run.goes_on()
-    run.lose(1)
-    run.goes_on()
-    told = run.finish()
-    assert told["chain"] == expected_hash_chain(told["step"])
+    eventually(lambda: len(run.machines_now()) == 1)
+    run.wait_for_checkpoint()
+    run.reclaim(1)
+    run.wait_for_checkpoint()
+    result = run.finish()
+    assert result["chain"] == expected_hash_chain(result["step"])
 
 
-@pytest.mark.parametrize(("name", "lives"), [("aws_batch", 10), ("gcp_batch", 11)])
-def test_one_that_is_lost_for_good_at_once_is_asked_for_anew_by_whoever_attaches(
-    alone: Callable[[str], Alone], name: str, lives: int
+@pytest.mark.parametrize(("name", "max_attempts"), [("aws_batch", 10), ("gcp_batch", 11)])
+def test_attach_replaces_a_machine_without_attempts_left(
+    start_run: Callable[[str], DriverlessRun], name: str, max_attempts: int
 ) -> None:
-    run = alone(name)
+    run = start_run(name)
     first = set(run.view.groups)
-    run.lose(lives)
-    eventually(lambda: not run.standing())
-    told = run.finish()
-    assert told["chain"] == expected_hash_chain(told["step"])
+    run.reclaim(max_attempts)
+    eventually(lambda: not run.machines_now())
+    result = run.finish()
+    assert result["chain"] == expected_hash_chain(result["step"])
     assert set(run.view.groups) != first
 
 
 @pytest.mark.parametrize("name", ["azure_batch", "kubernetes"])
-def test_where_there_is_no_ceiling_one_group_is_brought_back_for_ever(
-    alone: Callable[[str], Alone], name: str
+def test_group_without_an_attempt_limit_is_restarted_indefinitely(
+    start_run: Callable[[str], DriverlessRun], name: str
 ) -> None:
-    """A node that is preempted requeues its task, a pod that is disrupted counts for nothing."""
-    run = alone(name)
+    """Preempted Azure tasks and disrupted pods are restarted without limit."""
+    run = start_run(name)
     first = set(run.view.groups)
-    run.lose(12)
-    run.goes_on()
+    run.reclaim(12)
+    run.wait_for_checkpoint()
     assert set(run.view.groups) == first
-    told = run.finish()
-    assert told["chain"] == expected_hash_chain(told["step"])
+    result = run.finish()
+    assert result["chain"] == expected_hash_chain(result["step"])
 
 
 def round_places(view: JournalView) -> tuple[Any, ...]:

@@ -1,8 +1,7 @@
-"""A few stories of chaos, others each time; `make chaos` plays many.
+"""A few chaos runs with new seeds per session; `make chaos` executes many.
 
-Seeds are drawn anew for every session and stand in its header; what one of them told is told again
-by `python -m spotfit_localsim.live.chaos --start SEED --seeds 1 --torch 0`. A seed that found
-something is pinned below, with what it found.
+The seeds derive from the one in the header of the session. `python -m spotfit_localsim.live.chaos
+--start SEED --seeds 1 --torch 0` repeats a run. Seeds that found a bug are pinned below.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ WITHIN_S = 90.0
 AMONG = 50
 
 
-def everybody_once(first: int) -> list[int]:
-    """A few seeds from that one on in which everybody is struck, on a disk and on a bad wire."""
-    brings = {seed: brought_by(seed) for seed in range(first, first + AMONG)}
+def plan_with_all_targets(first: int) -> list[int]:
+    """Seeds from this one on that cover all targets, on a disk and with network faults."""
+    brings = {seed: ended_by(seed) for seed in range(first, first + AMONG)}
     missing = set.union(*brings.values())
     seeds: list[int] = []
     while missing:
@@ -38,14 +37,14 @@ def everybody_once(first: int) -> list[int]:
     return seeds
 
 
-def brought_by(seed: int) -> set[str]:
-    story = random_plan(seed, torch_fraction=0.0)
-    return {story.store, *(blow.target for blow in story.kills)}
+def ended_by(seed: int) -> set[str]:
+    plan = random_plan(seed, torch_fraction=0.0)
+    return {plan.store, *(blow.target for blow in plan.kills)}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "drawn" in metafunc.fixturenames:
-        metafunc.parametrize("drawn", everybody_once(metafunc.config.stash[DRAWN_SEED]))
+        metafunc.parametrize("drawn", plan_with_all_targets(metafunc.config.stash[DRAWN_SEED]))
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +53,24 @@ def wire() -> Iterator[str]:
         yield wire
 
 
-def played(story: ChaosPlan, folder: Path, wire: str) -> ChaosOutcome:
-    ending = ChaosRunner(folder, timeout_s=WITHIN_S).run_plan(story, wire)
-    assert ending.violations == [], [f"seed {story.seed}", *ending.log_lines]
+def run_chaos_plan(plan: ChaosPlan, folder: Path, wire: str) -> ChaosOutcome:
+    ending = ChaosRunner(folder, timeout_s=WITHIN_S).run_plan(plan, wire)
+    assert ending.violations == [], [f"seed {plan.seed}", *ending.log_lines]
     return ending
 
 
-def test_whatever_happens_the_result_is_the_same(tmp_path: Path, wire: str, drawn: int) -> None:
-    ending = played(random_plan(drawn, torch_fraction=0.0), tmp_path, wire)
-    assert ending.effective_kills > 0, "nobody was struck while the run was active"
+def test_random_kills_do_not_change_the_result(tmp_path: Path, wire: str, drawn: int) -> None:
+    ending = run_chaos_plan(random_plan(drawn, torch_fraction=0.0), tmp_path, wire)
+    assert ending.effective_kills > 0, "no kill while the run was active"
 
 
 @pytest.mark.slow
-def test_with_torch_too(tmp_path: Path) -> None:
-    story = ChaosPlan(
+def test_random_kills_do_not_change_the_result_with_torch(tmp_path: Path) -> None:
+    plan = ChaosPlan(
         5,
         "gradient_descent",
         "file",
         network_faults.no_faults(),
         (PlannedKill(4.0, "node"), PlannedKill(7.0, "worker")),
     )
-    assert played(story, tmp_path, "").effective_kills == 2
+    assert run_chaos_plan(plan, tmp_path, "").effective_kills == 2

@@ -138,7 +138,7 @@ def trained_samples(cloud: LiveTestCloud, name: str, *, epoch: int, steps: range
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_a_killed_training_ends_with_the_weights_of_an_undisturbed_one(
+def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     cloud: LiveTestCloud, strategy: str
 ) -> None:
     undisturbed = fit(cloud, "undisturbed", strategy=strategy, norm=True)
@@ -331,7 +331,7 @@ def _sgd() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.zeros(1)])
 
 
-def test_a_mismatch_on_one_rank_is_raised_by_all_and_changes_nothing(
+def test_mismatch_on_one_rank_is_raised_by_all_ranks(
     cloud: LiveTestCloud,
 ) -> None:
     def fit_moved(seed: int, *, moves: bool) -> Any:
@@ -447,7 +447,7 @@ def train_until_noticed(config: Config) -> int:
         ckpt.save()
 
 
-def test_a_preempted_machine_finishes_its_save_with_relaxed_collectives(
+def test_preempted_machine_finishes_its_save_with_relaxed_collectives(
     cloud: LiveTestCloud,
 ) -> None:
     """A checkpoint that lacks a rank's part must never be committed."""

@@ -1,4 +1,4 @@
-"""`spotfit` at a shell: follow a run, end it, revive it."""
+"""The `spotfit` command: follow, cancel and sweep a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCRIPT = """
 
 
 def shell(*arguments: str) -> str:
-    """What the command prints; it has to succeed."""
+    """Return the output of a command, which must succeed."""
     done = subprocess.run(
         [sys.executable, "-m", "spotfit.cli", *arguments],
         capture_output=True,
@@ -109,9 +109,9 @@ def test_logs_of_a_machine_whose_agent_never_joined(
 ) -> None:
     make_importable(monkeypatch)
     handle = cloud.submit(wait_for_enough, local_options={"agent": f"{__name__}:hangs"})
-    told = eventually(lambda: [line for line in handle.machine_logs() if "device" in line])
-    assert told[0].endswith("/0) looking for a device that is not there")
-    assert told[0] in shell("logs", cloud.url(), "--machine", "0")
+    result = eventually(lambda: [line for line in handle.machine_logs() if "device" in line])
+    assert result[0].endswith("/0) looking for a device that is not there")
+    assert result[0] in shell("logs", cloud.url(), "--machine", "0")
     handle.cancel()
     with pytest.raises(RunCancelledError):
         handle.result(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""`barrier` and `broadcast_from_rank_zero` between real workers, and what misfits are raised."""
+"""`barrier` and `broadcast_from_rank_zero` between real workers, and mismatched calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank() -> int:
     return spotfit.get_context().get_world_rank()
 
 
-def test_all_wait_for_all_and_hear_what_rank_0_says(cloud: LiveTestCloud) -> None:
+def test_barrier_and_broadcast_synchronize_all_ranks(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> Any:
         Path(config["marks"], str(os.getpid())).touch()
         collective.barrier()
@@ -35,7 +35,7 @@ def test_all_wait_for_all_and_hear_what_rank_0_says(cloud: LiveTestCloud) -> Non
     assert cloud.fit(train, workers=3, nodes=2).return_value == {"seed": 0}
 
 
-def test_a_missing_rank_is_logged_and_then_named_in_the_error(
+def test_missing_rank_is_logged_and_named_in_the_error(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "1.5")
@@ -52,12 +52,12 @@ def test_a_missing_rank_is_logged_and_then_named_in_the_error(
     assert raised.value.worker_failures
     for error in raised.value.worker_failures.values():
         assert isinstance(error, CollectiveTimeoutError)
-    assert "(rank 0)" in (said := capfd.readouterr().out)
-    assert "collective.waiting operation=barrier missing_ranks=1" in said
+    assert "(rank 0)" in (output := capfd.readouterr().out)
+    assert "collective.waiting operation=barrier missing_ranks=1" in output
 
 
 @pytest.mark.parametrize("misfit", ["another call", "no call"])
-def test_a_mismatched_collective_fails_at_once(cloud: LiveTestCloud, misfit: str) -> None:
+def test_mismatched_collective_fails_at_once(cloud: LiveTestCloud, misfit: str) -> None:
     def train() -> None:
         if rank() == 0:
             with tempfile.TemporaryDirectory() as folder:

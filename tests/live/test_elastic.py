@@ -1,4 +1,4 @@
-"""An elastic group goes on smaller where no machine is to be had, and grows again."""
+"""An elastic group shrinks without capacity and grows again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.live.cloud import LiveTestCloud, eventually
 Config = dict[str, Any]
 
 
-def save_until_told(config: Config) -> list[int]:
-    """Saves every step, with the sizes of all groups so far, until the mark 'enough' lies there."""
+def save_until_mark(config: Config) -> list[int]:
+    """Save the sizes of all groups so far in every step, until the mark 'enough' exists."""
     me = spotfit.get_context()
     sizes = [*sizes_before(), me.get_world_size()]
     (Path(config["marks"]) / f"size {me.get_world_size()}").touch()
@@ -42,10 +42,10 @@ def sizes_before() -> list[int]:
         return [int(size) for size in Path(folder, "sizes").read_text().split()]
 
 
-def begun(cloud: LiveTestCloud, **local: Any) -> RunHandle:
-    """One or two workers, each on a node; the size is looked at often."""
+def start_run(cloud: LiveTestCloud, **local: Any) -> RunHandle:
+    """One or two workers, one per node, with frequent resize checks."""
     return cloud.submit(
-        save_until_told,
+        save_until_mark,
         workers=(1, 2),
         nodes=2,
         local_options=local,
@@ -63,15 +63,15 @@ def at_work(cloud: LiveTestCloud, workers: int) -> None:
     eventually(look)
 
 
-def test_a_group_starts_with_what_there_is(cloud: LiveTestCloud) -> None:
-    handle = begun(cloud, capacity=1)
+def test_elastic_group_starts_with_the_available_machines(cloud: LiveTestCloud) -> None:
+    handle = start_run(cloud, capacity=1)
     at_work(cloud, 1)
     cloud.write_mark("enough")
     assert handle.result(60).return_value == [1]
 
 
-def test_a_group_goes_on_smaller_and_grows_again(cloud: LiveTestCloud) -> None:
-    handle = begun(cloud)
+def test_elastic_group_shrinks_and_grows_again(cloud: LiveTestCloud) -> None:
+    handle = start_run(cloud)
     at_work(cloud, 2)
     cloud.reclaimer.set_capacity(1)
     cloud.reclaimer.kill(cloud.node_of_rank(1))
@@ -88,8 +88,8 @@ def test_a_group_goes_on_smaller_and_grows_again(cloud: LiveTestCloud) -> None:
     assert cloud.view().failure_counts.get(FailureCause.WORKER) is None
 
 
-def test_below_its_least_size_a_group_waits(cloud: LiveTestCloud) -> None:
-    handle = cloud.submit(save_until_told, workers=(2, 3), nodes=3, local_options={"capacity": 1})
+def test_group_below_its_minimum_size_waits(cloud: LiveTestCloud) -> None:
+    handle = cloud.submit(save_until_mark, workers=(2, 3), nodes=3, local_options={"capacity": 1})
     eventually(lambda: handle.status().reason)
     assert (handle.status().state, cloud.rounds_opened()) == ("waiting", [])
     assert "of 1 are free" in handle.status().reason
@@ -100,7 +100,7 @@ def test_below_its_least_size_a_group_waits(cloud: LiveTestCloud) -> None:
     assert handle.result(60).return_value == [2]
 
 
-def test_a_fixed_group_waits_for_the_market(cloud: LiveTestCloud) -> None:
+def test_fixed_group_waits_for_capacity(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(lambda: "came after all", local_options={"capacity": 0})
     eventually(lambda: handle.status().reason)
     cloud.reclaimer.set_capacity(1)

@@ -20,7 +20,7 @@ SAYS = {
 
 
 @pytest.mark.parametrize("command_line", SAYS)
-def test_an_example_says_what_it_promises(command_line: str, tmp_path: Path) -> None:
+def test_example_prints_the_expected_output(command_line: str, tmp_path: Path) -> None:
     name, *arguments = command_line.split()
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
     environment = os.environ | {"SPOTFIT_HOME": str(tmp_path / "keys"), "TMPDIR": str(tmp_path)}
@@ -31,7 +31,7 @@ def test_an_example_says_what_it_promises(command_line: str, tmp_path: Path) -> 
     assert SAYS[command_line] in ran.stdout
 
 
-def test_a_project_of_a_user_s_is_tested_on_a_spot_cloud(tmp_path: Path) -> None:
+def test_example_project_passes_its_tests_on_a_spot_cloud(tmp_path: Path) -> None:
     project = shutil.copytree(ROOT / "examples" / "testing_on_spot", tmp_path / "project")
     command = [sys.executable, "-m", "pytest", "-q", f"--basetemp={tmp_path / 'tests'}"]
     environment = os.environ | {"SPOTFIT_HOME": str(tmp_path / "keys"), "TMPDIR": str(tmp_path)}
@@ -43,7 +43,7 @@ def test_a_project_of_a_user_s_is_tested_on_a_spot_cloud(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_demo_holds_what_it_promises(tmp_path: Path) -> None:
+def test_demo_passes_its_checks(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "digits_demo.py")]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     ran = subprocess.run(

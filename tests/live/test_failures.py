@@ -1,4 +1,4 @@
-"""Whatever the user's function does to its process, the driver is told, and the run may go on."""
+"""Failures of user code are reported to the driver, and retried within the budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
 LONG_S = 600.0
-"""Nobody waits for so long: a test in which somebody does fails by its own timeout."""
+"""Longer than the timeout of any test."""
 
 
 class OutOfTuneError(Exception):
@@ -46,26 +46,26 @@ def save(step: int) -> None:
 
 
 def attempt(config: Config) -> int:
-    """Which attempt of this rank this is, counted from 1."""
+    """Return the attempt of this rank, from 1."""
     path = Path(config["marks"], f"attempts-{rank()}")
     made = int(path.read_text()) + 1 if path.exists() else 1
     path.write_text(str(made))
     return made
 
 
-# --- the end, told -------------------------------------------------------------------------------
+# --- reported failures ----------------------------------------------------------------------------
 
 
-def test_an_exception_arrives_as_itself_with_rank_and_traceback(cloud: LiveTestCloud) -> None:
+def test_user_exception_is_raised_with_rank_and_traceback(cloud: LiveTestCloud) -> None:
     def train() -> None:
         if rank() in (1, 2):
             raise OutOfTuneError(0.5) from OSError("the disk")
         time.sleep(LONG_S)
 
-    with pytest.raises(spotfit.WorkerGroupError) as told:
+    with pytest.raises(spotfit.WorkerGroupError) as error_info:
         cloud.fit(train, workers=4)
 
-    failures = told.value.worker_failures
+    failures = error_info.value.worker_failures
     assert set(failures) <= {1, 2}
     for of_rank, error in failures.items():
         assert type(error).__name__ == "OutOfTuneError"
@@ -73,24 +73,24 @@ def test_an_exception_arrives_as_itself_with_rank_and_traceback(cloud: LiveTestC
         [note] = error.__notes__
         assert f"raised in the worker of rank {of_rank}" in note
         assert "raise OutOfTuneError(0.5)" in note
-    assert "OSError: the disk" in str(told.value)
-    assert "the loss is 0.5" in str(told.value)
+    assert "OSError: the disk" in str(error_info.value)
+    assert "the loss is 0.5" in str(error_info.value)
 
 
-def test_equal_errors_are_told_once_with_their_ranks(cloud: LiveTestCloud) -> None:
+def test_equal_errors_are_reported_once_with_all_ranks(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         spotfit.collective.barrier()
         if rank() != 1:
             raise ValueError(f"rank {rank()} has no data")
         time.sleep(LONG_S)
 
-    with pytest.raises(spotfit.WorkerGroupError) as told:
+    with pytest.raises(spotfit.WorkerGroupError) as error_info:
         cloud.fit(train, workers=3)
 
-    failures = told.value.worker_failures
+    failures = error_info.value.worker_failures
     ranks = ",".join(map(str, sorted(failures)))
-    assert f"[Rank {ranks} Error Snippet]:" in str(told.value)
-    assert str(told.value).count("Traceback") == 1
+    assert f"[Rank {ranks} Error Snippet]:" in str(error_info.value)
+    assert str(error_info.value).count("Traceback") == 1
     assert all(isinstance(error, ValueError) for error in failures.values())
 
 
@@ -103,7 +103,7 @@ def test_equal_errors_are_told_once_with_their_ranks(cloud: LiveTestCloud) -> No
     ],
     ids=["exit 0", "exit with words", "KeyboardInterrupt"],
 )
-def test_leaving_early_is_a_failure_however_politely(
+def test_early_exit_of_a_worker_is_a_failure(
     cloud: LiveTestCloud, leave: Any, kind: type[BaseException]
 ) -> None:
     def train() -> None:
@@ -111,10 +111,10 @@ def test_leaving_early_is_a_failure_however_politely(
             leave()
         time.sleep(LONG_S)
 
-    with pytest.raises(spotfit.WorkerGroupError) as told:
+    with pytest.raises(spotfit.WorkerGroupError) as error_info:
         cloud.fit(train, workers=2)
 
-    assert type(told.value.worker_failures[1]) is kind
+    assert type(error_info.value.worker_failures[1]) is kind
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_leaving_early_is_a_failure_however_politely(
     ],
     ids=["exit 3", "exit 0", "SIGKILL", "SIGSEGV", "SIGTERM"],
 )
-def test_a_process_that_dies_without_a_word_is_told_as_such(
+def test_killed_worker_is_reported_with_its_signal(
     cloud: LiveTestCloud, die: Any, told_as: str
 ) -> None:
     def train() -> None:
@@ -136,25 +136,25 @@ def test_a_process_that_dies_without_a_word_is_told_as_such(
             die()
         time.sleep(LONG_S)
 
-    with pytest.raises(spotfit.WorkerGroupError, match=told_as) as told:
+    with pytest.raises(spotfit.WorkerGroupError, match=told_as) as error_info:
         cloud.fit(train, workers=2)
 
-    assert set(told.value.worker_failures) == {1}
-    death = told.value.worker_failures[1]
+    assert set(error_info.value.worker_failures) == {1}
+    death = error_info.value.worker_failures[1]
     assert isinstance(death, WorkerDiedError)
     assert told_as in str(death)
 
 
-def test_an_exception_comes_back_without_what_cannot_be_pickled(cloud: LiveTestCloud) -> None:
+def test_exception_is_returned_without_unpicklable_attributes(cloud: LiveTestCloud) -> None:
     def train() -> None:
         error = ValueError("holds a lock")
         error.lock = threading.Lock()  # type: ignore[attr-defined]
         raise error
 
-    with pytest.raises(spotfit.WorkerGroupError, match="holds a lock") as told:
+    with pytest.raises(spotfit.WorkerGroupError, match="holds a lock") as error_info:
         cloud.fit(train)
 
-    raised = told.value.worker_failures[0]
+    raised = error_info.value.worker_failures[0]
     assert (type(raised), raised.args) == (ValueError, ("holds a lock",))
     assert not hasattr(raised, "lock")
 
@@ -167,14 +167,14 @@ def test_an_exception_comes_back_without_what_cannot_be_pickled(cloud: LiveTestC
     ],
     ids=["a lock", "a tensor"],
 )
-def test_a_value_that_cannot_be_returned_fails_the_worker(
+def test_unpicklable_return_value_fails_the_worker(
     cloud: LiveTestCloud, make: Any, why: str
 ) -> None:
     with pytest.raises(spotfit.WorkerGroupError, match=why):
         cloud.fit(lambda: make())
 
 
-def test_a_child_of_a_worker_does_not_outlive_it(cloud: LiveTestCloud) -> None:
+def test_child_processes_end_with_their_worker(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         import subprocess
 
@@ -188,7 +188,7 @@ def test_a_child_of_a_worker_does_not_outlive_it(cloud: LiveTestCloud) -> None:
     assert processes.find_process(int((cloud.marks / "child").read_text())) is None
 
 
-# --- another try ---------------------------------------------------------------------------------
+# --- retries --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,12 +200,12 @@ def test_a_child_of_a_worker_does_not_outlive_it(cloud: LiveTestCloud) -> None:
     ],
     ids=["raise", "exit", "SIGKILL"],
 )
-def test_every_rank_starts_again_from_the_same_checkpoint(cloud: LiveTestCloud, die: Any) -> None:
+def test_all_ranks_restart_from_the_same_checkpoint(cloud: LiveTestCloud, die: Any) -> None:
     def train(config: Config) -> Any:
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
             save(1)
-            spotfit.report({"step": 2})  # without files: it will have to be done again
+            spotfit.report({"step": 2})  # without files, so that it is repeated
             spotfit.collective.barrier()
             if rank() == 1:
                 die()
@@ -213,21 +213,21 @@ def test_every_rank_starts_again_from_the_same_checkpoint(cloud: LiveTestCloud, 
         assert checkpoint is not None
         with checkpoint.as_directory() as folder:
             files = sorted(path.name for path in Path(folder).iterdir())
-        told = {"path": checkpoint.path, "files": files, "process": os.getpid()}
-        Path(config["marks"], f"restored-{rank()}").write_text(json.dumps(told))
+        output = {"path": checkpoint.path, "files": files, "process": os.getpid()}
+        Path(config["marks"], f"restored-{rank()}").write_text(json.dumps(output))
         return checkpoint.path
 
     result = cloud.fit(train, workers=3, nodes=2, max_failures=1)
 
     restored = [json.loads(path.read_text()) for path in cloud.marks.glob("restored-*")]
     assert len(restored) == 3
-    assert {told["path"] for told in restored} == {result.return_value}
-    assert all(told["files"] == ["rank0", "rank1", "rank2"] for told in restored)
+    assert {output["path"] for output in restored} == {result.return_value}
+    assert all(output["files"] == ["rank0", "rank1", "rank2"] for output in restored)
     [closed] = cloud.rounds_closed()
     assert closed.cause == FailureCause.WORKER
 
 
-def test_as_many_retries_as_max_failures_and_not_one_more(cloud: LiveTestCloud) -> None:
+def test_run_fails_after_max_failures_retries(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         save(attempt(config))
         raise ValueError("never works")
@@ -241,7 +241,7 @@ def test_as_many_retries_as_max_failures_and_not_one_more(cloud: LiveTestCloud) 
     assert (status.state, status.failures, len(status.checkpoints)) == ("failed", {"worker": 3}, 3)
 
 
-def test_a_run_that_failed_goes_on_when_it_is_started_again(cloud: LiveTestCloud) -> None:
+def test_restarted_run_resumes_after_a_failure(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> str | None:
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
@@ -257,7 +257,7 @@ def test_a_run_that_failed_goes_on_when_it_is_started_again(cloud: LiveTestCloud
     assert result.return_value == result.checkpoint.path
 
 
-def test_a_machines_end_costs_no_worker_failure_and_the_other_way_round(
+def test_lost_machines_and_failed_workers_have_separate_retry_budgets(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> str:
@@ -281,7 +281,7 @@ def test_a_machines_end_costs_no_worker_failure_and_the_other_way_round(
     ]
 
 
-def test_more_reclaims_than_allowed_are_a_preemption_error(cloud: LiveTestCloud) -> None:
+def test_exceeded_preemption_budget_raises_preemption_error(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         Path(config["marks"], "at work").touch()
         time.sleep(LONG_S)
@@ -293,16 +293,16 @@ def test_more_reclaims_than_allowed_are_a_preemption_error(cloud: LiveTestCloud)
 
     with pytest.raises(
         spotfit.PreemptionError, match=r"the last preemption affected ranks \[1\]"
-    ) as told:
+    ) as error_info:
         handle.result(60)
-    assert told.value.preemption_info.preempted_ranks == [1]
-    assert told.value.drain_timed_out is False
+    assert error_info.value.preemption_info.preempted_ranks == [1]
+    assert error_info.value.drain_timed_out is False
 
 
-# --- nobody waits for the dead -------------------------------------------------------------------
+# --- collectives with a killed peer ---------------------------------------------------------------
 
 
-def test_a_dead_peer_ends_a_collective_at_once(cloud: LiveTestCloud) -> None:
+def test_killed_peer_aborts_a_collective(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> float:
         import torch
         import torch.distributed as dist

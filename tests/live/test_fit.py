@@ -1,4 +1,4 @@
-"""`fit()` as a user sees it: what comes back, what lies in the bucket, what is on the console."""
+"""`fit()` from the user's view: result, content of the bucket, console output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Config = dict[str, Any]
 
 
 def save(step: int, **metrics: Any) -> None:
-    """Report a checkpoint that holds the step, and who wrote it."""
+    """Report a checkpoint with the step and its writer."""
     rank = spotfit.get_context().get_world_rank()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, f"rank{rank}.json").write_text(json.dumps({"step": step}))
@@ -26,7 +26,7 @@ def save(step: int, **metrics: Any) -> None:
 
 
 def restored() -> int | None:
-    """The step in the checkpoint to go on from."""
+    """Return the step of the restored checkpoint."""
     checkpoint = spotfit.get_checkpoint()
     if checkpoint is None:
         return None
@@ -40,10 +40,10 @@ def files_of(checkpoint: spotfit.Checkpoint | None) -> list[str]:
         return sorted(path.name for path in Path(folder).iterdir())
 
 
-# --- what comes back -----------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
-def test_fit_returns_what_rank_0_returned_and_its_last_metrics(cloud: LiveTestCloud) -> None:
+def test_fit_returns_the_value_and_last_metrics_of_rank_0(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> str:
         rank = spotfit.get_context().get_world_rank()
         spotfit.report({"loss": 1.0, "rank": rank})
@@ -59,22 +59,22 @@ def test_fit_returns_what_rank_0_returned_and_its_last_metrics(cloud: LiveTestCl
     assert result.path == cloud.url()
 
 
-def test_every_rank_knows_its_place(cloud: LiveTestCloud) -> None:
+def test_context_contains_the_ranks_of_every_worker(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         me = spotfit.get_context()
-        told = (
+        result = (
             me.get_world_size(),
             me.get_local_rank(),
             me.get_local_world_size(),
             me.get_node_rank(),
             me.get_experiment_name(),
         )
-        Path(config["marks"], str(me.get_world_rank())).write_text(json.dumps(told))
+        Path(config["marks"], str(me.get_world_rank())).write_text(json.dumps(result))
 
     cloud.fit(train, workers=4, nodes=2, name="places")
 
-    told = [json.loads((cloud.marks / str(rank)).read_text()) for rank in range(4)]
-    assert told == [
+    result = [json.loads((cloud.marks / str(rank)).read_text()) for rank in range(4)]
+    assert result == [
         [4, 0, 2, 0, "places"],
         [4, 1, 2, 0, "places"],
         [4, 0, 2, 1, "places"],
@@ -82,7 +82,7 @@ def test_every_rank_knows_its_place(cloud: LiveTestCloud) -> None:
     ]
 
 
-def test_a_checkpoint_holds_the_files_of_all_ranks_and_the_metrics_of_rank_0(
+def test_checkpoint_contains_files_of_all_ranks_and_metrics_of_rank_0(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> None:
@@ -96,7 +96,7 @@ def test_a_checkpoint_holds_the_files_of_all_ranks_and_the_metrics_of_rank_0(
     assert Path(result.checkpoint.path).parent == Path(cloud.url())
 
 
-def test_the_best_checkpoints_stay_and_can_be_read_from_the_path(cloud: LiveTestCloud) -> None:
+def test_best_checkpoints_are_kept_and_readable_from_the_path(cloud: LiveTestCloud) -> None:
     def train() -> None:
         for step, score in enumerate([0.1, 0.9, 0.5, 0.2]):
             save(step, score=score)
@@ -114,7 +114,7 @@ def test_the_best_checkpoints_stay_and_can_be_read_from_the_path(cloud: LiveTest
     assert len(folders) == 3  # the two best, and the latest
 
 
-def test_the_drivers_objects_stay_as_they_are(cloud: LiveTestCloud) -> None:
+def test_training_does_not_modify_objects_of_the_driver(cloud: LiveTestCloud) -> None:
     seen: list[int] = []
     settings = {"list": [1]}
 
@@ -129,7 +129,7 @@ def test_the_drivers_objects_stay_as_they_are(cloud: LiveTestCloud) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_function_without_a_required_parameter_is_called_without_arguments(
+def test_function_without_required_parameters_is_called_without_arguments(
     cloud: LiveTestCloud, workers: int
 ) -> None:
     def train(config: Config | None = None) -> Any:
@@ -138,7 +138,9 @@ def test_a_function_without_a_required_parameter_is_called_without_arguments(
     assert cloud.fit(train, workers=workers).return_value is None
 
 
-def test_local_mode_runs_here_and_raises_as_it_is(cloud: LiveTestCloud) -> None:
+def test_local_mode_runs_in_this_process_and_raises_unchanged_exceptions(
+    cloud: LiveTestCloud,
+) -> None:
     here: list[str] = []
 
     def train(config: Config) -> None:
@@ -152,7 +154,7 @@ def test_local_mode_runs_here_and_raises_as_it_is(cloud: LiveTestCloud) -> None:
     assert cloud.is_untouched
 
 
-def test_the_environment_may_name_the_provisioner(
+def test_environment_variable_selects_the_provisioner(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_PROVISIONER", f"local?nodes=2&root={cloud.root.path}")
@@ -162,7 +164,7 @@ def test_the_environment_may_name_the_provisioner(
     assert trainer.fit().return_value == 1
 
 
-def test_ddp_learns_the_same_on_all_ranks(cloud: LiveTestCloud) -> None:
+def test_ddp_weights_are_equal_on_all_ranks(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> Any:
         import torch
 
@@ -185,14 +187,14 @@ def test_ddp_learns_the_same_on_all_ranks(cloud: LiveTestCloud) -> None:
     assert mine == others
 
 
-# --- the same name again -------------------------------------------------------------------------
+# --- reuse of a name ------------------------------------------------------------------------------
 
 
-def test_the_same_name_goes_on_from_the_last_checkpoint(cloud: LiveTestCloud) -> None:
+def test_same_run_name_resumes_from_the_last_checkpoint(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> int | None:
-        begun_at = restored()
-        save((begun_at or 0) + 1)
-        return begun_at
+        started_at = restored()
+        save((started_at or 0) + 1)
+        return started_at
 
     first = cloud.fit(train)
     second = cloud.fit(train)
@@ -203,7 +205,7 @@ def test_the_same_name_goes_on_from_the_last_checkpoint(cloud: LiveTestCloud) ->
     assert len(second.best_checkpoints) == 2
 
 
-def test_a_second_run_that_reports_nothing_keeps_the_old_result(cloud: LiveTestCloud) -> None:
+def test_second_run_without_reports_keeps_the_previous_result(cloud: LiveTestCloud) -> None:
     first = cloud.fit(lambda: save(3))
     second = cloud.fit(lambda: "nothing new")
 
@@ -214,15 +216,15 @@ def test_a_second_run_that_reports_nothing_keeps_the_old_result(cloud: LiveTestC
     assert len(second.best_checkpoints) == 1
 
 
-def test_without_a_name_every_run_is_its_own(cloud: LiveTestCloud) -> None:
+def test_runs_without_a_name_are_distinct(cloud: LiveTestCloud) -> None:
     paths = {cloud.fit(lambda: save(1), name=None).path for _ in range(2)}
     assert len(paths) == 2
 
 
-# --- output --------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
-def test_the_output_of_every_rank_is_shown_and_kept(
+def test_output_of_all_ranks_is_shown_and_stored(
     cloud: LiveTestCloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train() -> None:
@@ -246,26 +248,26 @@ def test_the_output_of_every_rank_is_shown_and_kept(
         assert f"(rank {rank}) no newline at the end" in kept
 
 
-def test_the_log_level_is_for_what_we_tell_ourselves(
+def test_log_level_applies_to_log_events_only(
     cloud: LiveTestCloud, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def train() -> None:
         import logging
 
-        logging.getLogger("mine").info("told by logging")
+        logging.getLogger("mine").info("sent by logging")
         logging.getLogger("mine").debug("too much")
-        spotfit.collective.broadcast_from_rank_zero("x" * 2000)  # which we warn of
+        spotfit.collective.broadcast_from_rank_zero("x" * 2000)  # logs a warning
 
     for level, is_logged in (("ERROR", False), ("INFO", True)):
         cloud.fit(train, name=level, logging_config=spotfit.LoggingConfig(level))
         out, err = capfd.readouterr()
-        assert "(rank 0) INFO mine: told by logging" in out
+        assert "(rank 0) INFO mine: sent by logging" in out
         assert "too much" not in out
         assert ("worker.large_broadcast" in out) == is_logged
         assert ("run.event type=" in err) == is_logged, "also in the driver"
 
 
-def test_output_appears_while_the_run_goes_on(cloud: LiveTestCloud) -> None:
+def test_output_appears_during_the_run(cloud: LiveTestCloud) -> None:
     driver = cloud.driver("""
         import os, time
         from pathlib import Path
@@ -289,10 +291,10 @@ def test_output_appears_while_the_run_goes_on(cloud: LiveTestCloud) -> None:
     assert driver.wait() == 0
 
 
-# --- other storages ------------------------------------------------------------------------------
+# --- storage --------------------------------------------------------------------------------------
 
 
-def test_a_run_on_s3_survives_a_death_and_keeps_its_files_there(
+def test_run_on_s3_survives_a_killed_worker(
     cloud: LiveTestCloud, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
@@ -301,13 +303,13 @@ def test_a_run_on_s3_survives_a_death_and_keeps_its_files_there(
     def train(config: Config) -> int | None:
         import os
 
-        begun_at = restored()
-        if begun_at is None:
+        started_at = restored()
+        if started_at is None:
             save(1)
             spotfit.collective.barrier()  # all have saved
             os._exit(9)
-        save(begun_at + 1)
-        return begun_at
+        save(started_at + 1)
+        return started_at
 
     result = cloud.fit(train, storage=bucket, workers=2, nodes=2, max_failures=1)
 
@@ -318,7 +320,7 @@ def test_a_run_on_s3_survives_a_death_and_keeps_its_files_there(
     assert spotfit.Result.from_path(f"{bucket}/run").metrics == {"step": 2}
 
 
-def test_a_file_system_the_user_brings_holds_a_run(cloud: LiveTestCloud) -> None:
+def test_run_in_a_custom_storage_filesystem(cloud: LiveTestCloud) -> None:
     from pyarrow import fs
 
     mine = fs.SubTreeFileSystem(cloud.storage, fs.LocalFileSystem())
@@ -331,7 +333,7 @@ def test_a_file_system_the_user_brings_holds_a_run(cloud: LiveTestCloud) -> None
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_credentials_of_a_file_system_reach_machines_and_stand_nowhere(
+def test_credentials_of_a_filesystem_reach_machines_and_are_not_stored(
     cloud: LiveTestCloud, s3: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyarrow import fs

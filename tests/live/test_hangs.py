@@ -1,4 +1,4 @@
-"""A rank that hangs is found, the stacks of all ranks are kept, and the attempt ends."""
+"""A hanging rank is detected, stacks of all ranks are stored, and the attempt ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank() -> int:
 
 
 def hold_the_lock() -> None:
-    """Python's own: no thread of this process gets on."""
+    """Hold the GIL, so that no thread of this process runs."""
     re.match("(a+)+$", "a" * 60 + "b")
 
 
@@ -31,10 +31,10 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def stacks(cloud: LiveTestCloud, told: str) -> str:
-    """What lies where the message says."""
-    found = re.search(r"the stacks of all ranks are in (\S+\.txt)", told)
-    assert found is not None, told
+def stacks(cloud: LiveTestCloud, text: str) -> str:
+    """Return the stack file that the message names."""
+    found = re.search(r"the stacks of all ranks are in (\S+\.txt)", text)
+    assert found is not None, text
     assert found[1].startswith(cloud.url())
     return Path(found[1]).read_text()
 
@@ -44,7 +44,7 @@ def stacks(cloud: LiveTestCloud, told: str) -> str:
     [(hold_the_lock, "in hold_the_lock"), (stop, "kernel state: stopped")],
     ids=["in compiled code", "stopped"],
 )
-def test_a_rank_that_does_not_answer_ends_its_attempt_and_tells_where(
+def test_unresponsive_rank_ends_its_attempt_with_a_stack_dump(
     cloud: LiveTestCloud, hang: Any, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(config: Config) -> str:
@@ -53,13 +53,13 @@ def test_a_rank_that_does_not_answer_ends_its_attempt_and_tells_where(
             mark.touch()
             hang()
         wait_for_the_others()
-        return "went on"
+        return "finished"
 
     def wait_for_the_others() -> None:
         spotfit.collective.barrier()
 
     monkeypatch.setenv("SPOTFIT_WORKER_HEALTH_CHECK_TIMEOUT_S", "2")
-    assert cloud.fit(train, workers=2, nodes=2, max_failures=1).return_value == "went on"
+    assert cloud.fit(train, workers=2, nodes=2, max_failures=1).return_value == "finished"
 
     [closed] = cloud.rounds_closed()
     assert closed.cause is FailureCause.WORKER
@@ -71,7 +71,7 @@ def test_a_rank_that_does_not_answer_ends_its_attempt_and_tells_where(
     assert "in wait_for_the_others" in kept.partition("=== rank 0")[2]
 
 
-def test_a_round_without_progress_is_ended_where_that_is_wanted(
+def test_round_without_progress_is_ended_if_configured(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train() -> None:
@@ -85,14 +85,14 @@ def test_a_round_without_progress_is_ended_where_that_is_wanted(
     monkeypatch.setenv("SPOTFIT_HANG_ACTION", "fail")
     with pytest.raises(
         spotfit.HangError, match="rank 0 has made less progress than the others"
-    ) as told:
+    ) as error_info:
         cloud.fit(train, workers=2)
-    assert isinstance(told.value, spotfit.WorkerGroupError)
-    assert set(told.value.worker_failures) == {0}
-    assert "in train" in stacks(cloud, str(told.value))
+    assert isinstance(error_info.value, spotfit.WorkerGroupError)
+    assert set(error_info.value.worker_failures) == {0}
+    assert "in train" in stacks(cloud, str(error_info.value))
 
 
-def test_a_round_that_is_only_observed_goes_on(
+def test_round_without_progress_continues_if_only_observed(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(config: Config) -> str:

@@ -1,5 +1,4 @@
-"""A backend's hooks run beside the workers, call them before, beside and after the function, and
-end the run when they raise; a context lies around the function."""
+"""Backend hooks call workers before, during and after the function; errors end the run."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ def rank() -> int:
     return spotfit.get_context().get_world_rank()
 
 
-def who(greeting: str, *, mark: str = "") -> tuple[str, int, int]:
-    """Called on workers."""
+def describe_worker(greeting: str, *, mark: str = "") -> tuple[str, int, int]:
+    """Executed on workers."""
     os.environ["GREETED"] = greeting
     return f"{greeting}{mark}", rank(), os.getpid()
 
@@ -38,14 +37,14 @@ def mistake(why: str) -> None:
 
 @dataclass
 class Notes(BackendConfig):
-    """Where hooks write down what they did, and what they are to do wrong."""
+    """Where hooks record their calls, and which fault they inject."""
 
     page: str
     wrong: str = ""
 
     @property
     def backend_cls(self) -> type[Backend]:
-        return Writing
+        return RecordingBackend
 
     def write(self, *words: Any) -> None:
         with Path(self.page).open("a") as page:
@@ -55,7 +54,7 @@ class Notes(BackendConfig):
         return [json.loads(line) for line in Path(self.page).read_text().splitlines()]
 
 
-class Writing(Backend):
+class RecordingBackend(Backend):
     """Calls its workers in every hook."""
 
     def __init__(self) -> None:
@@ -63,22 +62,22 @@ class Writing(Backend):
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         self.attempts += 1
-        told = worker_group.execute(who, "hello", mark="!")
-        assert len({pid for _, _, pid in told}) == len(worker_group)
-        assert os.getpid() not in {pid for _, _, pid in told}
-        backend_config.write("start", self.attempts, [[what, of] for what, of, _ in told])
+        result = worker_group.execute(describe_worker, "hello", mark="!")
+        assert len({pid for _, _, pid in result}) == len(worker_group)
+        assert os.getpid() not in {pid for _, _, pid in result}
+        backend_config.write("start", self.attempts, [[what, of] for what, of, _ in result])
         backend_config.write("resources", worker_group.get_resources_per_worker())
         if backend_config.wrong == "on_start":
             worker_group.execute_single(1, mistake, "no port")
 
     def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
-        futures = worker_group.execute_async(who, "ready")
+        futures = worker_group.execute_async(describe_worker, "ready")
         backend_config.write("training", [future.result()[:2] for future in futures])
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         backend_config.write("shutdown", self.attempts)
-        told = worker_group.execute_single(len(worker_group) - 1, who, "bye")
-        backend_config.write("said", told[:2])
+        result = worker_group.execute_single(len(worker_group) - 1, describe_worker, "bye")
+        backend_config.write("said", result[:2])
         if backend_config.wrong == "on_shutdown":
             raise ArithmeticError("lost count")
 
@@ -107,7 +106,7 @@ def test_hooks_call_the_workers_before_and_after_the_function(cloud: LiveTestClo
     ]
 
 
-def test_every_attempt_has_its_hooks_and_workers_that_are_gone_are_no_mistake(
+def test_every_attempt_calls_its_hooks_and_lost_workers_are_not_errors(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> str:
@@ -139,19 +138,17 @@ def test_every_attempt_has_its_hooks_and_workers_that_are_gone_are_no_mistake(
         ("on_shutdown", "ArithmeticError: lost count"),
     ],
 )
-def test_a_hook_that_raises_ends_the_run_as_itself(
-    cloud: LiveTestCloud, hook: str, cause: str
-) -> None:
+def test_exception_of_a_hook_ends_the_run(cloud: LiveTestCloud, hook: str, cause: str) -> None:
     notes = Notes(str(cloud.folder / "notes"), wrong=hook)
-    with pytest.raises(spotfit.ControllerError, match=cause) as told:
+    with pytest.raises(spotfit.ControllerError, match=cause) as error_info:
         trainer(cloud, lambda: None, notes, workers=2, max_failures=5).fit()
     kind = LookupError if hook == "on_start" else ArithmeticError
-    assert isinstance(told.value.controller_failure, kind)
+    assert isinstance(error_info.value.controller_failure, kind)
     assert len(cloud.rounds_opened()) == 1
 
 
 class Watching(Backend):
-    """Goes on calling while the function runs."""
+    """Calls workers while the function runs."""
 
     def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
         import threading
@@ -175,7 +172,7 @@ class Watch(Notes):
         return Watching
 
 
-def test_workers_are_called_beside_the_function_whatever_that_waits_for(
+def test_hooks_call_workers_while_the_function_blocks(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> int:
@@ -190,8 +187,8 @@ def test_workers_are_called_beside_the_function_whatever_that_waits_for(
     assert run.fit().return_value >= 3
 
 
-class Lit(BackendConfig):
-    """Lights a lamp around the function."""
+class FlagConfig(BackendConfig):
+    """Sets a flag around the function."""
 
     @property
     def train_func_context(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
@@ -206,7 +203,7 @@ def lamp() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_context_lies_around_the_function(cloud: LiveTestCloud, workers: int) -> None:
-    run = trainer(cloud, lambda: os.environ.get("LAMP"), Lit(), workers=workers)
+def test_context_manager_surrounds_the_function(cloud: LiveTestCloud, workers: int) -> None:
+    run = trainer(cloud, lambda: os.environ.get("LAMP"), FlagConfig(), workers=workers)
     assert run.fit().return_value == "lit on 0"
     assert "LAMP" not in os.environ

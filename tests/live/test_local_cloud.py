@@ -1,4 +1,4 @@
-"""The local cloud with real agents: machines are kept warm, replaced, and leave no trace."""
+"""The local cloud with real agents: reuse, preemption and cleanup of machines."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.live.cloud import LiveTestCloud
 Config = dict[str, Any]
 
 
-def who(_: Config) -> int:
-    """The machine's own process, which is its zygote's parent's."""
-    zygote = os.getppid()
-    return int(Path(f"/proc/{zygote}/stat").read_text().rpartition(")")[2].split()[1])
+def machine_pid(_: Config) -> int:
+    """Return the pid of the machine process, the grandparent of the worker."""
+    fork_server_pid = os.getppid()
+    return int(Path(f"/proc/{fork_server_pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_the_next_fit_finds_the_machines_of_the_last_one(cloud: LiveTestCloud) -> None:
-    first = cloud.fit(who, workers=2, nodes=2, name="one")
+def test_next_fit_reuses_waiting_machines(cloud: LiveTestCloud) -> None:
+    first = cloud.fit(machine_pid, workers=2, nodes=2, name="one")
     machines = set(cloud.root.machines())
-    second = cloud.fit(who, workers=2, nodes=2, name="two")
+    second = cloud.fit(machine_pid, workers=2, nodes=2, name="two")
     assert set(cloud.root.machines()) == machines
     assert {first.return_value, second.return_value} <= {machine.pid for machine in machines}
 
 
-def test_a_plan_of_reclaims_is_carried_out_and_survived(cloud: LiveTestCloud) -> None:
+def test_run_survives_scheduled_preemptions(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> int:
         step = 0
         if saved := spotfit.get_checkpoint():
@@ -53,8 +53,8 @@ def test_a_plan_of_reclaims_is_carried_out_and_survived(cloud: LiveTestCloud) ->
     assert len(cloud.rounds_opened()) >= 3
 
 
-def test_while_nothing_can_be_had_the_run_waits(cloud: LiveTestCloud) -> None:
-    """Every node is killed, and the market gives none for a while."""
+def test_run_waits_for_capacity(cloud: LiveTestCloud) -> None:
+    """Every node is killed, without capacity for a while."""
 
     def train(config: Config) -> str:
         Path(config["marks"], "begun").touch()

@@ -1,4 +1,4 @@
-"""Machines are taken away, with notice and without; the run goes on from its last checkpoint."""
+"""Preemptions with and without notice; the run resumes from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
 LAST_STEP = 1_000_000
-"""A run ends when the test says so, or when its rounds are done, not by counting."""
+"""Steps are unlimited; the test ends the run by a mark."""
 
 
 def step_by_step(config: Config) -> dict[str, Any]:
-    """Trains until the mark 'enough' lies there, saving every step; tells each start by a mark."""
+    """Save every step until the mark 'enough' exists; write a mark at each start."""
     me = spotfit.get_context()
     rank, marks = me.get_world_rank(), Path(config["marks"])
     checkpoint = spotfit.get_checkpoint()
-    begun_at = 0
+    started_at = 0
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
-            begun_at = int(Path(folder, "step").read_text())
-    start = {"from": begun_at, "world": me.get_world_size(), "seen": time.monotonic_ns()}
+            started_at = int(Path(folder, "step").read_text())
+    start = {"from": started_at, "world": me.get_world_size(), "seen": time.monotonic_ns()}
     (marks / f"start-{rank}-{start['seen']}").write_text(json.dumps(start))
-    step = begun_at
+    step = started_at
     enough = False
     while not enough:
         step += 1
         report(step, rank)
         time.sleep(0.02)
         enough = spotfit.collective.broadcast_from_rank_zero((marks / "enough").exists())
-    return {"begun_at": begun_at, "step": step}
+    return {"begun_at": started_at, "step": step}
 
 
 def report(step: int, rank: int) -> None:
@@ -59,8 +59,8 @@ def report(step: int, rank: int) -> None:
         spotfit.report({"step": step}, checkpoint=checkpoint)
 
 
-def begun(cloud: LiveTestCloud, **how: Any) -> RunHandle:
-    """Two workers on two nodes, with a checkpoint behind them."""
+def start_run(cloud: LiveTestCloud, **how: Any) -> RunHandle:
+    """Two workers on two nodes that have saved a checkpoint."""
     keep = spotfit.CheckpointConfig(num_to_keep=3)
     handle = cloud.submit(step_by_step, workers=2, nodes=2, checkpoint_config=keep, **how)
     committed(cloud, 2)
@@ -68,7 +68,7 @@ def begun(cloud: LiveTestCloud, **how: Any) -> RunHandle:
 
 
 def committed(cloud: LiveTestCloud, least: int) -> int:
-    """Wait until that step lies in the bucket; the latest that does."""
+    """Wait until this step is committed; return the latest committed step."""
 
     def look() -> int | None:
         latest = cloud.view().latest_checkpoint
@@ -81,25 +81,25 @@ def committed(cloud: LiveTestCloud, least: int) -> int:
 
 
 def starts(cloud: LiveTestCloud) -> list[dict[str, Any]]:
-    """All starts of all ranks, in the order of time."""
-    told = [
+    """Return all starts of all ranks, ordered by time."""
+    result = [
         json.loads(mark.read_text()) for mark in cloud.marks.glob("start-*") if mark.stat().st_size
     ]
-    return sorted(told, key=lambda start: int(start["seen"]))
+    return sorted(result, key=lambda start: int(start["seen"]))
 
 
-def another_round(
+def wait_for_round(
     cloud: LiveTestCloud, *, workers: int = 2, number: int = 2
 ) -> list[dict[str, Any]]:
-    """Wait until all workers of the round of that number have started; their starts."""
+    """Wait until all workers of round `number` have started; return their starts."""
     eventually(lambda: len(cloud.rounds_opened()) >= number)
     eventually(lambda: len(starts(cloud)) >= workers * number)
     return starts(cloud)[workers * (number - 1) :]
 
 
-def went_on(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
-    """The second round began where the first had saved, on all ranks; then it may end."""
-    second = another_round(cloud)
+def check_resumed(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
+    """Check that all ranks of the second round resumed from the checkpoint, then end the run."""
+    second = wait_for_round(cloud)
     assert len({start["from"] for start in second}) == 1
     assert second[0]["from"] >= saved
     cloud.write_mark("enough")
@@ -108,49 +108,49 @@ def went_on(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
     assert result.metrics == {"step": result.return_value["step"]}
 
 
-# --- without notice ------------------------------------------------------------------------------
+# --- without notice -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("who", ["the leader's node", "another node"])
-def test_a_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, who: str) -> None:
-    handle = begun(cloud)
+def test_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, who: str) -> None:
+    handle = start_run(cloud)
     leader = cloud.node_of_leader()
     others = [node for node in cloud.reclaimer.running_nodes() if node != leader]
     saved = committed(cloud, 2)
     cloud.reclaimer.kill(leader if who == "the leader's node" else others[0])
 
-    went_on(cloud, handle, saved)
+    check_resumed(cloud, handle, saved)
     assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.PREEMPTION]
     assert handle.status().failures == {"preemption": 1}
 
 
-def test_a_node_that_runs_on_in_silence_was_not_taken_away(cloud: LiveTestCloud) -> None:
-    """Its agent is stopped, as by a network that fails or a kernel that hangs."""
-    handle = begun(cloud)
+def test_unresponsive_node_that_continues_is_not_a_preemption(cloud: LiveTestCloud) -> None:
+    """Its agent is suspended, as by a network failure."""
+    handle = start_run(cloud)
     (other,) = set(cloud.reclaimer.running_nodes()) - {cloud.node_of_leader()}
     machine = other.machine()
     assert machine is not None
     saved = committed(cloud, 2)
     os.kill(machine.pid, signal.SIGSTOP)
     try:
-        went_on(cloud, handle, saved)
+        check_resumed(cloud, handle, saved)
     finally:
         os.kill(machine.pid, signal.SIGCONT)
     assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.NETWORK]
     assert handle.status().failures == {"platform": 1}
 
 
-def test_all_nodes_killed_at_once_are_replaced_while_somebody_waits(cloud: LiveTestCloud) -> None:
-    handle = begun(cloud)
+def test_all_nodes_killed_at_once_are_replaced_by_the_driver(cloud: LiveTestCloud) -> None:
+    handle = start_run(cloud)
     saved = committed(cloud, 2)
     for node in cloud.reclaimer.running_nodes():
         cloud.reclaimer.kill(node)
 
-    went_on(cloud, handle, saved)
+    check_resumed(cloud, handle, saved)
     assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.PREEMPTION]
 
 
-def test_a_run_whose_nodes_and_driver_are_gone_is_revived_by_whoever_attaches(
+def test_attach_restarts_a_run_without_nodes_and_driver(
     cloud: LiveTestCloud,
 ) -> None:
     driver = cloud.driver("""
@@ -180,24 +180,24 @@ def test_a_run_whose_nodes_and_driver_are_gone_is_revived_by_whoever_attaches(
     assert spotfit.attach(cloud.url()).result(60).return_value == "revived"
 
 
-# --- with notice ---------------------------------------------------------------------------------
+# --- with notice ----------------------------------------------------------------------------------
 
 
-def test_a_notice_orders_the_replacement_at_once_and_costs_nothing_but_a_restart(
+def test_notice_requests_the_replacement_and_costs_only_a_restart(
     cloud: LiveTestCloud,
 ) -> None:
-    handle = begun(cloud)
+    handle = start_run(cloud)
     leaving = cloud.node_of_rank(1)
     cloud.reclaimer.notify(leaving, seconds_left=60.0)
 
-    second = another_round(cloud)
+    second = wait_for_round(cloud)
     events = cloud.events()
-    told = next(n for n, event in enumerate(events) if isinstance(event, PreemptionNoticed))
+    result = next(n for n, event in enumerate(events) if isinstance(event, PreemptionNoticed))
     ordered = next(
-        n for n, event in enumerate(events[told:], told) if isinstance(event, GroupPlanned)
+        n for n, event in enumerate(events[result:], result) if isinstance(event, GroupPlanned)
     )
     closed = next(n for n, event in enumerate(events) if isinstance(event, RoundClosed))
-    assert told < ordered < closed, "the group trained on while the new machine came"
+    assert result < ordered < closed, "the group trained on while the new machine came"
     first = events[closed]
     assert isinstance(first, RoundClosed)
     assert (first.cause, first.reason) == (
@@ -214,7 +214,7 @@ def test_a_notice_orders_the_replacement_at_once_and_costs_nothing_but_a_restart
     assert len(cloud.rounds_closed()) == 1
 
 
-def test_all_ranks_hear_the_same_of_a_notice(cloud: LiveTestCloud) -> None:
+def test_all_ranks_receive_the_same_notice(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         me = spotfit.get_context()
         marks = Path(config["marks"])
@@ -223,8 +223,8 @@ def test_all_ranks_hear_the_same_of_a_notice(cloud: LiveTestCloud) -> None:
         while info is None:
             info = spotfit.get_preemption_info()
             time.sleep(0.01)
-        told = [info.preempted_ranks, info.preempted_node_ids, info.deadline_ms]
-        (marks / f"told {me.get_world_rank()}").write_text(json.dumps(told))
+        result = [info.preempted_ranks, info.preempted_node_ids, info.deadline_ms]
+        (marks / f"notice {me.get_world_rank()}").write_text(json.dumps(result))
 
     handle = cloud.submit(train, workers=4, nodes=2)
     for rank in range(4):
@@ -234,15 +234,15 @@ def test_all_ranks_hear_the_same_of_a_notice(cloud: LiveTestCloud) -> None:
     cloud.reclaimer.notify(leaving, seconds_left=60.0)
 
     handle.result(60)
-    told = [json.loads((cloud.marks / f"told {rank}").read_text()) for rank in range(4)]
-    assert all(each == told[0] for each in told)
-    ranks, nodes, deadline_ms = told[0]
+    result = [json.loads((cloud.marks / f"notice {rank}").read_text()) for rank in range(4)]
+    assert all(each == result[0] for each in result)
+    ranks, nodes, deadline_ms = result[0]
     assert ranks == [2, 3]
     assert nodes == [f"{leaving.group.token}/{leaving.number}"]
     assert abs(deadline_ms - noticed_ms - 60_000) < 30_000
 
 
-def test_a_group_that_returns_in_time_is_finished_whatever_was_announced(
+def test_group_that_returns_before_the_deadline_finishes(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> str:
@@ -259,7 +259,9 @@ def test_a_group_that_returns_in_time_is_finished_whatever_was_announced(
     assert cloud.rounds_closed() == []
 
 
-def test_who_does_not_save_in_time_goes_back_to_the_last_checkpoint(cloud: LiveTestCloud) -> None:
+def test_group_without_a_save_before_the_deadline_resumes_from_the_last_checkpoint(
+    cloud: LiveTestCloud,
+) -> None:
     def train(config: Config) -> str:
         marks = Path(config["marks"])
         checkpoint = spotfit.get_checkpoint()
@@ -284,7 +286,7 @@ def test_who_does_not_save_in_time_goes_back_to_the_last_checkpoint(cloud: LiveT
     assert cloud.rounds_closed()[0].cause == FailureCause.PREEMPTION
 
 
-def test_with_relaxed_collectives_those_who_stay_save_without_those_who_leave(
+def test_relaxed_collectives_save_without_the_preempted_ranks(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> str:
@@ -300,7 +302,7 @@ def test_with_relaxed_collectives_those_who_stay_save_without_those_who_leave(
             mine = spotfit.Checkpoint.from_directory(folder)
             spotfit.report({"step": 1}, checkpoint=mine, checkpoint_dir_name="without_rank_1")
         time.sleep(600)
-        return "nobody comes here"
+        return "unreachable"
 
     relaxed = spotfit.FailureConfig(relax_collectives_on_preemption=True)
     handle = cloud.submit(train, workers=2, nodes=2, failure_config=relaxed)

@@ -1,4 +1,4 @@
-"""Real processes and real kills: whoever dies, the rest is told, and nobody is left behind."""
+"""Real processes and kills: failures are reported, and no process remains."""
 
 import os
 import pickle
@@ -20,10 +20,10 @@ from spotfit.protocol.worker_agent import WorkerRaised, WorkerReturned
 from spotfit.sidecar.callbacks import ProcessCallbackRunner
 from tests.live.stage import RUN_ID, SECRET, WorkerPoolHarness
 
-# --- what the workers run ----------------------------------------------------------------------
+# --- training functions ---------------------------------------------------------------------------
 
 
-def meet_and_wait() -> None:
+def join_group_and_wait() -> None:
     import signal as signals
 
     import torch
@@ -35,7 +35,7 @@ def meet_and_wait() -> None:
     signals.pause()
 
 
-def meet() -> float:
+def join_group() -> float:
     import torch
     import torch.distributed as dist
 
@@ -76,7 +76,7 @@ def exit_cleanly() -> None:
     sys.exit(0)
 
 
-def say_where() -> tuple[Any, ...]:
+def return_location() -> tuple[Any, ...]:
     import os
     import random
     from pathlib import Path
@@ -84,28 +84,28 @@ def say_where() -> tuple[Any, ...]:
     return (os.environ["RANK"], os.environ.get("MINE"), str(Path.cwd()), random.random())
 
 
-class Witness:
+class PrintingCallback:
     """A callback."""
 
     def after_report(self, *, run_context: Any, metrics: Any, checkpoint: Any) -> None:
-        print("told", run_context, metrics, checkpoint)
+        print("received", run_context, metrics, checkpoint)
         if metrics[0]["loss"] < 0:
             raise ValueError("a loss below zero")
 
 
-def alone(stage: WorkerPoolHarness, fn: Any, **how: Any) -> Any:
-    """Run it on one worker without a framework, and give its last frame."""
+def run_alone(stage: WorkerPoolHarness, fn: Any, **how: Any) -> Any:
+    """Run `fn` on one worker without a framework; return its last frame."""
     stage.pack(fn, framework="none", **how)
     stage.start(0, 1)
     stage.until(stage.has_all_exited)
     return stage.frames[-1][1] if stage.frames else None
 
 
-# --- rounds ------------------------------------------------------------------------------------
+# --- rounds ---------------------------------------------------------------------------------------
 
 
-def test_four_workers_meet_and_return(stage: WorkerPoolHarness) -> None:
-    stage.pack(meet)
+def test_four_workers_form_a_group_and_return(stage: WorkerPoolHarness) -> None:
+    stage.pack(join_group)
     stage.start(0, 4)
     stage.until(stage.has_all_exited)
     assert set(stage.exits.values()) == {"exited with code 0"}
@@ -113,10 +113,10 @@ def test_four_workers_meet_and_return(stage: WorkerPoolHarness) -> None:
     assert stage.last_frames(WorkerReturned)[1].pickled_value == b""
 
 
-def test_a_killed_worker_is_told_as_killed_and_the_next_round_forms(
+def test_killed_worker_is_reported_and_the_next_round_starts(
     stage: WorkerPoolHarness,
 ) -> None:
-    stage.pack(meet_and_wait)
+    stage.pack(join_group_and_wait)
     for number in range(4):
         stage.start(number, 4)
         stage.until(stage.has_all_running)
@@ -124,29 +124,31 @@ def test_a_killed_worker_is_told_as_killed_and_the_next_round_forms(
         assert victim is not None
         process.kill(victim)
         stage.until(lambda number=number: number % 4 in stage.exits)  # type: ignore[misc]
-        assert stage.exits[number % 4] == "was killed by SIGKILL"  # the others may have noticed
+        assert (
+            stage.exits[number % 4] == "was killed by SIGKILL"
+        )  # the other workers may have failed as well
         stage.worker_pool.kill_workers()
         stage.until(stage.has_all_exited)
 
 
-def test_a_killed_zygote_takes_its_workers_with_it_and_is_replaced(
+def test_killed_fork_server_ends_its_workers_and_is_replaced(
     stage: WorkerPoolHarness, keeper: ForkServerPool
 ) -> None:
-    stage.pack(meet_and_wait)
+    stage.pack(join_group_and_wait)
     stage.start(0, 2)
     stage.until(stage.has_all_running)
     first = stage.worker_pool._launcher._fork_server
     assert first is not None
     process.kill(first.pid)
     stage.until(stage.has_all_exited)
-    told = {"was killed by SIGKILL", "died with the process it was forked from"}
-    assert set(stage.exits.values()) <= told
+    result = {"was killed by SIGKILL", "died with the process it was forked from"}
+    assert set(stage.exits.values()) <= result
     stage.start(1, 2)
     stage.until(stage.has_all_running)
     assert stage.worker_pool._launcher._fork_server is not first
 
 
-def test_halting_leaves_no_grandchild(stage: WorkerPoolHarness) -> None:
+def test_stop_kills_grandchildren(stage: WorkerPoolHarness) -> None:
     stage.pack(fork_and_wait, framework="none")
     stage.start(0, 2)
     stage.until(stage.has_all_running)
@@ -157,34 +159,34 @@ def test_halting_leaves_no_grandchild(stage: WorkerPoolHarness) -> None:
     stage.until(lambda: sum(map(members_of, groups)) == 0)
 
 
-def test_a_worker_halted_before_it_was_born_is_gone_all_the_same(stage: WorkerPoolHarness) -> None:
-    stage.pack(meet_and_wait)
+def test_worker_stopped_before_its_fork_is_not_started(stage: WorkerPoolHarness) -> None:
+    stage.pack(join_group_and_wait)
     stage.start(0, 2)
     stage.worker_pool.kill_workers()
     stage.until(stage.has_all_exited)
     assert not stage.worker_pool.has_workers
 
 
-# --- what workers say --------------------------------------------------------------------------
+# --- worker output --------------------------------------------------------------------------------
 
 
-def test_the_last_lines_of_a_killed_worker_are_kept_in_order(stage: WorkerPoolHarness) -> None:
-    alone(stage, print_and_die)
+def test_last_lines_of_a_killed_worker_are_kept_in_order(stage: WorkerPoolHarness) -> None:
+    run_alone(stage, print_and_die)
     texts = [line["text"] for line in stage.lines() if "text" in line]
     assert texts == [*(f"line {number}" for number in range(2000)), "no newline"]
     assert stage.exits == {0: "was killed by SIGKILL"}
 
 
-def test_an_exception_comes_with_its_traceback(stage: WorkerPoolHarness) -> None:
-    raised = alone(stage, raise_it)
+def test_exception_contains_its_traceback(stage: WorkerPoolHarness) -> None:
+    raised = run_alone(stage, raise_it)
     assert isinstance(raised, WorkerRaised)
     assert pickle.loads(raised.pickled_exception).args == ("weights",)
     assert raised.traceback_text.splitlines()[1].endswith("in raise_it")
     assert stage.exits == {0: "exited with code 1"}
 
 
-def test_leaving_by_the_back_door_is_a_failure(stage: WorkerPoolHarness) -> None:
-    raised = alone(stage, exit_cleanly)
+def test_system_exit_of_a_worker_is_a_failure(stage: WorkerPoolHarness) -> None:
+    raised = run_alone(stage, exit_cleanly)
     assert isinstance(raised, WorkerRaised)
     assert "SystemExit: 0" in raised.traceback_text
 
@@ -202,28 +204,28 @@ def return_a_lock() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("fn", "said"), [(return_tensors, "torch tensors"), (return_a_lock, "a lock, cannot be")]
+    ("fn", "expected"), [(return_tensors, "torch tensors"), (return_a_lock, "a lock, cannot be")]
 )
-def test_what_cannot_be_brought_home_is_told(stage: WorkerPoolHarness, fn: Any, said: str) -> None:
-    raised = alone(stage, fn)
+def test_invalid_return_value_is_reported(stage: WorkerPoolHarness, fn: Any, expected: str) -> None:
+    raised = run_alone(stage, fn)
     assert isinstance(raised, WorkerRaised)
-    assert said in raised.traceback_text
+    assert expected in raised.traceback_text
 
 
-def test_the_run_s_variables_are_there_before_anything_is_imported(
+def test_environment_variables_are_set_before_imports(
     stage: WorkerPoolHarness,
 ) -> None:
     rank, mine, where, _ = pickle.loads(
-        alone(stage, say_where, env_vars={"MINE": "yes"}).pickled_value
+        run_alone(stage, return_location, env_vars={"MINE": "yes"}).pickled_value
     )
     assert (rank, mine, where) == ("0", "yes", str(stage.folder / "scratch" / "work" / "test"))
 
 
-def test_without_a_zygote_the_same_is_done_by_fresh_interpreters(
+def test_workers_without_a_fork_server_are_started_as_new_interpreters(
     stage: WorkerPoolHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_FORK", "never")
-    stage.pack(say_where, framework="none", env_vars={"MINE": "yes"})
+    stage.pack(return_location, framework="none", env_vars={"MINE": "yes"})
     stage.start(0, 2)
     stage.until(stage.has_all_exited)
     assert set(stage.exits.values()) == {"exited with code 0"}
@@ -232,7 +234,7 @@ def test_without_a_zygote_the_same_is_done_by_fresh_interpreters(
     assert stage.worker_pool._launcher._fork_server is None
 
 
-def test_luggage_that_was_changed_is_told_by_every_worker(stage: WorkerPoolHarness) -> None:
+def test_modified_code_bundle_is_rejected_by_every_worker(stage: WorkerPoolHarness) -> None:
     stage.pack(raise_it, framework="none")
     assert stage.spec is not None
     stage.until(lambda: stage.worker_pool._launcher._runtime_key is not None)
@@ -243,11 +245,11 @@ def test_luggage_that_was_changed_is_told_by_every_worker(stage: WorkerPoolHarne
     assert "IntegrityError" in stage.last_frames(WorkerRaised)[0].traceback_text
 
 
-# --- callbacks ---------------------------------------------------------------------------------
+# --- callbacks ------------------------------------------------------------------------------------
 
 
-def test_callbacks_live_in_a_process_of_their_own(stage: WorkerPoolHarness) -> None:
-    objects = {"callbacks": [Witness()], "run_context": "ctx"}
+def test_callbacks_run_in_a_separate_process(stage: WorkerPoolHarness) -> None:
+    objects = {"callbacks": [PrintingCallback()], "run_context": "ctx"}
     stage.pack(raise_it, framework="none", objects=objects)
     assert stage.spec is not None
     hello = SidecarInit(
@@ -265,14 +267,14 @@ def test_callbacks_live_in_a_process_of_their_own(stage: WorkerPoolHarness) -> N
     assert "a loss below zero" in str(audience.user_code_error())
     audience.close()
     stage.until(lambda: stage.worker_pool.live_process_count == 0)
-    assert stage.lines()[0]["text"] == "told ctx [{'loss': 1}] None"
+    assert stage.lines()[0]["text"] == "received ctx [{'loss': 1}] None"
 
 
-# --- the agent's death -------------------------------------------------------------------------
+# --- end of the agent -----------------------------------------------------------------------------
 
 
-def test_with_its_agent_everything_on_a_node_dies(tmp_path: Path) -> None:
-    """Even what the workers have started, though the agent itself can do nothing any more."""
+def test_all_processes_of_a_node_end_with_its_agent(tmp_path: Path) -> None:
+    """Includes child processes of workers, although the agent was killed."""
     script = f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
@@ -302,7 +304,7 @@ def test_with_its_agent_everything_on_a_node_dies(tmp_path: Path) -> None:
 
 
 def members_of(group: int) -> int:
-    """Living processes of a group; nothing of another session has its number."""
+    """Return the running processes of a process group."""
     session = os.getsid(0)
     return sum(os.getpgid(pid) == group for pid in process.session_members(session))
 

@@ -1,4 +1,4 @@
-"""Small trainings end here as they end with Ray Train, whose answers are kept beside the probes."""
+"""Probes end with the recorded results of Ray Train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT: dict[str, Any] = json.loads((ROOT / "tests/parity/behaviour_ray_2_60.json"
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What every probe sees here."""
+    """Results of all probes with spotfit."""
     place = tmp_path_factory.mktemp("probes")
     command = [sys.executable, "-m", "tests.parity.behaviour", "spotfit", str(place)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -29,12 +29,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return answers
 
 
-def test_every_probe_was_answered_by_ray() -> None:
+def test_every_probe_has_a_recorded_answer_of_ray() -> None:
     assert KEPT.keys() == PROBES.keys()
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_it_ends_as_with_ray_or_as_the_guide_says(name: str, seen: dict[str, Any]) -> None:
+def test_probe_ends_as_with_ray_or_as_documented(name: str, seen: dict[str, Any]) -> None:
     same = answers_match(KEPT[name], seen[name])
     if name not in BEHAVIOR_DIFFERENCES:
         assert same, f"here {seen[name]}, with Ray {KEPT[name]}"

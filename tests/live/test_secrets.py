@@ -1,4 +1,4 @@
-"""What nobody may read who has no key: not in the bucket, not among the processes, in no log."""
+"""Secrets are not in the bucket, in process arguments or in logs."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def train(config: Config) -> str:
     return f"{RETURNED} with {CONSTANT}"
 
 
-def told_to_processes() -> bytes:
-    """Command lines of all processes here, and what they were given as their environment."""
-    told = []
+def process_secrets() -> bytes:
+    """Return the command lines and environments of all processes."""
+    result = []
     for process in Path("/proc").iterdir():
         for file in ("cmdline", "environ") if process.name.isdecimal() else ():
             try:
-                told.append((process / file).read_bytes())
+                result.append((process / file).read_bytes())
             except OSError:
                 continue
-    return b"\n".join(told)
+    return b"\n".join(result)
 
 
 def in_files(folder: Path) -> bytes:
     return b"\n".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_secrets_are_for_those_who_hold_the_runs_key(cloud: LiveTestCloud) -> None:
+def test_secrets_are_readable_only_with_the_run_key(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(
         train,
         config={"text": CONFIG},
@@ -61,7 +61,7 @@ def test_secrets_are_for_those_who_hold_the_runs_key(cloud: LiveTestCloud) -> No
     key = RunKeyring().find(RunId(run_id or ""))
     assert key is not None
     secret = key.to_text().encode()
-    assert secret not in told_to_processes()
+    assert secret not in process_secrets()
     machines = in_files(cloud.root.path)
     assert b"agent.started" in machines, "what the agents say is among them"
     assert secret not in machines

@@ -1,4 +1,4 @@
-"""Whatever the user's function is made of travels with it, or is named by its path."""
+"""Dependencies of the user's function are shipped, or named if they cannot be."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ THERE = "a global of the user's module"
 
 
 def speak() -> str:
-    """Of the user's own module, which no machine can import."""
+    """A function of the user's module, which machines cannot import."""
     return THERE
 
 
 class Speaker:
-    """So is this."""
+    """A class of the same module."""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -38,10 +38,10 @@ class Speaker:
         return f"{self.words} and {speak()}"
 
 
-# --- by value ------------------------------------------------------------------------------------
+# --- by value -------------------------------------------------------------------------------------
 
 
-def test_closures_lambdas_partials_and_objects_travel(cloud: LiveTestCloud) -> None:
+def test_closures_lambdas_partials_and_objects_are_shipped(cloud: LiveTestCloud) -> None:
     inside = {"a": 1}
 
     def closure() -> Any:
@@ -62,7 +62,7 @@ def test_closures_lambdas_partials_and_objects_travel(cloud: LiveTestCloud) -> N
         assert cloud.fit(fn, name=f"way-{number}", config=config).return_value == expected
 
 
-def test_a_function_of_main_and_the_modules_beside_it_travel(cloud: LiveTestCloud) -> None:
+def test_function_of_main_and_adjacent_modules_are_shipped(cloud: LiveTestCloud) -> None:
     (cloud.folder / "beside_it.py").write_text("def word():\n    return 'from beside it'\n")
     driver = cloud.driver("""
         import os, sys
@@ -91,18 +91,18 @@ def test_a_function_of_main_and_the_modules_beside_it_travel(cloud: LiveTestClou
     assert "('hello from beside it', False)" in driver.output
 
 
-# --- with its files ------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def project(folder: Path, name: str, word: str) -> Path:
-    """A folder with a module of that name, and a text beside it."""
+    """Create a folder with a module and a text file."""
     folder.mkdir(parents=True)
     (folder / f"{name}.py").write_text(f"WORD = {word!r}\n")
     (folder / "words.txt").write_text(word)
     return folder
 
 
-def test_the_working_directory_travels_whole(cloud: LiveTestCloud) -> None:
+def test_working_directory_is_shipped_completely(cloud: LiveTestCloud) -> None:
     here = project(cloud.folder / "work", "its_module", "at home")
 
     def train() -> Any:
@@ -115,7 +115,7 @@ def test_the_working_directory_travels_whole(cloud: LiveTestCloud) -> None:
     assert cwd != str(here), "the machines work in a copy"
 
 
-def test_py_modules_travel_and_env_vars_are_set_before_anything_is_imported(
+def test_py_modules_are_shipped_and_env_vars_set_before_imports(
     cloud: LiveTestCloud,
 ) -> None:
     here = project(cloud.folder / "lib" / "a_module", "__init__", "from a package")
@@ -133,7 +133,7 @@ def test_py_modules_travel_and_env_vars_are_set_before_anything_is_imported(
     assert result.return_value == ("from a package", "salty", "3")
 
 
-def test_a_pinned_package_is_installed_for_the_run_alone(cloud: LiveTestCloud) -> None:
+def test_pip_requirement_is_installed_for_the_run_only(cloud: LiveTestCloud) -> None:
     wheel = tiny_wheel(cloud.folder)
 
     def train() -> Any:
@@ -147,7 +147,7 @@ def test_a_pinned_package_is_installed_for_the_run_alone(cloud: LiveTestCloud) -
 
 
 def tiny_wheel(folder: Path) -> Path:
-    """A package of one line."""
+    """Create a minimal package."""
     wheel = folder / "tiny_spotfit_test-1.0-py3-none-any.whl"
     about = "tiny_spotfit_test-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -166,7 +166,7 @@ def tiny_wheel(folder: Path) -> Path:
     return wheel
 
 
-def test_a_package_that_cannot_be_installed_is_told_with_pips_own_words(
+def test_failed_installation_is_reported_with_the_output_of_pip(
     cloud: LiveTestCloud,
 ) -> None:
     environment = {
@@ -178,7 +178,7 @@ def test_a_package_that_cannot_be_installed_is_told_with_pips_own_words(
 
 
 class Index(BaseHTTPRequestHandler):
-    """A package index that is down when it is asked first."""
+    """A package index whose first request fails."""
 
     wheel: Path
     asked: ClassVar[list[str]]
@@ -201,10 +201,10 @@ class Index(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Say nothing."""
+        """Suppress the access log."""
 
 
-def test_an_index_that_is_down_for_a_moment_costs_the_user_nothing(
+def test_temporary_failure_of_the_package_index_is_retried(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_RETRIES", "0")
@@ -229,34 +229,37 @@ def test_an_index_that_is_down_for_a_moment_costs_the_user_nothing(
     assert cloud.view().failure_counts == {FailureCause.PLATFORM: 1}
 
 
-# --- what cannot travel --------------------------------------------------------------------------
+# --- objects that cannot be shipped ---------------------------------------------------------------
 
 
-def test_what_cannot_be_pickled_is_named_by_its_path(cloud: LiveTestCloud) -> None:
+def test_unpicklable_object_is_named_by_its_path(cloud: LiveTestCloud) -> None:
     holder = {"tools": [1, threading.Lock()]}
 
     def train() -> Any:
         return holder
 
-    with pytest.raises(ShippingError) as told:
+    with pytest.raises(ShippingError) as error_info:
         cloud.fit(train)
-    assert isinstance(told.value, TypeError)
-    assert "holder" in told.value.message
-    assert "'tools'" in told.value.message
-    assert "lock" in told.value.message
+    assert isinstance(error_info.value, TypeError)
+    assert "holder" in error_info.value.message
+    assert "'tools'" in error_info.value.message
+    assert "lock" in error_info.value.message
     assert cloud.is_untouched
 
 
-def test_neither_can_a_config_that_holds_a_socket(cloud: LiveTestCloud) -> None:
+def test_unpicklable_config_is_rejected(cloud: LiveTestCloud) -> None:
     import socket
 
-    with socket.socket() as wire, pytest.raises(ShippingError, match="train_loop_config") as told:
+    with (
+        socket.socket() as wire,
+        pytest.raises(ShippingError, match="train_loop_config") as error_info,
+    ):
         cloud.fit(lambda config: None, config={"log": {"wire": wire}})
-    assert "'wire'" in told.value.message
+    assert "'wire'" in error_info.value.message
     assert cloud.is_untouched
 
 
-def test_a_module_that_is_missing_there_is_named(cloud: LiveTestCloud) -> None:
+def test_missing_module_on_the_node_is_named(cloud: LiveTestCloud) -> None:
     (cloud.folder / "elsewhere").mkdir()
     (cloud.folder / "elsewhere" / "lives_elsewhere.py").write_text(
         textwrap.dedent("""

@@ -1,4 +1,4 @@
-"""`fit()` on every simulated cloud, through its real client: machines go, the result does not."""
+"""`fit()` on every simulated cloud through its real client, with preemptions and errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.parametrize("name", sorted(CLOUDS))
 
 @cache
 def undisturbed(steps: int = CONFIG["steps"]) -> str:
-    """What two ranks come to when nothing happens, by a way on which nothing can."""
+    """Return the result of an undisturbed run of two ranks."""
     import torch
 
     weights = torch.linspace(-1.0, 1.0, 64)
@@ -45,7 +45,7 @@ def undisturbed(steps: int = CONFIG["steps"]) -> str:
 
 
 class Stage:
-    """A simulated cloud and a bucket of this test's own."""
+    """A simulated cloud and a bucket."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.sim = SimProvisioner.with_options(
@@ -78,7 +78,7 @@ class Stage:
         return latest is not None and latest.metrics["step"] >= step
 
     def at_work(self) -> int:
-        """A machine of the round: a cloud may have brought back one that was replaced, too."""
+        """Return a machine of the round; the cloud may have restarted a replaced one."""
         round_ = eventually(lambda: self.view.round)
         assert round_ is not None
         hosts = {place.host for place in round_.assignments}
@@ -86,12 +86,12 @@ class Stage:
         return next(int(one["number"]) for one in up if one["address"] in hosts)
 
     def is_refused(self) -> bool:
-        """Whether the cloud, or a group that waits there, says that there is no machine."""
+        """Return whether the cloud or a waiting group reports missing capacity."""
         groups = self.view.groups.values()
         handles = [group.handle for group in groups if group.handle is not None]
         return bool(self.view.refusals) or any(self.sim.observe(one).refusal for one in handles)
 
-    def nobody_is_paid(self) -> bool:
+    def no_machine_exists(self) -> bool:
         return all(machine["state"] == "over" for machine in self.sim.call_simulator("machines"))
 
 
@@ -103,7 +103,7 @@ def stage(name: str, tmp_path: Path) -> Iterator[Stage]:
     stage.sim.call_simulator("leave", {"machines": True})
 
 
-def test_a_machine_goes_with_notice_and_one_without_and_the_result_stays(stage: Stage) -> None:
+def test_preemptions_with_and_without_notice_do_not_change_the_result(stage: Stage) -> None:
     handle = stage.trainer().submit()
     eventually(lambda: stage.saved(5))
     stage.sim.call_simulator("reclaim", {"notice": True})
@@ -112,10 +112,10 @@ def test_a_machine_goes_with_notice_and_one_without_and_the_result_stays(stage: 
     stage.sim.call_simulator("reclaim", {"notice": False, "machine": stage.at_work()})
     assert handle.result().return_value == undisturbed()
     assert stage.view.failure_counts == {FailureCause.PREEMPTION: 2}
-    eventually(stage.nobody_is_paid)
+    eventually(stage.no_machine_exists)
 
 
-def test_a_cloud_that_is_started_anew_knows_its_machines(stage: Stage) -> None:
+def test_restarted_simulator_restores_its_machines(stage: Stage) -> None:
     handle = stage.trainer().submit()
     eventually(lambda: stage.saved(5))
     stage.sim.call_simulator("leave", {"machines": False})
@@ -123,10 +123,10 @@ def test_a_cloud_that_is_started_anew_knows_its_machines(stage: Stage) -> None:
     stage.sim.call_simulator("reclaim", {"notice": False})
     assert handle.result().return_value == undisturbed()
     assert stage.view.failure_counts == {FailureCause.PREEMPTION: 1}
-    eventually(stage.nobody_is_paid)
+    eventually(stage.no_machine_exists)
 
 
-def test_where_there_is_no_capacity_for_a_while_the_run_waits_for_it(stage: Stage) -> None:
+def test_run_waits_for_simulated_capacity(stage: Stage) -> None:
     stage.sim.call_simulator("trouble", {"kind": "capacity", "times": 1_000_000})
     handle = stage.trainer().submit()
     eventually(stage.is_refused)
@@ -136,11 +136,11 @@ def test_where_there_is_no_capacity_for_a_while_the_run_waits_for_it(stage: Stag
 
 
 @pytest.mark.parametrize("kind", ["quota", "permission", "credentials"])
-def test_what_waiting_does_not_cure_ends_the_run_and_says_so(stage: Stage, kind: str) -> None:
+def test_permanent_error_ends_the_run_with_its_reason(stage: Stage, kind: str) -> None:
     stage.sim.call_simulator("trouble", {"kind": kind, "times": 1_000_000})
-    with pytest.raises(TrainingFailedError) as told:
+    with pytest.raises(TrainingFailedError) as error_info:
         stage.trainer().fit()
-    assert len(str(told.value)) > 40
+    assert len(str(error_info.value)) > 40
     assert stage.view.fit_end is not None
     assert not stage.sim.call_simulator("machines")
 
@@ -155,7 +155,7 @@ LAPTOP = """
 """
 
 
-def test_the_laptop_dies_and_another_one_gets_the_result(
+def test_another_client_gets_the_result_after_the_driver_is_killed(
     stage: Stage, name: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "laptop.py"
@@ -172,4 +172,4 @@ def test_the_laptop_dies_and_another_one_gets_the_result(
     stage.sim.call_simulator("reclaim", {"notice": False})
     handle = spotfit.attach(str(tmp_path / "runs" / "run"))
     assert handle.result().return_value == undisturbed()
-    eventually(stage.nobody_is_paid)
+    eventually(stage.no_machine_exists)

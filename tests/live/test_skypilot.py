@@ -1,7 +1,7 @@
-"""`fit()` on machines that SkyPilot rents: one is lost, and the result stays. `make sky`, as root.
+"""`fit()` on machines of SkyPilot, one of which is lost. `make sky`, as root.
 
-SkyPilot's own API server, its jobs controllers and its Slurm cloud, on a real Slurm behind a real
-sshd. What stands in for the world outside is told in `tests/skypilot_slurm.py`.
+SkyPilot's API server, jobs controllers and Slurm cloud run on a real Slurm behind a real sshd.
+`tests/skypilot_slurm.py` describes the substituted parts.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ pytestmark = [
     requires_namespaces,
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("default"),  # SkyPilot's own dependencies have futures, too
+    pytest.mark.filterwarnings("default"),  # SkyPilot's dependencies define futures as well
 ]
 
 LONG: dict[str, Any] = {**CONFIG, "steps": 300, "step_s": 0.2}
 _PATIENCE_S = 600.0
-"""SkyPilot needs half a minute for a machine, and on a busy computer several times that."""
+"""SkyPilot needs half a minute per machine, and several times that on a busy computer."""
 
 
 class Stage:
-    """A cluster of three nodes, the API server that rents them, and a run of two workers there."""
+    """A cluster of three nodes, an API server, and a run of two workers."""
 
     def __init__(self, cluster: SlurmCluster, endpoint: str, folder: Path) -> None:
         self.cluster = cluster
@@ -68,7 +68,7 @@ class Stage:
             run_config=spotfit.RunConfig(storage_path=root, name=name),
             provisioner=SkyPilotOptions(
                 infra=(INFRA,),
-                spot="never",  # SkyPilot's Slurm cloud knows none
+                spot="never",  # SkyPilot's Slurm cloud has none
                 python=sys.executable,
                 endpoint=self.endpoint,
                 **options,
@@ -83,21 +83,21 @@ class Stage:
         return latest is not None and latest.metrics["step"] >= step
 
     def machines(self) -> set[str]:
-        """Names of the jobs of Slurm that are, or were not long ago, machines of the run."""
+        """Return the names of current and recent Slurm jobs that are machines of the run."""
         names = {name for [name] in self.cluster.jobs("Name:100")}
         return {name for name in names if name.startswith("t-")}
 
     def lose_one_of_two(self) -> str:
-        """All that runs there is killed; the name of the other one."""
+        """Kill all processes of a machine; return the name of the other machine."""
         kept, lost = self.cluster.running_jobs()
         kill_job(self.cluster, lost)
-        patiently(lambda: lost not in self.cluster.running_jobs())
+        wait_patiently(lambda: lost not in self.cluster.running_jobs())
         return self.cluster.run_command(
             "squeue", "--noheader", f"--jobs={kept}", "--format=%j"
         ).strip()
 
     def printed(self, machine: str) -> str:
-        """By one of these, as SkyPilot kept it."""
+        """Return the machine output that SkyPilot stored."""
         token, node = machine.split("-")[1:3]
         return "\n".join(
             machine_logs.read_machine_output(
@@ -106,12 +106,12 @@ class Stage:
         )
 
 
-def patiently(happens: Callable[[], object]) -> None:
-    """Wait for it, looking once a second: ten minutes, then it is a failure."""
+def wait_patiently(condition: Callable[[], object]) -> None:
+    """Wait for the condition, polled every second, at most ten minutes."""
     clock = SystemClock()
-    give_up_at = clock.now() + _PATIENCE_S
-    while not happens():
-        assert clock.now() < give_up_at, f"not within {_PATIENCE_S} s: {happens}"
+    deadline = clock.now() + _PATIENCE_S
+    while not condition():
+        assert clock.now() < deadline, f"not within {_PATIENCE_S} s: {condition}"
         clock.wait(1.0)
 
 
@@ -126,25 +126,25 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield Stage(cluster, endpoint, tmp_path)
 
 
-def test_a_cluster_is_lost_and_the_result_stays(stage: Stage) -> None:
-    loses_a_machine_and_is_none_the_worse(stage, stage.submit(launch_mode="clusters"))
+def test_lost_cluster_does_not_change_the_result(stage: Stage) -> None:
+    check_recovery_from_a_lost_machine(stage, stage.submit(launch_mode="clusters"))
 
 
-def test_a_managed_job_loses_its_machine_and_the_result_stays(stage: Stage) -> None:
-    """Its controller brings it back as well; it finds that it was replaced, or is cancelled."""
-    loses_a_machine_and_is_none_the_worse(stage, stage.submit(launch_mode="jobs"))
+def test_lost_machine_of_a_managed_job_does_not_change_the_result(stage: Stage) -> None:
+    """The controller recovers the machine as well; its agent exits or is cancelled."""
+    check_recovery_from_a_lost_machine(stage, stage.submit(launch_mode="jobs"))
     client = SkyPilotClient(stage.endpoint, request_timeout_s=_PATIENCE_S)
-    patiently(lambda: all(job.is_over for job in client.list_jobs("t-")))
+    wait_patiently(lambda: all(job.is_over for job in client.list_jobs("t-")))
 
 
-def loses_a_machine_and_is_none_the_worse(stage: Stage, handle: RunHandle) -> None:
-    """An agent on the machine that is left asks the API server for another one. What the machines
-    print is told meanwhile; when all is over, SkyPilot has given them all back."""
-    patiently(lambda: stage.has_saved(5))
+def check_recovery_from_a_lost_machine(stage: Stage, handle: RunHandle) -> None:
+    """The remaining agent requests a replacement from the API server. Machine output is readable
+    during the run, and SkyPilot releases all machines at the end."""
+    wait_patiently(lambda: stage.has_saved(5))
     before = stage.machines()
     kept = stage.lose_one_of_two()
     assert "agent.started" in stage.printed(kept)
     assert handle.result().return_value == undisturbed(LONG["steps"])
     assert stage.view().failure_counts.get(FailureCause.PREEMPTION)
     assert stage.machines() - before
-    patiently(lambda: not stage.cluster.running_jobs())
+    wait_patiently(lambda: not stage.cluster.running_jobs())

@@ -1,4 +1,4 @@
-"""`fit()` on a real Slurm: a task is requeued, or preempted by whoever may; the result stays."""
+"""`fit()` on a real Slurm, with requeued and preempted tasks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.slurm_cluster import (
 )
 
 LONG: dict[str, Any] = {**CONFIG, "steps": 400, "step_s": 0.05}
-"""A preempted task is given its GraceTime, and whoever preempts it waits for that."""
+"""A preempted task runs for its GraceTime, and the preempting job waits for it."""
 GRACE_S = 5.0
-"""Of partition, QOS and KillWait, as `tests/slurm_cluster.py` sets them."""
+"""GraceTime of partition and QOS, and KillWait, in `tests/slurm_cluster.py`."""
 
 
 class Stage:
@@ -60,10 +60,10 @@ class Stage:
     def view(self) -> JournalView:
         journal = Journal(open_store(str(self.folder / "runs" / "run")), ignore_view_cache=True)
         self.notices.clear()
-        journal.on_entry = self._hear
+        journal.on_entry = self._on_entry
         return journal.catch_up()
 
-    def _hear(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
+    def _on_entry(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
         if isinstance(entry.event, PreemptionNoticed):
             self.notices.append(entry.event)
 
@@ -72,12 +72,12 @@ class Stage:
         return latest is not None and latest.metrics["step"] >= step
 
     def preempt(self, *words: str) -> str:
-        """Have somebody else want a node of ours; the number of their job."""
+        """Submit a job with higher priority for a node of the run; return its number."""
         [node, *_] = self.cluster.run_command("squeue", "-h", "-t", "R", "-o", "%N").split()
         sleep = ("--output=/dev/null", "--wrap=sleep 300")
-        told = self.cluster.run_command("sbatch", "--parsable", "-w", node, *words, *sleep)
-        assert told, "sbatch refused"
-        return told.strip()
+        result = self.cluster.run_command("sbatch", "--parsable", "-w", node, *words, *sleep)
+        assert result, "sbatch refused"
+        return result.strip()
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def stage(
 
 
 @requires_slurm
-def test_a_task_is_requeued_and_the_result_stays(stage: Stage) -> None:
+def test_requeued_task_does_not_change_the_result(stage: Stage) -> None:
     handle, cluster = stage.submit(CONFIG), stage.cluster
     eventually(lambda: stage.has_saved(5))
     cluster.run_command("scontrol", "requeue", max(cluster.running_jobs(), key=int))
@@ -104,21 +104,20 @@ def test_a_task_is_requeued_and_the_result_stays(stage: Stage) -> None:
 
 
 @requires_slurm
-def test_a_partition_of_higher_priority_takes_a_node_and_the_result_stays(stage: Stage) -> None:
-    preempted_and_none_the_worse(stage, stage.submit(LONG), "--partition=urgent", "--exclusive")
+def test_preemption_by_a_partition_does_not_change_the_result(stage: Stage) -> None:
+    check_recovery_from_preemption(stage, stage.submit(LONG), "--partition=urgent", "--exclusive")
 
 
 @requires_slurm_accounting
 @pytest.mark.parametrize("stage", ["with accounts"], indirect=True)
-def test_a_higher_qos_takes_a_node_and_the_result_stays(stage: Stage) -> None:
+def test_preemption_by_a_qos_does_not_change_the_result(stage: Stage) -> None:
     handle = stage.submit(LONG, account="lab", qos="low")
-    preempted_and_none_the_worse(stage, handle, "--account=lab", "--qos=high", "--exclusive")
+    check_recovery_from_preemption(stage, handle, "--account=lab", "--qos=high", "--exclusive")
 
 
-def preempted_and_none_the_worse(stage: Stage, handle: RunHandle, *words: str) -> None:
-    """SIGTERM at the beginning of GraceTime is the notice; its node is somebody else's, and two
-    ranks come to what they would have come to undisturbed: Slurm requeues a task that is still
-    there when GraceTime is over, and for one that had left before, another one is asked for."""
+def check_recovery_from_preemption(stage: Stage, handle: RunHandle, *words: str) -> None:
+    """SIGTERM at the start of GraceTime is the notice. Slurm requeues a task that still runs when
+    GraceTime ends; a task that has exited is replaced by the run."""
     eventually(lambda: stage.has_saved(5))
     other = stage.preempt(*words)
     eventually(lambda: stage.view().failure_counts.get(FailureCause.PREEMPTION))

@@ -1,4 +1,4 @@
-"""`fit()` on hosts that one has, by a real sshd: one loses its agent, and the result stays."""
+"""`fit()` on ssh hosts with a real sshd, one of which loses its agent."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def hosts(tmp_path: Path) -> Iterator[SshHosts]:
 
 
 @requires_sshd
-def test_a_host_loses_its_agent_and_the_result_stays(hosts: SshHosts, tmp_path: Path) -> None:
-    """The agent that is killed may lead: then the other one asks for the replacement."""
+def test_lost_agent_of_a_host_does_not_change_the_result(hosts: SshHosts, tmp_path: Path) -> None:
+    """The killed agent may be the leader; then the other one requests the replacement."""
     trainer = TorchTrainer(
         train_gradient_descent,
         train_loop_config=CONFIG,

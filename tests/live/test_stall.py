@@ -1,4 +1,4 @@
-"""A bucket that hangs, or refuses: training goes on, and what it saved comes there in the end."""
+"""A hanging or failing bucket: training continues, and saves are uploaded later."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from spotfit_localsim.live.chaos import faulty_store_proxy
 from tests.live.cloud import LiveTestCloud, eventually
 
 STALL_S = 12.0
-"""Longer than a client waits for an answer, and than agents may be silent."""
+"""Longer than the request timeout and the agents' timeout."""
 
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a store that speaks S3, with one bucket; a test may let it hang."""
+    """The URL of an S3 server with one bucket, which tests can suspend."""
     with faulty_store_proxy() as address:
         for name, text in (
             ("AWS_ENDPOINT_URL", address),
@@ -41,27 +41,27 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def train(config: dict[str, Any]) -> int:
-    """Step together through the hub, and save when the test says so."""
+    """Execute synchronized steps, and save when the test writes a mark."""
     marks, rank = Path(config["marks"]), spotfit.get_context().get_world_rank()
     step = 0
     while True:
         step += 1
-        asked = [mark for mark in ("save", "enough") if (marks / mark).exists()]
-        asked = spotfit.collective.broadcast_from_rank_zero(asked)
+        requests = [mark for mark in ("save", "enough") if (marks / mark).exists()]
+        requests = spotfit.collective.broadcast_from_rank_zero(requests)
         spotfit.report({"step": step})
         if rank == 0:
             leave(marks / "step", str(step))
-        if "save" in asked and not (marks / f"saved-{rank}").exists():
+        if "save" in requests and not (marks / f"saved-{rank}").exists():
             save(step)
             (marks / f"saved-{rank}").touch()
-        if "enough" in asked:
+        if "enough" in requests:
             save(step)
             return step
         time.sleep(0.02)
 
 
 def leave(mark: Path, text: str) -> None:
-    """Whoever finds it finds all of it."""
+    """Write the mark atomically."""
     draft = mark.with_suffix(".draft")
     draft.write_text(text)
     draft.rename(mark)
@@ -74,12 +74,13 @@ def save(step: int) -> None:
         spotfit.report({"step": step}, checkpoint=checkpoint)
 
 
-def reached(cloud: LiveTestCloud) -> int:
+def last_step(cloud: LiveTestCloud) -> int:
     return int(cloud.wait_for_mark("step").read_text())
 
 
 def train_on(config: dict[str, Any]) -> int:
-    """Step together; save once, when the test says so. Each life says where it went on from."""
+    """Execute synchronized steps, and save once when the test writes a mark. Each attempt records
+    the step from which it resumed."""
     import torch
 
     marks, rank = Path(config["marks"]), spotfit.get_context().get_world_rank()
@@ -88,22 +89,22 @@ def train_on(config: dict[str, Any]) -> int:
     life = "later" if (marks / f"first-{rank}").exists() else "first"
     leave(marks / f"{life}-{rank}", str(restored.step if restored else 0))
     while True:
-        asked = [mark for mark in ("save", "enough") if (marks / mark).exists()]
-        asked = spotfit.collective.broadcast_from_rank_zero(asked)
-        if "enough" in asked:
+        requests = [mark for mark in ("save", "enough") if (marks / mark).exists()]
+        requests = spotfit.collective.broadcast_from_rank_zero(requests)
+        if "enough" in requests:
             return ckpt.steps
         time.sleep(0.02)
         ckpt.step()
-        if "save" in asked and not restored and not (marks / f"saved-{rank}").exists():
+        if "save" in requests and not restored and not (marks / f"saved-{rank}").exists():
             ckpt.save()
             leave(marks / f"saved-{rank}", str(ckpt.steps))
 
 
-def test_a_change_of_machines_does_not_wait_for_a_save_that_is_on_its_way_to_the_bucket(
+def test_change_of_machines_does_not_wait_for_a_pending_upload(
     cloud: LiveTestCloud, wire: str
 ) -> None:
-    """Its bytes do not come there before the change is made: a neighbour has a later state."""
-    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
+    """The upload does not complete before the change; a peer has a later snapshot."""
+    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client per endpoint
     how: dict[str, Any] = {"trainer_type": TorchTrainer, "storage": cloud.storage}
     handle = cloud.submit(train_on, workers=2, nodes=2, **how)
     cloud.wait_for_mark("first-0")
@@ -122,15 +123,15 @@ def test_a_change_of_machines_does_not_wait_for_a_save_that_is_on_its_way_to_the
 
 
 @pytest.mark.real_time("a stall must outlast time limits of sockets and of silent agents")
-def test_while_the_bucket_hangs_the_training_goes_on(cloud: LiveTestCloud, wire: str) -> None:
-    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
+def test_training_continues_while_the_bucket_hangs(cloud: LiveTestCloud, wire: str) -> None:
+    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client per endpoint
     handle = cloud.submit(train, workers=2, nodes=2, storage=cloud.storage)
     cloud.wait_for_mark("step")
     network_faults.start_stall(wire, STALL_S)
     hangs_until = time.monotonic() + STALL_S
-    before = reached(cloud)
+    before = last_step(cloud)
     eventually(lambda: time.monotonic() > hangs_until - 3.0)
-    assert reached(cloud) > before + 50, "nobody waited for the bucket"
+    assert last_step(cloud) > before + 50, "training waited for the bucket"
     cloud.write_mark("save")
     cloud.wait_for_mark("saved-0")
     assert time.monotonic() > hangs_until
@@ -143,12 +144,14 @@ def test_while_the_bucket_hangs_the_training_goes_on(cloud: LiveTestCloud, wire:
     committed = [event for event in events if isinstance(event, CheckpointCommitted)]
     assert [one.metrics["step"] for one in committed][-1] == result.return_value
     assert len(committed) == 2
-    assert told(cloud) == list(range(len(told(cloud)))), "every report once, in order"
-    assert len(told(cloud)) == result.return_value + 2
+    assert stored_reports(cloud) == list(range(len(stored_reports(cloud)))), (
+        "every report once, in order"
+    )
+    assert len(stored_reports(cloud)) == result.return_value + 2
 
 
 def save_while_it_refuses(config: dict[str, Any]) -> str:
-    """Give away a report's files, then a snapshot, as soon as the bucket takes nothing."""
+    """Report files asynchronously, then save a snapshot, while the bucket rejects requests."""
     import torch
 
     marks = Path(config["marks"])
@@ -170,10 +173,8 @@ def save_while_it_refuses(config: dict[str, Any]) -> str:
     return "all is given away"
 
 
-def test_what_is_given_away_while_the_bucket_refuses_comes_to_it_once_it_does_not(
-    cloud: LiveTestCloud, wire: str
-) -> None:
-    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
+def test_uploads_complete_after_the_bucket_recovers(cloud: LiveTestCloud, wire: str) -> None:
+    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client per endpoint
     handle = cloud.submit(save_while_it_refuses, trainer_type=TorchTrainer, storage=cloud.storage)
     cloud.wait_for_mark("ready")
     network_faults.set_faults(wire, network_faults.NetworkFaults(refusal_probability=1.0))
@@ -193,8 +194,8 @@ def test_what_is_given_away_while_the_bucket_refuses_comes_to_it_once_it_does_no
     ]
 
 
-def told(cloud: LiveTestCloud) -> list[int]:
-    """The numbers of all reports that are kept in the bucket."""
+def stored_reports(cloud: LiveTestCloud) -> list[int]:
+    """Return the indices of all reports in the bucket."""
     store = open_store(cloud.url())
     chunks = [store.get(found.key) for found in store.list(".spotfit/reports")]
     return [json.loads(line)["report_index"] for chunk in chunks for line in chunk.splitlines()]

@@ -1,4 +1,4 @@
-"""infra/terraform/stacks/aws: really applied and destroyed, against moto; its output is a profile.
+"""infra/terraform/stacks/aws, applied and destroyed against moto; its output is a profile.
 
 Needs terraform and the AWS provider: where its registry is out of reach, terraform's own variable
 `TF_CLI_ARGS_init=-plugin-dir=FOLDER` names a folder of providers. Takes five minutes, most of which
@@ -66,16 +66,16 @@ def cloud() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def environment(cloud: str) -> Iterator[dict[str, str]]:
-    told = {
+    result = {
         "AWS_ENDPOINT_URL": cloud,
-        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "something",
         "AWS_DEFAULT_REGION": REGION,
         "AWS_ALLOW_HTTP": "true",
         "CHECKPOINT_DISABLE": "1",
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, text in told.items():
+        for name, text in result.items():
             patch.setenv(name, text)
         yield {**os.environ}
 
@@ -90,9 +90,9 @@ def stack(
     folder = copy / "stacks" / "aws"
     (folder / "override.tf").write_text('provider "aws" {\n  s3_use_path_style = true\n}\n')
     (folder / "terraform.tfvars.json").write_text(json.dumps(_variables()))
-    begun = _terraform(folder, "init", "-input=false", check=False)
-    if begun.returncode != 0:
-        pytest.skip(f"the AWS provider is not here: {begun.stderr[-500:]}")
+    started = _terraform(folder, "init", "-input=false", check=False)
+    if started.returncode != 0:
+        pytest.skip(f"the AWS provider is not here: {started.stderr[-500:]}")
     _terraform(folder, "apply", "-auto-approve", "-input=false")
     yield folder
     _terraform(folder, "destroy", "-auto-approve", "-input=false")
@@ -108,14 +108,14 @@ def profile(stack: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_second_plan_finds_nothing_to_change(stack: Path) -> None:
+def test_second_terraform_plan_has_no_changes(stack: Path) -> None:
     _terraform(stack, "plan", "-detailed-exitcode", "-input=false")
 
 
-def test_what_is_printed_is_a_profile_by_which_machines_are_rented(profile: Path) -> None:
+def test_terraform_output_is_a_usable_profile(profile: Path) -> None:
     options = resolve_options("aws_batch", {})
-    told = json.loads(profile.read_text())["aws_batch"]["value"]
-    assert parse_options(AwsBatchOptions, told).queues == ("spotfit-spot",)
+    result = json.loads(profile.read_text())["aws_batch"]["value"]
+    assert parse_options(AwsBatchOptions, result).queues == ("spotfit-spot",)
     provisioner = AwsBatchProvisioner.with_options(**options)
     plan = provisioner.plan(
         GroupRequest(token=Token("t-terraform"), num_workers=2, total_workers=2, run_name="digits")
@@ -129,7 +129,7 @@ def test_what_is_printed_is_a_profile_by_which_machines_are_rented(profile: Path
     provisioner.cancel(handle)
 
 
-def test_the_doctor_finds_all_in_order_and_the_bucket_closed_to_whoever_speaks_in_the_clear(
+def test_doctor_passes_and_the_bucket_denies_http(
     profile: Path, environment: Mapping[str, str]
 ) -> None:
     _push(AwsBatchOptions(**resolve_options("aws_batch", {})).image)
@@ -160,7 +160,7 @@ def _push(image: str) -> None:
     )
 
 
-def test_agents_may_do_what_a_controller_may_and_write_runs(stack: Path) -> None:
+def test_agents_have_controller_and_bucket_permissions(stack: Path) -> None:
     import boto3
 
     role = json.loads(_terraform(stack, "output", "-json").stdout)["aws_batch"]["value"]["job_role"]

@@ -1,4 +1,4 @@
-"""Uploads in the background: they outlive the worker, are awaited at the end, and fail at once."""
+"""Asynchronous uploads survive the worker, are awaited at the end, and fail at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.live.cloud import LiveTestCloud
 Config = dict[str, Any]
 
 
-def give_away(text: str) -> Path:
+def report_async(text: str) -> Path:
     """Report a checkpoint that holds the text; the local directory."""
     folder = Path(tempfile.mkdtemp())
     (folder / f"rank{spotfit.get_context().get_world_rank()}").write_text(text)
@@ -28,8 +28,8 @@ def give_away(text: str) -> Path:
     return folder
 
 
-def found() -> list[str] | None:
-    """What is in the checkpoint to go on from."""
+def restored_lines() -> list[str] | None:
+    """Return the content of the restored checkpoint."""
     checkpoint = spotfit.get_checkpoint()
     if checkpoint is None:
         return None
@@ -37,14 +37,14 @@ def found() -> list[str] | None:
         return sorted(path.read_text() for path in Path(folder).iterdir())
 
 
-def test_what_a_worker_gave_away_is_there_though_it_died_at_once(cloud: LiveTestCloud) -> None:
+def test_async_upload_completes_after_its_worker_is_killed(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
-        if (begun_at := found()) is None:
-            time.sleep(1.0)  # the work that would be lost: an upload is awaited as long as that
-            give_away("precious")
-            spotfit.collective.barrier()  # both have
+        if (started_at := restored_lines()) is None:
+            time.sleep(1.0)  # uploads are awaited as long as the work that would be lost
+            report_async("precious")
+            spotfit.collective.barrier()  # both ranks have reported
             os._exit(9)
-        return begun_at
+        return started_at
 
     result = cloud.fit(train, workers=2, nodes=2, max_failures=1)
 
@@ -52,22 +52,22 @@ def test_what_a_worker_gave_away_is_there_though_it_died_at_once(cloud: LiveTest
     assert len(cloud.rounds_closed()) == 1
 
 
-def test_a_run_that_fails_keeps_what_was_given_away(cloud: LiveTestCloud) -> None:
+def test_failed_run_keeps_pending_async_uploads(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
-        if (begun_at := found()) is None:
+        if (started_at := restored_lines()) is None:
             time.sleep(1.0)
-            give_away("precious")
+            report_async("precious")
             raise ValueError("after that")
-        return begun_at
+        return started_at
 
     with pytest.raises(spotfit.WorkerGroupError, match="after that"):
         cloud.fit(train)
     assert cloud.fit(train).return_value == ["precious"]
 
 
-def test_the_end_waits_for_all_of_them_and_no_copy_is_left(cloud: LiveTestCloud) -> None:
+def test_run_end_waits_for_uploads_and_removes_local_copies(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[Path]:
-        return [give_away(f"{n}" * 1_000_000) for n in range(3)]
+        return [report_async(f"{n}" * 1_000_000) for n in range(3)]
 
     result = cloud.fit(train)
 
@@ -76,7 +76,7 @@ def test_the_end_waits_for_all_of_them_and_no_copy_is_left(cloud: LiveTestCloud)
     assert not any(folder.exists() for folder in result.return_value)
 
 
-def test_an_upload_that_fails_ends_its_worker_though_the_function_goes_on(
+def test_failed_upload_ends_its_worker_during_training(
     cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> None:
@@ -92,10 +92,10 @@ def test_an_upload_that_fails_ends_its_worker_though_the_function_goes_on(
     assert isinstance(failed.value.worker_failures[0], spotfit.ConfigError)
 
 
-def test_a_crash_while_a_name_is_used_again_leaves_what_had_it_before(cloud: LiveTestCloud) -> None:
+def test_crash_during_name_reuse_keeps_the_previous_checkpoint(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
-        if (begun_at := found()) is not None:
-            return begun_at
+        if (started_at := restored_lines()) is not None:
+            return started_at
         through, rank = Path(config["marks"], "through"), spotfit.get_context().get_world_rank()
 
         def die(_: spotfit.Checkpoint, __: str) -> spotfit.Checkpoint:
@@ -112,7 +112,7 @@ def test_a_crash_while_a_name_is_used_again_leaves_what_had_it_before(cloud: Liv
                 checkpoint_dir_name="last",
                 checkpoint_upload_fn=die if (rank, text) == (1, "two") else None,
             )
-        through.touch()  # this rank has uploaded its part of the second
+        through.touch()  # this rank has uploaded its files of the second report
         time.sleep(3600)
         return None
 

@@ -1,4 +1,4 @@
-"""Checkpoints are validated outside the workers; what is found belongs to them."""
+"""Checkpoints are validated outside the workers, and get the resulting metrics."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def all_of(cloud: LiveTestCloud, kind: type[JournalEvent]) -> list[Any]:
     return [event for event in cloud.events() if isinstance(event, kind)]
 
 
-def node_of(cloud: LiveTestCloud, begun: ValidationStarted) -> LocalNode:
-    return next(n for n in cloud.reclaimer.running_nodes() if n.group.token == begun.token)
+def node_of(cloud: LiveTestCloud, started: ValidationStarted) -> LocalNode:
+    return next(n for n in cloud.reclaimer.running_nodes() if n.group.token == started.token)
 
 
-def test_validations_run_on_a_machine_of_their_own_while_training_goes_on(
+def test_validations_run_on_a_separate_machine_during_training(
     cloud: LiveTestCloud,
 ) -> None:
     def validate(checkpoint: Any, base: float, bonus: float = 0.0) -> dict[str, float]:
@@ -69,23 +69,23 @@ def test_validations_run_on_a_machine_of_their_own_while_training_goes_on(
         validation=spotfit.ValidationConfig(validate, task),
         checkpoint_config=spotfit.CheckpointConfig(1, "accuracy"),
     )
-    # Two have no accuracy: one failed, and is the worse for it; nobody asked for the latest's.
+    # Two have no accuracy: one validation failed, and the latest was not validated.
     assert result.return_value == [(None, "COMMITTED"), (9.0, "VALIDATED")]
     assert result.best_checkpoints is not None
     assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [1]
     assert result.metrics == {"epoch": 4}
-    asked = [event.request for event in all_of(cloud, GroupPlanned)]
-    assert [(one.role, one.num_workers) for one in asked] == [("train", 1), ("validate", 1)]
-    begun = all_of(cloud, ValidationStarted)
-    assert [(one.checkpoint_name, one.token) for one in begun] == [
-        (f"epoch-{epoch}", asked[1].token) for epoch in (1, 2, 3)
+    requests = [event.request for event in all_of(cloud, GroupPlanned)]
+    assert [(one.role, one.num_workers) for one in requests] == [("train", 1), ("validate", 1)]
+    started = all_of(cloud, ValidationStarted)
+    assert [(one.checkpoint_name, one.token) for one in started] == [
+        (f"epoch-{epoch}", requests[1].token) for epoch in (1, 2, 3)
     ]
-    told = list(spotfit.attach(cloud.url()).logs())
-    assert "(validation) looking at epoch 3" in told
-    assert "(validation) ArithmeticError: nothing there" in told
+    output = list(spotfit.attach(cloud.url()).logs())
+    assert "(validation) looking at epoch 3" in output
+    assert "(validation) ArithmeticError: nothing there" in output
 
 
-def test_beside_the_workers_it_is_a_process_of_its_own_with_a_time_limit(
+def test_validation_on_a_worker_node_is_a_process_with_a_timeout(
     cloud: LiveTestCloud,
 ) -> None:
     def validate(checkpoint: Any, marks: str) -> Any:
@@ -102,16 +102,16 @@ def test_beside_the_workers_it_is_a_process_of_its_own_with_a_time_limit(
         at_once = spotfit.get_all_reported_checkpoints(every.COMMITTED)
         too_soon = spotfit.get_all_reported_checkpoints(timeout_s=0.01)
         validated = spotfit.get_all_reported_checkpoints()
-        told = [[one.status.name for one in some] for some in (at_once, too_soon, validated)]
-        return os.getpid(), told
+        output = [[one.status.name for one in some] for some in (at_once, too_soon, validated)]
+        return os.getpid(), output
 
     task = spotfit.ValidationTaskConfig(fn_kwargs={"marks": str(cloud.marks)})
     result = cloud.fit(
         train, validation=spotfit.ValidationConfig(validate, task, own_machine=False)
     )
-    worker, told = result.return_value
+    worker, output = result.return_value
     pending = ["PENDING_VALIDATION"] * 3
-    assert told == [pending, pending, ["VALIDATION_TIMEOUT", "VALIDATED", "VALIDATION_FAILED"]]
+    assert output == [pending, pending, ["VALIDATION_TIMEOUT", "VALIDATED", "VALIDATION_FAILED"]]
     assert result.best_checkpoints is not None
     pid = result.best_checkpoints[1][1]["pid"]
     asleep = int(cloud.wait_for_mark("asleep").read_text())
@@ -123,7 +123,7 @@ def test_beside_the_workers_it_is_a_process_of_its_own_with_a_time_limit(
     assert "must return a dictionary" in all_of(cloud, ValidationEnded)[2].reason
 
 
-def test_it_outlives_its_machine_the_workers_and_the_run_that_asked_for_it(
+def test_validation_survives_the_loss_of_its_machine_and_the_end_of_training(
     cloud: LiveTestCloud,
 ) -> None:
     def validate(checkpoint: Any, marks: str) -> dict[str, Any]:
@@ -146,10 +146,10 @@ def test_it_outlives_its_machine_the_workers_and_the_run_that_asked_for_it(
     first = all_of(cloud, ValidationStarted)[0]
     eventually(
         lambda: len(cloud.reclaimer.running_nodes()) == 1
-    )  # the workers' machines are not needed
+    )  # the machines of workers are not needed
     assert handle.status().state == "validating"
 
-    cloud.reclaimer.kill(node_of(cloud, first))  # it led, too: nobody is left
+    cloud.reclaimer.kill(node_of(cloud, first))  # it was the leader as well: no agent remains
     cloud.wait_for_mark("try-2")
     assert any(lost.agent == first.agent for lost in all_of(cloud, NodeLost))
     handle.cancel()

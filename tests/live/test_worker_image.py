@@ -1,4 +1,4 @@
-"""The worker image without Docker: a Dockerfile's steps, taken here, and the agent they make."""
+"""The worker image without Docker: the steps of the Dockerfile, executed on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.house.tree import ROOT
-from worker_image.check import NO_ROOM
+from worker_image.check import EXIT_CANNOT_MOUNT
 
 pytestmark = [
     pytest.mark.slow,
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_the_image_without_accelerators_keeps_its_promises() -> None:
+def test_cpu_image_passes_its_checks() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "worker_image.check", "cpu"],
         cwd=ROOT,
@@ -25,7 +25,7 @@ def test_the_image_without_accelerators_keeps_its_promises() -> None:
         text=True,
         check=False,
     )
-    if done.returncode == NO_ROOM:
+    if done.returncode == EXIT_CANNOT_MOUNT:
         pytest.skip(done.stdout.strip())
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert "cpu: the image keeps its promises." in done.stdout

@@ -1,11 +1,11 @@
-"""The same small trainings with Ray Train and with us: each probe tells what it saw.
+"""The same small trainings with Ray Train and with spotfit; each probe returns what it observed.
 
     python -m tests.parity.behaviour ray.train /tmp/scratch
     python -m tests.parity.behaviour spotfit /tmp/scratch
 
-leave what was seen in /tmp/scratch/seen.json, by probe. What Ray saw is kept beside this file and
-compared with us in tests/live; `make parity` asks Ray again. Functions below see nothing but the
-module they are given, `train`, so a probe cannot favour a side.
+write the results by probe to /tmp/scratch/seen.json. Ray's results are stored next to this file
+and compared in tests/live; `make parity` records them again. Probes use only the module `train`
+that they get, so that they do not depend on the side.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RAY_TRAINER_MODULE = "ray.train.v2.api.data_parallel_trainer"
 
 
 class TrainingApi:
-    """One side: its module, and a place of its own for each probe."""
+    """One side: its module, and a directory per probe."""
 
     def __init__(self, name: str, scratch: Path) -> None:
         self.name = name
@@ -66,7 +66,7 @@ def import_api(config: dict[str, Any]) -> ModuleType:
 
 
 def known_bases(error: BaseException | None) -> Any:
-    """What an exception is to code that knows Python's own classes and those of Ray Train."""
+    """Describe an exception by its classes of Python and Ray Train."""
     if error is None:
         return None
     known = {"ValueError", "TypeError", "RuntimeError", "AttributeError", "KeyError"}
@@ -116,11 +116,11 @@ def checkpoint_config(api: TrainingApi, **given: Any) -> dict[str, Any]:
     return {"run": {"checkpoint_config": api.train.CheckpointConfig(**given)}}
 
 
-# --- the function and its result -----------------------------------------------------------------
+# --- the function and its result ------------------------------------------------------------------
 
 
 @probe
-def what_rank_0_returns(api: TrainingApi) -> Any:
+def return_value_of_rank_0(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         return {"rank": import_api(config).get_context().get_world_rank()}
 
@@ -128,7 +128,7 @@ def what_rank_0_returns(api: TrainingApi) -> Any:
 
 
 @probe
-def a_parameter_with_a_default_gets_nothing(api: TrainingApi) -> Any:
+def parameter_with_a_default_gets_no_config(api: TrainingApi) -> Any:
     def f(config: Any = None) -> Any:
         return config
 
@@ -143,7 +143,7 @@ def a_function_of_two_parameters(api: TrainingApi) -> Any:
 
 
 @probe
-def what_is_no_function(api: TrainingApi) -> Any:
+def non_callable_function(api: TrainingApi) -> Any:
     return known_bases(catch(lambda: api.fit(3)))
 
 
@@ -185,20 +185,20 @@ WORKER_FIELDS = ("world_size", "world_rank", "local_rank", "local_world_size", "
 
 
 @probe
-def who_the_workers_are(api: TrainingApi) -> Any:
+def ranks_of_the_workers(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
         train: Any = import_api(config)
         context = train.get_context()
-        told = [getattr(context, f"get_{name}")() for name in WORKER_FIELDS]
-        told += [context.get_experiment_name()]
-        told += [Path(context.get_storage().experiment_fs_path).name]
-        Path(config["place"], f"told{context.get_world_rank()}").write_text(json.dumps(told))
+        result = [getattr(context, f"get_{name}")() for name in WORKER_FIELDS]
+        result += [context.get_experiment_name()]
+        result += [Path(context.get_storage().experiment_fs_path).name]
+        Path(config["place"], f"result{context.get_world_rank()}").write_text(json.dumps(result))
 
     api.fit(f, workers=2)
-    return [json.loads((api.scratch / f"told{rank}").read_text()) for rank in range(2)]
+    return [json.loads((api.scratch / f"result{rank}").read_text()) for rank in range(2)]
 
 
-# --- reports, checkpoints, retention -------------------------------------------------------------
+# --- reports, checkpoints, retention --------------------------------------------------------------
 
 
 @probe
@@ -280,7 +280,7 @@ def numbers_of_numpy_in_the_metrics_of_a_checkpoint(api: TrainingApi) -> Any:
 
 
 @probe
-def a_report_that_is_no_dictionary(api: TrainingApi) -> Any:
+def report_without_a_dictionary(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
         import_api(config).report(5)
 
@@ -299,7 +299,7 @@ def a_report_with_a_tensor(api: TrainingApi) -> Any:
 
 
 @probe
-def a_score_that_is_no_number(api: TrainingApi) -> Any:
+def non_numeric_score(api: TrainingApi) -> Any:
     many = {"metrics": [{"score": "high"}, {"score": "low"}]}
     how = checkpoint_config(api, num_to_keep=1, checkpoint_score_attribute="score")
     error: Any = catch(lambda: api.fit(report_steps, workers=1, config=many, **how))
@@ -324,7 +324,7 @@ def files_of_rank_1_alone_without_a_name(api: TrainingApi) -> Any:
 
 
 @probe
-def where_a_worker_may_store(api: TrainingApi) -> Any:
+def storage_access_of_workers(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         train: Any = import_api(config)
         storage = train.get_context().get_storage()
@@ -380,7 +380,7 @@ def which_uploads_delete_the_local_copy(api: TrainingApi) -> Any:
                 )
                 left[f"{mode} {delete}"] = folder
         train.get_all_reported_checkpoints()
-        time.sleep(1)  # a copy goes when its upload has been told
+        time.sleep(1)  # a local copy is deleted after its upload is reported
         return {key: Path(folder).exists() for key, folder in left.items()}
 
     return api.fit(f, workers=1).return_value
@@ -424,7 +424,7 @@ def an_upload_function(api: TrainingApi) -> Any:
 
 
 @probe
-def an_upload_function_that_gives_no_checkpoint(api: TrainingApi) -> Any:
+def upload_function_that_returns_no_checkpoint(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
         train: Any = import_api(config)
         with tempfile.TemporaryDirectory() as folder:
@@ -436,7 +436,7 @@ def an_upload_function_that_gives_no_checkpoint(api: TrainingApi) -> Any:
 
 
 @probe
-def what_get_checkpoint_gives(api: TrainingApi) -> Any:
+def result_of_get_checkpoint(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         train: Any = import_api(config)
         before = train.get_checkpoint()
@@ -452,18 +452,18 @@ def all_reported_checkpoints(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         train: Any = import_api(config)
         report_steps({**config, "metrics": [{"score": n} for n in (3, 1, 4, 2)]})
-        told = train.get_all_reported_checkpoints()
-        return [[one.metrics["score"], one.status.value] for one in told]
+        result = train.get_all_reported_checkpoints()
+        return [[one.metrics["score"], one.status.value] for one in result]
 
     how = checkpoint_config(api, num_to_keep=2, checkpoint_score_attribute="score")
     return api.fit(f, workers=1, **how).return_value
 
 
-# --- going on ------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
 @probe
-def the_same_name_goes_on(api: TrainingApi) -> Any:
+def reused_name_resumes(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         found = import_api(config).get_checkpoint()
         return found and found.path.rpartition("/")[2]
@@ -474,7 +474,7 @@ def the_same_name_goes_on(api: TrainingApi) -> Any:
 
 
 @probe
-def a_failed_attempt_is_tried_again_from_the_latest(api: TrainingApi) -> Any:
+def failed_attempt_is_retried_from_the_latest_checkpoint(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         train: Any = import_api(config)
         found = train.get_checkpoint()
@@ -503,7 +503,7 @@ def no_more_attempts_than_allowed(api: TrainingApi) -> Any:
     return [known_bases(error), (api.scratch / "attempts").read_text()]
 
 
-# --- failures ------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 @probe
@@ -516,12 +516,12 @@ def an_exception_by_rank(api: TrainingApi) -> Any:
 
     error: Any = catch(lambda: api.fit(f))
     own = error.worker_failures[1]
-    told = "[Rank 1 Error Snippet]:" in str(error), "of rank 1" in str(error)
-    return [known_bases(error), known_bases(own), str(own), told]
+    result = "[Rank 1 Error Snippet]:" in str(error), "of rank 1" in str(error)
+    return [known_bases(error), known_bases(own), str(own), result]
 
 
 @probe
-def leaving_politely(api: TrainingApi) -> Any:
+def early_exit_with_status_0(api: TrainingApi) -> Any:
     def f() -> None:
         sys.exit(0)
 
@@ -530,9 +530,9 @@ def leaving_politely(api: TrainingApi) -> Any:
 
 
 @probe
-def dying_without_a_word(api: TrainingApi) -> Any:
+def killed_worker(api: TrainingApi) -> Any:
     def f() -> None:
-        time.sleep(3)  # to die in the first instant is another story
+        time.sleep(3)  # an immediate exit is another probe
         os._exit(3)
 
     error: Any = catch(lambda: api.fit(f, workers=1))
@@ -540,7 +540,7 @@ def dying_without_a_word(api: TrainingApi) -> Any:
 
 
 @probe
-def dying_in_the_first_instant(api: TrainingApi) -> Any:
+def worker_that_exits_immediately(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
         with Path(config["place"], "attempts").open("a") as file:
             file.write("x")
@@ -561,7 +561,7 @@ def storage_that_cannot_be_written(api: TrainingApi) -> Any:
     return "TrainingFailedError" in known_bases(error)["is"]
 
 
-# --- callbacks -----------------------------------------------------------------------------------
+# --- callbacks ------------------------------------------------------------------------------------
 
 
 def recording_callback(api: TrainingApi) -> Any:
@@ -573,18 +573,18 @@ def recording_callback(api: TrainingApi) -> Any:
             self._write(["report", run_context.get_run_config().name, metrics, name])
 
         def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
-            # Who failed first is chance: what they raised is not.
+            # Which rank fails first is random; the exception is not.
             self._write(["exception", sorted({str(one) for one in worker_exceptions.values()})])
 
-        def _write(self, told: Any) -> None:
+        def _write(self, event: Any) -> None:
             with Path(place, "diary").open("a") as file:
-                file.write(json.dumps(told) + "\n")
+                file.write(json.dumps(event) + "\n")
 
     return Diary()
 
 
 @probe
-def what_callbacks_hear(api: TrainingApi) -> Any:
+def calls_of_callbacks(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
         train: Any = import_api(config)
         train.report({"rank": train.get_context().get_world_rank()})
@@ -593,8 +593,8 @@ def what_callbacks_hear(api: TrainingApi) -> Any:
         raise RuntimeError("at the end")
 
     catch(lambda: api.fit(f, run={"callbacks": [recording_callback(api)]}))
-    told = (api.scratch / "diary").read_text().splitlines()
-    return [json.loads(line) for line in told]
+    result = (api.scratch / "diary").read_text().splitlines()
+    return [json.loads(line) for line in result]
 
 
 @probe
@@ -620,17 +620,17 @@ def a_callback_that_raises(api: TrainingApi) -> Any:
     ]
 
 
-# --- backends ------------------------------------------------------------------------------------
+# --- backends -------------------------------------------------------------------------------------
 
 
 def recording_backend_config(api: TrainingApi, *, raising: bool = False) -> Any:
-    """A backend config whose backend and context write down what happens to them."""
+    """A backend config whose backend and context record their calls."""
     place = str(api.scratch)
     home = importlib.import_module(f"{api.name}.backend")
 
-    def note(told: Any) -> None:
+    def note(event: Any) -> None:
         with Path(place, "notes").open("a") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(event) + "\n")
 
     class Noting(home.Backend):  # type: ignore[name-defined,misc]
         def on_start(self, worker_group: Any, backend_config: Any) -> None:
@@ -669,8 +669,8 @@ def the_hooks_of_a_backend(api: TrainingApi) -> Any:
         return os.environ.get("PROBE_CONTEXT")
 
     result = api.fit(f, backend_config=recording_backend_config(api))
-    told = (api.scratch / "notes").read_text().splitlines()
-    return [result.return_value, [json.loads(line) for line in told]]
+    output = (api.scratch / "notes").read_text().splitlines()
+    return [result.return_value, [json.loads(line) for line in output]]
 
 
 @probe
@@ -684,7 +684,7 @@ def a_hook_that_raises(api: TrainingApi) -> Any:
     return [known_bases(error), known_bases(error.controller_failure)]
 
 
-# --- validation ----------------------------------------------------------------------------------
+# --- validation -----------------------------------------------------------------------------------
 
 
 @probe
@@ -704,8 +704,8 @@ def checkpoints_that_are_validated(api: TrainingApi) -> Any:
                 Path(folder, "rank0").write_text(f"{number}")
                 checkpoint = train.Checkpoint.from_directory(folder)
                 train.report({"n": number}, checkpoint=checkpoint, validation=validation)
-        told = train.get_all_reported_checkpoints()
-        return [[one.metrics, one.status.value] for one in told]
+        output = train.get_all_reported_checkpoints()
+        return [[one.metrics, one.status.value] for one in output]
 
     given = api.train.ValidationTaskConfig(fn_kwargs={"offset": 10})
     config = api.train.ValidationConfig(validate, task_config=given)
@@ -734,7 +734,7 @@ def a_validation_that_takes_too_long(api: TrainingApi) -> Any:
 
 
 @probe
-def validations_nobody_can_make(api: TrainingApi) -> Any:
+def unsupported_validations(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         train: Any = import_api(config)
         checkpoint = train.Checkpoint.from_directory(tempfile.mkdtemp())
@@ -745,11 +745,11 @@ def validations_nobody_can_make(api: TrainingApi) -> Any:
     return api.fit(f, workers=1).return_value
 
 
-# --- torch ---------------------------------------------------------------------------------------
+# --- torch ----------------------------------------------------------------------------------------
 
 
 @probe
-def what_torch_is_prepared_to(api: TrainingApi) -> Any:
+def prepared_torch_objects(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         import torch
         import torch.distributed as dist
@@ -794,7 +794,7 @@ def one_torch_worker_alone(api: TrainingApi) -> Any:
     return api.fit(f, workers=1, torch=True).return_value
 
 
-# --- collectives ---------------------------------------------------------------------------------
+# --- collectives ----------------------------------------------------------------------------------
 
 
 @probe
@@ -804,14 +804,14 @@ def a_broadcast(api: TrainingApi) -> Any:
         rank = train.get_context().get_world_rank()
         collective: Any = importlib.import_module(f"{config['api']}.collective")
         collective.barrier()
-        told = collective.broadcast_from_rank_zero(rank)
-        Path(config["place"], f"told{rank}").write_text(str(told))
+        result = collective.broadcast_from_rank_zero(rank)
+        Path(config["place"], f"result{rank}").write_text(str(result))
 
     api.fit(f)
-    return [(api.scratch / f"told{rank}").read_text() for rank in range(2)]
+    return [(api.scratch / f"result{rank}").read_text() for rank in range(2)]
 
 
-# --- mistakes ------------------------------------------------------------------------------------
+# --- invalid input --------------------------------------------------------------------------------
 
 
 @probe
@@ -832,7 +832,7 @@ def outside_of_a_worker(api: TrainingApi) -> Any:
 
 
 @probe
-def mistakes_of_configurations(api: TrainingApi) -> Any:
+def invalid_configurations(api: TrainingApi) -> Any:
     train, trainer = api.train, api.trainer
     calls: dict[str, Callable[[], Any]] = {
         "workers as a list": lambda: train.ScalingConfig(num_workers=[1, 2]),
@@ -877,7 +877,7 @@ def mistakes_of_configurations(api: TrainingApi) -> Any:
 
 
 @probe
-def a_group_that_may_shrink_to_nobody(api: TrainingApi) -> Any:
+def elastic_group_with_minimum_0(api: TrainingApi) -> Any:
     return known_bases(catch(lambda: api.train.ScalingConfig(num_workers=(0, 2))))
 
 
@@ -887,7 +887,7 @@ def no_time_to_validate(api: TrainingApi) -> Any:
 
 
 @probe
-def what_configurations_make_of_resources(api: TrainingApi) -> Any:
+def resources_of_configurations(api: TrainingApi) -> Any:
     scaling = api.train.ScalingConfig
     made = [
         scaling(),
@@ -905,7 +905,7 @@ def what_configurations_make_of_resources(api: TrainingApi) -> Any:
 
 
 @probe
-def checkpoints_as_such(api: TrainingApi) -> Any:
+def checkpoint_objects(api: TrainingApi) -> Any:
     kind = api.train.Checkpoint
     folder = api.scratch / "folder"
     folder.mkdir()
@@ -935,7 +935,7 @@ def checkpoints_as_such(api: TrainingApi) -> Any:
 
 
 @probe
-def results_that_are_not_there(api: TrainingApi) -> Any:
+def missing_results(api: TrainingApi) -> Any:
     kind = api.train.Result
     bare = kind(metrics=None, checkpoint=None, error=None, path=UNUSED_PATH, best_checkpoints=[])
     pair = (api.train.Checkpoint(UNUSED_PATH), {"loss": 1})
@@ -958,14 +958,14 @@ def a_collective_that_takes_too_long(api: TrainingApi) -> Any:
             time.sleep(30)
         importlib.import_module(f"{config['api']}.collective").barrier()
 
-    os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = "2"  # heard by both
+    os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = "2"  # received by both
     error: Any = catch(lambda: api.fit(f))
     del os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"]
-    told = str(error)
-    return [known_bases(error), list(error.worker_failures), "timed out" in told, "[1]" in told]
+    result = str(error)
+    return [known_bases(error), list(error.worker_failures), "timed out" in result, "[1]" in result]
 
 
-# --- where and how wide --------------------------------------------------------------------------
+# --- placement and size ---------------------------------------------------------------------------
 
 
 @probe
@@ -978,7 +978,7 @@ def variables_of_the_workers(api: TrainingApi) -> Any:
 
 
 @probe
-def as_many_as_fit(api: TrainingApi) -> Any:
+def elastic_group_starts_with_available_resources(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         return import_api(config).get_context().get_world_size()
 
@@ -1016,7 +1016,7 @@ def a_background_upload_that_fails(api: TrainingApi) -> Any:
     return [known_bases(error), known_bases(error.worker_failures[0]), at_once]
 
 
-# --- last, since Ray stays in local mode once it was --------------------------------------------
+# --- last, because Ray remains in local mode ------------------------------------------------------
 
 
 @probe
@@ -1026,9 +1026,9 @@ def local_mode(api: TrainingApi) -> Any:
         train.report({"loss": 2})
         collective: Any = importlib.import_module(f"{config['api']}.collective")
         collective.barrier()
-        told = collective.broadcast_from_rank_zero(7)
+        output = collective.broadcast_from_rank_zero(7)
         sizes = train.get_context().get_world_size(), train.get_context().get_world_rank()
-        return [told, sizes, train.get_all_reported_checkpoints(), os.getpid()]
+        return [output, sizes, train.get_all_reported_checkpoints(), os.getpid()]
 
     def raises() -> None:
         raise ZeroDivisionError("here")
@@ -1054,7 +1054,7 @@ def a_checkpoint_in_local_mode(api: TrainingApi) -> Any:
 
 
 @probe
-def mistakes_in_local_mode(api: TrainingApi) -> Any:
+def invalid_calls_in_local_mode(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         train: Any = import_api(config)
         data = train.get_dataset_shard("known") == [1, 2]
@@ -1077,7 +1077,7 @@ def main() -> None:
         began = time.monotonic()
         try:
             seen[what] = json.loads(json.dumps(look(TrainingApi(name, place))))
-        except Exception as error:  # noqa: BLE001 - told as what this side does
+        except Exception as error:  # noqa: BLE001 - returned as the result of this side
             seen[what] = f"probe failed: {error!r}"
         print(f"{what} {time.monotonic() - began:.1f} s", flush=True)
         lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in seen.items())
@@ -1085,7 +1085,7 @@ def main() -> None:
 
 
 def start_ray(attempts: int) -> None:
-    """It gives itself 30 seconds, which a busy machine may not have."""
+    """Its own timeout is 30 seconds, too short on a busy machine."""
     ray = importlib.import_module("ray")
     try:
         ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)

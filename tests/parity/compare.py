@@ -1,4 +1,4 @@
-"""What one description lacks that another has: the differences, as sentences."""
+"""Differences between two API descriptions, as sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.parity.describe import Description
 
 
 class Difference(NamedTuple):
-    """`what` is other in `member`, or in the thing itself where that is empty."""
+    """A difference of `member`, or of the object itself if empty."""
 
     member: str
     what: str
@@ -18,9 +18,9 @@ class Difference(NamedTuple):
 def differences(
     ray: Description, spotfit: Description, *, known: frozenset[str]
 ) -> Iterator[Difference]:
-    """What of theirs is missing or other here. More than theirs is no difference.
+    """Return what is missing or different in ours; additions are no difference.
 
-    `known` are the names that are compared at all: a parent class counts only if it is one.
+    `known` are the compared names: a parent class counts only if it is one of them.
     """
     for what in _own_differences(ray, spotfit, known):
         yield Difference("", what)
@@ -52,9 +52,9 @@ def _own_differences(
 
 
 def _parameters(ray: list[list[Any]], spotfit: list[list[Any]]) -> Iterator[str]:
-    """Theirs in their order; of ours only such besides as nobody has to give, or to count.
+    """Compare parameters in order; ours may have additional optional keyword-only ones.
 
-    Where theirs takes anything, to hand it on, nothing can be said.
+    If theirs takes arbitrary arguments, nothing is compared.
     """
     if {kind for _, kind, _ in ray} == {"*", "**"}:
         return
@@ -77,12 +77,12 @@ def _positions(parameters: list[list[Any]]) -> list[str]:
 
 
 def _readable(spotfit: Mapping[str, Any]) -> set[str]:
-    """What an instance answers to without a property."""
+    """Return the attributes of an instance that are no properties."""
     return {*spotfit.get("attributes", ()), *(one[0] for one in spotfit.get("parameters", ()))}
 
 
 def answers_match(ray: Any, spotfit: Any) -> bool:
-    """Whether two answers of a probe are the same; an error may be more than theirs is."""
+    """Whether two results of a probe match; our error may have additional classes."""
     match ray, spotfit:
         case {"is": list(wanted)}, {"is": list(found)}:
             return set(wanted) <= set(found)

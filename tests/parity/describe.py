@@ -1,7 +1,6 @@
-"""What a module offers, as plain data: names, parameters, kinds, defaults, members.
+"""The API of a module as plain data: names, parameters, kinds, defaults, members.
 
-The same eyes look at Ray Train, in an environment of its own, and at us. Nothing but the standard
-library is imported here.
+Describes Ray Train, in its own environment, and spotfit. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Description = dict[str, Any]
 
 
 def describe(thing: Any, example: Callable[[Any], Any] | None = None) -> Description:
-    """One public thing. `example` makes an instance, whose public attributes are noted, too."""
+    """Describe one public object. `example` creates an instance whose attributes are included."""
     if isinstance(thing, type) and issubclass(thing, enum.Enum):
         return {"kind": "enum", "values": {member.name: member.value for member in thing}}
     if isinstance(thing, type):
@@ -39,7 +38,7 @@ def describe(thing: Any, example: Callable[[Any], Any] | None = None) -> Descrip
 
 
 def parameters(thing: Any) -> list[list[Any]]:
-    """Name, kind and default of each; None where there is no default, else its text."""
+    """Return name, kind and default (None or its text) of each parameter."""
     return [
         [_name(given), KINDS[given.kind], _default(given.default)]
         for given in inspect.signature(thing).parameters.values()
@@ -52,7 +51,7 @@ def is_public(name: str) -> bool:
 
 
 def _name(given: inspect.Parameter) -> str:
-    """Nobody can tell what `*args` is called."""
+    """The name of `*args` is irrelevant."""
     return KINDS[given.kind] if given.kind in VARIADIC_KINDS else given.name
 
 
@@ -70,7 +69,7 @@ def _class(thing: type) -> Description:
 
 
 def _defined_names(thing: type) -> set[str]:
-    """What the class or a parent of it defines that is not Python's own."""
+    """Return the members defined by the class and its parents, except Python's."""
     return {name for kind in _own_classes(thing) for name in vars(kind)}
 
 
@@ -91,7 +90,7 @@ def _fields(thing: type) -> set[str]:
 
 
 def _non_init_fields(thing: type) -> set[str]:
-    """Fields of a dataclass that nobody passes."""
+    """Fields of a dataclass that are not parameters of its constructor."""
     if not dataclasses.is_dataclass(thing):
         return set()
     return {field.name for field in dataclasses.fields(thing) if not field.init}
@@ -121,5 +120,5 @@ def _default(value: Any) -> str | None:
 def describe_all(
     things: Mapping[str, Any], examples: Mapping[str, Callable[[Any], Any]]
 ) -> dict[str, Description]:
-    """All of them, by name."""
+    """Describe all objects, by name."""
     return {name: describe(thing, examples.get(name)) for name, thing in sorted(things.items())}

@@ -1,4 +1,4 @@
-"""Where we mean to differ from Ray Train, each with its reason. The migration guide names all."""
+"""Intended differences from Ray Train with their reasons. The migration guide lists all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 INTENTIONAL_DIFFERENCES: Mapping[str, str] = {
-    "TrainRunContext": "it is given to callbacks, which read it; nobody makes one",
+    "TrainRunContext": "it is passed to callbacks, which read it and never create one",
 }
 """A name, or a name and its member."""
 
 
 class BehaviorDifference(NamedTuple):
-    """What a probe sees here, and the words of the guide that say so."""
+    """The result of a probe, and the text of the guide that documents it."""
 
     expected: Any
     guide: str
@@ -29,21 +29,21 @@ BEHAVIOR_DIFFERENCES: Mapping[str, BehaviorDifference] = {
         [{"rank": 0, "score": 1}, {"rank": 0, "score": 0}], "a checkpoint without the score"
     ),
     "numbers_of_numpy_in_the_metrics_of_a_checkpoint": BehaviorDifference(None, "numbers of numpy"),
-    "a_report_that_is_no_dictionary": BehaviorDifference(_TRAINING_FAILED, "`report(5)`"),
-    "a_group_that_may_shrink_to_nobody": BehaviorDifference(
+    "report_without_a_dictionary": BehaviorDifference(_TRAINING_FAILED, "`report(5)`"),
+    "elastic_group_with_minimum_0": BehaviorDifference(
         {"is": ["ValueError"]}, "`num_workers=(0, n)`"
     ),
-    "a_score_that_is_no_number": BehaviorDifference(
+    "non_numeric_score": BehaviorDifference(
         [{"is": ["ControllerError", "TrainingFailedError"]}, {"is": []}], "a score that is no"
     ),
-    "mistakes_in_local_mode": BehaviorDifference(
+    "invalid_calls_in_local_mode": BehaviorDifference(
         [True, {"is": ["KeyError"]}, {"is": ["RuntimeError"]}], "an unknown dataset"
     ),
-    "dying_in_the_first_instant": BehaviorDifference(
+    "worker_that_exits_immediately": BehaviorDifference(
         [_TRAINING_FAILED, "xx"], "a worker that dies in its first"
     ),
     "a_checkpoint_in_local_mode": BehaviorDifference(
         [True, True], "`get_checkpoint` with `num_workers=0`"
     ),
 }
-"""Probes of tests/parity/behaviour.py that see something else here than with Ray Train."""
+"""Probes of tests/parity/behaviour.py with different results than with Ray Train."""

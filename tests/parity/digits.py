@@ -1,7 +1,7 @@
-"""Pictures in the files that torchvision's FashionMNIST reads, so that its examples run offline.
+"""Image files for torchvision's FashionMNIST, so that examples run offline.
 
-They are scikit-learn's handwritten digits: real data that ships in a package, made as large as
-fashion's. Only where a full download is not lying already.
+The images are scikit-learn's digits, scaled to the size of FashionMNIST. An existing download is
+kept.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 SIDE = 28
 TRAINING, TESTING = 1024, 256
-_IDX_UINT8 = 8  # the type of what lies in an idx file
+_IDX_UINT8 = 8  # the data type of an idx file
 
 
 @contextmanager
 def fashion_mnist_at(root: Path) -> Iterator[None]:
-    """Lay the four files below that root; take away afterwards what was not there before."""
+    """Create the four files below the root; remove created files afterwards."""
     made: list[Path] = []
     raw = root / "FashionMNIST" / "raw"
     folders = [one for one in (raw, *raw.parents) if not one.exists()]

@@ -1,8 +1,8 @@
-"""Print the table of facts about Ray Train: run it where `ray[train]` of that version is installed.
+"""Print the table of Ray Train's API; needs `ray[train]` of that version.
 
     .bench/venv-ray/bin/python -m tests.parity.make_table > tests/parity/ray_train_2_60.json
 
-`make parity` does so, and compares what comes out with the table that is kept here.
+`make parity` does so, and compares the output with the stored table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _lines(module: str) -> str:
-    """One line a name: what changes in Ray is seen as a line that changes here."""
+    """One line per name, so that changes in Ray are changed lines."""
     return ",\n".join(
         f" {json.dumps(name)}: {json.dumps(facts)}" for name, facts in _module(module).items()
     )
@@ -42,7 +42,7 @@ def _module(name: str) -> dict[str, Any]:
 
 
 def _variables() -> list[str]:
-    """Names of environment variables, as Ray writes them down."""
+    """Return the names of Ray's environment variables."""
     modules = map(importlib.import_module, CONSTANTS)
     texts = {text for module in modules for text in vars(module).values() if isinstance(text, str)}
     return sorted(text for text in texts if VARIABLE.fullmatch(text))

@@ -1,10 +1,9 @@
-"""`make parity`: Ray Train's own examples run here, and the table is still that of its wheel.
+"""`make parity`: run Ray Train's examples with spotfit, and compare the table with Ray's wheel.
 
-Ray is installed into .bench/venv-ray, as for the benchmarks. Its examples are taken from there,
-moved by `python -m spotfit.migrate`, and run with spotfit. torchvision and tqdm, which they import,
-lie in a folder of their own, installed without what they depend on: torch is ours. Where the
-torchvision at hand was built for another torch it lacks its compiled operators; the examples use
-none of them.
+Ray is installed into .bench/venv-ray, as for the benchmarks. Its examples are migrated by
+`python -m spotfit.migrate` and run with spotfit. torchvision and tqdm, which they import, are
+installed into a separate folder without dependencies, to use our torch. A torchvision for another
+torch lacks its compiled operators, which the examples do not use.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _declared = torch.library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     _declared.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
-"""What torchvision looks for when it is imported, even where its compiled part cannot be loaded."""
+"""Operators that torchvision needs on import, even without its compiled part."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayExample:
-    """One script of Ray's: how it is run, what it must print, and what cannot be moved."""
+    """One example of Ray: how it is run, its expected output, and what cannot be migrated."""
 
     script: str
     arguments: Sequence[str] = ()
@@ -59,7 +58,7 @@ EXAMPLES = (
     RayExample("torch_linear_example.py", arguments=("--smoke-test",), expected_output="{'loss':"),
     RayExample(
         "torch_fashion_mnist_example.py",
-        # As a script it asks for four GPUs; this is its own function with two CPUs.
+        # The script requests four GPUs; this calls its function with two CPUs.
         call="train_fashion_mnist(num_workers=2, use_gpu=False)",
         expected_output="Training result: Result(",
     ),
@@ -93,7 +92,7 @@ def main() -> None:
 
 
 def table_differences(ray_python: Path) -> list[str]:
-    """Make the table anew, and say whether it is the one that is kept."""
+    """Create the table; return whether it equals the stored one."""
     command = [str(ray_python), "-m", "tests.parity.make_table"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     kept = TABLE.read_text()
@@ -102,7 +101,7 @@ def table_differences(ray_python: Path) -> list[str]:
 
 
 def behaviour_differences(ray_python: Path) -> list[str]:
-    """Ask Ray every probe again, and say whether it answers what is kept."""
+    """Run all probes with Ray; return whether the results equal the stored ones."""
     print(
         "── Ray Train answers the probes of tests/parity/behaviour.py (some ten minutes)",
         flush=True,
@@ -144,13 +143,13 @@ def _run_example(example: RayExample, examples: Path) -> list[str]:
 
 
 def _migrate(example: RayExample, script: Path) -> str:
-    """Move it, and compare what could not be moved with what was expected."""
+    """Migrate the script; compare the unsupported parts with the expected ones."""
     command = [sys.executable, "-m", "spotfit.migrate", "--write", str(script)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(told.stdout.strip())
-    missing = [one for one in example.unmigrated if one not in told.stdout]
-    if told.returncode != bool(example.unmigrated) or missing:
-        return f"{example.script} was not moved as expected: {told.stdout}{told.stderr}"
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(result.stdout.strip())
+    missing = [one for one in example.unmigrated if one not in result.stdout]
+    if result.returncode != bool(example.unmigrated) or missing:
+        return f"{example.script} was not moved as expected: {result.stdout}{result.stderr}"
     return ""
 
 
@@ -171,8 +170,8 @@ def _environment() -> dict[str, str]:
 
 def _ray_directory() -> Path:
     command = [str(python_of("ray")), "-c", "import ray; print(ray.__path__[0])"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    return Path(told.stdout.strip())
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Path(result.stdout.strip())
 
 
 def _install_packages() -> None:

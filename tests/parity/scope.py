@@ -1,7 +1,7 @@
-"""What of Ray Train is compared: module by module, with where it lives here.
+"""The compared modules of Ray Train and the corresponding modules of spotfit.
 
-Training of torch models and everything around it. Ray Data's datasets and the trainers of other
-frameworks are not compared: they are not part of this package yet.
+Datasets of Ray Data and trainers of other frameworks are not compared, because spotfit does not
+have them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RAY_MODULES: Mapping[str, tuple[str, ...]] = {
     "ray.train.v2.torch.torchft_config": ("TorchftConfig",),
     "ray.train.v2._internal.execution.context": ("TrainRunContext",),
 }
-"""Modules of Ray, and what of each; with no names, all of its `__all__`."""
+"""Modules of Ray and the compared names; without names, all of `__all__`."""
 
 SPOTFIT_MODULES: Mapping[str, str] = {
     "ray.train": "spotfit",
@@ -37,11 +37,11 @@ SPOTFIT_MODULES: Mapping[str, str] = {
     "ray.train.v2.torch.torchft_config": "spotfit.torch",
     "ray.train.v2._internal.execution.context": "spotfit.model.user_callback",
 }
-"""Where each of them lives here."""
+"""The corresponding modules of spotfit."""
 
 ENVIRONMENT = "environment"
 CONSTANTS = ("ray.train.constants", "ray.train.v2._internal.constants")
-"""Where Ray names the environment variables it reads."""
+"""The modules in which Ray defines environment variables."""
 VARIABLE = re.compile(r"(?:RAY_TRAIN|RAY_CHDIR|TORCH_PROCESS|JAX_DISTRIBUTED)_[A-Z0-9_]+")
 
 EXAMPLES: Mapping[str, Callable[[Any], Any]] = {
@@ -52,4 +52,4 @@ EXAMPLES: Mapping[str, Callable[[Any], Any]] = {
     "ValidationConfig": lambda kind: kind(print),
     "WorkerGroupError": lambda kind: kind("", {}),
 }
-"""How to make one of those whose attributes the class does not show."""
+"""Examples of classes whose attributes are set by instances."""

@@ -1,4 +1,4 @@
-"""The comparison is awake: each way to differ from Ray Train is told, and more is no difference."""
+"""The comparison detects each kind of difference from Ray Train."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ class FrozenRecord:
     name: str = "run"
 
 
-def told(theirs: Any, ours: Any) -> list[str]:
+def differences_of(theirs: Any, ours: Any) -> list[str]:
     known = frozenset({"Theirs"})
     return [one.what for one in differences(describe(theirs), describe(ours), known=known)]
 
 
-def test_more_is_no_difference() -> None:
-    assert told(Theirs, Theirs) == []
-    assert told(Theirs, Longer) == []
-    assert told(Passing, Greedy) == []
+def test_additional_parameters_are_no_difference() -> None:
+    assert differences_of(Theirs, Theirs) == []
+    assert differences_of(Theirs, Longer) == []
+    assert differences_of(Passing, Greedy) == []
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_more_is_no_difference() -> None:
         ("train", "test", "value is 'test', not 'train'"),
     ],
 )
-def test_each_way_to_differ_is_told(theirs: Any, ours: Any, words: str) -> None:
-    assert words in told(theirs, ours)
+def test_each_kind_of_difference_is_reported(theirs: Any, ours: Any, words: str) -> None:
+    assert words in differences_of(theirs, ours)
 
 
-def test_an_answer_is_alike_if_errors_are_what_they_are_with_ray() -> None:
+def test_equal_error_classes_are_equal_answers() -> None:
     assert answers_match(
         [1, {"a": {"is": ["ValueError"]}}], [1, {"a": {"is": ["TypeError", "ValueError"]}}]
     )

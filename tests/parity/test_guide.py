@@ -1,4 +1,4 @@
-"""The migration guide tells everything: names, differences, variables; and what it shows is so."""
+"""The migration guide is complete: names, differences, variables and examples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RENAMED = re.compile(r"^\| `(RAY_\w+)` \| `(SPOTFIT_\w+)` \|", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", sorted({name for names in TABLE.values() for name in names}))
-def test_every_name_of_ray_train_has_its_line(name: str) -> None:
+def test_guide_lists_every_name_of_ray_train(name: str) -> None:
     assert re.search(rf"^\| `(?:[\w.]+\.)?{name}`", GUIDE, re.MULTILINE)
 
 
@@ -35,26 +35,26 @@ def test_every_name_of_ray_train_has_its_line(name: str) -> None:
         *(one.guide for one in BEHAVIOR_DIFFERENCES.values()),
     ],
 )
-def test_every_difference_is_told(words: str) -> None:
+def test_guide_lists_every_difference(words: str) -> None:
     different = GUIDE.partition("## What is different")[2].partition("## Every name")[0]
     assert f"| {words}" in different
 
 
-def test_the_command_makes_of_the_one_script_the_other() -> None:
+def test_migrate_command_produces_the_documented_script() -> None:
     shown = dict(SHOWN.findall(GUIDE))
     moved = rewrite_script(shown["before"].encode())
     assert moved.text.decode() == shown["after"]
     assert not moved.manual_notes
 
 
-def test_every_variable_that_has_another_name_here_is_told() -> None:
-    told = dict(RENAMED.findall(GUIDE))
-    assert told == {setting.ray_name: setting.name for setting in ENV_VARS if setting.ray_name}
-    assert all(find_variable(theirs) == ours for theirs, ours in told.items())
+def test_guide_lists_every_renamed_variable() -> None:
+    result = dict(RENAMED.findall(GUIDE))
+    assert result == {setting.ray_name: setting.name for setting in ENV_VARS if setting.ray_name}
+    assert all(find_variable(theirs) == ours for theirs, ours in result.items())
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_every_variable_of_ray_train_is_told(name: str) -> None:
+def test_guide_lists_every_variable_of_ray_train(name: str) -> None:
     assert (
         f"`{name}`" in GUIDE.partition("## Environment variables")[2].partition("## What stays")[0]
     )

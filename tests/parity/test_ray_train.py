@@ -1,4 +1,4 @@
-"""Every public name of Ray Train is here, with its parameters, their order, kinds and defaults."""
+"""Every public name of Ray Train exists with equal parameters, order, kinds and defaults."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NAMES = [(module, name) for module, names in TABLE.items() for name in names]
 KNOWN = frozenset(name for _, name in NAMES)
 
 
-def test_the_table_holds_what_is_compared() -> None:
+def test_table_contains_every_compared_name() -> None:
     assert TABLE.keys() == RAY_MODULES.keys() == SPOTFIT_MODULES.keys()
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(one) for one in NAMES])
-def test_a_name_of_ray_train_is_here(module: str, name: str) -> None:
+def test_name_of_ray_train_exists(module: str, name: str) -> None:
     found = different(module, name)
     unexplained = [
         what
@@ -36,13 +36,13 @@ def test_a_name_of_ray_train_is_here(module: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("key", INTENTIONAL_DIFFERENCES)
-def test_a_difference_that_is_gone_is_no_longer_explained(key: str) -> None:
+def test_documented_differences_still_exist(key: str) -> None:
     found = [one for module, name in NAMES for one in different(module, name)]
     assert any(one == key or one.startswith(f"{key}.") for one in found)
 
 
 def different(module: str, name: str) -> dict[str, str]:
-    """How our namesake differs, by its name or by its name and member."""
+    """Return the differences by name, or by name and member."""
     try:
         here = importlib.import_module(SPOTFIT_MODULES[module])
         ours = describe(getattr(here, name), EXAMPLES.get(name))

@@ -17,7 +17,7 @@ States of a job without array, or of one child:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, quote
@@ -92,6 +92,7 @@ class AwsBatchJob(msgspec.Struct):
         """The status; an array is PENDING as long as a child has not ended."""
         if not self.size:
             return self.children[0].status
+        # FAILED only after all children have ended, as documented for array jobs.
         states = {child.status for child in self.children}
         if states <= {"SUCCEEDED"}:
             return "SUCCEEDED"
@@ -118,6 +119,7 @@ class AwsApiError(Exception):
             body = {"message": str(self), "__type": self.code}
             return WireResponse.json(body, self.status, x_amzn_ErrorType=self.code)
         error = f"<Error><Code>{self.code}</Code><Message>{escape(str(self))}</Message></Error>"
+        # EC2 has a list of errors, STS and IAM have one: the response contains both forms.
         ec2_errors = f"<Errors>{error}</Errors>"
         return _xml_response(f"<Response>{ec2_errors}{error}</Response>", self.status)
 
@@ -166,17 +168,26 @@ class AwsBatchCloud:
     # --- requests ----------------------------------------------------------------------------
 
     def answer_request(self, request: WireRequest) -> WireResponse:
+        # Three protocols on one port: JSON with a target header, query (XML), and REST-JSON of
+        # Batch.
         target = request.headers.get("x-amz-target", "")
         try:
             self._raise_fault()
             if target:
                 return self._answer_targeted(target, request.json())
             if request.path == "/":
-                return self._answer_query(parse_qs(request.body.decode()), _region_of(request))
+                # The signature of the request names the region: there is one endpoint for all.
+                _, _, scope = request.headers.get("authorization", "").partition("Credential=")
+                words = scope.partition(",")[0].split("/")
+                region = words[2] if len(words) > 2 else REGION
+                return self._answer_query(parse_qs(request.body.decode()), region)
             name = request.path.removeprefix("/v1/")
             self._check_permission(f"batch:{_ACTION_NAMES.get(name, name)}")
-            operation = self._operations.get(name, _unknown_operation)
-            return WireResponse.json(operation(self, request.json()))
+            if name not in self._operations:
+                return AwsApiError("ClientException", "This call is not simulated.").reply(
+                    xml=False
+                )
+            return WireResponse.json(self._operations[name](self, request.json()))
         except AwsApiError as complaint:
             return complaint.reply(xml=request.path == "/" and not target)
 
@@ -187,9 +198,18 @@ class AwsBatchCloud:
         if action == "GetLogEvents":
             return self._get_log_events(body)
         if action == "DescribeLogGroups":
-            return self._describe_log_groups(body)
+            # Batch creates the log group with the first job.
+            name = body.get("logGroupNamePrefix", "")
+            exists = self.state.jobs and LOG_GROUP.startswith(name)
+            return _json_response({"logGroups": [{"logGroupName": LOG_GROUP}] if exists else []})
         if action == "DescribeImages":
-            return self._describe_images(body)
+            name = f"{body['repositoryName']}:{body['imageIds'][0].get('imageTag')}"
+            if name in self.images:
+                return _json_response(
+                    {"imageDetails": [{"repositoryName": body["repositoryName"]}]}
+                )
+            message = f"The image {name} does not exist within the registry"
+            return _json_response({"__type": "ImageNotFoundException", "message": message}, 400)
         raise AwsApiError("UnknownOperationException", f"{target} is not simulated")
 
     def _check_permission(self, permission: str) -> None:
@@ -201,6 +221,7 @@ class AwsBatchCloud:
             )
 
     def _raise_fault(self) -> None:
+        # 429 is retried by botocore, 403 is not.
         if self.faults.take("throttled"):
             raise AwsApiError("TooManyRequestsException", "Too Many Requests", 429)
         if self.faults.take("credentials"):
@@ -220,6 +241,7 @@ class AwsBatchCloud:
         name = body["jobDefinitionName"]
         if "containerProperties" not in body:
             raise AwsApiError("ClientException", "A container needs containerProperties.")
+        # Registering an equal definition again gives a new revision, as in the real service.
         revision = 1 + sum(one["jobDefinitionName"] == name for one in self._definitions())
         arn = f"{_batch_arn('job-definition')}/{name}:{revision}"
         self.state.definitions[arn] = {
@@ -248,15 +270,18 @@ class AwsBatchCloud:
             raise AwsApiError(
                 "ClientException", "You have exceeded your limit of jobs in the SUBMITTED state."
             )
+        # Only by ARN: spotfit registers a definition and submits its ARN.
         if body["jobDefinition"] not in self.state.definitions:
             raise AwsApiError(
                 "ClientException", f"JobDefinition {body['jobDefinition']} does not exist."
             )
         size = body.get("arrayProperties", {}).get("size", 0)
+        # Documented limits of array jobs.
         if size and not 2 <= size <= 10_000:
             raise AwsApiError("ClientException", "Array size must be between 2 and 10000.")
         pairs = body.get("containerOverrides", {}).get("environment", [])
         environment = {pair["name"]: pair["value"] for pair in pairs}
+        # The prefix is reserved, which clients learn only from this error.
         if reserved := [name for name in environment if name.startswith("AWS_BATCH")]:
             raise AwsApiError("ClientException", f"Reserved names: {', '.join(reserved)}.")
         job = AwsBatchJob(
@@ -286,6 +311,7 @@ class AwsBatchCloud:
             indices = [n for n, kid in enumerate(job.children) if kid.status == status]
             shown, more = _paginate(indices, body)
             return {"jobSummaryList": [self._render_job(job, n) for n in shown], **more}
+        # Children are listed by the id of their array only.
         queued = [job for job in self.state.jobs.values() if job.queue == body["jobQueue"]]
         jobs, more = _paginate(queued, body)
         if names:
@@ -299,6 +325,7 @@ class AwsBatchCloud:
             raise AwsApiError("ClientException", "At most 100 jobs can be described at once.")
         found = []
         for requested in body["jobs"]:
+            # <array id>:<index> names a child; unknown ids are left out.
             job_id, _, index = requested.partition(":")
             job = self.state.jobs.get(job_id)
             if job is not None and (not index or int(index) < job.size):
@@ -309,33 +336,60 @@ class AwsBatchCloud:
         job = self._find_job(body["jobId"].partition(":")[0])
         if not body.get("reason"):
             raise AwsApiError("ClientException", "A reason is required.")
+        # The first reason remains: the call is idempotent.
         job.termination_reason = job.termination_reason or body["reason"]
         return {}
 
     def _cancel(self, body: dict[str, Any]) -> dict[str, Any]:
         """Cancel a job that has not started; for other jobs it succeeds without an effect."""
         job = self._find_job(body["jobId"].partition(":")[0])
+        # A job that has started must be terminated instead.
         if all(kid.machine is None for kid in job.children):
             job.termination_reason = body["reason"]
         return {}
 
     def _describe_queues(self, body: dict[str, Any]) -> dict[str, Any]:
         names = [name.rpartition("/")[2] for name in body.get("jobQueues", ["spot"])]
-        existing = [name for name in names if self.queue_overrides.get(name, {}) != MISSING_QUEUE]
-        return {
-            "jobQueues": [
-                _render_queue(name) | self.queue_overrides.get(name, {}) for name in existing
-            ]
-        }
+        environment = f"{_batch_arn('compute-environment')}/spot"
+        queues = [
+            {
+                "jobQueueName": name,
+                "jobQueueArn": f"{_batch_arn('job-queue')}/{name}",
+                "state": "ENABLED",
+                "status": "VALID",
+                "priority": 1,
+                "computeEnvironmentOrder": [{"order": 1, "computeEnvironment": environment}],
+            }
+            | self.queue_overrides.get(name, {})
+            for name in names
+            if self.queue_overrides.get(name, {}) != MISSING_QUEUE
+        ]
+        return {"jobQueues": queues}
 
     def _describe_environments(self, body: dict[str, Any]) -> dict[str, Any]:
-        names = body.get("computeEnvironments") or ["spot"]
-        short = [name.rpartition("/")[2] for name in names]
-        found = [
-            _render_compute_environment(name) | self.compute_environment_overrides.get(name, {})
-            for name in short
+        # Names and ARNs are accepted.
+        names = [name.rpartition("/")[2] for name in body.get("computeEnvironments") or ["spot"]]
+        resources = {
+            "type": "SPOT",
+            "minvCpus": 0,
+            "maxvCpus": 256,
+            "instanceTypes": ["g5.xlarge"],
+            "subnets": ["subnet-1"],
+            "allocationStrategy": "SPOT_PRICE_CAPACITY_OPTIMIZED",
+        }
+        environments = [
+            {
+                "computeEnvironmentName": name,
+                "computeEnvironmentArn": f"{_batch_arn('compute-environment')}/spot",
+                "type": "MANAGED",
+                "state": "ENABLED",
+                "status": "VALID",
+                "computeResources": resources,
+            }
+            | self.compute_environment_overrides.get(name, {})
+            for name in names
         ]
-        return {"computeEnvironments": found}
+        return {"computeEnvironments": environments}
 
     _operations: ClassVar[dict[str, Callable[[AwsBatchCloud, dict[str, Any]], dict[str, Any]]]] = {
         "registerjobdefinition": _register,
@@ -357,28 +411,18 @@ class AwsBatchCloud:
     def _get_log_events(self, body: dict[str, Any]) -> WireResponse:
         for machine in self.datacenter.machines.values():
             lines = self.datacenter.output(machine, delay_s=LOG_DELAY_S).splitlines()
+            # The stream exists only after the first lines.
             if lines and body["logStreamName"] == _log_stream_name(machine):
                 now, limit = system.wall_ms(), int(body.get("limit", 10_000))
+                # Without startFromHead the newest lines are returned.
                 chosen = lines[:limit] if body.get("startFromHead") else lines[-limit:]
                 events = [{"timestamp": now, "ingestionTime": now, "message": x} for x in chosen]
                 return _json_response(
+                    # Clients stop when a token repeats.
                     {"events": events, "nextForwardToken": "f", "nextBackwardToken": "b"}
                 )
         message = "The specified log stream does not exist."
         return _json_response({"__type": "ResourceNotFoundException", "message": message}, 400)
-
-    def _describe_log_groups(self, body: dict[str, Any]) -> WireResponse:
-        """Return the log group, which Batch creates with the first job."""
-        name = body.get("logGroupNamePrefix", "")
-        exists = self.state.jobs and LOG_GROUP.startswith(name)
-        return _json_response({"logGroups": [{"logGroupName": LOG_GROUP}] if exists else []})
-
-    def _describe_images(self, body: dict[str, Any]) -> WireResponse:
-        name = f"{body['repositoryName']}:{body['imageIds'][0].get('imageTag')}"
-        if name not in self.images:
-            message = f"The image {name} does not exist within the registry"
-            return _json_response({"__type": "ImageNotFoundException", "message": message}, 400)
-        return _json_response({"imageDetails": [{"repositoryName": body["repositoryName"]}]})
 
     def _answer_query(self, arguments: Mapping[str, list[str]], region: str) -> WireResponse:
         action = arguments.get("Action", [""])[0]
@@ -404,9 +448,16 @@ class AwsBatchCloud:
     ) -> WireResponse:
         """Return one price per page, to test the pagination of clients."""
         current = (self.spot_prices_usd_per_hour.get(region, _CURRENT_PRICE[0]), _CURRENT_PRICE[1])
+        # Without a start time the history includes past prices.
         history = [current] if "StartTime" in arguments else [current, _PAST_PRICE]
-        kinds = _numbered_values(arguments, "InstanceType")
-        prices = [_render_price(kind, price, region) for kind in kinds for price in history]
+        prices = [
+            f"<instanceType>{escape(kind)}</instanceType><productDescription>Linux/UNIX"
+            f"</productDescription><spotPrice>{price}</spotPrice><availabilityZone>{region}a"
+            f"</availabilityZone><timestamp>{day}T00:00:00Z</timestamp>"
+            for kind in _numbered_values(arguments, "InstanceType")
+            for price, day in history
+        ]
+        # The token is the index of the next price.
         first = int(arguments.get("NextToken", ["0"])[0])
         next_token = f"<nextToken>{first + 1}</nextToken>" if first + 1 < len(prices) else ""
         items = "".join(f"<item>{price}</item>" for price in prices[first : first + 1])
@@ -439,6 +490,7 @@ class AwsBatchCloud:
             raise AwsApiError("NoSuchEntity", f"The role with name {name} cannot be found.", 404)
         principal = {"Service": self.roles[name]}
         statement = {"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"}
+        # IAM returns the policy document URL-encoded.
         trust = quote(msgspec.json.encode({"Version": "2012-10-17", "Statement": [statement]}))
         return _xml_response(
             f"<GetRoleResponse><GetRoleResult><Role><RoleName>{name}</RoleName><Path>/</Path>"
@@ -461,6 +513,7 @@ class AwsBatchCloud:
             f"{'implicitDeny' if self.faults.is_denied(action, principal) else 'allowed'}"
             "</EvalDecision></member>"
             for action in _member_values(arguments, "ActionNames")
+            # An omitted resource means all, as documented.
             for resource in _member_values(arguments, "ResourceArns") or ["*"]
         )
         return _xml_response(
@@ -475,6 +528,7 @@ class AwsBatchCloud:
         child = job.children[index or 0] if index is not None or not job.size else None
         fields: dict[str, Any] = {
             "jobArn": f"{_batch_arn('job')}/{job.id}",
+            # Children have the id of the array with their index: <id>:<n>.
             "jobId": job.id if index is None else job.child_id(index),
             "jobName": job.name,
             "jobQueue": job.queue,
@@ -489,81 +543,72 @@ class AwsBatchCloud:
         if job.termination_reason:
             fields["isTerminated"] = True
         if child is None:
+            # The summary contains every state, also those without children.
             summary = dict.fromkeys(_STATES, 0)
             for one in job.children:
                 summary[one.status] += 1
             return fields | {"arrayProperties": {"size": job.size, "statusSummary": summary}}
         if job.size:
             fields["arrayProperties"] = {"index": index}
-        ended = {"stoppedAt": child.stopped_ms} if child.stopped_ms else {}
+        environment = [{"name": name, "value": text} for name, text in job.environment.items()]
+        if child.stopped_ms:
+            fields["stoppedAt"] = child.stopped_ms
         last = child.attempts[-1]["container"] if child.attempts else {}
         machine = self.datacenter.machines.get(child.machine) if child.machine is not None else None
-        stream = (
-            {"logStreamName": _log_stream_name(machine)}
-            if machine and child.status == "RUNNING"
-            else {}
-        )
-        return (
-            fields
-            | ended
-            | {
-                "statusReason": child.status_reason,
-                "attempts": child.attempts,
-                "container": {**last, **stream, "environment": _name_value_pairs(job.environment)},
-            }
-        )
+        stream = {}
+        if machine and child.status == "RUNNING":
+            stream["logStreamName"] = _log_stream_name(machine)
+        return fields | {
+            "statusReason": child.status_reason,
+            "attempts": child.attempts,
+            "container": {**last, **stream, "environment": environment},
+        }
 
     # --- tick --------------------------------------------------------------------------------
 
     def tick(self) -> None:
         for job in self.state.jobs.values():
             for index, child in enumerate(job.children):
-                if child.status not in ("SUCCEEDED", "FAILED"):
-                    self._advance_child(job, index, child)
-
-    def _advance_child(self, job: AwsBatchJob, index: int, child: AwsBatchChildJob) -> None:
-        machine = self.datacenter.machines.get(child.machine) if child.machine is not None else None
-        if machine is None:
-            if job.termination_reason:
-                self._fail(child, job.termination_reason)
-            else:
-                self._start_child(job, index, child)
-        elif not machine.is_active:
-            self._record_end(job, child, machine)
-        elif job.termination_reason:
-            self.datacenter.stop(machine, grace_s=_GRACE_S)
-        elif machine.state == "up" and child.status != "RUNNING":
-            child.status, child.started_ms = "RUNNING", system.wall_ms()
+                if child.status in ("SUCCEEDED", "FAILED"):
+                    continue
+                machine = None
+                if child.machine is not None:
+                    machine = self.datacenter.machines.get(child.machine)
+                if machine is None and job.termination_reason:
+                    self._fail(child, job.termination_reason)
+                elif machine is None:
+                    self._start_child(job, index, child)
+                elif not machine.is_active:
+                    self._record_end(job, child, machine)
+                elif job.termination_reason:
+                    self.datacenter.stop(machine, grace_s=_GRACE_S)
+                elif machine.state == "up" and child.status != "RUNNING":
+                    child.status, child.started_ms = "RUNNING", system.wall_ms()
 
     def _start_child(self, job: AwsBatchJob, index: int, child: AwsBatchChildJob) -> None:
         child.status = "RUNNABLE"
-        definition = self.state.definitions[job.definition]
-        container = definition["containerProperties"]
-        environment = {**job.environment, **self._batch_variables(job, index, child)}
         machine = None
+        # Checked first: AWS reports it although there is capacity.
         if self.faults.is_active("misconfiguration"):
             child.status_reason = _MISCONFIGURATION_REASON
             return
         if not self.faults.is_active("capacity"):
             task = f"{job.child_id(index)}#{len(child.attempts)}"
-            machine = self.datacenter.rent(task, container["command"], environment)
+            command = self.state.definitions[job.definition]["containerProperties"]["command"]
+            environment = job.environment | {
+                "AWS_BATCH_JOB_ID": job.child_id(index),
+                "AWS_BATCH_JOB_ATTEMPT": str(len(child.attempts) + 1),
+                "AWS_BATCH_JQ_NAME": job.queue,
+                "AWS_BATCH_CE_NAME": "spot",
+            }
+            if job.size:
+                environment["AWS_BATCH_JOB_ARRAY_INDEX"] = str(index)
+                environment["AWS_BATCH_JOB_ARRAY_SIZE"] = str(job.size)
+            machine = self.datacenter.rent(task, command, environment)
+        # Reported until a machine is rented; the client decides when to give up.
         child.status_reason = "" if machine else _NO_CAPACITY_REASON
         if machine is not None:
             child.machine, child.status = machine.number, "STARTING"
-
-    def _batch_variables(
-        self, job: AwsBatchJob, index: int, child: AwsBatchChildJob
-    ) -> dict[str, str]:
-        array = {
-            "AWS_BATCH_JOB_ARRAY_INDEX": str(index),
-            "AWS_BATCH_JOB_ARRAY_SIZE": str(job.size),
-        }
-        return (array if job.size else {}) | {
-            "AWS_BATCH_JOB_ID": job.child_id(index),
-            "AWS_BATCH_JOB_ATTEMPT": str(len(child.attempts) + 1),
-            "AWS_BATCH_JQ_NAME": job.queue,
-            "AWS_BATCH_CE_NAME": "spot",
-        }
 
     def _record_end(
         self, job: AwsBatchJob, child: AwsBatchChildJob, machine: SimulatedMachine
@@ -571,9 +616,11 @@ class AwsBatchCloud:
         now = system.wall_ms()
         container: dict[str, Any] = {"logStreamName": _log_stream_name(machine)}
         if machine.exit_code is None and machine.end_reason != "stopped":
+            # The documented reason of a lost host; the container has no exit code then.
             reason = f"Host EC2 (instance {_instance_id(machine)}) terminated."
         else:
             reason = _EXIT_REASON
+            # 128 + SIGKILL, for a job that was terminated.
             container["exitCode"] = 137 if machine.exit_code is None else machine.exit_code
         child.attempts.append(
             {
@@ -583,6 +630,7 @@ class AwsBatchCloud:
                 "statusReason": reason,
             }
         )
+        # The machine is over; a retry rents another one.
         child.machine = None
         if job.termination_reason:
             self._fail(child, job.termination_reason)
@@ -600,6 +648,7 @@ class AwsBatchCloud:
         self, job: AwsBatchJob, child: AwsBatchChildJob, reason: str, code: int | None
     ) -> bool:
         strategy = self._retry_strategy(job)
+        # Lost hosts count as attempts as well.
         if len(child.attempts) >= strategy["attempts"]:
             return False
         values = {
@@ -609,7 +658,11 @@ class AwsBatchCloud:
         }
         for rule in strategy.get("evaluateOnExit", []):
             conditions = [(values[name], rule[name]) for name in values if name in rule]
-            if all(_matches(text, pattern) for text, pattern in conditions):
+            # A pattern is literal, with an optional '*' at its end.
+            if all(
+                text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern
+                for text, pattern in conditions
+            ):
                 return str(rule["action"]).upper() == "RETRY"
         return True
 
@@ -622,6 +675,7 @@ class AwsBatchCloud:
     def task_environment(self, machine: SimulatedMachine) -> Mapping[str, str]:
         return {
             "AWS_REGION": REGION,
+            # This process may have disabled it for its own clients.
             "AWS_EC2_METADATA_DISABLED": "false",
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": (
                 f"http://{self.datacenter.host(machine)}:{machine.metadata_port}"
@@ -634,30 +688,27 @@ class AwsBatchCloud:
         """Answer as IMDSv2, which requires a session token."""
         if request.path == "/latest/api/token":
             ttl = request.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
+            # A PUT and a header: requests that were forged or forwarded have neither.
             if request.method != "PUT" or not ttl.isdecimal() or not 1 <= int(ttl) <= 21_600:
                 return WireResponse(400)
             return WireResponse(200, _TOKEN.encode())
         if request.headers.get("x-aws-ec2-metadata-token") != _TOKEN:
             return WireResponse(401)
-        entries = dict(self._metadata_entries(machine))
-        text = entries.get(request.path.removeprefix("/latest/meta-data/"))
-        return None if text is None else WireResponse(200, text.encode())
-
-    def _metadata_entries(self, machine: SimulatedMachine) -> Iterator[tuple[str, str]]:
-        yield "instance-id", _instance_id(machine)
-        yield "instance-life-cycle", "spot"
-        yield "local-ipv4", self.datacenter.host(machine)
+        entries = {
+            "instance-id": _instance_id(machine),
+            "instance-life-cycle": "spot",
+            "local-ipv4": self.datacenter.host(machine),
+        }
+        # The paths of events do not exist (404) before the event.
         if machine.advised_at_s is not None:
             recommendation = f'{{"noticeTime": "{_format_timestamp(machine.advised_at_s)}"}}'
-            yield "events/recommendations/rebalance", recommendation
+            entries["events/recommendations/rebalance"] = recommendation
         if machine.noticed_at_s is not None and machine.kill_due_s is not None:
             at = _format_timestamp(machine.kill_due_s)
-            yield "spot/instance-action", f'{{"action": "terminate", "time": "{at}"}}'
-            yield "spot/termination-time", at
-
-
-def _unknown_operation(_cloud: AwsBatchCloud, _body: dict[str, Any]) -> dict[str, Any]:
-    raise AwsApiError("ClientException", "This call is not simulated.")
+            entries["spot/instance-action"] = f'{{"action": "terminate", "time": "{at}"}}'
+            entries["spot/termination-time"] = at
+        text = entries.get(request.path.removeprefix("/latest/meta-data/"))
+        return None if text is None else WireResponse(200, text.encode())
 
 
 _STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
@@ -674,18 +725,6 @@ def _numbered_values(arguments: Mapping[str, list[str]], name: str) -> list[str]
     """Return the list of a query protocol request: `name.1`, `name.2`, …"""
     numbered = {int(key.rpartition(".")[2]): key for key in arguments if key.startswith(f"{name}.")}
     return [arguments[numbered[number]][0] for number in sorted(numbered)]
-
-
-def _region_of(request: WireRequest) -> str:
-    """Return the region of the request's signature."""
-    _, _, scope = request.headers.get("authorization", "").partition("Credential=")
-    words = scope.partition(",")[0].split("/")
-    return words[2] if len(words) > 2 else REGION
-
-
-def _matches(text: str, pattern: str) -> bool:
-    """Compare literally, with an optional '*' at the end of the pattern."""
-    return text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern
 
 
 _ACTION_NAMES = {
@@ -714,6 +753,7 @@ def _iam_arn(kind: str, name: str) -> str:
 
 def _member_values(arguments: Mapping[str, list[str]], name: str) -> list[str]:
     """Return the list of a query protocol request: `name.member.1`, `name.member.2`, …"""
+    # Numeric order: member.10 comes after member.9.
     keys = [key for key in arguments if key.startswith(f"{name}.member.")]
     return [arguments[key][0] for key in sorted(keys, key=lambda key: int(key.rpartition(".")[2]))]
 
@@ -734,51 +774,8 @@ def _format_timestamp(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _name_value_pairs(environment: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"name": name, "value": environment[name]} for name in environment]
-
-
-def _render_queue(name: str) -> dict[str, Any]:
-    order = [{"order": 1, "computeEnvironment": f"{_batch_arn('compute-environment')}/spot"}]
-    return {
-        "jobQueueName": name,
-        "jobQueueArn": f"{_batch_arn('job-queue')}/{name}",
-        "state": "ENABLED",
-        "status": "VALID",
-        "priority": 1,
-        "computeEnvironmentOrder": order,
-    }
-
-
-def _render_compute_environment(name: str) -> dict[str, Any]:
-    return {
-        "computeEnvironmentName": name.rpartition("/")[2],
-        "computeEnvironmentArn": f"{_batch_arn('compute-environment')}/spot",
-        "type": "MANAGED",
-        "state": "ENABLED",
-        "status": "VALID",
-        "computeResources": {
-            "type": "SPOT",
-            "minvCpus": 0,
-            "maxvCpus": 256,
-            "instanceTypes": ["g5.xlarge"],
-            "subnets": ["subnet-1"],
-            "allocationStrategy": "SPOT_PRICE_CAPACITY_OPTIMIZED",
-        },
-    }
-
-
 _CURRENT_PRICE, _PAST_PRICE = ("0.4321", "2026-01-01"), ("0.1234", "2025-12-01")
 """(price, day): the current price, and a lower one of a month ago that must be ignored."""
-
-
-def _render_price(kind: str, price_and_day: tuple[str, str], region: str) -> str:
-    price, day = price_and_day
-    return (
-        f"<instanceType>{escape(kind)}</instanceType><productDescription>Linux/UNIX"
-        f"</productDescription><spotPrice>{price}</spotPrice>"
-        f"<availabilityZone>{region}a</availabilityZone><timestamp>{day}T00:00:00Z</timestamp>"
-    )
 
 
 def _xml_response(body: str, status: int = 200) -> WireResponse:

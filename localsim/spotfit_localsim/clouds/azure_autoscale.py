@@ -45,6 +45,7 @@ class AutoscaleInterval(float):
     def __mul__(self, other: Any) -> AutoscaleInterval:
         return AutoscaleInterval(float(self) * other)
 
+    # Formulas write both `2 * TimeInterval_Minute` and the reverse.
     __rmul__ = __mul__
 
 
@@ -58,18 +59,16 @@ class MetricHistory:
         """Return the result of a method of the metric. Raises `FormulaError`."""
         if method == "Count":
             return float(len(self._samples))
-        count = self._sample_count(arguments)
+        if not arguments:
+            raise FormulaError("the number of samples is missing")
+        # The argument is a number of samples or a time interval.
+        size = arguments[0]
+        count = max(1, int(size / SAMPLE_S if isinstance(size, AutoscaleInterval) else size))
         if method == "GetSample":
             return self._samples[-count:]
         if method == "GetSamplePercent":
             return 100.0 * min(len(self._samples), count) / count
         raise FormulaError(f"unknown method {method}")
-
-    def _sample_count(self, arguments: Sequence[Any]) -> int:
-        if not arguments:
-            raise FormulaError("the number of samples is missing")
-        first = arguments[0]
-        return max(1, int(first / SAMPLE_S if isinstance(first, AutoscaleInterval) else first))
 
 
 def evaluate(formula: str, metrics: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -80,6 +79,7 @@ def evaluate(formula: str, metrics: Mapping[str, Sequence[float]]) -> dict[str, 
         **{name: MetricHistory(samples) for name, samples in metrics.items()},
     }
     assigned: dict[str, Any] = {}
+    # The language has neither strings nor blocks, so every `;` ends a statement.
     for statement in filter(str.strip, formula.split(";")):
         name, equals, text = statement.partition("=")
         if not equals:
@@ -91,6 +91,7 @@ def evaluate(formula: str, metrics: Mapping[str, Sequence[float]]) -> dict[str, 
 class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens = _TOKEN.findall(text)
+        # findall skips what it does not match: then characters are missing.
         if "".join(self._tokens) != re.sub(r"\s", "", text):
             raise FormulaError(f"{text.strip()!r} cannot be parsed")
 
@@ -107,9 +108,11 @@ class _Parser:
         then = self._parse_conditional()
         self._expect(":")
         other = self._parse_conditional()
+        # Expressions are compiled to functions: both branches parse, one is evaluated.
         return lambda known: then(known) if condition(known) else other(known)
 
     def _parse_comparison(self) -> Expression:
+        # Precedence: comparison, then + and -, then * and /.
         left = self._parse_binary_chain(
             ("+", "-"), lambda: self._parse_binary_chain(("*", "/"), self._parse_operand)
         )
@@ -193,6 +196,7 @@ def _resolve(variables: Mapping[str, Any], name: str) -> Any:
 
 
 def _call_function(function: str, arguments: Sequence[Any]) -> float:
+    # Vectors and numbers may be mixed.
     numbers = [n for one in arguments for n in (one if isinstance(one, list) else [one])]
     if function in ("len", "sum"):
         return float(len(numbers) if function == "len" else sum(numbers))

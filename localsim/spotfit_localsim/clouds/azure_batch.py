@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 import shlex
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any, ClassVar
@@ -65,10 +65,6 @@ _NO_CAPACITY_ERROR = {
 }
 
 
-def _initial_execution() -> dict[str, Any]:
-    return {"retryCount": 0, "requeueCount": 0}
-
-
 class AzureBatchTask(msgspec.Struct):
     body: dict[str, Any]
     """The request."""
@@ -80,7 +76,9 @@ class AzureBatchTask(msgspec.Struct):
     """Number of machines that were rented for it."""
     is_stop_requested: bool = False
     """Whether its termination was requested."""
-    execution: dict[str, Any] = msgspec.field(default_factory=_initial_execution)
+    execution: dict[str, Any] = msgspec.field(
+        default_factory=lambda: {"retryCount": 0, "requeueCount": 0}
+    )
 
 
 class AzureBatchJob(msgspec.Struct):
@@ -136,6 +134,7 @@ class AzureApiError(Exception):
 
     def reply(self) -> WireResponse:
         """Return the Batch format, with request id and time in the message."""
+        # Clients show the message as it is, and support asks for the request id.
         text = f"{self}\nRequestId:{uuid.uuid4()}\nTime:{_now_text()}"
         error = {"code": self.code, "message": {"lang": "en-US", "value": text}}
         return WireResponse.json(error, self.status)
@@ -182,6 +181,7 @@ class AzureBatchCloud:
     # --- requests ----------------------------------------------------------------------------
 
     def answer_request(self, request: WireRequest) -> WireResponse:
+        # Both APIs have one host here; only Resource Manager has paths below a subscription.
         by_management = request.path.startswith("/subscriptions/")
         try:
             self._raise_fault(request)
@@ -193,19 +193,23 @@ class AzureBatchCloud:
         requested_method = "GET" if request.method == "HEAD" else request.method
         for method, pattern, operation in self._operations:
             match = re.fullmatch(pattern, request.path)
-            if match and method == requested_method:
-                self._check_permission(_PERMISSIONS.get(operation.__name__, ""))
-                content = operation(self, request, **match.groupdict())
-                return (
-                    content
-                    if isinstance(content, WireResponse)
-                    else _to_odata_response(content, request)
+            if not match or method != requested_method:
+                continue
+            permission = _PERMISSIONS.get(operation.__name__, "")
+            if permission and self.faults.is_denied(permission):
+                raise AzureApiError(
+                    403, "AuthorizationFailed", f"The client may not perform action '{permission}'."
                 )
+            content = operation(self, request, **match.groupdict())
+            if isinstance(content, WireResponse):
+                return content
+            return _to_odata_response(content, request)
         raise AzureApiError(400, "InvalidUri", f"{request.method} {request.path} is not simulated")
 
     def _raise_fault(self, request: WireRequest) -> None:
         if "api-version" not in request.query:
             raise AzureApiError(400, "MissingRequiredQueryParameter", "api-version is missing")
+        # Before authentication: an overloaded front end refuses without checking.
         if self.faults.take("throttled"):
             raise AzureApiError(503, "ServerBusy", "The server is busy. Please retry.")
         if self.faults.take("credentials"):
@@ -223,16 +227,11 @@ class AzureBatchCloud:
                 "operation.",
             )
 
-    def _check_permission(self, permission: str) -> None:
-        if permission and self.faults.is_denied(permission):
-            raise AzureApiError(
-                403, "AuthorizationFailed", f"The client may not perform action '{permission}'."
-            )
-
     # --- pools -------------------------------------------------------------------------------
 
     def _manage_pool(self, request: WireRequest, pool_id: str) -> Any:
         """Create a pool by Resource Manager, which alone can give it identities."""
+        # Without the header the operation would update the pool.
         if pool_id in self.state.pools and request.headers.get("if-none-match") == "*":
             raise AzureApiError(412, "PreconditionFailed", "The pool already exists.")
         resource = request.json()
@@ -248,6 +247,7 @@ class AzureBatchCloud:
         """List VM sizes in two pages."""
         if request.query.get("page") != "2":
             query = urlencode({**request.query, "page": "2"})
+            # Two pages, so that a client that reads only the first one fails in tests.
             following = f"http://{request.headers['host']}{request.path}?{query}"
             return WireResponse.json(
                 {"value": [_render_vm_size("Standard_D2s_v5", 2)], "nextLink": following}
@@ -273,6 +273,7 @@ class AzureBatchCloud:
 
     def _create_pool(self, request: WireRequest) -> Any:
         body = request.json()
+        # Other than by Resource Manager, which replaces an existing pool.
         if body["id"] in self.state.pools:
             raise AzureApiError(409, "PoolExists", "The specified pool already exists.")
         self._add_pool(body)
@@ -282,6 +283,7 @@ class AzureBatchCloud:
         if self.faults.take("quota"):
             raise AzureApiError(409, "PoolQuotaReached", "Pool quota for the account is reached.")
         _check_id(body["id"])
+        # The target may be null in the request of the client library.
         pool = AzureBatchPool(body, _now_text(), int(body.get("targetLowPriorityNodes") or 0))
         if body.get("enableAutoScale"):
             self._evaluate(pool, is_strict=True)
@@ -294,12 +296,14 @@ class AzureBatchCloud:
         return [self._render_pool(pool) for pool in self.state.pools.values()]
 
     def _delete_pool(self, request: WireRequest, pool_id: str) -> Any:
+        # Asynchronous: the pool is listed until its last node is removed.
         self._find_pool(pool_id).is_deleting = True
         return WireResponse(202)
 
     def _resize_pool(self, request: WireRequest, pool_id: str) -> Any:
         pool = self._find_pool(pool_id)
         if pool.body.get("enableAutoScale"):
+            # Automatic scaling must be disabled first.
             raise AzureApiError(409, "OperationNotValidOnPool", "It scales automatically.")
         pool.target_nodes = int(request.json().get("targetLowPriorityNodes") or 0)
         return WireResponse(202)
@@ -310,15 +314,24 @@ class AzureBatchCloud:
         self._evaluate(pool, is_strict=True)
         return WireResponse(200)
 
-    def _list_nodes(self, request: WireRequest, pool_id: str) -> Any:
+    def _read_nodes(self, request: WireRequest, pool_id: str, node_id: str | None = None) -> Any:
         pool = self._find_pool(pool_id)
-        return [self._render_node(pool, node) for node in pool.nodes]
-
-    def _get_node(self, request: WireRequest, pool_id: str, node_id: str) -> Any:
-        pool = self._find_pool(pool_id)
-        for node in pool.nodes:
-            if node.id == node_id:
-                return self._render_node(pool, node)
+        nodes = [
+            {
+                "id": node.id,
+                "state": node.state,
+                "schedulingState": "enabled",
+                "isDedicated": False,
+                "vmSize": pool.body.get("vmSize", ""),
+                "runningTasksCount": int(node.state == "running"),
+            }
+            for node in pool.nodes
+        ]
+        if node_id is None:
+            return nodes
+        for node in nodes:
+            if node["id"] == node_id:
+                return node
         raise AzureApiError(404, "NodeNotFound", "The specified node does not exist.")
 
     def _find_pool(self, pool_id: str) -> AzureBatchPool:
@@ -327,6 +340,7 @@ class AzureBatchCloud:
         return self.state.pools[pool_id]
 
     def _render_pool(self, pool: AzureBatchPool) -> dict[str, Any]:
+        # The pool resizes while a node has not booted.
         growing = any(node.state in ("creating", "starting") for node in pool.nodes)
         return {
             "vmSize": "",
@@ -341,16 +355,6 @@ class AzureBatchCloud:
             "targetLowPriorityNodes": pool.target_nodes,
             **({"resizeErrors": pool.resize_errors} if pool.resize_errors else {}),
             **({"autoScaleRun": pool.autoscale_run} if pool.autoscale_run else {}),
-        }
-
-    def _render_node(self, pool: AzureBatchPool, node: AzureBatchNode) -> dict[str, Any]:
-        return {
-            "id": node.id,
-            "state": node.state,
-            "schedulingState": "enabled",
-            "isDedicated": False,
-            "vmSize": pool.body.get("vmSize", ""),
-            "runningTasksCount": int(node.state == "running"),
         }
 
     # --- jobs --------------------------------------------------------------------------------
@@ -400,6 +404,7 @@ class AzureBatchCloud:
     def _find_active_job(self, job_id: str) -> AzureBatchJob:
         job = self._find_job(job_id)
         if job.state != "active":
+            # Clients distinguish a job that ended by itself from one that is being deleted.
             code, why = _INACTIVE_JOB_ERRORS[job.state]
             raise AzureApiError(409, code, why)
         return job
@@ -416,39 +421,38 @@ class AzureBatchCloud:
     def _create_tasks(self, request: WireRequest, job_id: str) -> Any:
         """Create several tasks; each has a result of its own, such as TaskExists."""
         job, bodies = self._find_active_job(job_id), request.json()["value"]
+        # Documented limits of "Add Task Collection".
         if len(request.body) > _MAX_REQUEST_BYTES:
             raise AzureApiError(413, "RequestBodyTooLarge", "The request body is too large.")
         if len(bodies) > _MAX_TASKS_PER_REQUEST:
             raise AzureApiError(
                 400, "InvalidRequestBody", "At most 100 tasks can be added at once."
             )
-        return {"value": [self._add_task_from_collection(job, body) for body in bodies]}
-
-    def _add_task_from_collection(self, job: AzureBatchJob, body: dict[str, Any]) -> dict[str, Any]:
-        result = {"taskId": body["id"], "status": "success"}
-        if body["id"] not in job.tasks:
-            self._add_task(job, body)
-            return result
         message = {"lang": "en-US", "value": "The specified task already exists."}
-        return {
-            **result,
-            "status": "clienterror",
-            "error": {"code": "TaskExists", "message": message},
-        }
+        exists = {"status": "clienterror", "error": {"code": "TaskExists", "message": message}}
+        results: list[dict[str, Any]] = []
+        for body in bodies:
+            result: dict[str, Any] = {"taskId": body["id"], "status": "success"}
+            if body["id"] in job.tasks:
+                result |= exists
+            else:
+                self._add_task(job, body)
+            results.append(result)
+        return {"value": results}
 
     def _add_task(self, job: AzureBatchJob, body: dict[str, Any]) -> None:
         _check_id(body["id"])
+        # spotfit starts one task per machine; an error is better than a task that never runs.
         if "multiInstanceSettings" in body:
             raise AzureApiError(
                 400, "UnsupportedProperty", "multi-instance tasks are not simulated"
             )
         job.tasks[body["id"]] = AzureBatchTask(body, _now_text(), _now_text())
 
-    def _get_task(self, request: WireRequest, job_id: str, task_id: str) -> Any:
-        return self._render_task(self._find_job(job_id), self._find_task(job_id, task_id))
-
-    def _list_tasks(self, request: WireRequest, job_id: str) -> Any:
+    def _read_tasks(self, request: WireRequest, job_id: str, task_id: str | None = None) -> Any:
         job = self._find_job(job_id)
+        if task_id is not None:
+            return self._render_task(job, self._find_task(job_id, task_id))
         return [self._render_task(job, task) for task in job.tasks.values()]
 
     def _terminate_task(self, request: WireRequest, job_id: str, task_id: str) -> Any:
@@ -456,6 +460,7 @@ class AzureBatchCloud:
         if task.state == "completed":
             raise AzureApiError(409, "TaskCompleted", "The specified task is completed.")
         self._stop_task(job_id, task)
+        # A task without a machine ends at once.
         if not task.is_stop_requested and task.state == "active":
             _complete_task(task, None)
         return WireResponse(204)
@@ -468,6 +473,7 @@ class AzureBatchCloud:
             raise AzureApiError(404, "FileNotFound", "The specified file does not exist.")
         body = self.datacenter.output(machine).encode()
         headers = {"content-type": "application/octet-stream"}
+        # The client library reads files in ranges.
         if match := re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("ocp-range", "")):
             return WireResponse(200, body[int(match[1]) : int(match[2]) + 1], headers)
         return WireResponse(200, body, headers)
@@ -484,6 +490,7 @@ class AzureBatchCloud:
         return job.tasks[task_id]
 
     def _render_task(self, job: AzureBatchJob, task: AzureBatchTask) -> dict[str, Any]:
+        # Unknown until the task has started.
         where = {"nodeInfo": {"poolId": job.pool, "nodeId": task.node}} if task.node else {}
         return {
             **task.body,
@@ -512,8 +519,8 @@ class AzureBatchCloud:
         ("DELETE", _P, _delete_pool),
         ("POST", _P + "/resize", _resize_pool),
         ("POST", _P + "/enableautoscale", _scale_pool),
-        ("GET", _P + "/nodes", _list_nodes),
-        ("GET", _P + r"/nodes/(?P<node_id>[^/]+)", _get_node),
+        ("GET", _P + "/nodes", _read_nodes),
+        ("GET", _P + r"/nodes/(?P<node_id>[^/]+)", _read_nodes),
         ("POST", "/jobs", _create_job),
         ("GET", "/jobs", _list_jobs),
         ("GET", _J, _get_job),
@@ -522,8 +529,8 @@ class AzureBatchCloud:
         ("POST", _J + "/terminate", _terminate_job),
         ("POST", _J + "/tasks", _create_task),
         ("POST", _J + "/addtaskcollection", _create_tasks),
-        ("GET", _J + "/tasks", _list_tasks),
-        ("GET", _T, _get_task),
+        ("GET", _J + "/tasks", _read_tasks),
+        ("GET", _T, _read_tasks),
         ("POST", _T + "/terminate", _terminate_task),
         ("GET", _T + "/files/stdout.txt", _get_output),
         ("GET", _T + "/files/stderr.txt", _get_empty_output),
@@ -532,10 +539,12 @@ class AzureBatchCloud:
     # --- tick --------------------------------------------------------------------------------
 
     def tick(self) -> None:
+        # A copy: a pool without nodes may be removed below.
         pools = list(self.state.pools.values())
         for pool in pools:
             for node in pool.nodes:
                 self._update_node(node)
+        # After the nodes: a task whose machine ended may complete its job in the same tick.
         for job in list(self.state.jobs.values()):
             self._advance_job(job)
         for pool in pools:
@@ -545,40 +554,32 @@ class AzureBatchCloud:
 
     def _update_node(self, node: AzureBatchNode) -> None:
         machine = self.datacenter.machines.get(node.machine) if node.machine is not None else None
+        job_id, _, task_id = node.task.partition("/")
+        job = self.state.jobs.get(job_id)
+        task = job.tasks.get(task_id) if job is not None else None
         if machine is None:
             if node.state == "unusable" and _now_s() >= node.state_since_s + _UNUSABLE_DURATION_S:
-                self._requeue(node)
+                node.state, node.task = "preempted", ""
+                # The task is requeued; neither requeueCount nor retryCount counts it.
+                if task is not None and task.state == "running":
+                    _set_state(task, "active")
+                    task.node = ""
         elif machine.state == "up":
-            self._record_start(node)
+            node.state = "running"
+            if task is not None and task.state == "active":
+                _set_state(task, "running")
+                task.node = node.id
+                task.execution["startTime"] = _now_text()
         elif machine.state == "over":
-            self._record_end(node, machine)
-
-    def _record_start(self, node: AzureBatchNode) -> None:
-        task = self._find_task_of(node)
-        node.state = "running"
-        if task is not None and task.state == "active":
-            _set_state(task, "running")
-            task.node = node.id
-            task.execution["startTime"] = _now_text()
-
-    def _record_end(self, node: AzureBatchNode, machine: SimulatedMachine) -> None:
-        """Record the end of a machine. A preempted one first appears as an unresponsive node."""
-        task, node.machine = self._find_task_of(node), None
-        stopped = task is None or task.is_stop_requested
-        if machine.exit_code is None and not stopped:
-            node.state, node.state_since_s = "unusable", _now_s()
-            return
-        node.state, node.task = "idle", ""
-        if task is not None:
-            _complete_task(task, None if stopped else machine.exit_code)
-
-    def _requeue(self, node: AzureBatchNode) -> None:
-        """Requeue the task of a preempted node; neither requeueCount nor retryCount counts it."""
-        task = self._find_task_of(node)
-        node.state, node.task = "preempted", ""
-        if task is not None and task.state == "running":
-            _set_state(task, "active")
-            task.node = ""
+            node.machine = None
+            stopped = task is None or task.is_stop_requested
+            if machine.exit_code is None and not stopped:
+                # A preempted machine first appears as an unresponsive node.
+                node.state, node.state_since_s = "unusable", _now_s()
+                return
+            node.state, node.task = "idle", ""
+            if task is not None:
+                _complete_task(task, None if stopped else machine.exit_code)
 
     def _advance_job(self, job: AzureBatchJob) -> None:
         if job.state in ("terminating", "deleting"):
@@ -586,12 +587,18 @@ class AzureBatchCloud:
                 self._stop_task(job.body["id"], task)
             if any(task.state == "running" for task in job.tasks.values()):
                 return
+            # A deleted job disappears only after its last task has stopped.
             if job.state == "deleting":
                 del self.state.jobs[job.body["id"]]
                 return
             _set_state(job, "completed")
             job.end_info["endTime"] = _now_text()
-        elif job.state == "active" and _has_completed_all_tasks(job):
+        elif (
+            job.state == "active"
+            and job.body.get("onAllTasksComplete") == "terminatejob"
+            # A job without tasks terminates as well.
+            and all(task.state == "completed" for task in job.tasks.values())
+        ):
             self._terminate_active_job(job, "AllTasksComplete")
 
     def _terminate_active_job(self, job: AzureBatchJob, reason: str) -> None:
@@ -602,21 +609,15 @@ class AzureBatchCloud:
     def _stop_task(self, job_id: str, task: AzureBatchTask) -> None:
         machine = self.datacenter.find_machine(f"{job_id}/{task.body['id']}#{task.start_count}")
         if machine is not None and machine.is_active:
+            # The end of its machine is then recorded as requested, not as a preemption.
             task.is_stop_requested = True
             self.datacenter.stop(machine, grace_s=_GRACE_S)
-        elif task.state == "running" and not self._is_ending(job_id, task):
-            _complete_task(task, None)
-
-    def _is_ending(self, job_id: str, task: AzureBatchTask) -> bool:
-        """Return whether the node has not yet processed the end of its machine."""
-        key = f"{job_id}/{task.body['id']}"
-        pools = self.state.pools.values()
-        return any(n.task == key and n.machine is not None for p in pools for n in p.nodes)
-
-    def _find_task_of(self, node: AzureBatchNode) -> AzureBatchTask | None:
-        job_id, _, task_id = node.task.partition("/")
-        job = self.state.jobs.get(job_id)
-        return job.tasks.get(task_id) if job is not None else None
+        elif task.state == "running":
+            # Unless its node has not yet processed the end of its machine, which completes it.
+            key = f"{job_id}/{task.body['id']}"
+            nodes = [node for pool in self.state.pools.values() for node in pool.nodes]
+            if not any(node.task == key and node.machine is not None for node in nodes):
+                _complete_task(task, None)
 
     # --- autoscaling -------------------------------------------------------------------------
 
@@ -627,9 +628,11 @@ class AzureBatchCloud:
         elif pool.body.get("enableAutoScale"):
             if now >= pool.sampled_s + _SAMPLING_INTERVAL_S:
                 pool.sampled_s = now
-                pool.samples = [*pool.samples, float(self._count_pending_tasks(pool))][
-                    -_MAX_SAMPLES:
-                ]
+                jobs = [job for job in self.state.jobs.values() if job.pool == pool.body["id"]]
+                active_jobs = [job for job in jobs if job.state == "active"]
+                tasks = [task for job in active_jobs for task in job.tasks.values()]
+                pending = sum(task.state in ("active", "running") for task in tasks)
+                pool.samples = [*pool.samples, float(pending)][-_MAX_SAMPLES:]
             if now >= pool.evaluated_s + _EVALUATION_INTERVAL_S:
                 self._evaluate(pool)
 
@@ -650,11 +653,6 @@ class AzureBatchCloud:
             "results": ";".join(f"{name}={value}" for name, value in results.items()),
         }
 
-    def _count_pending_tasks(self, pool: AzureBatchPool) -> int:
-        jobs = [job for job in self.state.jobs.values() if job.pool == pool.body["id"]]
-        tasks = [task for job in jobs if job.state == "active" for task in job.tasks.values()]
-        return sum(task.state in ("active", "running") for task in tasks)
-
     def _assign_nodes(self, pool: AzureBatchPool) -> None:
         """Assign a node to each waiting task, older jobs first."""
         if pool.is_deleting:
@@ -666,19 +664,27 @@ class AzureBatchCloud:
             machine = None
             if not self.faults.is_active("capacity"):
                 task.start_count += 1
-                command, environment = _parse_command(task.body)
-                machine = self.datacenter.rent(f"{key}#{task.start_count}", command, environment)
+                settings = task.body.get("environmentSettings", [])
+                machine = self.datacenter.rent(
+                    f"{key}#{task.start_count}",
+                    shlex.split(task.body["commandLine"]),
+                    {one["name"]: one.get("value", "") for one in settings},
+                )
             if machine is None:
                 pool.resize_errors = [_NO_CAPACITY_ERROR]
                 return
+            # A later success clears the error, as in the real service.
             pool.resize_errors = []
+            # A new node is added only when there is a machine for it.
             if node not in pool.nodes:
                 pool.nodes.append(node)
                 pool.created_node_count += 1
             node.machine, node.task = machine.number, key
+            # An idle VM is up already; its next task starts without a boot.
             node.state = "idle" if node.state == "idle" else "creating"
 
     def _unassigned_tasks(self, pool: AzureBatchPool) -> Iterator[tuple[str, AzureBatchTask]]:
+        # Also of other pools: a task has one node.
         assigned = {node.task for other in self.state.pools.values() for node in other.nodes}
         for job_id, job in self.state.jobs.items():
             if job.pool == pool.body["id"] and job.state == "active":
@@ -697,12 +703,14 @@ class AzureBatchCloud:
             if node.state == "preempted" and _now_s() >= node.state_since_s + _RESCHEDULE_DELAY_S:
                 return node
         if len(pool.nodes) < pool.target_nodes:
+            # Stable: clients compare the ids of nodes between requests.
             pool_uid = uuid.uuid5(uuid.NAMESPACE_URL, pool.created).hex
             return AzureBatchNode(f"tvmps_{pool_uid}_{pool.created_node_count}_p")
         return None
 
     def _remove_spare_nodes(self, pool: AzureBatchPool) -> None:
         """Remove spare nodes without tasks (`taskcompletion`). The real order is not documented."""
+        # Nodes with tasks are never removed, so the pool may be larger than its target for a while.
         spare = len(pool.nodes) - pool.target_nodes
         for state in ("idle", "preempted"):
             for node in [one for one in pool.nodes if one.state == state and one.machine is None]:
@@ -717,7 +725,16 @@ class AzureBatchCloud:
     def task_environment(self, machine: SimulatedMachine) -> Mapping[str, str]:
         """https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables"""
         job_id, _, task_id = machine.task.partition("#")[0].partition("/")
-        pool_id, node_id = self._find_node(machine)
+        pool_id, node_id = next(
+            (
+                (pool_id, node.id)
+                for pool_id, pool in self.state.pools.items()
+                for node in pool.nodes
+                if node.machine == machine.number
+            ),
+            ("", ""),
+        )
+        metadata_url = f"http://{self.datacenter.host(machine)}:{machine.metadata_port}"
         return {
             "AZ_BATCH_ACCOUNT_NAME": ACCOUNT,
             "AZ_BATCH_POOL_ID": pool_id,
@@ -725,13 +742,14 @@ class AzureBatchCloud:
             "AZ_BATCH_NODE_IS_DEDICATED": "false",
             "AZ_BATCH_JOB_ID": job_id,
             "AZ_BATCH_TASK_ID": task_id,
-            "AZURE_POD_IDENTITY_AUTHORITY_HOST": self._metadata_url(machine),
+            "AZURE_POD_IDENTITY_AUTHORITY_HOST": metadata_url,
         }
 
     def answer_metadata(
         self, machine: SimulatedMachine, request: WireRequest
     ) -> WireResponse | None:
         """Answer only with the header `Metadata`, as the real service."""
+        # Protects the real service against forwarded requests.
         if request.headers.get("metadata", "").lower() != "true":
             message = "Bad request. Required metadata header not specified"
             return WireResponse.json({"error": message}, 400)
@@ -742,7 +760,15 @@ class AzureBatchCloud:
         if request.path == "/metadata/instance":
             return WireResponse.json({"compute": {"name": _vm_name(machine), "location": "sim"}})
         if request.path == "/metadata/identity/oauth2/token":
-            return _token_response(request)
+            token = {
+                "access_token": "simulated",
+                "client_id": request.query.get("client_id", ""),
+                "expires_in": "3599",
+                "expires_on": str(int(_now_s()) + 3599),
+                "resource": request.query.get("resource", ""),
+                "token_type": "Bearer",
+            }
+            return WireResponse.json(token)
         return None
 
     def _answer_scheduled_events(self, request: WireRequest) -> WireResponse:
@@ -754,23 +780,27 @@ class AzureBatchCloud:
             acknowledged = {content["EventId"] for content in request.json()["StartRequests"]}
             for machine in noticed:
                 if _event_id(machine) in acknowledged:
+                    # The acknowledgement means that the VM is ready to be preempted.
                     machine.kill_due_s = _now_s()
             return WireResponse(200)
-        content = {
-            "DocumentIncarnation": len(noticed),
-            "Events": [_render_event(one) for one in noticed],
-        }
-        return WireResponse.json(content)
-
-    def _find_node(self, machine: SimulatedMachine) -> tuple[str, str]:
-        for pool_id, pool in self.state.pools.items():
-            for node in pool.nodes:
-                if node.machine == machine.number:
-                    return pool_id, node.id
-        return "", ""
-
-    def _metadata_url(self, machine: SimulatedMachine) -> str:
-        return f"http://{self.datacenter.host(machine)}:{machine.metadata_port}"
+        events = [
+            {
+                "EventId": _event_id(one),
+                "EventStatus": "Scheduled",
+                "EventType": "Preempt",
+                "ResourceType": "VirtualMachine",
+                "Resources": [_vm_name(one)],
+                "NotBefore": format_datetime(
+                    datetime.fromtimestamp(one.kill_due_s or 0.0, UTC), usegmt=True
+                ),
+                "Description": "",
+                "EventSource": "Platform",
+                # The duration is unknown: the VM does not return.
+                "DurationInSeconds": -1,
+            }
+            for one in noticed
+        ]
+        return WireResponse.json({"DocumentIncarnation": len(noticed), "Events": events})
 
 
 _PERMISSIONS = {
@@ -803,6 +833,7 @@ def _to_batch_pool(pool_id: str, resource: Mapping[str, Any]) -> dict[str, Any]:
     properties = resource["properties"]
     scale = properties["scaleSettings"].get("autoScale", {})
     fixed = properties["scaleSettings"].get("fixedScale", {})
+    # Resource Manager has the identities by name, the Batch API has a list.
     identity = resource.get("identity", {})
     identities = [{"resourceId": name} for name in identity.get("userAssignedIdentities", {})]
     return {
@@ -811,6 +842,7 @@ def _to_batch_pool(pool_id: str, resource: Mapping[str, Any]) -> dict[str, Any]:
         **properties["deploymentConfiguration"],
         "enableAutoScale": bool(scale),
         "autoScaleFormula": scale.get("formula", ""),
+        # 15 minutes is the default of the service.
         "autoScaleEvaluationInterval": scale.get("evaluationInterval", "PT15M"),
         "targetLowPriorityNodes": fixed.get("targetLowPriorityNodes", 0),
         "enableInterNodeCommunication": properties.get("interNodeCommunication") == "Enabled",
@@ -837,22 +869,18 @@ def _render_job(job: AzureBatchJob) -> dict[str, Any]:
     }
 
 
-def _has_completed_all_tasks(job: AzureBatchJob) -> bool:
-    """Return whether the job terminates itself; a job without tasks does as well."""
-    ends = job.body.get("onAllTasksComplete") == "terminatejob"
-    return ends and all(task.state == "completed" for task in job.tasks.values())
-
-
 def _to_odata_response(content: Any, request: WireRequest) -> WireResponse:
     """Return one object or a page of a list, with the selected fields."""
     if not isinstance(content, list):
         return _odata_response(_select_fields(content, request))
     selected = [_select_fields(one, request) for one in content if _matches_filter(one, request)]
+    # The token is opaque to clients; here it is an index.
     start = int(request.query.get("$skiptoken", 0))
     size = int(request.query.get("maxresults", _PAGE_SIZE))
     page: dict[str, Any] = {"value": selected[start : start + size]}
     if start + size < len(selected):
         query = urlencode({**request.query, "$skiptoken": start + size})
+        # An absolute URL: clients follow it without change.
         page["odata.nextLink"] = f"http://{request.headers['host']}{request.path}?{query}"
     return _odata_response(page)
 
@@ -881,32 +909,21 @@ def _matches_filter(item: Mapping[str, Any], request: WireRequest) -> bool:
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-def _parse_command(body: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
-    settings = body.get("environmentSettings", [])
-    environment = {one["name"]: one.get("value", "") for one in settings}
-    return shlex.split(body["commandLine"]), environment
-
-
 def _complete_task(task: AzureBatchTask, code: int | None) -> None:
     """Complete the task; `code` is None if it was terminated by a request."""
     _set_state(task, "completed")
-    failure = None if code == 0 else _failure_info(code)
-    task.execution |= {
-        "endTime": _now_text(),
-        "result": "success" if failure is None else "failure",
-        **({} if code is None else {"exitCode": code}),
-        **({} if failure is None else {"failureInfo": failure}),
-    }
-
-
-def _failure_info(code: int | None) -> dict[str, Any]:
+    task.execution |= {"endTime": _now_text(), "result": "success" if code == 0 else "failure"}
     if code is None:
         message = "Task Was Ended by User Request"
-        return {"category": "usererror", "code": "TaskEnded", "message": message}
-    message = "The task exited with an exit code representing a failure"
-    details = [{"name": "Message", "value": message}]
-    info = {"category": "usererror", "code": "FailureExitCode", "message": message}
-    return {**info, "details": details}
+        failure = {"category": "usererror", "code": "TaskEnded", "message": message}
+        task.execution["failureInfo"] = failure
+        return
+    task.execution["exitCode"] = code
+    if code != 0:
+        message = "The task exited with an exit code representing a failure"
+        details = [{"name": "Message", "value": message}]
+        info = {"category": "usererror", "code": "FailureExitCode", "message": message}
+        task.execution["failureInfo"] = {**info, "details": details}
 
 
 def _set_state(item: AzureBatchJob | AzureBatchTask, state: str) -> None:
@@ -923,34 +940,8 @@ def _vm_name(machine: SimulatedMachine) -> str:
 
 
 def _event_id(machine: SimulatedMachine) -> str:
+    # Stable for one event: clients acknowledge it by this id.
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{machine.number}/{machine.noticed_at_s}")).upper()
-
-
-def _render_event(machine: SimulatedMachine) -> dict[str, Any]:
-    starts_at = datetime.fromtimestamp(machine.kill_due_s or 0.0, UTC)
-    return {
-        "EventId": _event_id(machine),
-        "EventStatus": "Scheduled",
-        "EventType": "Preempt",
-        "ResourceType": "VirtualMachine",
-        "Resources": [_vm_name(machine)],
-        "NotBefore": format_datetime(starts_at, usegmt=True),
-        "Description": "",
-        "EventSource": "Platform",
-        "DurationInSeconds": -1,
-    }
-
-
-def _token_response(request: WireRequest) -> WireResponse:
-    content = {
-        "access_token": "simulated",
-        "client_id": request.query.get("client_id", ""),
-        "expires_in": "3599",
-        "expires_on": str(int(_now_s()) + 3599),
-        "resource": request.query.get("resource", ""),
-        "token_type": "Bearer",
-    }
-    return WireResponse.json(content)
 
 
 def _now_s() -> float:

@@ -60,11 +60,12 @@ class RealTimeMarket:
 
     def capacity_at(self, now_s: float) -> int:
         """Return the number of machines that may run at `now_s`."""
-        capacity = (
-            UNLIMITED_CAPACITY
-            if self._trace is None
-            else self._trace_capacity_at(self._trace, now_s)
-        )
+        capacity = UNLIMITED_CAPACITY
+        if self._trace is not None:
+            elapsed = (now_s - self._started_s) * self.options.speed
+            # Before its first point the trace has the capacity of that point.
+            counts = [count for moment, count in self._trace.points if moment <= elapsed]
+            capacity = counts[-1] if counts else self._trace.points[0][1]
         return capacity if self.max_machines is None else min(capacity, self.max_machines)
 
     def draw_boot_s(self, rng: RandomStream) -> float:
@@ -74,6 +75,7 @@ class RealTimeMarket:
 
     def draw_lifetime_s(self, rng: RandomStream) -> float | None:
         """Draw the time until a machine is preempted; None for no preemption."""
+        # A rate of 0 has no finite mean lifetime.
         if self.options.reclaims_per_hour == 0:
             return None
         return rng.expovariate(self.options.reclaims_per_hour / 3600)
@@ -81,12 +83,3 @@ class RealTimeMarket:
     def draw_notice(self, rng: RandomStream) -> bool:
         """Draw whether the preemption of a machine is announced."""
         return rng.bernoulli(self.options.notice_probability)
-
-    def _trace_capacity_at(self, trace: CapacityTrace, now_s: float) -> int:
-        elapsed = (now_s - self._started_s) * self.options.speed
-        count = trace.points[0][1]
-        for moment, capacity in trace.points:
-            if moment > elapsed:
-                break
-            count = capacity
-        return count

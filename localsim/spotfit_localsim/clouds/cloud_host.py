@@ -87,6 +87,7 @@ class SimulatedMachine(msgspec.Struct):
     @property
     def address(self) -> str:
         """A loopback address of its own."""
+        # Avoids the last octets 0 and 255.
         high, low = divmod(self.number, 250)
         return f"127.1.{high % 250}.{low + 1}"
 
@@ -129,6 +130,7 @@ class Datacenter:
         """Open a datacenter with the machines of earlier simulator processes."""
         datacenter = cls(root, market)
         for path in sorted(datacenter._machine_dirs.glob("*/machine.json")):
+            # Their processes may still run; the next tick finds out.
             machine = msgspec.json.decode(path.read_bytes(), type=SimulatedMachine)
             datacenter.machines[machine.number] = machine
         return datacenter
@@ -174,6 +176,7 @@ class Datacenter:
         """Send SIGTERM to its command, and SIGKILL to all its processes after the grace period."""
         if machine.state == "booting":
             self._terminate(machine, STOPPED)
+        # A second stop must not extend the grace period.
         elif machine.is_active and machine.end_reason != STOPPED:
             machine.end_reason, machine.kill_due_s = STOPPED, _now_s() + grace_s
             self.send_signal(machine, signal.SIGTERM)
@@ -205,6 +208,7 @@ class Datacenter:
         """Freeze its processes: it is billed but does not respond any more."""
         process = ProcessIdentity.parse(machine.pid)
         if process is not None and machine.state == "up":
+            # The init script leads a process group with everything that the command starts.
             os.killpg(process.pid, signal.SIGSTOP)
             machine.silent_since_s = _now_s()
             self._persist(machine)
@@ -239,6 +243,7 @@ class Datacenter:
         with contextlib.suppress(FileNotFoundError):
             size = (self._machine_dir(machine) / "output").stat().st_size
             sizes = self._output_sizes.setdefault(machine.number, [])
+            # Only changes are recorded; the list stays short.
             if size and (not sizes or sizes[-1][1] != size):
                 sizes.append((now, size))
 
@@ -248,6 +253,7 @@ class Datacenter:
         try:
             os.kill(int((self._machine_dir(machine) / "agent").read_text()), signal_number)
         except (FileNotFoundError, ValueError):
+            # The command has not started: the next tick tries again.
             machine.pending_signal = int(signal_number)
         except ProcessLookupError:  # the command has exited
             return
@@ -263,19 +269,16 @@ class Datacenter:
                 if now >= machine.boot_due_s:
                     self._boot(machine)
             elif not self._is_running(machine):
-                self._terminate(
-                    machine, machine.end_reason if machine.end_reason == RECLAIMED else ENDED
-                )
+                # A command that ends after its notice ended because of the preemption.
+                reclaimed = machine.end_reason == RECLAIMED
+                self._terminate(machine, RECLAIMED if reclaimed else ENDED)
             elif machine.kill_due_s is not None and now >= machine.kill_due_s:
                 self._terminate(machine, machine.end_reason)
             elif machine.pending_signal is not None:
                 self.send_signal(machine, signal.Signals(machine.pending_signal))
             elif machine.lifetime_s is not None and now >= machine.boot_due_s + machine.lifetime_s:
                 self.reclaim(machine, notice=machine.gets_notice)
-        self._shrink_to_capacity(now)
-
-    def _shrink_to_capacity(self, now: float) -> None:
-        """Preempt the youngest machines when capacity falls below their number."""
+        # The youngest machines are preempted when capacity falls below their number.
         unnoticed = [m for m in self.active_machines() if m.noticed_at_s is None]
         for machine in unnoticed[max(0, self.market.capacity_at(now)) :]:
             self.reclaim(machine, notice=machine.gets_notice)
@@ -284,8 +287,18 @@ class Datacenter:
         directory = self._machine_dir(machine)
         (directory / "tmp").mkdir(parents=True, exist_ok=True)
         machine.metadata_port = self.hooks.serve_metadata(machine)
+        inherited = env.copy_environment()
+        # Settings of the process that started the simulator belong to another run.
+        kept = {
+            name: text
+            for name, text in inherited.items()
+            if not name.startswith("SPOTFIT_") or name in _INHERITED_VARIABLES
+        }
         environment = {
-            **self._base_environment(),
+            **kept,
+            # Agents run with this Python.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', '')}",
+            SIM_ROOT_ENV: str(self.root),
             "SPOTFIT_HOST": self.host(machine),
             "SPOTFIT_SCRATCH": str(directory / "tmp"),
             "TMPDIR": str(directory / "tmp"),
@@ -296,6 +309,7 @@ class Datacenter:
             ["/bin/sh", "-c", _INIT_SCRIPT, "machine", *machine.command],
             env=environment,
             cwd=directory,
+            # Machines outlive the simulator process, as those of a cloud outlive a client.
             start_new_session=True,
         )
         self._children[machine.number] = child
@@ -303,18 +317,9 @@ class Datacenter:
         machine.state = "up"
         self._persist(machine)
 
-    def _base_environment(self) -> dict[str, str]:
-        """Return this process's environment without settings of another run, with this Python first
-        in PATH."""
-        variables = {
-            k: v for k, v in env.copy_environment().items() if not k.startswith("SPOTFIT_")
-        }
-        inherited = {k: v for k, v in env.copy_environment().items() if k in _INHERITED_VARIABLES}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', '')}"
-        return {**variables, **inherited, "PATH": path, SIM_ROOT_ENV: str(self.root)}
-
     def _is_running(self, machine: SimulatedMachine) -> bool:
         child = self._children.get(machine.number)
+        # `poll` also reaps: a zombie would count as alive below.
         if child is not None and child.poll() is not None:
             return False
         process = ProcessIdentity.parse(machine.pid)
@@ -323,23 +328,22 @@ class Datacenter:
     def _terminate(self, machine: SimulatedMachine, reason: str) -> None:
         process = ProcessIdentity.parse(machine.pid)
         if process is not None:
+            # Also processes that left the group, such as detached uploads.
             kill_process_tree(process)
         child = self._children.pop(machine.number, None)
         if child is not None:
             child.wait()
         self.hooks.close_metadata(machine)
         self._record_output_size(machine, _now_s())
-        machine.exit_code = self._exit_code(machine)
+        # Written by the init script; missing if the machine was killed before its command ended.
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            machine.exit_code = int((self._machine_dir(machine) / "ended").read_text())
         machine.state, machine.ended_at_s = "over", _now_s()
+        # An agent that ended without an exit code was killed from outside.
         machine.end_reason = LOST if reason == ENDED and machine.exit_code is None else reason
         self._persist(machine)
+        # The output and the record are kept: clients may ask for the log of an ended machine.
         shutil.rmtree(self._machine_dir(machine) / "tmp", ignore_errors=True)
-
-    def _exit_code(self, machine: SimulatedMachine) -> int | None:
-        try:
-            return int((self._machine_dir(machine) / "ended").read_text())
-        except (FileNotFoundError, ValueError):
-            return None
 
     # --- on disk -----------------------------------------------------------------------------
 
@@ -368,6 +372,7 @@ _INHERITED_VARIABLES = ("SPOTFIT_LOG_LEVEL", "SPOTFIT_FORK")
 
 def write_atomically(path: Path, body: bytes) -> None:
     """Replace a file in one step; only this user may read it."""
+    # A reader sees the old or the new content, also after a crash between the two.
     draft = path.with_name(f".{path.name}")
     with os.fdopen(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
         file.write(body)
@@ -376,6 +381,7 @@ def write_atomically(path: Path, body: bytes) -> None:
 
 def short_digest(*parts: object) -> str:
     """Return a short name that is equal for equal parts."""
+    # 48 bits: enough for the directories of one user.
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -42,6 +42,7 @@ _GRACE_S = 30.0
 """Time between SIGTERM and SIGKILL of a cancelled task; not documented, that of a VM shutdown."""
 _RESCHEDULE_DELAY_S = 2.0
 """Delay before a retried task gets a machine; a minute or more in the real service."""
+# Documented limit of a job resource.
 _MAX_REQUEST_BYTES = 2**20
 _PREEMPTED_EXIT_CODE, _UNREACHABLE_EXIT_CODE = 50001, 50002
 _ENDED_JOB_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -140,6 +141,7 @@ class GcpBatchCloud:
     # --- requests ----------------------------------------------------------------------------
 
     def answer_request(self, request: WireRequest) -> WireResponse:
+        # The REST transport of the library asks for numbers, curl and gcloud for names.
         as_numbers = "enum-encoding=int" in request.query.get("$alt", "")
         try:
             self._raise_fault(request)
@@ -152,7 +154,9 @@ class GcpBatchCloud:
         for method, pattern, operation in self._operations:
             match = re.fullmatch(pattern, request.path)
             if match and method == request.method:
-                self._check_permission(_PERMISSIONS.get(operation.__name__, ""), request)
+                permission = _PERMISSIONS.get(operation.__name__, "")
+                if permission and self.faults.is_denied(permission):
+                    raise _permission_denied_error(request)
                 return operation(self, request, **match.groupdict())
         raise _not_found_error(f"{request.method} {request.path}")
 
@@ -176,15 +180,12 @@ class GcpBatchCloud:
         if self.faults.take("permission"):
             raise _permission_denied_error(request)
 
-    def _check_permission(self, permission: str, request: WireRequest) -> None:
-        if permission and self.faults.is_denied(permission):
-            raise _permission_denied_error(request)
-
     def _create(self, request: WireRequest, parent: str) -> Any:
         """Create a job: idempotent by request id; an existing job id with another request id is
         refused."""
         request_id = request.query.get("requestId", "")
         for known in self.state.jobs.values():
+            # A retry of the library repeats the request id.
             if request_id and known.request_id == request_id:
                 return self._render_job(known)
         if self.faults.take("quota"):
@@ -194,7 +195,9 @@ class GcpBatchCloud:
         job_id = request.query.get("jobId") or f"j-{uuid.uuid4()}"
         name = f"{parent}/jobs/{job_id}"
         body = request.json()
-        _validate_job(job_id, body, size_bytes=len(request.body))
+        error = _find_invalid_field(job_id, body, size_bytes=len(request.body))
+        if error:
+            raise GoogleApiError(400, "INVALID_ARGUMENT", error)
         if name in self.state.jobs:
             raise GoogleApiError(409, "ALREADY_EXISTS", f"Resource '{name}' already exists")
         count = int(body["taskGroups"][0].get("taskCount", 1))
@@ -252,6 +255,7 @@ class GcpBatchCloud:
         operation = self.state.operations[name]
         job = self.state.jobs.get(operation["metadata"]["target"])
         kind = "type.googleapis.com/google.protobuf.Empty"
+        # The job of a finished deletion does not exist any more.
         is_done = job is None or job.state in _ENDED_JOB_STATES
         return {**operation, "done": True, "response": {"@type": kind}} if is_done else operation
 
@@ -276,20 +280,15 @@ class GcpBatchCloud:
     def _get_project(self, request: WireRequest, project: str) -> Any:
         return {"projectId": project, "projectNumber": PROJECT_NUMBER}
 
-    def _test_project_permissions(self, request: WireRequest, project: str) -> Any:
-        """Return the permissions that are not denied."""
-        return self._granted_permissions(request.json()["permissions"])
-
-    def _test_account_permissions(self, request: WireRequest, email: str) -> Any:
-        if email not in self.service_accounts:
+    def _test_permissions(
+        self, request: WireRequest, email: str | None = None, project: str | None = None
+    ) -> Any:
+        """Return the permissions on a service account or on the project that are not denied."""
+        if email is not None and email not in self.service_accounts:
             raise _not_found_error(f"serviceAccounts/{email}")
-        return self._granted_permissions(request.json()["permissions"])
-
-    def _granted_permissions(self, permissions: list[str]) -> dict[str, Any]:
-        """Return the granted permissions; empty lists are omitted, as in all of Google's JSON."""
-        granted = [
-            permission for permission in permissions if not self.faults.is_denied(permission)
-        ]
+        requested = request.json()["permissions"]
+        granted = [permission for permission in requested if not self.faults.is_denied(permission)]
+        # Empty lists are omitted, as in all of Google's JSON.
         return {"permissions": granted} if granted else {}
 
     def _policy(self, request: WireRequest, project: str) -> Any:
@@ -304,26 +303,23 @@ class GcpBatchCloud:
     def _entries(self, request: WireRequest) -> Any:
         """Cloud Logging for filters that name a task of a job; newest entries first."""
         query = request.json()
+        # Only this form of filter is used by spotfit.
         match = re.search(r'labels\.task_id:"(.+)-group0-(\d+)/"', query["filter"])
         job = next((j for j in self.state.jobs.values() if match and j.uid == match[1]), None)
         if job is None or match is None or "logsPolicy" not in job.body:
             return {}
-        entries = list(self._log_entries(job, int(match[2])))[::-1][
-            : int(query.get("pageSize", 50))
-        ]
-        return {"entries": entries} if entries else {}
-
-    def _log_entries(self, job: GcpBatchJob, number: int) -> Iterator[dict[str, Any]]:
-        prefix = f"{job.name}/{number}#"
+        entries = []
         for machine in self.datacenter.machines.values():
-            if machine.task.startswith(prefix):
-                tries = machine.task.rpartition("#")[2]
-                labels = {
-                    "job_uid": job.uid,
-                    "task_id": f"task/{job.uid}-group0-{number}/{tries}/0",
-                }
-                for line in self.datacenter.output(machine, delay_s=LOG_DELAY_S).splitlines():
-                    yield {"textPayload": line, "timestamp": _now_text(), "labels": labels}
+            task, _, attempt = machine.task.rpartition("#")
+            if task != f"{job.name}/{match[2]}":
+                continue
+            # The label contains the attempt: lines of all attempts have one prefix.
+            task_id = f"task/{job.uid}-group0-{match[2]}/{attempt}/0"
+            labels = {"job_uid": job.uid, "task_id": task_id}
+            for line in self.datacenter.output(machine, delay_s=LOG_DELAY_S).splitlines():
+                entries.append({"textPayload": line, "timestamp": _now_text(), "labels": labels})
+        page = entries[::-1][: int(query.get("pageSize", 50))]
+        return {"entries": page} if page else {}
 
     _P = r"/v1/projects/(?P<project>[^/:]+)"
     _REPOSITORY = r"/v1/projects/[^/]+/locations/[^/]+/repositories/spotfit"
@@ -345,12 +341,12 @@ class GcpBatchCloud:
             _get_compute_type,
         ),
         ("GET", _P, _get_project),
-        ("POST", _P + ":testIamPermissions", _test_project_permissions),
+        ("POST", _P + ":testIamPermissions", _test_permissions),
         ("POST", _P + ":getIamPolicy", _policy),
         (
             "POST",
             r"/v1/projects/-/serviceAccounts/(?P<email>[^/:]+):testIamPermissions",
-            _test_account_permissions,
+            _test_permissions,
         ),
         ("POST", r"/v2/entries:list", _entries),
         ("GET", _REPOSITORY + r"/packages/(?P<package>.+)/tags/(?P<tag>[^/]+)", _tag),
@@ -374,6 +370,7 @@ class GcpBatchCloud:
         counts: dict[str, int] = {}
         for task in job.tasks:
             counts[task.state] = counts.get(task.state, 0) + 1
+        # A job has exactly one group, which the service names.
         (group,) = job.body["taskGroups"]
         return {
             **job.body,
@@ -383,6 +380,7 @@ class GcpBatchCloud:
             "status": {
                 "state": job.state,
                 "statusEvents": job.events,
+                # Proto3 JSON writes 64-bit integers as strings.
                 "taskGroups": {"group0": {"counts": {k: str(n) for k, n in counts.items()}}},
                 "runDuration": "0s",
             },
@@ -393,6 +391,7 @@ class GcpBatchCloud:
     def _render_task(self, job: GcpBatchJob, number: int) -> dict[str, Any]:
         """Events are not in order: https://github.com/nextflow-io/nextflow/issues/6779."""
         task = job.tasks[number]
+        # Rotated always: a client that relies on the order fails in every test.
         events = task.events[1:] + task.events[:1]
         return {
             "name": f"{job.name}/taskGroups/group0/tasks/{number}",
@@ -402,25 +401,25 @@ class GcpBatchCloud:
     # --- tick --------------------------------------------------------------------------------
 
     def tick(self) -> None:
+        # A copy: deleted jobs are removed in the loop.
         for job in list(self.state.jobs.values()):
-            if job.is_deleting or job.state not in _ENDED_JOB_STATES:
-                self._advance_job(job)
-
-    def _advance_job(self, job: GcpBatchJob) -> None:
-        ending = job.is_deleting or job.state == "CANCELLATION_IN_PROGRESS"
-        for number, task in enumerate(job.tasks):
-            if task.state not in _ENDED_TASK_STATES:
-                self._advance_task(job, number, is_ending=ending)
-        states = {task.state for task in job.tasks}
-        if not states <= set(_ENDED_TASK_STATES):
-            if not ending and "RUNNING" in states:
-                self._set_state(job, "RUNNING")
-        elif job.is_deleting:
-            del self.state.jobs[job.name]
-        elif ending:
-            self._set_state(job, "CANCELLED")
-        else:
-            self._set_state(job, "SUCCEEDED" if states == {"SUCCEEDED"} else "FAILED")
+            if not job.is_deleting and job.state in _ENDED_JOB_STATES:
+                continue
+            ending = job.is_deleting or job.state == "CANCELLATION_IN_PROGRESS"
+            for number, task in enumerate(job.tasks):
+                if task.state not in _ENDED_TASK_STATES:
+                    self._advance_task(job, number, is_ending=ending)
+            states = {task.state for task in job.tasks}
+            if not states <= set(_ENDED_TASK_STATES):
+                if not ending and "RUNNING" in states:
+                    self._set_state(job, "RUNNING")
+            elif job.is_deleting:
+                # Only now: a deleted job is listed until its tasks have ended.
+                del self.state.jobs[job.name]
+            elif ending:
+                self._set_state(job, "CANCELLED")
+            else:
+                self._set_state(job, "SUCCEEDED" if states == {"SUCCEEDED"} else "FAILED")
 
     def _advance_task(self, job: GcpBatchJob, number: int, *, is_ending: bool) -> None:
         task = job.tasks[number]
@@ -443,24 +442,41 @@ class GcpBatchCloud:
             self._set_state(job, "SCHEDULED")
         machine = None
         if not self.faults.is_active("capacity"):
-            command, environment = _parse_command(job.spec)
+            runnable = next(one for one in job.spec["runnables"] if "container" in one)
+            container = runnable["container"]
+            entrypoint = [container["entrypoint"]] if container.get("entrypoint") else []
+            environment: dict[str, str] = {}
+            # The environment of a runnable overrides that of its task.
+            for scope in (job.spec, runnable):
+                environment |= scope.get("environment", {}).get("variables", {})
             environment |= {
                 "BATCH_TASK_INDEX": str(number),
                 "BATCH_TASK_COUNT": str(len(job.tasks)),
                 "BATCH_TASK_RETRY_ATTEMPT": str(task.retries),
             }
             machine = self.datacenter.rent(
-                f"{job.name}/{number}#{task.retries}", command, environment
+                f"{job.name}/{number}#{task.retries}",
+                entrypoint + container.get("commands", []),
+                environment,
             )
         if machine is not None:
             task.machine, task.state = machine.number, "ASSIGNED"
+        # Reported once, not at every attempt to rent a machine.
         elif not job.events or job.events[-1]["description"] != _NO_CAPACITY_MESSAGE:
             job.events.append(_render_event(_NO_CAPACITY_MESSAGE, kind="OPERATIONAL_INFO"))
 
     def _record_end(
         self, job: GcpBatchJob, task: GcpBatchTask, machine: SimulatedMachine, *, is_ending: bool
     ) -> None:
-        code, cause = _exit_of(machine)
+        # The documented reserved exit codes, and that of SIGKILL.
+        if machine.exit_code is not None:
+            code, cause = machine.exit_code, "task failure"
+        elif machine.end_reason == RECLAIMED:
+            code, cause = _PREEMPTED_EXIT_CODE, "Spot VM preemption"
+        elif machine.end_reason == LOST:
+            code, cause = _UNREACHABLE_EXIT_CODE, "Batch no longer receives VM updates"
+        else:
+            code, cause = 137, "task cancellation"
         task.machine = None
         if code == 0:
             # A success has no taskExecution; those of earlier failures remain.
@@ -475,15 +491,18 @@ class GcpBatchCloud:
         if not is_ending and self._should_retry(job, task, code):
             task.retries += 1
             task.state = "PENDING"
+            # The next attempt gets another VM, which takes time to create.
             task.not_before_s = system.wall_ms() / 1000 + _RESCHEDULE_DELAY_S
 
     def _should_retry(self, job: GcpBatchJob, task: GcpBatchTask, code: int) -> bool:
         """Decide a retry: all causes share one budget, and a lifecycle policy inverts for other
         exit codes."""
         spec = job.spec
+        # Also for preemptions: only exit codes select retries, not causes.
         if task.retries >= spec.get("maxRetryCount", 0):
             return False
         for policy in spec.get("lifecyclePolicies", []):
+            # RETRY_TASK for other codes than named means no retry, FAIL_TASK means a retry.
             named = code in policy["actionCondition"]["exitCodes"]
             return named == (policy["action"] in (1, "RETRY_TASK"))
         return True
@@ -501,6 +520,7 @@ class GcpBatchCloud:
         return {
             "GCE_METADATA_HOST": metadata,
             "GCE_METADATA_IP": metadata,
+            # A real VM gets 30 s between the ACPI signal and its end.
             "SPOTFIT_SIGNAL_GRACE_S": f"{self.datacenter.market.options.notice_s:g}",
         }
 
@@ -509,6 +529,7 @@ class GcpBatchCloud:
     ) -> WireResponse | None:
         """Answer only with the header `Metadata-Flavor`, as the real service."""
         google = {"metadata-flavor": "Google", "content-type": "application/text"}
+        # Protects the real service against forwarded requests.
         if request.headers.get("metadata-flavor") != "Google":
             return WireResponse(403, b"Missing required header: Metadata-Flavor", google)
         if request.path == "/":
@@ -517,8 +538,13 @@ class GcpBatchCloud:
         text = self._metadata_entries(machine).get(path)
         if text is None:
             return None
-        etag = f"{_stable_hash(text):016x}"
-        hold_s = _hold_s(request) if request.query.get("last_etag", etag) == etag else 0.0
+        # Not `hash`: the ETag must not change between processes.
+        etag = uuid.uuid5(uuid.NAMESPACE_URL, text).hex[:16]
+        # The answer may wait for a change of the value that the client has.
+        waits = request.query.get("wait_for_change") == "true"
+        is_unchanged = request.query.get("last_etag", etag) == etag
+        hold_s = float(request.query.get("timeout_sec", 3600)) if waits and is_unchanged else 0.0
+        # Directories and objects are JSON, values are text.
         if text.startswith("{"):
             google["content-type"] = "application/json"
         return WireResponse(200, text.encode(), {**google, "etag": etag}, hold_s=hold_s)
@@ -533,6 +559,7 @@ class GcpBatchCloud:
             "instance/network-interfaces/0/ip": self.datacenter.host(machine),
             "instance/preempted": "TRUE" if machine.noticed_at_s is not None else "FALSE",
             "instance/maintenance-event": "NONE",
+            # google-auth reads these before it asks for a token.
             "project/project-id": PROJECT,
             "universe/universe-domain": "googleapis.com",
             f"{account}/default": msgspec.json.encode(account_info).decode(),
@@ -546,25 +573,7 @@ class GcpBatchCloud:
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
-def _stable_hash(text: str) -> int:
-    """Return a hash that does not change between processes."""
-    return int.from_bytes(uuid.uuid5(uuid.NAMESPACE_URL, text).bytes[:8])
-
-
-def _hold_s(request: WireRequest) -> float:
-    """Return how long the answer may wait for a change."""
-    if request.query.get("wait_for_change") != "true":
-        return 0.0
-    return float(request.query.get("timeout_sec", 3600))
-
-
 # --- validation and errors ------------------------------------------------------------------------
-
-
-def _validate_job(job_id: str, body: dict[str, Any], *, size_bytes: int) -> None:
-    error = _find_invalid_field(job_id, body, size_bytes=size_bytes)
-    if error:
-        raise GoogleApiError(400, "INVALID_ARGUMENT", error)
 
 
 def _find_invalid_field(job_id: str, body: dict[str, Any], *, size_bytes: int) -> str:
@@ -583,12 +592,12 @@ def _find_invalid_field(job_id: str, body: dict[str, Any], *, size_bytes: int) -
     if not any("container" in runnable for runnable in spec["runnables"]):
         return "this simulator runs containers only"
     locations = body.get("allocationPolicy", {}).get("location", {}).get("allowedLocations", [])
-    foreign = [location for location in locations if not _is_in_region(location)]
+    foreign = [
+        location
+        for location in locations
+        if location != f"regions/{REGION}" and not location.startswith(f"zones/{REGION}-")
+    ]
     return f"allowed locations {foreign} are not in {REGION}" if foreign else ""
-
-
-def _is_in_region(location: str) -> bool:
-    return location == f"regions/{REGION}" or location.startswith(f"zones/{REGION}-")
 
 
 _PERMISSIONS = {
@@ -620,27 +629,6 @@ def _not_found_error(what: str) -> GoogleApiError:
 
 
 # --- tasks and their events -----------------------------------------------------------------------
-
-
-def _parse_command(spec: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Return the command and environment of the container."""
-    runnable = next(one for one in spec["runnables"] if "container" in one)
-    container = runnable["container"]
-    entrypoint = [container["entrypoint"]] if container.get("entrypoint") else []
-    environment: dict[str, str] = {}
-    for scope in (spec, runnable):
-        environment |= scope.get("environment", {}).get("variables", {})
-    return entrypoint + container.get("commands", []), environment
-
-
-def _exit_of(machine: SimulatedMachine) -> tuple[int, str]:
-    if machine.exit_code is not None:
-        return machine.exit_code, "task failure"
-    if machine.end_reason == RECLAIMED:
-        return _PREEMPTED_EXIT_CODE, "Spot VM preemption"
-    if machine.end_reason == LOST:
-        return _UNREACHABLE_EXIT_CODE, "Batch no longer receives VM updates"
-    return 137, "task cancellation"
 
 
 def _record_state_change(
@@ -698,13 +686,13 @@ def _with_numeric_states(content: Any, states: tuple[str, ...] = _JOB_STATES) ->
         return content
     if "/tasks/" in content.get("name", ""):
         states = _TASK_STATES
-    return {name: _numeric_value(name, content[name], states) for name in content}
-
-
-def _numeric_value(name: str, value: Any, states: tuple[str, ...]) -> Any:
-    if name == "taskState":
-        return _TASK_STATES.index(value)
-    return states.index(value) if name == "state" else _with_numeric_states(value, states)
+    by_field = {"state": states, "taskState": _TASK_STATES}
+    return {
+        name: by_field[name].index(value)
+        if name in by_field
+        else _with_numeric_states(value, states)
+        for name, value in content.items()
+    }
 
 
 def _paginate(request: WireRequest, name: str, items: list[Any]) -> dict[str, Any]:

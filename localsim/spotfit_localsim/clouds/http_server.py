@@ -66,12 +66,14 @@ class WireServer:
         port: int = 0,
         lock: threading.RLock | None = None,
     ) -> None:
+        # The base class creates handlers itself: parameters are passed as class attributes.
         class ConfiguredRequestHandler(_WireRequestHandler):
             pass
 
         ConfiguredRequestHandler.request_handler = staticmethod(handler)
         ConfiguredRequestHandler.lock = lock or threading.RLock()
         self._server = _QuietServer((host, port), ConfiguredRequestHandler)
+        # Port 0 lets the kernel choose a free one.
         self.host, self.port = host, int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=[0.05], daemon=True)
         self._thread.start()
@@ -87,7 +89,9 @@ class WireServer:
 
 
 class _QuietServer(ThreadingHTTPServer):
+    # A client that keeps its connection open must not block the exit.
     daemon_threads = True
+    # The default of 5 refuses connections when many agents start at once.
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -97,6 +101,7 @@ class _QuietServer(ThreadingHTTPServer):
 class _WireRequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    # Buffered: headers and body leave in one packet.
     wbufsize = -1
     request_handler: ClassVar[RequestHandler]
     lock: ClassVar[threading.RLock]
@@ -122,24 +127,23 @@ class _WireRequestHandler(BaseHTTPRequestHandler):
             reply = type(self).request_handler(request)
             if waited_s < reply.hold_s:
                 return False
-            self._send_response(reply)
+            self.send_response(reply.status)
+            for name, text in reply.headers.items():
+                self.send_header(name, text)
+            self.send_header("content-length", str(len(reply.body)))
+            self.end_headers()
+            # The length of a HEAD response is that of the body which GET would return.
+            if self.command != "HEAD":
+                self.wfile.write(reply.body)
+            self.wfile.flush()
             return True
-
-    def _send_response(self, reply: WireResponse) -> None:
-        self.send_response(reply.status)
-        for name, text in reply.headers.items():
-            self.send_header(name, text)
-        self.send_header("content-length", str(len(reply.body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(reply.body)
-        self.wfile.flush()
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_PATCH = _handle_method  # noqa: N815  # names of the base class
 
     def _body(self) -> bytes:
         if self.headers.get("transfer-encoding", "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("content-length") or 0))
+        # Chunked: each chunk is its size in hexadecimal, a line end, the bytes and a line end.
         parts = []
         while size := int(self.rfile.readline().split(b";")[0], 16):
             parts.append(self.rfile.read(size))

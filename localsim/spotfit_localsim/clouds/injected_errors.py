@@ -32,6 +32,7 @@ class ApiFaults:
 
     def inject(self, kind: str, times: int) -> None:
         """Fail the next `times` requests; 0 stops it. Raises `ConfigError` for an unknown kind."""
+        # A misspelt kind would inject nothing, and the test would pass.
         if kind not in get_args(ApiFaultKind):
             raise ConfigError(
                 f"Unknown fault {kind!r}. {did_you_mean(kind, get_args(ApiFaultKind))}"
@@ -40,6 +41,7 @@ class ApiFaults:
 
     def take(self, kind: ApiFaultKind) -> bool:
         """Return whether the fault hits this request, and count the request."""
+        # Not below 0: a fault that is over stays over.
         remaining = self._remaining.get(kind, 0)
         if remaining > 0:
             self._remaining[kind] = remaining - 1

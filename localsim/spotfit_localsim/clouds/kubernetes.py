@@ -112,6 +112,7 @@ class KubernetesCloud:
             self._raise_fault()
             if request.path in _DISCOVERY:
                 return WireResponse.json(_DISCOVERY[request.path])
+            # Both for the caller and, with a permission of its own, for another user.
             if request.path.endswith("subjectaccessreviews"):
                 return self._review_access(request)
             return self._answer_resource(request)
@@ -134,6 +135,7 @@ class KubernetesCloud:
         attributes = review["spec"]["resourceAttributes"]
         part = attributes.get("subresource")
         permission = f"{attributes['verb']} {attributes['resource']}{f'/{part}' if part else ''}"
+        # The full name is system:serviceaccount:<namespace>:<name>.
         user = review["spec"].get("user", "").rpartition(":")[2] or CALLER
         allowed = not self.faults.is_denied(permission, user)
         return WireResponse.json({**review, "status": {"allowed": allowed}}, 201)
@@ -155,9 +157,16 @@ class KubernetesCloud:
             )
         kind, name, space = match["kind"], match["name"], match["space"] or "default"
         part = f"/{match['sub']}" if match["sub"] else ""
-        self._check_permission(f"{_rbac_verb(request.method, name)} {kind}{part}")
+        verbs = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+        reading_verb = "list" if name is None else "get"
+        self._check_permission(f"{verbs.get(request.method, reading_verb)} {kind}{part}")
         if kind in self.preexisting:
-            return WireResponse.json(self._get_preexisting(kind, name))
+            if name not in self.preexisting[kind]:
+                raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
+            version, name_of_kind = _PREEXISTING_KINDS[kind]
+            return WireResponse.json(
+                {"apiVersion": version, "kind": name_of_kind, "metadata": {"name": name}}
+            )
         if request.method == "POST":
             is_dry_run = request.query.get("dryRun") == "All"
             return WireResponse.json(
@@ -167,6 +176,7 @@ class KubernetesCloud:
             return WireResponse.json(self._list(kind, match["space"], request.query))
         item = self._find(kind, space, name)
         if match["sub"] == "log":
+            # Without the parameter the whole log is returned.
             tail_lines = int(request.query.get("tailLines", 1_000_000))
             lines = self._read_log(item).splitlines(keepends=True)[-tail_lines:]
             return WireResponse(200, "".join(lines).encode(), {"content-type": "text/plain"})
@@ -176,26 +186,21 @@ class KubernetesCloud:
             _merge_patch(item, request.json())
         return WireResponse.json(item)
 
-    def _get_preexisting(self, kind: str, name: str | None) -> KubernetesObject:
-        """Return an object that exists in advance, or raise NotFound."""
-        version, name_of_kind = _PREEXISTING_KINDS[kind]
-        if name not in self.preexisting[kind]:
-            raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
-        return {"apiVersion": version, "kind": name_of_kind, "metadata": {"name": name}}
-
     def _create(
         self, kind: str, space: str, body: KubernetesObject, *, persist: bool = True
     ) -> KubernetesObject:
         if kind == "jobs":
             self._admit(body)
         name = body["metadata"]["name"]
+        # After the admission: an invalid object is refused although its name is taken.
         if f"{space}/{name}" in self.state.objects[kind]:
             raise KubernetesStatusError(409, "AlreadyExists", f'{kind} "{name}" already exists')
         if kind == "secrets":
-            string_data = body.pop("stringData", {})
-            body["data"] = {
-                key: _encode_base64(string_data[key]) for key in string_data
-            } | body.get("data", {})
+            # `stringData` is write-only: it is stored and returned as `data`.
+            texts = body.pop("stringData", {}).items()
+            encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts}
+            body["data"] = encoded | body.get("data", {})
+        # A dry run validates and returns the object, as `kubectl --dry-run=server` does.
         if not persist:
             return body
         return self._store_object(kind, space, body)
@@ -208,6 +213,7 @@ class KubernetesCloud:
                 "Forbidden",
                 f'jobs.batch is forbidden: User "{user}" cannot create resource "jobs"',
             )
+        # The message of the quota admission controller; clients find the quota by its text.
         if self.faults.take("quota"):
             name = body["metadata"]["name"]
             raise KubernetesStatusError(
@@ -218,6 +224,7 @@ class KubernetesCloud:
             )
         spec = body["spec"]
         pod = spec["template"]["spec"]
+        # The API server validates these combinations, which are easy to get wrong.
         if spec.get("podFailurePolicy") and pod.get("restartPolicy") != "Never":
             raise KubernetesStatusError(
                 422, "Invalid", "podFailurePolicy needs restartPolicy: Never"
@@ -229,6 +236,7 @@ class KubernetesCloud:
             raise KubernetesStatusError(422, "Invalid", "podReplacementPolicy can only be Failed")
 
     def _store_object(self, kind: str, space: str, body: KubernetesObject) -> KubernetesObject:
+        # Versions only have to grow; clients compare them for equality.
         self.state.created_count += 1
         version, name_of_kind = _KINDS[kind]
         meta = body.setdefault("metadata", {})
@@ -255,7 +263,7 @@ class KubernetesCloud:
             for one in self._objects(kind)
             if space in (None, one["metadata"].get("namespace"))
             and labels.items() <= one["metadata"].get("labels", {}).items()
-            and all(_read_field(one, name) == value for name, value in fields.items())
+            and all(_read_field(one, path) == value for path, value in fields.items())
         ]
         return {
             "apiVersion": version,
@@ -265,33 +273,29 @@ class KubernetesCloud:
         }
 
     def _find(self, kind: str, space: str, name: str) -> KubernetesObject:
-        item = next((one for one in self._objects(kind) if _has_name(one, space, name)), None)
-        if item is None:
-            raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
-        return item
+        for one in self._objects(kind):
+            meta = one["metadata"]
+            # Nodes have no namespace.
+            if meta["name"] == name and meta.get("namespace", space) == space:
+                return one
+        raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
 
     def _delete(self, kind: str, item: KubernetesObject) -> KubernetesObject:
         """Delete with background propagation: the Job at once, its pods when they have ended."""
-        if kind == "pods":
-            self._delete_pod(item)
+        machine = self._find_machine(item) if kind == "pods" else None
+        if machine is not None and machine.is_active:
+            # The pod is listed as terminating until its container has ended.
+            item["metadata"].setdefault("deletionTimestamp", _now_text())
+            grace_s = item["spec"].get("terminationGracePeriodSeconds", 30)
+            self.datacenter.stop(machine, grace_s=grace_s)
         else:
             self._remove_object(kind, item)
+        # The garbage collector deletes what the deleted object owns.
         for owned_kind in ("pods", "secrets", "services"):
             for owned in self._objects(owned_kind):
                 if _is_owned(owned, item["metadata"]["uid"]):
                     self._delete(owned_kind, owned)
         return {"kind": "Status", "apiVersion": "v1", "status": "Success", "metadata": {}}
-
-    def _delete_pod(self, pod: KubernetesObject) -> None:
-        meta = pod["metadata"]
-        meta.setdefault("deletionTimestamp", _now_text())
-        machine = self._find_machine(pod)
-        if machine is None or not machine.is_active:
-            self._remove_object("pods", pod)
-        else:
-            self.datacenter.stop(
-                machine, grace_s=pod["spec"].get("terminationGracePeriodSeconds", 30)
-            )
 
     def _remove_object(self, kind: str, item: KubernetesObject) -> None:
         meta = item["metadata"]
@@ -300,6 +304,7 @@ class KubernetesCloud:
     def _read_log(self, pod: KubernetesObject) -> str:
         """Return the log from the node, without delay; it is lost with the pod."""
         machine = self._find_machine(pod)
+        # As the kubelet answers before it has started the container.
         if machine is None or machine.state == "booting":
             name = f'"{pod["spec"]["containers"][0]["name"]}" in pod "{pod["metadata"]["name"]}"'
             raise KubernetesStatusError(
@@ -333,9 +338,11 @@ class KubernetesCloud:
         )
         active = 0
         for index in range(job["spec"]["completions"]):
+            # With the ended ones: they count as failures and make the names of retries unique.
             pods = [pod for pod in self._pods_of(job) if _index(pod) == index]
             running = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
             active += len(running)
+            # Each end is counted once, as by the finalizer of the Job controller.
             ended_pods = [
                 pod for pod in pods if pod not in running and "spotfit_end_recorded" not in pod
             ]
@@ -352,6 +359,7 @@ class KubernetesCloud:
                     # The number of earlier pods makes the name of a retry unique.
                     self._create_pod(job, index, len(pods))
         status["active"] = active
+        # A finished Job keeps its condition.
         if len(ended_indexes) == job["spec"]["completions"] and "conditions" not in status:
             failed = bool(status.get("failedIndexes"))
             kind = "Failed" if failed else "Complete"
@@ -366,9 +374,12 @@ class KubernetesCloud:
             _add_index(status, "completedIndexes", index)
             return
         rules = job["spec"].get("podFailurePolicy", {}).get("rules", [])
+        # The first rule that matches decides; without one the failure counts.
         action = next((rule["action"] for rule in rules if _rule_matches(rule, pod)), "Count")
+        # The failure does not count, and the index gets another pod.
         if action == "Ignore":
             return
+        # Without a limit an index is retried for ever: `backoffLimit` is not simulated.
         limit = job["spec"].get("backoffLimitPerIndex")
         failures = sum(
             one["status"]["phase"] == "Failed" and _index(one) == index
@@ -382,6 +393,7 @@ class KubernetesCloud:
         meta = job["metadata"]
         name = f"{meta['name']}.failed-create"
         known = self.state.objects["events"].get(f"{meta['namespace']}/{name}")
+        # The real controller counts repetitions in one event.
         if known is not None:
             return
         event = {
@@ -422,6 +434,7 @@ class KubernetesCloud:
                 "annotations": {_INDEX_LABEL: str(index)},
                 "ownerReferences": [owner],
             },
+            # Stable names by index: agents of an indexed Job find each other by DNS.
             "spec": {**template["spec"], "hostname": f"{name}-{index}"},
             "status": {"phase": "Pending", "conditions": []},
         }
@@ -437,6 +450,7 @@ class KubernetesCloud:
         elif not machine.is_active:
             self._record_container_end(pod, machine)
         elif machine.state == "up" and status["phase"] == "Pending":
+            # The IP address is known only when the pod is scheduled and started.
             status |= {
                 "phase": "Running",
                 "podIP": self.datacenter.host(machine),
@@ -446,12 +460,15 @@ class KubernetesCloud:
             pod["spec"]["nodeName"] = _node_name(machine)
         elif (
             machine.silent_since_s is not None
+            # The node controller waits for missed heartbeats of the kubelet.
             and _now_s() >= machine.silent_since_s + _NOT_READY_AFTER_S
         ):
             _set_ready_condition(status, "False")
         elif machine.noticed_at_s is not None and "deletionTimestamp" not in pod["metadata"]:
             # A terminating node is tainted; then its pods are deleted: SIGTERM, and their grace.
-            if not self._is_time_to_evict(machine):
+            # Half of the notice is over then: a real node drain takes some time, too.
+            assert machine.kill_due_s is not None
+            if _now_s() < (machine.noticed_at_s + machine.kill_due_s) / 2:
                 return
             pod["metadata"]["deletionTimestamp"] = _now_text()
             _add_disruption_condition(
@@ -459,18 +476,14 @@ class KubernetesCloud:
             )
             self.datacenter.send_signal(machine, signal.SIGTERM)
 
-    def _is_time_to_evict(self, machine: SimulatedMachine) -> bool:
-        """Return whether half of the notice is over: a real node drain takes some time, too."""
-        assert machine.noticed_at_s is not None
-        assert machine.kill_due_s is not None
-        return _now_s() >= (machine.noticed_at_s + machine.kill_due_s) / 2
-
     def _schedule_pod(self, pod: KubernetesObject) -> None:
+        # A deleted or ended pod is not scheduled again.
         if "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] != "Pending":
             return
         machine = None
         if not self.faults.is_active("capacity"):
             command = pod["spec"]["containers"][0]["command"]
+            # The environment is built when the machine boots, from the pod as it is then.
             machine = self.datacenter.rent(pod["metadata"]["name"], command, {})
         unschedulable = {
             "type": "PodScheduled",
@@ -479,6 +492,7 @@ class KubernetesCloud:
             "message": "0/3 nodes are available: 3 Insufficient cpu.",
         }
         scheduled = {"type": "PodScheduled", "status": "True"}
+        # Clients show why a pod is pending from this condition.
         pod["status"]["conditions"] = [scheduled if machine else unschedulable]
         if machine is not None:
             self.state.machines[pod["metadata"]["uid"]] = machine.number
@@ -486,9 +500,13 @@ class KubernetesCloud:
     def _record_container_end(self, pod: KubernetesObject, machine: SimulatedMachine) -> None:
         status = pod["status"]
         if status["phase"] in ("Succeeded", "Failed"):
-            if "deletionTimestamp" in pod["metadata"] and not self._find_job_of(pod):
+            owners = {one["uid"] for one in pod["metadata"].get("ownerReferences", [])}
+            has_job = any(job["metadata"]["uid"] in owners for job in self._objects("jobs"))
+            # The finalizer of the Job controller keeps a pod until its end is counted.
+            if "deletionTimestamp" in pod["metadata"] and not has_job:
                 self._remove_object("pods", pod)
             return
+        # 128 + SIGKILL: the container was killed with its node or after the grace period.
         code = 137 if machine.exit_code is None else machine.exit_code
         status["phase"] = "Succeeded" if code == 0 else "Failed"
         terminated = {"exitCode": code, "finishedAt": _now_text()}
@@ -503,13 +521,9 @@ class KubernetesCloud:
                 "state": {"terminated": terminated},
             }
         ]
+        # The node is gone: PodGC marks its pods, which the Job controller then replaces.
         if machine.exit_code is None and machine.end_reason != "stopped":
             _add_disruption_condition(status, "DeletionByPodGC", "PodGC: node no longer exists")
-
-    def _find_job_of(self, pod: KubernetesObject) -> KubernetesObject | None:
-        owners = {one["uid"] for one in pod["metadata"].get("ownerReferences", [])}
-        jobs = (job for job in self._objects("jobs") if job["metadata"]["uid"] in owners)
-        return next(jobs, None)
 
     # --- on a machine ------------------------------------------------------------------------
 
@@ -519,9 +533,12 @@ class KubernetesCloud:
         if pod is None:
             return {}
         container = pod["spec"]["containers"][0]
+        # An empty host: clients in the pod must not look for a real cluster.
         variables = {"JOB_COMPLETION_INDEX": str(_index(pod)), "KUBERNETES_SERVICE_HOST": ""}
         for source in container.get("envFrom", []):
-            variables |= self._read_secret(pod, source["secretRef"]["name"])
+            name = source["secretRef"]["name"]
+            secret = self._find("secrets", pod["metadata"]["namespace"], name)["data"]
+            variables |= {key: base64.b64decode(text).decode() for key, text in secret.items()}
         fields = {
             "status.podIP": self.datacenter.host(machine),
             "spec.nodeName": _node_name(machine),
@@ -531,23 +548,14 @@ class KubernetesCloud:
             variables[variable["name"]] = variable.get("value") or fields[field]
         return variables
 
-    def _read_secret(self, pod: KubernetesObject, name: str) -> dict[str, str]:
-        secret = self._find("secrets", pod["metadata"]["namespace"], name)
-        return {key: base64.b64decode(text).decode() for key, text in secret["data"].items()}
-
     def answer_metadata(
         self, machine: SimulatedMachine, request: WireRequest
     ) -> WireResponse | None:
         return None
 
 
-def _rbac_verb(method: str, name: str | None) -> str:
-    if method == "GET":
-        return "list" if name is None else "get"
-    return {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, method.lower())
-
-
 def _rule_matches(rule: Mapping[str, Any], pod: KubernetesObject) -> bool:
+    # Preemptions are recognized by the condition DisruptionTarget, not by an exit code.
     if "onPodConditions" in rule:
         expected = {(one["type"], one.get("status", "True")) for one in rule["onPodConditions"]}
         actual = {(one["type"], one["status"]) for one in pod["status"].get("conditions", [])}
@@ -558,6 +566,7 @@ def _rule_matches(rule: Mapping[str, Any], pod: KubernetesObject) -> bool:
     ]
     if rule_codes["operator"] == "In":
         return any(code in rule_codes["values"] for code in codes)
+    # The operator NotIn ignores code 0, as documented.
     return any(code not in rule_codes["values"] for code in codes if code != 0)
 
 
@@ -575,6 +584,7 @@ def _add_disruption_condition(status: KubernetesObject, reason: str, message: st
 
 
 def _set_ready_condition(status: KubernetesObject, value: str) -> None:
+    # There is one condition of each type.
     others = [one for one in status.get("conditions", []) if one["type"] != "Ready"]
     status["conditions"] = [*others, {"type": "Ready", "status": value}]
 
@@ -584,11 +594,6 @@ def _read_field(one: KubernetesObject, path: str) -> Any:
     for name in path.split("."):
         one = one.get(name, {})
     return one
-
-
-def _has_name(one: KubernetesObject, space: str, name: str) -> bool:
-    meta = one["metadata"]
-    return bool(meta["name"] == name and meta.get("namespace", space) == space)
 
 
 def _is_owned(one: KubernetesObject, uid: str) -> bool:
@@ -610,13 +615,10 @@ def _add_index(status: KubernetesObject, name: str, index: int) -> None:
 def _merge_patch(into: KubernetesObject, change: KubernetesObject) -> None:
     for name, value in change.items():
         if isinstance(value, dict) and isinstance(into.get(name), dict):
+            # RFC 7396, without the deletion of fields by null.
             _merge_patch(into[name], value)
         else:
             into[name] = value
-
-
-def _encode_base64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
 
 
 def _node_name(machine: SimulatedMachine) -> str:

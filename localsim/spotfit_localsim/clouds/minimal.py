@@ -70,11 +70,22 @@ class PlainCloud:
             return self._create(token, request.json())
         if token not in self.state.groups:
             return WireResponse.json({"error": "no such group"}, 404)
+        group = self.state.groups[token]
+        numbers = range(len(group.environments))
+        machines = [self.datacenter.find_machine(f"{token}/{number}") for number in numbers]
         if request.method == "DELETE":
-            self._cancel(token)
-        return WireResponse.json(
-            {"machines": [self._render_machine(token, n) for n in self._node_indices(token)]}
-        )
+            group.is_cancelled = True
+            for machine in filter(None, machines):
+                self.datacenter.stop(machine, grace_s=5.0)
+        # A machine that is not rented yet never will be after a cancellation.
+        waiting = {"state": "over" if group.is_cancelled else "waiting", "reason": "", "code": None}
+        rendered = [
+            waiting
+            if one is None
+            else {"state": one.state, "reason": one.end_reason, "code": one.exit_code}
+            for one in machines
+        ]
+        return WireResponse.json({"machines": rendered})
 
     def tick(self) -> None:
         for token, group in self.state.groups.items():
@@ -87,6 +98,7 @@ class PlainCloud:
                 machine.noticed_at_s is not None
                 and machine.number not in self.state.signalled_machines
             ):
+                # Stored: a restarted simulator must not signal again.
                 self.state.signalled_machines.append(machine.number)
                 self.datacenter.send_signal(machine, signal.SIGTERM)
 
@@ -108,25 +120,9 @@ class PlainCloud:
         if self.faults.take("capacity"):
             return WireResponse.json({"error": "no capacity"}, 409)
         if token not in self.state.groups:
+            # PUT semantics by the token: a repeated request creates nothing.
             self.state.groups[token] = PlainGroup(body["command"], body["environments"])
         return WireResponse.json({"token": token})
-
-    def _cancel(self, token: str) -> None:
-        self.state.groups[token].is_cancelled = True
-        for number in self._node_indices(token):
-            machine = self.datacenter.find_machine(f"{token}/{number}")
-            if machine is not None:
-                self.datacenter.stop(machine, grace_s=5.0)
-
-    def _node_indices(self, token: str) -> range:
-        return range(len(self.state.groups[token].environments))
-
-    def _render_machine(self, token: str, number: int) -> dict[str, Any]:
-        machine = self.datacenter.find_machine(f"{token}/{number}")
-        if machine is None:
-            state = "over" if self.state.groups[token].is_cancelled else "waiting"
-            return {"state": state, "reason": "", "code": None}
-        return {"state": machine.state, "reason": machine.end_reason, "code": machine.exit_code}
 
 
 # --- the provisioner --------------------------------------------------------------------------
@@ -165,6 +161,7 @@ class PlainProvisioner:
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
+        # Rounded up: the last machine may have fewer workers.
         slots = max(1, -(-request.total_workers // (self.options.nodes or request.total_workers)))
         nodes = count_nodes(request, slots=slots, max_nodes=1000, backend=self.name)
         return GroupPlan(
@@ -179,6 +176,7 @@ class PlainProvisioner:
         status, content = self._call(
             "POST", plan.token, {"command": AGENT_COMMAND, "environments": environments}
         )
+        # No capacity is an expected outcome, so it is a value.
         if status == 409:
             return Refusal(content["error"])
         if status != 200:
@@ -196,7 +194,15 @@ class PlainProvisioner:
         status, content = self._call("GET", handle.name)
         if status == 404:
             return missing_group_status(handle.detail["nodes"])
-        return GroupStatus(nodes=tuple(_node_status(machine) for machine in content["machines"]))
+        nodes = []
+        for machine in content["machines"]:
+            state = NodeState.RUNNING if machine["state"] == "up" else NodeState.WAITING
+            if machine["state"] == "over":
+                # Without a code the machine was preempted or stopped; with one its agent failed.
+                state = NodeState.FAILED if machine["code"] not in (None, 0) else NodeState.GONE
+            reason = machine["reason"] if machine["state"] == "over" else ""
+            nodes.append(NodeStatus(state=state, reason=reason))
+        return GroupStatus(nodes=tuple(nodes))
 
     def cancel(self, handle: GroupHandle) -> None:
         self._call("DELETE", handle.name)
@@ -211,6 +217,7 @@ class PlainProvisioner:
             reply = connection.getresponse()
             text = reply.read()
         if reply.status >= 500:
+            # An OSError is retried by the caller; the other errors are final.
             raise OSError(f"The plain cloud is unavailable (HTTP {reply.status}).")
         return reply.status, msgspec.json.decode(text)
 
@@ -220,10 +227,3 @@ _ERRORS: Mapping[int, type[ProvisionError]] = {
     402: QuotaError,
     403: ProvisionPermissionError,
 }
-
-
-def _node_status(machine: Mapping[str, Any]) -> NodeStatus:
-    if machine["state"] == "over":
-        state = NodeState.FAILED if machine["code"] not in (None, 0) else NodeState.GONE
-        return NodeStatus(state=state, reason=machine["reason"])
-    return NodeStatus(state=NodeState.RUNNING if machine["state"] == "up" else NodeState.WAITING)

@@ -63,6 +63,7 @@ class SimProvisioner:
         """The traits of the cloud, with the simulator's polling interval and notice."""
         return dataclasses.replace(
             self._cloud_provisioner.traits,
+            # The real intervals are minutes; the simulator answers at once.
             observe_interval_s=self.options.observe_s,
             notice_s=self.options.notice_s,
         )
@@ -87,6 +88,7 @@ class SimProvisioner:
     def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
         """Check that the simulator responds, then run the checks of the cloud's provisioner."""
         yield run_check(f"the simulated {self.options.cloud} responds", self.start_simulator)
+        # Optional in the interface of provisioners.
         own = getattr(self._cloud_provisioner, "check_account", None)
         if own is not None:
             yield from own(storage)
@@ -95,6 +97,7 @@ class SimProvisioner:
     def _cloud_provisioner(self) -> Provisioner:
         """The cloud's provisioner, connected to the simulator's current address."""
         url = self.start_simulator()
+        # A restarted simulator may have another port.
         if self._cached_provisioner is None or self._cached_provisioner[0] != url:
             access = load_cloud(self.options.cloud).client_access(url)
             env.set_defaults(access.environment)
@@ -108,12 +111,17 @@ class SimProvisioner:
         """Return the simulator's URL; start it if necessary. Raises `ProvisionError`."""
         if (url := self._address()) is not None:
             return url
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(f"{self.root}.lock", os.O_CREAT | os.O_RDWR, 0o600)
         # Two processes may find no simulator at once; the second one finds the first one's.
-        with self._lock():
+        # Closing the file releases the lock.
+        with os.fdopen(lock):
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if (url := self._address()) is not None:
                 return url
             write_atomically(self.root / "options.json", encode(self.options))
             start_detached(
+                # -P: a module in the working directory must not shadow one of spotfit.
                 [sys.executable, "-P", "-m", _MODULE, str(self.root)],
                 environment=env.copy_environment(),
                 directory=self.root,
@@ -155,18 +163,9 @@ class SimProvisioner:
             status, body = _post(url, f"{CONTROL_PREFIX}alive", b"")
         except (OSError, http.client.HTTPException):
             return None
+        # The port may belong to another program since the simulator has ended.
         is_ours = status == 200 and msgspec.json.decode(body).get("cloud") == self.options.cloud
         return url if is_ours else None
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(f"{self.root}.lock", os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def _post(url: str, path: str, body: bytes) -> tuple[int, bytes]:
@@ -188,6 +187,7 @@ def _resolve_root(options: SimOptions) -> Path:
     if root:
         return Path(root).absolute()
     user_dir = Path(tempfile.gettempdir()) / f"spotfit-{os.getuid()}"
+    # Machines inherit the environment of the simulator: other settings need another simulator.
     return user_dir / f"sim-{options.cloud}-{short_digest(options, sorted(_location_settings()))}"
 
 
@@ -196,8 +196,15 @@ def _location_settings() -> list[tuple[str, str]]:
 
     Credentials are left out: a user with renewed keys keeps the same simulator.
     """
-    variables = ((name, env.lookup(name)) for name in _LOCATION_VARIABLES)
-    return [(name, _strip_credentials(text)) for name, text in variables if text]
+    settings = []
+    for name in _LOCATION_VARIABLES:
+        if text := env.lookup(name):
+            url = urlsplit(text)
+            if url.scheme and url.netloc:
+                # Without user, password and query.
+                text = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+            settings.append((name, text))
+    return settings
 
 
 _LOCATION_VARIABLES = (
@@ -212,11 +219,3 @@ _LOCATION_VARIABLES = (
     "GOOGLE_CLOUD_PROJECT",
     "PYTHONPATH",
 )
-
-
-def _strip_credentials(text: str) -> str:
-    """Return a URL without user, password and query; other text is returned unchanged."""
-    url = urlsplit(text)
-    if not url.scheme or not url.netloc:
-        return text
-    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"

@@ -66,7 +66,11 @@ class Simulator:
         self._metadata_servers: dict[int, WireServer] = {}
         self._last_request_at = _now()
         self._request_counts: Counter[str] = Counter()
-        self.market = RealTimeMarket(options, started_s=self._read_start_time_s())
+        # Kept on disk: a restarted simulator continues the capacity trace where it was.
+        started_at = root / "started_at"
+        if not started_at.exists():
+            write_atomically(started_at, str(system.wall_ms() / 1000).encode())
+        self.market = RealTimeMarket(options, started_s=float(started_at.read_text()))
         self.datacenter = Datacenter.open(root, self.market)
         self.faults = ApiFaults()
         kind = load_cloud(options.cloud)
@@ -74,11 +78,20 @@ class Simulator:
         self.datacenter.hooks = MachineHooks(
             self._task_environment, self._open_metadata, self._close_metadata
         )
-        self._load_state(kind)
+        with contextlib.suppress(FileNotFoundError):
+            body = (root / "state.json").read_bytes()
+            self.cloud.state = msgspec.json.decode(body, type=kind.State)
+        self._saved_state = encode(self.cloud.state)
         for machine in self.datacenter.active_machines():
+            # Their tasks still use the metadata service of the earlier process.
             if machine.metadata_port:
                 self._open_metadata(machine)
-        self.server = WireServer(self._answer_request, port=self._previous_port(), lock=self._lock)
+        # The port of an earlier simulator process, which agents and clients still use.
+        port = 0
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            port = int((root / "address").read_text().rpartition(":")[2])
+        self.server = WireServer(self._answer_request, port=port, lock=self._lock)
+        # Last: clients connect as soon as the file exists.
         write_atomically(root / "address", self.server.url.encode())
 
     # --- main loop ---------------------------------------------------------------------------
@@ -92,7 +105,7 @@ class Simulator:
                 self._save_state()
                 idle = not any(self.datacenter.active_machines())
                 if idle and _now() - self._last_request_at > self.options.idle_s:
-                    self._remove()
+                    shutil.rmtree(self.root, ignore_errors=True)
                     return
 
     def close(self) -> None:
@@ -103,28 +116,9 @@ class Simulator:
         for server in self._metadata_servers.values():
             server.close()
 
-    def _remove(self) -> None:
-        shutil.rmtree(self.root, ignore_errors=True)
-
-    def _read_start_time_s(self) -> float:
-        path = self.root / "started_at"
-        if not path.exists():
-            write_atomically(path, str(system.wall_ms() / 1000).encode())
-        return float(path.read_text())
-
-    def _previous_port(self) -> int:
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return int((self.root / "address").read_text().rpartition(":")[2])
-        return 0
-
-    def _load_state(self, kind: Any) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            body = (self.root / "state.json").read_bytes()
-            self.cloud.state = msgspec.json.decode(body, type=kind.State)
-        self._saved_state = encode(self.cloud.state)
-
     def _save_state(self) -> None:
         body = encode(self.cloud.state)
+        # Most ticks change nothing, and a write costs more than an encoding.
         if body != self._saved_state:
             write_atomically(self.root / "state.json", body)
             self._saved_state = body
@@ -157,29 +151,26 @@ class Simulator:
     def _answer_request(self, request: WireRequest) -> WireResponse:
         self._last_request_at = _now()
         if request.path.startswith(CONTROL_PREFIX):
-            return self._answer_control(request)
+            action = request.path.removeprefix(CONTROL_PREFIX)
+            try:
+                return WireResponse.json(self._run_control_action(action, request.json()))
+            except (KeyError, SpotfitError, msgspec.DecodeError) as wrong:
+                return WireResponse.json({"error": str(wrong)}, 400)
         self._request_counts[request.method] += 1
+        # Neither counted by the cloud nor executed: the request did not reach it.
         if self.faults.take("unavailable"):
             return WireResponse(503)
         reply = self.cloud.answer_request(request)
         self._save_state()
         return reply
 
-    def _answer_control(self, request: WireRequest) -> WireResponse:
-        try:
-            return WireResponse.json(
-                self._run_control_action(request.path.removeprefix(CONTROL_PREFIX), request.json())
-            )
-        except (KeyError, SpotfitError, msgspec.DecodeError) as wrong:
-            return WireResponse.json({"error": str(wrong)}, 400)
-
     def _run_control_action(self, action: str, arguments: Mapping[str, Any]) -> Any:
         if action == "machines":
             return [machine_summary(one) for one in self.datacenter.machines.values()]
         if action == "reclaim":
-            return self._reclaim(
-                arguments.get("machine"), notice=bool(arguments.get("notice", False))
-            )
+            machine = self._find_running_machine(arguments.get("machine"))
+            self.datacenter.reclaim(machine, notice=bool(arguments.get("notice", False)))
+            return machine_summary(machine)
         if action in ("advise", "silence"):
             machine = self._find_running_machine(arguments.get("machine"))
             (self.datacenter.advise if action == "advise" else self.datacenter.silence)(machine)
@@ -204,11 +195,6 @@ class Simulator:
             return {"cloud": self.options.cloud, "options": asdict(self.options)}
         raise ConfigError(f"Unknown control action {CONTROL_PREFIX}{action}.")
 
-    def _reclaim(self, number: int | None, *, notice: bool) -> Any:
-        machine = self._find_running_machine(number)
-        self.datacenter.reclaim(machine, notice=notice)
-        return machine_summary(machine)
-
     def _find_running_machine(self, number: int | None) -> SimulatedMachine:
         """Return the running machine with that number, or the youngest one for None."""
         running = [
@@ -217,6 +203,7 @@ class Simulator:
         candidates = [machine for machine in running if number in (None, machine.number)]
         if not candidates:
             raise ConfigError(f"No machine {number or ''} is running.")
+        # The youngest: a test that preempts repeatedly hits the replacement.
         return candidates[-1]
 
 

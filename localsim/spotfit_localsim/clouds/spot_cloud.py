@@ -61,6 +61,7 @@ class SpotCloud:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that the process that calls `fit()` needs."""
+        # The user may have callbacks of the environment as well.
         callbacks = [name for name in (env.lookup(env.CALLBACKS.name),) if name]
         own_callback = f"{ReclaimCallback.__module__}.{ReclaimCallback.__qualname__}"
         return {
@@ -81,6 +82,7 @@ class SpotCloud:
         """
         if step < 0 or rank < 0:
             raise ConfigError(f"reclaim_at(step={step}, rank={rank}): both must be at least 0.")
+        # Files that are done count as well, so that numbers are not reused.
         number = len(list(_plans_dir(self._folder).iterdir()))
         write_atomically(
             _plans_dir(self._folder) / f"{number:04d}.json", encode(ReclaimPlan(step, rank, notice))
@@ -153,19 +155,17 @@ class ReclaimCallback(UserCallback):
     ) -> Callable[..., None]:
         def reporting(metrics: dict[str, Any], *arguments: Any) -> None:
             report(metrics, *arguments)
-            count = next(reports)
-            self._reclaim_if_due(metrics.get("step", count))
+            # After the report: the step of the plan is the last one that the run knows of.
+            step = metrics.get("step", next(reports))
+            rank = require_session("reclaim_at").context.get_world_rank()
+            for path in sorted(_plans_dir(self._folder).glob("*.json")):
+                plan = msgspec.json.decode(path.read_bytes(), type=ReclaimPlan)
+                if plan.rank == rank and step >= plan.step:
+                    # Renamed before it is carried out: a restarted worker must not repeat the plan.
+                    path.rename(path.with_suffix(".done"))
+                    self._reclaim_own_machine(plan)
 
         return reporting
-
-    def _reclaim_if_due(self, step: int) -> None:
-        rank = require_session("reclaim_at").context.get_world_rank()
-        for path in sorted(_plans_dir(self._folder).glob("*.json")):
-            plan = msgspec.json.decode(path.read_bytes(), type=ReclaimPlan)
-            if plan.rank == rank and step >= plan.step:
-                # Renamed before it is carried out: a restarted worker must not repeat the plan.
-                path.rename(path.with_suffix(".done"))
-                self._reclaim_own_machine(plan)
 
     def _reclaim_own_machine(self, plan: ReclaimPlan) -> None:
         session: Any = require_session("reclaim_at")
@@ -173,6 +173,7 @@ class ReclaimCallback(UserCallback):
             **msgspec.json.decode((self._folder / "cloud" / "options.json").read_bytes())
         )
         host = session.host
+        # The machine of this worker has the address under which its agent is known.
         own_machines = [
             m for m in sim.call_simulator("machines") if m["state"] == "up" and m["address"] == host
         ]

@@ -35,7 +35,6 @@ from spotfit.host import env
 from spotfit.host.system import SystemClock, wall_ms
 from spotfit.ledger import keys
 from spotfit.provision.launch import AgentAssignment
-from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit_localsim.live import crash_points, network_faults, reference_jobs, reference_saves
 from spotfit_localsim.live.crash_points import CHAOS_DIR_ENV, CRASH_POINTS, InjectedCrash
@@ -162,11 +161,14 @@ def random_plan(seed: int, *, torch_fraction: float = 0.1) -> ChaosPlan:
         seed=seed,
     )
     kinds: list[TargetKind] = ["worker", "agent", "leader", "node", "fork_server", "driver"]
+    # The time in which an undisturbed run trains; a later kill would hit nothing.
     span_s = (0.0, 3.0 if job == "hash_chain" else 8.0)
     count = 1 + min(3, int(stream.expovariate(0.8)))
     kills = [PlannedKill(stream.uniform_in(span_s), stream.choice(kinds)) for _ in range(count)]
+    # Only the first one is compared with the clock.
     kills.sort(key=lambda kill: kill.at_s)
     if store == "file":
+        # A directory has no network.
         return ChaosPlan(seed, job, store, network_faults.no_faults(), tuple(kills))
     if stream.bernoulli(0.2):
         faults = replace(faults, stall_probability=0.005, stall_s=stream.uniform_in(_STALL_RANGE_S))
@@ -198,13 +200,18 @@ def random_save_plan(seed: int, *, torch_fraction: float = 0.1) -> ChaosPlan:
         PlannedKill(stream.uniform_in(span_s), stream.choice(kinds))
         for _ in range(stream.choice(_SMALL_COUNTS))
     ]
-    crashes = [_draw_injected_crash(stream) for _ in range(1 + stream.choice(_SMALL_COUNTS))]
+    crashes = []
+    for _ in range(1 + stream.choice(_SMALL_COUNTS)):
+        crash_point = stream.choice(sorted(CRASH_POINTS))
+        is_full = CRASH_POINTS[crash_point].can_fill_disk and stream.bernoulli(0.5)
+        # Mostly one of the first calls: later ones may not happen before the end of the run.
+        nth = 1 + min(7, int(stream.expovariate(0.5)))
+        crashes.append(InjectedCrash(crash_point, nth, "disk_full" if is_full else "kill"))
     corruption_kinds: list[Literal["flip", "cut", "delete"]] = ["flip", "cut", "delete"]
-    corruption = (
-        PlannedCorruption(stream.uniform_in(span_s), stream.choice(corruption_kinds))
-        if stream.bernoulli(0.25)
-        else None
-    )
+    corruption = None
+    if stream.bernoulli(0.25):
+        at_s = stream.uniform_in(span_s)
+        corruption = PlannedCorruption(at_s, stream.choice(corruption_kinds))
     plan = ChaosPlan(
         seed,
         job,
@@ -217,14 +224,6 @@ def random_save_plan(seed: int, *, torch_fraction: float = 0.1) -> ChaosPlan:
         save_every=stream.choice([2, 4, 5]),
     )
     return plan if store == "file" else _add_network_faults(plan, stream, span_s)
-
-
-def _draw_injected_crash(stream: RandomStream) -> InjectedCrash:
-    crash_point = stream.choice(sorted(CRASH_POINTS))
-    is_full = CRASH_POINTS[crash_point].can_fill_disk and stream.bernoulli(0.5)
-    return InjectedCrash(
-        crash_point, 1 + min(7, int(stream.expovariate(0.5))), "disk_full" if is_full else "kill"
-    )
 
 
 def _add_network_faults(
@@ -275,23 +274,29 @@ class ChaosRun:
         return env.copy_environment() | {
             CHAOS_DIR_ENV: str(self.folder),
             "TMPDIR": str(self.folder / "tmp"),
+            # The keys of the user must not be mixed with those of a test.
             "SPOTFIT_HOME": str(self.folder / "keys"),
             "AWS_ENDPOINT_URL": self.proxy_url,
             "AWS_ACCESS_KEY_ID": "chaos",
             "AWS_SECRET_ACCESS_KEY": "chaos",
             "AWS_REGION": "us-east-1",
+            # boto would wait seconds for a metadata service.
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
     def execute(self, *, timeout_s: float) -> RunAudit:
         """Execute the plan and return the audit of the run."""
         if self.plan.store == "s3":
-            _make_bucket(self.proxy_url)
+            # Without the faults of the previous run, until the bucket exists.
+            network_faults.set_faults(self.proxy_url, network_faults.no_faults())
+            bucket = urllib.request.Request(f"{self.proxy_url}/chaos", method="PUT")  # noqa: S310  # loopback
+            urllib.request.urlopen(bucket).close()  # noqa: S310  # as above
             network_faults.set_faults(self.proxy_url, self.plan.network_faults)
         has_stalls = self.plan.stall is not None or self.plan.network_faults.stall_probability > 0
         is_finished = self._run_to_end(timeout_s + _EXTRA_STALL_TIME_S * has_stalls)
         if self.plan.store == "s3":
             network_faults.set_faults(self.proxy_url, network_faults.no_faults())
+        # Faults are off: what is left now is left for good.
         leftovers = self._find_leftovers(max(_CLEANUP_TIMEOUT_S, timeout_s / 2))
         triggered = crash_points.triggered_crashes(self.folder)
         self.triggered_crash_count = len(triggered)
@@ -333,10 +338,13 @@ class ChaosRun:
             code = driver_process.poll()
             if code == 0:
                 return True
+            # Killed by the plan: a user would attach to the run from another process.
             if code == -signal.SIGKILL:
                 driver_process = self._start_driver("attach")
             elif code is not None:
-                self._log(f"the driver exited with code {code}: {self._last_driver_output()}")
+                output = (_read(self.folder / "logs" / "driver.log") or "").strip()
+                last_line = output.rpartition("\n")[2] or "no output"
+                self._log(f"the driver exited with code {code}: {last_line}")
                 return False
             clock.wait(_POLL_INTERVAL_S)
         self._log(f"the run has not ended within {timeout_s:.0f} s")
@@ -354,6 +362,7 @@ class ChaosRun:
         if not kills or elapsed_s < kills[0].at_s:
             return
         target = kills[0].target
+        # By the number of the kill: a replay of the plan kills the same process.
         stream = SeededStreams(self.plan.seed).stream(f"victim {len(kills)}")
         if target == "driver":
             driver_process.kill()
@@ -361,6 +370,7 @@ class ChaosRun:
             description: str | None = f"the driver {driver_process.pid}"
         else:
             description = targets.kill(target, stream)
+        # Without a process of that kind the kill is tried again in the next poll.
         if description is not None:
             kills.pop(0)
             self.kill_times_ms.append(wall_ms())
@@ -370,6 +380,7 @@ class ChaosRun:
         self, corruption: PlannedCorruption, targets: KillTargets, elapsed_s: float
     ) -> bool:
         """Corrupt a file that no other checkpoint shares; return whether there was a checkpoint."""
+        # At least two: the run falls back to the one before.
         latest = targets.latest_checkpoint(2)
         if latest is None:
             return False
@@ -378,6 +389,7 @@ class ChaosRun:
         files = [
             info.key
             for info in store.list(latest)
+            # The large constant chunk is shared by all checkpoints, so its loss would end the run.
             if info.size_bytes < reference_saves.FROZEN_BYTES
         ]
         files += [info.key for info in store.list(f"{keys.MANIFESTS}{latest}")]
@@ -385,7 +397,18 @@ class ChaosRun:
             return False
         self.corrupted_checkpoints.add(latest)
         key = stream.choice(sorted(files))
-        _corrupt_object(store, key, corruption.kind, stream)
+        body = bytearray(store.get(key))
+        if corruption.kind == "delete":
+            store.delete(key)
+        else:
+            if corruption.kind == "cut":
+                del body[len(body) // 2 :]
+            elif not body:  # no byte to flip
+                body.append(1)
+            else:
+                body[int(stream.random() * len(body))] ^= 1
+            store.put(key, bytes(body))
+        # Without its machines the run must restore from the bucket.
         description = targets.kill("all_machines", stream)
         self._log(f"{elapsed_s:6.2f} s  {corruption.kind} {key}; killed {description}")
         return True
@@ -401,10 +424,6 @@ class ChaosRun:
                 start_new_session=True,
             )
 
-    def _last_driver_output(self) -> str:
-        lines = (_read(self.folder / "logs" / "driver.log") or "").strip().splitlines()
-        return lines[-1] if lines else "no output"
-
     def _find_leftovers(self, timeout_s: float) -> list[str]:
         clock = SystemClock()
         deadline = clock.now() + timeout_s
@@ -412,14 +431,17 @@ class ChaosRun:
             self._leftover_paths() or processes_with_variable(CHAOS_DIR_ENV, str(self.folder))
         ):
             clock.wait(_CLEANUP_POLL_INTERVAL_S)
-        processes = [
-            f"process {text}" for text in processes_with_variable(CHAOS_DIR_ENV, str(self.folder))
-        ]
-        return processes + self._leftover_paths()
+        running = processes_with_variable(CHAOS_DIR_ENV, str(self.folder))
+        return [f"process {text}" for text in running] + self._leftover_paths()
 
     def _leftover_paths(self) -> list[str]:
         tmp = [str(path) for path in (self.folder / "tmp").iterdir()]
-        return tmp + list(_paths_below(self.cloud_dir.path))
+        # `walk` ignores directories that other processes remove meanwhile.
+        return tmp + [
+            str(Path(path, name))
+            for path, folders, files in os.walk(self.cloud_dir.path)
+            for name in (*folders, *files)
+        ]
 
     def _log(self, text: str) -> None:
         with (self.folder / "logs" / "events.log").open("a") as log:
@@ -428,20 +450,6 @@ class ChaosRun:
     def kill_all(self) -> None:
         """Kill all remaining processes."""
         kill_processes(processes_with_variable(CHAOS_DIR_ENV, str(self.folder)))
-
-
-def _corrupt_object(store: Store, key: str, kind: str, rng: RandomStream) -> None:
-    body = bytearray(store.get(key))
-    if kind == "delete":
-        store.delete(key)
-        return
-    if kind == "cut":
-        del body[len(body) // 2 :]
-    elif not body:  # no byte to flip
-        body.append(1)
-    else:
-        body[int(rng.random() * len(body))] ^= 1
-    store.put(key, bytes(body))
 
 
 # --- processes of a run -----------------------------------------------------------------------
@@ -454,8 +462,10 @@ def serve(assignment: AgentAssignment, *, fork_servers: ForkServerPool) -> int:
         starts.write(f"{assignment.token} {assignment.node} {os.getpid()}\n")
     log = (folder / "logs" / f"{assignment.token}-{assignment.node}.log").open("a")
     with log:
+        # File descriptors, not sys.stdout: child processes inherit them.
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    # After the redirection, so that a traceback of the crash is kept.
     crash_points.arm("agent")
     return driver.serve(assignment, fork_servers=fork_servers)
 
@@ -466,7 +476,12 @@ def run_driver(mode: str, folder: Path) -> int:
     result = None
     while result is None:
         try:
-            result = _obtain_result(plan, folder, mode)
+            run_url = _read(folder / "url")
+            if mode == "attach" and run_url:
+                with contextlib.suppress(RunNotFoundError):
+                    result = spotfit.attach(run_url).result()
+            # The driver may have been killed before it started the run.
+            result = result or _fit(plan, folder)
         except TransientStoreError:
             # The bucket was unavailable for longer than the retry budget: a user would try again.
             mode = "attach"
@@ -476,20 +491,16 @@ def run_driver(mode: str, folder: Path) -> int:
     return 0
 
 
-def _obtain_result(plan: ChaosPlan, folder: Path, mode: str) -> spotfit.Result:
-    run_url = _read(folder / "url")
-    try:
-        if mode == "attach" and run_url:
-            return spotfit.attach(run_url).result()
-    except RunNotFoundError:
-        return _fit(plan, folder)
-    return _fit(plan, folder)
-
-
 def _fit(plan: ChaosPlan, folder: Path) -> spotfit.Result:
     storage = "s3://chaos/runs" if plan.store == "s3" else str(folder / "store")
     (folder / "url").write_text(f"{storage}/{plan.name}")
-    return _trainer(plan)(
+    trainer: Callable[..., spotfit.DataParallelTrainer] = spotfit.DataParallelTrainer
+    if plan.job not in ("hash_chain", "snapshots"):
+        # Imported late: most plans do without torch, which takes seconds to import.
+        from spotfit.torch import TorchTrainer
+
+        trainer = TorchTrainer
+    return trainer(
         _TRAIN_FUNCTIONS[plan.job],
         train_loop_config=plan.train_config(folder),
         scaling_config=spotfit.ScalingConfig(num_workers=plan.workers),
@@ -511,14 +522,6 @@ _TRAIN_FUNCTIONS: dict[ChaosJob, Callable[..., Any]] = {
     "snapshots": reference_saves.train_with_snapshots,
     "checkpointer": reference_saves.train_with_checkpointer,
 }
-
-
-def _trainer(plan: ChaosPlan) -> Callable[..., spotfit.DataParallelTrainer]:
-    if plan.job in ("hash_chain", "snapshots"):
-        return spotfit.DataParallelTrainer
-    from spotfit.torch import TorchTrainer
-
-    return TorchTrainer
 
 
 # --- many runs --------------------------------------------------------------------------------
@@ -576,6 +579,7 @@ class ChaosRunner:
         expected = self._expected_result(plan, proxy_url)
         while True:
             outcome = self._run_once(plan, proxy_url, expected)
+            # A kill after the end tests nothing: the plan is repeated with earlier kills.
             if outcome.violations or not outcome.late_kills or plan.replay + 1 == _MAX_REPLAYS:
                 return outcome
             plan = plan.with_earlier_kills(outcome.duration_s)
@@ -586,6 +590,7 @@ class ChaosRunner:
         try:
             audit = chaos_run.execute(timeout_s=self._timeout_s)
         finally:
+            # Also after an exception: the next run must not meet processes of this one.
             chaos_run.kill_all()
         violations = audit.find_violations(expected, steps=plan.steps)
         if corruption := _read(folder / "corruption"):
@@ -593,6 +598,7 @@ class ChaosRunner:
         log_lines = (_read(folder / "logs" / "events.log") or "").splitlines()
         if not violations:
             shutil.rmtree(folder)
+        # Kills and crash points count if the run had not ended.
         effective = sum(audit.was_active_at(killed_ms) for killed_ms in chaos_run.kill_times_ms)
         duration_s = max(0, (audit.ended_ms or 0) - chaos_run.started_ms) / 1000
         late = max(0, len(plan.kills) + chaos_run.triggered_crash_count - effective)
@@ -602,6 +608,7 @@ class ChaosRunner:
         if plan.job in ("hash_chain", "snapshots"):
             return reference_jobs.expected_hash_chain(plan.steps)
         key = f"{plan.job}-{plan.strategy}"
+        # One reference run for each job and strategy.
         if key not in self._expected_results:
             faults = network_faults.no_faults()
             reference_plan = ChaosPlan(
@@ -638,7 +645,18 @@ def run(
             plan = plan_for(seed, torch_fraction=torch_fraction)
             outcome = runner.run_plan(plan, proxy_url)
             summary.add(outcome)
-            _print_outcome(plan, outcome, folder / str(seed))
+            verdict = (
+                f"FAILED, files are in {folder / str(seed)}" if outcome.violations else "passed"
+            )
+            late = f", {outcome.late_kills} too late" if outcome.late_kills else ""
+            kills = (
+                f"{outcome.effective_kills} of {len(plan.kills)} kills and "
+                f"{len(plan.injected_crashes)} crash points effective{late}"
+            )
+            sys.stdout.write(f"seed {plan.seed}: {verdict} ({plan.job} on {plan.store}, {kills})\n")
+            for line in (*outcome.log_lines, *outcome.violations):
+                sys.stdout.write(f"    {line}\n")
+            sys.stdout.flush()
     return summary
 
 
@@ -655,28 +673,11 @@ def faulty_store_proxy() -> Iterator[str]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
+            # The proxy prints its URL once it listens.
             yield process.stdout.readline().strip()
         finally:
+            # The proxy ends with its standard input, also if this process is killed.
             process.stdin.close()
-
-
-def _print_outcome(plan: ChaosPlan, outcome: ChaosOutcome, folder: Path) -> None:
-    verdict = f"FAILED, files are in {folder}" if outcome.violations else "passed"
-    late = f", {outcome.late_kills} too late" if outcome.late_kills else ""
-    kills = (
-        f"{outcome.effective_kills} of {len(plan.kills)} kills and "
-        f"{len(plan.injected_crashes)} crash points effective{late}"
-    )
-    sys.stdout.write(f"seed {plan.seed}: {verdict} ({plan.job} on {plan.store}, {kills})\n")
-    for line in (*outcome.log_lines, *outcome.violations):
-        sys.stdout.write(f"    {line}\n")
-    sys.stdout.flush()
-
-
-def _make_bucket(proxy_url: str) -> None:
-    network_faults.set_faults(proxy_url, network_faults.no_faults())
-    request = urllib.request.Request(f"{proxy_url}/chaos", method="PUT")  # noqa: S310  # loopback
-    urllib.request.urlopen(request).close()  # noqa: S310  # as above
 
 
 @contextlib.contextmanager
@@ -720,12 +721,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.write(json.dumps(asdict(summary)) + "\n")
     return min(summary.failed_runs, 99)
-
-
-def _paths_below(folder: Path) -> Iterator[str]:
-    """Yield the paths below a folder, while other processes may remove some."""
-    for path, folders, files in os.walk(folder):
-        yield from (str(Path(path, name)) for name in (*folders, *files))
 
 
 if __name__ == "__main__":

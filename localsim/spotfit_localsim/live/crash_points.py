@@ -130,9 +130,11 @@ class InjectedCrash(msgspec.Struct, frozen=True):
 def arm(process: ProcessKind) -> None:
     """Wrap the crash points of this process kind, if this process belongs to a chaos run."""
     folder = env.lookup(CHAOS_DIR_ENV)
+    # Outside of a chaos run nothing is wrapped.
     if process in _armed_processes or folder is None:
         return
     _armed_processes.add(process)
+    # In a fixed order: two crashes of one method are wrapped around each other.
     for path in sorted(Path(folder, "crashes").glob("*.crash")):
         crash = msgspec.json.decode(path.read_bytes(), type=InjectedCrash)
         crash_point = CRASH_POINTS[crash.crash_point]
@@ -162,12 +164,14 @@ def resolve_target(crash_point: CrashPoint) -> tuple[Any, str]:
     module, _, name = crash_point.target.partition(":")
     owner, _, method = name.partition(".")
     cls = getattr(importlib.import_module(module), owner)
+    # Raises for a renamed method, which would otherwise never crash.
     getattr(cls, method)
     return cls, method
 
 
 def _wrap(crash_point: CrashPoint, trigger: Callable[[int], None]) -> None:
     owner, name = resolve_target(crash_point)
+    # Not getattr: it would bind a class method to its class.
     original = owner.__dict__[name]
     function = original.__func__ if isinstance(original, classmethod) else original
     calls = 0
@@ -175,11 +179,9 @@ def _wrap(crash_point: CrashPoint, trigger: Callable[[int], None]) -> None:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
-        counts = (
-            crash_point.argument_filter in " ".join(map(_as_text, args))
-            if crash_point.argument_filter
-            else True
-        )
+        # Only bytes are searched: the filter selects encoded journal entries.
+        texts = [one.decode(errors="replace") for one in args if isinstance(one, bytes)]
+        counts = crash_point.argument_filter in " ".join(texts)
         calls += counts
         if counts and crash_point.when == "before":
             trigger(calls)
@@ -189,10 +191,6 @@ def _wrap(crash_point: CrashPoint, trigger: Callable[[int], None]) -> None:
         return result
 
     setattr(owner, name, classmethod(wrapper) if isinstance(original, classmethod) else wrapper)
-
-
-def _as_text(argument: Any) -> str:
-    return argument.decode(errors="replace") if isinstance(argument, bytes) else ""
 
 
 def _trigger(crash: InjectedCrash, triggered_path: Path, calls: int) -> None:

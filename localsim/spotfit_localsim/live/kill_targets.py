@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,9 +59,15 @@ class KillTargets:
             case "agent":
                 return None if self._is_over() else _kill_one(machines, kind, stream)
             case "all_machines":
-                return None if self._is_over() else _kill_all(nodes)
+                if self._is_over():
+                    return None
+                killed = [text for node in nodes if (text := _reclaim_node(node))]
+                return "; ".join(killed) or None
             case _:
-                return None if self._is_over() else _kill_node(nodes, stream)
+                running = [node for node in nodes if _running_machine(node)]
+                if not running or self._is_over():
+                    return None
+                return _reclaim_node(stream.choice(running))
 
     def latest_checkpoint(self, min_count: int) -> str | None:
         """Return the latest checkpoint of an active run with at least `min_count` checkpoints."""
@@ -68,6 +75,7 @@ class KillTargets:
             view = self._refreshed_journal().view
         except SpotfitError:
             return None
+        # After the end nothing is restored any more.
         if view.fit_end is not None or len(view.checkpoints) < min_count:
             return None
         return view.checkpoints[-1].name
@@ -83,6 +91,7 @@ class KillTargets:
             if view.leader is None or view.run_id is None:
                 return None
             leader = view.leader.leader
+            # One attempt: a kill that waits for a stalled bucket would come too late.
             store = open_store(self._url, RetryPolicy(max_attempts=1))
             members = Ledger(store, view.run_id, leader).list_members()
             return next((member.pid for member in members if member.agent == leader), None)
@@ -107,8 +116,12 @@ def processes_with_variable(name: str, value: str) -> list[str]:
     """Return processes with that environment variable, as 'pid name'."""
     marked = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and _has_variable(entry, f"{name}={value}"):
-            marked.append(f"{entry.name} {_process_name(int(entry.name))}")
+        # A process may exit at any time, and those of other users cannot be read.
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and f"{name}={value}".encode() in (
+                entry / "environ"
+            ).read_bytes().split(b"\0"):
+                marked.append(f"{entry.name} {_process_name(int(entry.name))}")
     return marked
 
 
@@ -133,24 +146,13 @@ def _processes_named(name: str, machines: Iterable[int]) -> list[int]:
 
 
 def _kill_one(pids: list[int], kind: str, stream: RandomStream) -> str | None:
+    # Sorted: the choice depends on the seed and not on the order of /proc.
     running = sorted(pid for pid in pids if processes.find_process(pid) is not None)
     if not running:
         return None
     pid = stream.choice(running)
     process.kill(pid, signal.SIGKILL)
     return f"the {kind} {pid}"
-
-
-def _kill_node(nodes: list[LocalNode], stream: RandomStream) -> str | None:
-    running = [node for node in nodes if _running_machine(node)]
-    if not running:
-        return None
-    return _reclaim_node(stream.choice(running))
-
-
-def _kill_all(nodes: list[LocalNode]) -> str | None:
-    killed = [text for node in nodes if (text := _reclaim_node(node))]
-    return "; ".join(killed) or None
 
 
 def _reclaim_node(node: LocalNode) -> str | None:
@@ -168,10 +170,3 @@ def _process_name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return "exited"
-
-
-def _has_variable(entry: Path, assignment: str) -> bool:
-    try:
-        return assignment.encode() in (entry / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False

@@ -32,6 +32,7 @@ STALL_PATH = "/-/stall"
 HOLD_PATH = "/-/hold"
 REQUEST_COUNTS_PATH = "/-/request_counts"
 _POLL_INTERVAL_S = 0.1
+# RFC 9110, 7.6.1: they describe one connection; the host is that of the proxy.
 _HOP_BY_HOP_HEADERS = ("connection", "host", "transfer-encoding", "keep-alive")
 
 
@@ -90,13 +91,16 @@ class RequestFaultInjector:
         """Return 'refused', 'response_lost' or 'forwarded', after a delay if drawn."""
         with self._lock:
             faults, stream = self._faults, self._stream
+            # Under the lock: threads share the stream.
             slow, outcome = stream.bernoulli(faults.slow_probability), stream.random()
             stalled = faults.stall_probability > 0 and stream.bernoulli(faults.stall_probability)
         if slow:
             self._clock.wait(faults.slow_latency_s)
         if stalled:
             self._clock.wait(faults.stall_s)
-        self._wait_for_stall()
+        # In short waits: `set_faults` may end the stall early.
+        while (remaining_s := self._stall_ends_at - self._clock.now()) > 0:
+            self._clock.wait(min(remaining_s, _POLL_INTERVAL_S))
         if outcome < faults.refusal_probability:
             return "refused"
         return (
@@ -104,11 +108,6 @@ class RequestFaultInjector:
             if outcome < faults.refusal_probability + faults.lost_response_probability
             else "forwarded"
         )
-
-    def _wait_for_stall(self) -> None:
-        """Block until the stall ends, which `set_faults` may do early."""
-        while (remaining_s := self._stall_ends_at - self._clock.now()) > 0:
-            self._clock.wait(min(remaining_s, _POLL_INTERVAL_S))
 
 
 class FaultyProxyHandler(BaseHTTPRequestHandler):
@@ -139,6 +138,7 @@ class FaultyProxyHandler(BaseHTTPRequestHandler):
         self.fault_injector.request_counts[
             "LIST" if "list-type=" in self.path else self.command
         ] += 1
+        # Before the outcome is drawn: a held request uses up no fault.
         self.fault_injector.wait_for_hold(self.command, self.path)
         outcome = self.fault_injector.draw_outcome()
         if outcome == "refused":
@@ -146,6 +146,7 @@ class FaultyProxyHandler(BaseHTTPRequestHandler):
             return
         status, headers, response = self._call_upstream(body)
         if outcome == "response_lost":
+            # The client sees the end of the connection instead of a response.
             self.close_connection = True
             return
         with contextlib.suppress(ConnectionError):  # the client has timed out
@@ -178,6 +179,7 @@ class FaultyProxyHandler(BaseHTTPRequestHandler):
         for name, text in headers.items():
             if name.lower() not in (*_HOP_BY_HOP_HEADERS, "content-length"):
                 self.send_header(name, text)
+        # The length of a HEAD response is that of the object.
         length = headers.get("Content-Length") if self.command == "HEAD" else None
         self.send_header("Content-Length", length or str(len(body)))
         self.end_headers()
@@ -234,6 +236,7 @@ def main() -> None:
     """Serve until stdin is closed."""
     from moto.server import ThreadedMotoServer
 
+    # Port 0: the kernel chooses a free one.
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
     proxy = create_proxy(moto.get_host_and_port())

@@ -12,7 +12,6 @@ from spotfit.checkpoint.reader import open_committed_snapshot
 from spotfit.core.errors import IntegrityError, SpotfitError
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import FitEnded, GroupPlanned, GroupSubmitted, JournalEntry, RoundOpened
-from spotfit.model.topology import Round
 from spotfit.model.view import JournalView
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
@@ -63,7 +62,9 @@ class RunAudit:
         try:
             store = open_store(url)
             audit._read_journal(store)
-            audit._read_reports(store)
+            for info in store.list(REPORTS_PREFIX):
+                for line in store.get(info.key).splitlines():
+                    audit.reports.append(msgspec.json.decode(line, type=_ReportEntry))
             audit._check_checkpoints(store)
         except SpotfitError as error:
             audit.violations.append(f"the run cannot be read: {error.message}")
@@ -71,11 +72,22 @@ class RunAudit:
 
     def find_violations(self, expected: str, *, steps: int) -> list[str]:
         """Return all violations."""
+        machines = [tuple(line.split()[:2]) for line in self.machine_starts]
+        repeated = [machine for machine, times in Counter(machines).items() if times > 1]
+        unplanned = {token for token, _ in machines} - self.intended_tokens
+        # An index occurs once per round; a repeated round has another number.
+        times = Counter((report.round, report.report_index) for report in self.reports)
         return [
             *self.violations,
             *self._check_end(expected, steps),
-            *self._check_machine_starts(),
-            *self._check_reports(),
+            *(f"machine {token}/{node} was started twice" for token, node in repeated),
+            *(f"machines of {token} were started but not planned" for token in unplanned),
+            *(f"report {one} was stored twice" for one, count in times.items() if count > 1),
+            *(
+                f"a step was counted twice: {report}"
+                for report in self.reports
+                if report.metrics["step"] != report.metrics["steps"]
+            ),
             *(f"leftover: {one}" for one in self.leftovers),
         ]
 
@@ -87,6 +99,7 @@ class RunAudit:
         before = journal.view
 
         def on_entry(slot: int, _: bytes, entry: JournalEntry) -> None:
+            # The listener runs after the fold: the check needs the view before the entry.
             nonlocal before
             self._check_entry(slot, entry, before)
             before = journal.view
@@ -107,7 +120,16 @@ class RunAudit:
                         f"{opened.checkpoint_name}, "
                         f"but {newest} was committed"
                     )
-                self._check_memory_restore(slot, opened, before)
+                # A snapshot in memory must not be older than the latest checkpoint, unless that one
+                # was corrupted: the run then had to fall back.
+                memory = opened.memory_snapshot
+                if memory is None or latest is None or newest in self.corrupted_checkpoints:
+                    return
+                if memory.step < latest.metrics.get("step", 0):
+                    self.violations.append(
+                        f"entry {slot}: round {opened.number} starts from step {memory.step} in "
+                        f"memory, but step {latest.metrics['step']} was committed"
+                    )
             case GroupPlanned(plan=plan):
                 if plan.token in self.intended_tokens:
                     self.violations.append(f"entry {slot}: token {plan.token} was planned twice")
@@ -116,32 +138,12 @@ class RunAudit:
                 if token not in self.intended_tokens:
                     self.violations.append(f"entry {slot}: {token} was submitted but not planned")
 
-    def _check_memory_restore(self, slot: int, opened: Round, before: JournalView) -> None:
-        """A snapshot in memory must not be older than the latest checkpoint."""
-        latest = before.latest_checkpoint
-        if (
-            opened.memory_snapshot is None
-            or latest is None
-            or latest.name in self.corrupted_checkpoints
-        ):
-            return
-        if opened.memory_snapshot.step < latest.metrics.get("step", 0):
-            self.violations.append(
-                f"entry {slot}: round {opened.number} starts from step "
-                f"{opened.memory_snapshot.step} in memory, but step {latest.metrics['step']} "
-                "was committed"
-            )
-
-    def _read_reports(self, store: Store) -> None:
-        for info in store.list(REPORTS_PREFIX):
-            for line in store.get(info.key).splitlines():
-                self.reports.append(msgspec.json.decode(line, type=_ReportEntry))
-
     def _check_checkpoints(self, store: Store) -> None:
         for checkpoint in self.view.checkpoints:
             if checkpoint.is_snapshot:
                 self._read_snapshot(store, checkpoint.name)
                 continue
+            # Every rank must have a file: a partial checkpoint cannot be restored.
             present = {info.key for info in store.list(checkpoint.name)}
             missing = [
                 rank for rank in checkpoint.ranks if f"{checkpoint.name}/rank-{rank}" not in present
@@ -151,6 +153,7 @@ class RunAudit:
                     f"checkpoint {checkpoint.name} has no files of ranks {missing}"
                 )
         for checkpoint in self.view.checkpoints:
+            # `steps` is part of the restored state: it differs from `step` if a step ran twice.
             if checkpoint.metrics.get("step") != checkpoint.metrics.get("steps"):
                 self.violations.append(
                     f"checkpoint {checkpoint.name} counts a step twice: {checkpoint.metrics}"
@@ -175,28 +178,9 @@ class RunAudit:
         if not isinstance(ended, FitEnded) or ended.outcome != "finished":
             return [f"the run has not finished: {ended}"]
         violations = []
+        # The result depends on every step: lost or repeated ones change it.
         if self.result != expected:
             violations.append(f"the result is {self.result}, expected {expected}")
         if ended.metrics is not None and ended.metrics != {"step": steps, "steps": steps}:
             violations.append(f"the last metrics are {ended.metrics}")
-        return violations
-
-    def _check_machine_starts(self) -> list[str]:
-        machines = [tuple(line.split()[:2]) for line in self.machine_starts]
-        repeated = [machine for machine, times in Counter(machines).items() if times > 1]
-        unplanned = {token for token, _ in machines} - self.intended_tokens
-        return [f"machine {token}/{node} was started twice" for token, node in repeated] + [
-            f"machines of {token} were started but not planned" for token in unplanned
-        ]
-
-    def _check_reports(self) -> list[str]:
-        times = Counter((report.round, report.report_index) for report in self.reports)
-        violations = [
-            f"report {report_id} was stored twice"
-            for report_id, count in times.items()
-            if count > 1
-        ]
-        for report in self.reports:
-            if report.metrics["step"] != report.metrics["steps"]:
-                violations.append(f"a step was counted twice: {report}")
         return violations

@@ -46,8 +46,15 @@ class Reclaimer:
         groups = (
             group for group in self._cloud_dir.groups() if self._run_id in (None, group.run_id)
         )
+        # A node with a notice is lost already: preempting it again would test nothing.
         nodes = [node for group in groups for node in group.nodes()]
-        return [node for node in nodes if _is_running(node) and not node.notice_path.exists()]
+        return [
+            node
+            for node in nodes
+            if (machine := node.machine()) is not None
+            and machine.is_alive
+            and not node.notice_path.exists()
+        ]
 
     def notify(self, node: LocalNode, *, seconds_left: float, reason: str = "reclaimed") -> None:
         """Give the node a preemption notice. The caller must kill the node at the deadline."""
@@ -60,6 +67,7 @@ class Reclaimer:
             # Marked first: the provisioner must not report the death as a failure of the agent.
             node.mark_reclaimed(reason)
             processes.kill_process_tree(machine)
+            # Its files would count as leftovers of the run.
             self._cloud_dir.remove_machine(machine)
 
     def set_capacity(self, nodes: int | None) -> None:
@@ -147,10 +155,12 @@ def at_random(
     reclaims: list[PlannedReclaim] = []
     time_s = stream.expovariate(per_minute / 60.0)
     while time_s < duration_s:
+        # Drawn for every preemption, so that the times do not depend on the notices.
         has_notice = stream.bernoulli(notice_probability)
         reclaims.append(
             at_time(time_s, notice=has_notice, notice_s=notice_s if has_notice else None)
         )
+        # Exponential distances give a constant rate.
         time_s += stream.expovariate(per_minute / 60.0)
     return reclaims
 
@@ -194,8 +204,13 @@ class ReclaimSchedule:
 
     def tick(self, now: float) -> None:
         """Execute what is due. A preemption without a running node waits for one."""
-        self._kill_after_notice(now)
-        self._end_capacity_outage(now)
+        for deadline, node in list(self._deadlines):
+            if now >= deadline:
+                self._deadlines.remove((deadline, node))
+                self.reclaimer.kill(node, reason="reclaimed after its notice")
+        if self._capacity_outage_until is not None and now >= self._capacity_outage_until:
+            self.restore_capacity()
+        # Reading the step costs requests to the bucket.
         if not self.pending:
             return
         step = self.step_source.current_step()
@@ -204,7 +219,12 @@ class ReclaimSchedule:
                 nodes := self.reclaimer.running_nodes()
             ):
                 self.pending.remove(reclaim)
-                self._reclaim_node(reclaim, self._select_node(reclaim, nodes), step, now)
+                node = (
+                    self.stream.choice(nodes)
+                    if reclaim.node is None
+                    else nodes[reclaim.node % len(nodes)]
+                )
+                self._reclaim_node(reclaim, node, step, now)
 
     @property
     def is_done(self) -> bool:
@@ -217,15 +237,11 @@ class ReclaimSchedule:
             self.reclaimer.set_capacity(None)
             self._capacity_outage_until = None
 
-    def _select_node(self, reclaim: PlannedReclaim, nodes: list[LocalNode]) -> LocalNode:
-        return (
-            self.stream.choice(nodes) if reclaim.node is None else nodes[reclaim.node % len(nodes)]
-        )
-
     def _reclaim_node(
         self, reclaim: PlannedReclaim, node: LocalNode, step: int, now: float
     ) -> None:
         if reclaim.capacity_outage_s > 0:
+            # Before the node is lost, or its replacement could start at once.
             self.reclaimer.set_capacity(0)
             self._capacity_outage_until = now + reclaim.capacity_outage_s
         if reclaim.notice:
@@ -237,16 +253,6 @@ class ReclaimSchedule:
         self.completed.append(
             ReclaimRecord(node.group.token, node.number, step, reclaim.notice, wall_ms())
         )
-
-    def _kill_after_notice(self, now: float) -> None:
-        for deadline, node in list(self._deadlines):
-            if now >= deadline:
-                self._deadlines.remove((deadline, node))
-                self.reclaimer.kill(node, reason="reclaimed after its notice")
-
-    def _end_capacity_outage(self, now: float) -> None:
-        if self._capacity_outage_until is not None and now >= self._capacity_outage_until:
-            self.restore_capacity()
 
 
 class _ReportLine(msgspec.Struct):
@@ -265,12 +271,8 @@ class ReportedStepSource:
         self._read_at = float("-inf")
 
     def current_step(self) -> int:
-        if self._clock.now() - self._read_at >= _READ_INTERVAL_S:
-            self._read()
-            self._read_at = self._clock.now()
-        return self._step
-
-    def _read(self) -> None:
+        if self._clock.now() - self._read_at < _READ_INTERVAL_S:
+            return self._step
         try:
             new_keys = [
                 info.key
@@ -278,17 +280,19 @@ class ReportedStepSource:
                 if info.key not in self._read_keys
             ]
             for key in new_keys:
-                for line in self._store.get(key).splitlines():
-                    self._add_report(msgspec.json.decode(line, type=_ReportLine))
+                for text in self._store.get(key).splitlines():
+                    line = msgspec.json.decode(text, type=_ReportLine)
+                    self._report_count += 1
+                    step = line.metrics.get("step", self._report_count)
+                    if isinstance(step, int):
+                        self._step = max(self._step, step)
+                # Objects of reports are immutable: each is read once.
                 self._read_keys.add(key)
         except SpotfitError as error:
+            # The next read tries again; a test that needs the step waits for it.
             log.warning("reclaimer.reports_unreadable", reason=error.message)
-
-    def _add_report(self, line: _ReportLine) -> None:
-        self._report_count += 1
-        step = line.metrics.get("step", self._report_count)
-        if isinstance(step, int):
-            self._step = max(self._step, step)
+        self._read_at = self._clock.now()
+        return self._step
 
 
 @contextlib.contextmanager
@@ -334,12 +338,9 @@ def _run_schedule(
     while not stop_event.wait(_POLL_INTERVAL_S) and not schedule.is_done:
         run = journal.view.run_id or journal.catch_up().run_id
         if run is None:
+            # Times count from the start of the run, which may be later than that of the thread.
             schedule.started_at = clock.now()
             continue
+        # Other runs of the same local cloud are spared.
         schedule.reclaimer = Reclaimer(root, run)
         schedule.tick(clock.now())
-
-
-def _is_running(node: LocalNode) -> bool:
-    machine = node.machine()
-    return machine is not None and machine.is_alive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import tempfile
 from pathlib import Path
@@ -51,12 +52,16 @@ def train_gradient_descent(config: dict[str, Any]) -> str:
         with saved.as_directory() as folder:
             state = torch.load(_rank_file(folder, rank))
     for step in range(state["step"] + 1, config["steps"] + 1):
+        # Depends on rank and step, so that the sum shows a missing or stale rank.
         gradient = torch.sin(state["weights"] * step + rank)
         dist.all_reduce(gradient)
         weights = state["weights"] - 0.05 * gradient
         state = {"step": step, "steps": state["steps"] + 1, "weights": weights}
         SystemClock().wait(config["step_s"])
-        _report(state, config, _torch_bytes(state))
+        body = io.BytesIO()
+        torch.save(state, body)
+        _report(state, config, body.getvalue())
+    # A digest of the bytes: equal only if every operation was.
     return hashlib.sha256(state["weights"].numpy().tobytes()).hexdigest()
 
 
@@ -71,19 +76,10 @@ def _rank_file(folder: str | Path, rank: int) -> Path:
 
 def _report(state: dict[str, Any], config: dict[str, Any], body: bytes) -> None:
     metrics = {"step": state["step"], "steps": state["steps"]}
+    # Reports without files in between: both kinds of report are matched by index.
     if state["step"] % config["save_every"]:
         spotfit.report(metrics)
         return
     with tempfile.TemporaryDirectory() as folder:
         _rank_file(folder, spotfit.get_context().get_world_rank()).write_bytes(body)
         spotfit.report(metrics, checkpoint=spotfit.Checkpoint.from_directory(folder))
-
-
-def _torch_bytes(state: dict[str, Any]) -> bytes:
-    import io
-
-    import torch
-
-    body = io.BytesIO()
-    torch.save(state, body)
-    return body.getvalue()

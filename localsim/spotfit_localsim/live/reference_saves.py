@@ -68,10 +68,16 @@ class _SnapshotTrainer:
             clock=SystemClock(),
         )
         saved = selector.read_newest(self._plan_restore)
+        state: StateDict = {"step": 0, "steps": 0, "chain": ""}
         if saved is not None:
-            self._check_restored(saved)
-        initial: StateDict = {"step": 0, "steps": 0, "chain": ""}
-        state = self._restored_state if saved else initial
+            state = self._restored_state
+            # The pieces of every rank: a swapped or stale piece must not pass unnoticed.
+            for rank in range(self._world_size):
+                bodies = _piece_contents(rank, state["chain"])
+                for piece, body in zip(_pieces(rank), bodies, strict=True):
+                    if self._restored_pieces[rank, piece.name] != body:
+                        message = f"{piece.name} of step {state['step']} in {saved.name}"
+                        raise CorruptRestoreError(message)
         for step in range(state["step"] + 1, self._config["steps"] + 1):
             spotfit.collective.barrier()
             chain = next_chain_digest(state["chain"], step)
@@ -86,6 +92,7 @@ class _SnapshotTrainer:
     def _save(self, state: StateDict) -> None:
         slot, self._next_slot = self._next_slot, (self._next_slot + 1) % _SLOTS
         segment, report = self._slots[slot]
+        # The segment is still being uploaded: writing into it would tear the snapshot.
         if report is not None and self._channel.status_of(report) == "submitted":
             self._channel.wait_for_upload(report)
         metrics = {name: state[name] for name in ("step", "steps")}
@@ -93,11 +100,13 @@ class _SnapshotTrainer:
             segment = segment or self._create_segment()
             self._fill_segment(segment, state)
         except OSError as error:
+            # All ranks must report the step, also one that could not save.
             self._channel.skip(metrics, f"Not enough space for a snapshot: {error}")
             return
         self._slots[slot] = (segment, self._channel.submit(metrics, segment.path))
 
     def _create_segment(self) -> ShmSegment:
+        # Shared memory first; the last folder is on disk, and its error is reported.
         *preferred, last = self._channel.segment_dirs
         for folder in preferred:
             try:
@@ -132,6 +141,7 @@ class _SnapshotTrainer:
     # --- restoring, as `Checkpointer.restore` does -------------------------------------------
 
     def _plan_restore(self, saved: SavedState) -> RestorePlan:
+        # Called again for the next candidate if a checkpoint turns out to be corrupt.
         self._restored_state = json.loads(saved.indices[self._rank].encoded_rank_state)
         self._restored_pieces = {}
 
@@ -147,20 +157,12 @@ class _SnapshotTrainer:
         )
         return RestorePlan(saved.plan_reads(requests))
 
-    def _check_restored(self, saved: SavedState) -> None:
-        for rank in range(self._world_size):
-            bodies = _piece_contents(rank, self._restored_state["chain"])
-            for piece, body in zip(_pieces(rank), bodies, strict=True):
-                if self._restored_pieces[rank, piece.name] != body:
-                    raise CorruptRestoreError(
-                        f"{piece.name} of step {self._restored_state['step']} in {saved.name}"
-                    )
-
     def _all_gather(self, value: Any) -> list[Any]:
         """All-gather by files: without torch there is no process group."""
         self._gather_count += 1
         folder = Path(self._config["folder"], "gathered")
         folder.mkdir(exist_ok=True)
+        # Files of earlier rounds remain; the round makes the names unique.
         stem = f"{self._round}-{self._gather_count}"
         (folder / f"{stem}-{self._rank}").write_bytes(pickle.dumps(value))
         spotfit.collective.barrier()
@@ -192,6 +194,7 @@ def _piece_contents(rank: int, chain: str) -> tuple[bytes, bytes]:
 
 def _repeat_to_size(seed: str, size_bytes: int) -> bytes:
     digest = hashlib.sha256(seed.encode()).digest()
+    # A body that depends on the seed in every byte costs one digest.
     return digest * (size_bytes // len(digest))
 
 
@@ -211,11 +214,13 @@ def _train_torch_model(config: dict[str, Any]) -> str:
 
     from spotfit.torch import Checkpointer, init_module, prepare_data_loader, prepare_model
 
+    # The order of sums depends on the number of threads.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with init_module():
         layers = nn.Linear(8, 64), nn.Dropout(0.1), nn.Linear(64, 64), nn.Linear(64, 1)
         model = prepare_model(nn.Sequential(*layers), parallel_strategy=config["strategy"])
+    # Equal weights on all ranks, but different dropout masks.
     torch.manual_seed(spotfit.get_context().get_world_rank())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9])
@@ -265,6 +270,7 @@ class _StepCounter:
 def _model_digest(model: Any) -> str:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+    # The complete tensors, so that DDP and FSDP2 give the same digest.
     weights: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     bodies = [weight.cpu().numpy().tobytes() for weight in weights.values()]
     return hashlib.sha256(b"".join(bodies)).hexdigest()
@@ -274,5 +280,6 @@ def _record_corruption(config: dict[str, Any], train: Callable[[], str]) -> str:
     try:
         return train()
     except CorruptRestoreError as error:
+        # The run would retry and might hide it: the audit finds the file.
         Path(config["folder"], "corruption").write_text(str(error))
         raise

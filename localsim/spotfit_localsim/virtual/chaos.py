@@ -80,6 +80,7 @@ def run_seeds(
 ) -> VirtualChaosSummary:
     """Simulate `count` seeds; log the progress and the timelines of failed seeds."""
     summary = VirtualChaosSummary()
+    # Real time: it measures the simulator.
     started_at = clock.now()
     for seed in range(seed_start, seed_start + count):
         report = run_seed(seed, summary, scenario_for)
@@ -128,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
+    # The output may be a pipe, and a run takes hours.
     sys.stdout.flush()
 
 

@@ -22,7 +22,14 @@ from spotfit_localsim.virtual.simulation import SimWorld
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; the exit code is 1 for a violation, 2 for bad arguments."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m spotfit_localsim.virtual.cli")
+    parser.add_argument("scenario", help="name of a scenario, or 'storm' for a random one")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trace", type=Path, help="recorded capacity trace (JSON)")
+    parser.add_argument(
+        "--over", type=float, default=600.0, help="replay duration of the trace in seconds"
+    )
+    options = parser.parse_args(arguments)
     try:
         scenario = find_scenario(options.scenario, options.seed)
         if options.trace is not None:
@@ -41,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def find_scenario(name: str, seed: int) -> Scenario:
     """Return the scenario of that name, or a random one for 'storm'. Raises `ConfigError`."""
+    # A name instead of an option: it is used wherever a scenario is named.
     if name == "storm":
         return random_scenario(seed)
     scenarios = {scenario.name: scenario for scenario in SCENARIOS}
@@ -53,6 +61,7 @@ def find_scenario(name: str, seed: int) -> Scenario:
 
 def with_recorded_market(scenario: Scenario, trace: Path, *, duration_s: float) -> Scenario:
     """Return the scenario with the capacity of a trace, replayed within `duration_s`."""
+    # Rounded up: the last machine may be partly used.
     machines = -(-scenario.num_workers // scenario.slots_per_machine)
     capacity = read_trace(trace).rescaled(duration_s=duration_s, max_machines=machines)
     return replace(
@@ -61,17 +70,6 @@ def with_recorded_market(scenario: Scenario, trace: Path, *, duration_s: float) 
         market=replace(scenario.market, capacity=capacity),
         faults_duration_s=duration_s,
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m spotfit_localsim.virtual.cli")
-    parser.add_argument("scenario", help="name of a scenario, or 'storm' for a random one")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--trace", type=Path, help="recorded capacity trace (JSON)")
-    parser.add_argument(
-        "--over", type=float, default=600.0, help="replay duration of the trace in seconds"
-    )
-    return parser
 
 
 if __name__ == "__main__":

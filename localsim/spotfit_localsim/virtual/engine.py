@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Timer:
 
     __slots__ = ("callback",)
 
-    def __init__(self, callback: Callable[[], None] | None) -> None:
+    def __init__(self, callback: Callable[[], object] | None) -> None:
         self.callback = callback
 
     def cancel(self) -> None:
@@ -58,6 +59,7 @@ class Timer:
 class Engine:
     """The virtual clock and the event queue."""
 
+    # A usual simulation has some 10,000 events: the limit is reached only by a livelock.
     def __init__(self, max_events: int = 5_000_000) -> None:
         self.now = 0.0
         self.event_count = 0
@@ -66,14 +68,14 @@ class Engine:
         self._sequence = itertools.count()
         self._is_stopped = False
 
-    def schedule_at(self, when: float, callback: Callable[[], None]) -> Timer:
+    def schedule_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Call `callback` at time `when`, or now if that has passed."""
         timer = Timer(callback)
         # The sequence number orders events at equal times: a heap is not stable.
         heapq.heappush(self._queue, (max(when, self.now), next(self._sequence), timer))
         return timer
 
-    def schedule_after(self, seconds: float, callback: Callable[[], None]) -> Timer:
+    def schedule_after(self, seconds: float, callback: Callable[[], object]) -> Timer:
         """Call `callback` after `seconds`."""
         return self.schedule_at(self.now + seconds, callback)
 
@@ -85,6 +87,7 @@ class Engine:
         """Run events until time `until`, `stop`, or an empty queue. Raises `LivelockError`."""
         while self._queue and not self._is_stopped and self._queue[0][0] <= until:
             when, _, timer = heapq.heappop(self._queue)
+            # Cancelled timers stay in the heap: removing one would take linear time.
             if timer.callback is None:
                 continue
             self.now = when
@@ -109,6 +112,7 @@ class SimClock:
 
     def world_duration_s(self, local_s: float) -> float:
         """Return the virtual duration of `local_s` seconds of this clock."""
+        # A fast clock reaches a local deadline early.
         return local_s / self.rate
 
 
@@ -144,6 +148,7 @@ class SimThread:
         """Unwind the stack with GreenletExit. Called by the engine only."""
         if self._greenlet:
             self._scheduler = greenlet.getcurrent()
+            # GreenletExit is no Exception: handlers of the code under test do not catch it.
             self._greenlet.throw(greenlet.GreenletExit)
 
 
@@ -184,13 +189,37 @@ class SimProcess:
 
     def start(self, tick: Tick) -> None:
         """Start the process; the first tick runs at once."""
+
+        def run_ticks() -> None:
+            try:
+                while True:
+                    self._is_wake_pending = False
+                    wake_at = tick(self.now)
+                    # The agent has finished: its process ends with exit code 0.
+                    if wake_at is None:
+                        self._exit(None)
+                        return
+                    woken = self._is_wake_pending
+                    wait_s = 0.0 if woken else self._clock.world_duration_s(wake_at - self.now)
+                    self._is_idle = not woken
+                    self._schedule_resume(thread, max(TICK_S, wait_s))
+                    thread.suspend()
+            except Exception as error:  # noqa: BLE001  # reported through on_exit
+                self._exit(error)
+
         self.is_alive = True
-        self._main_thread = SimThread(lambda: self._run_ticks(tick))
-        self._start_thread(self._main_thread)
+        thread = self._main_thread = SimThread(run_ticks)
+        self._start_thread(thread)
 
     def run_in_background(self, call: Callable[[], None]) -> None:
         """Run `call` concurrently with the ticks, as a thread would."""
-        self._start_thread(SimThread(lambda: self._run_background_call(call)))
+
+        def run() -> None:
+            call()
+            del self._threads[thread]
+
+        thread = SimThread(run)
+        self._start_thread(thread)
 
     def wake(self) -> None:
         """Tick again: at once if idle, else directly after the current tick."""
@@ -198,11 +227,24 @@ class SimProcess:
         if self._is_idle and self._main_thread is not None and self._main_thread.timer is not None:
             self._is_idle = False
             self._main_thread.timer.cancel()
+            # Not at once: events of the same time are handled by one tick, as by one poll.
             self._schedule_resume(self._main_thread, TICK_S)
 
-    def freeze(self, seconds: float) -> None:
-        """Suspend the process for `seconds`; messages to it are queued."""
+    @property
+    def is_frozen(self) -> bool:
+        return self.engine.now < self._frozen_until
+
+    def freeze(self, seconds: float = math.inf) -> None:
+        """Suspend the process for `seconds`, or until `thaw`; messages to it are queued."""
+        # Overlapping freezes end with the last one.
         self._frozen_until = max(self._frozen_until, self.engine.now + seconds)
+
+    def thaw(self) -> None:
+        """Continue a frozen process now."""
+        self._frozen_until = self.engine.now
+        for thread in self._threads:
+            thread.cancel()
+            self._schedule_resume(thread, 0.0)
 
     def kill(self) -> None:
         """Terminate the process; its memory is lost."""
@@ -219,6 +261,7 @@ class SimProcess:
     def simulate_call(self, latency_s: float = 0.0) -> None:
         """A call to the outside: time passes, or the process is frozen or killed."""
         if not self.is_alive:
+            # A killed process that is still on the stack must have no further effects.
             raise greenlet.GreenletExit
         fault = self._fault_injector.next_fault()
         if fault is not None:
@@ -234,57 +277,36 @@ class SimProcess:
             self._schedule_resume(thread, latency_s)
             thread.suspend()
 
-    def _run_ticks(self, tick: Tick) -> None:
-        try:
-            while True:
-                self._is_wake_pending = False
-                wake_at = tick(self.now)
-                if wake_at is None:
-                    self._exit(None)
-                    return
-                self._sleep_until(wake_at)
-        except Exception as error:  # noqa: BLE001  # reported through on_exit
-            self._exit(error)
-
-    def _sleep_until(self, until: float) -> None:
-        assert self._main_thread is not None
-        wait_s = 0.0 if self._is_wake_pending else self._clock.world_duration_s(until - self.now)
-        self._is_idle = not self._is_wake_pending
-        self._schedule_resume(self._main_thread, max(TICK_S, wait_s))
-        self._main_thread.suspend()
-
-    def _run_background_call(self, call: Callable[[], None]) -> None:
-        call()
-        if self._running_thread is not None:
-            self._threads.pop(self._running_thread)
-
     def _start_thread(self, thread: SimThread) -> None:
         self._threads[thread] = None
         self._schedule_resume(thread, 0.0)
 
     def _schedule_resume(self, thread: SimThread, wait_s: float) -> None:
-        thread.timer = self.engine.schedule_after(wait_s, lambda: self._resume(thread))
+        def resume() -> None:
+            if self.is_frozen:
+                # A frozen process loses no wake-up; it is only late, as after SIGSTOP.
+                self._schedule_resume(thread, self._frozen_until - self.engine.now)
+                return
+            if thread is self._main_thread:
+                self._is_idle = False
+            self._running_thread = thread
+            thread.resume()
 
-    def _resume(self, thread: SimThread) -> None:
-        if self.engine.now < self._frozen_until:
-            self._schedule_resume(thread, self._frozen_until - self.engine.now)
-            return
-        if thread is self._main_thread:
-            self._is_idle = False
-        self._running_thread = thread
-        thread.resume()
+        thread.timer = self.engine.schedule_after(wait_s, resume)
 
     def _exit(self, error: BaseException | None) -> None:
         self.is_alive = False
         for thread in self._threads:
             thread.cancel()
-        self.engine.schedule_after(0.0, lambda: self._finalize(error))
 
-    def _finalize(self, error: BaseException | None) -> None:
-        for thread in self._threads:
-            thread.terminate()
-        self._threads = {}
-        self._on_exit(error)
+        def finalize() -> None:
+            for thread in self._threads:
+                thread.terminate()
+            self._threads = {}
+            self._on_exit(error)
+
+        # In an event of its own: a greenlet cannot unwind itself.
+        self.engine.schedule_after(0.0, finalize)
 
 
 class SequentialExecutor:
@@ -323,14 +345,11 @@ def simulation_patches() -> Iterator[None]:
     """
     with (
         patched_attribute(transfer, "ThreadPoolExecutor", SequentialExecutor),
+        # In production 256 or more entries lie between two cached views.
         patched_attribute(view_cache, "VIEW_CACHE_INTERVAL", VIEW_CACHE_INTERVAL),
-        patched_attribute(log, "_log", _discard_log),
+        patched_attribute(log, "_log", lambda _level, _event, _fields: None),
     ):
         yield
-
-
-def _discard_log(_level: int, _event: str, _fields: dict[str, Any]) -> None:
-    return
 
 
 class SimBackgroundCalls:
@@ -348,6 +367,7 @@ class SimBackgroundCalls:
             return None
         if not results:
             return None
+        # A result is returned once; the next call of that name runs again.
         return self._pending.pop(name)[0]
 
     def send(self, name: str, job: Callable[[], Any]) -> None:

@@ -61,7 +61,9 @@ class ActiveFaults:
     def end_outage(self) -> None:
         """End the outage."""
         self.faults = replace(
-            self.faults, lost_request_probability=self._baseline.lost_request_probability
+            # The probability before the outage, which the scenario may have set.
+            self.faults,
+            lost_request_probability=self._baseline.lost_request_probability,
         )
 
     def stall_until(self, until_s: float) -> None:
@@ -75,6 +77,7 @@ class ActiveFaults:
     def stop_faults(self) -> None:
         """Inject no more faults."""
         self._stall_ends_at = 0.0
+        # The latency remains: the network does not become faster when faults end.
         self.faults = self._baseline = FaultConfig(latency_s=self.faults.latency_s)
 
 
@@ -87,6 +90,7 @@ class ProcessFaultInjector:
         self._active_faults = active_faults
         self._stream = stream
         # Drawing a call count instead of a number per call keeps calls cheap.
+        # Geometric: the number of trials until the first success at a constant probability.
         self._calls_until_freeze = stream.geometric(active_faults.faults.freeze_probability)
         self._calls_until_crash = (
             stream.geometric(active_faults.faults.crash_probability) if can_crash else 0
@@ -100,6 +104,7 @@ class ProcessFaultInjector:
             if self._calls_until_freeze == 0:
                 self._calls_until_freeze = self._stream.geometric(faults.freeze_probability)
                 return ProcessFault(freeze_s=self._stream.uniform_in(faults.freeze_s))
+        # The count is 0 for a process that cannot crash, and after its crash.
         if faults.crash_probability and self._calls_until_crash:
             self._calls_until_crash -= 1
             if self._calls_until_crash == 0:
@@ -117,6 +122,7 @@ class FaultyConnection:
     def draw_latency_s(self) -> float:
         """Draw the duration of half a request."""
         faults = self._active_faults.faults
+        # No draw without the fault: scenarios without it keep their random streams.
         if faults.slow_request_probability and self._stream.bernoulli(
             faults.slow_request_probability
         ):
@@ -132,6 +138,7 @@ class FaultyConnection:
 
     def should_execute_late(self) -> bool:
         """Draw whether a request that has timed out is executed nevertheless."""
+        # Both outcomes are likely in production, and the client must survive both.
         return self._stream.bernoulli(0.5)
 
     def maybe_lose_request(self) -> None:

@@ -8,7 +8,7 @@ modelled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_
 
@@ -70,7 +70,9 @@ def group_lifetimes(
     """
     started_at: float | None = None
     lifetimes: list[GroupLifetime] = []
-    for at_s, count in _jitter_trace(trace, stream):
+    for recorded_at_s, count in trace.points:
+        # The change happened at some time within the sampling interval before its record.
+        at_s = max(0.0, recorded_at_s - trace.sampling_interval_s * stream.random())
         if count >= machines and started_at is None:
             started_at = at_s
         elif count < machines and started_at is not None:
@@ -78,12 +80,8 @@ def group_lifetimes(
                 GroupLifetime(at_s - started_at, has_notice=stream.bernoulli(noticed_fraction))
             )
             started_at = None
+    # Random times may swap two changes within one interval.
     return tuple(lifetime for lifetime in lifetimes if lifetime.duration_s > 0)
-
-
-def _jitter_trace(trace: CapacityTrace, stream: RandomStream) -> Iterator[tuple[float, int]]:
-    for at_s, count in trace.points:
-        yield max(0.0, at_s - trace.sampling_interval_s * stream.random()), count
 
 
 class GroupSimulation:
@@ -118,6 +116,7 @@ class GroupSimulation:
 
     def _advance_until(self, until: float) -> None:
         lasts_s = max(0.0, until - self.now)
+        # The upload competes with the training for network and CPU.
         slowed = self.config.costs.slowdown_fraction if self.commit_due_at is not None else 0.0
         self.work_s += lasts_s * (1 - slowed)
         self.now += lasts_s
@@ -137,14 +136,14 @@ def interval_by_age(intervals_s: Sequence[float]) -> SavePolicy:
 
     def policy(group: GroupSimulation, until: float) -> None:
         costs = group.config.costs
-        while (due := group.saved_at + _interval_s(group)) < until:
+        # A save that starts before the last one is committed would only wait for it.
+        shortest_s = costs.stall_s + costs.commit_s
+        while (
+            due := group.saved_at + max(intervals_s[age_bucket(group.saved_at)], shortest_s)
+        ) < until:
             group.train(due)
             group.save(costs.commit_s)
         group.train(until)
-
-    def _interval_s(group: GroupSimulation) -> float:
-        costs = group.config.costs
-        return max(intervals_s[age_bucket(group.saved_at)], costs.stall_s + costs.commit_s)
 
     return policy
 
@@ -176,6 +175,7 @@ class ProductionPolicy:
 
     def _next_check_at(self, group: GroupSimulation) -> float:
         """Return when a save may be due; now if one is."""
+        # One save at a time: the next decision is due at the commit.
         if group.commit_due_at is not None:
             return group.commit_due_at
         progress = TrainingProgress(
@@ -184,6 +184,7 @@ class ProductionPolicy:
         expected_lifetime = estimate_lifetime(
             self.failure_model, round_age_s=group.now, notice_save_s=group.config.final_upload_s
         )
+        # As in production, the first interval is chosen without knowing the costs.
         costs = group.config.costs if self.has_measured_costs else None
         decision = decide_save(self.save_trigger, progress, costs=costs, lifetime=expected_lifetime)
         if isinstance(decision, SaveNow):
@@ -196,6 +197,7 @@ def simulate_lifetime(
 ) -> GroupSimulation:
     """Simulate one lifetime from its first machine to its end."""
     group = GroupSimulation(lifetime, config)
+    # A shorter lifetime ends before its first step.
     if lifetime.duration_s > config.recovery_s:
         policy(group, lifetime.duration_s - (config.notice_s if lifetime.has_notice else 0.0))
         if lifetime.has_notice:
@@ -206,30 +208,27 @@ def simulate_lifetime(
 
 def _act_on_notice(group: GroupSimulation) -> None:
     """Act after the preemption notice, by the production policy."""
+    config = group.config
     while group.now < group.lifetime.duration_s:
-        decision = decide_final_save(_pre_deadline_state(group))
+        commit_due_at = group.commit_due_at
+        state = PreDeadlineState(
+            time_left_s=group.lifetime.duration_s - group.now,
+            unsaved_work_s=group.now - group.saved_at,
+            step_s=config.step_s,
+            costs=config.costs,
+            # Only the quotient of size and bandwidth matters here.
+            size_bytes=2**30,
+            bucket_bytes_per_s=2**30 / config.final_upload_s,
+            in_flight_remaining_s=None if commit_due_at is None else commit_due_at - group.now,
+        )
+        decision = decide_final_save(state)
         if isinstance(decision, ContinueTraining):
             group.train(group.now + decision.for_s)
         elif isinstance(decision, FinalSave):
-            group.train(group.now + group.config.step_s)
-            group.save(group.config.final_upload_s)
+            group.train(group.now + config.step_s)
+            group.save(config.final_upload_s)
         else:
             return
-
-
-def _pre_deadline_state(group: GroupSimulation) -> PreDeadlineState:
-    config = group.config
-    return PreDeadlineState(
-        time_left_s=group.lifetime.duration_s - group.now,
-        unsaved_work_s=group.now - group.saved_at,
-        step_s=config.step_s,
-        costs=config.costs,
-        size_bytes=2**30,
-        bucket_bytes_per_s=2**30 / config.final_upload_s,
-        in_flight_remaining_s=None
-        if group.commit_due_at is None
-        else group.commit_due_at - group.now,
-    )
 
 
 def goodput(lifetimes: Sequence[GroupLifetime], config: GoodputConfig, policy: SavePolicy) -> float:
@@ -251,6 +250,7 @@ def goodput(lifetimes: Sequence[GroupLifetime], config: GoodputConfig, policy: S
             )
             if weight > 0
         )
+        # After the lifetime: a policy must not know how the one that it decides for ends.
         if isinstance(policy, ProductionPolicy):
             policy.learn(lifetime)
     return committed_s / _total_duration_s(lifetimes)
@@ -258,6 +258,7 @@ def goodput(lifetimes: Sequence[GroupLifetime], config: GoodputConfig, policy: S
 
 def oracle_goodput(lifetimes: Sequence[GroupLifetime], config: GoodputConfig) -> float:
     """Return the upper bound: each lifetime saved once, just in time for its end."""
+    # No policy can do better: it would save exactly once, ending with the lifetime.
     lost_s = config.recovery_s + config.final_upload_s
     return sum(
         max(0.0, lifetime.duration_s - lost_s) for lifetime in lifetimes

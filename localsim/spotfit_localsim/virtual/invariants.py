@@ -45,6 +45,7 @@ from spotfit_localsim.virtual.workload import SimTraining, validation_score
 
 _entry_decoder = decoder(JournalEntry)
 _view_cache_decoder = decoder(CachedView)
+# Writing equal bytes again is allowed: a retry cannot tell whether it succeeded.
 _IMMUTABLE_PREFIXES = (
     keys.JOURNAL,
     keys.VIEWS,
@@ -53,6 +54,7 @@ _IMMUTABLE_PREFIXES = (
     ".spotfit/reports/",
     ".spotfit/logs/",
 )
+# The writer is the last part of the key, so no two agents write one object.
 _SINGLE_WRITER_PREFIXES = (keys.lease(AgentId("")), keys.MEMBERS)
 
 
@@ -111,6 +113,7 @@ class InvariantChecker:
 
     def report_violation(self, violation: str) -> None:
         """Record a violation; only the first one counts."""
+        # Later violations are usually consequences of the first.
         if self.violation is None:
             self.violation = violation
             self._on_violation(violation)
@@ -132,11 +135,15 @@ class InvariantChecker:
         self, writer: str, key: str, before: bytes | None, after: bytes | None
     ) -> None:
         """An object is about to change."""
-        if after is None:
-            self._check_removed(key)
+        owner = key.rpartition("/")[2].removesuffix(".json")
+        if after is None and key.startswith(keys.JOURNAL):
+            self.report_violation(f"the entry {key} was deleted")
+        elif after is None:
+            if (checkpoint := self._find_checkpoint_of(key)) is not None:
+                self.report_violation(f"{key} of the committed checkpoint {checkpoint} was deleted")
         elif key.startswith(_IMMUTABLE_PREFIXES) and before is not None and before != after:
             self.report_violation(f"{writer} changed {key}, which is immutable")
-        elif key.startswith(_SINGLE_WRITER_PREFIXES) and writer != _owner_of(key):
+        elif key.startswith(_SINGLE_WRITER_PREFIXES) and writer != owner:
             self.report_violation(f"{writer} wrote {key}, which has another writer")
         elif (
             before not in (None, after)
@@ -148,13 +155,11 @@ class InvariantChecker:
         elif key.startswith(keys.JOURNAL) and before is None:
             self._check_entry_written(writer, key, after)
         elif key.startswith(keys.VIEWS) and before is None:
-            self._check_view_cache(writer, key, after)
-
-    def _check_removed(self, key: str) -> None:
-        if key.startswith(keys.JOURNAL):
-            self.report_violation(f"the entry {key} was deleted")
-        elif (checkpoint := self._find_checkpoint_of(key)) is not None:
-            self.report_violation(f"{key} of the committed checkpoint {checkpoint} was deleted")
+            view = _view_cache_decoder.decode(after).view
+            if key != keys.cached_view(view.next_slot) or view != self.views[view.next_slot]:
+                self.report_violation(
+                    f"the cached view {key} of {writer} differs from the reference view"
+                )
 
     def _find_checkpoint_of(self, key: str) -> str | None:
         """Return the committed checkpoint that the key belongs to."""
@@ -172,6 +177,7 @@ class InvariantChecker:
         self.entry_bodies.append(body)
         self.entries.append(entry)
         self._on_entry(entry)
+        # Checked against the view before the entry: a decision is valid only directly after it.
         error = self._check_entry(entry, writer)
         if error is not None:
             self.report_violation(f"{writer}, entry {self.reference_view.next_slot}: {error}")
@@ -179,15 +185,9 @@ class InvariantChecker:
             self.intended_tokens.add(entry.event.plan.token)
         if isinstance(entry.event, NodeLost) and entry.event.agent is not None:
             self.lost_agents.add(entry.event.agent)
+        # Folded also after a violation, so that the timeline of the result is complete.
         self.reference_view = fold(self.reference_view, entry)
         self.views.append(self.reference_view)
-
-    def _check_view_cache(self, writer: str, key: str, body: bytes) -> None:
-        view = _view_cache_decoder.decode(body).view
-        if key != keys.cached_view(view.next_slot) or view != self.views[view.next_slot]:
-            self.report_violation(
-                f"the cached view {key} of {writer} differs from the reference view"
-            )
 
     # --- journal entries ---------------------------------------------------------------------
 
@@ -198,24 +198,25 @@ class InvariantChecker:
         if isinstance(event, FitStarted):
             return "a fit started while another one is active" if view.is_active else None
         if isinstance(event, LeaderElected):
-            return self._check_election(event, entry.author)
+            # A client elects itself, or hands over to an agent; an agent elects only itself.
+            if entry.author not in (event.leader, self.leader):
+                return f"elected {event.leader} without being the leader or the candidate"
+            return (
+                None
+                if event.epoch == view.epoch + 1
+                else f"epoch {event.epoch} follows {view.epoch}"
+            )
         if isinstance(event, CancelRequested):
             return None if view.is_active else "nothing to cancel"
         leader = self.leader
         if entry.author != leader:
             return f"appended {type(event).__name__} while {leader} is the leader"
+        # After the end the leader still releases machines and records what became of them.
         if view.fit_end is not None and not isinstance(
             event, GroupSubmitted | GroupRefused | GroupsReleased | NodeLost
         ):
             return f"{type(event).__name__} after the end"
         return self._check_decision(event)
-
-    def _check_election(self, event: LeaderElected, by: AgentId) -> str | None:
-        if by not in (event.leader, self.leader):
-            return f"elected {event.leader} without being the leader or the candidate"
-        if event.epoch != self.reference_view.epoch + 1:
-            return f"epoch {event.epoch} follows {self.reference_view.epoch}"
-        return None
 
     def _check_decision(  # one case per event type
         self,
@@ -239,9 +240,12 @@ class InvariantChecker:
             case GroupPlanned():
                 return self._check_intent(event)
             case GroupSubmitted(token=token) | GroupRefused(token=token):
+                # An outcome without an intent, or a second outcome, means a request outside of the
+                # journal.
                 pending = token in view.groups and view.groups[token].is_pending
                 return None if pending else f"{token} was not pending"
             case NodeLost(token=token, node=node):
+                # A node that is lost twice would be replaced and charged twice.
                 standing = token in view.groups and node in view.groups[token].active_nodes
                 return None if standing else f"{token}.{node} was not active"
             case GroupsReleased(token=token, other_tokens=others):
@@ -280,6 +284,7 @@ class InvariantChecker:
         groups = [
             one for one in view.groups.values() if one.role == "validate" and one.active_nodes
         ]
+        # A machine with a preemption notice may be replaced before it is lost.
         spare = len(groups) - len(view.notices)
         return f"{spare} machines for validation are active already" if spare > 0 else None
 
@@ -293,14 +298,17 @@ class InvariantChecker:
         if view.last_round is not None and opened.number <= view.last_round.number:
             return f"round {opened.number} comes after round {view.last_round.number}"
         ranks = [rank for place in opened.assignments for rank in place.ranks]
+        # Process groups need consecutive ranks from 0.
         if ranks != list(range(opened.world_size)):
             return f"ranks {ranks}"
         if len({place.agent for place in opened.assignments}) < len(opened.assignments):
             return "an agent has two assignments"
+        # A lost agent exits when it sees its loss: it must not be counted on.
         if any(place.agent in self.lost_agents for place in opened.assignments):
             return "a lost agent has an assignment"
         if not view.spec.min_workers <= opened.world_size <= view.spec.max_workers:
             return f"{opened.world_size} workers"
+        # Starting from an older checkpoint would repeat committed steps.
         latest = view.latest_checkpoint.name if view.latest_checkpoint else None
         if opened.checkpoint_name != latest:
             return f"starts from {opened.checkpoint_name}, not {latest}"
@@ -315,6 +323,7 @@ class InvariantChecker:
             return f"starts from step {state.step} in memory, which was never executed"
         if state.step not in self._training.snapshot_steps.get(state.round, ()):
             return f"starts from step {state.step} in memory, which was rolled back"
+        # An in-memory snapshot saves an upload, but must never cost committed progress.
         committed = latest.metrics["step"] if latest is not None else 0
         if state.step < committed:
             return f"starts from step {state.step} in memory, but step {committed} was committed"
@@ -326,6 +335,8 @@ class InvariantChecker:
             or self.reference_view.round.number != event.round_number
         ):
             return f"round {event.round_number} is not open"
+        # Losses of machines and errors that follow from them must not use up the budget of the user
+        # code.
         failures = self.reference_view.failure_counts.get(FailureCause.WORKER, 0) + 1
         if event.cause is FailureCause.WORKER and failures > self._training.crash_count:
             crashes = self._training.crash_count
@@ -337,11 +348,9 @@ class InvariantChecker:
         if view.last_round is None or event.round > view.last_round.number:
             return f"round {event.round} has not started"
         for rank in event.ranks:
+            # A commit means that every part is in the bucket already, not that it will be.
             if keys.manifest(event.name, event.round, rank) not in self._objects:
                 return f"{event.name} has no files of rank {rank}"
-        return self._check_checkpoint_files(event) or self._check_checkpoint_step(event)
-
-    def _check_checkpoint_files(self, event: CheckpointCommitted) -> str | None:
         saved = read_checkpoint_state(self._objects, event.name)
         if isinstance(saved, str):
             return f"{event.name}: {saved}"
@@ -350,20 +359,21 @@ class InvariantChecker:
         reported_step = event.metrics.get("step")
         if reported_step != saved.step:
             return f"{event.name} contains step {saved.step}, its metrics say {reported_step}"
+        # The request passes from the report through the manifest: it must survive a change of the
+        # leader.
         if event.validation != self._training.validation_request(saved.step):
             return f"{event.name} has the wrong validation request: {event.validation}"
-        return None
-
-    def _check_checkpoint_step(self, event: CheckpointCommitted) -> str | None:
-        latest = self.reference_view.latest_checkpoint
-        if latest is not None and event.metrics["step"] <= latest.metrics["step"]:
-            return f"step {event.metrics['step']} is committed after step {latest.metrics['step']}"
+        # A late upload of an earlier round must not roll the run back.
+        latest = view.latest_checkpoint
+        if latest is not None and saved.step <= latest.metrics["step"]:
+            return f"step {saved.step} is committed after step {latest.metrics['step']}"
         return None
 
     def _check_drop(self, name: str) -> str | None:
         latest = self.reference_view.latest_checkpoint
         if latest is None or name not in {kept.name for kept in self.reference_view.checkpoints}:
             return f"{name} was dropped but does not exist"
+        # The validator still reads it.
         if name in {kept.name for kept in self.reference_view.unvalidated_checkpoints}:
             return f"{name} is not validated yet"
         return f"{name} is the latest" if name == latest.name else None
@@ -381,6 +391,7 @@ class InvariantChecker:
         if current is None:
             return None
         group_of_current = view.groups.get(current.token)
+        # A validation moves to another node only after its node was lost.
         is_lost = (
             group_of_current is None
             or not group_of_current.is_node_active(current.node)
@@ -397,6 +408,7 @@ class InvariantChecker:
         if due is None or due.uid != event.checkpoint_uid:
             return f"{event.checkpoint_uid} was not to be validated"
         if event.status == "validated":
+            # The score is a function of the step: a result of another checkpoint is recognized.
             found = validation_score(due.metrics["step"])
             right = event.metrics == {"score": found}
             return None if right else f"metrics {event.metrics} recorded, but the score is {found}"
@@ -409,6 +421,7 @@ class InvariantChecker:
         if view.unvalidated_checkpoints and event.outcome == "finished":
             return f"{len(view.unvalidated_checkpoints)} checkpoints are not validated yet"
         if view.pending_fit_end is not None and event.outcome != "cancelled":
+            # Validations after the training do not change its outcome.
             before = view.pending_fit_end
             return (
                 None if event == before else f"expected outcome {before.outcome}: {before.reason}"
@@ -419,6 +432,7 @@ class InvariantChecker:
         if event.outcome != "finished":
             return None
         result = self._objects.get(event.result_key or "", b"")
+        # The object is sealed: a prefix precedes the payload.
         if not result.endswith(self._training.expected_result.link.encode()):
             return f"the result {result!r} differs from the reference run"
         return None
@@ -440,24 +454,21 @@ class InvariantChecker:
 
     def check_end(self, expected_outcome: str) -> None:
         """Check the final state of the run."""
-        ended = self.reference_view.fit_end
-        if ended is None:
+        fit_end = self.reference_view.fit_end
+        if fit_end is None:
             self.report_violation("the run did not end")
-        elif ended.outcome != expected_outcome:
+        elif fit_end.outcome != expected_outcome:
             self.report_violation(
-                f"the run ended {ended.outcome} ({ended.reason}), expected {expected_outcome}"
+                f"the run ended {fit_end.outcome} ({fit_end.reason}), expected {expected_outcome}"
             )
+        # Garbage collection must not have deleted a file that a kept checkpoint shares.
         for kept in self.reference_view.checkpoints:
             found = read_checkpoint_state(self._objects, kept.name)
             if isinstance(found, str):
                 self.report_violation(
                     f"the committed checkpoint {kept.name} cannot be read: {found}"
                 )
-        if ended is not None and ended.outcome == "finished":
-            self._check_validation_count()
-
-    def _check_validation_count(self) -> None:
-        """Every requested validation has ended exactly once, in order."""
+        # Every requested validation has ended exactly once, in order.
         events = [entry.event for entry in self.entries]
         requested = [
             event.uid
@@ -465,12 +476,8 @@ class InvariantChecker:
             if isinstance(event, CheckpointCommitted) and event.validation
         ]
         ended = [event.checkpoint_uid for event in events if isinstance(event, ValidationEnded)]
-        if ended != requested:
+        if fit_end is not None and fit_end.outcome == "finished" and ended != requested:
             self.report_violation(f"validations requested: {requested}, ended: {ended}")
-
-
-def _owner_of(key: str) -> str:
-    return key.rpartition("/")[2].removesuffix(".json")
 
 
 def matches_reference_run(metrics: Mapping[str, object] | None, training: SimTraining) -> bool:

@@ -53,8 +53,10 @@ class SimMarket:
     def capacity_at(self, now: float) -> int:
         """Return the number of machines that may run at `now`."""
         trace = self.config.capacity
+        # Unlimited at the end: every run must be able to finish.
         if trace is None or self._faults_stopped:
             return UNLIMITED_CAPACITY
+        # Before its first point the trace has the capacity of that point.
         count = trace.points[0][1]
         for moment, capacity in trace.points:
             if moment > now:
@@ -71,6 +73,7 @@ class SimMarket:
         """Draw the time until a machine is preempted; None for no preemption."""
         if self._faults_stopped or self.config.reclaims_per_hour <= 0:
             return None
+        # A constant rate gives exponential lifetimes.
         return self.stream.expovariate(self.config.reclaims_per_hour / 3600.0)
 
     def should_refuse(self) -> bool:

@@ -59,6 +59,7 @@ class BucketCost:
         lines = [
             f"  {kind:<8}{count:10.2f}" for kind, count in self.requests_per_agent_hour.items()
         ]
+        # Six digits: the price of one agent is far below a cent.
         total = f"  cost    ${self.usd_per_agent_hour:10.6f}"
         return "\n".join(["per agent and hour:", *lines, total])
 
@@ -74,6 +75,7 @@ def churn_scenario(
         min_workers=agents // 2,
         slots_per_machine=1,
         workload=Workload(
+            # The training does not end by itself; the run is cancelled after the churn.
             steps=1_000_000,
             step_s=(1.0, 1.0),
             report_every=5,
@@ -98,6 +100,7 @@ def measure(scenario: Scenario, seed: int) -> tuple[SimulationResult, BucketCost
     """Run the scenario. Raises `InvariantViolation`."""
     with shared_folds():
         world = SimWorld(scenario, seed, engine=Engine(max_events=500_000_000))
+        # Comparing views costs more than computing them, and all are one object here.
         world.checker.compares_views = False
         result = world.run()
     if result.violation is not None:
@@ -133,9 +136,11 @@ class _FoldCache:
         return entry
 
     def fold(self, view: JournalView, entry: JournalEntry) -> JournalView:
+        # Views of one slot are equal unless an agent is wrong; then it computes its own.
         canonical = self._views.setdefault(view.next_slot, view)
         if canonical is not view and canonical != view:
             return fold(view, entry)
+        # Entries are shared objects, kept by `_entries`: an identity is not reused.
         key = (view.next_slot, id(entry))
         after = self._folded.get(key)
         if after is None:

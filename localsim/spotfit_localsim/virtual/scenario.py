@@ -141,12 +141,16 @@ class Scenario:
     timing: RunTiming = field(default_factory=RunTiming)
     laptop: LaptopConfig = field(default_factory=LaptopConfig)
     events: tuple[ScenarioEvent, ...] = ()
+    # NTP clients slew by at most 500 ppm.
     clock_skew: float = 0.0005
     """Largest relative rate error of the machines' clocks."""
     faults_duration_s: float = 300.0
     """Time after which the market, the bucket and the network work without faults."""
+    # Several lease and boot timeouts in sequence.
     completion_timeout_s: float = 900.0
     """The run must end within this time after `faults_duration_s`."""
+    # A sweep interval and some failed calls of the cloud API.
     release_timeout_s: float = 120.0
     """Machines must be released within this time after the end of the run."""
+    # Checked at the end: a scenario that must fail and finishes shows a defect as well.
     expected_outcome: Literal["finished", "failed", "cancelled"] = "finished"

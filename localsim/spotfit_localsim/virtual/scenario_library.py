@@ -40,8 +40,10 @@ ORDINARY_FAULTS = FaultConfig(
 
 LONG_WORKLOAD = Workload(steps=60, save_every=6)
 
+# Without faults: a failure here is a failure of every run.
 plain = Scenario("plain")
 
+# Each machine is preempted about once per minute, and agents crash now and then.
 spot_storm = Scenario(
     "spot_storm",
     workload=LONG_WORKLOAD,
@@ -49,12 +51,14 @@ spot_storm = Scenario(
     faults=replace(ORDINARY_FAULTS, crash_probability=0.0003),
 )
 
+# All machines are lost, none is available for 95 s, and all return.
 zone_outage = Scenario(
     "zone_outage",
     workload=LONG_WORKLOAD,
     market=SimMarketConfig(capacity=CapacityTrace("outage", ((0.0, 4), (25.0, 0), (120.0, 4)))),
 )
 
+# Some requests take longer than the client timeout, while a new leader must be elected.
 slow_bucket = Scenario(
     "slow_bucket",
     faults=FaultConfig(
@@ -66,6 +70,7 @@ slow_bucket = Scenario(
     events=(ReclaimMachine(AtStep(12), "leader"),),
 )
 
+# The run shrinks to one machine, which is leader and only worker, and grows again.
 lone_survivor = Scenario(
     "lone_survivor",
     num_workers=6,
@@ -77,6 +82,7 @@ lone_survivor = Scenario(
     ),
 )
 
+# The leader is suspended longer than its lease, and resumes after its successor was elected.
 deposed_leader = Scenario(
     "deposed_leader",
     workload=LONG_WORKLOAD,
@@ -84,18 +90,21 @@ deposed_leader = Scenario(
     events=(FreezeAgent(AtStep(10), 60.0, "leader"), FreezeAgent(AtStep(30), 40.0, "leader")),
 )
 
+# No agent is left: only the client that called fit() can request machines.
 all_machines_reclaimed = Scenario(
     "all_machines_reclaimed",
     workload=LONG_WORKLOAD,
     events=(ReclaimMachine(AtStep(20), "all"), ReclaimMachine(AtStep(45), "all")),
 )
 
+# With that client off as well, the run waits for a sweep.
 all_machines_reclaimed_without_driver = replace(
     all_machines_reclaimed,
     name="all_machines_reclaimed_without_driver",
     laptop=LaptopConfig(dies_at_s=15.0),
 )
 
+# Connections break faster than rounds form: heartbeats and rejoins must not livelock.
 flapping_network = Scenario(
     "flapping_network",
     workload=LONG_WORKLOAD,
@@ -105,6 +114,7 @@ flapping_network = Scenario(
     faults=ORDINARY_FAULTS,
 )
 
+# A leader that receives but cannot send, then a follower that sends but cannot receive.
 one_way_partition = Scenario(
     "one_way_partition",
     workload=LONG_WORKLOAD,
@@ -114,6 +124,7 @@ one_way_partition = Scenario(
     ),
 )
 
+# The second outage outlasts the lease, and a machine is lost meanwhile.
 bucket_outage = Scenario(
     "bucket_outage",
     workload=LONG_WORKLOAD,
@@ -125,6 +136,7 @@ bucket_outage = Scenario(
     ),
 )
 
+# Requests hang instead of failing: some are executed after the client gave up.
 bucket_stalls = Scenario(
     "bucket_stalls",
     workload=LONG_WORKLOAD,
@@ -136,6 +148,7 @@ bucket_stalls = Scenario(
     ),
 )
 
+# The client is off before the first machine has booted; the agents must be enough.
 laptop_dies = Scenario(
     "laptop_dies",
     workload=LONG_WORKLOAD,
@@ -143,6 +156,7 @@ laptop_dies = Scenario(
     events=(ReclaimMachine(AtStep(10), "follower"), ReclaimMachine(AtStep(20), "leader")),
 )
 
+# Every change of the capacity changes the world size.
 elastic_shrink_grow = Scenario(
     "elastic_shrink_grow",
     num_workers=8,
@@ -154,6 +168,7 @@ elastic_shrink_grow = Scenario(
     ),
 )
 
+# Three failures of the user code and a budget of three: the run must finish.
 worker_crashes_within_budget = Scenario(
     "worker_crashes_within_budget",
     failure_limits=FailureLimits(worker=3),
@@ -162,6 +177,7 @@ worker_crashes_within_budget = Scenario(
     ),
 )
 
+# A rank that hangs sends no heartbeat, and no process of it exits.
 hanging_rank = Scenario(
     "hanging_rank",
     failure_limits=FailureLimits(worker=2),
@@ -178,6 +194,7 @@ budget_exhausted = Scenario(
     expected_outcome="failed",
 )
 
+# A run may also forbid preemptions.
 preemption_budget_exhausted = Scenario(
     "preemption_budget_exhausted",
     failure_limits=FailureLimits(preemption=0),
@@ -185,6 +202,7 @@ preemption_budget_exhausted = Scenario(
     expected_outcome="failed",
 )
 
+# A third process cancels by a journal entry; leader and client must both act on it.
 cancel_midway = Scenario(
     "cancel_midway",
     faults=ORDINARY_FAULTS,
@@ -192,6 +210,7 @@ cancel_midway = Scenario(
     expected_outcome="cancelled",
 )
 
+# The replacement is requested and the state is saved before the machine is lost.
 preemption_with_notice = Scenario(
     "preemption_with_notice",
     workload=LONG_WORKLOAD,
@@ -201,6 +220,7 @@ preemption_with_notice = Scenario(
     ),
 )
 
+# Half of the machines are paid for but never join: the boot timeout replaces them.
 failed_boots = Scenario(
     "failed_boots",
     timing=RunTiming(boot_timeout_s=60.0),
@@ -208,6 +228,7 @@ failed_boots = Scenario(
     faults_duration_s=200.0,
 )
 
+# A request may have created machines although it failed: the token makes it idempotent.
 lost_cloud_responses = Scenario(
     "lost_cloud_responses",
     workload=LONG_WORKLOAD,
@@ -220,6 +241,7 @@ lost_cloud_responses = Scenario(
     faults=replace(ORDINARY_FAULTS, crash_probability=0.0005),
 )
 
+# The best checkpoint by score is the oldest, but the latest must be kept for the restart.
 checkpoint_retention = Scenario(
     "checkpoint_retention",
     workload=Workload(steps=80, save_every=3),
@@ -228,6 +250,7 @@ checkpoint_retention = Scenario(
     events=(CrashAgent(AtStep(25), "leader"), CrashAgent(AtStep(50), "follower")),
 )
 
+# After a rollback the user code names a checkpoint as one that exists or was half uploaded.
 reused_checkpoint_names = Scenario(
     "reused_checkpoint_names",
     workload=replace(LONG_WORKLOAD, checkpoint_naming="by_step", upload_s=(0.5, 4.0)),
@@ -238,6 +261,7 @@ reused_checkpoint_names = Scenario(
     ),
 )
 
+# Every checkpoint replaces the previous one, which must stay readable until the commit.
 single_checkpoint_name = Scenario(
     "single_checkpoint_name",
     workload=replace(
@@ -247,6 +271,7 @@ single_checkpoint_name = Scenario(
     events=reused_checkpoint_names.events,
 )
 
+# Workers die while the uploader of their machine still uploads what they reported.
 uploads_outlive_workers = Scenario(
     "uploads_outlive_workers",
     workload=Workload(
@@ -287,6 +312,7 @@ rollback = Scenario(
 )
 """Rolled-back snapshots still have replicas on peers when workers die."""
 
+# No connection is closed: only missing heartbeats reveal a lost machine.
 silent_machine_loss = Scenario(
     "silent_machine_loss",
     workload=LONG_WORKLOAD,
@@ -295,6 +321,7 @@ silent_machine_loss = Scenario(
     ),
 )
 
+# Validations are lost with their machines and repeated; retention waits for their scores.
 validation_under_faults = Scenario(
     "validation_under_faults",
     workload=replace(LONG_WORKLOAD, validations=ValidationWorkload()),
@@ -306,6 +333,7 @@ validation_under_faults = Scenario(
     faults=replace(ORDINARY_FAULTS, crash_probability=0.0003),
 )
 
+# The training ends long before its validations, and the client is off.
 validation_after_training = Scenario(
     "validation_after_training",
     workload=replace(
@@ -358,39 +386,45 @@ def random_scenario(seed: int) -> Scenario:
     slots = rng.choice([1, 1, 2, 2, 4])
     workers = slots * rng.choice([1, 2, 2, 3, 4])
     elastic = rng.bernoulli(0.4)
+    # Not in elastic runs: the rank that crashes might not exist at its step.
     crashes = _draw_crashes(rng, workers) if rng.bernoulli(0.3) and not elastic else ()
     market = _draw_market(rng)
+    # A sweep must outlast the boot timeout to replace a machine whose agent never starts.
+    sweep_s = 180.0 if market.boot_failure_probability else 45.0
+    # The order of the arguments is the order of the draws: it is part of every seed.
     scenario = Scenario(
         f"storm {seed}",
         num_workers=workers,
         min_workers=rng.randint(1, workers) if elastic else None,
         slots_per_machine=slots,
-        workload=_maybe_use_single_name(
-            replace(
-                _draw_workload(rng, crashes), uploads_in_background=_draw_background_uploads(seed)
-            ),
-            seed,
-        ),
+        workload=_draw_workload(rng, crashes, seed),
         market=market,
         faults=_draw_faults(rng),
-        network=_draw_network(rng),
+        network=SimNetworkConfig(
+            latency_s=(0.0005, rng.choice([0.003, 0.02, 0.2])),
+            resets_per_hour=rng.choice([0.0, 0.0, 60.0, 300.0]),
+            partitions_per_hour=rng.choice([0.0, 0.0, 30.0, 150.0]),
+        ),
         failure_limits=FailureLimits(worker=len(crashes)),
         retention=RetentionConfig(
             num_to_keep=rng.choice([None, 1, 2]), score_attribute=rng.choice([None, "step"])
         ),
         timing=RunTiming(round_fill_timeout_s=rng.choice([5.0, 60.0]), boot_timeout_s=120.0),
-        laptop=_draw_laptop(rng, market),
+        laptop=LaptopConfig(
+            dies_at_s=rng.uniform(0.5, 200.0) if rng.bernoulli(0.5) else None,
+            sweep_interval_s=sweep_s + 45.0,
+            sweep_duration_s=sweep_s,
+            sweeps_from_start=rng.bernoulli(0.2),
+        ),
         events=tuple(_draw_event(rng) for _ in range(rng.choice([0, 0, 1, 2, 3]))),
         clock_skew=rng.choice([0.0, 0.0005, 0.02]),
         faults_duration_s=rng.uniform(60.0, 300.0),
     )
     scenario = _add_stalls(scenario, SeededStreams(seed).stream("stalls"))
     # Half of the seeds validate; the others keep the scenario they had before validations existed.
-    return (
-        _add_validations(scenario, SeededStreams(seed).stream("validations"))
-        if seed % 4 in (0, 3)
-        else scenario
-    )
+    if seed % 4 in (0, 3):
+        return _add_validations(scenario, SeededStreams(seed).stream("validations"))
+    return scenario
 
 
 def random_save_scenario(seed: int) -> Scenario:
@@ -430,43 +464,28 @@ def _add_validations(scenario: Scenario, rng: RandomStream) -> Scenario:
         validator_wait_timeout_s=rng.choice([10.0, 60.0]),
         validator_idle_timeout_s=rng.choice([1.0, 20.0]),
     )
-    workload = replace(scenario.workload, validations=_draw_validations(rng))
-    longest_s = (
-        scenario.workload.steps * workload.validations.timeout_s if workload.validations else 0.0
+    validations = ValidationWorkload(
+        fraction=rng.choice([0.3, 1.0]),
+        duration_s=(0.1, rng.choice([1.0, 10.0, 25.0])),
+        failure_probability=rng.choice([0.0, 0.2]),
+        hang_probability=rng.choice([0.0, 0.1]),
+        timeout_s=rng.choice([10.0, 30.0]),
+        own_machine=rng.choice([None, None, True, False]),
     )
-    timeout_s = scenario.completion_timeout_s + longest_s
+    # At worst every step is validated, one after the other, and every validation hangs.
+    longest_s = scenario.workload.steps * validations.timeout_s
     return replace(
         scenario,
-        workload=workload,
+        workload=replace(scenario.workload, validations=validations),
         retention=retention,
         timing=timing,
-        completion_timeout_s=timeout_s,
+        completion_timeout_s=scenario.completion_timeout_s + longest_s,
     )
 
 
-def _maybe_use_single_name(load: Workload, seed: int) -> Workload:
-    """Use one name for all checkpoints in a fifth of the scenarios; from a separate stream."""
-    return (
-        replace(load, checkpoint_naming="fixed")
-        if SeededStreams(seed).stream("one name").bernoulli(0.2)
-        else load
-    )
-
-
-def _draw_background_uploads(seed: int) -> bool:
-    """Draw from a separate stream, which keeps the scenarios of older seeds."""
-    return SeededStreams(seed).stream("left to the agent").bernoulli(0.4)
-
-
-def _draw_laptop(rng: RandomStream, market: SimMarketConfig) -> LaptopConfig:
-    dies_at_s = rng.uniform(0.5, 200.0) if rng.bernoulli(0.5) else None
-    # A sweep must outlast the boot timeout to replace a machine whose agent never starts.
-    sweep_s = 180.0 if market.boot_failure_probability else 45.0
-    return LaptopConfig(dies_at_s, sweep_s + 45.0, sweep_s, sweeps_from_start=rng.bernoulli(0.2))
-
-
-def _draw_workload(rng: RandomStream, crashes: tuple[UserCrash, ...]) -> Workload:
-    return Workload(
+def _draw_workload(rng: RandomStream, crashes: tuple[UserCrash, ...], seed: int) -> Workload:
+    streams = SeededStreams(seed)
+    workload = Workload(
         steps=rng.randint(10, 60),
         step_s=(0.1, rng.uniform(0.2, 1.5)),
         start_s=(0.05, rng.uniform(0.1, 3.0)),
@@ -480,18 +499,12 @@ def _draw_workload(rng: RandomStream, crashes: tuple[UserCrash, ...]) -> Workloa
         peer_error_probability=rng.choice([0.0, 0.5, 1.0]),
         exit_s=(0.005, rng.choice([0.05, 3.0])),
         crashes=crashes,
+        # Later additions draw from streams of their own, which keeps the scenarios of older seeds.
+        uploads_in_background=streams.stream("left to the agent").bernoulli(0.4),
     )
-
-
-def _draw_validations(rng: RandomStream) -> ValidationWorkload:
-    return ValidationWorkload(
-        fraction=rng.choice([0.3, 1.0]),
-        duration_s=(0.1, rng.choice([1.0, 10.0, 25.0])),
-        failure_probability=rng.choice([0.0, 0.2]),
-        hang_probability=rng.choice([0.0, 0.1]),
-        timeout_s=rng.choice([10.0, 30.0]),
-        own_machine=rng.choice([None, None, True, False]),
-    )
+    if streams.stream("one name").bernoulli(0.2):
+        return replace(workload, checkpoint_naming="fixed")
+    return workload
 
 
 def _draw_crashes(rng: RandomStream, workers: int) -> tuple[UserCrash, ...]:
@@ -503,7 +516,7 @@ def _draw_crashes(rng: RandomStream, workers: int) -> tuple[UserCrash, ...]:
 
 
 def _draw_market(rng: RandomStream) -> SimMarketConfig:
-    return SimMarketConfig(
+    config = SimMarketConfig(
         reclaims_per_hour=rng.choice([0.0, 20.0, 60.0, 150.0]),
         notice_probability=rng.random(),
         notice_s=rng.choice([5.0, 30.0, 120.0]),
@@ -513,13 +526,12 @@ def _draw_market(rng: RandomStream) -> SimMarketConfig:
         refusal_probability=rng.choice([0.0, 0.0, 0.3]),
         clean_close_probability=rng.random(),
         lost_response_probability=rng.choice([0.0, 0.0, 0.1]),
-        capacity=_draw_capacity(rng) if rng.bernoulli(0.3) else None,
     )
-
-
-def _draw_capacity(rng: RandomStream) -> CapacityTrace:
+    if not rng.bernoulli(0.3):
+        return config
     times = [0.0, *sorted(rng.uniform(10.0, 200.0) for _ in range(rng.randint(1, 5)))]
-    return CapacityTrace("drawn", tuple((time, rng.randint(0, 5)) for time in times))
+    points = tuple((time, rng.randint(0, 5)) for time in times)
+    return replace(config, capacity=CapacityTrace("drawn", points))
 
 
 def _draw_faults(rng: RandomStream) -> FaultConfig:
@@ -535,18 +547,11 @@ def _draw_faults(rng: RandomStream) -> FaultConfig:
     )
 
 
-def _draw_network(rng: RandomStream) -> SimNetworkConfig:
-    return SimNetworkConfig(
-        latency_s=(0.0005, rng.choice([0.003, 0.02, 0.2])),
-        resets_per_hour=rng.choice([0.0, 0.0, 60.0, 300.0]),
-        partitions_per_hour=rng.choice([0.0, 0.0, 30.0, 150.0]),
-    )
-
-
 _PARTITION_DIRECTIONS = ((True, True), (True, False), (False, True))
 
 
 def _draw_event(rng: RandomStream) -> ScenarioEvent:
+    # All event types draw, whichever is chosen: the next draws do not depend on the choice.
     trigger = AtTime(rng.uniform(1.0, 200.0)) if rng.bernoulli(0.3) else AtStep(rng.randint(1, 40))
     target: TargetSelector = rng.choice(["leader", "follower", "any", "all"])
     events: tuple[ScenarioEvent, ...] = (

@@ -19,7 +19,7 @@ from spotfit.model.group import (
     NodeStatus,
     missing_group_status,
 )
-from spotfit.model.topology import Notice
+from spotfit.model.topology import Notice, PreemptionRisk
 from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.virtual.engine import Engine, SimProcess
@@ -43,7 +43,7 @@ class SimInstance:
     termination_visible_at: float = 0.0
     reason: str = ""
     has_failed: bool = False
-    notice: Notice | None = None
+    notice: Notice | PreemptionRisk | None = None
 
     @property
     def name(self) -> str:
@@ -109,6 +109,7 @@ class SimCloud:
 
     def request(self, plan: GroupPlan, launch: AgentLaunchSpec) -> Refusal | None:
         """Create the instances of the plan, once per token; they wait for capacity."""
+        # The token makes the request idempotent: a retry finds the instances of the first one.
         if plan.token in self.groups:
             return None
         if self._market.should_refuse():
@@ -132,9 +133,11 @@ class SimCloud:
         if group is None:
             return missing_group_status(nodes)
         now = self._engine.now
+        # Billing starts when capacity is allocated, so an unbilled instance waits.
         waiting = any(
             instance.is_active and instance.billed_from is None for instance in group.instances
         )
+        # The journal records why a group waits.
         refusal = "waiting for capacity" if waiting and self._free_capacity() <= 0 else ""
         return GroupStatus(
             nodes=tuple(instance.status(now) for instance in group.instances), refusal=refusal
@@ -144,7 +147,13 @@ class SimCloud:
         """Terminate all instances of the group."""
         group = self.groups.get(token)
         if group is not None:
-            self._engine.schedule_after(0.05, lambda: self._terminate_all(group, "released"))
+
+            def terminate_all() -> None:
+                for instance in group.instances:
+                    self.terminate(instance, "released", closes_connections=True)
+
+            # As a real API, the call returns before the instances are gone.
+            self._engine.schedule_after(0.05, terminate_all)
 
     # --- preemption and termination ----------------------------------------------------------
 
@@ -152,6 +161,7 @@ class SimCloud:
         """Preempt the instance at once, or after a notice."""
         if not instance.is_active or instance.notice is not None:
             return
+        # An instance that has not booted runs nothing that could read a notice.
         if not instance.is_up or not with_notice:
             self.terminate(
                 instance,
@@ -178,6 +188,7 @@ class SimCloud:
         now = self._engine.now
         self._billed_count -= instance.billed_from is not None
         instance.terminated_at = now
+        # The API lags behind: agents notice a loss by their connections long before.
         instance.termination_visible_at = now + self._market.stream.uniform_in(
             self._market.config.status_lag_s
         )
@@ -186,6 +197,7 @@ class SimCloud:
         self._log(
             instance.name, f"is terminated: {reason}{'' if closes_connections else ' (silently)'}"
         )
+        # Without an agent there is nothing to terminate.
         if self.observer is not None and instance.is_up:
             self.observer.on_instance_terminated(instance, closes_connections=closes_connections)
         self._engine.schedule_after(0.0, self._allocate)
@@ -232,36 +244,32 @@ class SimCloud:
             self._engine.schedule_after(boot_s, partial(self._finish_boot, instance))
 
     def _finish_boot(self, instance: SimInstance) -> None:
+        def end_lifetime() -> None:
+            # None after the faults have ended: the machine keeps running then.
+            if self._market.draw_lifetime_s() is not None:
+                with_notice = self._market.stream.bernoulli(self._market.config.notice_probability)
+                self.reclaim(instance, with_notice=with_notice)
+
         if not instance.is_active:
             return
         instance.is_up = True
         lifetime_s = self._market.draw_lifetime_s()
         if lifetime_s is not None:
-            self._engine.schedule_after(lifetime_s, lambda: self._end_lifetime(instance))
+            self._engine.schedule_after(lifetime_s, end_lifetime)
+        # Billed, but no agent joins: only the boot timeout of the run detects it.
         if self._market.should_fail_boot():
             self._log(instance.name, "is up but its agent does not start")
         elif self.observer is not None:
             self.observer.on_instance_booted(instance)
 
-    def _end_lifetime(self, instance: SimInstance) -> None:
-        # None after the faults have ended: the machine keeps running then.
-        if self._market.draw_lifetime_s() is not None:
-            self.reclaim(
-                instance,
-                with_notice=self._market.stream.bernoulli(self._market.config.notice_probability),
-            )
-
     def _apply_capacity_change(self) -> None:
         """Preempt instances above the new capacity, and allocate waiting ones below it."""
         excess = -self._free_capacity()
         running = self.running_instances()
+        # Without notices: a trace records capacity only.
         for instance in self._market.stream.sample(running, min(len(running), max(0, excess))):
             self.reclaim(instance, with_notice=False)
         self._allocate()
-
-    def _terminate_all(self, group: SimInstanceGroup, reason: str) -> None:
-        for instance in group.instances:
-            self.terminate(instance, reason, closes_connections=True)
 
 
 class SimCloudProvisioner:
@@ -335,6 +343,7 @@ class NonIdempotentProvisioner(SimCloudProvisioner):
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         self._send_request()
+        # A backend without idempotency tokens creates another group for every retry.
         attempts = sum(token.startswith(plan.token) for token in self._cloud.groups)
         new_token = Token(f"{plan.token}-{attempts}" if attempts else plan.token)
         refusal = self._cloud.request(

@@ -17,14 +17,14 @@ from spotfit.ledger.journal import EntryListener
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
 from spotfit.model.spec import RunSpec
-from spotfit.model.topology import Member, Notice
+from spotfit.model.topology import Member, Notice, PreemptionRisk
 from spotfit.model.view import JournalView, View
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.store.api import Store
 from spotfit_localsim.virtual.engine import SimBackgroundCalls, SimProcess
 from spotfit_localsim.virtual.sim_cloud import SimInstance
-from spotfit_localsim.virtual.sim_network import PORT, SimNet, SimNetwork
+from spotfit_localsim.virtual.sim_network import SimNet, SimNetwork
 from spotfit_localsim.virtual.sim_validator import SimValidator
 from spotfit_localsim.virtual.sim_workers import SimWorkerContext, SimWorkerPool
 
@@ -61,6 +61,7 @@ class CheckedLedger(Ledger):
             dependencies.open_store(process), dependencies.run_id, AgentId(process.name)
         )
         self._on_entry_applied = dependencies.on_entry_applied
+        # The checker also sees the entries that are read before a listener is set.
         self.set_entry_listener(lambda _slot, _body, _entry: None)
 
     def set_entry_listener(self, on_entry: EntryListener) -> None:
@@ -77,18 +78,24 @@ class SimNoticeSource:
     def __init__(self, instance: SimInstance) -> None:
         self._instance = instance
 
-    def poll(self, now: float) -> Notice | None:
+    def poll(self, now: float) -> Notice | PreemptionRisk | None:
         return self._instance.notice
 
 
 class SimNodeServices:
     """The node services of the agent, without sidecars."""
 
-    def __init__(self, dependencies: SimDependencies, process: SimProcess) -> None:
+    def __init__(
+        self,
+        dependencies: SimDependencies,
+        process: SimProcess,
+        own_validator: SimValidator | None = None,
+    ) -> None:
         self._dependencies = dependencies
         self._process = process
+        # One executor, so that a result is found under the name of its call.
         self._background_calls = dependencies.create_background_calls(process)
-        self.own_validator = SimValidator(dependencies.worker_context, process)
+        self.own_validator = own_validator or SimValidator(dependencies.worker_context, process)
 
     def open_provisioner(self, spec: RunSpec) -> Provisioner:
         return self._dependencies.open_provisioner(self._process)
@@ -115,6 +122,7 @@ class SimNodeServices:
         return self._dependencies.create_background_calls(self._process)
 
     def seal(self, payload: bytes, purpose: str) -> bytes:
+        # Readable: the checker looks for the payload in stored results.
         return f"{purpose}:".encode() + payload
 
     def new_token(self) -> str:
@@ -128,27 +136,44 @@ class SimNode:
     """One agent process on one instance."""
 
     def __init__(
-        self, dependencies: SimDependencies, process: SimProcess, instance: SimInstance
+        self,
+        dependencies: SimDependencies,
+        process: SimProcess,
+        instance: SimInstance,
+        *,
+        worker_pool: SimWorkerPool | None = None,
+        node_services: SimNodeServices | None = None,
     ) -> None:
+        """Tests replace the worker pool and the node services by ones that they control."""
         self.instance = instance
         self.process = process
         self.agent_id = AgentId(process.name)
+        # One agent per machine, so the names are the same.
         self.host = process.name
         self.is_silent = False
         self._network = dependencies.network
         self.ledger = dependencies.open_ledger(process)
         self.net = SimNet(dependencies.network, process, host=self.host, agent_id=self.agent_id)
-        self.worker_pool = SimWorkerPool(dependencies.worker_context, process)
-        node_services = SimNodeServices(dependencies, process)
-        self.validator = node_services.own_validator
+        self.worker_pool = worker_pool or SimWorkerPool(dependencies.worker_context, process)
+        self.node_services = node_services or SimNodeServices(dependencies, process)
+        self.validator = self.node_services.own_validator
+        self.member = Member(
+            agent=self.agent_id,
+            host=self.host,
+            coordinator_address=self.net.address,
+            slots=instance.slots,
+            token=instance.token,
+            node=instance.node,
+            peer_store_address=self.worker_pool.peer_store_address,
+        )
         self.agent = Agent(
-            member=self._member(),
+            member=self.member,
             ledger=self.ledger,
             transport=self.net,
             worker_pool=self.worker_pool,
             notice_sources=[SimNoticeSource(instance)],
             launch=instance.launch,
-            node_services=node_services,
+            node_services=self.node_services,
         )
         process.start(self.agent.tick)
 
@@ -156,25 +181,16 @@ class SimNode:
         """Terminate the machine; without `closes_connections` its peers are not notified."""
         self.is_silent = not closes_connections
         if self.is_silent:
+            # Without FIN or RST, as when a host loses its power.
             self._network.silence_host(self.host)
         self.process.kill()
 
     def clean_up(self) -> None:
         """Release what the exited agent process held."""
+        # Workers are closed first, as by a kernel that kills all processes of the machine.
         self.worker_pool.close(closes_connections=not self.is_silent)
         self.validator.close()
         self.net.close()
-
-    def _member(self) -> Member:
-        return Member(
-            agent=self.agent_id,
-            host=self.host,
-            coordinator_address=f"{self.host}:{PORT}",
-            slots=self.instance.slots,
-            token=self.instance.token,
-            node=self.instance.node,
-            peer_store_address=self.worker_pool.peer_store_address,
-        )
 
 
 class SimSupervisor:
@@ -190,6 +206,7 @@ class SimSupervisor:
         self._spec = spec
         self._headless_leader: HeadlessLeader | None = None
         self._ledger = dependencies.open_ledger(process)
+        # A client process may block: its journal calls need no threads.
         self._journal_writer = JournalWriter(self._ledger, SynchronousCalls())
         self._reconciler = Reconciler(
             self._journal_writer,
@@ -202,7 +219,15 @@ class SimSupervisor:
     def tick(self, now: float) -> float | None:
         """Start the fit unless it is started, then supervise it."""
         try:
-            return self._tick(now)
+            if not isinstance(self._ledger.journal_view, View):
+                view = self._ledger.catch_up()
+                if not isinstance(view, View):
+                    self._ledger.append(FitStarted(spec=self._spec), after=view)
+                    return now
+            # Not in the constructor: it needs the view with the run and the clock of the process.
+            if self._headless_leader is None:
+                self._headless_leader = HeadlessLeader(self._journal_writer, self._reconciler, now)
+            return self._headless_leader.tick(now)
         except TransientStoreError:
             return now + 0.5
 
@@ -210,6 +235,7 @@ class SimSupervisor:
         """The tick of a client that cancels the run."""
         try:
             view = self._ledger.catch_up()
+            # The entry was written although its response was lost, or somebody else cancelled.
             if view.cancel_reason is not None or view.fit_end is not None:
                 return None
             if isinstance(view, View):
@@ -217,13 +243,3 @@ class SimSupervisor:
         except TransientStoreError:
             return now + 0.5
         return now + 0.1
-
-    def _tick(self, now: float) -> float | None:
-        if not isinstance(self._ledger.journal_view, View):
-            view = self._ledger.catch_up()
-            if not isinstance(view, View):
-                self._ledger.append(FitStarted(spec=self._spec), after=view)
-                return now
-        if self._headless_leader is None:
-            self._headless_leader = HeadlessLeader(self._journal_writer, self._reconciler, now)
-        return self._headless_leader.tick(now)

@@ -38,6 +38,7 @@ class NetworkPartition:
 
     def blocks(self, sender: str, receiver: str) -> bool:
         """Return whether the partition blocks a message."""
+        # One direction is enough to break the connection, but only one side notices at first.
         return (self.blocks_outbound and sender == self.host) or (
             self.blocks_inbound and receiver == self.host
         )
@@ -47,20 +48,17 @@ class SimNetwork:
     """All hosts, their endpoints and connections."""
 
     def __init__(
-        self, engine: Engine, stream: RandomStream, latency_s: FloatRange = (0.0005, 0.003)
+        self, engine: Engine, stream: RandomStream, latency_s: FloatRange | None = (0.0005, 0.003)
     ) -> None:
+        """Without a latency, messages are delivered inside `send`: for tests without an engine."""
         self.engine = engine
         self.endpoints: dict[str, SimNet] = {}
         self.connections: dict[SimConnection, None] = {}
-        self._stream = stream
-        self._latency_s = latency_s
+        self.stream = stream
+        self.latency_s = latency_s
         self._partitions: list[NetworkPartition] = []
         self._silent_hosts: set[str] = set()
         self._blocked_channels: dict[SimChannel, None] = {}
-
-    def draw_latency_s(self) -> float:
-        """Draw the latency of a message."""
-        return self._stream.uniform_in(self._latency_s)
 
     def is_blocked(self, sender: str, receiver: str) -> bool:
         """Return whether messages from `sender` to `receiver` are blocked at present."""
@@ -77,6 +75,7 @@ class SimNetwork:
     def remove_partition(self, partition: NetworkPartition) -> None:
         """End a partition and deliver queued messages."""
         self._partitions.remove(partition)
+        # A channel that another partition blocks registers itself again in `flush`.
         waiting, self._blocked_channels = self._blocked_channels, {}
         for channel in waiting:
             channel.flush()
@@ -102,6 +101,7 @@ class SimChannel:
 
     def send(self, deliver: Callable[[], None]) -> None:
         """Deliver after the latency, or after the partition."""
+        # Behind queued messages, or the order would change at the end of the partition.
         if self._blocked_deliveries or self._network.is_blocked(self._sender, self._receiver):
             self._blocked_deliveries.append(deliver)
             self._network.add_blocked(self)
@@ -117,12 +117,14 @@ class SimChannel:
             self._schedule_delivery(self._blocked_deliveries.popleft())
 
     def _schedule_delivery(self, deliver: Callable[[], None]) -> None:
-        engine = self._network.engine
+        network = self._network
+        if network.latency_s is None:
+            deliver()
+            return
+        arrives_at = network.engine.now + network.stream.uniform_in(network.latency_s)
         # Not before the previous message: TCP keeps the order though latencies are random.
-        self._last_delivery_at = max(
-            self._last_delivery_at, engine.now + self._network.draw_latency_s()
-        )
-        engine.schedule_at(self._last_delivery_at, deliver)
+        self._last_delivery_at = max(self._last_delivery_at, arrives_at)
+        network.engine.schedule_at(self._last_delivery_at, deliver)
 
 
 class SimConnection:
@@ -146,19 +148,53 @@ class SimConnection:
 
     def open(self, join: Join) -> None:
         """Connect to the leader with a join request."""
+
+        def confirm() -> None:
+            self.is_accepted = True
+
+        def accept() -> None:
+            # Looked up on arrival: the leader may have exited since the agent sent the request.
+            endpoint = self._network.endpoints.get(self.address)
+            if endpoint is None:
+                self._to_agent.send(
+                    lambda: self.lose_agent_end("connection refused", vanished=True)
+                )
+            elif self._is_agent_end_open:
+                self.leader_net = endpoint
+                self._is_leader_end_open = True
+                endpoint.accept(self, AgentMessageReceived(self.agent, join))
+                self._to_agent.send(confirm)
+
+        def time_out() -> None:
+            if not self.is_accepted and self._is_agent_end_open:
+                self._to_leader.send(lambda: self.lose_leader_end("closed by the agent"))
+                # Nothing was heard from the leader: it may still be running.
+                self.lose_agent_end("connect timeout", vanished=False)
+
         self._network.connections[self] = None
-        self._to_leader.send(lambda: self._accept(join))
-        self._network.engine.schedule_after(CONNECT_TIMEOUT_S, self._time_out)
+        self._to_leader.send(accept)
+        self._network.engine.schedule_after(CONNECT_TIMEOUT_S, time_out)
 
     def send_to_leader(self, message: ToLeader) -> None:
         """Send from the agent to the leader."""
+
+        def deliver() -> None:
+            # Checked on arrival as well: a message in flight is lost with the connection.
+            if self._is_leader_end_open and self.leader_net is not None:
+                self.leader_net.receive(AgentMessageReceived(self.agent, message))
+
         if self._is_agent_end_open:
-            self._to_leader.send(lambda: self._deliver_to_leader(message))
+            self._to_leader.send(deliver)
 
     def send_to_agent(self, message: FromLeader) -> None:
         """Send from the leader to the agent."""
+
+        def deliver() -> None:
+            if self._is_agent_end_open:
+                self._agent_net.receive(LeaderMessageReceived(message))
+
         if self._is_leader_end_open:
-            self._to_agent.send(lambda: self._deliver_to_agent(message))
+            self._to_agent.send(deliver)
 
     def close_agent_end(self) -> None:
         """Close from the agent's side; the leader is notified."""
@@ -174,6 +210,7 @@ class SimConnection:
 
     def reset(self) -> None:
         """Reset the connection; both ends are notified."""
+        # Both at once and not through the channels: a reset is local to each host.
         self.lose_agent_end("connection reset", vanished=True)
         self.lose_leader_end("connection reset")
 
@@ -193,32 +230,6 @@ class SimConnection:
             self._remove_if_closed()
             self.leader_net.lose_agent_connection(self, AgentDisconnected(self.agent, reason))
 
-    def _accept(self, join: Join) -> None:
-        endpoint = self._network.endpoints.get(self.address)
-        if endpoint is None:
-            self._to_agent.send(lambda: self.lose_agent_end("connection refused", vanished=True))
-        elif self._is_agent_end_open:
-            self.leader_net = endpoint
-            self._is_leader_end_open = True
-            endpoint.accept(self, AgentMessageReceived(self.agent, join))
-            self._to_agent.send(self._confirm)
-
-    def _confirm(self) -> None:
-        self.is_accepted = True
-
-    def _time_out(self) -> None:
-        if not self.is_accepted and self._is_agent_end_open:
-            self._to_leader.send(lambda: self.lose_leader_end("closed by the agent"))
-            self.lose_agent_end("connect timeout", vanished=False)
-
-    def _deliver_to_leader(self, message: ToLeader) -> None:
-        if self._is_leader_end_open and self.leader_net is not None:
-            self.leader_net.receive(AgentMessageReceived(self.agent, message))
-
-    def _deliver_to_agent(self, message: FromLeader) -> None:
-        if self._is_agent_end_open:
-            self._agent_net.receive(LeaderMessageReceived(message))
-
     def _remove_if_closed(self) -> None:
         if not self._is_leader_end_open and not self._is_agent_end_open:
             self._network.connections.pop(self, None)
@@ -232,6 +243,8 @@ class SimNet:
     ) -> None:
         self.host = host
         self.agent_id = agent_id
+        self.dialed: list[str] = []
+        """The addresses of all connection attempts."""
         self._network = network
         self._process = process
         self._events: list[TransportEvent] = []
@@ -246,7 +259,9 @@ class SimNet:
 
     def connect(self, address: str, join: Join) -> None:
         self._process.simulate_call()
+        self.dialed.append(address)
         self.disconnect()
+        # In memory: the leader is also an agent, and its messages to itself are never lost.
         if address == self.address:
             self._is_own_leader = True
             self.receive(AgentMessageReceived(self.agent_id, join))
@@ -285,6 +300,7 @@ class SimNet:
                     )
                 )
         elif agent in self._agent_connections:
+            # Removed first: the leader gets no event for a connection that it closed itself.
             self._agent_connections.pop(agent).close_leader_end()
 
     def drain_events(self) -> list[TransportEvent]:
@@ -294,6 +310,7 @@ class SimNet:
 
     def receive(self, event: TransportEvent) -> None:
         """Queue an event for the next tick of the process."""
+        # The socket of a dead process receives nothing.
         if self._process.is_alive:
             self._events.append(event)
             self._process.wake()
@@ -302,25 +319,38 @@ class SimNet:
         """Accept a connection; it replaces an earlier one of the same agent."""
         previous = self._agent_connections.get(connection.agent)
         if previous is not None:
+            # The leader must see the end of the old connection before the new join.
             previous.lose_leader_end("the agent reconnected")
         self._agent_connections[connection.agent] = connection
         self.receive(join)
 
     def lose_leader_connection(self, connection: SimConnection, event: LeaderDisconnected) -> None:
         """Handle the loss of the connection to the leader."""
+        # An event of a connection that was replaced meanwhile is dropped, as by closing its socket.
         if connection is self._leader_connection:
             self._leader_connection = None
             self.receive(event)
 
     def lose_agent_connection(self, connection: SimConnection, event: AgentDisconnected) -> None:
         """Handle the loss of an agent's connection."""
+        # The agent may have reconnected already.
         if self._agent_connections.get(connection.agent) is connection:
             del self._agent_connections[connection.agent]
             self.receive(event)
 
+    def reset_connections(self) -> None:
+        """Reset all connections of this agent to others, and of others to it."""
+        for connection in list(self._network.connections):
+            if connection.agent == self.agent_id or connection.leader_net is self:
+                connection.reset()
+
+    def stop_listening(self) -> None:
+        """Refuse new connections."""
+        self._network.endpoints.pop(self.address, None)
+
     def close(self) -> None:
         """Close all sockets, as the kernel does for a dead process."""
-        del self._network.endpoints[self.address]
+        self.stop_listening()
         self.disconnect()
         for connection in self._agent_connections.values():
             connection.close_leader_end()

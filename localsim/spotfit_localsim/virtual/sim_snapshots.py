@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -62,10 +61,6 @@ class ReplicationEnvironment(Protocol):
     def is_reachable(self, sender: str, receiver: str) -> bool: ...
 
 
-def _ignore(*_: object) -> None:
-    """Do nothing."""
-
-
 class SimNodeMemory:
     """The snapshots and replicas on one machine; its name is the address of its peer store."""
 
@@ -74,17 +69,25 @@ class SimNodeMemory:
         name: str,
         environment: ReplicationEnvironment,
         peers: dict[str, SimNodeMemory],
-        on_replica_kept: OnReplicaStoredFn = _ignore,
+        on_replica_kept: OnReplicaStoredFn = lambda *_: None,
     ) -> None:
         """`on_replica_kept` is called when a peer has stored a replica of this machine."""
         self.name = name
         self._environment = environment
         self._peers = peers
         self._on_replica_kept = on_replica_kept
+        # Real files in shared memory: the registry under test opens them as in production.
         parent = SHARED_MEMORY_DIR if SHARED_MEMORY_DIR.is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix="spotfit-sim-", dir=parent))
         self.snapshots = SnapshotRegistry(str(self._folder))
-        self.snapshots.replicate = self._enqueue
+
+        def enqueue(pending: PendingReplica) -> None:
+            self._queue.add(pending)
+            self._send_next()
+
+        self.snapshots.replicate = enqueue
+        # One transfer at a time, as in production; a replica is dropped if its segment changes
+        # before it is sent.
         self._queue = ReplicationQueue()
         self._is_sending = False
         peers[name] = self
@@ -95,42 +98,42 @@ class SimNodeMemory:
 
     def close(self) -> None:
         """Remove everything: the machine is terminated."""
+        # Before the files: a peer that still reads them keeps its open file descriptors.
         self._peers.pop(self.name, None)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _enqueue(self, pending: PendingReplica) -> None:
-        """Queue a replica.
-
-        One is sent at a time; it is dropped if its segment changes meanwhile.
-        """
-        self._queue.add(pending)
-        self._send_next()
-
     def _send_next(self) -> None:
         pending = None if self._is_sending else self._queue.pop()
-        if pending is not None:
-            self._is_sending = True
-            self._environment.schedule_after(
-                self._environment.draw_replication_s(), partial(self._finish_send, pending)
-            )
-
-    def _finish_send(self, pending: PendingReplica) -> None:
-        self._is_sending = False
-        if self._peers.get(self.name) is not self:
+        if pending is None:
             return
-        if not self._deliver(pending):
-            self._queue.mark_failed(pending)
-        self._send_next()
+
+        def finish() -> None:
+            self._is_sending = False
+            # The machine was terminated during the transfer.
+            if self._peers.get(self.name) is not self:
+                return
+            if not self._deliver(pending):
+                self._queue.mark_failed(pending)
+            self._send_next()
+
+        self._is_sending = True
+        self._environment.schedule_after(self._environment.draw_replication_s(), finish)
 
     def _deliver(self, pending: PendingReplica) -> bool:
         peer = self._peers.get(pending.target)
+        # Rerouted meanwhile: the target got a preemption notice or was lost.
         if self._queue.is_abandoned(pending):
             return False
         if peer is None or not self._environment.is_reachable(self.name, pending.target):
             return False
-        if _read_seal(pending.segment) != pending.seal:
+        try:
+            source = ShmSegment.open(pending.segment)
+        except IntegrityError:
             return False
-        with ShmSegment.open(pending.segment) as source:
+        with source:
+            # The worker writes its next snapshot into the segment: half of it would be sent.
+            if source.version_stamp != pending.seal:
+                return False
             is_kept = peer.store_replica(pending, bytes(source.buffer))
             if is_kept:
                 self._on_replica_kept(
@@ -141,10 +144,12 @@ class SimNodeMemory:
     def store_replica(self, pending: PendingReplica, body: bytes) -> bool:
         """Store a replica of a peer; return whether it is kept."""
         store = self.snapshots.replicas
+        # A repeated transfer succeeds without a second copy.
         if pending.replica in store.replicas:
             return True
         if not store.reserve(pending.replica, pending.local_ranks):
             return False
+        # Under another name until it is complete: readers never see a partial replica.
         draft = store.folder / f"{pending.replica.file_name}.coming"
         draft.write_bytes(body)
         return store.put(draft, pending.replica)
@@ -216,11 +221,13 @@ def read_memory_state(
 def decode_saved_state(saved: SavedState) -> SimSavedState | str:
     """Return the state, or what is wrong with it. Raises `IntegrityError` if corrupt."""
     states = {_state_decoder.decode(index.encoded_rank_state) for index in saved.indices}
+    # Shards of two steps were combined.
     if len(states) > 1:
         return f"the ranks saved different states: {states}"
     (state,) = states
     for rank, reader in saved.readers.items():
         for chunk in reader.index.chunks:
+            # The payload differs for each rank and step, so that swapped chunks are detected.
             if bytes(reader.fetch(chunk)) != state_bytes(rank, state):
                 return f"the bytes of rank {rank} are not those of step {state.step}"
     return state
@@ -251,6 +258,8 @@ def simulate_upload(
     try:
         yield duration_s / 2
         with suppress(_UploadInterrupted):
+            # A first attempt that stops after one object: its leftovers must not disturb the
+            # second.
             upload_snapshot(InterruptedStore(bucket, writer), job)
         yield duration_s / 2
         outcomes.append(upload_snapshot(FaultFreeStore(bucket, writer), job))
@@ -272,10 +281,6 @@ class FaultFreeStore(SimStore):
     def _receive_response(self) -> None:
         pass
 
-    def _write(self, key: str, body: bytes) -> bool:
-        self._bucket.write(self._writer, key, body)
-        return True
-
 
 class _UploadInterrupted(Exception):  # noqa: N818  # control flow, not an error
     """Stops an upload after its first object."""
@@ -291,11 +296,3 @@ class InterruptedStore(FaultFreeStore):
             raise _UploadInterrupted
         self._has_written = True
         return super()._write(key, body)
-
-
-def _read_seal(segment: Path) -> object:
-    try:
-        with ShmSegment.open(segment) as opened:
-            return opened.version_stamp
-    except IntegrityError:
-        return None

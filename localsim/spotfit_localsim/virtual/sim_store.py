@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class SimStore:
         self._process = process
         self._connection = connection
         self._prefix = prefix
+        self._writer = process.name
 
     @property
     def url(self) -> str:
@@ -66,6 +67,7 @@ class SimStore:
 
     def get(self, key: str) -> bytes:
         self._send_request("get")
+        # Read between the two halves of the latency: the answer may be outdated on arrival.
         body = self._bucket.objects.get(self._prefix + key)
         self._receive_response()
         if body is None:
@@ -82,18 +84,30 @@ class SimStore:
         self._call("put", partial(self._write, key, bytes(body)))
 
     def create(self, key: str, body: bytes) -> None:
-        created = self._call("create", partial(self._write_if_absent, key, body))
+        # Checked and written in one operation: creation is atomic in every supported bucket.
+        created = self._call(
+            "create",
+            lambda: self._prefix + key not in self._bucket.objects and self._write(key, body),
+        )
         if not created:
             raise AlreadyExistsError(f"{key!r} exists already.", do="Read it.")
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         self._send_request("list")
-        objects = self._list_objects(self._prefix + prefix, self._prefix + after)
+        root, objects = self._prefix + prefix, self._bucket.objects
+        folder = f"{root.rstrip('/')}/" if root.strip("/") else ""
+        keys = sorted(k for k in objects if k.startswith(folder) and k > self._prefix + after)
+        # Sizes are taken before the response: objects may be deleted while it is on its way.
+        found = [ObjectInfo(key[len(self._prefix) :], len(objects[key])) for key in keys]
         self._receive_response()
-        yield from objects
+        yield from found
 
     def delete(self, key: str) -> None:
-        self._call("delete", partial(self._remove, key))
+        def remove() -> bool:
+            self._bucket.remove(self._writer, self._prefix + key)
+            return True
+
+        self._call("delete", remove)
 
     def put_file(self, key: str, path: Path) -> None:
         self.put(key, path.read_bytes())
@@ -106,14 +120,7 @@ class SimStore:
         return type(self)(self._bucket, self._process, self._connection, self._prefix + folder)
 
     def _write(self, key: str, body: bytes) -> bool:
-        self._bucket.write(self._process.name, self._prefix + key, body)
-        return True
-
-    def _write_if_absent(self, key: str, body: bytes) -> bool:
-        return self._prefix + key not in self._bucket.objects and self._write(key, body)
-
-    def _remove(self, key: str) -> bool:
-        self._bucket.remove(self._process.name, self._prefix + key)
+        self._bucket.write(self._writer, self._prefix + key, body)
         return True
 
     def _call(self, kind: str, operation: Callable[[], bool]) -> bool:
@@ -123,20 +130,18 @@ class SimStore:
         return result
 
     def _send_request(self, kind: str, operation: Callable[[], bool] | None = None) -> None:
+        # Counted before the faults: a failed request is billed as well.
         self._bucket.count_request(self._process.name, kind)
         self._process.simulate_call(self._connection.draw_latency_s())
+        # Before the operation: nothing happened. After it (below), the caller cannot know.
         self._connection.maybe_lose_request()
         stalled_s = self._connection.draw_stall_s(self._process.engine.now)
-        if stalled_s > 0:
-            self._stall(stalled_s, operation)
-
-    def _stall(self, seconds: float, operation: Callable[[], bool] | None) -> None:
-        """Let the request hang; beyond the client's timeout it may still be executed later."""
-        if seconds <= CLIENT_TIMEOUT_S:
-            self._process.simulate_call(seconds)
+        if stalled_s <= CLIENT_TIMEOUT_S:
+            if stalled_s > 0:
+                self._process.simulate_call(stalled_s)
             return
         if operation is not None and self._connection.should_execute_late():
-            self._process.engine.schedule_after(seconds, partial(_execute_late, operation))
+            self._process.engine.schedule_after(stalled_s, operation)
         self._process.simulate_call(CLIENT_TIMEOUT_S)
         # The client cannot know whether the request will still be executed.
         raise TransientStoreError("The request timed out.", do="Read the object.")
@@ -144,17 +149,6 @@ class SimStore:
     def _receive_response(self) -> None:
         self._process.simulate_call(self._connection.draw_latency_s())
         self._connection.maybe_lose_response()
-
-    def _list_objects(self, prefix: str, after: str) -> Sequence[ObjectInfo]:
-        objects = self._bucket.objects
-        folder = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
-        keys = sorted(key for key in objects if key.startswith(folder) and key > after)
-        return [ObjectInfo(key[len(self._prefix) :], len(objects[key])) for key in keys]
-
-
-def _execute_late(operation: Callable[[], bool]) -> None:
-    """Execute the operation; the client has timed out."""
-    operation()
 
 
 class CheckThenPutStore(SimStore):

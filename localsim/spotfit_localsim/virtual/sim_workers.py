@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -73,6 +73,7 @@ from spotfit_localsim.virtual.workload import ModelState, SimTraining
 _REAP_S = 0.003
 
 
+_Message = TypeVar("_Message", CheckpointNamed, RankZeroBroadcastResult)
 _state_decoder = decoder(SimSavedState)
 _manifest_decoder = decoder(Manifest)
 _metrics_decoder = decoder(dict[str, Any])
@@ -82,6 +83,7 @@ def read_checkpoint_state(objects: Mapping[str, bytes], name: str) -> SimSavedSt
     """Return the state in a checkpoint, or why it cannot be read."""
     folder = f"{keys.MANIFESTS}{name}/"
     manifest_keys = [key for key in objects if key.startswith(folder) and key.endswith(".json")]
+    # Of several attempts to save under one name, the last complete one counts.
     manifests = newest_complete_manifests(
         [_manifest_decoder.decode(objects[key]) for key in manifest_keys]
     )
@@ -130,6 +132,7 @@ class SimWorkerContext:
 
     def is_reachable(self, sender: str, receiver: str) -> bool:
         """Return whether messages pass in both directions."""
+        # A TCP connection needs both directions.
         is_cut = self.network.is_blocked(sender, receiver) or self.network.is_blocked(
             receiver, sender
         )
@@ -137,10 +140,12 @@ class SimWorkerContext:
 
     def is_superseded(self, round_number: int) -> bool:
         """Return whether a later round has started."""
+        # A group exists as soon as the first worker of its round has started.
         return any(later > round_number for later in self.process_groups)
 
     def committed_state(self, round_number: int) -> ModelState:
         """Return the state of the latest checkpoint, to which the round rolls back."""
+        # By the journal at this moment: ranks that read it later could see a newer one.
         name = self.latest_checkpoint()
         saved = (
             SimSavedState(0, ModelState().link)
@@ -186,6 +191,7 @@ class SimProcessGroup:
     def record_restore(self, worker: SimWorker, error: str | None) -> None:
         """Record that the rank has restored from memory, or failed to."""
         self.restore_errors[worker.rank] = error
+        # The last rank wakes the others.
         for other in self._workers.values() if self.have_all_restored else ():
             other.resume()
 
@@ -200,6 +206,7 @@ class SimProcessGroup:
     def arrive_at_barrier(self, worker: SimWorker) -> None:
         """Record that the rank is ready for the next step; the last rank releases all."""
         self._states_at_barrier[worker.rank] = worker.state
+        # As an all-reduce: no rank continues before all have arrived.
         if len(self._states_at_barrier) < self._world_size:
             return
         if len(set(self._states_at_barrier.values())) > 1:
@@ -207,6 +214,7 @@ class SimProcessGroup:
                 f"the ranks of round {self._round_number} train different models"
             )
         self._states_at_barrier = {}
+        # Agreed on at the barrier: all ranks save in the same step, or none.
         self.has_notice = any(other.has_notice for other in self._workers.values())
         for other in self._workers.values():
             other.has_passed_barrier = True
@@ -221,6 +229,7 @@ class SimProcessGroup:
         self._rolling_back.clear()
         self.rollback_count += 1
         self.rollback_state = self._context.committed_state(self._round_number)
+        # Once for all ranks, before any of them trains on.
         self._context.training.record_rollback(self._round_number)
         for other in self._workers.values():
             other.resume()
@@ -228,7 +237,9 @@ class SimProcessGroup:
     def notify_peers_of_loss(self, worker: SimWorker) -> None:
         """Let peers of a lost rank detect it, each after a random delay."""
         load, stream = self._context.training.workload, self._context.stream
+        # Without it, the loss of a rank is only reported by the agent.
         for peer in self._workers.values() if load.peer_error_probability else ():
+            # A peer behind a partition sees no error, it hangs.
             cut_off = self._context.network.is_blocked(worker.host, peer.host)
             if peer is not worker and not cut_off and stream.bernoulli(load.peer_error_probability):
                 self._context.engine.schedule_after(
@@ -252,7 +263,7 @@ class SimWorker:
         self._has_lost_peer = False
         self._context = context
         self._pool = pool
-        self._start = start
+        self.start_message = start
         self._inbox: list[ToWorker] = []
         self._background_uploads: set[int] = set()
         self._report_count = 0
@@ -285,17 +296,16 @@ class SimWorker:
         if done is not None:
             self._snapshots_with_agent.discard(done)
             self.resume()
-        self._update_uncommitted(frame, done)
-
-    def _update_uncommitted(self, frame: ToWorker, done: int | None) -> None:
-        """Track snapshots until they are committed, or certainly never will be."""
         if isinstance(frame, CommitConfirmed):
-            named = [one for one in self._inbox if isinstance(one, CheckpointNamed)]
+            # The confirmation has the name of the checkpoint only; the report has to be looked up.
             self._uncommitted_snapshots -= {
-                one.report_index for one in named if one.checkpoint_name == frame.checkpoint_name
+                one.report_index
+                for one in self._received(CheckpointNamed)
+                if one.checkpoint_name == frame.checkpoint_name
             }
             self.resume()
         elif done is not None and not isinstance(frame, Uploaded):
+            # An uploaded snapshot may still be committed, a failed or unnamed one never is.
             self._uncommitted_snapshots.discard(done)
 
     def resume(self) -> None:
@@ -311,18 +321,20 @@ class SimWorker:
 
     def kill(self) -> None:
         """Kill the process; it exits after a short time."""
+        # SIGKILL is not immediate: the kernel releases accelerators and memory first.
         if not self._is_ending:
             self._is_ending = True
             end_s = self._context.stream.uniform_in(self._context.training.workload.exit_s)
             how = "was killed by SIGKILL"
             self._context.engine.schedule_after(
-                end_s, lambda: self._exit(how, is_clean=False, was_requested=True)
+                end_s, lambda: self.exit(how, is_clean=False, was_requested=True)
             )
 
     def vanish(self, *, closes_connections: bool) -> None:
         """Stop at once: the machine is terminated."""
         if self.is_alive:
             self._stop()
+            # After the return the process group is shut down: nobody waits for this rank.
             if closes_connections and not self._has_returned:
                 self._process_group.notify_peers_of_loss(self)
 
@@ -330,11 +342,13 @@ class SimWorker:
 
     def _run(self) -> SimRoutine:
         load = self._context.training.workload
+        # Start of the process and imports.
         yield self._context.stream.uniform_in(load.start_s)
         self._send(FunctionStarted())
         yield from self._restore()
         while self.state.step < load.steps:
             yield from self._train_step()
+            # The notice is the same on all ranks since the barrier, so they save in the same step.
             if self._is_due(load.save_every) or (
                 self._process_group.has_notice and load.saves_on_notice
             ):
@@ -345,6 +359,7 @@ class SimWorker:
                 self._send(
                     MetricsReport(report_index=self._next_report_index(), metrics=self._metrics())
                 )
+        # The process must not exit while the agent reads its segments.
         while self._background_uploads or self._snapshots_with_agent:
             yield None
         self._has_returned = True
@@ -354,9 +369,10 @@ class SimWorker:
         yield _REAP_S
 
     def _restore(self) -> SimRoutine:
-        if self._start.memory_snapshot is not None:
+        if self.start_message.memory_snapshot is not None:
             state = self._read_from_memory()
             yield self._context.stream.uniform_in(self._context.training.workload.replication_s)
+            # All ranks agree before any continues: one that failed sends all to the bucket.
             self._process_group.record_restore(self, state if isinstance(state, str) else None)
             while not self._process_group.have_all_restored:
                 yield None
@@ -371,13 +387,19 @@ class SimWorker:
         """Return the in-memory state, or why it cannot be read."""
         memory, peers = self._pool.memory, self._context.node_memories
         assert memory is not None
-        assert self._start.memory_snapshot is not None
+        assert self.start_message.memory_snapshot is not None
         try:
-            saved = read_memory_state(self._start, memory, peers, self._is_reachable)
+            saved = read_memory_state(
+                self.start_message,
+                memory,
+                peers,
+                lambda peer_store: self._context.is_reachable(self.host, peer_store),
+            )
         except IntegrityError as error:
             return error.message
         state = decode_saved_state(saved)
-        expected_step = self._start.memory_snapshot.step
+        # A segment may be overwritten between the decision of the leader and the start.
+        expected_step = self.start_message.memory_snapshot.step
         if isinstance(state, str):
             self._context.report_violation(f"the state in memory is corrupt: {state}")
         elif state.step != expected_step:
@@ -388,11 +410,8 @@ class SimWorker:
             )
         return state
 
-    def _is_reachable(self, peer_store: str) -> bool:
-        return self._context.is_reachable(self.host, peer_store)
-
     def _restore_from_bucket(self) -> None:
-        name = self._start.checkpoint
+        name = self.start_message.checkpoint
         if name is None:
             return
         saved = read_checkpoint_state(self._context.bucket.objects, name)
@@ -400,10 +419,13 @@ class SimWorker:
             # Its agent was frozen and does not know that the round has ended.
             raise SimUserError("the checkpoint was deleted")
         if isinstance(saved, str):
+            # The leader opens a round only from a committed checkpoint, which is complete.
             self._context.report_violation(f"round {self.round} starts from {name}, but {saved}")
             return
         self.state = ModelState(saved.step, saved.link)
-        metrics = self._start.checkpoint_metrics or {}
+        metrics = self.start_message.checkpoint_metrics or {}
+        # Metrics and files of a checkpoint come from the journal and from the bucket: they must
+        # match.
         if metrics.get("step") != saved.step:
             self._context.report_violation(
                 f"{name} contains step {saved.step}, its metrics are {metrics}"
@@ -424,17 +446,22 @@ class SimWorker:
             if crash.kind == "raises":
                 raise SimUserError(f"scheduled error in step {crash.step}")
             if crash.kind == "hangs":
-                yield from self._hang()
-            self._exit("was killed by SIGSEGV", is_clean=False)
+                self._pool.schedule_unresponsive(self)
+                while True:
+                    yield None
+            self.exit("was killed by SIGSEGV", is_clean=False)
+            # The exit has cancelled the timer: the routine is never resumed.
             yield None
         self.state = self.state.advance()
         if self.rank == 0:
+            # By rank 0 only: the group counts a step once.
             training.record_step(self.state.step)
 
     def _roll_back(self) -> SimRoutine:
         """Discard snapshots and restore, as `Checkpointer.restore` does after saves."""
         memory, times = self._pool.memory, self._process_group.rollback_count
         assert memory is not None
+        # A commit during the rollback would decide by chance which state is restored.
         while self._uncommitted_snapshots:
             yield None
             self._raise_if_peer_lost()
@@ -450,43 +477,39 @@ class SimWorker:
             self._raise_if_peer_lost()
         self.state = self._process_group.rollback_state
 
-    def _hang(self) -> SimRoutine:
-        self._pool.schedule_unresponsive(self)
-        while True:
-            yield None
-
     def _save(self) -> SimRoutine:
         n = self._next_report_index()
         load = self._context.training.workload
         if load.uses_barriers:
-            yield from self._wait_at_barrier(n)
+            self._send(RankZeroBroadcast(kind="barrier", seq=n))
+            while n not in {one.seq for one in self._received(RankZeroBroadcastResult)}:
+                yield None
+        # Cleared before the save: a notice that arrives during it causes another one.
         self.has_notice = False
-        if load.uses_snapshots:
-            yield from self._take_snapshot(n)
-            return
-        user_names = {"generated": None, "by_step": f"step-{self.state.step}", "fixed": "last"}
-        name = user_names[load.checkpoint_naming]
+        yield from self._take_snapshot(n) if load.uses_snapshots else self._save_files(n)
+
+    def _save_files(self, n: int) -> SimRoutine:
+        """Report files, and upload them under the name that the leader assigns."""
+        load = self._context.training.workload
+        name = load.checkpoint_name(self.state.step)
+        body = self._metrics()
         if self.rank and not load.all_ranks_save:
-            self._send(
-                MetricsReport(report_index=n, metrics=self._metrics(), checkpoint_dir_name=name)
-            )
+            self._send(MetricsReport(report_index=n, metrics=body, checkpoint_dir_name=name))
             return
         validation = self._context.training.validation_request(self.state.step)
         self._send(
             FilesReport(
-                report_index=n,
-                metrics=self._metrics(),
-                checkpoint_dir_name=name,
-                validation=validation,
+                report_index=n, metrics=body, checkpoint_dir_name=name, validation=validation
             )
         )
-        while (named := self._find_checkpoint_name(n)) is None:
+        while n not in {one.report_index for one in self._received(CheckpointNamed)}:
             yield None
+        named = next(one for one in self._received(CheckpointNamed) if one.report_index == n)
+        # The leader returns the metrics of rank 0: every rank must have reported the same step.
         if _state_decoder.decode(named.metrics) != SimSavedState(self.state.step, self.state.link):
             self._context.report_violation(
                 f"report {n} of round {self.round} mixes different steps"
             )
-        body = encode(SimSavedState(self.state.step, self.state.link))
         manifest = Manifest(
             name=named.checkpoint_name,
             round=self.round,
@@ -494,22 +517,25 @@ class SimWorker:
             rank=self.rank,
             ranks=named.ranks,
             metrics=_metrics_decoder.decode(named.metrics),
-            files=(FileRecord(f"state-{self.rank}.json", len(body), ""),),
-            validation=self._context.training.validation_request(self.state.step),
+            files=(FileRecord(f"state-{self.rank}.json", len(bytes(body)), ""),),
+            validation=validation,
         )
         if load.uploads_in_background:
             self._background_uploads.add(n)
-            self._pool.upload_file(manifest, body)
+            self._pool.upload_file(manifest, bytes(body))
         else:
-            yield from upload(self._context, self._pool.writer_name, manifest, body)
+            yield from upload(self._context, self._pool.writer_name, manifest, bytes(body))
             self._send(
-                SaveCompleted(report_index=n, checkpoint_name=manifest.name, size_bytes=len(body))
+                SaveCompleted(
+                    report_index=n, checkpoint_name=manifest.name, size_bytes=manifest.size_bytes
+                )
             )
 
     def _take_snapshot(self, n: int) -> SimRoutine:
         """Write into the older segment while the agent may still upload the newer one."""
         memory = self._pool.memory
         assert memory is not None
+        # Two segments: one is uploaded while the other one is written.
         slot = self._save_count % 2
         if len(self._slots) <= slot:
             name = f"{self.round}-{self.rank}-{slot + 1}"
@@ -517,9 +543,10 @@ class SimWorker:
         segment, report = self._slots[slot]
         while report in self._snapshots_with_agent:
             yield None
+        # A reader must not find a half-written snapshot, also if the worker dies in the copy.
         segment.invalidate()
         yield self._context.stream.uniform_in(self._context.training.workload.snapshot_stall_s)
-        fill_segment(segment, self._start, SimSavedState(self.state.step, self.state.link))
+        fill_segment(segment, self.start_message, SimSavedState(self.state.step, self.state.link))
         self._context.training.snapshot_steps.setdefault(self.round, set()).add(self.state.step)
         self._save_count += 1
         self._slots[slot] = (segment, n)
@@ -529,22 +556,8 @@ class SimWorker:
             self, SnapshotReport(report_index=n, metrics=self._metrics(), segment=str(segment.path))
         )
 
-    def _wait_at_barrier(self, n: int) -> SimRoutine:
-        self._send(RankZeroBroadcast(kind="barrier", seq=n))
-        while not any(
-            isinstance(one, RankZeroBroadcastResult) and one.seq == n for one in self._inbox
-        ):
-            yield None
-
-    def _find_checkpoint_name(self, n: int) -> CheckpointNamed | None:
-        return next(
-            (
-                one
-                for one in self._inbox
-                if isinstance(one, CheckpointNamed) and one.report_index == n
-            ),
-            None,
-        )
+    def _received(self, kind: type[_Message]) -> list[_Message]:
+        return [one for one in self._inbox if isinstance(one, kind)]
 
     def _raise_if_peer_lost(self) -> None:
         if self._has_lost_peer:
@@ -566,13 +579,14 @@ class SimWorker:
     # --- scheduling and exit -----------------------------------------------------------------
 
     def _schedule(self, delay_s: float) -> None:
+        # One timer per worker: a routine is never resumed twice.
         self._timer = self._context.engine.schedule_after(delay_s, self._advance)
 
     def _advance(self) -> None:
         try:
             busy_s = next(self._routine)
         except StopIteration:
-            self._exit("exited with code 0", is_clean=True)
+            self.exit("exited with code 0", is_clean=True)
         except SimUserError as raised:
             self._send(
                 WorkerRaised(
@@ -580,14 +594,17 @@ class SimWorker:
                 )
             )
             self._context.engine.schedule_after(
-                _REAP_S, lambda: self._exit("exited with code 1", is_clean=False)
+                # The traceback is sent before the exit is reported.
+                _REAP_S,
+                lambda: self.exit("exited with code 1", is_clean=False),
             )
         else:
             self._is_waiting = busy_s is None
             if busy_s is not None and self.is_alive:
                 self._schedule(busy_s)
 
-    def _exit(self, reason: str, *, is_clean: bool, was_requested: bool = False) -> None:
+    def exit(self, reason: str, *, is_clean: bool, was_requested: bool = False) -> None:
+        """End the process and report it to the agent."""
         if self.is_alive:
             self._stop()
             self._pool.reap(
@@ -607,6 +624,7 @@ class SimWorker:
 def upload(context: SimWorkerContext, writer: str, part: Manifest, body: bytes) -> SimRoutine:
     """Upload one rank's file, then its manifest."""
     half_s = context.stream.uniform_in(context.training.workload.upload_s) / 2
+    # The manifest is last: a killed upload leaves files, but no complete part.
     yield half_s
     context.bucket.write(writer, f"{part.folder}/{part.files[0].name}", body)
     yield half_s
@@ -669,8 +687,10 @@ class SimUploader:
 
     def enqueue(self, job: _FileUpload | _SnapshotUpload) -> None:
         """Start the upload when earlier ones of the same rank are finished."""
+        # Uploads of different ranks run concurrently, as in the real uploader.
         queue = self._queues.setdefault(job.rank, [])
         queue.append(job)
+        # With more than one, an earlier upload is running and starts this one at its end.
         if len(queue) == 1:
             self._start_next(job.rank)
 
@@ -698,6 +718,9 @@ class SimUploader:
 class SimWorkerPool:
     """The `WorkerPool` of one agent."""
 
+    worker_type = SimWorker
+    """The class of the workers; tests replace it by one that they control."""
+
     def __init__(self, context: SimWorkerContext, process: SimProcess) -> None:
         self._context = context
         self._process = process
@@ -708,7 +731,11 @@ class SimWorkerPool:
         saves = context.training.workload.uses_snapshots
         memories = context.node_memories
         self.memory = (
-            SimNodeMemory(process.name, context, memories, self._report_replica) if saves else None
+            SimNodeMemory(
+                process.name, context, memories, lambda *kept: self.emit(ReplicaConfirmed(*kept))
+            )
+            if saves
+            else None
         )
 
     @property
@@ -737,32 +764,28 @@ class SimWorkerPool:
                 f"{self._process.name} starts workers while earlier ones are running"
             )
         for start in start_messages:
+            # Before the worker starts: it removes segments of other rounds.
             prepared = self.memory.snapshots.prepare_start(start) if self.memory else start
-            self._workers[start.rank] = SimWorker(self._context, self, prepared)
+            self._workers[start.rank] = self.worker_type(self._context, self, prepared)
 
     def send(self, rank: int, frame: ToWorker) -> None:
-        if self.memory is not None:
-            self._route_to_snapshots(self.memory, rank, frame)
+        # As in production, the agent uploads snapshots itself, also those of exited workers.
+        if self.memory is not None and isinstance(frame, CheckpointNamed):
+            upload_job = self.memory.snapshots.make_upload(rank, frame)
+            if upload_job is not None:
+                self._uploader.enqueue(_SnapshotUpload(upload_job))
+        elif (
+            self.memory is not None
+            and isinstance(frame, RankZeroBroadcastResult)
+            and frame.kind == "report"
+        ):
+            self.memory.snapshots.forget(rank, frame.seq)
         if rank in self._workers:
             self._workers[rank].receive(frame)
-
-    def _route_to_snapshots(self, memory: SimNodeMemory, rank: int, frame: ToWorker) -> None:
-        match frame:
-            case CheckpointNamed():
-                upload_job = memory.snapshots.make_upload(rank, frame)
-                if upload_job is not None:
-                    self._uploader.enqueue(_SnapshotUpload(upload_job))
-            case RankZeroBroadcastResult(kind="report", seq=n):
-                memory.snapshots.forget(rank, n)
-            case _:
-                return
 
     def replicate_to(self, peer_store: str) -> None:
         if self.memory is not None:
             self.memory.snapshots.set_replication_target(peer_store)
-
-    def _report_replica(self, round_number: int, rank: int, step: int, peer_store: str) -> None:
-        self.emit(ReplicaConfirmed(round_number, rank, step, peer_store))
 
     def add_snapshot(self, worker: SimWorker, snapshot: SnapshotReport) -> None:
         """Accept a snapshot of a worker."""
@@ -781,7 +804,12 @@ class SimWorkerPool:
         message: FromWorker = (
             SaveFailed(report_index=n, reason=outcome)
             if isinstance(outcome, str)
-            else _saved_message(n, outcome)
+            else SaveCompleted(
+                report_index=n,
+                checkpoint_name=outcome.name,
+                size_bytes=outcome.size_bytes,
+                step=outcome.step,
+            )
         )
         self.emit(
             WorkerFramesReceived(
@@ -812,7 +840,8 @@ class SimWorkerPool:
 
     def kill_workers(self) -> None:
         self._process.simulate_call()
-        for worker in self._workers.values():
+        # A copy: a worker that exits at once is removed from the dict.
+        for worker in list(self._workers.values()):
             worker.kill()
 
     @property
@@ -856,6 +885,7 @@ class SimWorkerPool:
 
     def emit(self, event: WorkerPoolEvent) -> None:
         """Queue an event for the agent."""
+        # Without an agent there is no pipe to write to.
         if self._process.is_alive:
             self._events.append(event)
             self._process.wake()
@@ -867,18 +897,13 @@ class SimWorkerPool:
 
     def close(self, *, closes_connections: bool) -> None:
         """Stop all workers and uploads: the machine is terminated."""
+        # The uploader has another process, but the same machine.
         self._uploader.cancel_all()
         for worker in self._workers.values():
             worker.vanish(closes_connections=closes_connections)
         self._workers = {}
         if self.memory is not None:
             self.memory.close()
-
-
-def _saved_message(n: int, part: Manifest) -> SaveCompleted:
-    return SaveCompleted(
-        report_index=n, checkpoint_name=part.name, size_bytes=part.size_bytes, step=part.step
-    )
 
 
 def _finished_snapshot(frame: ToWorker) -> int | None:
@@ -890,6 +915,7 @@ def _finished_snapshot(frame: ToWorker) -> int | None:
             | CheckpointNamed(report_index=n, checkpoint_name="")
         ):
             return n
+        # The report was not matched: the leader assigns no name to it.
         case RankZeroBroadcastResult(kind="report", seq=n, missing_ranks=missing, reason=why) if (
             missing or why
         ):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from spotfit.core.ids import RunId
 from spotfit.ledger import keys
-from spotfit.model.events import JournalEntry
 from spotfit.model.spec import RunSpec, ValidationSpec
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.random_streams import SeededStreams
@@ -40,8 +39,9 @@ from spotfit_localsim.virtual.timeline import (
     TimelineEntry,
     describe_event,
 )
-from spotfit_localsim.virtual.workload import SimTraining, ValidationWorkload
+from spotfit_localsim.virtual.workload import SimTraining
 
+# Constant: names of objects must not differ between seeds.
 RUN_ID = RunId("5" * 32)
 # How often the end of the run is checked, in virtual time.
 _CHECK_INTERVAL_S = 1.0
@@ -86,6 +86,7 @@ class SimWorld:
     ) -> None:
         self.scenario = scenario
         self.result = SimulationResult(scenario.name, seed)
+        # Passed in by the scale test, which needs more events.
         self.engine = engine or Engine()
         self.nodes: dict[str, SimNode] = {}
         self._random_streams = SeededStreams(seed)
@@ -99,8 +100,11 @@ class SimWorld:
             self.bucket.objects,
             self._training,
             on_violation=self._on_violation,
-            on_entry=self._log_entry,
+            on_entry=lambda entry: self._log(
+                entry.author, f"[{len(self.checker.entries) - 1}] {describe_event(entry.event)}"
+            ),
         )
+        # The checker sees each change before any process does.
         self.bucket.listeners.append(self.checker.on_object_changed)
         self._market = SimMarket(scenario.market, self._random_streams.stream("market"))
         self.cloud = SimCloud(self.engine, self._market, self._log)
@@ -116,16 +120,7 @@ class SimWorld:
         self._run_ended_at: float | None = None
         self._faults_stopped = False
         self._launch = AgentLaunchSpec("sim://run", RUN_ID, "not a secret", ("sim",))
-        self._dependencies = SimDependencies(
-            run_id=RUN_ID,
-            worker_context=self._create_worker_context(),
-            network=self.network,
-            open_store=self._open_store,
-            open_provisioner=self._open_provisioner,
-            on_entry_applied=self.checker.on_entry_applied,
-            new_id=lambda: self._new_name("t"),
-            uses_background_calls=self._draw_background_calls(),
-        )
+        self._dependencies = self._create_dependencies()
 
     def run(self) -> SimulationResult:
         """Run the simulation to its end."""
@@ -134,13 +129,45 @@ class SimWorld:
             self.engine.run(
                 until=self.scenario.faults_duration_s + self.scenario.completion_timeout_s
             )
+        # After a violation the run is incomplete, and every check of its end would fail.
         if self.checker.violation is None:
             self.checker.check_end(self.scenario.expected_outcome)
-        return self._collect_result()
+        result, checker = self.result, self.checker
+        result.violation = checker.violation
+        result.entries = checker.entries
+        result.view = checker.reference_view
+        result.duration_s = self.engine.now
+        result.event_count = self.engine.event_count
+        result.requests = self.bucket.total_requests
+        result.machine_seconds = self.cloud.machine_seconds
+        result.steps_repeated = self._training.executed_steps - self._training.max_step
+        result.top_level_folders = frozenset(
+            key.partition("/")[0] for key in self.bucket.objects
+        ) - {_SPOTFIT_FOLDER}
+        # Agents that still run at the end were not counted by their exit.
+        for name in self.nodes:
+            result.agent_seconds += self.engine.now - self._started_at[name]
+        # Greenlets that never end would keep the whole simulation in memory.
+        for process in self._processes:
+            process.discard()
+        return result
 
     def schedule_events(self) -> None:
         """Start the laptop and schedule the events of the scenario."""
-        self._start_laptop()
+        plan = self.scenario.laptop
+        laptop, supervisor = self._create_supervisor("laptop")
+        laptop.start(supervisor.tick)
+
+        def switch_off() -> None:
+            self._log("laptop", "is switched off")
+            laptop.kill()
+            if plan.sweep_interval_s is not None and not plan.sweeps_from_start:
+                self._start_sweep(plan.sweep_interval_s)
+
+        if plan.sweeps_from_start and plan.sweep_interval_s is not None:
+            self._start_sweep(plan.sweep_interval_s)
+        if plan.dies_at_s is not None:
+            self.engine.schedule_after(plan.dies_at_s, switch_off)
         for event in self.scenario.events:
             self._schedule_event(event)
         self._schedule_random_fault(
@@ -156,73 +183,53 @@ class SimWorld:
 
     def on_instance_booted(self, instance: SimInstance) -> None:
         """Start the agent of the instance."""
-        process = self._create_process("a", lambda error: self._on_node_exit(name, error))
-        name = process.name
-        self._log(name, f"starts on {instance.name}")
-        self.nodes[name] = SimNode(self._dependencies, process, instance)
+
+        def on_exit(error: BaseException | None) -> None:
+            del self.nodes[process.name]
+            self.result.agent_seconds += self.engine.now - self._started_at[process.name]
+            self._report_exception(f"the agent {process.name}", error)
+            node.clean_up()
+            # A machine without its agent is useless; the backend ends it with its main process.
+            self.cloud.terminate(
+                instance, "its agent exited", closes_connections=True, failed=error is not None
+            )
+
+        process = self._create_process("a", on_exit)
+        self._log(process.name, f"starts on {instance.name}")
+        node = self.nodes[process.name] = SimNode(self._dependencies, process, instance)
 
     def on_instance_terminated(self, instance: SimInstance, *, closes_connections: bool) -> None:
         """Terminate the agent of the instance."""
+        # An instance whose agent has exited already has no node any more.
         for machine in self.nodes.values():
             if machine.instance is instance:
                 machine.terminate(closes_connections=closes_connections)
 
-    def _on_node_exit(self, name: str, error: BaseException | None) -> None:
-        machine = self.nodes.pop(name)
-        self.result.agent_seconds += self.engine.now - self._started_at[name]
+    def _report_exception(self, actor: str, error: BaseException | None) -> None:
+        """Agents and clients survive everything that the simulation does to them."""
         if error is not None:
             traceback_text = "".join(traceback.format_exception(error))
-            self.checker.report_violation(f"the agent {name} raised: {traceback_text}")
-        machine.clean_up()
-        self.cloud.terminate(
-            machine.instance, "its agent exited", closes_connections=True, failed=error is not None
-        )
+            self.checker.report_violation(f"{actor} raised: {traceback_text}")
 
     # --- client processes: laptop, sweeps, cancellation ---------------------------------------
 
-    def _start_laptop(self) -> None:
-        plan = self.scenario.laptop
-        laptop = self._create_process(
-            "laptop", lambda error: self._on_supervisor_exit("laptop", error)
-        )
-        laptop.start(self._create_supervisor(laptop).tick)
-        if plan.sweeps_from_start and plan.sweep_interval_s is not None:
-            self._start_sweep(plan.sweep_interval_s)
-        if plan.dies_at_s is not None:
-            self.engine.schedule_after(plan.dies_at_s, lambda: self._kill_laptop(laptop))
-
-    def _kill_laptop(self, laptop: SimProcess) -> None:
-        self._log("laptop", "is switched off")
-        laptop.kill()
-        plan = self.scenario.laptop
-        if plan.sweep_interval_s is not None and not plan.sweeps_from_start:
-            self._start_sweep(plan.sweep_interval_s)
-
     def _start_sweep(self, interval_s: float) -> None:
-        sweep = self._create_process(
-            "sweep", lambda error: self._on_supervisor_exit("sweep", error)
-        )
-        sweep.start(self._create_supervisor(sweep).tick)
+        sweep, supervisor = self._create_supervisor("sweep")
+        sweep.start(supervisor.tick)
         self.engine.schedule_after(self.scenario.laptop.sweep_duration_s, sweep.kill)
         self.engine.schedule_after(interval_s, lambda: self._start_sweep(interval_s))
 
-    def _cancel_run(self) -> None:
-        user = self._create_process(
-            "someone", lambda error: self._on_supervisor_exit("someone", error)
-        )
-        user.start(self._create_supervisor(user).cancel)
-
-    def _create_supervisor(self, process: SimProcess) -> SimSupervisor:
-        return SimSupervisor(self._dependencies, process, self._run_spec(), self._launch)
-
-    def _on_supervisor_exit(self, name: str, error: BaseException | None) -> None:
-        if error is not None:
-            self.checker.report_violation(
-                f"{name} raised: {''.join(traceback.format_exception(error))}"
-            )
+    def _create_supervisor(self, kind: str) -> tuple[SimProcess, SimSupervisor]:
+        process = self._create_process(kind, lambda error: self._report_exception(kind, error))
+        return process, SimSupervisor(self._dependencies, process, self._run_spec(), self._launch)
 
     def _run_spec(self) -> RunSpec:
-        scenario = self.scenario
+        scenario, plan = self.scenario, self.scenario.workload.validations
+        validation = None
+        if plan is not None:
+            validation = ValidationSpec(
+                own_machine=plan.own_machine, resources={"CPU": 1.0}, timeout_s=plan.timeout_s
+            )
         return RunSpec(
             run_id=RUN_ID,
             name="run",
@@ -237,24 +244,21 @@ class SimWorld:
             storage_url="sim://run",
             hang_detection=scenario.hang_detection,
             timing=scenario.timing,
-            validation=_validation_spec(scenario.workload.validations),
+            validation=validation,
         )
 
     # --- events and faults -------------------------------------------------------------------
 
     def _schedule_event(self, event: ScenarioEvent) -> None:
-        match event.trigger:
-            case AtTime(after_s=seconds):
-                self.engine.schedule_after(seconds, lambda: self._apply_event(event))
-            case AtStep(step=number):
-                self._training.step_listeners.append(
-                    lambda step: self._apply_event_if(event, step == number)
-                )
+        def on_step(step: int) -> None:
+            if event.trigger == AtStep(step):
+                # Not inside the step: the worker must not be killed by its own call.
+                self.engine.schedule_after(0.0, lambda: self._apply_event(event))
 
-    def _apply_event_if(self, event: ScenarioEvent, is_due: bool) -> None:  # noqa: FBT001  # one caller
-        if is_due:
-            # Not inside the step that triggered it: the worker must not be killed by its own call.
-            self.engine.schedule_after(0.0, lambda: self._apply_event(event))
+        if isinstance(event.trigger, AtTime):
+            self.engine.schedule_after(event.trigger.after_s, lambda: self._apply_event(event))
+        else:
+            self._training.step_listeners.append(on_step)
 
     def _apply_event(self, event: ScenarioEvent) -> None:
         match event:
@@ -275,7 +279,8 @@ class SimWorld:
                 for machine in self._select_targets(target):
                     self._add_partition(NetworkPartition(machine.host, outbound, inbound), seconds)
             case CancelRun():
-                self._cancel_run()
+                user, supervisor = self._create_supervisor("someone")
+                user.start(supervisor.cancel)
             case BucketOutage(duration_s=seconds):
                 self._log("bucket", f"fails all requests for {seconds:.1f} s")
                 self._active_faults.start_outage()
@@ -291,19 +296,22 @@ class SimWorld:
             return alive
         if target == "leader":
             return [machine for machine in alive if machine.agent_id == leader]
+        # Without a leader everyone is a follower.
         if target == "follower":
             alive = [machine for machine in alive if machine.agent_id != leader]
         return [self._fault_rng.choice(alive)] if alive else []
 
     def _schedule_random_fault(self, per_hour: float, inject: Callable[[], None]) -> None:
+        """Inject a fault at random times (a Poisson process) until faults end."""
+
+        def inject_and_repeat() -> None:
+            if not self._faults_stopped:
+                inject()
+                self._schedule_random_fault(per_hour, inject)
+
         if per_hour > 0 and not self._faults_stopped:
             wait_s = self._fault_rng.expovariate(per_hour / 3600.0)
-            self.engine.schedule_after(wait_s, lambda: self._inject_random_fault(per_hour, inject))
-
-    def _inject_random_fault(self, per_hour: float, inject: Callable[[], None]) -> None:
-        if not self._faults_stopped:
-            inject()
-            self._schedule_random_fault(per_hour, inject)
+            self.engine.schedule_after(wait_s, inject_and_repeat)
 
     def _reset_random_connection(self) -> None:
         connections = list(self.network.connections)
@@ -336,6 +344,7 @@ class SimWorld:
         self.engine.schedule_after(duration_s, lambda: self._remove_partition(partition))
 
     def _remove_partition(self, partition: NetworkPartition) -> None:
+        # The end of the faults may have removed it earlier.
         if partition in self._partitions:
             self._partitions.remove(partition)
             self.network.remove_partition(partition)
@@ -345,7 +354,9 @@ class SimWorld:
         self._log("world", "faults end")
         self._active_faults.stop_faults()
         self._market.stop_faults()
+        # Capacity is unlimited from now on, which no trace point announces.
         self.cloud.schedule_allocation()
+        # A copy: removing changes the list.
         for partition in list(self._partitions):
             self._remove_partition(partition)
 
@@ -356,8 +367,10 @@ class SimWorld:
     ) -> SimProcess:
         name = self._new_name(kind)
         stream = self._random_streams.stream(name)
+        # Every machine has its own epoch and rate: comparing clocks of two machines fails here.
         skew = self.scenario.clock_skew
         clock = SimClock(stream.uniform(0.0, 1e5), 1.0 + stream.uniform(-skew, skew))
+        # Only agents crash at random; the scenario says when the client goes off.
         fault_injector = ProcessFaultInjector(self._active_faults, stream, can_crash=kind == "a")
         process = SimProcess(
             self.engine, name, clock=clock, fault_injector=fault_injector, on_exit=on_exit
@@ -370,46 +383,44 @@ class SimWorld:
         number = self._name_counters[kind] = self._name_counters.get(kind, 0) + 1
         return f"{kind}{number}"
 
-    def _open_store(self, process: SimProcess) -> SimStore:
-        connection = FaultyConnection(
-            self._active_faults, self._random_streams.stream(f"line of {process.name}")
-        )
-        return self._design.store(self.bucket, process, connection)
+    def _create_dependencies(self) -> SimDependencies:
+        design, streams = self._design, self._random_streams
 
-    def _open_provisioner(self, process: SimProcess) -> SimCloudProvisioner:
-        return self._design.provisioner(
-            self.cloud, self._market, process, slots=self.scenario.slots_per_machine
-        )
+        def open_store(process: SimProcess) -> SimStore:
+            stream = streams.stream(f"line of {process.name}")
+            return design.store(self.bucket, process, FaultyConnection(self._active_faults, stream))
 
-    def _create_worker_context(self) -> SimWorkerContext:
-        return SimWorkerContext(
+        # Drawn in every simulation, so that a fixed design does not change the later faults.
+        drawn = self._fault_rng.bernoulli(_BACKGROUND_CALLS_FRACTION)
+        fixed = design.uses_background_calls
+        worker_context = SimWorkerContext(
             engine=self.engine,
             network=self.network,
             bucket=self.bucket,
             training=self._training,
-            stream=self._random_streams.stream("workers"),
+            stream=streams.stream("workers"),
             report_violation=self.checker.report_violation,
             log=self._log,
             is_pending=self.checker.is_pending,
             latest_checkpoint=self.checker.latest_checkpoint,
         )
-
-    def _draw_background_calls(self) -> bool:
-        drawn = self._fault_rng.bernoulli(_BACKGROUND_CALLS_FRACTION)
-        return (
-            drawn
-            if self._design.uses_background_calls is None
-            else self._design.uses_background_calls
+        return SimDependencies(
+            run_id=RUN_ID,
+            worker_context=worker_context,
+            network=self.network,
+            open_store=open_store,
+            open_provisioner=lambda process: design.provisioner(
+                self.cloud, self._market, process, slots=self.scenario.slots_per_machine
+            ),
+            on_entry_applied=self.checker.on_entry_applied,
+            new_id=lambda: self._new_name("t"),
+            uses_background_calls=drawn if fixed is None else fixed,
         )
 
     # --- timeline and result -----------------------------------------------------------------
 
     def _log(self, actor: str, text: str) -> None:
         self.result.timeline.append(TimelineEntry(self.engine.now, actor, text))
-
-    def _log_entry(self, entry: JournalEntry) -> None:
-        slot = len(self.checker.entries) - 1
-        self._log(entry.author, f"[{slot}] {describe_event(entry.event)}")
 
     def _on_violation(self, violation: str) -> None:
         self._log("CHECKER", violation)
@@ -420,11 +431,13 @@ class SimWorld:
         now = self.engine.now
         if self.checker.reference_view.fit_end is not None:
             self._run_ended_at = now if self._run_ended_at is None else self._run_ended_at
+            # A run that ended but still pays for machines is not over.
             active = [instance.name for instance in self.cloud.active_instances()]
             if not active:
                 self.engine.stop()
                 return
             if (
+                # While faults last, a release may fail any number of times.
                 now - max(self._run_ended_at, self.scenario.faults_duration_s)
                 > self.scenario.release_timeout_s
             ):
@@ -432,30 +445,3 @@ class SimWorld:
                     f"{', '.join(active)} not released long after the end of the run"
                 )
         self.engine.schedule_after(_CHECK_INTERVAL_S, self._check_run_end)
-
-    def _collect_result(self) -> SimulationResult:
-        result, checker = self.result, self.checker
-        result.violation = checker.violation
-        result.entries = checker.entries
-        result.view = checker.reference_view
-        result.duration_s = self.engine.now
-        result.event_count = self.engine.event_count
-        result.requests = self.bucket.total_requests
-        result.machine_seconds = self.cloud.machine_seconds
-        result.steps_repeated = self._training.executed_steps - self._training.max_step
-        result.top_level_folders = frozenset(
-            key.partition("/")[0] for key in self.bucket.objects
-        ) - {_SPOTFIT_FOLDER}
-        for name in self.nodes:
-            result.agent_seconds += self.engine.now - self._started_at[name]
-        for process in self._processes:
-            process.discard()
-        return result
-
-
-def _validation_spec(plan: ValidationWorkload | None) -> ValidationSpec | None:
-    if plan is None:
-        return None
-    return ValidationSpec(
-        own_machine=plan.own_machine, resources={"CPU": 1.0}, timeout_s=plan.timeout_s
-    )

@@ -89,7 +89,7 @@ class SimulationResult:
         return "\n".join([head, *map(str, self.timeline)])
 
 
-def describe_event(event: JournalEvent) -> str:  # one case per event type
+def describe_event(event: JournalEvent) -> str:
     """Return a one-line summary of a journal entry."""
     match event:
         case FitStarted(spec=spec):
@@ -98,6 +98,7 @@ def describe_event(event: JournalEvent) -> str:  # one case per event type
             lost_text = f" (lost {lost})" if lost else ""
             return f"{leader} elected leader, epoch {epoch}: {reason}{lost_text}"
         case GroupPlanned(request=request, plan=plan, reason=reason):
+            # A group for validation has one machine.
             what = "machines" if request.role == "train" else "machine for validation"
             return f"planned {plan.token}: {plan.num_nodes} {what} ({reason})"
         case GroupSubmitted(token=token):
@@ -111,24 +112,19 @@ def describe_event(event: JournalEvent) -> str:  # one case per event type
         case PreemptionNoticed(agent=agent, notice=notice):
             return f"preemption notice for {agent}: {notice.seconds_left} s left"
         case RoundOpened(round=opened):
-            assignments = ", ".join(
-                f"{one.agent}:{one.first_rank}+{one.num_workers}" for one in opened.assignments
-            )
-            return f"round {opened.number} opened from {opened.checkpoint_name}: {assignments}"
+            nodes = [f"{on.agent}:{on.first_rank}+{on.num_workers}" for on in opened.assignments]
+            return f"round {opened.number} opened from {opened.checkpoint_name}: {', '.join(nodes)}"
         case RoundClosed(round_number=number, cause=cause, reason=reason):
             return f"round {number} closed, cause {cause}: {reason}"
         case CheckpointCommitted(name=name, round=number, report_index=report, metrics=metrics):
             return f"committed {name} (round {number}, report {report}): {metrics}"
         case CheckpointDropped(name=name, reason=reason):
             return f"dropped {name}: {reason}"
-        case ValidationStarted(
-            checkpoint_name=name, checkpoint_uid=uid, attempt=attempt, agent=agent, reason=reason
-        ):
-            return f"validation of {name} ({uid}) started, attempt {attempt}, on {agent}: {reason}"
-        case ValidationEnded(
-            checkpoint_name=name, checkpoint_uid=uid, status=status, metrics=metrics, reason=reason
-        ):
-            return f"{status} {name} ({uid}): {metrics} {reason}"
+        case ValidationStarted(attempt=attempt, agent=agent, reason=reason):
+            what = f"validation of {event.checkpoint_name} ({event.checkpoint_uid})"
+            return f"{what} started, attempt {attempt}, on {agent}: {reason}"
+        case ValidationEnded(status=status, metrics=metrics, reason=reason):
+            return f"{status} {event.checkpoint_name} ({event.checkpoint_uid}): {metrics} {reason}"
         case TrainingEnded(fit_end=ended):
             return f"training ended: {ended.outcome} {ended.reason} {ended.metrics}"
         case CancelRequested(reason=reason):

@@ -83,6 +83,12 @@ class Workload:
     crashes: tuple[UserCrash, ...] = ()
     validations: ValidationWorkload | None = None
 
+    def checkpoint_name(self, step: int) -> str | None:
+        """Return the name that the user's code gives to the checkpoint of a step, or None."""
+        return {"generated": None, "by_step": f"step-{step}", "fixed": "last"}[
+            self.checkpoint_naming
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
@@ -93,6 +99,7 @@ class ModelState:
 
     def advance(self) -> ModelState:
         """Return the state one step later."""
+        # SHA-1 because it is fast; nothing here is secret.
         link = hashlib.sha1(f"{self.link} {self.step + 1}".encode(), usedforsecurity=False)
         return ModelState(self.step + 1, link.hexdigest()[:16])
 
@@ -110,6 +117,7 @@ class ReferenceRun:
 
     def state_at(self, step: int) -> ModelState:
         """Return the model after `step` steps without lost or repeated steps."""
+        # States are kept: every check asks for one of them.
         while len(self._states) <= step:
             self._states.append(self._states[-1].advance())
         return self._states[step]
@@ -134,6 +142,7 @@ class SimTraining:
     def record_step(self, step: int) -> None:
         """Record that the group has executed the step."""
         self.executed_steps += 1
+        # Repeated steps are progress of their round, but not of the run.
         if step > self.max_step:
             self.max_step = step
             for listener in self.step_listeners:
@@ -143,6 +152,7 @@ class SimTraining:
         """Return the validation request of that step, or None; equal on all ranks and attempts."""
         plan = self.workload.validations
         # Derived from the state's hash instead of a random stream: ranks draw at different times.
+        # Steps are repeated after a loss: the same step must draw the same number again.
         drawn = int(self.reference.state_at(step).link[:4], 16) / 0x10000 if step else 1.0
         return ValidationRequest() if plan is not None and drawn < plan.fraction else None
 
@@ -155,6 +165,7 @@ class SimTraining:
             )
             / 0x10000
         )
+        # Derived, not drawn from a stream: all ranks must decide alike.
         return drawn < self.workload.rollback_probability
 
     def record_rollback(self, round_: int) -> None:
@@ -167,6 +178,7 @@ class SimTraining:
         """Return the failure that the rank has in this step, and count it; None for none."""
         for crash in self.workload.crashes:
             matches = crash.step == step and crash.rank == rank
+            # Counted over all rounds: a crash is not repeated when its step is.
             if matches and self.crash_counts.get(crash, 0) < crash.times:
                 self.crash_counts[crash] = self.crash_counts.get(crash, 0) + 1
                 return crash

@@ -51,7 +51,7 @@ from spotfit.protocol.worker_agent import (
     WorkerReturned,
 )
 from spotfit.testing.builders import a_notice
-from tests.unit.agent.world import TEMPO, FakeCluster, FakeNode, fake_seal
+from tests.unit.agent.simulated_cluster import TEMPO, FakeCluster, FakeNode, fake_seal
 
 ANY_FAILURES = FailureLimits(worker=-1)
 BRIEF = replace(TEMPO, validator_idle_timeout_s=2.0)
@@ -296,7 +296,7 @@ def test_a_broken_connection_is_retried_before_an_election() -> None:
     world.wait_for_round()
     leader, other = world.leader, world.node_of_rank(follower(world))
     before = len(other.net.dialed)
-    other.net.break_connections()
+    other.net.reset_connections()
     world.advance_until(lambda: world.is_training)
     assert other.net.dialed[before:] == [leader.net.address]
     assert world.leader is leader
@@ -307,11 +307,11 @@ def test_a_broken_connection_is_not_a_lost_machine_while_its_backend_reports_it_
     world = FakeCluster(told_late_s=0.0, failure_limits=FailureLimits(preemption=0, platform=0))
     world.wait_for_round()
     slept = world.node_of_rank(follower(world))
-    slept.is_frozen = True
-    slept.net.break_connections()
+    slept.process.freeze()
+    slept.net.reset_connections()
     world.advance_until(lambda: world.last_event(RoundClosed))
     assert world.last_event(RoundClosed).cause is FailureCause.NETWORK
-    slept.is_frozen = False
+    slept.process.thaw()
     world.advance_until(lambda: world.is_training)
     assert world.view.failure_counts == {FailureCause.NETWORK: 1}
     assert world.events_of(NodeLost) == []
@@ -327,8 +327,8 @@ def test_a_lost_agent_is_charged_to_the_cause_that_its_backend_reports(
     world = FakeCluster(told_late_s=told_late_s)
     world.wait_for_round()
     slept = world.node_of_rank(follower(world))
-    slept.is_frozen = True
-    slept.net.break_connections()
+    slept.process.freeze()
+    slept.net.reset_connections()
     world.advance_until(lambda: world.last_event(NodeLost))
     assert world.last_event(RoundClosed).cause is FailureCause.NETWORK
     assert world.last_event(NodeLost).cause is blame
@@ -341,8 +341,8 @@ def test_a_failure_budget_is_checked_once_the_cause_is_known() -> None:
     world = FakeCluster(told_late_s=0.0, failure_limits=FailureLimits(platform=0))
     world.wait_for_round()
     slept = world.node_of_rank(follower(world))
-    slept.is_frozen = True
-    slept.net.break_connections()
+    slept.process.freeze()
+    slept.net.reset_connections()
     world.advance_until(lambda: world.view.fit_end)
     ended = world.last_event(FitEnded)
     assert (ended.outcome, ended.cause) == ("failed", FailureCause.PLATFORM)
@@ -354,9 +354,9 @@ def test_a_leader_is_replaced_only_after_a_second_refused_connection() -> None:
     world.wait_for_round()
     leader, other = world.leader, world.node_of_rank(follower(world))
     before = len(other.net.dialed)
-    leader.net.is_alive = False
-    leader.is_frozen = True
-    other.net.break_connections()
+    leader.net.stop_listening()
+    leader.process.freeze()
+    other.net.reset_connections()
     world.advance_until(lambda: world.leader is other)
     assert other.net.dialed[before:][:2] == [leader.net.address, other.net.address]
     assert world.last_event(LeaderElected).reason == "the previous leader's port is closed"
@@ -366,7 +366,7 @@ def test_a_silent_leader_is_replaced_only_after_its_lease_expired() -> None:
     world = FakeCluster()
     world.wait_for_round()
     leader, other = world.leader, world.node_of_rank(follower(world))
-    leader.is_frozen = True
+    leader.process.freeze()
     took_s = world.advance_until(lambda: world.leader is other, within_s=60)
     assert took_s > TEMPO.heartbeat_timeout_s
     assert world.last_event(LeaderElected).lost_leader is None
@@ -376,10 +376,10 @@ def test_a_deposed_leader_joins_its_successor() -> None:
     world = FakeCluster()
     world.wait_for_round()
     old = world.leader
-    old.is_frozen = True
+    old.process.freeze()
     world.advance_until(lambda: world.leader is not old, within_s=60)
     written = len(world.entries)
-    old.is_frozen = False
+    old.process.thaw()
     world.advance_until(lambda: world.is_training or old.has_exited, within_s=60)
     assert not any(entry.author == old.agent_id for entry in world.entries[written:])
     assert world.view.failure_counts.get(FailureCause.WORKER, 0) == 0
@@ -391,9 +391,9 @@ def test_an_agent_declared_lost_exits_when_it_resumes() -> None:
     world = FakeCluster()
     world.wait_for_round()
     slept = world.node_of_rank(follower(world))
-    slept.is_frozen = True
+    slept.process.freeze()
     world.advance_until(lambda: slept.agent_id in lost_agents(world), within_s=60)
-    slept.is_frozen = False
+    slept.process.thaw()
     world.advance_until(lambda: slept.has_exited)
     assert slept.agent.is_abandoned
     assert not slept.worker_pool.has_workers, "its workers went first"
@@ -407,7 +407,7 @@ def test_an_agent_without_replacement_exits_at_its_deadline() -> None:
         world.boot(Token("t-1"), node)
     world.wait_for_round()
     leaving = world.node_of_rank(follower(world))
-    leaving.notice_source.notice = a_notice(seconds_left=20.0)
+    leaving.instance.notice = a_notice(seconds_left=20.0)
     took_s = world.advance_until(lambda: leaving.has_exited)
     assert took_s == pytest.approx(20.5, abs=1.0)
     assert leaving.agent.is_drained
@@ -433,8 +433,7 @@ def test_a_restarted_machine_that_was_not_replaced_continues_with_its_new_agent(
         world.boot(Token("t-1"), node)
     world.wait_for_round()
     lost = world.node_of_rank(follower(world))
-    lost.has_exited = True  # the backend restarts it before its groups are observed
-    lost.net.crash()
+    lost.process.kill()  # the backend restarts it before its groups are observed
     again = world.boot(lost.member.token, lost.member.node)
     world.advance_until(
         lambda: world.is_training and world.view.round and world.view.round.number == 2
@@ -465,7 +464,7 @@ def test_an_agent_that_does_not_lead_rejects_joins() -> None:
     world.wait_for_round()
     other, leader = world.node_of_rank(follower(world)), world.leader
     caller = world.boot(Token("t-1"), 7)
-    caller.is_frozen = True
+    caller.process.freeze()
     caller.net.connect(
         other.net.address, Join(run_id=world.view.run_id or "", member=caller.member, next_slot=0)
     )
@@ -479,7 +478,7 @@ def test_a_join_of_another_run_is_rejected_by_the_leader() -> None:
     world = FakeCluster()
     world.wait_for_round()
     caller = world.boot(Token("t-1"), 7)
-    caller.is_frozen = True
+    caller.process.freeze()
     caller.net.connect(
         world.leader.net.address, Join(run_id="another", member=caller.member, next_slot=0)
     )
@@ -520,7 +519,7 @@ def test_a_notice_is_sent_to_all_workers_and_its_machine_replaced() -> None:
     world = FakeCluster()
     world.wait_for_round()
     leaving = world.node_of_rank(follower(world))
-    leaving.notice_source.notice = a_notice(seconds_left=60.0, deadline_ms=77)
+    leaving.instance.notice = a_notice(seconds_left=60.0, deadline_ms=77)
     world.advance_until(lambda: world.last_event(PreemptionNoticed))
     assert world.last_event(PreemptionNoticed).agent == leaving.agent_id
     for rank in (0, 1):
@@ -535,7 +534,7 @@ def test_a_notice_is_sent_to_all_workers_and_its_machine_replaced() -> None:
 def test_a_preemption_risk_is_sent_to_all_workers_once() -> None:
     world = FakeCluster()
     world.wait_for_round()
-    world.node_of_rank(follower(world)).notice_source.notice = PreemptionRisk(reason="higher risk")
+    world.node_of_rank(follower(world)).instance.notice = PreemptionRisk(reason="higher risk")
     world.advance_until(lambda: world.messages_to(0, SuggestSave))
     world.advance(5.0)
     for rank in (0, 1):
@@ -549,29 +548,29 @@ def test_an_earlier_deadline_replaces_a_notice() -> None:
     world = FakeCluster()
     world.wait_for_round()
     leaving = world.node_of_rank(follower(world))
-    leaving.notice_source.notice = a_notice(seconds_left=None)
+    leaving.instance.notice = a_notice(seconds_left=None)
     world.advance_until(lambda: world.last_event(PreemptionNoticed))
     world.advance(3.0)
-    leaving.notice_source.notice = a_notice(seconds_left=15.0)
+    leaving.instance.notice = a_notice(seconds_left=15.0)
     world.advance_until(lambda: len(world.events_of(PreemptionNoticed)) == 2)
-    told_at = world.clock.now()
+    told_at = world.engine.now
     world.advance(10.0)
     assert len(world.events_of(PreemptionNoticed)) == 2
     assert len(world.events_of(RoundClosed)) == 0
     world.advance_until(lambda: world.events_of(RoundClosed))
     assert world.last_event(RoundClosed).reason == "the preemption deadline has passed"
-    assert world.clock.now() - told_at < 20.0
+    assert world.engine.now - told_at < 20.0
 
 
 def test_a_later_deadline_is_ignored() -> None:
     world = FakeCluster()
     world.wait_for_round()
     leaving = world.node_of_rank(follower(world))
-    leaving.notice_source.notice = a_notice(seconds_left=30.0)
+    leaving.instance.notice = a_notice(seconds_left=30.0)
     world.advance_until(lambda: world.last_event(PreemptionNoticed))
-    leaving.notice_source.notice = a_notice(seconds_left=60.0)
+    leaving.instance.notice = a_notice(seconds_left=60.0)
     world.advance(2.0)
-    leaving.notice_source.notice = a_notice(seconds_left=None)
+    leaving.instance.notice = a_notice(seconds_left=None)
     world.advance(2.0)
     assert len(world.events_of(PreemptionNoticed)) == 1
 
@@ -580,7 +579,7 @@ def test_a_round_closes_once_state_is_saved_and_the_replacement_ready() -> None:
     world = FakeCluster()
     world.wait_for_round()
     leaving = world.node_of_rank(follower(world))
-    leaving.notice_source.notice = a_notice(seconds_left=60.0)
+    leaving.instance.notice = a_notice(seconds_left=60.0)
     world.advance_until(lambda: len(world.nodes) == 3)
     world.checkpoint(0, "c1")
     world.advance_until(
@@ -600,7 +599,7 @@ def test_workers_are_informed_when_the_replacement_is_ready() -> None:
     world = FakeCluster()
     world.wait_for_round()
     world.boots_granted = False
-    world.node_of_rank(follower(world)).notice_source.notice = a_notice(seconds_left=60.0)
+    world.node_of_rank(follower(world)).instance.notice = a_notice(seconds_left=60.0)
     world.advance_until(lambda: world.last_event(GroupPlanned).request.num_workers == 1)
     assert not world.messages_to(0, PreemptionUpdate)[-1].replacement_ready
     world.boot(world.last_event(GroupPlanned).request.token, 0)
@@ -617,7 +616,7 @@ def test_a_replica_on_a_peer_suffices_to_change_machines() -> None:
     leaving, staying = world.node_of_rank(follower(world)), world.node_of_rank(1 - follower(world))
     leaving.worker_pool.confirm_replica(follower(world), 3, staying.member.peer_store_address)
     world.advance(1.0)
-    leaving.notice_source.notice = a_notice(seconds_left=60.0)
+    leaving.instance.notice = a_notice(seconds_left=60.0)
     world.advance_until(lambda: len(world.nodes) == 3)
     world.advance(2.0)
     assert world.events_of(RoundClosed) == [], "that was saved before the notice"
@@ -644,7 +643,7 @@ def test_a_save_before_the_replacement_was_ready_does_not_close_the_round() -> N
         )
     name = world.messages_to(0, CheckpointNamed)[-1].checkpoint_name
     leaving = world.node_of_rank(follower(world))
-    leaving.notice_source.notice = a_notice(seconds_left=60.0)
+    leaving.instance.notice = a_notice(seconds_left=60.0)
     world.advance_until(
         lambda: (
             world.messages_to(0, PreemptionUpdate)
@@ -683,7 +682,7 @@ def test_a_replacement_is_used_once_it_is_warm() -> None:
     world.wait_for_round()
     world.boots_granted = False
     leaving = world.node_of_rank(follower(world))
-    leaving.notice_source.notice = a_notice(seconds_left=60.0)
+    leaving.instance.notice = a_notice(seconds_left=60.0)
     world.advance_until(lambda: world.last_event(GroupPlanned).request.num_workers == 1)
     cold = world.boot(world.last_event(GroupPlanned).request.token, 0)
     cold.worker_pool.is_warm = False
@@ -704,7 +703,7 @@ def test_a_drained_machine_is_declared_lost_by_the_next_round() -> None:
     world = FakeCluster()
     world.wait_for_round()
     leaving = world.node_of_rank(follower(world))
-    leaving.notice_source.notice = a_notice(seconds_left=60.0)
+    leaving.instance.notice = a_notice(seconds_left=60.0)
     world.advance_until(lambda: len(world.nodes) == 3)
     world.checkpoint(0, "c1")
     world.advance_until(lambda: leaving.has_exited)
@@ -720,7 +719,7 @@ def test_without_a_replacement_training_continues_until_the_deadline() -> None:
         world.boot(Token("t-1"), node)
     world.wait_for_round()
     leaving = world.node_of_rank(follower(world))
-    leaving.notice_source.notice = a_notice(seconds_left=20.0)
+    leaving.instance.notice = a_notice(seconds_left=20.0)
     took_s = world.advance_until(lambda: world.last_event(RoundClosed))
     assert took_s == pytest.approx(20.0, abs=0.5)
     assert world.last_event(RoundClosed).reason == "the preemption deadline has passed"
@@ -733,7 +732,7 @@ def test_workers_running_at_the_deadline_are_reported_with_their_machines() -> N
         world.boot(Token("t-1"), node)
     world.wait_for_round()
     assert follower(world) == 1
-    world.node_of_rank(1).notice_source.notice = a_notice(seconds_left=5.0, deadline_ms=77)
+    world.node_of_rank(1).instance.notice = a_notice(seconds_left=5.0, deadline_ms=77)
     world.advance_until(lambda: world.view.fit_end)
     ended = world.last_event(FitEnded)
     assert ended.cause is FailureCause.PREEMPTION
@@ -746,7 +745,7 @@ def lose_noticed_machine(world: FakeCluster) -> None:
     """The machine that does not lead gets a notice and is lost a second later."""
     leaving = world.node_of_rank(follower(world))
     assert leaving is world.node_of_rank(1)
-    leaving.notice_source.notice = a_notice(seconds_left=60.0, deadline_ms=77)
+    leaving.instance.notice = a_notice(seconds_left=60.0, deadline_ms=77)
     world.advance_until(lambda: world.last_event(PreemptionNoticed))
     world.advance(1.0)
     world.kill(leaving)
@@ -902,8 +901,8 @@ def test_a_repeated_store_error_is_logged_once(
     node = world.leader
     world.store.should_fail = lambda: True
     for _ in range(5):
-        node.tick(world.clock.now())
-        world.clock.wait(1.0)
+        node.agent.tick(world.engine.now)
+        world.engine.now += 1.0
     told = capsys.readouterr().err.count("the store fails")
     assert 1 <= told <= 3
 

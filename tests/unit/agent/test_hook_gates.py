@@ -16,7 +16,7 @@ from spotfit.protocol.worker_agent import (
     OpenGate,
     WorkerReturned,
 )
-from tests.unit.agent.world import FakeBackendHookRunner
+from tests.unit.agent.simulated_cluster import FakeBackendHookRunner
 
 
 class GatedRound:

@@ -39,7 +39,7 @@ from spotfit.protocol.worker_agent import (
     SaveFailed,
     WorkerReturned,
 )
-from tests.unit.agent.world import TEMPO, FakeCluster
+from tests.unit.agent.simulated_cluster import TEMPO, FakeCluster
 
 ANY_FAILURES = FailureLimits(worker=-1)
 
@@ -681,7 +681,7 @@ def test_an_unresponsive_agent_is_disconnected() -> None:
     world = FakeCluster()
     world.wait_for_round()
     silent = next(node for node in world.nodes.values() if node is not world.leader)
-    silent.is_frozen = True
+    silent.process.freeze()
     took_s = world.advance_until(lambda: world.last_event(RoundClosed))
     assert TEMPO.heartbeat_timeout_s < took_s < TEMPO.heartbeat_timeout_s + 3
     world.advance_until(lambda: world.last_event(NodeLost))

@@ -14,7 +14,8 @@ from spotfit.model.view import View
 from spotfit.protocol.agent_leader import ConnectionHeartbeat, Join
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_member, a_view, an_agent_id
-from tests.unit.agent.world import FakeNetwork, FakeTransport
+from spotfit_localsim.virtual.sim_network import CONNECT_TIMEOUT_S
+from tests.unit.agent.simulated_cluster import Infrastructure
 
 TEMPO = RunTiming(heartbeat_interval_s=1.0, heartbeat_timeout_s=6.0)
 JOIN = Join(run_id=RUN_ID, member=a_member(1), next_slot=0)
@@ -31,10 +32,10 @@ class Harness:
     """a1's uplink to a0, which leads."""
 
     def __init__(self) -> None:
-        self.wire = FakeNetwork()
+        self.infrastructure = Infrastructure()
         self.store = MemoryStore()
-        self.net = FakeTransport(self.wire, a_member(1))
-        self.peer = FakeTransport(self.wire, a_member(0))
+        self.net = self.infrastructure.open_transport(a_member(1))
+        self.peer = self.infrastructure.open_transport(a_member(0))
         self.leader = Ledger(self.store, RUN_ID, an_agent_id(0))
         self.uplink = LeaderConnection(
             self.net, Ledger(self.store, RUN_ID, an_agent_id(1)), SynchronousCalls()
@@ -49,6 +50,8 @@ class Harness:
 
     def hear(self, now: float) -> bool:
         """Process transport events; returns whether the connection was lost."""
+        engine = self.infrastructure.engine
+        engine.run(until=engine.now + CONNECT_TIMEOUT_S)
         lost = [event for event in self.net.drain_events() if isinstance(event, LeaderDisconnected)]
         return [self.uplink.on_disconnected(event, now) for event in lost].count(True) > 0
 
@@ -110,7 +113,7 @@ def test_a_first_broken_connection_is_retried_immediately() -> None:
     harness = Harness()
     harness.reach(1.0)
     harness.uplink.on_message(1.0)
-    harness.net.break_connections()
+    harness.net.reset_connections()
     assert harness.hear(2.0)
     assert harness.uplink.leader_observation(2.0).vanished_at is None
     harness.reach(2.0)
@@ -121,7 +124,7 @@ def test_a_second_refused_connection_means_a_vanished_leader() -> None:
     harness = Harness()
     harness.reach(1.0)
     harness.watch(1.0)
-    harness.peer.crash()
+    harness.peer.close()
     harness.hear(2.0)
     harness.reach(2.0)
     harness.hear(2.1)
@@ -135,19 +138,19 @@ def test_a_successful_retry_resets_the_observation() -> None:
     harness = Harness()
     harness.reach(1.0)
     harness.uplink.on_message(1.0)
-    harness.net.break_connections()
+    harness.net.reset_connections()
     harness.hear(2.0)
     harness.reach(2.0)
     harness.uplink.on_message(2.2)
     assert harness.watch(2.3).is_connected
-    harness.net.break_connections()
+    harness.net.reset_connections()
     harness.hear(5.0)
     assert harness.uplink.leader_observation(5.0).vanished_at is None
 
 
 def test_a_timeout_is_retried_after_a_delay() -> None:
     harness = Harness()
-    harness.wire.unreachable.add(HUB)
+    harness.infrastructure.network.silence_host(a_member(0).host)
     harness.reach(1.0)
     harness.hear(1.0)
     assert harness.uplink.leader_observation(1.0).vanished_at is None
@@ -194,7 +197,7 @@ def _unread(key: str) -> bytes:
 
 def test_without_a_connection_a_changed_lease_proves_the_leader_alive() -> None:
     harness = Harness()
-    harness.wire.unreachable.add(HUB)
+    harness.infrastructure.network.silence_host(a_member(0).host)
     harness.watch(1.0)
     harness.leader.renew_lease()
     assert harness.watch(5.0).lease_changed_at == 5.0
@@ -223,7 +226,7 @@ def test_observations_are_reset_for_a_new_leader() -> None:
     harness.leader.renew_lease()
     harness.watch(1.0)
     harness.reach(2.0)
-    harness.peer.crash()
+    harness.peer.close()
     harness.hear(2.0)
     harness.reach(2.0)
     harness.hear(2.1)

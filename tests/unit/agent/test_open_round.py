@@ -42,7 +42,7 @@ from spotfit.testing.builders import (
     a_view,
     an_agent_id,
 )
-from tests.unit.agent.world import FakeBackendHookRunner
+from tests.unit.agent.simulated_cluster import FakeBackendHookRunner
 from tests.unit.control.paper import DeferredCalls
 
 NOTHING = msgspec.Raw(b"{}")

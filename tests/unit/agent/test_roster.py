@@ -7,7 +7,8 @@ from spotfit.agent.roster import Roster
 from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
 from spotfit.protocol.agent_leader import AbortRound, ConnectionHeartbeat, Join
 from spotfit.testing.builders import RUN_ID, TOKEN, a_member, a_notice, a_round, an_agent_id
-from tests.unit.agent.world import FakeNetwork, FakeTransport
+from spotfit_localsim.virtual.sim_network import SimNet
+from tests.unit.agent.simulated_cluster import Infrastructure
 
 A, B = an_agent_id(0), an_agent_id(1)
 
@@ -16,10 +17,10 @@ def make_join(n: int, **given: object) -> Join:
     return Join(run_id=RUN_ID, member=a_member(n), next_slot=0, **given)  # type: ignore[arg-type]  # keyword arguments of the test
 
 
-def make_roster() -> tuple[Roster, FakeTransport, FakeTransport]:
+def make_roster() -> tuple[Roster, SimNet, SimNet]:
     """The leader a0 and its guest a1, seated since 10."""
-    wire = FakeNetwork()
-    mine, theirs = FakeTransport(wire, a_member(0)), FakeTransport(wire, a_member(1))
+    infrastructure = Infrastructure()
+    mine, theirs = (infrastructure.open_transport(a_member(n)) for n in (0, 1))
     roster = Roster(A, mine)
     for n, net in enumerate((mine, theirs)):
         net.connect(mine.address, make_join(n))

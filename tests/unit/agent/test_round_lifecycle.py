@@ -23,7 +23,7 @@ from spotfit.protocol.worker_agent import (
     RankZeroBroadcast,
     RankZeroBroadcastResult,
 )
-from tests.unit.agent.world import FakeCluster
+from tests.unit.agent.simulated_cluster import FakeCluster
 
 ANY_FAILURES = FailureLimits(worker=-1)
 
@@ -129,14 +129,14 @@ def test_an_agent_that_rejoins_a_failing_round_receives_the_abort() -> None:
     world.hang_store(leader)
     other = world.boot(Token("t-1"), 1)
     world.advance(1.0)
-    other.is_frozen = True
-    other.net.break_connections()
+    other.process.freeze()
+    other.net.reset_connections()
     world.advance(0.2)
     leader.worker_pool.survives_kill = True  # its worker takes a moment to end
     world.restore_store()
     world.advance(0.2)
     assert world.events_of(RoundClosed) == []
-    other.is_frozen = False
+    other.process.thaw()
     world.advance(0.2)
     leader.worker_pool.survives_kill = False
     world.advance_until(lambda: world.is_training)
@@ -190,7 +190,7 @@ def test_messages_before_the_round_is_confirmed_are_replayed() -> None:
         round=2, rank=there, frames=[msgspec.Raw(encode(RankZeroBroadcast(kind="barrier", seq=0)))]
     )
     leader.agent._leader.on_agent_event(
-        AgentMessageReceived(world.node_of_rank(there).agent_id, early), world.clock.now()
+        AgentMessageReceived(world.node_of_rank(there).agent_id, early), world.engine.now
     )
     world.fail_rank(there)
     world.advance_until(

@@ -47,12 +47,11 @@ from spotfit.testing.builders import (
     an_agent_id,
 )
 from spotfit.testing.manual_clock import ManualClock
-from tests.unit.agent.world import (
-    FakeNetwork,
+from tests.unit.agent.simulated_cluster import (
     FakeNodeServices,
-    FakeTransport,
     FakeWorkerPool,
     FlakyStore,
+    Infrastructure,
     fake_seal,
 )
 from tests.unit.control.paper import LAUNCH
@@ -69,21 +68,19 @@ class Node:
     """Agent a1 with two workers, connected to the leader a0."""
 
     def __init__(self) -> None:
-        wire = FakeNetwork()
-        self.hub, self.transport = (
-            FakeTransport(wire, a_member(0)),
-            FakeTransport(wire, a_member(1)),
-        )
+        infrastructure = Infrastructure()
+        self.hub = infrastructure.open_transport(a_member(0))
+        self.transport = infrastructure.open_transport(a_member(1))
         self.transport.connect(HUB, Join(run_id=RUN_ID, member=a_member(1), next_slot=0))
         self.hub.drain_events()
-        self.worker_pool, self.store = FakeWorkerPool(), FlakyStore()
+        self.worker_pool, self.store = FakeWorkerPool(infrastructure), FlakyStore()
         self.clock = ManualClock(100.0)
         self.participant = RoundParticipant(
             agent_id=an_agent_id(1),
             worker_pool=self.worker_pool,
             transport=self.transport,
             store=self.store,
-            node_services=FakeNodeServices(None),  # type: ignore[arg-type]  # it asks the world nothing
+            node_services=FakeNodeServices(infrastructure),
             launch=LAUNCH,
             devices=("cuda:0", "cuda:1"),
             scratch="/scratch",

@@ -24,7 +24,7 @@ from spotfit.testing.builders import (
     a_view,
     an_agent_id,
 )
-from tests.unit.agent.world import FakeNetwork, FakeTransport, FakeValidator
+from tests.unit.agent.simulated_cluster import FakeValidator, Infrastructure
 
 ME = an_agent_id(1)
 TIMEOUT = "the validation took longer than its timeout of 60 s"
@@ -60,10 +60,10 @@ class Node:
     """The validation of one node, connected to a fake leader."""
 
     def __init__(self) -> None:
-        network = FakeNetwork()
-        self.leader = FakeTransport(network, a_member(0))
-        self.transport = FakeTransport(network, a_member(1))
-        self.validator = FakeValidator()
+        infrastructure = Infrastructure()
+        self.leader = infrastructure.open_transport(a_member(0))
+        self.transport = infrastructure.open_transport(a_member(1))
+        self.validator = FakeValidator(infrastructure)
         self.validation = NodeValidation(ME, self.transport, self.validator)
         self.connect()
 
@@ -150,7 +150,7 @@ def test_the_result_determines_the_report(
     node: Node, result: ValidationResult, report: ValidationReported
 ) -> None:
     node.validation.apply_view(assigned(), 0.0)
-    node.validator.checkpoint, node.validator._verdict = None, result
+    node.validator.exit(result)
     node.validation.poll(1.0)
     assert node.reports() == [report]
 
@@ -189,6 +189,6 @@ def test_the_next_attempt_waits_until_the_previous_process_has_exited(node: Node
     node.validator.stop = lambda: None  # type: ignore[method-assign]  # the exit follows later
     node.validation.apply_view(assigned(2), 1.0)
     assert node.validator.started_names == ["c1"]
-    node.validator.checkpoint = None
+    node.validator.exit(None)
     node.validation.apply_view(assigned(2), 2.0)
     assert node.validator.started_names == ["c1", "c1"]

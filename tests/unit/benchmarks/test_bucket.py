@@ -1,4 +1,4 @@
-"""The server of the races: empty when it is asked to be, with its bucket in place."""
+"""The S3 server of benchmarks."""
 
 from collections.abc import Iterator
 
@@ -18,22 +18,24 @@ def server() -> Iterator[Server]:
     running.stop()
 
 
-def test_nothing_is_left_of_the_run_before(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clear_removes_objects_of_earlier_runs(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     s3 = boto3.client("s3", endpoint_url=server.address, region_name="us-east-1")
     for _ in range(2):
-        server.empty()
+        server.clear()
         assert "Contents" not in s3.list_objects_v2(Bucket=NAME)
         s3.put_object(Bucket=NAME, Key="runs/x", Body=b"x")
 
 
-def test_both_sides_find_it_by_one_address() -> None:
+def test_storage_url_contains_the_endpoint() -> None:
     address = "s3://bench/runs?endpoint_override=127.0.0.1:5&scheme=http&region=us-east-1"
     assert Server("http://127.0.0.1:5", "bench", "bench").url == address
 
 
-def test_another_server_is_taken_where_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_selects_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
     named = {
         "SPOTFIT_BENCH_S3": "https://there:9000",
         "AWS_ACCESS_KEY_ID": "me",
@@ -42,4 +44,4 @@ def test_another_server_is_taken_where_one_is_named(monkeypatch: pytest.MonkeyPa
     for name, value in named.items():
         monkeypatch.setenv(name, value)
     assert bucket.server.__wrapped__() == Server("https://there:9000", "me", "x")
-    assert bucket.name() == "https://there:9000"
+    assert bucket.server_name() == "https://there:9000"

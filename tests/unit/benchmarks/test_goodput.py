@@ -1,57 +1,59 @@
-"""Goodput: what is asked for is told from what came out, and drawn."""
+"""Goodput: verdict, table and plot."""
 
-from benchmarks.goodput import FIXED_S, Row, best_by_age, plot, table, verdict
+from benchmarks.goodput import FIXED_INTERVALS_S, Row, best_by_age, plot, table, verdict
 
 
 def row(*, ours: float, notice: bool = False) -> Row:
-    fixed = {apart_s: 90.0 if apart_s == 300.0 else 80.0 for apart_s in FIXED_S}
+    fixed = {interval_s: 90.0 if interval_s == 300.0 else 80.0 for interval_s in FIXED_INTERVALS_S}
     return Row(
         trace="gcp_zone",
         notice=notice,
-        lives=12,
-        life_s=7200.0,
+        groups=12,
+        mean_lifetime_s=7200.0,
         bound=96.0,
         ours=ours,
-        least=ours - 0.5,
+        worst_seed=ours - 0.5,
         fixed=fixed,
         by_age=91.25,
         ages_s=(300.0,) * 5,
     )
 
 
-def test_the_best_interval_is_the_one_that_would_have_been() -> None:
+def test_best_interval_is_chosen_in_hindsight() -> None:
     one = row(ours=91.0)
     assert one.best == (300.0, 90.0)
-    assert (one.regret, one.ahead, one.behind) == (5.0, 1.0, 0.25)
+    assert (one.regret, one.lead_over_fixed, one.gap_to_by_age) == (5.0, 1.0, 0.25)
 
 
-def test_intervals_by_age_are_found_one_by_one() -> None:
+def test_intervals_by_age_are_found_by_coordinate_search() -> None:
     best = (90.0, 300.0, 7800.0, 60.0, 300.0)
 
     def share(ages_s: tuple[float, ...]) -> float:
         return -sum(
-            abs(FIXED_S.index(one) - FIXED_S.index(other))
+            abs(FIXED_INTERVALS_S.index(one) - FIXED_INTERVALS_S.index(other))
             for one, other in zip(ages_s, best, strict=True)
         )
 
     assert best_by_age(share, 600.0) == (best, 0.0)
 
 
-def test_what_was_asked_for_is_said_to_be_reached_or_missed() -> None:
-    said = verdict([row(ours=91.0), row(ours=93.0, notice=True)])
-    assert "5.00 points below the clairvoyant on average (reached: ≤ 6)" in said
-    assert "3.00 points below the clairvoyant on average (missed: ≤ 2)" in said
-    assert "-3.00 at worst (missed" in verdict([row(ours=87.0)])
+def test_verdict_states_whether_targets_are_reached() -> None:
+    output = verdict([row(ours=91.0), row(ours=93.0, notice=True)])
+    assert "5.00 points below the upper bound on average (reached: ≤ 6)" in output
+    assert "3.00 points below the upper bound on average (missed: ≤ 2)" in output
+    assert "at worst -3.00 relative to the best fixed interval (missed" in verdict([row(ours=87.0)])
     assert "by age: 4.25 on average, 4.25 at worst" in verdict([row(ours=87.0)])
 
 
-def test_what_nobody_could_reach_without_knowing_the_ends_is_counted() -> None:
+def test_verdict_counts_targets_out_of_reach_of_intervals_by_age() -> None:
     rows = [row(ours=91.0, notice=True), row(ours=95.0, notice=True)]
-    told = "1 of 2 recordings are within 2; of the other 1, 1 would not be with the best intervals"
-    assert told in verdict(rows)
+    result = (
+        "1 of 2 recordings are within 2; of the other 1, 1 would not be with the best intervals"
+    )
+    assert result in verdict(rows)
 
 
-def test_a_recording_is_a_line_of_the_table_and_two_of_the_plot() -> None:
+def test_recording_is_one_table_row_and_two_plot_lines() -> None:
     rows = [row(ours=91.0), row(ours=93.0, notice=True)]
     (line,) = table(rows).splitlines()[2:]
     assert line.startswith("| gcp_zone | 12 | 2.0 h | 96.0 | **91.0** (5.0) | 91.2 | 90.0 at 300 s")

@@ -1,4 +1,4 @@
-"""The statistics of pairs, against numbers known otherwise."""
+"""Statistics of pairs, against known values."""
 
 import random
 from statistics import median_low
@@ -24,21 +24,21 @@ def test_every_resample_is_at_most_the_largest(of: int) -> None:
 
 
 @pytest.mark.parametrize("size", [5, 6, 7, 12])
-def test_the_exact_bound_is_what_dice_find(size: int, dice: random.Random) -> None:
+def test_exact_bound_matches_sampling(size: int, dice: random.Random) -> None:
     sample = [dice.uniform(1.0, 10.0) for _ in range(size)]
     medians = sorted(median_low(dice.choices(sample, k=size)) for _ in range(20_000))
-    # Away from the very edge of a step of the distribution, dice and binomials agree.
+    # Sampling and the exact bound agree except at a step of the distribution.
     assert medians[int(0.02 * 20_000)] <= lower_bound(sample) <= medians[int(0.03 * 20_000)]
 
 
-def test_a_bound_that_misses_the_bar_reaches_nothing() -> None:
+def test_bound_below_the_target_does_not_clear_it() -> None:
     found = verdict([12.0, 11.0, 9.0, 12.0, 11.0, 9.5, 12.0])
     assert found.median > 10.0
     assert not found.clears(10.0)
     assert found.clears(9.5)
 
 
-def test_sides_take_turns_at_being_first() -> None:
+def test_sides_alternate_in_running_first() -> None:
     assert order(5) == [True, False, True, False, True]
 
 

@@ -1,6 +1,6 @@
-"""Golden files: what a backend asks its cloud for, letter by letter.
+"""Golden files: the exact requests of a backend.
 
-`WRITE_GOLDEN=1 pytest …` writes them anew; look at the difference before you commit it.
+`WRITE_GOLDEN=1 pytest …` rewrites them; review the difference before you commit it.
 """
 
 from __future__ import annotations

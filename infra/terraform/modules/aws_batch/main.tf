@@ -1,4 +1,4 @@
-# A queue of spot machines on AWS Batch, and the least rights for those who use it.
+# A job queue of spot machines on AWS Batch, with minimal permissions.
 
 data "aws_region" "here" {}
 data "aws_caller_identity" "here" {}
@@ -6,7 +6,7 @@ data "aws_partition" "here" {}
 
 locals {
   arn = "arn:${data.aws_partition.here.partition}"
-  # `region` of older providers is called `name`; both know the id.
+  # Older providers call `region` `name`; both have the id.
   region  = data.aws_region.here.id
   account = data.aws_caller_identity.here.account_id
   tags    = merge({ "spotfit" = var.name }, var.tags)
@@ -30,12 +30,12 @@ resource "aws_ecr_repository" "worker" {
 
 resource "aws_security_group" "agents" {
   name_prefix = "${var.name}-agents-"
-  description = "Agents of spotfit speak to each other, on ports they choose, and to the world."
+  description = "Agents of spotfit connect to each other on ephemeral ports, and to the internet."
   vpc_id      = var.vpc_id
   tags        = local.tags
 
   ingress {
-    description = "each other"
+    description = "from members of this group"
     from_port   = 0
     to_port     = 0
     protocol    = "-1"
@@ -58,8 +58,8 @@ resource "aws_security_group" "agents" {
 resource "aws_launch_template" "machine" {
   name_prefix = "${var.name}-"
 
-  # Agents hear of a reclaim from the instance's metadata service, version 2. Containers are in the
-  # host's network; the second hop is for those that are not.
+  # Agents read preemption notices from the instance metadata service, version 2. Containers are in the
+  # host's network; the second hop is for other containers.
   metadata_options {
     http_endpoint               = "enabled"
     http_tokens                 = "required"
@@ -106,7 +106,7 @@ resource "aws_batch_compute_environment" "spot" {
     }
   }
 
-  # An environment keeps the version it was made with: a changed template makes a new one.
+  # An environment keeps its template version: a changed template creates a new environment.
   lifecycle {
     create_before_destroy = true
     replace_triggered_by  = [aws_launch_template.machine.latest_version]
@@ -127,7 +127,7 @@ resource "aws_batch_job_queue" "spot" {
   }
 }
 
-# --- who may do what ------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------
 
 data "aws_iam_policy_document" "may_be" {
   for_each = toset(["ec2", "ecs-tasks"])
@@ -142,7 +142,7 @@ data "aws_iam_policy_document" "may_be" {
   }
 }
 
-# The machine itself: AWS's own agent joins the cluster.
+# The instance role: the ECS agent joins the cluster.
 resource "aws_iam_role" "machine" {
   name_prefix        = "${var.name}-machine-"
   assume_role_policy = data.aws_iam_policy_document.may_be["ec2"].json
@@ -160,7 +160,7 @@ resource "aws_iam_instance_profile" "machine" {
   tags        = local.tags
 }
 
-# Whoever pulls the image and writes the logs.
+# The execution role: pulls the image and writes logs.
 resource "aws_iam_role" "execution" {
   name_prefix        = "${var.name}-execution-"
   assume_role_policy = data.aws_iam_policy_document.may_be["ecs-tasks"].json
@@ -172,7 +172,7 @@ resource "aws_iam_role_policy_attachment" "execution" {
   policy_arn = "${local.arn}:iam::aws:policy/service-role/AmazonECSTaskExecutionRolePolicy"
 }
 
-# The agents: runs in the bucket, and new machines while nobody else is awake.
+# The agents: access to the bucket, and submission of replacements.
 resource "aws_iam_role" "agents" {
   name_prefix        = "${var.name}-agents-"
   assume_role_policy = data.aws_iam_policy_document.may_be["ecs-tasks"].json
@@ -186,7 +186,7 @@ resource "aws_iam_role_policy_attachment" "agents" {
   policy_arn = each.value
 }
 
-# The controller: whoever rents machines, an agent or the laptop that calls fit().
+# The controller: the process that submits machine groups, an agent or the caller of fit().
 data "aws_iam_policy_document" "controller" {
   statement {
     sid = "Look"
@@ -243,7 +243,7 @@ data "aws_iam_policy_document" "controller" {
 
 resource "aws_iam_policy" "controller" {
   name_prefix = "${var.name}-controller-"
-  description = "Rent and let go machines for spotfit's runs in ${var.name}."
+  description = "Submit and terminate jobs of spotfit runs in ${var.name}."
   policy      = data.aws_iam_policy_document.controller.json
   tags        = local.tags
 }

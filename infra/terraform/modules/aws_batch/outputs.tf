@@ -1,4 +1,4 @@
-# Named and typed as the fields of AwsBatchOptions.
+# Names and types are those of AwsBatchOptions.
 
 output "queues" {
   description = "Job queues."
@@ -6,38 +6,38 @@ output "queues" {
 }
 
 output "region" {
-  description = "Where they are."
+  description = "Region."
   value       = data.aws_region.here.id
 }
 
 output "image" {
-  description = "What machines run."
+  description = "Container image of the machines."
   value       = var.image != "" ? var.image : local.baked
 }
 
 output "job_role" {
-  description = "Who the agents are."
+  description = "Service account of the agents."
   value       = aws_iam_role.agents.arn
 }
 
 output "execution_role" {
-  description = "Who pulls the image and writes the logs."
+  description = "Role that pulls the image and writes logs."
   value       = aws_iam_role.execution.arn
 }
 
-# Beyond the options.
+# Not options.
 
 output "other_repository" {
-  description = "Where worker_image/bake.sh may push to."
+  description = "Repository for worker_image/bake.sh."
   value       = aws_ecr_repository.worker.repository_url
 }
 
 output "other_controller_policy_arn" {
-  description = "For whoever calls fit(): rent and let go machines."
+  description = "Policy for callers of fit(): submit and terminate jobs."
   value       = aws_iam_policy.controller.arn
 }
 
 output "other_security_group" {
-  description = "Of the agents."
+  description = "Service account of the agents."
   value       = aws_security_group.agents.id
 }

@@ -1,50 +1,50 @@
 variable "name" {
-  description = "What everything here is called after."
+  description = "Prefix of the names of all resources."
   type        = string
   default     = "spotfit"
 }
 
 variable "vpc_id" {
-  description = "The network that machines are in."
+  description = "Network of the machines."
   type        = string
 }
 
 variable "subnet_ids" {
-  description = "Where machines may be; one in every zone finds the most capacity. They need a way to S3, ECR and Batch: a NAT gateway, public addresses, or endpoints."
+  description = "Subnets of the machines; one per zone gives the most capacity. They need routes to S3, ECR and Batch: a NAT gateway, public addresses, or endpoints."
   type        = list(string)
 }
 
 variable "storage_policy_arn" {
-  description = "Lets agents read and write runs: `policy_arn` of modules/bucket_s3."
+  description = "Policy with read and write access to runs: `policy_arn` of modules/bucket_s3."
   type        = string
 }
 
 variable "instance_types" {
-  description = "Types or families of instances; several find more capacity. Families with GPUs for GPUs."
+  description = "Instance types or families; several give more capacity. GPU workers need families with GPUs."
   type        = list(string)
   default     = ["c7i", "m7i", "c6i", "m6i"]
 }
 
 variable "max_vcpus" {
-  description = "How many virtual CPUs there are at most, over all runs."
+  description = "Largest number of vCPUs over all runs."
   type        = number
   default     = 256
 }
 
 variable "disk_gib" {
-  description = "Size of each machine's disk: the image, and what workers write."
+  description = "Disk size of a machine, for the image and the data of workers."
   type        = number
   default     = 100
 }
 
 variable "image" {
-  description = "Container image; '' is the one in this module's registry that was baked for the Python of whoever calls fit()."
+  description = "Container image; '' is the image of this module's registry for the caller's Python version."
   type        = string
   default     = ""
 }
 
 variable "image_kind" {
-  description = "Which of worker_image's images: cpu or cuda."
+  description = "Kind of the worker image: cpu or cuda."
   type        = string
   default     = "cpu"
 
@@ -55,19 +55,19 @@ variable "image_kind" {
 }
 
 variable "service_role" {
-  description = "ARN of the role of Batch itself; '' is AWS's own, AWSServiceRoleForBatch."
+  description = "ARN of the service role of Batch; '' is AWSServiceRoleForBatch."
   type        = string
   default     = ""
 }
 
 variable "deletable" {
-  description = "Whether `terraform destroy` may delete the registry with the images in it."
+  description = "Whether `terraform destroy` may delete the registry with its images."
   type        = bool
   default     = false
 }
 
 variable "tags" {
-  description = "On everything, machines included."
+  description = "Tags of all resources and machines."
   type        = map(string)
   default     = {}
 }

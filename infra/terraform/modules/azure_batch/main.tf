@@ -1,10 +1,10 @@
-# What Azure Batch needs for spot nodes, and the least rights for those who use it. The pool is made by
-# the first group that wants machines, and scales to zero.
+# Prerequisites of Azure Batch for spot nodes, with minimal permissions. The pool is created by
+# the first machine group, and scales to zero.
 
 locals {
   baked = "${azurerm_container_registry.worker.login_server}/spotfit:{spotfit}-py{python}-torch{torch}-${var.image_kind}"
 
-  # What whoever calls fit() may do, and on what.
+  # Permissions of callers of fit().
   for_users = {
     jobs     = { role = "Azure Batch Job Submitter", scope = azurerm_batch_account.spot.id }
     pool     = { role = "Azure Batch Data Contributor", scope = azurerm_batch_account.spot.id }
@@ -23,7 +23,7 @@ resource "azurerm_batch_account" "spot" {
   resource_group_name          = var.resource_group_name
   location                     = var.location
   pool_allocation_mode         = "BatchService"
-  allowed_authentication_modes = ["AAD"] # nobody comes with the account's shared keys
+  allowed_authentication_modes = ["AAD"] # no shared keys
   tags                         = var.tags
 }
 
@@ -36,7 +36,7 @@ resource "azurerm_container_registry" "worker" {
   tags                = var.tags
 }
 
-# --- who may do what ------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------
 
 resource "azurerm_user_assigned_identity" "agents" {
   name                = "${var.name}-agents"
@@ -45,7 +45,7 @@ resource "azurerm_user_assigned_identity" "agents" {
   tags                = var.tags
 }
 
-# Agents replace machines while nobody else is awake.
+# Agents submit replacements.
 resource "azurerm_role_assignment" "agents_jobs" {
   scope                = azurerm_batch_account.spot.id
   role_definition_name = "Azure Batch Job Submitter"

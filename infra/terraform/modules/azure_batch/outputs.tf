@@ -1,4 +1,4 @@
-# Named and typed as the fields of AzureBatchOptions.
+# Names and types are those of AzureBatchOptions.
 
 output "endpoint" {
   description = "URL of the Batch account."
@@ -50,10 +50,10 @@ output "max_nodes" {
   value       = var.max_nodes
 }
 
-# Beyond the options.
+# Not options.
 
 output "other_repository" {
-  description = "Where worker_image/bake.sh may push to."
+  description = "Repository for worker_image/bake.sh."
   value       = "${azurerm_container_registry.worker.login_server}/spotfit"
 }
 

@@ -1,66 +1,66 @@
 variable "name" {
-  description = "What everything here is called after."
+  description = "Prefix of the names of all resources."
   type        = string
   default     = "spotfit"
 }
 
 variable "account" {
-  description = "Name of the Batch account; unique in its region, lower case letters and digits."
+  description = "Name of the Batch account, unique in its region: lower case letters and digits."
   type        = string
 }
 
 variable "registry" {
-  description = "Name of the container registry; unique in the world, letters and digits."
+  description = "Globally unique name of the container registry: letters and digits."
   type        = string
 }
 
 variable "resource_group_name" {
-  description = "Where everything belongs."
+  description = "Resource group."
   type        = string
 }
 
 variable "location" {
-  description = "Where machines are."
+  description = "Region of the machines."
   type        = string
 }
 
 variable "users" {
-  description = "Who calls fit(), by a name of yours: object ids of users and groups."
+  description = "Callers of fit(), by an arbitrary key: object ids of users and groups."
   type        = map(string)
   default     = {}
 }
 
 variable "vm_size" {
-  description = "As Standard_D8ds_v5 or Standard_NC4as_T4_v3: cores, memory and GPUs of the workers must fit into it."
+  description = "VM size, for example Standard_D8ds_v5; cores, memory and GPUs of the workers must fit into it."
   type        = string
 }
 
 variable "subnet" {
-  description = "Resource id of the subnet that nodes are in; '' is one of Batch's own."
+  description = "Resource id of the nodes' subnet; '' is a network of Batch."
   type        = string
   default     = ""
 }
 
 variable "public_ip" {
-  description = "Whether nodes have public addresses; without them a subnet needs another way out to Azure."
+  description = "Whether nodes have public addresses; without them the subnet needs another route to Azure."
   type        = bool
   default     = true
 }
 
 variable "max_nodes" {
-  description = "How many nodes the pool may have: 100 at most."
+  description = "Largest number of nodes of the pool, at most 100."
   type        = number
   default     = 100
 }
 
 variable "image" {
-  description = "Container image; '' is the one in this module's registry that was baked for the Python of whoever calls fit()."
+  description = "Container image; '' is the image of this module's registry for the caller's Python version."
   type        = string
   default     = ""
 }
 
 variable "image_kind" {
-  description = "Which of worker_image's images: cpu or cuda."
+  description = "Kind of the worker image: cpu or cuda."
   type        = string
   default     = "cpu"
 
@@ -71,7 +71,7 @@ variable "image_kind" {
 }
 
 variable "tags" {
-  description = "On everything."
+  description = "Labels or tags of all resources."
   type        = map(string)
   default     = {}
 }

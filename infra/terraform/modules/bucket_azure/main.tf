@@ -1,5 +1,5 @@
-# A run writes its journal by "create, unless it is there": no versions of blobs are wanted, and no rule
-# may delete a single one of them while a run goes on.
+# The journal uses conditional creates: blobs must not be versioned, and no rule
+# may delete any of them while the run is active.
 
 resource "azurerm_storage_account" "runs" {
   name                            = var.account
@@ -11,7 +11,7 @@ resource "azurerm_storage_account" "runs" {
   https_traffic_only_enabled      = true
   min_tls_version                 = "TLS1_2"
   allow_nested_items_to_be_public = false
-  shared_access_key_enabled       = false # there are roles for everybody who comes
+  shared_access_key_enabled       = false # access by roles only
   tags                            = var.tags
 }
 

@@ -1,5 +1,5 @@
 variable "account" {
-  description = "Name of the storage account; unique in the world, lower case letters and digits."
+  description = "Globally unique name of the storage account: lower case letters and digits."
   type        = string
 }
 
@@ -10,12 +10,12 @@ variable "container" {
 }
 
 variable "resource_group_name" {
-  description = "Where it belongs."
+  description = "Resource group."
   type        = string
 }
 
 variable "location" {
-  description = "Where it is: the region of the machines."
+  description = "Location; use the region of the machines."
   type        = string
 }
 
@@ -26,30 +26,30 @@ variable "replication" {
 }
 
 variable "prefix" {
-  description = "Where runs lie in the container."
+  description = "Prefix of runs in the container."
   type        = string
   default     = "runs"
 
   validation {
     condition     = var.prefix != "" && trim(var.prefix, "/") == var.prefix
-    error_message = "A folder without slashes around it."
+    error_message = "A folder without leading or trailing slash."
   }
 }
 
 variable "members" {
-  description = "Who reads and writes runs, by a name of yours: object ids of users, groups and identities."
+  description = "Members with read and write access, by an arbitrary key: object ids of users, groups and identities."
   type        = map(string)
   default     = {}
 }
 
 variable "expire_after_days" {
-  description = "Runs are deleted so many days after they were last written; 0 keeps them."
+  description = "Delete objects this many days after their last write; 0 keeps them."
   type        = number
   default     = 0
 }
 
 variable "tags" {
-  description = "On everything."
+  description = "Labels or tags of all resources."
   type        = map(string)
   default     = {}
 }

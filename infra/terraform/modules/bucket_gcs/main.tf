@@ -1,5 +1,5 @@
-# A run writes its journal by "create, unless it is there": no versions of objects are wanted, and no
-# rule may delete a single one of them while a run goes on.
+# The journal uses conditional creates: objects must not be versioned, and no
+# rule may delete any of them while the run is active.
 
 resource "google_storage_bucket" "runs" {
   name                        = var.name
@@ -11,7 +11,7 @@ resource "google_storage_bucket" "runs" {
   force_destroy               = var.deletable
   labels                      = var.labels
 
-  # Checkpoints that were deleted would be paid for another week.
+  # Soft delete would bill deleted checkpoints for another week.
   soft_delete_policy {
     retention_duration_seconds = 0
   }

@@ -1,4 +1,4 @@
 output "storage_path" {
-  description = "For RunConfig(storage_path=...)."
+  description = "Value for RunConfig(storage_path=...)."
   value       = "gs://${google_storage_bucket.runs.name}/${var.prefix}"
 }

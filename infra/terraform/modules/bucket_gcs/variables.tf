@@ -1,49 +1,49 @@
 variable "name" {
-  description = "Name of the bucket; unique in the world."
+  description = "Globally unique name of the bucket."
   type        = string
 }
 
 variable "location" {
-  description = "Where it is: the region of the machines."
+  description = "Location; use the region of the machines."
   type        = string
 }
 
 variable "project" {
-  description = "Who pays."
+  description = "Project or subscription that is billed."
   type        = string
 }
 
 variable "prefix" {
-  description = "Where runs lie in the bucket."
+  description = "Prefix of runs in the bucket."
   type        = string
   default     = "runs"
 
   validation {
     condition     = var.prefix != "" && trim(var.prefix, "/") == var.prefix
-    error_message = "A folder without slashes around it."
+    error_message = "A folder without leading or trailing slash."
   }
 }
 
 variable "members" {
-  description = "Who reads and writes runs, by a name of yours, as IAM writes them: serviceAccount:…, user:…, group:…."
+  description = "Members with read and write access, by an arbitrary key: serviceAccount:…, user:…, group:…."
   type        = map(string)
   default     = {}
 }
 
 variable "expire_after_days" {
-  description = "Runs are deleted so many days after they were written; 0 keeps them."
+  description = "Delete objects this many days after they were written; 0 keeps them."
   type        = number
   default     = 0
 }
 
 variable "deletable" {
-  description = "Whether `terraform destroy` may delete the bucket with what is in it."
+  description = "Whether `terraform destroy` may delete the bucket with its objects."
   type        = bool
   default     = false
 }
 
 variable "labels" {
-  description = "On everything."
+  description = "Labels or tags of all resources."
   type        = map(string)
   default     = {}
 }

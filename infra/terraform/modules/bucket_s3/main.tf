@@ -1,5 +1,5 @@
-# A run writes its journal by "create, unless it is there": no versions of objects are wanted, and no
-# rule may delete a single one of them while a run goes on.
+# The journal uses conditional creates: objects must not be versioned, and no
+# rule may delete any of them while the run is active.
 
 resource "aws_s3_bucket" "runs" {
   bucket        = var.name
@@ -29,7 +29,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "runs" {
   bucket = aws_s3_bucket.runs.id
 
   rule {
-    id     = "uploads-that-nobody-finished"
+    id     = "incomplete-uploads"
     status = "Enabled"
 
     filter {
@@ -85,7 +85,7 @@ resource "aws_s3_bucket_policy" "runs" {
   depends_on = [aws_s3_bucket_public_access_block.runs]
 }
 
-# What a run needs of the bucket, for agents and for whoever calls fit().
+# Permissions on the bucket, for agents and callers of fit().
 data "aws_iam_policy_document" "runs" {
   statement {
     sid       = "FindRuns"

@@ -1,9 +1,9 @@
 output "storage_path" {
-  description = "For RunConfig(storage_path=...)."
+  description = "Value for RunConfig(storage_path=...)."
   value       = "s3://${aws_s3_bucket.runs.bucket}/${var.prefix}"
 }
 
 output "policy_arn" {
-  description = "Lets whoever has it read and write runs."
+  description = "Policy with read and write access to runs."
   value       = aws_iam_policy.runs.arn
 }

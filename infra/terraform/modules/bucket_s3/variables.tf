@@ -1,33 +1,33 @@
 variable "name" {
-  description = "Name of the bucket; unique in the world."
+  description = "Globally unique name of the bucket."
   type        = string
 }
 
 variable "prefix" {
-  description = "Where runs lie in the bucket."
+  description = "Prefix of runs in the bucket."
   type        = string
   default     = "runs"
 
   validation {
     condition     = var.prefix != "" && trim(var.prefix, "/") == var.prefix
-    error_message = "A folder without slashes around it."
+    error_message = "A folder without leading or trailing slash."
   }
 }
 
 variable "expire_after_days" {
-  description = "Runs are deleted so many days after they were last written; 0 keeps them."
+  description = "Delete objects this many days after their last write; 0 keeps them."
   type        = number
   default     = 0
 }
 
 variable "deletable" {
-  description = "Whether `terraform destroy` may delete the bucket with what is in it."
+  description = "Whether `terraform destroy` may delete the bucket with its objects."
   type        = bool
   default     = false
 }
 
 variable "tags" {
-  description = "On everything."
+  description = "Labels or tags of all resources."
   type        = map(string)
   default     = {}
 }

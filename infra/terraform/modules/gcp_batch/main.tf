@@ -1,4 +1,4 @@
-# What Google Cloud Batch needs for spot machines, and the least rights for those who use it.
+# Prerequisites of Google Cloud Batch for spot machines, with minimal permissions.
 
 locals {
   apis = ["artifactregistry.googleapis.com", "batch.googleapis.com", "compute.googleapis.com", "logging.googleapis.com"]
@@ -22,7 +22,7 @@ resource "google_artifact_registry_repository" "worker" {
   project       = var.project
   location      = var.region
   repository_id = var.name
-  description   = "What spotfit's machines run."
+  description   = "Worker images of spotfit."
   format        = "DOCKER"
   labels        = var.labels
 
@@ -41,7 +41,7 @@ resource "google_artifact_registry_repository_iam_member" "agents" {
   member     = local.agents
 }
 
-# --- who may do what ------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------
 
 resource "google_service_account" "agents" {
   project      = var.project
@@ -49,7 +49,7 @@ resource "google_service_account" "agents" {
   display_name = "Agents of spotfit"
 }
 
-# Batch's own agent on each machine speaks as them; they replace machines while nobody else is awake.
+# Used by Batch's agent on each machine, and to submit replacements.
 resource "google_project_iam_member" "agents" {
   for_each = toset(["roles/batch.agentReporter", "roles/batch.jobsEditor", "roles/logging.logWriter"])
 
@@ -58,7 +58,7 @@ resource "google_project_iam_member" "agents" {
   member  = local.agents
 }
 
-# New machines are given to the same account, by agents as well.
+# Callers and agents assign this account to new machines.
 resource "google_service_account_iam_member" "given_to_machines" {
   for_each = merge({ agents = local.agents }, var.users)
 
@@ -77,11 +77,11 @@ resource "google_project_iam_member" "users" {
 
 # --- the network ----------------------------------------------------------------------------------
 
-# Agents speak to each other, on ports they choose, and nobody else to them.
+# Agents connect to each other on ephemeral ports; no other ingress is allowed.
 resource "google_compute_firewall" "agents" {
   project                 = var.project
   name                    = "${var.name}-agents"
-  description             = "Agents of spotfit speak to each other."
+  description             = "Agents of spotfit connect to each other."
   network                 = var.network
   direction               = "INGRESS"
   source_service_accounts = [google_service_account.agents.email]

@@ -1,22 +1,22 @@
-# Named and typed as the fields of GcpBatchOptions.
+# Names and types are those of GcpBatchOptions.
 
 output "project" {
-  description = "Who pays."
+  description = "Project or subscription that is billed."
   value       = var.project
 }
 
 output "region" {
-  description = "Where machines are."
+  description = "Region of the machines."
   value       = var.region
 }
 
 output "image" {
-  description = "What machines run."
+  description = "Container image of the machines."
   value       = var.image != "" ? var.image : local.baked
 }
 
 output "service_account" {
-  description = "Who the agents are."
+  description = "Service account of the agents."
   value       = google_service_account.agents.email
 }
 
@@ -26,17 +26,17 @@ output "machine_type" {
 }
 
 output "accelerator" {
-  description = "Type of GPUs that are attached."
+  description = "Type of attached GPUs."
   value       = var.accelerator
 }
 
 output "network" {
-  description = "Where machines are."
+  description = "Region of the machines."
   value       = "projects/${var.project}/global/networks/${var.network}"
 }
 
 output "subnetwork" {
-  description = "Which part of it."
+  description = "Subnetwork of the machines."
   value       = var.subnetwork == "" ? "" : "projects/${var.project}/regions/${var.region}/subnetworks/${var.subnetwork}"
 }
 
@@ -45,14 +45,14 @@ output "external_ip" {
   value       = var.external_ip
 }
 
-# Beyond the options.
+# Not options.
 
 output "other_repository" {
-  description = "Where worker_image/bake.sh may push to."
+  description = "Repository for worker_image/bake.sh."
   value       = "${local.registry}/worker"
 }
 
 output "other_agents" {
-  description = "The agents as IAM writes them."
+  description = "The agents as an IAM member."
   value       = local.agents
 }

@@ -1,33 +1,33 @@
 variable "name" {
-  description = "What everything here is called after."
+  description = "Prefix of the names of all resources."
   type        = string
   default     = "spotfit"
 }
 
 variable "project" {
-  description = "Who pays."
+  description = "Project or subscription that is billed."
   type        = string
 }
 
 variable "region" {
-  description = "Where machines are."
+  description = "Region of the machines."
   type        = string
 }
 
 variable "users" {
-  description = "Who calls fit(), by a name of yours, as IAM writes them: user:…, group:…, serviceAccount:…."
+  description = "Callers of fit(), by an arbitrary key: user:…, group:…, serviceAccount:…."
   type        = map(string)
   default     = {}
 }
 
 variable "network" {
-  description = "Name of the network machines are in."
+  description = "Name of the machines' network."
   type        = string
   default     = "default"
 }
 
 variable "subnetwork" {
-  description = "Name of a subnetwork of the region; '' for networks that make theirs themselves."
+  description = "Name of a subnetwork of the region; '' for networks in auto mode."
   type        = string
   default     = ""
 }
@@ -39,25 +39,25 @@ variable "external_ip" {
 }
 
 variable "machine_type" {
-  description = "As g2-standard-8; '' lets Batch choose by cores and memory."
+  description = "Machine type, for example g2-standard-8; '' lets Batch choose by cores and memory."
   type        = string
   default     = ""
 }
 
 variable "accelerator" {
-  description = "Type of GPUs that are attached, as nvidia-tesla-t4; '' for none, or for machine types with their own."
+  description = "Type of attached GPUs, for example nvidia-tesla-t4; '' for none and for machine types with built-in GPUs."
   type        = string
   default     = ""
 }
 
 variable "image" {
-  description = "Container image; '' is the one in this module's registry that was baked for the Python of whoever calls fit()."
+  description = "Container image; '' is the image of this module's registry for the caller's Python version."
   type        = string
   default     = ""
 }
 
 variable "image_kind" {
-  description = "Which of worker_image's images: cpu or cuda."
+  description = "Kind of the worker image: cpu or cuda."
   type        = string
   default     = "cpu"
 
@@ -68,7 +68,7 @@ variable "image_kind" {
 }
 
 variable "labels" {
-  description = "On everything."
+  description = "Labels or tags of all resources."
   type        = map(string)
   default     = {}
 }

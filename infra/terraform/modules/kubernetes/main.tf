@@ -1,4 +1,4 @@
-# A namespace for the machines of runs, and the least rights in it.
+# A namespace for the machines of runs, with minimal permissions.
 
 locals {
   labels = merge({ "app.kubernetes.io/name" = "spotfit" }, var.labels)
@@ -20,7 +20,7 @@ resource "kubernetes_service_account_v1" "agents" {
   }
 }
 
-# The controller: whoever rents machines, an agent or the laptop that calls fit().
+# The controller: the process that submits machine groups, an agent or the caller of fit().
 resource "kubernetes_role_v1" "controller" {
   metadata {
     name      = "spotfit-controller"
@@ -99,7 +99,7 @@ resource "kubernetes_role_binding_v1" "controller" {
   }
 }
 
-# Nodes belong to no namespace; agents read the one they are on.
+# Nodes are not namespaced; agents read their own.
 resource "kubernetes_cluster_role_v1" "node_reader" {
   count = var.reads_nodes ? 1 : 0
 

@@ -1,21 +1,21 @@
-# Named and typed as the fields of KubernetesOptions.
+# Names and types are those of KubernetesOptions.
 
 output "namespace" {
-  description = "Where Jobs are."
+  description = "Namespace of the Jobs."
   value       = kubernetes_namespace_v1.runs.metadata[0].name
 }
 
 output "service_account" {
-  description = "Who the agents are."
+  description = "Service account of the agents."
   value       = kubernetes_service_account_v1.agents.metadata[0].name
 }
 
 output "image" {
-  description = "What machines run."
+  description = "Container image of the machines."
   value       = var.image
 }
 
 output "flavour" {
-  description = "Whose spot nodes are chosen."
+  description = "Platform whose spot nodes are selected."
   value       = var.flavour
 }

@@ -1,57 +1,57 @@
 variable "namespace" {
-  description = "Where the machines' Jobs are; it is made."
+  description = "Namespace of the Jobs; it is created."
   type        = string
   default     = "spotfit"
 }
 
 variable "image" {
-  description = "Container image that holds spotfit; `{python}` and `{torch}` in it are the versions of whoever calls fit()."
+  description = "Container image with spotfit; `{python}` and `{torch}` are replaced by the caller's versions."
   type        = string
 }
 
 variable "flavour" {
-  description = "Whose spot nodes are chosen: eks, karpenter, gke or aks; '' chooses none."
+  description = "Platform whose spot nodes are selected: eks, karpenter, gke or aks; '' selects none."
   type        = string
   default     = ""
 
   validation {
     condition     = contains(["", "eks", "karpenter", "gke", "aks"], var.flavour)
-    error_message = "eks, karpenter, gke, aks or nothing."
+    error_message = "eks, karpenter, gke, aks or ''."
   }
 }
 
 variable "service_account" {
-  description = "What the agents' service account is called."
+  description = "Name of the agents' service account."
   type        = string
   default     = "spotfit-agent"
 }
 
 variable "service_account_annotations" {
-  description = "Which cloud identity it stands for, so that agents reach the bucket: `eks.amazonaws.com/role-arn`, `iam.gke.io/gcp-service-account` or `azure.workload.identity/client-id`."
+  description = "Annotations that bind it to a cloud identity with access to the bucket: `eks.amazonaws.com/role-arn`, `iam.gke.io/gcp-service-account` or `azure.workload.identity/client-id`."
   type        = map(string)
   default     = {}
 }
 
 variable "users" {
-  description = "Who calls fit(): names of users."
+  description = "Names of users who call fit()."
   type        = list(string)
   default     = []
 }
 
 variable "groups" {
-  description = "Who calls fit(): names of groups."
+  description = "Names of groups who call fit()."
   type        = list(string)
   default     = []
 }
 
 variable "reads_nodes" {
-  description = "Whether agents may read nodes: they hear of a drained node before their pods are evicted."
+  description = "Whether agents may read nodes, which announces a drained node before its pods are evicted."
   type        = bool
   default     = true
 }
 
 variable "labels" {
-  description = "On everything."
+  description = "Labels or tags of all resources."
   type        = map(string)
   default     = {}
 }

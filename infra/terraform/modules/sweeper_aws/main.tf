@@ -1,5 +1,5 @@
-# A schedule that runs `spotfit sweep` for runs nobody is awake for: on Fargate, so that a look costs a
-# few seconds of a quarter of a processor.
+# A schedule that runs `spotfit sweep` on Fargate for runs without machines; one execution costs a
+# few seconds of a quarter of a CPU.
 
 data "aws_partition" "here" {}
 
@@ -73,7 +73,7 @@ resource "aws_scheduler_schedule" "sweep" {
   for_each = var.runs
 
   name                = "${var.name}-sweep-${each.key}"
-  description         = "Revive ${each.value.url} where its machines are all gone."
+  description         = "Run spotfit sweep for ${each.value.url}."
   schedule_expression = var.every
 
   flexible_time_window {
@@ -96,7 +96,7 @@ resource "aws_scheduler_schedule" "sweep" {
   }
 }
 
-# --- who may do what ------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------
 
 data "aws_iam_policy_document" "may_be" {
   for_each = toset(["ecs-tasks", "scheduler"])
@@ -111,7 +111,7 @@ data "aws_iam_policy_document" "may_be" {
   }
 }
 
-# Whoever pulls the image, writes the logs and hands in the keys of these runs.
+# The execution role: pulls the image, writes logs and reads the keys of these runs.
 resource "aws_iam_role" "execution" {
   name_prefix        = "${var.name}-sweeper-"
   assume_role_policy = data.aws_iam_policy_document.may_be["ecs-tasks"].json

@@ -1,4 +1,4 @@
 output "schedules" {
-  description = "One for each run."
+  description = "One per run."
   value       = [for schedule in aws_scheduler_schedule.sweep : schedule.name]
 }

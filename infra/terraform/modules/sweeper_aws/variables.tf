@@ -1,11 +1,11 @@
 variable "name" {
-  description = "What everything here is called after."
+  description = "Prefix of the names of all resources."
   type        = string
   default     = "spotfit"
 }
 
 variable "runs" {
-  description = "Runs to look after, by a name of yours: each one's URL, and the ARN of the secret in Secrets Manager that holds its key."
+  description = "Runs to sweep, by an arbitrary key: URL, and ARN of the Secrets Manager secret with the run key."
   type = map(object({
     url            = string
     key_secret_arn = string
@@ -14,45 +14,45 @@ variable "runs" {
 }
 
 variable "every" {
-  description = "How often, as EventBridge Scheduler says it."
+  description = "Schedule, as an EventBridge Scheduler expression."
   type        = string
   default     = "rate(10 minutes)"
 }
 
 variable "image" {
-  description = "The worker image, with a tag: nothing is chosen by versions here."
+  description = "Worker image with a tag; placeholders are not replaced."
   type        = string
 }
 
 variable "job_role" {
-  description = "Who sweeps: `job_role` of modules/aws_batch will do."
+  description = "Role of the sweeper; `job_role` of modules/aws_batch has the required permissions."
   type        = string
 }
 
 variable "subnet_ids" {
-  description = "Where the sweeper runs. It needs a way to S3, ECR, Secrets Manager and Batch."
+  description = "Subnets of the sweeper, with routes to S3, ECR, Secrets Manager and Batch."
   type        = list(string)
 }
 
 variable "security_group_ids" {
-  description = "Groups that let it out."
+  description = "Security groups with egress."
   type        = list(string)
 }
 
 variable "public_ip" {
-  description = "Whether it gets a public address: needed in subnets without NAT gateway or endpoints."
+  description = "Whether it has a public address; required in subnets without NAT gateway or endpoints."
   type        = bool
   default     = true
 }
 
 variable "service_role" {
-  description = "ARN of the role of Batch itself; '' is AWS's own, AWSServiceRoleForBatch."
+  description = "ARN of the service role of Batch; '' is AWSServiceRoleForBatch."
   type        = string
   default     = ""
 }
 
 variable "tags" {
-  description = "On everything."
+  description = "Labels or tags of all resources."
   type        = map(string)
   default     = {}
 }

@@ -1,4 +1,4 @@
-# A schedule that runs `spotfit sweep` for runs nobody is awake for, as jobs of Azure Container Apps.
+# A schedule that runs `spotfit sweep` as jobs of Azure Container Apps.
 
 resource "azurerm_container_app_environment" "sweeper" {
   name                = "${var.name}-sweeper"
@@ -61,7 +61,7 @@ resource "azurerm_container_app_job" "sweep" {
   depends_on = [azurerm_role_assignment.keys]
 }
 
-# The sweeper may read the keys of these runs and no others.
+# The sweeper may read only the keys of these runs.
 resource "azurerm_role_assignment" "keys" {
   for_each = var.runs
 

@@ -1,4 +1,4 @@
 output "schedules" {
-  description = "One for each run."
+  description = "One per run."
   value       = [for job in azurerm_container_app_job.sweep : job.name]
 }

@@ -1,41 +1,41 @@
 variable "name" {
-  description = "What everything here is called after."
+  description = "Prefix of the names of all resources."
   type        = string
   default     = "spotfit"
 }
 
 variable "resource_group_name" {
-  description = "Where everything belongs."
+  description = "Resource group."
   type        = string
 }
 
 variable "location" {
-  description = "Where sweepers run."
+  description = "Region of the sweepers."
   type        = string
 }
 
 variable "identity" {
-  description = "Resource id of who sweeps: the agents' identity can do all that is needed, once it may read the keys."
+  description = "Resource id of the sweeper's identity; the agents' identity has the required permissions except reading the keys."
   type        = string
 }
 
 variable "identity_client_id" {
-  description = "Its client id."
+  description = "Client id of the identity."
   type        = string
 }
 
 variable "identity_principal_id" {
-  description = "Its object id."
+  description = "Object id of the identity."
   type        = string
 }
 
 variable "registry" {
-  description = "Server the image is pulled from, as that identity."
+  description = "Registry from which the identity pulls the image."
   type        = string
 }
 
 variable "runs" {
-  description = "Runs to look after, by a name of yours: each one's URL, the id of the secret in a Key Vault that holds its key, and that secret's resource id."
+  description = "Runs to sweep, by an arbitrary key: URL, id of the Key Vault secret with the run key, and the secret's resource id."
   type = map(object({
     url               = string
     key_secret_id     = string
@@ -45,18 +45,18 @@ variable "runs" {
 }
 
 variable "image" {
-  description = "The worker image, with a tag: nothing is chosen by versions here."
+  description = "Worker image with a tag; placeholders are not replaced."
   type        = string
 }
 
 variable "every" {
-  description = "How often, as cron says it."
+  description = "Schedule, as a cron expression."
   type        = string
   default     = "*/10 * * * *"
 }
 
 variable "tags" {
-  description = "On everything."
+  description = "Labels or tags of all resources."
   type        = map(string)
   default     = {}
 }

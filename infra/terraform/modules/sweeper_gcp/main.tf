@@ -1,4 +1,4 @@
-# A schedule that runs `spotfit sweep` for runs nobody is awake for, as jobs of Cloud Run.
+# A schedule that runs `spotfit sweep` as jobs of Cloud Run.
 
 locals {
   apis   = ["cloudscheduler.googleapis.com", "run.googleapis.com", "secretmanager.googleapis.com"]
@@ -59,7 +59,7 @@ resource "google_cloud_scheduler_job" "sweep" {
   project          = var.project
   region           = var.region
   name             = "${var.name}-sweep-${each.key}"
-  description      = "Revive ${each.value.url} where its machines are all gone."
+  description      = "Run spotfit sweep for ${each.value.url}."
   schedule         = var.every
   attempt_deadline = "60s"
 
@@ -75,9 +75,9 @@ resource "google_cloud_scheduler_job" "sweep" {
   depends_on = [google_project_service.needed]
 }
 
-# --- who may do what ------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------
 
-# The sweeper may read the keys of these runs and no others.
+# The sweeper may read only the keys of these runs.
 resource "google_secret_manager_secret_iam_member" "keys" {
   for_each = var.runs
 
@@ -87,7 +87,7 @@ resource "google_secret_manager_secret_iam_member" "keys" {
   member    = "serviceAccount:${var.service_account}"
 }
 
-# The schedule may start these jobs and nothing else.
+# The schedule may only start these jobs.
 resource "google_service_account" "schedule" {
   project      = var.project
   account_id   = "${var.name}-schedule"

@@ -1,26 +1,26 @@
 variable "name" {
-  description = "What everything here is called after."
+  description = "Prefix of the names of all resources."
   type        = string
   default     = "spotfit"
 }
 
 variable "project" {
-  description = "Who pays."
+  description = "Project or subscription that is billed."
   type        = string
 }
 
 variable "region" {
-  description = "Where sweepers run."
+  description = "Region of the sweepers."
   type        = string
 }
 
 variable "service_account" {
-  description = "Email of who sweeps: the agents' account can do all that is needed."
+  description = "Email of the sweeper's service account; the agents' account has the required permissions."
   type        = string
 }
 
 variable "runs" {
-  description = "Runs to look after, by a name of yours: each one's URL, and the id of the secret in Secret Manager that holds its key."
+  description = "Runs to sweep, by an arbitrary key: URL, and id of the Secret Manager secret with the run key."
   type = map(object({
     url        = string
     key_secret = string
@@ -29,18 +29,18 @@ variable "runs" {
 }
 
 variable "image" {
-  description = "The worker image, with a tag: nothing is chosen by versions here."
+  description = "Worker image with a tag; placeholders are not replaced."
   type        = string
 }
 
 variable "every" {
-  description = "How often, as cron says it."
+  description = "Schedule, as a cron expression."
   type        = string
   default     = "*/10 * * * *"
 }
 
 variable "labels" {
-  description = "On everything."
+  description = "Labels or tags of all resources."
   type        = map(string)
   default     = {}
 }

@@ -1,4 +1,4 @@
-# A CronJob for each run that runs `spotfit sweep`: for runs nobody is awake for. It is no spot pod.
+# A CronJob per run that runs `spotfit sweep`, not on spot nodes.
 
 resource "kubernetes_cron_job_v1" "sweep" {
   for_each = var.runs

@@ -1,4 +1,4 @@
 output "schedules" {
-  description = "One for each run."
+  description = "One per run."
   value       = [for job in kubernetes_cron_job_v1.sweep : job.metadata[0].name]
 }

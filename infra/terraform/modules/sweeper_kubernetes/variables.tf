@@ -1,15 +1,15 @@
 variable "namespace" {
-  description = "That of modules/kubernetes."
+  description = "Namespace of modules/kubernetes."
   type        = string
 }
 
 variable "service_account" {
-  description = "Who sweeps: the agents' service account can do all that is needed."
+  description = "Service account of the sweeper; the agents' account has the required permissions."
   type        = string
 }
 
 variable "runs" {
-  description = "Runs to look after, by a name of yours: each one's URL, and the Secret of the namespace, with the entry in it, that holds its key."
+  description = "Runs to sweep, by an arbitrary key: URL, and name and entry of the Secret with the run key."
   type = map(object({
     url        = string
     key_secret = string
@@ -19,18 +19,18 @@ variable "runs" {
 }
 
 variable "image" {
-  description = "The worker image, with a tag: nothing is chosen by versions here."
+  description = "Worker image with a tag; placeholders are not replaced."
   type        = string
 }
 
 variable "every" {
-  description = "How often, as cron says it."
+  description = "Schedule, as a cron expression."
   type        = string
   default     = "*/10 * * * *"
 }
 
 variable "labels" {
-  description = "On everything."
+  description = "Labels or tags of all resources."
   type        = map(string)
   default     = {}
 }

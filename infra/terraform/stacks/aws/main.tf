@@ -1,7 +1,7 @@
-# All that spotfit needs on AWS, in one region:
+# Everything that spotfit needs on AWS, in one region:
 #
 #   terraform init && terraform apply -var region=eu-west-1 -var bucket=my-runs
-#   terraform output -json > spotfit.json      # beside your script
+#   terraform output -json > spotfit.json      # next to your script
 #   spotfit doctor --provisioner aws_batch --storage "$(terraform output -raw storage_path)"
 
 provider "aws" {

@@ -1,4 +1,4 @@
-# What a spotfit.json says: the backend, and its options by the names of AwsBatchOptions.
+# The profile spotfit.json: the backend and its options, named as in AwsBatchOptions.
 
 output "provisioner" {
   value = "aws_batch"
@@ -14,19 +14,19 @@ output "aws_batch" {
   }
 }
 
-# For you.
+# Not part of the profile.
 
 output "storage_path" {
-  description = "For RunConfig(storage_path=...)."
+  description = "Value for RunConfig(storage_path=...)."
   value       = module.bucket.storage_path
 }
 
 output "repository" {
-  description = "Where worker_image/bake.sh may push to."
+  description = "Repository for worker_image/bake.sh."
   value       = module.batch.other_repository
 }
 
 output "policies" {
-  description = "For whoever calls fit()."
+  description = "Policies for callers of fit()."
   value       = [module.bucket.policy_arn, module.batch.other_controller_policy_arn]
 }

@@ -1,45 +1,45 @@
 variable "name" {
-  description = "What everything here is called after."
+  description = "Prefix of the names of all resources."
   type        = string
   default     = "spotfit"
 }
 
 variable "region" {
-  description = "Where machines and the bucket are."
+  description = "Region of machines and bucket."
   type        = string
 }
 
 variable "bucket" {
-  description = "Name of the bucket that is made for runs; unique in the world."
+  description = "Globally unique name of the bucket that is created for runs."
   type        = string
 }
 
 variable "vpc_id" {
-  description = "The network machines are in; '' is the default one."
+  description = "Id of the machines' network; '' is the default one."
   type        = string
   default     = ""
 }
 
 variable "subnet_ids" {
-  description = "Where in that network; none named: everywhere."
+  description = "Subnets of that network; empty: all."
   type        = list(string)
   default     = []
 }
 
 variable "instance_types" {
-  description = "Types or families of instances."
+  description = "Instance types or families."
   type        = list(string)
   default     = ["c7i", "m7i", "c6i", "m6i"]
 }
 
 variable "max_vcpus" {
-  description = "How many virtual CPUs there are at most, over all runs."
+  description = "Largest number of vCPUs over all runs."
   type        = number
   default     = 256
 }
 
 variable "image" {
-  description = "Container image; '' is the one in the registry that is made here, by the Python of whoever calls fit()."
+  description = "Container image; '' is the image of the created registry for the caller's Python version."
   type        = string
   default     = ""
 }
@@ -51,7 +51,7 @@ variable "image_kind" {
 }
 
 variable "swept_runs" {
-  description = "Runs that a schedule looks after, as modules/sweeper_aws says; none: no sweeper is made."
+  description = "Runs of modules/sweeper_aws; empty: no sweeper is created."
   type = map(object({
     url            = string
     key_secret_arn = string
@@ -60,13 +60,13 @@ variable "swept_runs" {
 }
 
 variable "sweeper_image" {
-  description = "The worker image that sweeps, with its tag; needed with swept_runs."
+  description = "Worker image of the sweeper, with a tag; required with swept_runs."
   type        = string
   default     = ""
 }
 
 variable "service_role" {
-  description = "ARN of the role of Batch itself; '' is AWS's own, AWSServiceRoleForBatch."
+  description = "ARN of the service role of Batch; '' is AWSServiceRoleForBatch."
   type        = string
   default     = ""
 }

@@ -1,8 +1,8 @@
-# All that spotfit needs on Azure, in one region:
+# Everything that spotfit needs on Azure, in one region:
 #
 #   terraform init && terraform apply -var subscription_id=… -var location=westeurope -var account=myruns \
 #     -var vm_size=Standard_D8ds_v5 -var "users={me=\"$(az ad signed-in-user show --query id -o tsv)\"}"
-#   terraform output -json > spotfit.json      # beside your script
+#   terraform output -json > spotfit.json      # next to your script
 #   spotfit doctor --provisioner azure_batch --storage "$(terraform output -raw storage_path)"
 
 provider "azurerm" {

@@ -1,42 +1,42 @@
 variable "name" {
-  description = "What everything here is called after; a resource group of that name is made."
+  description = "Prefix of the names of all resources, and the name of the resource group that is created."
   type        = string
   default     = "spotfit"
 }
 
 variable "subscription_id" {
-  description = "Who pays."
+  description = "Project or subscription that is billed."
   type        = string
 }
 
 variable "location" {
-  description = "Where machines and the container for runs are."
+  description = "Location of machines and container."
   type        = string
 }
 
 variable "account" {
-  description = "What the Batch account, the storage account and the registry are called: unique in the world, lower case letters and digits."
+  description = "Name of the Batch account, the storage account and the registry: globally unique, lower case letters and digits."
   type        = string
 }
 
 variable "users" {
-  description = "Who calls fit(), by a name of yours: object ids, as `az ad signed-in-user show --query id` tells yours."
+  description = "Callers of fit(), by an arbitrary key: object ids (`az ad signed-in-user show --query id`)."
   type        = map(string)
 }
 
 variable "vm_size" {
-  description = "As Standard_D8ds_v5 or Standard_NC4as_T4_v3."
+  description = "VM size, for example Standard_D8ds_v5."
   type        = string
 }
 
 variable "subnet" {
-  description = "Resource id of the subnet that nodes are in; '' is one of Batch's own."
+  description = "Resource id of the nodes' subnet; '' is a network of Batch."
   type        = string
   default     = ""
 }
 
 variable "image" {
-  description = "Container image; '' is the one in the registry that is made here, by the Python of whoever calls fit()."
+  description = "Container image; '' is the image of the created registry for the caller's Python version."
   type        = string
   default     = ""
 }
@@ -48,7 +48,7 @@ variable "image_kind" {
 }
 
 variable "swept_runs" {
-  description = "Runs that a schedule looks after, as modules/sweeper_azure says; none: no sweeper is made."
+  description = "Runs of modules/sweeper_azure; empty: no sweeper is created."
   type = map(object({
     url               = string
     key_secret_id     = string
@@ -58,7 +58,7 @@ variable "swept_runs" {
 }
 
 variable "sweeper_image" {
-  description = "The worker image that sweeps, with its tag; needed with swept_runs."
+  description = "Worker image of the sweeper, with a tag; required with swept_runs."
   type        = string
   default     = ""
 }

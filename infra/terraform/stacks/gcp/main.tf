@@ -1,8 +1,8 @@
-# All that spotfit needs on Google Cloud, in one region:
+# Everything that spotfit needs on Google Cloud, in one region:
 #
 #   terraform init && terraform apply -var project=mine -var region=us-central1 -var bucket=my-runs \
 #     -var 'users={me="user:me@example.com"}'
-#   terraform output -json > spotfit.json      # beside your script
+#   terraform output -json > spotfit.json      # next to your script
 #   spotfit doctor --provisioner gcp_batch --storage "$(terraform output -raw storage_path)"
 
 provider "google" {

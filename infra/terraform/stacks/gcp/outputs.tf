@@ -1,4 +1,4 @@
-# What a spotfit.json says: the backend, and its options by the names of GcpBatchOptions.
+# The profile spotfit.json: the backend and its options, named as in GcpBatchOptions.
 
 output "provisioner" {
   value = "gcp_batch"
@@ -18,14 +18,14 @@ output "gcp_batch" {
   }
 }
 
-# For you.
+# Not part of the profile.
 
 output "storage_path" {
-  description = "For RunConfig(storage_path=...)."
+  description = "Value for RunConfig(storage_path=...)."
   value       = module.bucket.storage_path
 }
 
 output "repository" {
-  description = "Where worker_image/bake.sh may push to."
+  description = "Repository for worker_image/bake.sh."
   value       = module.batch.other_repository
 }

@@ -1,55 +1,55 @@
 variable "name" {
-  description = "What everything here is called after."
+  description = "Prefix of the names of all resources."
   type        = string
   default     = "spotfit"
 }
 
 variable "project" {
-  description = "Who pays."
+  description = "Project or subscription that is billed."
   type        = string
 }
 
 variable "region" {
-  description = "Where machines and the bucket are."
+  description = "Region of machines and bucket."
   type        = string
 }
 
 variable "bucket" {
-  description = "Name of the bucket that is made for runs; unique in the world."
+  description = "Globally unique name of the bucket that is created for runs."
   type        = string
 }
 
 variable "users" {
-  description = "Who calls fit(), by a name of yours, as IAM writes them: { me = \"user:me@example.com\" }."
+  description = "Callers of fit(), by an arbitrary key: { me = \"user:me@example.com\" }."
   type        = map(string)
 }
 
 variable "network" {
-  description = "Name of the network machines are in."
+  description = "Name of the machines' network."
   type        = string
   default     = "default"
 }
 
 variable "subnetwork" {
-  description = "Name of a subnetwork of the region; '' for networks that make theirs themselves."
+  description = "Name of a subnetwork of the region; '' for networks in auto mode."
   type        = string
   default     = ""
 }
 
 variable "machine_type" {
-  description = "As g2-standard-8; '' lets Batch choose by cores and memory."
+  description = "Machine type, for example g2-standard-8; '' lets Batch choose by cores and memory."
   type        = string
   default     = ""
 }
 
 variable "accelerator" {
-  description = "Type of GPUs that are attached; '' for none, or for machine types with their own."
+  description = "Type of attached GPUs; '' for none and for machine types with built-in GPUs."
   type        = string
   default     = ""
 }
 
 variable "image" {
-  description = "Container image; '' is the one in the registry that is made here, by the Python of whoever calls fit()."
+  description = "Container image; '' is the image of the created registry for the caller's Python version."
   type        = string
   default     = ""
 }
@@ -61,7 +61,7 @@ variable "image_kind" {
 }
 
 variable "swept_runs" {
-  description = "Runs that a schedule looks after, as modules/sweeper_gcp says; none: no sweeper is made."
+  description = "Runs of modules/sweeper_gcp; empty: no sweeper is created."
   type = map(object({
     url        = string
     key_secret = string
@@ -70,7 +70,7 @@ variable "swept_runs" {
 }
 
 variable "sweeper_image" {
-  description = "The worker image that sweeps, with its tag; needed with swept_runs."
+  description = "Worker image of the sweeper, with a tag; required with swept_runs."
   type        = string
   default     = ""
 }

@@ -1,8 +1,8 @@
-# All that spotfit needs in a cluster that is there:
+# Everything that spotfit needs in an existing cluster:
 #
 #   terraform init && terraform apply -var image=registry.example.com/spotfit:0.1.0-py3.11-torch2.13.0-cpu \
 #     -var flavour=gke -var storage_path=gs://my-runs/runs
-#   terraform output -json > spotfit.json      # beside your script
+#   terraform output -json > spotfit.json      # next to your script
 #   spotfit doctor --provisioner kubernetes --storage "$(terraform output -raw storage_path)"
 
 provider "kubernetes" {

@@ -1,4 +1,4 @@
-# What a spotfit.json says: the backend, and its options by the names of KubernetesOptions.
+# The profile spotfit.json: the backend and its options, named as in KubernetesOptions.
 
 output "provisioner" {
   value = "kubernetes"
@@ -13,9 +13,9 @@ output "kubernetes" {
   }
 }
 
-# For you.
+# Not part of the profile.
 
 output "storage_path" {
-  description = "For RunConfig(storage_path=...)."
+  description = "Value for RunConfig(storage_path=...)."
   value       = var.storage_path
 }

@@ -1,57 +1,57 @@
 variable "context" {
-  description = "Of the kubeconfig; null is the current one."
+  description = "Context of the kubeconfig; null is the current one."
   type        = string
   default     = null
 }
 
 variable "kubeconfig" {
-  description = "The kubeconfig."
+  description = "Path of the kubeconfig."
   type        = string
   default     = "~/.kube/config"
 }
 
 variable "namespace" {
-  description = "Where the machines' Jobs are; it is made."
+  description = "Namespace of the Jobs; it is created."
   type        = string
   default     = "spotfit"
 }
 
 variable "image" {
-  description = "Container image that holds spotfit; `{python}` and `{torch}` in it are the versions of whoever calls fit()."
+  description = "Container image with spotfit; `{python}` and `{torch}` are replaced by the caller's versions."
   type        = string
 }
 
 variable "flavour" {
-  description = "Whose spot nodes are chosen: eks, karpenter, gke or aks; '' chooses none."
+  description = "Platform whose spot nodes are selected: eks, karpenter, gke or aks; '' selects none."
   type        = string
   default     = ""
 }
 
 variable "storage_path" {
-  description = "Where runs lie: a bucket that agents may write to."
+  description = "Storage path of runs; agents need write access."
   type        = string
 }
 
 variable "service_account_annotations" {
-  description = "Which cloud identity the agents' service account stands for, so that they reach the bucket."
+  description = "Annotations that bind the agents' service account to a cloud identity with access to the bucket."
   type        = map(string)
   default     = {}
 }
 
 variable "users" {
-  description = "Who calls fit(): names of users."
+  description = "Names of users who call fit()."
   type        = list(string)
   default     = []
 }
 
 variable "groups" {
-  description = "Who calls fit(): names of groups."
+  description = "Names of groups who call fit()."
   type        = list(string)
   default     = []
 }
 
 variable "swept_runs" {
-  description = "Runs that a CronJob looks after, as modules/sweeper_kubernetes says."
+  description = "Runs of modules/sweeper_kubernetes."
   type = map(object({
     url        = string
     key_secret = string
@@ -61,7 +61,7 @@ variable "swept_runs" {
 }
 
 variable "sweeper_image" {
-  description = "The worker image that sweeps, with its tag; needed with swept_runs."
+  description = "Worker image of the sweeper, with a tag; required with swept_runs."
   type        = string
   default     = ""
 }

@@ -7,6 +7,7 @@ import pytest
 
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
+from spotfit.model.topology import Notice
 from spotfit.provision.api import Refusal
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.traces import CapacityTrace
@@ -17,7 +18,7 @@ from spotfit_localsim.virtual.sim_cloud import (
     SimCloudProvisioner,
     SimInstance,
 )
-from tests.unit.localsim.ground import SimHarness
+from tests.unit.localsim.sim_harness import SimHarness
 
 LAUNCH = AgentLaunchSpec("sim://run", RunId("r"), "secret")
 
@@ -143,7 +144,7 @@ def test_notice_precedes_termination() -> None:
     harness.submit()
     instance = harness.cloud.running_instances()[0]
     harness.cloud.reclaim(instance, with_notice=True)
-    assert instance.notice is not None
+    assert isinstance(instance.notice, Notice)
     assert instance.notice.seconds_left == 30.0
     harness.rest(29.0)
     assert instance in harness.cloud.running_instances()

@@ -16,7 +16,7 @@ from spotfit_localsim.virtual.sim_network import (
     SimNet,
     SimNetwork,
 )
-from tests.unit.localsim.ground import SimHarness
+from tests.unit.localsim.sim_harness import SimHarness
 
 
 class Party:

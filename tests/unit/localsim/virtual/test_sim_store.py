@@ -16,7 +16,7 @@ from spotfit_localsim.virtual.sim_store import (
     SimStore,
     UnconditionalCreateStore,
 )
-from tests.unit.localsim.ground import SimHarness
+from tests.unit.localsim.sim_harness import SimHarness
 
 
 @pytest.fixture

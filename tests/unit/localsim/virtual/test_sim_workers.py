@@ -26,12 +26,11 @@ from spotfit_localsim.virtual.sim_network import SimNetwork
 from spotfit_localsim.virtual.sim_snapshots import SimSavedState
 from spotfit_localsim.virtual.sim_store import SimBucket
 from spotfit_localsim.virtual.sim_workers import (
-    SimWorkerContext,
     SimWorkerPool,
     read_checkpoint_state,
 )
-from spotfit_localsim.virtual.workload import SimTraining, UserCrash, Workload
-from tests.unit.localsim.ground import SimHarness
+from spotfit_localsim.virtual.workload import UserCrash, Workload
+from tests.unit.localsim.sim_harness import SimHarness
 
 FRAMES: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[arg-type]
 
@@ -42,20 +41,10 @@ class Stage:
     def __init__(self, load: Workload, machines: int = 1) -> None:
         self.ground = SimHarness()
         self.bucket = SimBucket()
-        self.complaints: list[str] = []
-        self.training = SimTraining(load)
+        self.complaints = self.ground.violations
         self.fabric = SimNetwork(self.ground.engine, self.ground.rng.stream("wire"))
-        self.context = SimWorkerContext(
-            self.ground.engine,
-            self.fabric,
-            self.bucket,
-            self.training,
-            self.ground.rng.stream("workers"),
-            self.complaints.append,
-            self.ground.record_message,
-            lambda _: True,
-            lambda: None,
-        )
+        self.context = self.ground.create_worker_context(self.fabric, self.bucket, load)
+        self.training = self.context.training
         names = [f"a{n}" for n in range(machines)]
         self.crews = [SimWorkerPool(self.context, self.ground.idle(name)) for name in names]
 

@@ -1,4 +1,4 @@
-"""What AWS Batch needs is looked at one by one, by the real boto3 against a simulated account."""
+"""Checks of an AWS account, by boto3 against a simulated account."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("boto3")
 from botocore.exceptions import EndpointConnectionError
 from botocore.parsers import ResponseParserError
 
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 AGENTS = f"arn:aws:iam::{ACCOUNT}:role/agents"
 EXECUTION = f"arn:aws:iam::{ACCOUNT}:role/execution"
@@ -32,9 +32,9 @@ BUCKET = "s3://bucket/runs"
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
-    """One for all: the clients of boto3 take their time to be made."""
+    """Shared, because creating boto3 clients is slow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
         for cache in (calls._client, verbs._client_for_region):
             cache.cache_clear()
@@ -45,29 +45,29 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
 
 @pytest.fixture
 def sim(cloud: Simulator) -> Simulator:
-    """As sound as on its first day."""
+    """Restore the initial state."""
     cloud.cloud.__init__(cloud.datacenter, cloud.faults)  # type: ignore[misc]
     cloud.faults.deny_permissions([])
     return cloud
 
 
-def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
+def open_provisioner(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
     access = AwsBatchCloud.client_access(sim.server.url)
     sound = {"job_role": AGENTS, "execution_role": EXECUTION, "image": f"{IMAGE}:sim"}
     return AwsBatchProvisioner.with_options(**{**access.options, **sound, **options})
 
 
-def examined(sim: Simulator, storage: str = BUCKET, **options: Any) -> dict[str, AccountCheck]:
-    return {one.name: one for one in opened(sim, **options).check_account(storage)}
+def run_checks(sim: Simulator, storage: str = BUCKET, **options: Any) -> dict[str, AccountCheck]:
+    return {one.name: one for one in open_provisioner(sim, **options).check_account(storage)}
 
 
-def wrong(findings: dict[str, AccountCheck]) -> dict[str, AccountCheck]:
+def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, AccountCheck]:
     return {what: one for what, one in findings.items() if not one.passed}
 
 
-def test_of_a_sound_account_everything_is_told(sim: Simulator) -> None:
-    findings = examined(sim)
-    assert not wrong(findings)
+def test_sound_account_passes_all_checks(sim: Simulator) -> None:
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
     assert all(one.conclusive for one in findings.values())
     assert list(findings) == [
         "AWS credentials are valid",
@@ -85,7 +85,7 @@ def test_of_a_sound_account_everything_is_told(sim: Simulator) -> None:
     assert "will be created" in findings["machine output is stored"].detail
 
 
-def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
+def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.cloud.compute_environment_overrides["spot"] = {  # type: ignore[attr-defined]
         "state": "DISABLED",
         "status": "INVALID",
@@ -96,11 +96,11 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         ["batch:TerminateJob", "agents s3:PutObject", "agents s3:DeleteObject"]
     )
-    told = wrong(examined(sim, image=f"{IMAGE}:other", execution_role=f"{EXECUTION}-2"))
-    environment = told.pop("compute environment spot has spot instances")
+    result = failed_checks(run_checks(sim, image=f"{IMAGE}:other", execution_role=f"{EXECUTION}-2"))
+    environment = result.pop("compute environment spot has spot instances")
     for what in ("disabled", "INVALID: CLIENT_ERROR - subnet-1", "type is EC2", "is 0 vCPUs"):
         assert what in environment.detail
-    assert {what: one.detail for what, one in told.items()} == {
+    assert {what: one.detail for what, one in result.items()} == {
         "the caller may rent machines": (
             f"The IAM principal arn:aws:iam::{ACCOUNT}:user/sim lacks batch:TerminateJob."
         ),
@@ -116,11 +116,11 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
             f"image."
         ),
     }
-    assert all(one.do for one in told.values())
+    assert all(one.do for one in result.values())
 
 
 @pytest.mark.parametrize(
-    ("queue", "told"),
+    ("queue", "expected"),
     [
         (MISSING_QUEUE, "The job queue 'spot' does not exist in sim-east-1."),
         (
@@ -129,17 +129,17 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
         ),
     ],
 )
-def test_a_queue_that_takes_nothing_is_told_and_the_rest_all_the_same(
-    sim: Simulator, queue: dict[str, Any], told: str
+def test_disabled_queue_is_reported_with_all_other_checks(
+    sim: Simulator, queue: dict[str, Any], expected: str
 ) -> None:
     sim.cloud.queue_overrides["spot"] = queue  # type: ignore[attr-defined]
-    findings = examined(sim)
-    assert [one.detail for one in wrong(findings).values()] == [told]
+    findings = run_checks(sim)
+    assert [one.detail for one in failed_checks(findings).values()] == [expected]
     assert "agents may rent machines" in findings
 
 
-def test_an_environment_that_is_gone_is_told(sim: Simulator) -> None:
-    calls_ = opened(sim)
+def test_missing_compute_environment_is_reported(sim: Simulator) -> None:
+    calls_ = open_provisioner(sim)
     [finding] = [
         one
         for one in checkup._check_queue("spot", lambda _: (NoEnvironments(calls_), "spot"))  # type: ignore[arg-type,return-value]
@@ -150,7 +150,7 @@ def test_an_environment_that_is_gone_is_told(sim: Simulator) -> None:
 
 
 class NoEnvironments:
-    """A region whose queue is there, and what stands behind it is not."""
+    """A region with a queue whose compute environment is missing."""
 
     def __init__(self, provisioner: AwsBatchProvisioner) -> None:
         self._client, _ = provisioner._resolve_queue("spot")
@@ -162,10 +162,10 @@ class NoEnvironments:
         return []
 
 
-def test_who_may_not_ask_iam_tries_calls_that_come_to_nothing(sim: Simulator) -> None:
+def test_permissions_are_probed_by_calls_without_effect(sim: Simulator) -> None:
     sim.faults.deny_permissions(["iam:SimulatePrincipalPolicy", "iam:GetRole", "batch:SubmitJob"])
-    findings = examined(sim)
-    assert list(wrong(findings)) == ["the caller has batch:SubmitJob"]
+    findings = run_checks(sim)
+    assert list(failed_checks(findings)) == ["the caller has batch:SubmitJob"]
     tried = [one for what, one in findings.items() if what.startswith("the caller has ")]
     assert len(tried) == 6
     unseen = {what for what, one in findings.items() if not one.conclusive}
@@ -174,41 +174,39 @@ def test_who_may_not_ask_iam_tries_calls_that_come_to_nothing(sim: Simulator) ->
     assert not sim.cloud.state.definitions
 
 
-def test_of_an_iam_that_gives_no_answer_nothing_is_held_to_be_wrong(
-    sim: Simulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor of one that answers what nobody can read, as some stand-ins for AWS do."""
+def test_unavailable_iam_is_inconclusive(sim: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unparsable answers, as of some AWS emulators, are inconclusive as well."""
     nonsense = "Unable to parse response, invalid XML received:\n<!doctype html>"
     for trouble in (ResponseParserError(nonsense), EndpointConnectionError(endpoint_url="iam")):
         monkeypatch.setattr(
             calls.AwsAccountClient, "list_denied_actions", Mock(side_effect=trouble)
         )
-        findings = examined(sim)
-        assert not wrong(findings)
-        told = findings["agents may rent machines"]
-        assert (told.conclusive, told.detail.count("\n")) == (False, 0)
+        findings = run_checks(sim)
+        assert not failed_checks(findings)
+        result = findings["agents may rent machines"]
+        assert (result.conclusive, result.detail.count("\n")) == (False, 0)
         assert sum(what.startswith("the caller has ") for what in findings) == 6, "so it is tried"
 
 
-def test_who_is_not_known_hears_of_it_and_of_what_nobody_needs_to_be_known_for(
+def test_missing_credentials_are_reported_with_checks_that_need_none(
     sim: Simulator,
 ) -> None:
     sim.faults.inject("credentials", 1)
-    findings = list(opened(sim).check_account())
+    findings = list(open_provisioner(sim).check_account())
     assert [one.passed for one in findings] == [False, True, True]
     assert "get-caller-identity" in findings[0].do
 
 
-def test_what_cannot_be_looked_at_is_not_held_to_be_wrong(sim: Simulator) -> None:
+def test_denied_descriptions_are_inconclusive(sim: Simulator) -> None:
     sim.faults.deny_permissions(["logs:DescribeLogGroups", "ecr:DescribeImages"])
-    findings = examined(sim, storage="gs://elsewhere", job_role="", execution_role="")
-    assert not wrong(findings)
+    findings = run_checks(sim, storage="gs://elsewhere", job_role="", execution_role="")
+    assert not failed_checks(findings)
     assert {what for what, one in findings.items() if not one.conclusive} == {
         "agents have the required permissions",
         "machine output is stored",
         "the image exists",
     }
-    assert not examined(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
+    assert not run_checks(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
 
 
 @pytest.mark.parametrize(
@@ -220,7 +218,7 @@ def test_what_cannot_be_looked_at_is_not_held_to_be_wrong(sim: Simulator) -> Non
         ("arn:aws:iam::1:root", "root", "root"),
     ],
 )
-def test_an_identity_is_taken_apart(arn: str, kind: str, role: str) -> None:
+def test_principal_arn_is_parsed(arn: str, kind: str, role: str) -> None:
     who = AwsPrincipal(arn)
     assert (who.partition, who.account, who.principal_type, who.role_name) == (
         "aws",
@@ -230,18 +228,18 @@ def test_an_identity_is_taken_apart(arn: str, kind: str, role: str) -> None:
     )
 
 
-def test_of_a_session_the_role_is_asked_about_and_of_root_nobody(sim: Simulator) -> None:
-    options = opened(sim).options
+def test_simulated_principal_of_sessions_and_root(sim: Simulator) -> None:
+    options = open_provisioner(sim).options
     session = AwsPrincipal(f"arn:aws:sts::{ACCOUNT}:assumed-role/agents/me")
     assert (
         checkup._AwsAccountChecks(
-            options, "", opened(sim)._resolve_queue, session
+            options, "", open_provisioner(sim)._resolve_queue, session
         )._own_principal_arn()
         == AGENTS
     )
     root = f"arn:aws:iam::{ACCOUNT}:root"
     examiner = checkup._AwsAccountChecks(
-        options, "", opened(sim)._resolve_queue, AwsPrincipal(root)
+        options, "", open_provisioner(sim)._resolve_queue, AwsPrincipal(root)
     )
     with pytest.raises(CheckSkippedError, match="IAM cannot simulate a root"):
         examiner._require_permissions(root, examiner._required_permissions())
@@ -257,7 +255,7 @@ def test_of_a_session_the_role_is_asked_about_and_of_root_nobody(sim: Simulator)
         ({}, False),
     ],
 )
-def test_whom_a_role_trusts(policy: dict[str, Any], trusts: bool) -> None:
+def test_trust_policy_is_checked(policy: dict[str, Any], trusts: bool) -> None:
     assert checkup._allows_service(policy, "s") is trusts
 
 
@@ -269,5 +267,5 @@ def test_whom_a_role_trusts(policy: dict[str, Any], trusts: bool) -> None:
         ("a:1@sha256:00", "a", {"imageDigest": "sha256:00"}),
     ],
 )
-def test_an_image_is_taken_apart(path: str, repository: str, which: dict[str, str]) -> None:
+def test_image_reference_is_parsed(path: str, repository: str, which: dict[str, str]) -> None:
     assert checkup._parse_image_path(path) == (repository, which)

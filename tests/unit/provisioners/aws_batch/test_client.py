@@ -1,4 +1,4 @@
-"""The calls to AWS, by the real boto3 to a cloud on loopback; and its complaints in our words."""
+"""Calls to AWS by boto3 against a simulated cloud, and translation of errors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from spotfit_provisioners.aws_batch import client as calls
 from spotfit_provisioners.aws_batch.client import AwsBatchClient, caller_arn, lowest_spot_price_usd
 
 pytest.importorskip("boto3")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 
 @pytest.fixture
 def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
     calls._client.cache_clear()
     with running_simulator(tmp_path, SimOptions(cloud="aws_batch")) as simulator:
@@ -33,7 +33,7 @@ def client(sim: Simulator) -> AwsBatchClient:
     return AwsBatchClient(REGION, sim.server.url)
 
 
-def test_a_definition_is_registered_once(client: AwsBatchClient) -> None:
+def test_job_definition_is_registered_once(client: AwsBatchClient) -> None:
     definition = {
         "jobDefinitionName": "spotfit-1",
         "type": "container",
@@ -42,8 +42,8 @@ def test_a_definition_is_registered_once(client: AwsBatchClient) -> None:
     assert client.register_definition(definition) == client.register_definition(definition)
 
 
-def test_children_of_an_array_are_no_jobs_of_their_own(client: AwsBatchClient) -> None:
-    """Moto lists them beside their parent, under its name."""
+def test_child_jobs_are_not_listed_as_jobs(client: AwsBatchClient) -> None:
+    """Moto lists child jobs under the name of their parent."""
 
     class Pages:
         def get_paginator(self, _verb: str) -> Pages:
@@ -59,22 +59,20 @@ def test_children_of_an_array_are_no_jobs_of_their_own(client: AwsBatchClient) -
     assert [job["jobId"] for job in client.list_jobs_by_name("spot", "t-one")] == ["a", "b"]
 
 
-def test_who_we_are_and_what_machines_cost_can_be_asked(sim: Simulator) -> None:
+def test_identity_and_spot_prices_are_queried(sim: Simulator) -> None:
     assert caller_arn(REGION, sim.server.url).endswith(":user/sim")
     assert lowest_spot_price_usd(REGION, ["g5.xlarge"], sim.server.url) == 0.4321, "of today"
 
 
-def test_without_credentials_it_says_whom_to_ask(
-    sim: Simulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_credentials_name_a_remedy(sim: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ProvisionPermissionError, match="authentication failed") as told:
+    with pytest.raises(ProvisionPermissionError, match="authentication failed") as error_info:
         caller_arn(REGION, sim.server.url)
-    assert "get-caller-identity" in told.value.do
+    assert "get-caller-identity" in error_info.value.do
 
 
-def test_without_a_region_it_says_where_to_set_one() -> None:
+def test_missing_region_names_the_option() -> None:
     calls._client.cache_clear()
     with pytest.raises(ConfigError, match="region"):
         AwsBatchClient("", "http://127.0.0.1:1")
@@ -91,16 +89,16 @@ def test_without_a_region_it_says_where_to_set_one() -> None:
         ("ClientException", "JobQueue spot does not exist", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(
+def test_permanent_errors_are_distinguished(
     code: str, message: str, error: type[ProvisionError]
 ) -> None:
-    told = calls._to_provision_error("submit", code, message)
-    assert type(told) is error
-    assert message in str(told)
+    result = calls._to_provision_error("submit", code, message)
+    assert type(result) is error
+    assert message in str(result)
 
 
 @pytest.mark.parametrize(
     "code", ["TooManyRequestsException", "ServerException", "ThrottlingException"]
 )
-def test_what_may_pass_is_left_to_be_tried_again(code: str) -> None:
+def test_transient_errors_are_retryable(code: str) -> None:
     assert calls._to_provision_error("submit", code, "x") is None

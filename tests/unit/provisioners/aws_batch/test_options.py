@@ -1,4 +1,4 @@
-"""What can be chosen of AWS Batch, and what cannot be meant."""
+"""Options of AWS Batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"attempts": 11}, "1 to 10"),
         ({"attempts": 0}, "1 to 10"),
@@ -21,6 +21,6 @@ from spotfit_provisioners.aws_batch.options import AwsBatchOptions
         ({"queue_order": "score"}, "instance_types"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         AwsBatchOptions(**wrong)

@@ -1,4 +1,4 @@
-"""The four verbs on AWS Batch, where the conformance suite does not look."""
+"""Behavior of the AWS Batch provisioner beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from spotfit_provisioners.aws_batch import provisioner as verbs
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
 
 pytest.importorskip("boto3")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 REQUEST = GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
 
 
 @pytest.fixture
 def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
     for cache in (calls._client, verbs._client_for_region):
         cache.cache_clear()
@@ -37,7 +37,7 @@ def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
         yield simulator
 
 
-def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
+def open_provisioner(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
     access = AwsBatchCloud.client_access(sim.server.url)
     return AwsBatchProvisioner.with_options(**{**access.options, **options})
 
@@ -45,7 +45,7 @@ def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
 def running(
     provisioner: AwsBatchProvisioner, tmp_path: Path, command: str, token: str = REQUEST.token
 ) -> GroupHandle:
-    """A group whose machine runs that instead of an agent."""
+    """Submit a group whose machine runs `command` instead of an agent."""
     plan = provisioner.plan(GroupRequest(token=Token(token), num_workers=1, total_workers=1))
     plan.body["definition"]["containerProperties"]["command"] = ["/bin/sh", "-c", command]
     launch = AgentLaunchSpec(str(tmp_path), new_run_id(), "secret")
@@ -54,38 +54,36 @@ def running(
     return handle
 
 
-def until(happens: Callable[[], object]) -> None:
-    """A command that has just been forked may miss its SIGTERM: then it has its grace of 30 s."""
+def until(condition: Callable[[], object]) -> None:
+    """A process may miss a SIGTERM directly after its fork and then ends after 30 s."""
     clock = SystemClock()
-    give_up_at = clock.now() + 60
-    while not happens():
-        assert clock.now() < give_up_at
+    deadline = clock.now() + 60
+    while not condition():
+        assert clock.now() < deadline
         clock.wait(0.02)
 
 
-def test_of_two_who_asked_at_the_same_time_the_older_job_stays(
+def test_older_job_of_concurrent_submissions_stays(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`submit_job` knows no token: who saw no job before it may be the second all the same."""
-    provisioner = opened(sim)
+    """`submit_job` has no client token, so concurrent submissions can create two jobs."""
+    provisioner = open_provisioner(sim)
     first = running(provisioner, tmp_path, "exec sleep 100")
     with monkeypatch.context() as patch:
         looks = iter([None])
 
-        def blind(self: Any, plan: GroupPlan) -> GroupHandle | None:
+        def find_no_job(self: Any, plan: GroupPlan) -> GroupHandle | None:
             return next(looks, found(self, plan))
 
         found = AwsBatchProvisioner._find_group
-        patch.setattr(AwsBatchProvisioner, "_find_group", blind)
+        patch.setattr(AwsBatchProvisioner, "_find_group", find_no_job)
         second = running(provisioner, tmp_path, "exec sleep 100")
     assert second == first
     until(lambda: len(list(sim.datacenter.active_machines())) == 1)
 
 
-def test_an_agent_whose_host_is_lost_is_started_again_until_the_ceiling(
-    sim: Simulator, tmp_path: Path
-) -> None:
-    provisioner = opened(sim, attempts=3)
+def test_agent_of_a_lost_host_is_restarted_up_to_the_limit(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = open_provisioner(sim, attempts=3)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     for lost in range(1, 4):
         until(lambda: [m for m in sim.datacenter.active_machines() if m.state == "up"])
@@ -98,28 +96,28 @@ def test_an_agent_whose_host_is_lost_is_started_again_until_the_ceiling(
 
 
 @pytest.mark.parametrize(("code", "tries"), [(85, 3), (75, 1), (70, 1), (0, 1)])
-def test_only_our_own_word_for_a_drained_machine_is_tried_again(
+def test_only_drained_agents_are_retried(
     sim: Simulator, tmp_path: Path, code: int, tries: int
 ) -> None:
-    provisioner = opened(sim, attempts=3)
+    provisioner = open_provisioner(sim, attempts=3)
     handle = running(provisioner, tmp_path, f"exit {code}")
     until(lambda: provisioner.observe(handle).is_terminated)
     assert len(_attempts(sim)) == tries
 
 
-def test_a_queue_without_capacity_says_so(sim: Simulator, tmp_path: Path) -> None:
+def test_queue_without_capacity_is_reported(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: "INSUFFICIENT_INSTANCE_CAPACITY" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
 
 
-def test_where_one_queue_has_none_the_next_is_asked_and_in_the_last_one_waits(
+def test_group_moves_to_the_next_queue_and_waits_in_the_last(
     sim: Simulator, tmp_path: Path
 ) -> None:
     sim.faults.inject("capacity", 1_000_000)
-    provisioner = opened(sim, queues=("spot", "other"))
+    provisioner = open_provisioner(sim, queues=("spot", "other"))
     first = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(first).is_terminated)
     (status,) = provisioner.observe(first).nodes
@@ -137,16 +135,16 @@ def test_where_one_queue_has_none_the_next_is_asked_and_in_the_last_one_waits(
     assert third.detail["queue"] == "spot", "since one came, all are as good as before"
 
 
-def test_no_queue_is_given_up_before_it_had_its_time(sim: Simulator, tmp_path: Path) -> None:
+def test_queue_is_kept_until_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1_000_000)
-    provisioner = opened(sim, queues=("spot", "other"), pending_timeout_s=600.0)
+    provisioner = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=600.0)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).refusal)
     assert not provisioner.observe(handle).is_terminated
 
 
-def test_a_group_that_runs_on_says_nothing_of_its_queue(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim, queues=("spot", "other"))
+def test_running_group_has_no_queue_reason(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = open_provisioner(sim, queues=("spot", "other"))
     working = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(working).nodes[0].state is NodeState.RUNNING)
     sim.faults.inject("capacity", 1_000_000)
@@ -157,7 +155,7 @@ def test_a_group_that_runs_on_says_nothing_of_its_queue(sim: Simulator, tmp_path
     assert again.detail["queue"] == "other"
 
 
-def test_a_queue_names_its_region_or_has_it_in_its_arn() -> None:
+def test_region_of_a_queue_is_its_prefix_or_in_its_arn() -> None:
     assert verbs._parse_queue("spot") == ("", "spot")
     assert verbs._parse_queue("eu-west-1:spot") == ("eu-west-1", "spot")
     arn = "arn:aws:batch:us-east-1:1:job-queue/spot"
@@ -169,11 +167,11 @@ TWO_REGIONS: dict[str, Any] = {"queues": ("east", f"{WEST}:west"), "instance_typ
 
 
 @pytest.mark.parametrize(("east", "first"), [("0.9", "west"), ("0.1", "east")])
-def test_the_queue_where_machines_are_cheapest_is_asked_first(
-    sim: Simulator, tmp_path: Path, east: str, first: str
-) -> None:
+def test_cheapest_queue_is_first(sim: Simulator, tmp_path: Path, east: str, first: str) -> None:
     cloud(sim).spot_prices_usd_per_hour = {EAST: east, WEST: "0.5"}
-    handle = running(opened(sim, queue_order="price", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    handle = running(
+        open_provisioner(sim, queue_order="price", **TWO_REGIONS), tmp_path, "exec sleep 100"
+    )
     assert handle.detail["queue"] == first
 
 
@@ -188,26 +186,30 @@ def test_the_queue_where_machines_are_cheapest_is_asked_first(
     ],
     ids=["west", "east", "equal", "of one region", "none"],
 )
-def test_the_queue_that_most_likely_has_machines_is_asked_first(
+def test_queue_with_the_best_placement_score_is_first(
     sim: Simulator, tmp_path: Path, scores: dict[str, int], first: str
 ) -> None:
     cloud(sim).placement_scores = scores
-    handle = running(opened(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    handle = running(
+        open_provisioner(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100"
+    )
     assert handle.detail["queue"] == first
 
 
-def test_where_ec2_tells_no_more_scores_today_the_order_is_as_given(
+def test_queue_order_falls_back_to_given_without_scores(
     sim: Simulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud(sim).placement_scores, cloud(sim).has_exhausted_scores = {EAST: 3, WEST: 9}, True
-    handle = running(opened(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    handle = running(
+        open_provisioner(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100"
+    )
     assert handle.detail["queue"] == "east"
     assert "aws_batch.placement_scores_unavailable" in capsys.readouterr().err
 
 
-def test_a_job_is_found_again_behind_a_hundred_others(sim: Simulator, tmp_path: Path) -> None:
-    """A page that holds none of it is not the last one."""
-    provisioner = opened(sim)
+def test_job_is_found_beyond_the_first_page(sim: Simulator, tmp_path: Path) -> None:
+    """A page without matches need not be the last one."""
+    provisioner = open_provisioner(sim)
     sim.market.max_machines = 0
     first = running(provisioner, tmp_path, "exec sleep 100", token="t-other")
     (other,) = cloud(sim).state.jobs.values()
@@ -220,10 +222,10 @@ def test_a_job_is_found_again_behind_a_hundred_others(sim: Simulator, tmp_path: 
     assert len(cloud(sim).state.jobs) == 212
 
 
-def test_a_large_array_is_seen_whole(sim: Simulator, tmp_path: Path) -> None:
-    """More children than one call describes."""
+def test_large_array_is_observed_completely(sim: Simulator, tmp_path: Path) -> None:
+    """An array with more child jobs than one call describes."""
     sim.market.max_machines = 1
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     plan = provisioner.plan(
         GroupRequest(token=Token("t-large"), num_workers=250, total_workers=250)
     )
@@ -234,15 +236,15 @@ def test_a_large_array_is_seen_whole(sim: Simulator, tmp_path: Path) -> None:
     assert len(provisioner.observe(handle).nodes) == 250
 
 
-def test_a_misconfiguration_counts_only_when_it_lasts(sim: Simulator, tmp_path: Path) -> None:
-    """Batch tells of one for minutes while an environment grows from nothing."""
+def test_misconfiguration_counts_after_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:
+    """Batch reports one for minutes while an environment scales up from zero."""
     sim.faults.inject("misconfiguration", 1_000_000)
-    patient = opened(sim, queues=("spot", "other"), pending_timeout_s=600.0)
+    patient = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=600.0)
     handle = running(patient, tmp_path, "exec sleep 100")
     until(lambda: cloud(sim).state.jobs[handle.name].children[0].status_reason)
     status = patient.observe(handle)
     assert (status.refusal, status.is_terminated) == ("", False)
-    hasty = opened(sim, queues=("spot", "other"), pending_timeout_s=0.5)
+    hasty = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=0.5)
     until(lambda: hasty.observe(handle).is_terminated)
     assert "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT" in hasty.observe(handle).nodes[0].reason
     sim.faults.inject("misconfiguration", 0)
@@ -254,12 +256,12 @@ def cloud(sim: Simulator) -> AwsBatchCloud:
     return sim.cloud
 
 
-def test_what_each_attempt_printed_is_told_when_the_cloud_knows_it(
+def test_output_of_each_attempt_is_read_when_available(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CloudWatch is late: an attempt has the name of its stream before there is one."""
+    """CloudWatch is delayed: an attempt has a stream name before the stream exists."""
     monkeypatch.setattr(wire, "LOG_DELAY_S", 1_000_000.0)
-    provisioner = opened(sim, attempts=2)
+    provisioner = open_provisioner(sim, attempts=2)
     handle = running(
         provisioner, tmp_path, "echo no module; echo attempt $AWS_BATCH_JOB_ATTEMPT; exit 85"
     )

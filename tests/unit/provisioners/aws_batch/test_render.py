@@ -1,4 +1,4 @@
-"""Our request in the words of AWS Batch."""
+"""Rendering of AWS Batch requests."""
 
 from __future__ import annotations
 
@@ -56,32 +56,34 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ),
     ],
 )
-def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: AwsBatchOptions) -> None:
+def test_plan_matches_its_golden_file(
+    name: str, request_: GroupRequest, options: AwsBatchOptions
+) -> None:
     golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
-def test_a_job_is_as_it_was() -> None:
+def test_job_matches_its_golden_file() -> None:
     planned = plan(a_request(4), OPTIONS)
     environment = LAUNCH.environment_for(
         planned.token, 0, planned.slots_per_node, node_index_variable=ARRAY_INDEX_VARIABLE
     )
-    told = job_request(
+    result = job_request(
         planned, queue="spot", definition="arn:1", environment=environment, share="x"
     )
-    golden.check_golden(told, GOLDEN / "job_array.json")
+    golden.check_golden(result, GOLDEN / "job_array.json")
 
 
-def test_one_machine_is_no_array() -> None:
-    """Batch refuses arrays of one."""
-    told = job_request(
+def test_single_machine_is_not_an_array_job() -> None:
+    """Batch rejects arrays of size one."""
+    result = job_request(
         plan(a_request(1), OPTIONS), queue="q", definition="d", environment={}, share=""
     )
-    assert "arrayProperties" not in told
+    assert "arrayProperties" not in result
     assert child_job_ids("j", 1) == ["j"]
     assert child_job_ids("j", 3) == ["j:0", "j:1", "j:2"]
 
 
-def test_the_definition_of_equal_machines_has_one_name_and_any_other_its_own() -> None:
+def test_job_definition_name_depends_on_its_content() -> None:
     def name(request: GroupRequest, options: AwsBatchOptions = OPTIONS) -> str:
         return str(plan(request, options).body["definition"]["jobDefinitionName"])
 
@@ -94,7 +96,7 @@ def test_the_definition_of_equal_machines_has_one_name_and_any_other_its_own() -
     assert len(others) == 2
 
 
-def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
+def test_only_lost_hosts_and_drained_agents_are_retried() -> None:
     assert [rule for rule in RETRY_RULES if rule["action"] == "RETRY"] == [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
         {"onExitCode": str(int(AgentExitCode.DRAINED)), "action": "RETRY"},
@@ -104,15 +106,15 @@ def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "options", "told"),
+    ("request_", "options", "expected"),
     [
         (a_request(), AwsBatchOptions(), "queues, image not set"),
         (a_request(4, TPU=1.0), OPTIONS, "does not support the resource TPU"),
         (a_request(10_001), OPTIONS, "allows at most 10000"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(
-    request_: GroupRequest, options: AwsBatchOptions, told: str
+def test_unsupported_requests_are_rejected(
+    request_: GroupRequest, options: AwsBatchOptions, expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         plan(request_, options)

@@ -1,4 +1,4 @@
-"""The states of AWS Batch in our words: every one of them, by AWS's own list."""
+"""Mapping of AWS Batch states, complete by the list of AWS."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spotfit.provision.launch import AgentExitCode
 from spotfit_provisioners.aws_batch.states import STATES, node_status, pending_reason
 
 
-def test_every_state_aws_knows_is_translated() -> None:
+def test_every_aws_state_is_mapped() -> None:
     loaders = pytest.importorskip("botocore.loaders")
     model = loaders.Loader().load_service_model("batch", "service-2")
     assert set(STATES) == set(model["shapes"]["JobStatus"]["enum"])
 
 
-def an_end(reason: str, code: int | None = None) -> dict[str, Any]:
+def ended_attempt(reason: str, code: int | None = None) -> dict[str, Any]:
     container = {} if code is None else {"exitCode": code}
     attempt = {"container": container, "statusReason": reason}
     return {"status": "FAILED", "statusReason": reason, "attempts": [attempt]}
@@ -29,42 +29,40 @@ def an_end(reason: str, code: int | None = None) -> dict[str, Any]:
         ({"status": "RUNNABLE"}, NodeState.WAITING, ""),
         ({"status": "RUNNING", "statusReason": "x"}, NodeState.RUNNING, ""),
         ({"status": "SUCCEEDED"}, NodeState.GONE, ""),
-        (an_end("Host EC2 (instance i-1) terminated."), NodeState.GONE, "Host EC2"),
-        (an_end("Essential container in task exited", 1), NodeState.FAILED, "exit code 1"),
+        (ended_attempt("Host EC2 (instance i-1) terminated."), NodeState.GONE, "Host EC2"),
+        (ended_attempt("Essential container in task exited", 1), NodeState.FAILED, "exit code 1"),
         (
-            an_end("Essential container in task exited", AgentExitCode.RELEASED),
+            ended_attempt("Essential container in task exited", AgentExitCode.RELEASED),
             NodeState.GONE,
             "exit code 75",
         ),
         (
-            an_end("Essential container in task exited", AgentExitCode.DRAINED),
+            ended_attempt("Essential container in task exited", AgentExitCode.DRAINED),
             NodeState.GONE,
             "exit code 85",
         ),
-        (an_end("spotfit has let it go"), NodeState.FAILED, "let it go"),
+        (ended_attempt("spotfit has let it go"), NodeState.FAILED, "let it go"),
     ],
 )
-def test_a_job_in_our_words(job: dict[str, Any], state: NodeState, reason: str) -> None:
-    told = node_status(job)
-    assert told.state == state
-    assert reason in told.reason
+def test_job_is_mapped_to_a_node_state(job: dict[str, Any], state: NodeState, reason: str) -> None:
+    result = node_status(job)
+    assert result.state == state
+    assert reason in result.reason
 
 
 @pytest.mark.parametrize(
     ("attempts", "ended", "under_way", "last"),
     [(10, 8, 0, False), (10, 8, 1, False), (10, 9, 0, True), (10, 9, 1, True), (1, 0, 0, False)],
 )
-def test_the_last_of_several_attempts_is_told(
-    attempts: int, ended: int, under_way: int, *, last: bool
-) -> None:
-    """Whether an attempt that has not ended is listed is not documented: both are understood."""
+def test_last_attempt_is_reported(attempts: int, ended: int, under_way: int, *, last: bool) -> None:
+    """AWS does not document whether running attempts are listed; both cases are handled."""
     listed = [{"stoppedAt": 1_000 + n} for n in range(ended)] + [{}] * under_way
     job = {"status": "RUNNING", "retryStrategy": {"attempts": attempts}, "attempts": listed}
     assert node_status(job).is_last_attempt is last
 
 
 @pytest.mark.parametrize(
-    ("reason", "waited_s", "told"),
+    ("reason", "waited_s", "expected"),
     [
         ("", 5_000, False),
         ("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - x", 60, False),
@@ -72,16 +70,18 @@ def test_the_last_of_several_attempts_is_told(
         ("CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - x", 5, True),
     ],
 )
-def test_a_reason_to_wait_counts_once_it_has_lasted(reason: str, waited_s: int, told: bool) -> None:
-    """Batch cries wolf for minutes while an environment grows from nothing."""
+def test_wait_reason_counts_after_the_pending_timeout(
+    reason: str, waited_s: int, expected: bool
+) -> None:
+    """Batch reports temporary reasons for minutes while an environment scales up from zero."""
     job = {"status": "RUNNABLE", "statusReason": reason, "createdAt": 1_000_000}
     now_ms = 1_000_000 + waited_s * 1000
-    assert bool(pending_reason(job, now_ms=now_ms, pending_timeout_s=600.0)) is told
+    assert bool(pending_reason(job, now_ms=now_ms, pending_timeout_s=600.0)) is expected
     assert pending_reason({**job, "status": "STARTING"}, now_ms=now_ms, pending_timeout_s=0.0) == ""
 
 
-def test_a_job_that_lost_its_host_has_waited_since_then() -> None:
-    """It was made hours ago; its environment grows from nothing again."""
+def test_pending_time_restarts_after_a_lost_host() -> None:
+    """The job is hours old, and its environment scales up from zero again."""
     job = {
         "status": "RUNNABLE",
         "statusReason": "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - x",

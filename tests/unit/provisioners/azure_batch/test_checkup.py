@@ -1,4 +1,4 @@
-"""What Azure Batch needs is looked at one by one, against a simulated subscription."""
+"""Checks of an Azure subscription, against a simulated one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spotfit_provisioners.azure_batch import provisioner as verbs
 from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
 
 pytest.importorskip("azure.batch")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 POOL = "the pool has spot nodes and scales to zero"
 QUOTAS = "quotas allow a spot node"
@@ -40,24 +40,24 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
         cache.cache_clear()
 
 
-def opened(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
+def open_provisioner(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
     access = AzureBatchCloud.client_access(sim.server.url)
     return AzureBatchProvisioner.with_options(**{**access.options, **options})
 
 
-def examined(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
-    return {one.name: one for one in opened(sim, **options).check_account()}
+def run_checks(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
+    return {one.name: one for one in open_provisioner(sim, **options).check_account()}
 
 
-def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
+def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
     assert all(one.do for one in findings.values() if not one.passed)
     return {what: one.detail for what, one in findings.items() if not one.passed}
 
 
 @pytest.fixture
 def with_pool(sim: Simulator, tmp_path: Path) -> Simulator:
-    """A pool that an earlier group has left."""
-    provisioner = opened(sim)
+    """A pool of an earlier group."""
+    provisioner = open_provisioner(sim)
     plan = provisioner.plan(
         GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
     )
@@ -67,21 +67,21 @@ def with_pool(sim: Simulator, tmp_path: Path) -> Simulator:
     return sim
 
 
-def test_of_a_sound_account_everything_is_told(sim: Simulator) -> None:
-    findings = examined(sim)
-    assert not wrong(findings)
+def test_sound_account_passes_all_checks(sim: Simulator) -> None:
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
     assert all(one.conclusive for one in findings.values())
     assert "will be created" in findings[POOL].detail
     assert findings[QUOTAS].detail == "100 spot cores: 25 machines"
     assert findings[RIGHTS].detail == "5 permissions"
 
 
-def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
+def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.cloud.account |= {"lowPriorityCoreQuota": 3, "poolQuota": 0}  # type: ignore[attr-defined]
     sim.faults.deny_permissions([checkup._JOB_DATA_ACTIONS[1], checkup._WRITE_POOLS_ACTION])
-    told = wrong(examined(sim, identity_client_id="another"))
+    result = failed_checks(run_checks(sim, identity_client_id="another"))
     mine = "11111111-1111-1111-1111-111111111111"
-    assert told == {
+    assert result == {
         QUOTAS: (
             "The quota of the Batch account is 3 spot cores, but Standard_D4s_v5 has 4; no pools."
         ),
@@ -97,7 +97,7 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"enableAutoScale": False}, "has no autoscaling"),
         ({"autoScaleFormula": "$TargetDedicatedNodes = 1;"}, "without $TargetLowPriorityNodes"),
@@ -111,48 +111,52 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_pool(with_pool: Simulator, change: dict[str, Any], told: str) -> None:
+def test_unsuitable_pool_properties_are_reported(
+    with_pool: Simulator, change: dict[str, Any], expected: str
+) -> None:
     (pool,) = with_pool.cloud.state.pools.values()
     pool.body |= change
-    [(what, found)] = wrong(examined(with_pool)).items()
+    [(what, found)] = failed_checks(run_checks(with_pool)).items()
     assert what == POOL
-    assert told in found
+    assert expected in found
 
 
-def test_a_pool_that_could_not_grow_says_why(with_pool: Simulator) -> None:
+def test_resize_errors_of_the_pool_are_reported(with_pool: Simulator) -> None:
     (pool,) = with_pool.cloud.state.pools.values()
     code = "AccountLowPriorityCoreQuotaReached"
     pool.resize_errors = [{"code": code, "message": "The core quota is reached."}]
-    told = wrong(examined(with_pool))
-    assert told.keys() == {"the pool can grow"}
-    assert told["the pool can grow"].startswith("The last resize of the Batch pool spotfit-")
-    assert told["the pool can grow"].endswith(f" failed: {code}: The core quota is reached.")
+    result = failed_checks(run_checks(with_pool))
+    assert result.keys() == {"the pool can grow"}
+    assert result["the pool can grow"].startswith("The last resize of the Batch pool spotfit-")
+    assert result["the pool can grow"].endswith(f" failed: {code}: The core quota is reached.")
 
 
-def test_a_pool_that_nobody_can_make_is_missed(sim: Simulator) -> None:
-    told = wrong(examined(sim, pool="mine", vm_size="", identity=""))
-    assert told == {POOL: "The Batch pool 'mine' does not exist."}
+def test_missing_pool_without_creation_options_is_reported(sim: Simulator) -> None:
+    result = failed_checks(run_checks(sim, pool="mine", vm_size="", identity=""))
+    assert result == {POOL: "The Batch pool 'mine' does not exist."}
 
 
-def test_an_account_that_is_another_or_none_or_not_whole_is_told(sim: Simulator) -> None:
-    examiner = checkup._AzureAccountChecks(opened(sim).options, opened(sim)._client)
+def test_invalid_or_mismatched_account_id_is_reported(sim: Simulator) -> None:
+    examiner = checkup._AzureAccountChecks(
+        open_provisioner(sim).options, open_provisioner(sim)._client
+    )
     sim.cloud.account["provisioningState"] = "Invalid"  # type: ignore[attr-defined]
-    (message,) = wrong(examined(sim)).values()
+    (message,) = failed_checks(run_checks(sim)).values()
     assert message.endswith(
         "batchAccounts/spotfitsim is not ready: its provisioning state is Invalid."
     )
-    elsewhere = opened(sim, endpoint="https://other.sim.batch.azure.com").options
-    examiner = checkup._AzureAccountChecks(elsewhere, opened(sim)._client)
+    elsewhere = open_provisioner(sim, endpoint="https://other.sim.batch.azure.com").options
+    examiner = checkup._AzureAccountChecks(elsewhere, open_provisioner(sim)._client)
     with pytest.raises(ConfigError, match="endpoint is other"):
         examiner.check_batch_account()
 
 
-def test_machines_of_a_subscription_of_ones_own_have_other_quotas(sim: Simulator) -> None:
+def test_user_subscription_mode_uses_subscription_quotas(sim: Simulator) -> None:
     sim.cloud.account["poolAllocationMode"] = "UserSubscription"  # type: ignore[attr-defined]
-    assert not examined(sim)[QUOTAS].conclusive
+    assert not run_checks(sim)[QUOTAS].conclusive
 
 
-def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
+def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         [
             "Microsoft.Batch/batchAccounts/read",
@@ -160,26 +164,26 @@ def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
             "Microsoft.Authorization/permissions/read",
         ]
     )
-    findings = examined(sim)
-    assert not wrong(findings)
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
     unseen = {what for what, one in findings.items() if not one.conclusive}
     assert unseen == {ACCOUNT, QUOTAS, WHO, RIGHTS}
-    without = examined(sim, account_id="", identity="", pool="mine")
+    without = run_checks(sim, account_id="", identity="", pool="mine")
     assert {what for what, one in without.items() if not one.conclusive} == unseen
 
 
-def test_an_identity_that_is_not_there_is_told(sim: Simulator) -> None:
+def test_missing_identity_is_reported(sim: Simulator) -> None:
     missing = f"{IDENTITY_ID}2"
-    assert wrong(examined(sim, identity=missing)) == {
+    assert failed_checks(run_checks(sim, identity=missing)) == {
         WHO: f"The managed identity {missing} does not exist."
     }
 
 
-def test_who_is_not_known_hears_of_it(sim: Simulator) -> None:
+def test_missing_credentials_are_reported(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
-    told = wrong(examined(sim))
-    assert all("authentication failed" in found for found in told.values())
-    assert POOL in told
+    result = failed_checks(run_checks(sim))
+    assert all("authentication failed" in found for found in result.values())
+    assert POOL in result
 
 
 @pytest.mark.parametrize(
@@ -191,7 +195,7 @@ def test_who_is_not_known_hears_of_it(sim: Simulator) -> None:
         ({"dataActions": ["*"]}, False),
     ],
 )
-def test_what_a_role_gives(role: dict[str, Any], gives: bool) -> None:
+def test_role_actions_are_matched(role: dict[str, Any], gives: bool) -> None:
     lacking = list(
         checkup._missing_actions([role], ("Microsoft.Batch/batchAccounts/pools/read",), ())
     )

@@ -1,4 +1,4 @@
-"""The calls to Azure, by the real library to a cloud on loopback; its complaints in our words."""
+"""Calls to Azure by the real library against a simulated cloud, and translation of errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResou
 
 exceptions = pytest.importorskip("azure.core.exceptions")
 pytest.importorskip("azure.batch")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 JOB = {"id": "t-1", "poolInfo": {"poolId": "spot"}, "onAllTasksComplete": "noaction"}
 POOL = {
@@ -52,14 +52,14 @@ def memory_of(sim: Simulator) -> Any:
     return sim.cloud.state
 
 
-def test_a_job_of_the_same_id_is_the_same_job(sim: Simulator, client: AzureBatchClient) -> None:
+def test_existing_job_id_is_not_an_error(sim: Simulator, client: AzureBatchClient) -> None:
     for _ in range(2):
         client.create_job(JOB, tasks(3))
     assert list(memory_of(sim).jobs) == ["t-1"]
     assert sorted(client.list_tasks("t-1")) == ["0", "1", "2"]
 
 
-def test_who_died_between_a_job_and_its_tasks_left_nothing_that_cannot_be_completed(
+def test_job_without_tasks_is_completed_by_the_next_submission(
     sim: Simulator, client: AzureBatchClient
 ) -> None:
     client.create_job(JOB, tasks(1))
@@ -69,14 +69,14 @@ def test_who_died_between_a_job_and_its_tasks_left_nothing_that_cannot_be_comple
     assert memory_of(sim).jobs["t-1"].body["onAllTasksComplete"] == "terminatejob"
 
 
-def test_more_tasks_than_azure_takes_at_once_go_one_hundred_after_the_other(
+def test_tasks_are_added_in_batches_of_one_hundred(
     client: AzureBatchClient,
 ) -> None:
     client.create_job(JOB, tasks(201))
     assert len(client.list_tasks("t-1")) == 201
 
 
-def test_a_job_that_is_over_gets_no_tasks_and_that_is_no_error(
+def test_adding_tasks_to_an_ended_job_is_not_an_error(
     sim: Simulator, client: AzureBatchClient
 ) -> None:
     client.create_job(JOB, tasks(1))
@@ -89,15 +89,15 @@ def test_a_job_that_is_over_gets_no_tasks_and_that_is_no_error(
     client.create_job(JOB, tasks(2))
 
 
-def test_what_is_not_there_is_told_as_nothing(client: AzureBatchClient) -> None:
-    assert client.find_job("nobody") is None
-    assert client.find_pool("nobody") is None
-    assert client.list_tasks("nobody") == {}
-    assert client.list_nodes("nobody") == {}
-    client.terminate_job("nobody")
+def test_missing_resources_return_none(client: AzureBatchClient) -> None:
+    assert client.find_job("missing") is None
+    assert client.find_pool("missing") is None
+    assert client.list_tasks("missing") == {}
+    assert client.list_nodes("missing") == {}
+    client.terminate_job("missing")
 
 
-def test_a_pool_is_made_once(sim: Simulator, client: AzureBatchClient) -> None:
+def test_pool_is_created_once(sim: Simulator, client: AzureBatchClient) -> None:
     management = AzureResourceManagerClient(sim.server.url)
     body = {
         "identity": {"type": "UserAssigned", "userAssignedIdentities": {"me": {}}},
@@ -116,7 +116,7 @@ def test_a_pool_is_made_once(sim: Simulator, client: AzureBatchClient) -> None:
     assert pool["identity"]["userAssignedIdentities"] == [{"resourceId": "me"}]
 
 
-def test_a_pool_that_azure_refuses_is_told_with_its_reason(sim: Simulator) -> None:
+def test_rejected_pool_is_reported_with_its_reason(sim: Simulator) -> None:
     body = {
         "properties": {
             "vmSize": "x",
@@ -130,65 +130,63 @@ def test_a_pool_that_azure_refuses_is_told_with_its_reason(sim: Simulator) -> No
         )
 
 
-def test_without_credentials_it_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nobody:
+def test_missing_credentials_name_the_login_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCredential:
         def get_token(self, *_: Any, **__: Any) -> None:
             raise exceptions.ClientAuthenticationError("no credential is to be had")
 
-    monkeypatch.setattr(calls, "_default_credential", Nobody)
+    monkeypatch.setattr(calls, "_default_credential", NoCredential)
     client = AzureBatchClient("https://training.westeurope.batch.azure.com")
     calls._batch_service.cache_clear()
-    with pytest.raises(ProvisionPermissionError, match="authentication failed") as told:
+    with pytest.raises(ProvisionPermissionError, match="authentication failed") as error_info:
         client.check_access()
-    assert "az login" in told.value.do
+    assert "az login" in error_info.value.do
 
 
-def test_on_a_node_an_identity_that_is_not_to_be_had_now_is_asked_for_again(
+def test_unavailable_identity_on_a_node_is_transient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A node's service of identities has its bad moments; no run must end of one."""
+    """A temporary failure of a node's identity service must not end a run."""
     monkeypatch.setenv("AZ_BATCH_NODE_ID", "tvmps_1_p")
     with pytest.raises(exceptions.ClientAuthenticationError), calls._translate_errors("list jobs"):
         raise exceptions.ClientAuthenticationError("busy")
 
 
-def test_a_plain_wire_gets_no_credentials(monkeypatch: pytest.MonkeyPatch, sim: Simulator) -> None:
+def test_http_endpoint_gets_no_credentials(monkeypatch: pytest.MonkeyPatch, sim: Simulator) -> None:
     monkeypatch.setattr(
-        calls, "_default_credential", lambda: pytest.fail("nobody may ask for them")
+        calls, "_default_credential", lambda: pytest.fail("credentials must not be requested")
     )
-    heard: list[dict[str, str]] = []
+    received: list[dict[str, str]] = []
     answer = AzureBatchCloud.answer_request
 
     def listening(cloud: AzureBatchCloud, request: Any) -> Any:
-        heard.append(dict(request.headers))
+        received.append(dict(request.headers))
         return answer(cloud, request)
 
     monkeypatch.setattr(AzureBatchCloud, "answer_request", listening)
     AzureBatchClient(sim.server.url).check_access()
-    assert heard
-    assert not any("authorization" in headers for headers in heard)
+    assert received
+    assert not any("authorization" in headers for headers in received)
 
 
 WHO = """
 from azure.identity import DefaultAzureCredential
-told = DefaultAzureCredential().get_token("https://batch.core.windows.net/.default")
-print(told.token)
+token = DefaultAzureCredential().get_token("https://batch.core.windows.net/.default")
+print(token.token)
 """
 
 
-def test_the_identity_of_a_simulated_machine_is_who_its_agent_is(
-    sim: Simulator, client: AzureBatchClient
-) -> None:
-    """As on a node: no key anywhere, everything from the metadata service."""
+def test_simulated_machine_provides_its_identity(sim: Simulator, client: AzureBatchClient) -> None:
+    """As on a node: no stored key, credentials from the metadata service."""
     sim.cloud.answer_request(_post("/pools", POOL))
     client.create_job(JOB, tasks(1))
     while not (up := [m for m in list(sim.datacenter.machines.values()) if m.state == "up"]):
         sim.stop_event.wait(0.02)
     environment = {**env.copy_environment(), **sim.cloud.task_environment(up[0])}
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", WHO], env=environment, capture_output=True, text=True, check=True
     )
-    assert told.stdout.strip() == "simulated"
+    assert result.stdout.strip() == "simulated"
 
 
 def _post(path: str, body: Any) -> Any:
@@ -211,15 +209,15 @@ def _post(path: str, body: Any) -> Any:
         (404, "ResourceGroupNotFound", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(
+def test_permanent_errors_are_distinguished(
     status: int, code: str, error: type[ProvisionError]
 ) -> None:
-    told = calls._to_provision_error("submit", status, code, "the message")
-    assert type(told) is error
-    assert "the message" in str(told)
+    result = calls._to_provision_error("submit", status, code, "the message")
+    assert type(result) is error
+    assert "the message" in str(result)
 
 
-def test_a_key_that_is_wrong_is_no_missing_role_though_both_are_forbidden() -> None:
+def test_wrong_key_is_distinguished_from_a_missing_role() -> None:
     who = calls._to_provision_error("submit", 403, "AuthenticationFailed", "x")
     role = calls._to_provision_error("submit", 403, "AuthorizationFailed", "x")
     assert who is not None
@@ -239,15 +237,15 @@ def test_a_key_that_is_wrong_is_no_missing_role_though_both_are_forbidden() -> N
         (408, ""),
     ],
 )
-def test_what_may_pass_is_left_to_be_tried_again(status: int, code: str) -> None:
+def test_transient_errors_are_retryable(status: int, code: str) -> None:
     assert calls._to_provision_error("submit", status, code, "x") is None
 
 
 @pytest.mark.parametrize("kind", ["unavailable", "throttled"])
-def test_a_service_out_of_order_is_asked_once(
+def test_client_does_not_retry_an_unavailable_service(
     sim: Simulator, client: AzureBatchClient, kind: str
 ) -> None:
-    """The library would ask for minutes, and for ever when it adds tasks."""
+    """The library itself would retry for minutes, and indefinitely when it adds tasks."""
     sim.faults.inject(kind, 1)
     with pytest.raises(exceptions.HttpResponseError):
         client.find_job("t-1")

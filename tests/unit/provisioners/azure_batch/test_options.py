@@ -1,4 +1,4 @@
-"""What can be chosen of Azure Batch, and what cannot be meant."""
+"""Options of Azure Batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGNED = "https://x.blob.core.windows.net/c/f?sv=2024-01-01&sig=abc"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"max_nodes": 101}, "1 to 100"),
         ({"max_nodes": 0}, "1 to 100"),
@@ -23,18 +23,18 @@ SIGNED = "https://x.blob.core.windows.net/c/f?sv=2024-01-01&sig=abc"
         ({"resource_files": (SIGNED,)}, "stored unencrypted"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         AzureBatchOptions(**wrong)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    with pytest.raises(ConfigErrors) as told:
+def test_all_invalid_values_are_reported_together() -> None:
+    with pytest.raises(ConfigErrors) as error_info:
         AzureBatchOptions(max_nodes=0, public_ip=False, vm_image="x")
-    assert len(told.value.errors) == 3
+    assert len(error_info.value.errors) == 3
 
 
-def test_a_pool_that_is_there_needs_nothing_that_makes_one() -> None:
+def test_existing_pool_needs_no_creation_options() -> None:
     there = AzureBatchOptions(endpoint="https://a.b.batch.azure.com", image="i", pool="spot")
     assert not there.missing_options
     assert not there.can_create_pool

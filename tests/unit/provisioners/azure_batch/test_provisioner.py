@@ -1,4 +1,4 @@
-"""The four verbs on Azure Batch, where the conformance suite does not look."""
+"""Behavior of the Azure Batch provisioner beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spotfit_provisioners.azure_batch import provisioner as verbs
 from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
 
 pytest.importorskip("azure.batch")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 TOKEN = Token("t-0123456789ab")
 AGENT = "python -m spotfit.agent"
@@ -42,7 +42,7 @@ def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
         cache.cache_clear()
 
 
-def opened(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
+def open_provisioner(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
     access = AzureBatchCloud.client_access(sim.server.url)
     return AzureBatchProvisioner.with_options(**{**access.options, **options})
 
@@ -55,7 +55,7 @@ def running(
     token: Token = TOKEN,
     workers: int = 1,
 ) -> GroupHandle:
-    """A group whose machines run that instead of an agent."""
+    """Submit a group whose machines run `command` instead of an agent."""
     plan = provisioner.plan(GroupRequest(token=token, num_workers=workers, total_workers=workers))
     task = plan.body["task"]
     task["commandLine"] = task["commandLine"].replace(AGENT, command)
@@ -64,24 +64,22 @@ def running(
     return handle
 
 
-def until(happens: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     clock = SystemClock()
-    give_up_at = clock.now() + 60
-    while not happens():
-        assert clock.now() < give_up_at
+    deadline = clock.now() + 60
+    while not condition():
+        assert clock.now() < deadline
         clock.wait(0.01)
 
 
-def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
-    sim: Simulator, tmp_path: Path
-) -> None:
-    provisioner = opened(sim)
+def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = open_provisioner(sim)
     got: list[GroupHandle] = []
 
-    def ask() -> None:
+    def submit() -> None:
         got.append(running(provisioner, tmp_path, "sleep 100", workers=2))
 
-    askers = [threading.Thread(target=ask) for _ in range(2)]
+    askers = [threading.Thread(target=submit) for _ in range(2)]
     for asker in askers:
         asker.start()
     for asker in askers:
@@ -94,13 +92,13 @@ def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
 
 
 @pytest.mark.parametrize("notice", [False, True])
-def test_a_node_that_is_preempted_again_and_again_is_the_same_machine(
+def test_repeatedly_preempted_node_is_the_same_machine(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notice: bool
 ) -> None:
-    """There is no ceiling: a task that was requeued has not failed."""
+    """There is no limit: a requeued task has not failed."""
     monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 0.0)
     sim.market.options = SimOptions(cloud="azure_batch", notice_s=0.05, boot_s=0.0)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     for lost in range(1, 13):
         until(lambda count=lost: len(sim.datacenter.machines) == count and _up(sim))  # type: ignore[misc]
@@ -111,11 +109,11 @@ def test_a_node_that_is_preempted_again_and_again_is_the_same_machine(
     assert len(pool.nodes) == pool.created_node_count == 1
 
 
-def test_a_node_that_is_told_as_unusable_is_not_given_up(
+def test_unusable_node_is_not_lost(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 1e6)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
     _reclaim(sim, notice=False)
@@ -129,10 +127,10 @@ def test_a_node_that_is_told_as_unusable_is_not_given_up(
     ("code", "state"),
     [(75, NodeState.GONE), (70, NodeState.FAILED), (64, NodeState.FAILED), (0, NodeState.GONE)],
 )
-def test_an_agent_that_has_ended_is_not_tried_again(
+def test_ended_agent_is_not_retried(
     sim: Simulator, tmp_path: Path, code: int, state: NodeState
 ) -> None:
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, f"(exit {code})")
     until(lambda: provisioner.observe(handle).is_terminated)
     assert provisioner.observe(handle).nodes[0].state == state
@@ -140,11 +138,9 @@ def test_an_agent_that_has_ended_is_not_tried_again(
     until(lambda: provisioner._client().find_job(handle.name)["state"] == "completed")  # type: ignore[index]
 
 
-def test_an_agent_that_has_drained_waits_for_the_end_of_its_machine_and_comes_back(
-    sim: Simulator, tmp_path: Path
-) -> None:
-    """Its task still runs when the node goes: that is why Batch requeues it."""
-    provisioner = opened(sim)
+def test_drained_agent_waits_for_its_machine_and_restarts(sim: Simulator, tmp_path: Path) -> None:
+    """Batch requeues only tasks that still run when their node is lost."""
+    provisioner = open_provisioner(sim)
     before = tmp_path / "before"
     command = f"(test -e {before} && exit 75; touch {before}; exit 85)"
     handle = running(provisioner, tmp_path, command)
@@ -158,10 +154,8 @@ def test_an_agent_that_has_drained_waits_for_the_end_of_its_machine_and_comes_ba
     assert len(sim.datacenter.machines) == 2
 
 
-def test_all_groups_share_one_pool_which_is_empty_when_they_are_over(
-    sim: Simulator, tmp_path: Path
-) -> None:
-    provisioner = opened(sim)
+def test_groups_share_one_pool_that_scales_to_zero(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = open_provisioner(sim)
     first = running(provisioner, tmp_path, "sleep 100", token=Token("t-1"), workers=2)
     second = running(provisioner, tmp_path, "sleep 100", token=Token("t-2"))
     until(lambda: len(_up(sim)) == 3)
@@ -174,12 +168,10 @@ def test_all_groups_share_one_pool_which_is_empty_when_they_are_over(
     until(lambda: len(pool.nodes) == pool.target_nodes == 0)
 
 
-def test_a_group_that_is_let_go_before_it_got_machines_gets_none(
-    sim: Simulator, tmp_path: Path
-) -> None:
-    """Azure leaves its tasks `active`; they are not run any more."""
+def test_group_released_before_allocation_gets_no_machines(sim: Simulator, tmp_path: Path) -> None:
+    """Azure leaves its tasks `active`, but they are not executed."""
     sim.faults.inject("capacity", 1)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     provisioner.cancel(handle)
     until(lambda: provisioner.observe(handle).is_terminated)
@@ -189,11 +181,9 @@ def test_a_group_that_is_let_go_before_it_got_machines_gets_none(
     assert not sim.datacenter.machines
 
 
-def test_a_region_without_capacity_says_so_until_there_is_some(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     until(lambda: "AllocationFailed" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
@@ -202,17 +192,15 @@ def test_a_region_without_capacity_says_so_until_there_is_some(
     assert not provisioner.observe(handle).refusal
 
 
-def test_a_pool_that_is_not_there_and_cannot_be_made_is_told(
-    sim: Simulator, tmp_path: Path
-) -> None:
-    provisioner = opened(sim, pool="spot", account_id="")
+def test_missing_pool_that_cannot_be_created_is_reported(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = open_provisioner(sim, pool="spot", account_id="")
     with pytest.raises(ProvisionError, match="pool 'spot' does not exist"):
         running(provisioner, tmp_path, "sleep 100")
     assert not sim.cloud.state.jobs
 
 
-def test_a_pool_that_is_being_deleted_is_waited_for(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim)
+def test_pool_under_deletion_is_retried(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     until(lambda: _up(sim))
     (pool,) = sim.cloud.state.pools.values()
@@ -224,15 +212,13 @@ def test_a_pool_that_is_being_deleted_is_waited_for(sim: Simulator, tmp_path: Pa
     provisioner.cancel(handle)
 
 
-def test_what_a_task_printed_is_told_while_its_node_is_there(
-    sim: Simulator, tmp_path: Path
-) -> None:
-    provisioner = opened(sim)
+def test_output_of_a_task_is_read_while_its_node_exists(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "printf no_module\\\\nat_all\\\\n; sleep 100")
     until(lambda: provisioner.fetch_machine_output(handle, 0, max_lines=1))
-    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
-    assert said.source.endswith("/0/stdout.txt")
-    assert said.lines == ("at_all",)
+    [output] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert output.source.endswith("/0/stdout.txt")
+    assert output.lines == ("at_all",)
     sim.faults.inject("capacity", 1_000_000)
     _reclaim(sim, notice=False)
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
@@ -245,6 +231,6 @@ def _up(sim: Simulator) -> list[SimulatedMachine]:
 
 
 def _reclaim(sim: Simulator, *, notice: bool) -> None:
-    """Under the simulator's lock, for it goes on meanwhile."""
+    """Under the lock of the simulator, which runs concurrently."""
     with sim._lock:
         sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=notice)

@@ -1,4 +1,4 @@
-"""Our request in the words of Azure Batch."""
+"""Rendering of Azure Batch requests."""
 
 from __future__ import annotations
 
@@ -71,16 +71,18 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ("gpus", a_request(8, GPU=1.0, CPU=6.0), MADE),
     ],
 )
-def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: AzureBatchOptions) -> None:
+def test_plan_matches_its_golden_file(
+    name: str, request_: GroupRequest, options: AzureBatchOptions
+) -> None:
     golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
-def test_a_task_is_as_it_was_and_azure_s_library_understands_it() -> None:
+def test_task_matches_its_golden_file_and_azures_types() -> None:
     planned = plan(a_request(8, GPU=1.0), MADE)
-    told = task_request(planned, 1, LAUNCH.environment_for(TOKEN, 1, planned.slots_per_node))
-    golden.check_golden(told, GOLDEN / "task_gpus.json")
+    result = task_request(planned, 1, LAUNCH.environment_for(TOKEN, 1, planned.slots_per_node))
+    golden.check_golden(result, GOLDEN / "task_gpus.json")
     models = pytest.importorskip("azure.batch.models")
-    read = models.BatchTaskCreateOptions(told)
+    read = models.BatchTaskCreateOptions(result)
     settings = {one.name: one.value for one in read.environment_settings}
     assert settings["SPOTFIT_NODE"] == "1"
     assert settings["AZURE_CLIENT_ID"] == MADE.identity_client_id
@@ -91,8 +93,8 @@ def test_a_task_is_as_it_was_and_azure_s_library_understands_it() -> None:
     assert job.all_tasks_complete_mode == models.BatchAllTasksCompleteMode.NO_ACTION
 
 
-def test_groups_of_one_kind_of_machines_share_a_pool_whatever_their_size() -> None:
-    """Nodes of one pool reach each other, and a replacement is a group of its own."""
+def test_groups_with_equal_machines_share_a_pool() -> None:
+    """Only nodes of one pool reach each other, and a replacement is another group."""
     names = {plan(a_request(n), MADE).body["job"]["poolInfo"]["poolId"] for n in (4, 8)}
     assert names == {pool_id(MADE)}
     assert pool_id(MADE) != pool_id(AzureBatchOptions(vm_size="Standard_D4s_v5"))
@@ -104,17 +106,17 @@ def test_groups_of_one_kind_of_machines_share_a_pool_whatever_their_size() -> No
     ("samples", "target"),
     [([], 3), ([0], 0), ([0, 0, 0, 0, 2], 2), ([2, 0, 0, 0], 2), ([9, 0, 0, 0, 0], 0), ([50], 20)],
 )
-def test_a_pool_has_as_many_nodes_as_tasks_and_none_without(
+def test_autoscale_formula_follows_the_number_of_tasks(
     samples: Sequence[float], target: int
 ) -> None:
-    told = evaluate(autoscale_formula(20, initial_nodes=3), {"$PendingTasks": samples})
-    assert told["$TargetLowPriorityNodes"] == target
-    assert told["$TargetDedicatedNodes"] == 0
-    assert told["$NodeDeallocationOption"] == "taskcompletion"
+    result = evaluate(autoscale_formula(20, initial_nodes=3), {"$PendingTasks": samples})
+    assert result["$TargetLowPriorityNodes"] == target
+    assert result["$TargetDedicatedNodes"] == 0
+    assert result["$NodeDeallocationOption"] == "taskcompletion"
 
 
 class Machine:
-    """What a task runs, with an agent that ends with one code after the other."""
+    """Execute the command of a task with an agent that exits with the given codes in turn."""
 
     def __init__(self, folder: Path, *codes: int) -> None:
         self._folder = folder
@@ -122,7 +124,7 @@ class Machine:
         agent = folder / "python"
         agent.write_text(
             "#!/bin/sh\n"
-            'trap "echo TERM >> heard; exit 85" TERM\n'
+            'trap "echo TERM >> signals; exit 85" TERM\n'
             "echo started >> starts\n"
             "code=$(sed -n $(wc -l < starts)p codes)\n"
             "[ $code != stay ] || while :; do sleep 0.01; done\n"
@@ -144,17 +146,17 @@ class Machine:
     ("codes", "ends_with"), [((0,), 0), ((75,), 75), ((70,), 70), ((85, 85, 75), 75)]
 )
 @pytest.mark.real_time("a shell waits for its children")
-def test_only_an_agent_that_has_drained_is_started_again(
+def test_only_a_drained_agent_is_restarted(
     tmp_path: Path, codes: tuple[int, ...], ends_with: int
 ) -> None:
-    """Its task must still run when the node goes, or Batch does not requeue it."""
+    """Batch requeues only tasks that still run when their node is lost."""
     machine = Machine(tmp_path, *codes)
     assert machine.start().wait(30) == ends_with
     assert machine.lines("starts") == len(codes)
 
 
 @pytest.mark.real_time("a shell waits for its children")
-def test_who_ends_the_task_ends_the_agent_and_it_is_not_started_again(tmp_path: Path) -> None:
+def test_terminated_task_ends_its_agent_without_restart(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     (tmp_path / "codes").write_text("stay\n")
     shell = machine.start()
@@ -162,11 +164,11 @@ def test_who_ends_the_task_ends_the_agent_and_it_is_not_started_again(tmp_path: 
         assert shell.poll() is None
     shell.send_signal(signal.SIGTERM)
     assert shell.wait(30) == 85
-    assert (machine.lines("heard"), machine.lines("starts")) == (1, 1)
+    assert (machine.lines("signals"), machine.lines("starts")) == (1, 1)
 
 
 @pytest.mark.parametrize(
-    ("request_", "options", "told"),
+    ("request_", "options", "expected"),
     [
         (a_request(), AzureBatchOptions(pool="spot"), "endpoint, image not set"),
         (
@@ -178,8 +180,8 @@ def test_who_ends_the_task_ends_the_agent_and_it_is_not_started_again(tmp_path: 
         (a_request(101), THERE, "allows at most 100"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(
-    request_: GroupRequest, options: AzureBatchOptions, told: str
+def test_unsupported_requests_are_rejected(
+    request_: GroupRequest, options: AzureBatchOptions, expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         plan(request_, options)

@@ -1,4 +1,4 @@
-"""The states of Azure Batch in our words: every one of them, by the library's own lists."""
+"""Mapping of Azure Batch states, complete by the enumerations of the library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTIVE = {"state": "active"}
 LOST = ("preempted", "unusable", "unknown", "creating", "starting", "rebooting", "starttaskfailed")
 
 
-def test_every_state_azure_knows_is_translated() -> None:
+def test_every_azure_state_is_mapped() -> None:
     models = pytest.importorskip("azure.batch.models")
     assert set(TASK_STATES) == {state.value for state in models.BatchTaskState}
     assert set(CAN_START_TASKS) == {state.value for state in models.BatchJobState}
@@ -32,8 +32,8 @@ def a_task(state: str, **ended: Any) -> dict[str, Any]:
 
 
 def failed(code: str, exit_code: int | None = None, **more: Any) -> dict[str, Any]:
-    told = {"code": code, "message": "why\nRequestId:1", **more}
-    return a_task("completed", result="failure", exitCode=exit_code, failureInfo=told)
+    result = {"code": code, "message": "why\nRequestId:1", **more}
+    return a_task("completed", result="failure", exitCode=exit_code, failureInfo=result)
 
 
 @pytest.mark.parametrize(
@@ -56,36 +56,36 @@ def failed(code: str, exit_code: int | None = None, **more: Any) -> dict[str, An
         ),
     ],
 )
-def test_a_task_in_our_words(task: dict[str, Any] | None, state: NodeState, reason: str) -> None:
-    told = node_status(ACTIVE, task, {})
-    assert (told.state, told.reason) == (state, reason)
+def test_task_is_mapped_to_a_node_state(
+    task: dict[str, Any] | None, state: NodeState, reason: str
+) -> None:
+    result = node_status(ACTIVE, task, {})
+    assert (result.state, result.reason) == (state, reason)
 
 
 @pytest.mark.parametrize("of_node", LOST)
-def test_a_node_that_is_lost_comes_back_whatever_it_is_called_meanwhile(of_node: str) -> None:
-    """`unusable` is how Azure tells of a preempted node at first; its task will be requeued."""
-    told = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
-    assert (told.state, told.reason) == (NodeState.WAITING, f"its node is {of_node}")
+def test_lost_node_is_pending_in_every_node_state(of_node: str) -> None:
+    """Azure reports a preempted node as `unusable` first; its task is requeued."""
+    result = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
+    assert (result.state, result.reason) == (NodeState.WAITING, f"its node is {of_node}")
 
 
 @pytest.mark.parametrize("of_node", ["running", "idle", "leavingpool", "offline", "new to us"])
-def test_a_task_goes_on_while_its_node_is_kept_from_new_ones(of_node: str) -> None:
-    told = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
-    assert told.state == NodeState.RUNNING
+def test_task_continues_on_an_offline_node(of_node: str) -> None:
+    result = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
+    assert result.state == NodeState.RUNNING
 
 
 @pytest.mark.parametrize("task", [None, a_task("active"), a_task("preparing")])
 @pytest.mark.parametrize(
     "of_job", [state for state, starts in CAN_START_TASKS.items() if not starts]
 )
-def test_a_job_that_is_over_starts_no_task_any_more(
-    of_job: str, task: dict[str, Any] | None
-) -> None:
-    """Azure leaves such tasks `active` for ever."""
+def test_ended_job_starts_no_tasks(of_job: str, task: dict[str, Any] | None) -> None:
+    """Azure leaves such tasks `active` indefinitely."""
     assert node_status({"state": of_job}, task, {}).state == NodeState.GONE
 
 
-def test_a_task_of_a_job_that_is_ending_runs_until_it_does_not() -> None:
+def test_task_of_a_terminating_job_runs_until_it_ends() -> None:
     assert node_status({"state": "terminating"}, a_task("running"), {}).state == NodeState.RUNNING
 
 
@@ -94,7 +94,7 @@ def an_error(code: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("pool", "nodes", "told"),
+    ("pool", "nodes", "expected"),
     [
         (None, [], "the pool does not exist"),
         ({"state": "deleting"}, [], "the pool is being deleted"),
@@ -110,8 +110,10 @@ def an_error(code: str) -> dict[str, str]:
         ({}, [{"state": "starttaskfailed"}], "the start task of the pool fails"),
     ],
 )
-def test_why_nothing_comes(pool: dict[str, Any] | None, nodes: list[Any], told: str) -> None:
+def test_pending_reason_of_a_pool(
+    pool: dict[str, Any] | None, nodes: list[Any], expected: str
+) -> None:
     found = pending_reason(pool, nodes)
-    assert found.startswith(told)
-    assert bool(found) is bool(told)
+    assert found.startswith(expected)
+    assert bool(found) is bool(expected)
     assert "Time" not in found

@@ -1,4 +1,4 @@
-"""What Google Cloud Batch needs is looked at one by one, against a simulated project."""
+"""Checks of a Google Cloud project, against a simulated one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spotfit_provisioners.gcp_batch import provisioner as verbs
 from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
 
 pytest.importorskip("google.cloud.batch_v1")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 IMAGE = f"sim-docker.pkg.dev/{PROJECT}/spotfit/worker"
 
@@ -37,21 +37,21 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
         cache.cache_clear()
 
 
-def examined(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
+def run_checks(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
     access = GcpBatchCloud.client_access(sim.server.url)
-    told = {"image": f"{IMAGE}:sim", "machine_type": "g2-standard-8", **options}
-    provisioner = GcpBatchProvisioner.with_options(**{**access.options, **told})
+    result = {"image": f"{IMAGE}:sim", "machine_type": "g2-standard-8", **options}
+    provisioner = GcpBatchProvisioner.with_options(**{**access.options, **result})
     return {one.name: one for one in provisioner.check_account()}
 
 
-def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
+def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
     assert all(one.do for one in findings.values() if not one.passed)
     return {what: one.detail for what, one in findings.items() if not one.passed}
 
 
-def test_of_a_sound_project_everything_is_told(sim: Simulator) -> None:
-    findings = examined(sim, accelerator="nvidia-l4", service_account="")
-    assert not wrong(findings)
+def test_sound_project_passes_all_checks(sim: Simulator) -> None:
+    findings = run_checks(sim, accelerator="nvidia-l4", service_account="")
+    assert not failed_checks(findings)
     assert all(one.conclusive for one in findings.values())
     assert findings["Google Cloud credentials are valid"].detail == f"project {PROJECT}"
     assert findings["the machine type is available"].detail == f"{REGION}-a"
@@ -60,12 +60,12 @@ def test_of_a_sound_project_everything_is_told(sim: Simulator) -> None:
     )
 
 
-def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
+def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         ["batch.jobs.create", "batch.jobs.delete", checkup.ACT_AS_PERMISSION]
     )
-    told = wrong(examined(sim, image=f"{IMAGE}:other", zones=(f"{REGION}-c",)))
-    assert told == {
+    result = failed_checks(run_checks(sim, image=f"{IMAGE}:other", zones=(f"{REGION}-c",)))
+    assert result == {
         "the machine type is available": (
             f"GcpBatchOptions(zones=…): the region {REGION} has no zone {REGION}-c."
         ),
@@ -85,7 +85,7 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "what", "told"),
+    ("options", "what", "expected"),
     [
         (
             {"machine_type": "a9"},
@@ -98,29 +98,29 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
             f"None of the allowed zones of {REGION} has g2-standard-8",
         ),
         (
-            {"service_account": "nobody@x.iam.gserviceaccount.com"},
+            {"service_account": "missing@x.iam.gserviceaccount.com"},
             "the agents' service account can be used",
-            "The service account nobody@x",
+            "The service account missing@x",
         ),
     ],
 )
-def test_what_is_not_there_is_named(
-    sim: Simulator, options: dict[str, Any], what: str, told: str
+def test_missing_resources_are_named(
+    sim: Simulator, options: dict[str, Any], what: str, expected: str
 ) -> None:
-    [(only, found)] = wrong(examined(sim, **options)).items()
+    [(only, found)] = failed_checks(run_checks(sim, **options)).items()
     assert only == what
-    assert found.startswith(told)
+    assert found.startswith(expected)
 
 
-def test_a_region_that_is_none_is_named(sim: Simulator) -> None:
-    told = wrong(examined(sim, region="mars-east1"))
-    assert "region='mars-east1') is not a location" in told["Batch is available in mars-east1"]
-    assert told["the machine type is available"] == (
+def test_unknown_region_is_named(sim: Simulator) -> None:
+    result = failed_checks(run_checks(sim, region="mars-east1"))
+    assert "region='mars-east1') is not a location" in result["Batch is available in mars-east1"]
+    assert result["the machine type is available"] == (
         "GcpBatchOptions(region='mars-east1'): the region does not exist."
     )
 
 
-def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
+def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         [
             "compute.regions.get",
@@ -128,29 +128,29 @@ def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
             "artifactregistry.tags.get",
         ]
     )
-    findings = examined(sim)
-    assert not wrong(findings)
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
     assert {what for what, one in findings.items() if not one.conclusive} == {
         "the machine type is available",
         "agents have the required roles",
         "the image exists",
     }
-    assert not examined(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
+    assert not run_checks(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
 
 
-def test_roles_that_agents_have_by_no_name_may_come_from_elsewhere(sim: Simulator) -> None:
+def test_missing_direct_roles_of_agents_are_inconclusive(sim: Simulator) -> None:
     sim.cloud.roles = {"roles/batch.jobsEditor"}  # type: ignore[attr-defined]
-    finding = examined(sim)["agents have the required roles"]
+    finding = run_checks(sim)["agents have the required roles"]
     assert not finding.conclusive
     assert "roles/batch.agentReporter" in finding.detail
     sim.cloud.roles = {"roles/editor"}  # type: ignore[attr-defined]
-    assert examined(sim)["agents have the required roles"].conclusive
+    assert run_checks(sim)["agents have the required roles"].conclusive
 
 
-def test_who_is_not_known_hears_of_it(sim: Simulator) -> None:
+def test_missing_credentials_are_reported(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
-    told = wrong(examined(sim))
-    assert "authentication failed" in told[f"jobs can be listed in {REGION}"]
+    result = failed_checks(run_checks(sim))
+    assert "authentication failed" in result[f"jobs can be listed in {REGION}"]
 
 
 @pytest.mark.parametrize(
@@ -168,5 +168,5 @@ def test_who_is_not_known_hears_of_it(sim: Simulator) -> None:
         ),
     ],
 )
-def test_where_the_registry_tells_of_an_image(image: str, path: str | None) -> None:
+def test_image_reference_is_parsed_to_a_registry_path(image: str, path: str | None) -> None:
     assert checkup._artifact_registry_path(image) == path

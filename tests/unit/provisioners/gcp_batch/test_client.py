@@ -1,4 +1,4 @@
-"""The calls to Google, by the real library to a cloud on loopback; its complaints in our words."""
+"""Calls to Google by the real library against a simulated cloud, and translation of errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spotfit_provisioners.gcp_batch import client as calls
 from spotfit_provisioners.gcp_batch.client import GcpBatchClient
 
 exceptions = pytest.importorskip("google.api_core.exceptions")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 JOB: dict[str, Any] = {
     "taskGroups": [
@@ -49,7 +49,7 @@ def client(sim: Simulator) -> GcpBatchClient:
 
 
 @pytest.mark.parametrize("second", [REQUEST, REQUEST.replace("5", "6")])
-def test_a_job_of_the_same_id_is_the_same_job(
+def test_existing_job_id_is_not_an_error(
     sim: Simulator, client: GcpBatchClient, second: str
 ) -> None:
     client.create_job("t-1", JOB, request_id=REQUEST)
@@ -57,13 +57,13 @@ def test_a_job_of_the_same_id_is_the_same_job(
     assert len(sim.cloud.state.jobs) == 1
 
 
-def test_what_is_not_there_is_told_as_nothing(client: GcpBatchClient) -> None:
-    assert client.find_job("nobody") is None
-    assert client.list_tasks("nobody") == {}
-    client.cancel_job("nobody")
+def test_missing_resources_return_none(client: GcpBatchClient) -> None:
+    assert client.find_job("missing") is None
+    assert client.list_tasks("missing") == {}
+    client.cancel_job("missing")
 
 
-def test_tasks_come_in_pages(
+def test_tasks_are_read_over_all_pages(
     client: GcpBatchClient, sim: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "_PAGE_SIZE", 2)
@@ -73,17 +73,17 @@ def test_tasks_come_in_pages(
     assert sorted(client.list_tasks("t-1")) == [0, 1, 2]
 
 
-def test_without_credentials_it_says_what_to_run(
+def test_missing_credentials_name_the_login_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
-    with pytest.raises(ProvisionPermissionError, match="authentication failed") as told:
+    with pytest.raises(ProvisionPermissionError, match="authentication failed") as error_info:
         GcpBatchClient("p", "us-central1", "https://batch.googleapis.com")
-    assert "gcloud auth" in told.value.do
+    assert "gcloud auth" in error_info.value.do
 
 
-def test_without_a_project_it_says_where_to_set_one(sim: Simulator) -> None:
+def test_missing_project_names_the_option(sim: Simulator) -> None:
     with pytest.raises(ConfigError, match="project"):
         GcpBatchClient("", REGION, sim.server.url)
 
@@ -97,18 +97,18 @@ print(project, credentials.service_account_email, credentials.token)
 """
 
 
-def test_the_service_account_of_a_simulated_machine_is_who_its_agent_is(
+def test_simulated_machine_provides_its_service_account(
     sim: Simulator, client: GcpBatchClient
 ) -> None:
-    """As on a VM: no key anywhere, everything from the metadata server."""
+    """As on a VM: no stored key, credentials from the metadata server."""
     client.create_job("t-1", JOB, request_id=REQUEST)
     while not (up := [m for m in list(sim.datacenter.machines.values()) if m.state == "up"]):
         sim.stop_event.wait(0.02)
     environment = {**env.copy_environment(), **sim.cloud.task_environment(up[0])}
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", WHO], env=environment, capture_output=True, text=True, check=True
     )
-    assert told.stdout.split() == [PROJECT, AGENT_SERVICE_ACCOUNT, "simulated"]
+    assert result.stdout.split() == [PROJECT, AGENT_SERVICE_ACCOUNT, "simulated"]
 
 
 @pytest.mark.parametrize(
@@ -122,18 +122,18 @@ def test_the_service_account_of_a_simulated_machine_is_who_its_agent_is(
         (404, "", "Location us-nowhere1 is not found", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(
+def test_permanent_errors_are_distinguished(
     code: int, reason: str, message: str, error: type[ProvisionError] | None
 ) -> None:
-    told = calls._to_provision_error("submit", code, reason, message)
-    assert type(told) is (error or ProvisionPermissionError)
-    assert message in str(told)
+    result = calls._to_provision_error("submit", code, reason, message)
+    assert type(result) is (error or ProvisionPermissionError)
+    assert message in str(result)
 
 
-def test_an_api_that_is_not_enabled_is_enabled_by_a_command() -> None:
-    told = calls._to_provision_error("submit", 403, "SERVICE_DISABLED", "it is disabled")
-    assert told is not None
-    assert "services enable" in told.do
+def test_disabled_api_names_the_command_that_enables_it() -> None:
+    result = calls._to_provision_error("submit", 403, "SERVICE_DISABLED", "it is disabled")
+    assert result is not None
+    assert "services enable" in result.do
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,14 @@ def test_an_api_that_is_not_enabled_is_enabled_by_a_command() -> None:
         (504, "", "x"),
     ],
 )
-def test_what_may_pass_is_left_to_be_tried_again(code: int, reason: str, message: str) -> None:
+def test_transient_errors_are_retryable(code: int, reason: str, message: str) -> None:
     assert calls._to_provision_error("submit", code, reason, message) is None
 
 
-def test_a_service_out_of_order_is_asked_once(sim: Simulator, client: GcpBatchClient) -> None:
-    """The library itself would ask for a minute, and nobody else would be served meanwhile."""
+def test_client_does_not_retry_an_unavailable_service(
+    sim: Simulator, client: GcpBatchClient
+) -> None:
+    """The library itself would retry for a minute and block other calls."""
     sim.faults.inject("unavailable", 1)
     with pytest.raises(exceptions.ServiceUnavailable):
         client.find_job("t-1")

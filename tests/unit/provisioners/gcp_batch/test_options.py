@@ -1,4 +1,4 @@
-"""What can be chosen of Google Cloud Batch, and what cannot be meant."""
+"""Options of Google Cloud Batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"max_retries": 11}, "0 to 10"),
         ({"max_retries": -1}, "0 to 10"),
@@ -24,12 +24,12 @@ from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
         ),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         GcpBatchOptions(**wrong)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    with pytest.raises(ConfigErrors) as told:
+def test_all_invalid_values_are_reported_together() -> None:
+    with pytest.raises(ConfigErrors) as error_info:
         GcpBatchOptions(max_retries=11, zones=("a-b-c",), instance_template="t", network="n")
-    assert len(told.value.errors) == 3
+    assert len(error_info.value.errors) == 3

@@ -1,4 +1,4 @@
-"""The four verbs on Google Cloud Batch, where the conformance suite does not look."""
+"""Behavior of the Google Cloud Batch provisioner beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spotfit_provisioners.gcp_batch import provisioner as verbs
 from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
 
 pytest.importorskip("google.cloud.batch_v1")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 REQUEST = GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
 
@@ -37,13 +37,13 @@ def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
         cache.cache_clear()
 
 
-def opened(sim: Simulator, **options: Any) -> GcpBatchProvisioner:
+def open_provisioner(sim: Simulator, **options: Any) -> GcpBatchProvisioner:
     access = GcpBatchCloud.client_access(sim.server.url)
     return GcpBatchProvisioner.with_options(**{**access.options, **options})
 
 
 def running(provisioner: GcpBatchProvisioner, tmp_path: Path, command: str) -> GroupHandle:
-    """A group whose machine runs that instead of an agent."""
+    """Submit a group whose machine runs `command` instead of an agent."""
     plan = provisioner.plan(REQUEST)
     container = plan.body["taskGroups"][0]["taskSpec"]["runnables"][-1]["container"]
     container |= {"entrypoint": "/bin/sh", "commands": ["-c", command]}
@@ -52,24 +52,22 @@ def running(provisioner: GcpBatchProvisioner, tmp_path: Path, command: str) -> G
     return handle
 
 
-def until(happens: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     clock = SystemClock()
-    give_up_at = clock.now() + 60
-    while not happens():
-        assert clock.now() < give_up_at
+    deadline = clock.now() + 60
+    while not condition():
+        assert clock.now() < deadline
         clock.wait(0.02)
 
 
-def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
-    sim: Simulator, tmp_path: Path
-) -> None:
-    provisioner = opened(sim)
+def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = open_provisioner(sim)
     got: list[GroupHandle] = []
 
-    def ask() -> None:
+    def submit() -> None:
         got.append(running(provisioner, tmp_path, "exec sleep 100"))
 
-    askers = [threading.Thread(target=ask) for _ in range(2)]
+    askers = [threading.Thread(target=submit) for _ in range(2)]
     for asker in askers:
         asker.start()
     for asker in askers:
@@ -80,11 +78,11 @@ def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
 
 
 @pytest.mark.parametrize("notice", [False, True])
-def test_an_agent_whose_vm_is_lost_is_started_again_until_the_ceiling(
+def test_agent_of_a_lost_vm_is_restarted_up_to_the_limit(
     sim: Simulator, tmp_path: Path, notice: bool
 ) -> None:
     sim.market.options = SimOptions(cloud="gcp_batch", notice_s=0.1)
-    provisioner = opened(sim, max_retries=2)
+    provisioner = open_provisioner(sim, max_retries=2)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     for lost in range(1, 4):
         until(lambda count=lost: len(sim.datacenter.machines) == count and _up(sim))  # type: ignore[misc]
@@ -97,10 +95,10 @@ def test_an_agent_whose_vm_is_lost_is_started_again_until_the_ceiling(
 
 
 @pytest.mark.parametrize(("code", "tries"), [(85, 3), (75, 1), (70, 1), (0, 1)])
-def test_only_our_own_word_for_a_drained_machine_is_tried_again(
+def test_only_drained_agents_are_retried(
     sim: Simulator, tmp_path: Path, code: int, tries: int
 ) -> None:
-    provisioner = opened(sim, max_retries=2)
+    provisioner = open_provisioner(sim, max_retries=2)
     handle = running(provisioner, tmp_path, f"exit {code}")
     until(lambda: provisioner.observe(handle).is_terminated)
     assert len(sim.datacenter.machines) == tries
@@ -108,9 +106,9 @@ def test_only_our_own_word_for_a_drained_machine_is_tried_again(
     assert state == (NodeState.FAILED if code == 70 else NodeState.GONE)
 
 
-def test_what_went_well_after_a_preemption_went_well(sim: Simulator, tmp_path: Path) -> None:
-    """The 50001 of before is among its events, and stays there."""
-    provisioner = opened(sim)
+def test_success_after_a_preemption_is_success(sim: Simulator, tmp_path: Path) -> None:
+    """The earlier exit code 50001 remains in the events."""
+    provisioner = open_provisioner(sim)
     before = tmp_path / "before"
     command = f"test -e {before} && exit; touch {before}; exec sleep 100"
     handle = running(provisioner, tmp_path, command)
@@ -122,11 +120,9 @@ def test_what_went_well_after_a_preemption_went_well(sim: Simulator, tmp_path: P
     assert _ends(sim) == 1
 
 
-def test_a_region_without_capacity_says_so_until_there_is_some(
-    sim: Simulator, tmp_path: Path
-) -> None:
+def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
-    provisioner = opened(sim)
+    provisioner = open_provisioner(sim)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: "ZONE_RESOURCE_POOL_EXHAUSTED" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
@@ -135,11 +131,11 @@ def test_a_region_without_capacity_says_so_until_there_is_some(
     assert not provisioner.observe(handle).refusal
 
 
-def test_what_each_try_printed_is_told_when_the_cloud_knows_it(
+def test_output_of_each_try_is_read_when_available(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud, "_RESCHEDULE_DELAY_S", 0.0)
-    provisioner = opened(sim, max_retries=1)
+    provisioner = open_provisioner(sim, max_retries=1)
     handle = running(
         provisioner, tmp_path, "echo no module; echo try $BATCH_TASK_RETRY_ATTEMPT; exit 85"
     )
@@ -151,7 +147,7 @@ def test_what_each_try_printed_is_told_when_the_cloud_knows_it(
     assert (first.lines, second.lines) == (("no module", "try 0"), ("no module", "try 1"))
     [last] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
     assert last.lines == ("try 1",)
-    assert not opened(sim, cloud_logging=False).traits.keeps_output
+    assert not open_provisioner(sim, cloud_logging=False).traits.keeps_output
 
 
 def _up(sim: Simulator) -> list[SimulatedMachine]:
@@ -160,12 +156,12 @@ def _up(sim: Simulator) -> list[SimulatedMachine]:
 
 
 def _reclaim(sim: Simulator, *, notice: bool) -> None:
-    """Under the simulator's lock, for it goes on meanwhile."""
+    """Under the lock of the simulator, which runs concurrently."""
     with sim._lock:
         sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=notice)
 
 
 def _ends(sim: Simulator) -> int:
-    """How many executions of the task have failed."""
+    """Return the number of failed executions of the task."""
     (job,) = sim.cloud.state.jobs.values()
     return sum("taskExecution" in event for event in job.tasks[0].events)

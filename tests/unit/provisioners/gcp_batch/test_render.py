@@ -1,4 +1,4 @@
-"""Our request in the words of Google Cloud Batch."""
+"""Rendering of Google Cloud Batch requests."""
 
 from __future__ import annotations
 
@@ -71,21 +71,23 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ("template", a_request(2), TEMPLATE),
     ],
 )
-def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: GcpBatchOptions) -> None:
+def test_plan_matches_its_golden_file(
+    name: str, request_: GroupRequest, options: GcpBatchOptions
+) -> None:
     golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
-def test_a_job_is_as_it_was_and_google_s_library_understands_it() -> None:
+def test_job_matches_its_golden_file_and_googles_types() -> None:
     planned = plan(a_request(8, GPU=1.0), GPUS)
-    told = job_request(
+    result = job_request(
         planned,
         LAUNCH.environment_for(
             TOKEN, 0, planned.slots_per_node, node_index_variable=TASK_INDEX_VARIABLE
         ),
     )
-    golden.check_golden(told, GOLDEN / "job_gpus.json")
+    golden.check_golden(result, GOLDEN / "job_gpus.json")
     batch = pytest.importorskip("google.cloud.batch_v1")
-    read = batch.Job.from_json(msgspec.json.encode(told))
+    read = batch.Job.from_json(msgspec.json.encode(result))
     (group,) = read.task_groups
     assert group.task_count == group.parallelism == 2
     assert group.task_count_per_node == 1
@@ -93,20 +95,20 @@ def test_a_job_is_as_it_was_and_google_s_library_understands_it() -> None:
     assert model == batch.AllocationPolicy.ProvisioningModel.SPOT
 
 
-def test_what_a_template_adds_for_agents_is_in_their_environment() -> None:
+def test_template_settings_are_in_the_environment_of_agents() -> None:
     planned = plan(a_request(2), TEMPLATE)
     (group,) = job_request(planned, {"A": "b"})["taskGroups"]
-    told = group["taskSpec"]["environment"]["variables"]
-    assert told == {"A": "b", "SPOTFIT_SIGNAL_GRACE_S": "150"}
+    result = group["taskSpec"]["environment"]["variables"]
+    assert result == {"A": "b", "SPOTFIT_SIGNAL_GRACE_S": "150"}
 
 
-def test_the_same_token_is_the_same_job_and_the_same_request() -> None:
+def test_equal_tokens_render_equal_jobs_and_requests() -> None:
     assert job_id(TOKEN) == "t-0123456789ab"
     assert request_id(TOKEN) == request_id(TOKEN) != request_id(Token("t-1"))
 
 
-def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
-    """Of RETRY_TASK whatever is not named fails: the opposite of AWS Batch."""
+def test_only_lost_hosts_and_drained_agents_are_retried() -> None:
+    """Exit codes that RETRY_TASK does not name fail the task, unlike with AWS Batch."""
     assert {50001, 50002, int(AgentExitCode.DRAINED)} <= set(RETRIED_EXIT_CODES)
     assert not set(RETRIED_EXIT_CODES) & {
         1,
@@ -116,13 +118,13 @@ def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
     }
 
 
-def test_one_zone_has_fewer_machines_than_a_region() -> None:
+def test_limit_of_machines_is_lower_for_one_zone() -> None:
     one_zone = GcpBatchOptions(region="us-central1", zones=("us-central1-a",), image="i")
     assert (max_nodes(one_zone), max_nodes(OPTIONS)) == (2_000, 4_000)
 
 
 @pytest.mark.parametrize(
-    ("request_", "options", "told"),
+    ("request_", "options", "expected"),
     [
         (a_request(), GcpBatchOptions(), "region, image not set"),
         (a_request(4, TPU=1.0), OPTIONS, "does not support the resource TPU"),
@@ -130,8 +132,8 @@ def test_one_zone_has_fewer_machines_than_a_region() -> None:
         (a_request(4_001), OPTIONS, "allows at most 4000"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(
-    request_: GroupRequest, options: GcpBatchOptions, told: str
+def test_unsupported_requests_are_rejected(
+    request_: GroupRequest, options: GcpBatchOptions, expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         plan(request_, options)

@@ -1,4 +1,4 @@
-"""The states of Google Cloud Batch in our words: every one of them, by the library's own lists."""
+"""Mapping of Google Cloud Batch states, complete by the enumerations of the library."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from spotfit_provisioners.gcp_batch.states import (
 PREEMPTED = "Task state is updated from RUNNING to FAILED on zones/z/instances/1 due to Spot VM"
 
 
-def test_every_state_google_knows_is_translated() -> None:
+def test_every_google_state_is_mapped() -> None:
     batch = pytest.importorskip("google.cloud.batch_v1")
     assert set(TASK_STATES) == {state.name for state in batch.TaskStatus.State}
     assert set(CAN_START_TASKS) == {state.name for state in batch.JobStatus.State}
 
 
-def a_job(state: str, *said: str) -> dict[str, Any]:
-    events = [{"description": one, "event_time": f"t{n}Z"} for n, one in enumerate(said)]
+def a_job(state: str, *descriptions: str) -> dict[str, Any]:
+    events = [{"description": one, "event_time": f"t{n}Z"} for n, one in enumerate(descriptions)]
     return {"status": {"state": state, "status_events": events}}
 
 
@@ -33,8 +33,8 @@ def a_task(state: str, *events: dict[str, Any]) -> dict[str, Any]:
     return {"name": "t/0", "status": {"state": state, "status_events": list(events)}}
 
 
-def an_event(at: str, code: int, said: str = "Task state is updated") -> dict[str, Any]:
-    return {"event_time": at, "description": said, "task_execution": {"exit_code": code}}
+def an_event(at: str, code: int, description: str = "Task state is updated") -> dict[str, Any]:
+    return {"event_time": at, "description": description, "task_execution": {"exit_code": code}}
 
 
 @pytest.mark.parametrize(
@@ -55,45 +55,43 @@ def an_event(at: str, code: int, said: str = "Task state is updated") -> dict[st
         ("RUNNING", a_task("FAILED", an_event("t1", AgentExitCode.DRAINED)), NodeState.GONE, "85"),
     ],
 )
-def test_a_task_in_our_words(
+def test_task_is_mapped_to_a_node_state(
     of_job: str, task: dict[str, Any] | None, state: NodeState, reason: str
 ) -> None:
-    told = node_status(a_job(of_job), task)
-    assert told.state == state
-    assert reason in told.reason
+    result = node_status(a_job(of_job), task)
+    assert result.state == state
+    assert reason in result.reason
 
 
-def test_a_task_that_went_well_at_last_is_not_judged_by_the_codes_of_before() -> None:
-    """The event of a success has no execution, and those of failures stay."""
+def test_succeeded_task_ignores_earlier_exit_codes() -> None:
+    """The event of a success has no execution, and events of failures remain."""
     task = a_task("SUCCEEDED", an_event("t1", 50001, PREEMPTED), an_event("t2", 0))
-    told = node_status(a_job("SUCCEEDED"), task)
-    assert (told.state, told.reason) == (NodeState.GONE, "")
+    result = node_status(a_job("SUCCEEDED"), task)
+    assert (result.state, result.reason) == (NodeState.GONE, "")
 
 
-def test_the_last_execution_counts_in_whatever_order_they_are_told() -> None:
+def test_last_execution_counts_in_any_order() -> None:
     events = [an_event("12:00:05.5Z", 1), an_event("12:00:09Z", 85), an_event("12:00:05Z", 50001)]
-    told = node_status(a_job("FAILED"), a_task("FAILED", *events))
-    assert "exit code 85" in told.reason
+    result = node_status(a_job("FAILED"), a_task("FAILED", *events))
+    assert "exit code 85" in result.reason
 
 
 @pytest.mark.parametrize("task", [None, a_task("PENDING"), a_task("ASSIGNED")])
 @pytest.mark.parametrize(
     "of_job", [state for state, starts in CAN_START_TASKS.items() if not starts]
 )
-def test_a_job_that_is_over_starts_no_task_any_more(
-    of_job: str, task: dict[str, Any] | None
-) -> None:
-    told = node_status(a_job(of_job, "no agent reported"), task)
-    assert (told.state, told.reason) == (NodeState.GONE, "no agent reported")
+def test_ended_job_starts_no_tasks(of_job: str, task: dict[str, Any] | None) -> None:
+    result = node_status(a_job(of_job, "no agent reported"), task)
+    assert (result.state, result.reason) == (NodeState.GONE, "no agent reported")
 
 
-def test_a_task_goes_on_where_another_has_failed_its_job() -> None:
+def test_task_continues_after_another_task_failed_the_job() -> None:
     assert node_status(a_job("FAILED"), a_task("RUNNING")).state == NodeState.RUNNING
     assert node_status(a_job("CANCELLED"), a_task("RUNNING")).state == NodeState.GONE
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("expected_text", "expected"),
     [
         ((), ""),
         (("Job state is set from QUEUED to SCHEDULED for job x.",), ""),
@@ -101,16 +99,18 @@ def test_a_task_goes_on_where_another_has_failed_its_job() -> None:
         (("code - CODE_GCE_QUOTA_EXCEEDED", "Job state is set from SCHEDULED to RUNNING"), ""),
     ],
 )
-def test_a_reason_to_wait_holds_until_the_state_changes(said: tuple[str, ...], told: str) -> None:
-    assert told in pending_reason(a_job("SCHEDULED", *said))
-    assert bool(pending_reason(a_job("SCHEDULED", *said))) is bool(told)
+def test_wait_reason_holds_until_the_state_changes(
+    expected_text: tuple[str, ...], expected: str
+) -> None:
+    assert expected in pending_reason(a_job("SCHEDULED", *expected_text))
+    assert bool(pending_reason(a_job("SCHEDULED", *expected_text))) is bool(expected)
 
 
 @pytest.mark.parametrize(
     ("retries", "failures", "last"), [(10, 9, False), (10, 10, True), (1, 1, True), (0, 0, False)]
 )
-def test_the_last_of_several_tries_is_told(retries: int, failures: int, *, last: bool) -> None:
-    """Events about no execution say 0, and do not count."""
+def test_last_try_is_reported(retries: int, failures: int, *, last: bool) -> None:
+    """Events without an execution have index 0 and do not count."""
     events = [an_event(f"t{n:02}", 50001) for n in range(failures)]
     running = a_task("RUNNING", *events, an_event("t99", 0))
     job = a_job("RUNNING") | {"task_groups": [{"task_spec": {"max_retry_count": retries}}]}

@@ -1,4 +1,4 @@
-"""Images by the versions in them."""
+"""Image names with versions."""
 
 from importlib import metadata
 
@@ -19,24 +19,24 @@ MINOR = python_version().rpartition(".")[0]
 TORCH = metadata.version("torch").partition("+")[0]
 
 
-def test_the_image_is_the_one_made_for_whoever_calls() -> None:
+def test_placeholders_are_replaced_by_the_callers_versions() -> None:
     chosen = images.resolve_image("registry:5000/spotfit:{spotfit}-py{python}-torch{torch}-cpu")
     ours = metadata.version("spotfit")
     assert chosen == f"registry:5000/spotfit:{ours}-py{MINOR}-torch{TORCH}-cpu"
 
 
-def test_a_plain_name_stays_as_it_is() -> None:
+def test_image_without_placeholders_is_unchanged() -> None:
     assert images.resolve_image("registry/mine:7") == "registry/mine:7"
     assert images.resolve_image("") == ""
 
 
-def test_a_package_that_is_not_here_chooses_no_image() -> None:
+def test_placeholder_of_a_missing_package_is_rejected() -> None:
     with pytest.raises(ConfigError, match="no-such-package, which is not installed"):
         images.resolve_image("registry/mine:{no-such-package}")
 
 
 @pytest.mark.parametrize(
-    ("image", "said"),
+    ("image", "expected"),
     [
         (
             "registry:5000/spotfit:0.1.0-py3.12-torch2.13.0-cpu",
@@ -56,15 +56,15 @@ def test_a_package_that_is_not_here_chooses_no_image() -> None:
         ("", UNKNOWN_SOFTWARE),
     ],
 )
-def test_a_tag_says_what_the_image_holds(image: str, said: Software) -> None:
-    assert images.parse_image_software(image) == said
+def test_versions_are_parsed_from_the_tag(image: str, expected: Software) -> None:
+    assert images.parse_image_software(image) == expected
 
 
 CLOUDS = [AwsBatchProvisioner, AzureBatchProvisioner, GcpBatchProvisioner, KubernetesProvisioner]
 
 
 @pytest.mark.parametrize("kind", CLOUDS, ids=lambda kind: kind.name)
-def test_an_image_for_another_python_is_refused_before_a_machine_is_rented(kind: type) -> None:
+def test_image_for_another_python_is_rejected_before_submission(kind: type) -> None:
     wrong = kind.with_options(image="registry/spotfit:0.1.0-py3.9-cpu")  # type: ignore[attr-defined]
     (mismatch,) = predict_mismatches(wrong.traits.software)
     assert "the machines run cpython 3.9" in mismatch.message
@@ -72,7 +72,7 @@ def test_an_image_for_another_python_is_refused_before_a_machine_is_rented(kind:
     assert predict_mismatches(right.traits.software) == []
 
 
-def test_options_hold_the_image_that_was_chosen_for_machines_choose_none() -> None:
+def test_options_contain_the_resolved_image() -> None:
     assert (
         AwsBatchOptions(image="registry/spotfit:py{python}").image == f"registry/spotfit:py{MINOR}"
     )

@@ -1,4 +1,4 @@
-"""What a cluster must allow is looked at one by one, by the real client."""
+"""Checks of a cluster by the real client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spotfit_provisioners.kubernetes.checkup import PROVISION_PERMISSIONS
 from spotfit_provisioners.kubernetes.provisioner import KubernetesProvisioner
 
 pytest.importorskip("kubernetes")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 
 @pytest.fixture
@@ -25,20 +25,20 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
         yield simulator
 
 
-def examined(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
+def run_checks(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
     access = KubernetesCloud.client_access(sim.server.url)
     provisioner = KubernetesProvisioner.with_options(**{**access.options, **options})
     return {one.name: one for one in provisioner.check_account()}
 
 
-def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
+def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
     assert all(one.do for one in findings.values() if not one.passed)
     return {what: one.detail for what, one in findings.items() if not one.passed}
 
 
-def test_of_a_cluster_that_allows_all_everything_is_told(sim: Simulator) -> None:
-    findings = examined(sim)
-    assert not wrong(findings)
+def test_permissive_cluster_passes_all_checks(sim: Simulator) -> None:
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
     assert all(one.conclusive for one in findings.values())
     assert {f"the caller may {right.description}" for right in PROVISION_PERMISSIONS} <= set(
         findings
@@ -47,11 +47,11 @@ def test_of_a_cluster_that_allows_all_everything_is_told(sim: Simulator) -> None
     assert not any(sim.cloud.state.objects.values()), "a dry run leaves nothing behind"
 
 
-def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
+def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.faults.deny_permissions(["get pods/log", "delete jobs", "trainer create jobs"])
     sim.faults.inject("quota", 1)
-    told = wrong(
-        examined(
+    result = failed_checks(
+        run_checks(
             sim,
             namespace="runs",
             service_account="trainer",
@@ -59,10 +59,10 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
             priority_class="low",
         )
     )
-    assert told.pop("a Job is admitted").startswith(
+    assert result.pop("a Job is admitted").startswith(
         "The ResourceQuota of the namespace is exceeded"
     )
-    assert told == {
+    assert result == {
         "the namespace runs exists": "The Namespace runs does not exist in the cluster.",
         "the caller may delete jobs": "The caller may not delete jobs in the namespace runs "
         "(RBAC).",
@@ -80,12 +80,12 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
     }
 
 
-def test_what_we_may_not_ask_is_not_held_to_be_wrong(sim: Simulator) -> None:
+def test_denied_access_reviews_are_inconclusive(sim: Simulator) -> None:
     sim.faults.deny_permissions(
         ["create subjectaccessreviews", "get namespaces", "get serviceaccounts"]
     )
-    findings = examined(sim, service_account="default")
-    assert not wrong(findings)
+    findings = run_checks(sim, service_account="default")
+    assert not failed_checks(findings)
     assert {what for what, one in findings.items() if not one.conclusive} == {
         "the namespace default exists",
         "agents may rent machines",
@@ -94,16 +94,16 @@ def test_what_we_may_not_ask_is_not_held_to_be_wrong(sim: Simulator) -> None:
     }
 
 
-def test_agents_that_may_not_see_nodes_hear_later(sim: Simulator) -> None:
-    assert "taints" in examined(sim)["agents get preemption notices"].detail
+def test_missing_node_permission_is_reported_as_optional(sim: Simulator) -> None:
+    assert "taints" in run_checks(sim)["agents get preemption notices"].detail
     sim.faults.deny_permissions(["get nodes"])
-    finding = examined(sim)["agents get preemption notices"]
+    finding = run_checks(sim)["agents get preemption notices"]
     assert finding.passed
     assert "reads_nodes" in finding.detail
 
 
-def test_who_is_not_known_hears_of_it_and_nothing_stops(sim: Simulator) -> None:
+def test_missing_credentials_do_not_stop_other_checks(sim: Simulator) -> None:
     sim.faults.inject("credentials", 100)
-    told = wrong(examined(sim))
-    assert "authentication failed" in told["the caller may create jobs"]
-    assert "authentication failed" in told["a Job is admitted"]
+    result = failed_checks(run_checks(sim))
+    assert "authentication failed" in result["the caller may create jobs"]
+    assert "authentication failed" in result["a Job is admitted"]

@@ -1,4 +1,4 @@
-"""A cluster's complaints in our words, and how one is found."""
+"""Translation of errors, and how a cluster is selected."""
 
 from __future__ import annotations
 
@@ -21,29 +21,27 @@ pytest.importorskip("kubernetes")
         (422, "Invalid value", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(
+def test_permanent_errors_are_distinguished(
     status: int, message: str, error: type[ProvisionError]
 ) -> None:
-    told = to_provision_error("create a Job", status, message)
-    assert type(told) is error
-    assert message in str(told)
+    result = to_provision_error("create a Job", status, message)
+    assert type(result) is error
+    assert message in str(result)
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 0])
-def test_what_may_pass_is_left_to_be_tried_again(status: int) -> None:
+def test_transient_errors_are_retryable(status: int) -> None:
     assert to_provision_error("create a Job", status, "x") is None
 
 
-def test_without_any_cluster_it_says_where_to_name_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_cluster_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     open_kubernetes_client.cache_clear()
-    with pytest.raises(ConfigError, match="No Kubernetes cluster is configured") as told:
+    with pytest.raises(ConfigError, match="No Kubernetes cluster is configured") as error_info:
         open_kubernetes_client("", "", "")
-    assert "KUBECONFIG" in told.value.do
+    assert "KUBECONFIG" in error_info.value.do
 
 
-def test_an_address_is_enough() -> None:
+def test_server_url_needs_no_kubeconfig() -> None:
     assert open_kubernetes_client("http://127.0.0.1:1", "", "").namespace == "default"
     assert open_kubernetes_client("http://127.0.0.1:1", "", "train").namespace == "train"

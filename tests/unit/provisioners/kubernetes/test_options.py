@@ -1,4 +1,4 @@
-"""What can be chosen of Kubernetes, and what cannot be meant."""
+"""Options of Kubernetes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spotfit_provisioners.kubernetes.options import KubernetesOptions
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"workers_per_node": 0}, "workers_per_node"),
         ({"grace_s": -1.0}, "must be at least 0"),
         ({"server": "http://x", "context": "y"}, "selects two clusters"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         KubernetesOptions(**wrong)

@@ -1,4 +1,4 @@
-"""The four verbs on Kubernetes, where the conformance suite does not look."""
+"""Behavior of the Kubernetes provisioner beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spotfit_provisioners.kubernetes.client import KubernetesClient
 from spotfit_provisioners.kubernetes.provisioner import KubernetesProvisioner
 
 pytest.importorskip("kubernetes")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def provisioner(sim: Simulator) -> KubernetesProvisioner:
 
 
 def running(provisioner: KubernetesProvisioner, tmp_path: Path, command: str) -> GroupHandle:
-    """A group whose pod runs that instead of an agent."""
+    """Submit a group whose pod runs `command` instead of an agent."""
     plan = provisioner.plan(
         GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
     )
@@ -49,11 +49,11 @@ def running(provisioner: KubernetesProvisioner, tmp_path: Path, command: str) ->
     return handle
 
 
-def until(happens: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     clock = SystemClock()
-    give_up_at = clock.now() + 20
-    while not happens():
-        assert clock.now() < give_up_at
+    deadline = clock.now() + 20
+    while not condition():
+        assert clock.now() < deadline
         clock.wait(0.02)
 
 
@@ -61,22 +61,22 @@ def pods(sim: Simulator) -> list[Any]:
     return list(sim.cloud.state.objects["pods"].values())
 
 
-def test_a_pod_finds_its_secret_its_address_and_its_number(
+def test_pod_gets_its_secret_address_and_index(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     handle = running(provisioner, tmp_path, "env; exit 0")
     until(lambda: provisioner.observe(handle).is_terminated)
-    told = sim.datacenter.output(sim.datacenter.machines[1])
-    assert "SPOTFIT_RUN_SECRET=the secret itself" in told
-    assert "JOB_COMPLETION_INDEX=0" in told
-    assert "SPOTFIT_HOST=127." in told
+    result = sim.datacenter.output(sim.datacenter.machines[1])
+    assert "SPOTFIT_RUN_SECRET=the secret itself" in result
+    assert "JOB_COMPLETION_INDEX=0" in result
+    assert "SPOTFIT_HOST=127." in result
 
 
 @pytest.mark.parametrize(
     ("code", "comes_back", "state"),
     [(85, True, None), (75, False, NodeState.FAILED), (0, False, NodeState.GONE)],
 )
-def test_only_our_own_word_for_a_drained_machine_brings_a_pod_back(
+def test_only_drained_agents_restart_their_pod(
     sim: Simulator,
     provisioner: KubernetesProvisioner,
     tmp_path: Path,
@@ -94,7 +94,7 @@ def test_only_our_own_word_for_a_drained_machine_brings_a_pod_back(
         assert provisioner.observe(handle).nodes[0].state == state
 
 
-def test_who_asks_again_gives_the_job_what_an_interrupted_first_try_did_not(
+def test_repeated_submission_completes_an_interrupted_one(
     sim: Simulator,
     provisioner: KubernetesProvisioner,
     tmp_path: Path,
@@ -112,7 +112,7 @@ def test_who_asks_again_gives_the_job_what_an_interrupted_first_try_did_not(
     assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
 
 
-def test_nothing_is_left_of_a_group_that_is_let_go(
+def test_released_group_leaves_no_objects(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     handle = running(provisioner, tmp_path, "exec sleep 100")
@@ -122,10 +122,10 @@ def test_nothing_is_left_of_a_group_that_is_let_go(
     assert not list(sim.datacenter.active_machines())
 
 
-def test_a_quota_that_stands_against_pods_is_told_from_a_lack_of_nodes(
+def test_pod_quota_is_distinguished_from_missing_nodes(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
-    """The Job is taken; that its pods are not, its events alone say."""
+    """The Job is accepted; only its events state that its pods are rejected."""
     sim.faults.inject("pod_quota", 1_000_000)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).refusal)
@@ -140,7 +140,7 @@ def test_a_quota_that_stands_against_pods_is_told_from_a_lack_of_nodes(
     assert provisioner.observe(handle).refusal == ""
 
 
-def test_who_may_not_list_events_sees_less(
+def test_denied_events_reduce_the_reported_reasons(
     sim: Simulator,
     provisioner: KubernetesProvisioner,
     tmp_path: Path,
@@ -148,10 +148,10 @@ def test_who_may_not_list_events_sees_less(
 ) -> None:
     listed = KubernetesCloud._list
 
-    def forbidden(self: Any, kind: str, *asked: Any) -> Any:
+    def forbidden(self: Any, kind: str, *request: Any) -> Any:
         if kind == "events":
             raise KubernetesStatusError(403, "Forbidden", "events is forbidden")
-        return listed(self, kind, *asked)
+        return listed(self, kind, *request)
 
     monkeypatch.setattr(KubernetesCloud, "_list", forbidden)
     sim.faults.inject("pod_quota", 1_000_000)
@@ -160,7 +160,7 @@ def test_who_may_not_list_events_sees_less(
     assert provisioner.observe(handle).refusal == ""
 
 
-def test_a_machine_whose_node_falls_silent_is_not_said_to_run(
+def test_machine_on_an_unresponsive_node_is_not_running(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     handle = running(provisioner, tmp_path, "exec sleep 100")
@@ -170,24 +170,24 @@ def test_a_machine_whose_node_falls_silent_is_not_said_to_run(
     assert provisioner.observe(handle).nodes[0].reason == "its node is unreachable"
 
 
-def test_what_each_pod_printed_is_told_while_the_cluster_has_it(
+def test_output_of_pods_is_read_while_they_exist(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     handle = running(provisioner, tmp_path, "echo no module; echo at all; exit 1")
     until(lambda: provisioner.observe(handle).is_terminated)
-    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
-    assert said.source.startswith("pod t-0123456789ab-0-")
-    assert said.lines == ("at all",)
+    [output] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert output.source.startswith("pod t-0123456789ab-0-")
+    assert output.lines == ("at all",)
     provisioner.cancel(handle)
     until(lambda: not pods(sim))
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
 
 
-def test_of_a_pod_that_does_not_start_the_cluster_says_why(
+def test_output_of_a_pod_that_does_not_start_is_its_reason(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     sim.faults.inject("capacity", 1)
     handle = running(provisioner, tmp_path, "exit 0")
     until(lambda: pods(sim))
-    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=10)
-    assert "is waiting to start" in said.lines[0]
+    [output] = provisioner.fetch_machine_output(handle, 0, max_lines=10)
+    assert "is waiting to start" in output.lines[0]

@@ -1,4 +1,4 @@
-"""Our request as an indexed Job with what belongs to it."""
+"""Rendering of an indexed Job, its Service and its Secret."""
 
 from __future__ import annotations
 
@@ -57,22 +57,24 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ("aks", a_request(1), KubernetesOptions(image="i", flavour="aks")),
     ],
 )
-def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: KubernetesOptions) -> None:
+def test_plan_matches_its_golden_file(
+    name: str, request_: GroupRequest, options: KubernetesOptions
+) -> None:
     golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
-def test_the_secret_is_apart_from_the_job() -> None:
+def test_run_key_is_in_a_secret_and_not_in_the_job() -> None:
     planned = plan(a_request(), OPTIONS)
     launch = AgentLaunchSpec("s3://bucket/run", RunId("r" * 32), "the secret itself")
-    told = secret_manifest(
+    result = secret_manifest(
         planned, launch.environment_for(planned.token, 0, 1, node_index_variable=INDEX_VARIABLE)
     )
-    assert told["stringData"]["SPOTFIT_RUN_SECRET"] == "the secret itself"
+    assert result["stringData"]["SPOTFIT_RUN_SECRET"] == "the secret itself"
     assert b"the secret itself" not in msgspec.json.encode(planned)
     assert service_manifest(planned)["spec"]["publishNotReadyAddresses"]
 
 
-def test_only_disruptions_and_our_own_word_bring_a_pod_back() -> None:
+def test_only_disruptions_and_drained_agents_restart_a_pod() -> None:
     disrupted, drained, final = plan(a_request(), OPTIONS).body["spec"]["podFailurePolicy"]["rules"]
     assert disrupted["action"] == drained["action"] == "Ignore"
     assert drained["onExitCodes"]["values"] == [int(AgentExitCode.DRAINED)]
@@ -81,14 +83,14 @@ def test_only_disruptions_and_our_own_word_bring_a_pod_back() -> None:
 
 
 @pytest.mark.parametrize("flavour", ["eks", "karpenter"])
-def test_nodes_of_eks_are_labelled_and_not_tainted(flavour: str) -> None:
-    options = KubernetesOptions(image="i", flavour=flavour)  # type: ignore[arg-type]  # two of them
+def test_eks_flavour_uses_labels_without_tolerations(flavour: str) -> None:
+    options = KubernetesOptions(image="i", flavour=flavour)  # type: ignore[arg-type]  # two values
     pod = plan(a_request(), options).body["spec"]["template"]["spec"]
     assert pod["nodeSelector"]
     assert "tolerations" not in pod
 
 
-def test_without_an_image_it_says_where_to_name_one() -> None:
-    with pytest.raises(ConfigError, match="image") as told:
+def test_missing_image_names_the_option() -> None:
+    with pytest.raises(ConfigError, match="image") as error_info:
         plan(a_request(), KubernetesOptions())
-    assert "SPOTFIT_KUBERNETES_IMAGE" in told.value.do
+    assert "SPOTFIT_KUBERNETES_IMAGE" in error_info.value.do

@@ -1,4 +1,4 @@
-"""Pods and Jobs in our words: every phase there is, by the documentation of the library."""
+"""Mapping of pods and Jobs, complete by the documentation of the library."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def a_pod(phase: str, index: int = 0, born: str = "1", **status: Any) -> dict[st
     return {"metadata": meta, "status": {"phase": phase, **status}}
 
 
-def test_every_phase_is_translated() -> None:
-    """The library has no list of them; its documentation of a status names each."""
+def test_every_phase_is_mapped() -> None:
+    """The library has no enumeration; the documentation of the status lists all phases."""
     client = pytest.importorskip("kubernetes.client")
-    told = str(client.V1PodStatus.model_fields["phase"].description)
-    named = set(re.findall(r"(Pending|Running|Succeeded|Failed|Unknown):", told))
+    result = str(client.V1PodStatus.model_fields["phase"].description)
+    named = set(re.findall(r"(Pending|Running|Succeeded|Failed|Unknown):", result))
     assert named == set(PHASES)
 
 
@@ -47,13 +47,13 @@ def test_every_phase_is_translated() -> None:
         (a_job(failedIndexes="0"), [], NodeState.FAILED),
     ],
 )
-def test_the_newest_pod_of_an_index_counts_until_the_job_has_judged(
+def test_newest_pod_of_an_index_counts_until_the_job_ends(
     job: dict[str, Any], pods: list[dict[str, Any]], state: NodeState
 ) -> None:
     assert [node.state for node in group_status(job, pods).nodes] == [state]
 
 
-def test_a_phase_that_nobody_knows_is_told_and_harmless() -> None:
+def test_unknown_phase_is_reported_as_waiting() -> None:
     (node,) = group_status(a_job(), [a_pod("Hibernating")]).nodes
     assert node.state is NodeState.WAITING
     assert node.reason == "its phase Hibernating is unknown"
@@ -62,17 +62,15 @@ def test_a_phase_that_nobody_knows_is_told_and_harmless() -> None:
 @pytest.mark.parametrize(
     ("ready", "state"), [("True", NodeState.RUNNING), ("False", NodeState.WAITING)]
 )
-def test_a_pod_whose_node_has_fallen_silent_is_not_said_to_run(
-    ready: str, state: NodeState
-) -> None:
-    """For more than five minutes its phase says so."""
+def test_pod_on_an_unresponsive_node_is_not_running(ready: str, state: NodeState) -> None:
+    """Its phase remains Running for more than five minutes."""
     conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]
     (node,) = group_status(a_job(), [a_pod("Running", conditions=conditions)]).nodes
     assert node.state is state
 
 
 @pytest.mark.parametrize(
-    ("complaint", "told"),
+    ("complaint", "expected"),
     [
         (
             "pods is forbidden: exceeded quota: compute",
@@ -82,13 +80,13 @@ def test_a_pod_whose_node_has_fallen_silent_is_not_said_to_run(
         ("", ""),
     ],
 )
-def test_why_a_pod_cannot_be_made_is_told(complaint: str, told: str) -> None:
+def test_pod_creation_error_is_reported(complaint: str, expected: str) -> None:
     refusal = group_status(a_job(2), [a_pod("Running")], complaint).refusal
-    assert refusal.startswith(told)
-    assert bool(refusal) == bool(told)
+    assert refusal.startswith(expected)
+    assert bool(refusal) == bool(expected)
 
 
-def test_an_old_complaint_about_pods_that_are_there_now_is_none() -> None:
+def test_outdated_pod_creation_error_is_ignored() -> None:
     there = [a_pod("Running"), a_pod("Pending", index=1)]
     assert group_status(a_job(2), there, "exceeded quota").refusal == ""
     assert has_missing_pods(a_job(2), there[:1])
@@ -96,14 +94,14 @@ def test_an_old_complaint_about_pods_that_are_there_now_is_none() -> None:
     assert not has_missing_pods({"spec": {"completions": 1, "suspend": True}}, [])
 
 
-def test_why_a_machine_failed_is_told() -> None:
+def test_failure_reason_of_a_machine_is_reported() -> None:
     ended = [{"state": {"terminated": {"exitCode": 70}}}]
     pod = a_pod("Failed", reason="Evicted", message="out of disk", containerStatuses=ended)
     (node,) = group_status(a_job(failedIndexes="0"), [pod]).nodes
     assert node.reason == "Evicted; out of disk; exit code 70"
 
 
-def test_why_nothing_comes_is_told() -> None:
+def test_pending_reason_is_reported() -> None:
     waits = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]
     assert (
         group_status(a_job(), [a_pod("Pending", conditions=waits)]).refusal
@@ -114,20 +112,20 @@ def test_why_nothing_comes_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "told"),
+    ("waiting", "expected"),
     [
         ({"reason": "ImagePullBackOff", "message": "no such tag"}, "ImagePullBackOff: no such tag"),
         ({"reason": "InvalidImageName"}, "InvalidImageName"),
         ({"reason": "ContainerCreating"}, ""),
     ],
 )
-def test_an_image_that_cannot_be_had_is_told(waiting: dict[str, str], told: str) -> None:
+def test_image_pull_error_is_reported(waiting: dict[str, str], expected: str) -> None:
     pod = a_pod("Pending", containerStatuses=[{"state": {"waiting": waiting}}])
-    assert group_status(a_job(), [pod]).refusal == told
+    assert group_status(a_job(), [pod]).refusal == expected
 
 
 @pytest.mark.parametrize(
     ("text", "found"), [(None, set()), ("", set()), ("1,3-5,7", {1, 3, 4, 5, 7})]
 )
-def test_indexes_are_read_as_kubernetes_writes_them(text: str | None, found: set[int]) -> None:
+def test_completed_indices_are_parsed(text: str | None, found: set[int]) -> None:
     assert parse_indexes(text) == found

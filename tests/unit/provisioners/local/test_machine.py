@@ -1,4 +1,4 @@
-"""One machine: it serves a node, leaves it as it should be, and waits for another."""
+"""A machine serves a node, cleans up and waits for the next one."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ def ended(up: StartedAgent) -> None:
     wait_for_exit(up.message["worker"])
 
 
-def test_the_next_run_finds_the_machine_waiting(local_cloud: LocalCloudHarness) -> None:
+def test_next_run_uses_the_waiting_machine(local_cloud: LocalCloudHarness) -> None:
     first = local_cloud.submit("a", 2)
     before = local_cloud.next_agent()
     see_the_end_of(local_cloud, before, first)
@@ -30,13 +30,13 @@ def test_the_next_run_finds_the_machine_waiting(local_cloud: LocalCloudHarness) 
 
 
 def see_the_end_of(local_cloud: LocalCloudHarness, up: StartedAgent, handle: object) -> None:
-    """Its machine leaves the node only when it can already be given the next one."""
+    """A machine leaves a node only when the next one can be assigned to it."""
     ended(up)
     while not local_cloud.observe(handle).is_terminated:  # type: ignore[arg-type]  # a handle
         os.sched_yield()
 
 
-def test_a_machine_is_used_again_only_in_the_environment_it_was_started_in(
+def test_machine_is_reused_only_with_an_equal_environment(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = local_cloud.submit("a", 2)
@@ -46,10 +46,10 @@ def test_a_machine_is_used_again_only_in_the_environment_it_was_started_in(
     local_cloud.submit("b", 2)
     after = local_cloud.next_agent()
     assert after.message["environment"]["FLAVOUR"] == "salt"
-    wait_for_exit(before.machine.pid)  # it would never be of use again
+    wait_for_exit(before.machine.pid)  # it could never be reused
 
 
-def test_letting_a_reused_machine_go_is_letting_its_second_group_go(
+def test_release_of_a_reused_machine_releases_its_second_group(
     local_cloud: LocalCloudHarness,
 ) -> None:
     first = local_cloud.submit("a", 2)
@@ -63,7 +63,7 @@ def test_letting_a_reused_machine_go_is_letting_its_second_group_go(
     wait_for_exit(up.machine.pid)
 
 
-def test_a_machine_that_is_kept_for_no_time_leaves_at_once(local_cloud: LocalCloudHarness) -> None:
+def test_machine_without_idle_time_exits_at_once(local_cloud: LocalCloudHarness) -> None:
     local_cloud.configure(idle_s=0)
     handle = local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
@@ -73,7 +73,7 @@ def test_a_machine_that_is_kept_for_no_time_leaves_at_once(local_cloud: LocalClo
     assert not local_cloud.root.path.exists()
 
 
-def test_a_machine_that_the_run_gave_up_is_gone(local_cloud: LocalCloudHarness) -> None:
+def test_released_machine_is_gone(local_cloud: LocalCloudHarness) -> None:
     handle = local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
     up.end(code=75)
@@ -82,8 +82,8 @@ def test_a_machine_that_the_run_gave_up_is_gone(local_cloud: LocalCloudHarness) 
     assert not local_cloud.root.path.exists()
 
 
-def test_two_machines_of_one_node_are_one(local_cloud: LocalCloudHarness) -> None:
-    """What a submitter started and did not live to note, and what its successor started."""
+def test_second_machine_of_a_node_exits(local_cloud: LocalCloudHarness) -> None:
+    """A machine of a killed submitter that was not recorded, and one of its successor."""
     local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
     (node,) = [node for group in local_cloud.root.groups() for node in group.nodes()]
@@ -93,7 +93,7 @@ def test_two_machines_of_one_node_are_one(local_cloud: LocalCloudHarness) -> Non
     assert local_cloud.is_quiet()
 
 
-def test_an_agent_that_cannot_be_loaded_is_told(local_cloud: LocalCloudHarness) -> None:
+def test_agent_that_cannot_be_loaded_is_reported(local_cloud: LocalCloudHarness) -> None:
     local_cloud.configure(agent="nowhere:at_all")
     handle = local_cloud.submit("a", 2)
     for machine in local_cloud.machines():
@@ -125,7 +125,7 @@ def driver(local_cloud: LocalCloudHarness, *tokens: str) -> subprocess.Popen[str
     )
 
 
-def test_a_waiting_machine_ends_with_its_driver_and_a_training_one_goes_on(
+def test_waiting_machine_exits_with_its_driver_and_a_training_one_continues(
     local_cloud: LocalCloudHarness,
 ) -> None:
     with driver(local_cloud, "a", "b") as other:
@@ -140,7 +140,7 @@ def test_a_waiting_machine_ends_with_its_driver_and_a_training_one_goes_on(
     assert not local_cloud.root.path.exists()
 
 
-def test_a_driver_that_ends_sees_its_machines_out(local_cloud: LocalCloudHarness) -> None:
+def test_driver_exit_dismisses_waiting_machines(local_cloud: LocalCloudHarness) -> None:
     with driver(local_cloud, "a") as other:
         assert other.stdout is not None
         up = local_cloud.next_agent()
@@ -153,7 +153,7 @@ def test_a_driver_that_ends_sees_its_machines_out(local_cloud: LocalCloudHarness
     assert not local_cloud.root.path.exists()
 
 
-def test_nobody_is_served_by_the_machine_of_another_driver(local_cloud: LocalCloudHarness) -> None:
+def test_machine_serves_only_its_driver(local_cloud: LocalCloudHarness) -> None:
     with driver(local_cloud, "a") as other:
         theirs = local_cloud.next_agent()
         ended(theirs)
@@ -162,10 +162,10 @@ def test_nobody_is_served_by_the_machine_of_another_driver(local_cloud: LocalClo
         other.communicate("\n")
 
 
-def test_a_machine_s_own_requests_are_its_driver_s(
+def test_requests_of_a_machine_belong_to_its_driver(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A leader orders a replacement: the new machine belongs to the driver, in its environment."""
+    """A leader requests a replacement, which belongs to the driver and has its environment."""
     handle = local_cloud.submit("a", 2)
     first = local_cloud.next_agent()
     monkeypatch.setenv(machine_pool.OWNER_ENV, str(processes.current_process()))

@@ -1,4 +1,4 @@
-"""What machines inherit, and when two environments are the same to them."""
+"""Inherited environment variables, and equality of environments."""
 
 from pathlib import Path
 
@@ -10,7 +10,9 @@ from spotfit_provisioners.local.processes import current_process
 from spotfit_provisioners.local.state_dir import LocalCloudDir
 
 
-def test_machines_inherit_everything_but_one_run_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_inherit_the_environment_except_run_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FLAVOUR", "salt")
     monkeypatch.setenv("SPOTFIT_RUN_SECRET", "key")
     monkeypatch.setenv("SPOTFIT_LOG_LEVEL", "DEBUG")
@@ -20,7 +22,7 @@ def test_machines_inherit_everything_but_one_run_s_own(monkeypatch: pytest.Monke
     assert "SPOTFIT_RUN_SECRET" not in inherited
 
 
-def test_a_machine_passes_on_the_driver_s_temporary_directory(
+def test_machine_passes_on_the_temporary_directory_of_the_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TMPDIR", "/of/the/machine")
@@ -30,7 +32,7 @@ def test_a_machine_passes_on_the_driver_s_temporary_directory(
     assert "TMPDIR" not in machine_pool.inherited_environment()
 
 
-def test_what_means_nothing_makes_no_difference() -> None:
+def test_irrelevant_variables_do_not_change_the_environment_hash() -> None:
     assert machine_pool.environment_digest({"A": "1"}) == machine_pool.environment_digest(
         {"A": "1", "PYTEST_CURRENT_TEST": "x", "_": "y"}
     )
@@ -39,7 +41,7 @@ def test_what_means_nothing_makes_no_difference() -> None:
     )
 
 
-def test_a_driver_works_for_itself_and_a_machine_for_its_driver(
+def test_owner_is_the_driver_also_in_a_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(machine_pool.OWNER_ENV, raising=False)
@@ -48,7 +50,7 @@ def test_a_driver_works_for_itself_and_a_machine_for_its_driver(
     assert str(machine_pool.owner_process()) == "12-34"
 
 
-def test_there_is_nobody_to_ask_where_nothing_is(tmp_path: Path) -> None:
+def test_no_machine_is_waiting_in_an_empty_root(tmp_path: Path) -> None:
     root = LocalCloudDir(tmp_path / "root")
     node = root.group(RunId("run"), Token("a")).node(0)
     assert not machine_pool.assign_waiting_machine(node, current_process(), "digest")

@@ -1,4 +1,4 @@
-"""What cannot be meant is told when it is written."""
+"""Invalid options raise when they are constructed."""
 
 import pytest
 
@@ -10,6 +10,6 @@ from spotfit_provisioners.local.options import LocalOptions
     "wrong",
     [{"nodes": 0}, {"capacity": -1}, {"notice_s": -1.0}, {"idle_s": -0.5}, {"python": 3.12}],
 )
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, float]) -> None:
+def test_invalid_values_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        LocalOptions(**wrong)  # type: ignore[arg-type]  # wrong on purpose
+        LocalOptions(**wrong)  # type: ignore[arg-type]  # intentionally invalid

@@ -26,19 +26,19 @@ def waiting(local_cloud: LocalCloudHarness) -> set[ProcessIdentity]:
     return {one.process for one in prewarm._unassigned if one.root == local_cloud.root}
 
 
-def test_a_run_takes_the_machines_that_were_begun_for_it(local_cloud: LocalCloudHarness) -> None:
+def test_run_uses_prewarmed_machines(local_cloud: LocalCloudHarness) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
-        begun = waiting(local_cloud)
-        assert len(begun) == 2
+        started = waiting(local_cloud)
+        assert len(started) == 2
         handle = local_cloud.submit("a", 4)
         assert not waiting(local_cloud)
     ups = [local_cloud.next_agent(), local_cloud.next_agent()]
-    assert {up.machine for up in ups} == begun
+    assert {up.machine for up in ups} == started
     assert sorted(up.message["node"] for up in ups) == [0, 1]
     assert [node.state for node in local_cloud.observe(handle).nodes] == [NodeState.RUNNING] * 2
 
 
-def test_a_warm_machine_serves_as_any_other(
+def test_prewarmed_machine_serves_like_any_other(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLAVOUR", "salt")
@@ -57,31 +57,33 @@ def test_a_warm_machine_serves_as_any_other(
     assert local_cloud.next_agent().message["token"] == "b"
 
 
-def test_those_that_nobody_took_leave_nothing_behind(local_cloud: LocalCloudHarness) -> None:
+def test_unused_prewarmed_machines_leave_nothing(local_cloud: LocalCloudHarness) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
-        begun = waiting(local_cloud)
-    assert begun
-    for machine in begun:
+        started = waiting(local_cloud)
+    assert started
+    for machine in started:
         wait_for_exit(machine.pid)
     assert not local_cloud.root.path.exists()
 
 
-def test_an_error_on_the_way_lets_them_go(local_cloud: LocalCloudHarness) -> None:
-    begun: set[ProcessIdentity] = set()
+def test_error_before_submission_dismisses_prewarmed_machines(
+    local_cloud: LocalCloudHarness,
+) -> None:
+    started: set[ProcessIdentity] = set()
 
     def interrupted() -> None:
         with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
-            begun.update(waiting(local_cloud))
+            started.update(waiting(local_cloud))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert begun
-    for machine in begun:
+    assert started
+    for machine in started:
         wait_for_exit(machine.pid)
 
 
-def test_they_die_with_their_driver(local_cloud: LocalCloudHarness) -> None:
+def test_prewarmed_machines_exit_with_their_driver(local_cloud: LocalCloudHarness) -> None:
     driver = (
         "import sys, time\n"
         "from spotfit.core.ids import Token\n"
@@ -97,20 +99,20 @@ def test_they_die_with_their_driver(local_cloud: LocalCloudHarness) -> None:
     command = [sys.executable, "-c", driver, str(local_cloud.root.path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as asked:
-        assert asked.stdout is not None
-        begun = [int(pid) for pid in asked.stdout.readline().split()]
-        assert len(begun) == 2
-        asked.send_signal(signal.SIGKILL)
-    for pid in begun:
+    ) as requests:
+        assert requests.stdout is not None
+        started = [int(pid) for pid in requests.stdout.readline().split()]
+        assert len(started) == 2
+        requests.send_signal(signal.SIGKILL)
+    for pid in started:
         wait_for_exit(pid)
     assert not local_cloud.root.path.exists()
 
 
-def test_one_whose_root_was_tidied_away_makes_it_as_it_should_be(
+def test_prewarmed_machine_recreates_a_removed_root(
     local_cloud: LocalCloudHarness,
 ) -> None:
-    """Its driver died at once, and the next one found nothing of use there. Chaos seed 6000002."""
+    """Its driver was killed at once, and the next one removed the root. Chaos seed 6000002."""
     words = [
         *prewarm.MACHINE_COMMAND,
         prewarm.WAIT_FLAG,
@@ -122,49 +124,49 @@ def test_one_whose_root_was_tidied_away_makes_it_as_it_should_be(
         while not any((home / "tmp").exists() for home in local_cloud.root.path.glob("machines/*")):
             assert machine.poll() is None
             os.sched_yield()
-        local_cloud.root.ensure()  # it raises for a root that others can enter
+        local_cloud.root.ensure()  # raises for a root that other users can enter
         machine.communicate()
     assert machine.returncode == 0
     assert not local_cloud.root.path.exists()
 
 
-def test_one_of_another_environment_is_not_taken(
+def test_prewarmed_machine_with_another_environment_is_not_used(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud, 2), FRAMEWORK):
-        (begun,) = waiting(local_cloud)
+        (started,) = waiting(local_cloud)
         monkeypatch.setenv("FLAVOUR", "salt")
         local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
-    assert up.machine != begun
+    assert up.machine != started
     assert up.message["environment"]["FLAVOUR"] == "salt"
-    wait_for_exit(begun.pid)
+    wait_for_exit(started.pid)
 
 
-def test_one_that_has_died_is_not_missed(local_cloud: LocalCloudHarness) -> None:
+def test_ended_prewarmed_machine_is_replaced(local_cloud: LocalCloudHarness) -> None:
     with local_cloud.provisioner.prewarm(plan(local_cloud, 2), FRAMEWORK):
-        (begun,) = waiting(local_cloud)
-        processes.kill_process_tree(begun)
-        wait_for_exit(begun.pid)
+        (started,) = waiting(local_cloud)
+        processes.kill_process_tree(started)
+        wait_for_exit(started.pid)
         handle = local_cloud.submit("a", 2)
-    assert local_cloud.next_agent().machine != begun
+    assert local_cloud.next_agent().machine != started
     assert local_cloud.observe(handle).nodes[0].state == NodeState.RUNNING
 
 
-def test_none_are_begun_where_there_is_no_room(local_cloud: LocalCloudHarness) -> None:
+def test_no_machine_is_prewarmed_without_capacity(local_cloud: LocalCloudHarness) -> None:
     local_cloud.configure(capacity=1)
     with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
         assert not waiting(local_cloud)
 
 
-def test_none_are_begun_where_machines_stand_already(local_cloud: LocalCloudHarness) -> None:
+def test_no_machine_is_prewarmed_if_machines_wait(local_cloud: LocalCloudHarness) -> None:
     local_cloud.submit("a", 2)
     local_cloud.next_agent()
     with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
         assert not waiting(local_cloud)
 
 
-def test_a_machine_of_a_driver_begins_none(
+def test_machine_does_not_prewarm(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_LOCAL_OWNER", f"{os.getppid()}-1")

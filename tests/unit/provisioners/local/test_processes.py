@@ -1,4 +1,4 @@
-"""Processes are told apart by more than their number."""
+"""Process identity, detached processes and termination."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from tests.unit.localsim.live.stand_in import wait_for_exit
 WAIT = [sys.executable, "-c", "input()"]
 
 
-def test_a_process_is_its_number_and_its_birth() -> None:
+def test_process_identity_is_pid_and_start_time() -> None:
     me = current_process()
     assert me.is_alive
     assert me.pid == os.getpid()
@@ -22,15 +22,15 @@ def test_a_process_is_its_number_and_its_birth() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "12", "12-", "-12", "x-1"])
-def test_nonsense_is_no_process(text: str) -> None:
+def test_invalid_text_is_not_a_process(text: str) -> None:
     assert ProcessIdentity.parse(text) is None
 
 
-def test_a_process_written_down_is_read_again() -> None:
+def test_process_identity_round_trips() -> None:
     assert ProcessIdentity.parse(str(current_process())) == current_process()
 
 
-def test_a_zombie_is_not_alive() -> None:
+def test_zombie_is_not_alive() -> None:
     with subprocess.Popen(WAIT, stdin=subprocess.PIPE) as child:
         assert find_process(child.pid) is not None
         child.kill()
@@ -38,27 +38,27 @@ def test_a_zombie_is_not_alive() -> None:
         assert find_process(child.pid) is None
 
 
-def test_killing_takes_everything_it_started(tmp_path: Path) -> None:
-    """A grandchild in a session of its own, too."""
-    told = tmp_path / "told"
-    os.mkfifo(told)
+def test_kill_includes_descendants(tmp_path: Path) -> None:
+    """Includes a grandchild in another session."""
+    result = tmp_path / "output"
+    os.mkfifo(result)
     script = (
         "import subprocess, sys\n"
         "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
         "open(sys.argv[1], 'w').write(str(child.pid))\n"
         "child.wait()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(told)]) as parent:
-        grandchild = int(told.read_text())
+    with subprocess.Popen([sys.executable, "-c", script, str(result)]) as parent:
+        grandchild = int(result.read_text())
         assert grandchild in processes.descendant_pids(os.getpid())
         found = find_process(parent.pid)
         assert found is not None
         processes.kill_process_tree(found)
         wait_for_exit(grandchild)
-    processes.kill_process_tree(found)  # again: nothing happens
+    processes.kill_process_tree(found)  # a second call has no effect
 
 
-def test_a_detached_process_is_no_child_and_hears_nothing(tmp_path: Path) -> None:
+def test_detached_process_is_no_child_and_gets_no_signals(tmp_path: Path) -> None:
     output = tmp_path / "output"
     script = "import os, sys; print(os.getppid(), repr(sys.stdin.read()), os.environ['FLAVOUR'])"
     started = processes.start_detached(
@@ -67,15 +67,15 @@ def test_a_detached_process_is_no_child_and_hears_nothing(tmp_path: Path) -> Non
         directory=tmp_path,
         output=output,
     )
-    if started is not None:  # it may be over already
+    if started is not None:  # it may have ended
         wait_for_exit(started.pid)
-    parent, heard, flavour = output.read_text().split()
+    parent, received, flavour = output.read_text().split()
     assert int(parent) != os.getpid()
-    assert heard == "''"
+    assert received == "''"
     assert flavour == "sweet"
 
 
-def test_a_detached_process_hears_its_starter_to_the_end_of_a_pipe(tmp_path: Path) -> None:
+def test_detached_process_reads_its_pipe_to_the_end(tmp_path: Path) -> None:
     output = tmp_path / "output"
     theirs, ours = os.pipe()
     started = processes.start_detached(

@@ -1,4 +1,4 @@
-"""This machine as a cloud: tokens are honoured, deaths are seen, nothing is left behind."""
+"""The local provisioner: idempotency, observation of losses, cleanup."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ def states(local_cloud: LocalCloudHarness, handle: object) -> list[NodeState]:
     ("nodes", "workers", "of", "expected"),
     [(1, 4, 4, (1, 4)), (2, 4, 4, (2, 2)), (2, 2, 4, (1, 2)), (3, 4, 4, (2, 2)), (2, 1, 4, (1, 2))],
 )
-def test_a_run_is_cut_into_equal_nodes(
+def test_workers_are_distributed_over_equal_nodes(
     nodes: int, workers: int, of: int, expected: tuple[int, int]
 ) -> None:
     local = LocalProvisioner(LocalOptions(nodes=nodes))
@@ -45,12 +45,12 @@ def test_a_run_is_cut_into_equal_nodes(
         GroupRequest(token=Token("t"), num_workers=0, total_workers=1),
     ],
 )
-def test_what_cannot_be_meant_is_refused(request_: GroupRequest) -> None:
+def test_invalid_values_are_rejected(request_: GroupRequest) -> None:
     with pytest.raises(ConfigError):
         LocalProvisioner().plan(request_)
 
 
-def test_every_node_is_a_group_of_processes_of_its_own(local_cloud: LocalCloudHarness) -> None:
+def test_every_node_is_a_process_group(local_cloud: LocalCloudHarness) -> None:
     handle = local_cloud.submit("a", 4)
     first, second = local_cloud.next_agent(), local_cloud.next_agent()
     assert {first.message["node"], second.message["node"]} == {0, 1}
@@ -62,12 +62,12 @@ def test_every_node_is_a_group_of_processes_of_its_own(local_cloud: LocalCloudHa
     assert all(host.startswith("127.0.") for host in hosts)
 
 
-def test_machines_are_nobodys_children(local_cloud: LocalCloudHarness) -> None:
+def test_machines_are_detached_processes(local_cloud: LocalCloudHarness) -> None:
     local_cloud.submit("a", 2)
     assert local_cloud.next_agent().machine.pid not in processes.descendant_pids(os.getpid())
 
 
-def test_the_secret_is_on_no_command_line_and_in_no_file(local_cloud: LocalCloudHarness) -> None:
+def test_run_key_is_on_no_command_line_and_in_no_file(local_cloud: LocalCloudHarness) -> None:
     local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
     assert up.message["secret"] == SECRET
@@ -77,7 +77,7 @@ def test_the_secret_is_on_no_command_line_and_in_no_file(local_cloud: LocalCloud
     assert not [path for path in files if SECRET in path.read_text(errors="replace")]
 
 
-def test_asking_twice_is_asking_once(local_cloud: LocalCloudHarness) -> None:
+def test_submission_is_idempotent(local_cloud: LocalCloudHarness) -> None:
     assert local_cloud.submit("a", 4) == local_cloud.submit("a", 4)
     machines = {local_cloud.next_agent().machine, local_cloud.next_agent().machine}
     assert local_cloud.submit("a", 4).name == "run/a"
@@ -87,7 +87,7 @@ def test_asking_twice_is_asking_once(local_cloud: LocalCloudHarness) -> None:
     } == machines
 
 
-def test_asking_from_many_processes_at_once_is_asking_once(local_cloud: LocalCloudHarness) -> None:
+def test_concurrent_submission_is_idempotent(local_cloud: LocalCloudHarness) -> None:
     ask = (
         "from spotfit.core.ids import RunId, Token\n"
         "from spotfit.model.group import GroupRequest\n"
@@ -115,21 +115,21 @@ def test_asking_from_many_processes_at_once_is_asking_once(local_cloud: LocalClo
     assert local_cloud.is_quiet()
 
 
-def test_whoever_dies_while_asking_is_finished_by_the_next(
+def test_interrupted_submission_is_completed_by_the_next(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first dies after the second node's directory, before its machine."""
+    """The first submitter is killed after creating the second node, before starting its machine."""
     started: list[int] = []
     start = processes.start_detached
 
-    def dying(*args: object, **kwargs: object) -> object:
+    def crash(*args: object, **kwargs: object) -> object:
         if started:
             raise KeyboardInterrupt
         started.append(1)
-        return start(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
+        return start(*args, **kwargs)  # type: ignore[arg-type]  # arguments are passed on
 
     with monkeypatch.context() as patch:
-        patch.setattr(processes, "start_detached", dying)
+        patch.setattr(processes, "start_detached", crash)
         with pytest.raises(KeyboardInterrupt):
             local_cloud.submit("a", 4)
     before = local_cloud.next_agent()
@@ -140,10 +140,10 @@ def test_whoever_dies_while_asking_is_finished_by_the_next(
     assert local_cloud.is_quiet()
 
 
-def test_a_machine_that_was_started_and_not_noted_is_not_started_again(
+def test_started_but_unrecorded_machine_is_not_started_twice(
     local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its submitter died between the two; the successor starts another one, which lets it be."""
+    """The submitter was killed before recording the machine; the successor's machine exits."""
     start = processes.start_detached
     monkeypatch.setattr(processes, "start_detached", lambda *a, **k: start(*a, **k) and None)
     local_cloud.submit("a", 2)
@@ -156,7 +156,7 @@ def test_a_machine_that_was_started_and_not_noted_is_not_started_again(
     assert states(local_cloud, local_cloud.submit("a", 2)) == [NodeState.RUNNING]
 
 
-def test_a_killed_machine_is_gone_and_so_is_all_it_started(local_cloud: LocalCloudHarness) -> None:
+def test_killed_machine_is_lost_with_its_descendants(local_cloud: LocalCloudHarness) -> None:
     handle = local_cloud.submit("a", 4)
     up = local_cloud.next_agent()
     processes.kill_process_tree(up.machine)
@@ -167,17 +167,17 @@ def test_a_killed_machine_is_gone_and_so_is_all_it_started(local_cloud: LocalClo
     assert up.machine not in local_cloud.root.machines()
 
 
-def test_a_pid_that_is_given_out_again_is_not_mistaken(local_cloud: LocalCloudHarness) -> None:
+def test_reused_pid_is_not_the_machine(local_cloud: LocalCloudHarness) -> None:
     handle = local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
     node = next(local_cloud.root.groups()).node(0)
     processes.kill_process_tree(up.machine)
     (node.path / "machine").write_text(f"{os.getpid()}-1")
     assert states(local_cloud, handle) == [NodeState.GONE]
-    local_cloud.provisioner.cancel(handle)  # and this process lives on
+    local_cloud.provisioner.cancel(handle)  # and this process continues
 
 
-def test_an_agent_that_fails_is_told_with_its_last_words(local_cloud: LocalCloudHarness) -> None:
+def test_failed_agent_is_reported_with_its_last_output(local_cloud: LocalCloudHarness) -> None:
     handle = local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
     up.end(code=3)
@@ -188,7 +188,7 @@ def test_an_agent_that_fails_is_told_with_its_last_words(local_cloud: LocalCloud
     assert "the stand-in ends" in node.reason
 
 
-def test_what_a_machine_printed_is_there_until_its_group_is_let_go(
+def test_output_of_a_machine_is_kept_until_release(
     local_cloud: LocalCloudHarness,
 ) -> None:
     handle = local_cloud.submit("a", 2)
@@ -204,7 +204,7 @@ def test_what_a_machine_printed_is_there_until_its_group_is_let_go(
     assert local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
 
 
-def test_an_agent_that_ends_well_leaves_nothing(local_cloud: LocalCloudHarness) -> None:
+def test_successful_agent_leaves_no_files(local_cloud: LocalCloudHarness) -> None:
     handle = local_cloud.submit("a", 4)
     ups = [local_cloud.next_agent(), local_cloud.next_agent()]
     for up in ups:
@@ -218,7 +218,7 @@ def test_an_agent_that_ends_well_leaves_nothing(local_cloud: LocalCloudHarness) 
     assert not local_cloud.root.path.exists()
 
 
-def test_letting_go_kills_everything_and_may_be_repeated(local_cloud: LocalCloudHarness) -> None:
+def test_release_kills_all_processes_and_is_idempotent(local_cloud: LocalCloudHarness) -> None:
     handle = local_cloud.submit("a", 4)
     ups = [local_cloud.next_agent(), local_cloud.next_agent()]
     local_cloud.provisioner.cancel(handle)
@@ -231,7 +231,7 @@ def test_letting_go_kills_everything_and_may_be_repeated(local_cloud: LocalCloud
     assert not local_cloud.root.path.exists()
 
 
-def test_letting_go_ends_a_machine_that_is_frozen(local_cloud: LocalCloudHarness) -> None:
+def test_release_kills_a_suspended_machine(local_cloud: LocalCloudHarness) -> None:
     handle = local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
     os.kill(up.machine.pid, signal.SIGSTOP)
@@ -239,13 +239,13 @@ def test_letting_go_ends_a_machine_that_is_frozen(local_cloud: LocalCloudHarness
     wait_for_exit(up.machine.pid)
 
 
-def test_a_group_nobody_remembers_is_gone(local_cloud: LocalCloudHarness) -> None:
+def test_unknown_group_is_gone(local_cloud: LocalCloudHarness) -> None:
     handle = local_cloud.submit("a", 4)
     local_cloud.provisioner.cancel(handle)
     assert states(local_cloud, handle) == [NodeState.GONE, NodeState.GONE]
 
 
-def test_the_cloud_may_have_less_than_was_asked_for(local_cloud: LocalCloudHarness) -> None:
+def test_request_beyond_the_capacity_is_refused(local_cloud: LocalCloudHarness) -> None:
     local_cloud.root.set_capacity(1)
     plan = local_cloud.provisioner.plan(
         GroupRequest(token=Token("a"), num_workers=4, total_workers=4)
@@ -255,12 +255,12 @@ def test_the_cloud_may_have_less_than_was_asked_for(local_cloud: LocalCloudHarne
     assert "1 of 1" in refusal.reason
     local_cloud.submit("b", 2)
     assert isinstance(local_cloud.provisioner.submit(plan, local_cloud.launch), Refusal)
-    local_cloud.submit("b", 2)  # what was given before is not refused now
+    local_cloud.submit("b", 2)  # a granted request is not refused later
     local_cloud.root.set_capacity(None)
     local_cloud.submit("a", 4)
 
 
-def test_a_dead_node_makes_room(local_cloud: LocalCloudHarness) -> None:
+def test_lost_node_frees_capacity(local_cloud: LocalCloudHarness) -> None:
     local_cloud.root.set_capacity(1)
     local_cloud.submit("a", 2)
     machine = local_cloud.next_agent().machine
@@ -269,7 +269,7 @@ def test_a_dead_node_makes_room(local_cloud: LocalCloudHarness) -> None:
     local_cloud.submit("b", 2)
 
 
-def test_two_runs_do_not_meet(local_cloud: LocalCloudHarness) -> None:
+def test_runs_are_isolated(local_cloud: LocalCloudHarness) -> None:
     local_cloud.submit("a", 2)
     local_cloud.launch = type(local_cloud.launch)(
         str(local_cloud.directory), RunId("other"), SECRET
@@ -278,7 +278,7 @@ def test_two_runs_do_not_meet(local_cloud: LocalCloudHarness) -> None:
     assert local_cloud.next_agent().machine != local_cloud.next_agent().machine
 
 
-def test_a_root_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+def test_root_accessible_to_other_users_is_rejected(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(ProvisionPermissionError, match="directory of this user"):
         LocalCloudDir(tmp_path).ensure()

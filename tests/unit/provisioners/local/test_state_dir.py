@@ -1,4 +1,4 @@
-"""Directories as facts: whole or absent, and nobody else's."""
+"""The state directory: atomic creation, claims, garbage collection, permissions."""
 
 import os
 import stat
@@ -26,7 +26,7 @@ def a_group(root: LocalCloudDir) -> LocalGroup:
     return group
 
 
-def test_a_group_appears_whole(root: LocalCloudDir) -> None:
+def test_group_is_created_atomically(root: LocalCloudDir) -> None:
     group = a_group(root)
     assert [node.number for node in group.nodes()] == [0, 1]
     assert [node.read_assignment() for node in group.nodes()] == [{"number": 0}, {"number": 1}]
@@ -34,8 +34,8 @@ def test_a_group_appears_whole(root: LocalCloudDir) -> None:
     assert (group.run_id, group.token) == ("run", "a")
 
 
-def test_half_a_group_was_never_there(root: LocalCloudDir) -> None:
-    """Somebody died while making it: nobody sees it, and it can be made again."""
+def test_partial_group_does_not_exist(root: LocalCloudDir) -> None:
+    """A partially created group is invisible and can be created again."""
     group = root.group(RunId("run"), Token("a"))
     (root.ensure().path / "run" / ".a" / "node-0").mkdir(parents=True)
     assert not group.exists
@@ -43,13 +43,13 @@ def test_half_a_group_was_never_there(root: LocalCloudDir) -> None:
     assert len(a_group(root).nodes()) == 2
 
 
-def test_what_lies_there_is_for_its_user_only(root: LocalCloudDir) -> None:
+def test_state_is_readable_by_its_user_only(root: LocalCloudDir) -> None:
     group = a_group(root)
     for path in (root.path, *group.path.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
 
 
-def test_of_many_machines_one_gets_the_node(root: LocalCloudDir) -> None:
+def test_exactly_one_machine_claims_a_node(root: LocalCloudDir) -> None:
     node = a_group(root).node(0)
     assert node.status().state == NodeState.WAITING
     assert node.claim(current_process())
@@ -59,7 +59,7 @@ def test_of_many_machines_one_gets_the_node(root: LocalCloudDir) -> None:
     assert node.status().state == NodeState.RUNNING
 
 
-def test_a_node_that_was_cancelled_cannot_be_claimed(root: LocalCloudDir) -> None:
+def test_cancelled_node_cannot_be_claimed(root: LocalCloudDir) -> None:
     group = a_group(root)
     group.remove()
     assert not group.node(0).claim(current_process())
@@ -67,7 +67,7 @@ def test_a_node_that_was_cancelled_cannot_be_claimed(root: LocalCloudDir) -> Non
     assert not (root.path / "run").exists()
 
 
-def test_a_reclaimed_node_says_why_it_is_gone(root: LocalCloudDir) -> None:
+def test_reclaimed_node_has_its_reason(root: LocalCloudDir) -> None:
     node = a_group(root).node(0)
     assert node.claim(DEAD)
     assert node.status().state == NodeState.GONE
@@ -75,7 +75,7 @@ def test_a_reclaimed_node_says_why_it_is_gone(root: LocalCloudDir) -> None:
     assert node.status().reason == "the price went up"
 
 
-def test_the_last_to_leave_takes_the_dead_with_it(root: LocalCloudDir) -> None:
+def test_last_machine_removes_directories_of_ended_machines(root: LocalCloudDir) -> None:
     group = a_group(root)
     group.node(0).claim(DEAD)
     group.node(1).claim(current_process())
@@ -84,7 +84,7 @@ def test_the_last_to_leave_takes_the_dead_with_it(root: LocalCloudDir) -> None:
     assert not (root.path / "run").exists()
 
 
-def test_who_leaves_first_does_not_take_the_living_with_it(root: LocalCloudDir) -> None:
+def test_first_machine_keeps_directories_of_running_machines(root: LocalCloudDir) -> None:
     group = a_group(root)
     group.node(0).claim(current_process())
     group.node(1).claim(current_process())
@@ -93,7 +93,7 @@ def test_who_leaves_first_does_not_take_the_living_with_it(root: LocalCloudDir) 
     assert group.node(1).status().state == NodeState.GONE
 
 
-def test_tidying_leaves_what_is_in_use(root: LocalCloudDir) -> None:
+def test_garbage_collection_keeps_used_directories(root: LocalCloudDir) -> None:
     (root.ensure().machine_dir(current_process()) / "tmp").mkdir(parents=True)
     (root.machine_dir(DEAD) / "tmp").mkdir(parents=True)
     group = a_group(root)
@@ -106,14 +106,14 @@ def test_tidying_leaves_what_is_in_use(root: LocalCloudDir) -> None:
     assert not root.path.exists()
 
 
-def test_the_lock_may_be_tidied_away_under_one_who_waits(root: LocalCloudDir) -> None:
+def test_waiter_survives_removal_of_the_lock_file(root: LocalCloudDir) -> None:
     with root.lock():
         root.path.joinpath("lock").unlink()
     with root.lock():
         assert root.path.joinpath("lock").exists()
 
 
-def test_the_root_may_be_tidied_away_under_one_who_is_about_to_lock(
+def test_lock_survives_removal_of_the_root(
     root: LocalCloudDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = os.open
@@ -128,7 +128,7 @@ def test_the_root_may_be_tidied_away_under_one_who_is_about_to_lock(
         assert root.path.is_dir()
 
 
-def test_capacity_is_what_was_said_last(root: LocalCloudDir) -> None:
+def test_last_set_capacity_applies(root: LocalCloudDir) -> None:
     assert root.capacity() is None
     root.set_capacity(3)
     root.set_capacity(1)
@@ -139,18 +139,18 @@ def test_capacity_is_what_was_said_last(root: LocalCloudDir) -> None:
 
 
 @pytest.mark.parametrize("left", [f"0 {DEAD}", "0", "nonsense"])
-def test_what_a_dead_reclaimer_said_is_forgotten(root: LocalCloudDir, left: str) -> None:
+def test_capacity_of_an_ended_process_is_ignored(root: LocalCloudDir, left: str) -> None:
     (root.ensure().path / "capacity").write_text(left)
     assert root.capacity() is None
     root.collect_garbage()
     assert not root.path.exists()
 
 
-def test_what_a_living_one_said_is_kept(root: LocalCloudDir) -> None:
+def test_capacity_of_a_running_process_applies(root: LocalCloudDir) -> None:
     root.set_capacity(2)
     root.collect_garbage()
     assert root.capacity() == 2
 
 
-def test_a_user_has_one_root() -> None:
+def test_default_root_is_per_user() -> None:
     assert str(os.getuid()) in LocalCloudDir.default().path.name

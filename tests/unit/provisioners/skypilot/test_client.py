@@ -1,4 +1,4 @@
-"""SkyPilot's complaints in our words; the calls themselves are tried by `make sky-api`."""
+"""Translation of SkyPilot's errors; `make sky-api` tests the calls."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from spotfit_provisioners.skypilot import client
 from spotfit_provisioners.skypilot.client import SkyPilotClient, SkyPilotRequest, to_provision_error
 
 
-def theirs(name: str, message: str = "what they say") -> Exception:
-    """An exception of that name: theirs are told by nothing else."""
+def sky_error(name: str, message: str = "what they say") -> Exception:
+    """An exception class with this name; SkyPilot's exceptions are recognized by name."""
     kind = getattr(builtins, name, None) or type(name, (Exception,), {})
     wrong = kind(message)
     assert isinstance(wrong, Exception)
@@ -37,51 +37,53 @@ def theirs(name: str, message: str = "what they say") -> Exception:
         ("ValueError", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(name: str, error: type[SpotfitError]) -> None:
-    told = to_provision_error("do it", theirs(name))
-    assert type(told) is error
-    assert "what they say" in str(told)
+def test_permanent_errors_are_distinguished(name: str, error: type[SpotfitError]) -> None:
+    result = to_provision_error("do it", sky_error(name))
+    assert type(result) is error
+    assert "what they say" in str(result)
 
 
 @pytest.mark.parametrize(
     "name",
     ["KubeAPIUnreachableError", "ServerTemporarilyUnavailableError", "CommandError", "OSError"],
 )
-def test_what_may_pass_is_left_to_be_asked_again(name: str) -> None:
-    assert to_provision_error("do it", theirs(name)) is None
+def test_transient_errors_are_retryable(name: str) -> None:
+    assert to_provision_error("do it", sky_error(name)) is None
 
 
-NO_SERVER = theirs("ApiServerConnectionError", "Could not connect")
+NO_SERVER = sky_error("ApiServerConnectionError", "Could not connect")
 
 
-def test_without_an_api_server_it_says_how_to_get_one() -> None:
-    told = to_provision_error("do it", NO_SERVER)
-    assert type(told) is ProvisionError
-    assert "sky api start" in told.do
-    assert "endpoint=" in told.do
+def test_missing_api_server_names_the_command() -> None:
+    result = to_provision_error("do it", NO_SERVER)
+    assert type(result) is ProvisionError
+    assert "sky api start" in result.do
+    assert "endpoint=" in result.do
     assert (
-        to_provision_error("do it", theirs("RuntimeError", client._LOCAL_SERVER_DISABLED))
+        to_provision_error("do it", sky_error("RuntimeError", client._LOCAL_SERVER_DISABLED))
         is not None
     )
-    assert to_provision_error("do it", theirs("ConnectionError", "Connection refused")) is not None
-    assert to_provision_error("do it", theirs("ConnectionError", "reset by peer")) is None
+    assert (
+        to_provision_error("do it", sky_error("ConnectionError", "Connection refused")) is not None
+    )
+    assert to_provision_error("do it", sky_error("ConnectionError", "reset by peer")) is None
 
 
-def test_a_server_elsewhere_may_come_back() -> None:
+def test_unreachable_remote_server_is_transient() -> None:
     assert (
         type(to_provision_error("do it", NO_SERVER, endpoint="https://sky")) is InfrastructureError
     )
 
 
-def test_a_machine_without_a_way_to_the_server_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_from_a_machine_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKYPILOT_TASK_ID", "sky-managed-1")
     assert type(to_provision_error("do it", NO_SERVER)) is InfrastructureError
 
 
-def test_colours_and_lines_are_taken_out_of_what_they_say() -> None:
-    told = to_provision_error("do it", theirs("ValueError", "\x1b[31mno\n  such\x1b[0m thing"))
-    assert told is not None
-    assert "no such thing" in told.message
+def test_messages_are_stripped_of_colours_and_newlines() -> None:
+    result = to_provision_error("do it", sky_error("ValueError", "\x1b[31mno\n  such\x1b[0m thing"))
+    assert result is not None
+    assert "no such thing" in result.message
 
 
 @pytest.mark.parametrize(
@@ -96,8 +98,8 @@ def test_colours_and_lines_are_taken_out_of_what_they_say() -> None:
         *client._UNRESPONSIVE_ERRORS,
     ],
 )
-def test_the_names_are_theirs(name: str) -> None:
-    """They are known by name only, and a name that nobody has any more would go unnoticed."""
+def test_names_match_skypilot(name: str) -> None:
+    """Exceptions are matched by name, so a removed name would go unnoticed."""
     exceptions = pytest.importorskip("sky.exceptions", reason="SkyPilot is not installed")
     assert hasattr(exceptions, name) or hasattr(builtins, name)
 
@@ -105,34 +107,32 @@ def test_the_names_are_theirs(name: str) -> None:
 @pytest.mark.parametrize(
     ("status", "nothing"), [(None, True), ("STOPPED", True), ("INIT", False), ("UP", False)]
 )
-def test_a_controller_in_disorder_is_not_taken_for_one_without_jobs(
-    status: str | None, nothing: bool
-) -> None:
-    wrong = theirs(client._CLUSTER_NOT_UP_ERROR)
+def test_failed_controller_is_not_an_empty_queue(status: str | None, nothing: bool) -> None:
+    wrong = sky_error(client._CLUSTER_NOT_UP_ERROR)
     wrong.cluster_status = status  # type: ignore[attr-defined]
     assert client._has_no_controller(wrong) is nothing
 
 
-def test_a_launch_is_found_by_what_it_asks_for() -> None:
+def test_job_name_is_read_from_a_launch_request() -> None:
     assert client._requested_job_name('{"name": "t-1-0", "task": "…"}') == "t-1-0"
     assert client._requested_job_name("null") == ""
     assert client._requested_job_name("") == ""
 
 
-def test_a_request_is_under_way_until_it_is_over() -> None:
+def test_request_is_pending_until_it_ends() -> None:
     assert SkyPilotRequest("r", "WAITING").is_pending
     assert not SkyPilotRequest("r", "FAILED").is_pending
 
 
-def test_the_last_lines_are_told_without_their_colours() -> None:
-    told = SkyPilotClient("", request_timeout_s=1.0)._read_log(
+def test_last_output_lines_have_no_colours() -> None:
+    result = SkyPilotClient("", request_timeout_s=1.0)._read_log(
         2, lambda to: to.write("one\n\x1b[36mtwo\x1b[0m\nthree\n")
     )
-    assert told == ("two", "three")
+    assert result == ("two", "three")
 
 
-def test_nobody_waits_for_lines_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came before is told: here it may be nothing yet."""
+def test_reading_output_has_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines before the timeout are returned; here there are none."""
     monkeypatch.setattr(client, "_LOG_TIMEOUT_S", 0.0)
     for_ever = threading.Event()
     try:
@@ -143,12 +143,12 @@ def test_nobody_waits_for_lines_that_do_not_come(monkeypatch: pytest.MonkeyPatch
         for_ever.set()
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
+def test_missing_extra_names_the_package() -> None:
     try:
         import sky  # type: ignore[import-not-found]  # noqa: F401
     except ImportError:
-        with pytest.raises(MissingExtraError) as told:
+        with pytest.raises(MissingExtraError) as error_info:
             SkyPilotClient("", request_timeout_s=1.0).describe_server()
-        assert "spotfit[skypilot]" in told.value.do
+        assert "spotfit[skypilot]" in error_info.value.do
     else:
         pytest.skip("SkyPilot is installed")

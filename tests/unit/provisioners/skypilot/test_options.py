@@ -1,4 +1,4 @@
-"""What can be chosen of SkyPilot, and what cannot be meant."""
+"""Options of SkyPilot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spotfit_provisioners.skypilot.options import SkyPilotOptions
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"launch_mode": "pool"}, "launch_mode='pool'"),
         ({"infra_order": "random"}, "infra_order='random'"),
@@ -24,12 +24,12 @@ from spotfit_provisioners.skypilot.options import SkyPilotOptions
         ({"endpoint": "sky.example.com"}, "is not an http or https URL"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         SkyPilotOptions(**wrong)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    with pytest.raises(ConfigErrors) as told:
+def test_all_invalid_values_are_reported_together() -> None:
+    with pytest.raises(ConfigErrors) as error_info:
         SkyPilotOptions(workers_per_node=0, endpoint="sky")
-    assert len(told.value.errors) == 2
+    assert len(error_info.value.errors) == 2

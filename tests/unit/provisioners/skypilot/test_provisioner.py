@@ -1,6 +1,6 @@
-"""The four verbs on SkyPilot, against an API server that is a few dictionaries.
+"""Behavior of the SkyPilot provisioner against an in-memory API server.
 
-What a real one says to the real SDK is tried by `make sky-api`.
+`make sky-api` tests the real SDK and server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAUNCH = AgentLaunchSpec("s3://b/run", RunId("r-1"), "the secret itself")
 
 @dataclass
 class Server(SkyPilotClient):
-    """Jobs and clusters of an API server, as its client tells them."""
+    """Jobs and clusters of an API server, as returned by its client."""
 
     queue: list[SkyPilotJob] = field(default_factory=list)
     under_way: dict[str, str] = field(default_factory=dict)
@@ -37,9 +37,9 @@ class Server(SkyPilotClient):
     trouble: Exception | None = None
     failure: LaunchFailure = NO_ROOM
     late: list[SkyPilotJob] = field(default_factory=list)
-    """Jobs that somebody else launches while we wait for ours."""
+    """Jobs that another client launches concurrently."""
     printed: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By jobs, by their ids, and by clusters, by their names."""
+    """Output by job id and by cluster name."""
 
     def describe_server(self) -> str:
         return "version 0"
@@ -64,7 +64,7 @@ class Server(SkyPilotClient):
 
     def cancel_jobs(self, ids: Sequence[int]) -> None:
         for id_ in ids:
-            self.turn(id_, "CANCELLED")
+            self.set_state(id_, "CANCELLED")
 
     def wait_for(self, request: str) -> None:
         if self.trouble is not None:
@@ -72,7 +72,7 @@ class Server(SkyPilotClient):
         self.queue += self.late
         self.late = []
 
-    def turn(self, id_: int, state: str, why: str = "") -> None:
+    def set_state(self, id_: int, state: str, why: str = "") -> None:
         self.queue = [
             SkyPilotJob(job.id, job.name, state, why) if job.id == id_ else job
             for job in self.queue
@@ -110,7 +110,7 @@ def server() -> Server:
     return Server()
 
 
-def by(server: Server, **options: Any) -> SkyPilotProvisioner:
+def make_provisioner(server: Server, **options: Any) -> SkyPilotProvisioner:
     provisioner = SkyPilotProvisioner.with_options(**options)
     provisioner._client = server
     return provisioner
@@ -127,105 +127,105 @@ def a_plan(provisioner: SkyPilotProvisioner, workers: int = 2, **resources: floa
     )
 
 
-def submitted(provisioner: SkyPilotProvisioner) -> GroupHandle:
+def submit_group(provisioner: SkyPilotProvisioner) -> GroupHandle:
     handle = provisioner.submit(a_plan(provisioner), LAUNCH)
     assert isinstance(handle, GroupHandle)
     return handle
 
 
-def lives(status: GroupStatus) -> list[NodeState]:
+def node_states(status: GroupStatus) -> list[NodeState]:
     return [node.state for node in status.nodes]
 
 
-# ── managed jobs ─────────────────────────────────────────────────────────────────────────────────
+# ── managed jobs ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_group_is_a_job_of_one_node_for_each_machine(server: Server) -> None:
-    provisioner = by(server)
-    handle = submitted(provisioner)
+def test_group_has_one_single_node_job_per_machine(server: Server) -> None:
+    provisioner = make_provisioner(server)
+    handle = submit_group(provisioner)
     assert [job.name for job in server.queue] == ["t-1-0", "t-1-1"]
     assert [task["envs"]["SPOTFIT_NODE"] for task in server.tasks] == ["0", "1"]
     assert all(task["num_nodes"] == 1 for task in server.tasks)
-    server.turn(1, "RUNNING")
-    server.turn(2, "RECOVERING")
-    assert lives(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
+    server.set_state(1, "RUNNING")
+    server.set_state(2, "RECOVERING")
+    assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
 
 
-def test_asking_twice_is_asking_once(server: Server) -> None:
-    provisioner = by(server)
-    assert submitted(provisioner) == submitted(provisioner)
+def test_submission_is_idempotent(server: Server) -> None:
+    provisioner = make_provisioner(server)
+    assert submit_group(provisioner) == submit_group(provisioner)
     assert len(server.queue) == 2
 
 
-def test_what_is_being_launched_is_waited_for_and_not_launched_again(server: Server) -> None:
+def test_pending_launch_is_not_repeated(server: Server) -> None:
     server.under_way = {"t-1-0": "their-request"}
-    submitted(by(server))
+    submit_group(make_provisioner(server))
     assert [job.name for job in server.queue] == ["t-1-1"]
 
 
-def test_of_two_who_asked_at_the_same_time_the_older_stays(server: Server) -> None:
+def test_older_job_of_concurrent_submissions_stays(server: Server) -> None:
     server.late = [SkyPilotJob(7, "t-1-0", "STARTING"), SkyPilotJob(8, "t-1-1", "STARTING")]
-    provisioner = by(server)
-    handle = submitted(provisioner)
+    provisioner = make_provisioner(server)
+    handle = submit_group(provisioner)
     assert [job.id for job in server.queue if job.state == "CANCELLED"] == [7, 8]
-    server.turn(1, "RUNNING")
-    server.turn(2, "RUNNING")
-    assert lives(provisioner.observe(handle)) == [NodeState.RUNNING] * 2
+    server.set_state(1, "RUNNING")
+    server.set_state(2, "RUNNING")
+    assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING] * 2
 
 
-def test_a_launch_that_fails_half_way_leaves_no_job_that_nobody_looks_after(
+def test_partially_failed_launch_leaves_no_jobs(
     server: Server,
 ) -> None:
     server.trouble = OSError("the connection broke")
-    provisioner = by(server)
+    provisioner = make_provisioner(server)
     with pytest.raises(OSError, match="broke"):
-        submitted(provisioner)
+        submit_group(provisioner)
     assert all(job.is_over for job in server.queue)
     server.trouble = None
-    assert provisioner.observe(submitted(provisioner)).is_terminated
+    assert provisioner.observe(submit_group(provisioner)).is_terminated
 
 
-def test_a_machine_that_no_catalog_has_is_refused_before_anything_is_launched(
+def test_machine_in_no_catalog_is_rejected_before_launch(
     server: Server,
 ) -> None:
-    provisioner = by(server, accelerator="none-such")
+    provisioner = make_provisioner(server, accelerator="none-such")
     with pytest.raises(ProvisionError, match="no such machine"):
         provisioner.submit(a_plan(provisioner, GPU=1.0), LAUNCH)
     assert not server.queue
 
 
-def test_no_capacity_is_told(server: Server) -> None:
-    provisioner = by(server)
-    handle = submitted(provisioner)
-    server.turn(2, "FAILED_NO_RESOURCE", "no p4d")
+def test_missing_capacity_is_reported(server: Server) -> None:
+    provisioner = make_provisioner(server)
+    handle = submit_group(provisioner)
+    server.set_state(2, "FAILED_NO_RESOURCE", "no p4d")
     assert provisioner.observe(handle).refusal == "FAILED_NO_RESOURCE: no p4d"
 
 
-def test_a_group_that_is_let_go_leaves_no_job(server: Server) -> None:
-    provisioner = by(server)
-    handle = submitted(provisioner)
-    server.turn(1, "SUCCEEDED")
+def test_released_group_leaves_no_jobs(server: Server) -> None:
+    provisioner = make_provisioner(server)
+    handle = submit_group(provisioner)
+    server.set_state(1, "SUCCEEDED")
     provisioner.cancel(handle)
     assert [job.state for job in server.queue] == ["SUCCEEDED", "CANCELLED"]
     provisioner.cancel(handle)
 
 
-def test_a_group_nobody_remembers_is_gone(server: Server) -> None:
+def test_unknown_group_is_gone(server: Server) -> None:
     handle = GroupHandle(
         token=Token("t-9"),
         provisioner="skypilot",
         name="t-9",
         detail={"nodes": 2, "launch_mode": "jobs"},
     )
-    assert by(server).observe(handle).is_terminated
-    by(server).cancel(handle)
+    assert make_provisioner(server).observe(handle).is_terminated
+    make_provisioner(server).cancel(handle)
 
 
-def test_what_a_job_printed_is_asked_of_its_controller_and_of_no_other_job(server: Server) -> None:
-    provisioner = by(server)
-    handle = submitted(provisioner)
-    server.turn(1, "RECOVERING")
-    server.turn(2, "RUNNING")
+def test_output_is_read_from_the_controller_of_the_job(server: Server) -> None:
+    provisioner = make_provisioner(server)
+    handle = submit_group(provisioner)
+    server.set_state(1, "RECOVERING")
+    server.set_state(2, "RUNNING")
     server.queue += [SkyPilotJob(3, "t-1-10", "RUNNING"), SkyPilotJob(4, "t-1-1", "CANCELLED")]
     server.printed = {"1": ("waits",), "2": ("one", "two", "three"), "3": ("no",), "4": ("twice",)}
     assert provisioner.fetch_machine_output(handle, 1, max_lines=2) == [
@@ -236,38 +236,38 @@ def test_what_a_job_printed_is_asked_of_its_controller_and_of_no_other_job(serve
     assert provisioner.traits.keeps_output
 
 
-# ── clusters ─────────────────────────────────────────────────────────────────────────────────────
+# ── clusters ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_cluster_comes_runs_and_goes(server: Server) -> None:
-    provisioner = by(server, launch_mode="clusters")
-    handle = submitted(provisioner)
-    assert lives(provisioner.observe(handle)) == [NodeState.WAITING] * 2
+def test_cluster_starts_runs_and_ends(server: Server) -> None:
+    provisioner = make_provisioner(server, launch_mode="clusters")
+    handle = submit_group(provisioner)
+    assert node_states(provisioner.observe(handle)) == [NodeState.WAITING] * 2
     server.up = {"t-1-0": "UP", "t-1-1": "INIT"}
-    assert lives(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
-    assert submitted(provisioner) == handle
+    assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
+    assert submit_group(provisioner) == handle
     assert len(server.tasks) == 2
     provisioner.cancel(handle)
     assert not server.up
     assert provisioner.observe(handle).is_terminated
 
 
-def test_a_cluster_that_could_not_be_launched_says_why(server: Server) -> None:
-    provisioner = by(server, launch_mode="clusters")
-    handle = submitted(provisioner)
+def test_failed_cluster_launch_has_its_reason(server: Server) -> None:
+    provisioner = make_provisioner(server, launch_mode="clusters")
+    handle = submit_group(provisioner)
     server.asked["t-1-1"] = [SkyPilotRequest("r", "FAILED")]
     status = provisioner.observe(handle)
-    assert lives(status) == [NodeState.WAITING, NodeState.REFUSED]
+    assert node_states(status) == [NodeState.WAITING, NodeState.REFUSED]
     assert status.refusal == "FAILED: no p4d anywhere"
     server.failure = LaunchFailure("the setup failed")
     status = provisioner.observe(handle)
-    assert lives(status) == [NodeState.WAITING, NodeState.FAILED]
+    assert node_states(status) == [NodeState.WAITING, NodeState.FAILED]
     assert (status.nodes[1].reason, status.refusal) == ("FAILED: the setup failed", "")
 
 
-def test_what_a_cluster_printed_is_told_while_it_is_there(server: Server) -> None:
-    provisioner = by(server, launch_mode="clusters")
-    handle = submitted(provisioner)
+def test_output_of_a_cluster_is_read_while_it_exists(server: Server) -> None:
+    provisioner = make_provisioner(server, launch_mode="clusters")
+    handle = submit_group(provisioner)
     server.printed = {"t-1-1": ("one", "two")}
     assert provisioner.fetch_machine_output(handle, 1, max_lines=1) == [
         MachineOutput("sky logs t-1-1", ("two",))
@@ -275,43 +275,47 @@ def test_what_a_cluster_printed_is_told_while_it_is_there(server: Server) -> Non
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
 
 
-def test_a_cluster_nobody_remembers_is_gone(server: Server) -> None:
+def test_unknown_cluster_is_gone(server: Server) -> None:
     handle = GroupHandle(
         token=Token("t-9"),
         provisioner="skypilot",
         name="t-9",
         detail={"nodes": 1, "launch_mode": "clusters"},
     )
-    assert by(server).observe(handle).is_terminated
-    by(server).cancel(handle)
+    assert make_provisioner(server).observe(handle).is_terminated
+    make_provisioner(server).cancel(handle)
 
 
 # ── traits and check-up ──────────────────────────────────────────────────────────────────────────
 
 
-def test_notices_are_those_of_the_cloud_that_a_machine_turns_out_to_be_of(server: Server) -> None:
-    assert by(server).traits.notice_sources == ("machine", "signal")
-    assert by(server).traits.notice_s == 0.0
-    assert by(server, infra=("aws/us-east-1",)).traits.notice_sources == ("machine", "signal")
-    assert by(server, infra=("aws", "gcp")).traits.notice_s == 30.0
-    assert by(server, infra=("aws", "k8s")).traits.notice_s == 0.0
-    assert by(server, infra=("k8s",)).traits.notice_sources == ("machine", "signal")
+def test_notice_source_follows_the_cloud_of_the_machine(server: Server) -> None:
+    assert make_provisioner(server).traits.notice_sources == ("machine", "signal")
+    assert make_provisioner(server).traits.notice_s == 0.0
+    assert make_provisioner(server, infra=("aws/us-east-1",)).traits.notice_sources == (
+        "machine",
+        "signal",
+    )
+    assert make_provisioner(server, infra=("aws", "gcp")).traits.notice_s == 30.0
+    assert make_provisioner(server, infra=("aws", "k8s")).traits.notice_s == 0.0
+    assert make_provisioner(server, infra=("k8s",)).traits.notice_sources == ("machine", "signal")
 
 
-def test_only_jobs_come_back_by_themselves(server: Server) -> None:
-    assert by(server).traits.requeues_itself
-    assert not by(server, launch_mode="clusters").traits.requeues_itself
+def test_only_managed_jobs_are_recovered(server: Server) -> None:
+    assert make_provisioner(server).traits.requeues_itself
+    assert not make_provisioner(server, launch_mode="clusters").traits.requeues_itself
 
 
-def test_a_check_up_looks_at_the_server_its_clouds_and_the_catalog(server: Server) -> None:
-    assert [finding.passed for finding in by(server, infra=("aws/us-east-1",)).check_account()] == [
-        True
-    ] * 3
+def test_doctor_checks_server_clouds_and_catalog(server: Server) -> None:
+    assert [
+        finding.passed
+        for finding in make_provisioner(server, infra=("aws/us-east-1",)).check_account()
+    ] == [True] * 3
     server.enabled = ("AWS", "Kubernetes")
-    assert [finding.passed for finding in by(server, infra=("k8s/here",)).check_account()] == [
-        True
-    ] * 3
-    _, clouds, _ = by(server, infra=("gcp",)).check_account()
+    assert [
+        finding.passed for finding in make_provisioner(server, infra=("k8s/here",)).check_account()
+    ] == [True] * 3
+    _, clouds, _ = make_provisioner(server, infra=("gcp",)).check_account()
     assert not clouds.passed
     assert "gcp" in clouds.detail
     assert "sky check" in clouds.do

@@ -1,4 +1,4 @@
-"""Our request as a task of SkyPilot, and what its script does: run by bash, with no cloud."""
+"""Rendering of SkyPilot tasks, and execution of their script by bash."""
 
 from __future__ import annotations
 
@@ -60,9 +60,11 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ("instance_type", a_request(1, GPU=8.0), SkyPilotOptions(instance_type="p4d.24xlarge")),
     ],
 )
-def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: SkyPilotOptions) -> None:
-    told = msgspec.to_builtins(render.plan(request_, options))
-    golden.check_golden(told, GOLDEN / f"plan_{name}.json")
+def test_plan_matches_its_golden_file(
+    name: str, request_: GroupRequest, options: SkyPilotOptions
+) -> None:
+    result = msgspec.to_builtins(render.plan(request_, options))
+    golden.check_golden(result, GOLDEN / f"plan_{name}.json")
 
 
 def the_task(options: SkyPilotOptions) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def the_task(options: SkyPilotOptions) -> dict[str, Any]:
     return render.task_request(plan, 1, launch.environment_for(plan.token, 1, plan.slots_per_node))
 
 
-def test_what_is_secret_is_declared_so() -> None:
+def test_run_key_is_declared_as_a_secret() -> None:
     task = the_task(SkyPilotOptions())
     assert task["secrets"] == {
         "SPOTFIT_RUN_SECRET": "the secret itself",
@@ -83,7 +85,7 @@ def test_what_is_secret_is_declared_so() -> None:
     assert "the secret itself" not in str({**task, "secrets": {}})
 
 
-def test_no_machine_starts_an_api_server_of_its_own() -> None:
+def test_machines_do_not_start_an_api_server() -> None:
     envs = the_task(SkyPilotOptions())["envs"]
     assert envs[render.NO_LOCAL_SERVER_VARIABLE] == "1"
     assert render.ENDPOINT_VARIABLE not in envs
@@ -91,14 +93,14 @@ def test_no_machine_starts_an_api_server_of_its_own() -> None:
     assert remote[render.ENDPOINT_VARIABLE] == "https://sky"
 
 
-def test_gpus_of_no_kind_are_refused() -> None:
-    with pytest.raises(ConfigError, match="GPU type") as told:
+def test_gpus_without_an_accelerator_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="GPU type") as error_info:
         render.plan(a_request(1, GPU=1.0), SkyPilotOptions())
-    assert "accelerator=" in told.value.do
+    assert "accelerator=" in error_info.value.do
 
 
 @pytest.mark.parametrize("name", ["plain", "everything", "clusters", "instance_type"])
-def test_skypilot_reads_the_task(name: str) -> None:
+def test_skypilot_parses_the_task(name: str) -> None:
     sky = pytest.importorskip("sky", reason="SkyPilot is not installed; `make sky-api`")
     body = msgspec.json.decode((GOLDEN / f"plan_{name}.json").read_bytes())["body"]["task"]
     task = sky.Task.from_yaml_config({**body, "name": "t-1-0", "secrets": {"A": "x"}})
@@ -111,7 +113,7 @@ def test_skypilot_reads_the_task(name: str) -> None:
 
 
 def run(options: SkyPilotOptions, folder: Path, agent: str) -> tuple[int, str]:
-    """The script's code and what it printed, with an agent that is a few lines of shell."""
+    """Run the script with a shell agent; return its exit code and output."""
     (folder / "python").write_text(f"#!/bin/bash\n{agent}\n")
     (folder / "python").chmod(0o755)
     script = render.plan(a_request(1), options).body["task"]["run"]
@@ -132,12 +134,14 @@ def run(options: SkyPilotOptions, folder: Path, agent: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(("code", "told"), [(0, 0), (64, 64), (70, 70), (75, 0), (85, 85)])
-def test_an_agent_that_is_not_wanted_has_not_failed(tmp_path: Path, code: int, told: int) -> None:
-    assert run(SkyPilotOptions(), tmp_path, f"exit {code}") == (told, "")
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (64, 64), (70, 70), (75, 0), (85, 85)])
+def test_exit_code_of_the_task_follows_that_of_the_agent(
+    tmp_path: Path, code: int, expected: int
+) -> None:
+    assert run(SkyPilotOptions(), tmp_path, f"exit {code}") == (expected, "")
 
 
-def test_a_cluster_that_is_launched_twice_has_one_agent(tmp_path: Path) -> None:
+def test_cluster_launched_twice_has_one_agent(tmp_path: Path) -> None:
     options = SkyPilotOptions(launch_mode="clusters")
     assert run(options, tmp_path, "echo agent; exit 70") == (70, "agent\n")
     assert run(options, tmp_path, "echo agent; exit 70") == (0, "")

@@ -1,4 +1,4 @@
-"""SkyPilot's states in our words: every state there is, by its own enumerations."""
+"""Mapping of SkyPilot's states, complete by its enumerations."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from spotfit_provisioners.skypilot import states
 from spotfit_provisioners.skypilot.states import SkyPilotJob
 
 
-def test_every_state_of_a_managed_job_is_translated() -> None:
+def test_every_state_of_a_managed_job_is_mapped() -> None:
     state = pytest.importorskip(
         "sky.jobs.state", reason="SkyPilot is not installed; `make sky-api`"
     )
     assert {one.value for one in state.ManagedJobStatus} == set(states.JOB_STATES)
 
 
-def test_what_skypilot_calls_the_end_is_ours() -> None:
+def test_terminal_states_match_skypilot() -> None:
     state = pytest.importorskip(
         "sky.jobs.state", reason="SkyPilot is not installed; `make sky-api`"
     )
@@ -24,19 +24,19 @@ def test_what_skypilot_calls_the_end_is_ours() -> None:
     assert over == {name for name in states.JOB_STATES if SkyPilotJob(1, "j", name).is_over}
 
 
-def test_only_of_jobs_on_a_machine_and_of_those_that_are_over_what_they_printed_is_asked() -> None:
+def test_output_is_read_only_of_running_and_ended_jobs() -> None:
     waits = {name for name in states.JOB_STATES if not SkyPilotJob(1, "j", name).has_log}
     assert waits == {"PENDING", "SUBMITTED", "STARTING", "WINDING_DOWN", "RECOVERING"}
 
 
-def test_every_state_of_a_cluster_is_translated() -> None:
+def test_every_state_of_a_cluster_is_mapped() -> None:
     lib = pytest.importorskip(
         "sky.utils.status_lib", reason="SkyPilot is not installed; `make sky-api`"
     )
     assert {one.value for one in lib.ClusterStatus} == set(states.CLUSTER_STATES)
 
 
-def test_every_state_of_a_request_is_translated() -> None:
+def test_every_state_of_a_request_is_mapped() -> None:
     lib = pytest.importorskip(
         "sky.server.requests.requests", reason="SkyPilot is not installed; `make sky-api`"
     )
@@ -59,11 +59,11 @@ def test_every_state_of_a_request_is_translated() -> None:
         (SkyPilotJob(1, "j", "SUCCEEDED"), NodeStatus(state=NodeState.GONE, reason="SUCCEEDED")),
     ],
 )
-def test_a_job_is_told_with_its_reason(job: SkyPilotJob, status: NodeStatus) -> None:
+def test_job_state_has_its_reason(job: SkyPilotJob, status: NodeStatus) -> None:
     assert states.job_status(job) == status
 
 
-def test_why_no_machine_came_is_told() -> None:
+def test_launch_failure_has_its_reason() -> None:
     assert states.refusal_reason(SkyPilotJob(1, "j", "FAILED_NO_RESOURCE", "no p4d")) == (
         "FAILED_NO_RESOURCE: no p4d"
     )
@@ -83,7 +83,7 @@ def test_why_no_machine_came_is_told() -> None:
         ("STOPPED", NodeStatus(state=NodeState.GONE, reason="STOPPED")),
     ],
 )
-def test_a_cluster_is_told(state: str, status: NodeStatus) -> None:
+def test_cluster_is_mapped_to_a_node_state(state: str, status: NodeStatus) -> None:
     assert states.cluster_status(state) == status
 
 
@@ -96,20 +96,22 @@ def test_a_cluster_is_told(state: str, status: NodeStatus) -> None:
         ("CANCELLED", "", NodeStatus(state=NodeState.GONE, reason="CANCELLED")),
     ],
 )
-def test_a_launch_without_its_cluster_is_told(state: str, why: str, status: NodeStatus) -> None:
+def test_launch_request_without_a_cluster_is_mapped(
+    state: str, why: str, status: NodeStatus
+) -> None:
     assert states.launch_status(state, why) == status
 
 
-def test_a_launch_for_which_there_was_no_room_is_the_market_s_refusal() -> None:
-    """Machines that fail at birth end a run after a while; a market without room never does."""
-    told = states.launch_status("FAILED", "no p4d anywhere", is_capacity_error=True)
-    assert told == NodeStatus(state=NodeState.REFUSED, reason="FAILED: no p4d anywhere")
+def test_launch_without_capacity_is_a_refusal() -> None:
+    """Machines that fail to boot end a run eventually; missing capacity does not."""
+    result = states.launch_status("FAILED", "no p4d anywhere", is_capacity_error=True)
+    assert result == NodeStatus(state=NodeState.REFUSED, reason="FAILED: no p4d anywhere")
     assert (
         states.job_status(SkyPilotJob(1, "j", "FAILED_NO_RESOURCE", "x")).state is NodeState.REFUSED
     )
 
 
-def test_states_that_a_newer_server_may_know_are_told_and_harmless() -> None:
+def test_unknown_states_are_reported_as_waiting() -> None:
     assert states.job_status(SkyPilotJob(1, "j", "DREAMING")) == NodeStatus(
         state=NodeState.WAITING, reason="DREAMING"
     )

@@ -1,4 +1,4 @@
-"""What a cluster must let us do is looked at one by one: a real controller, with accounts."""
+"""Checks of a cluster, with a real controller and accounting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.slurm_cluster import (
     run_slurm_cluster,
 )
 
-real = pytest.mark.real_time("a real Slurm lives in real time")
+real = pytest.mark.real_time("a real Slurm uses real time")
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ def here(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster
     return cluster
 
 
-def examined(folder: Path, **options: Any) -> dict[str, AccountCheck]:
-    told = {"python": sys.executable, "work_dir": str(folder), "grace_s": 5.0, **options}
-    return {one.name: one for one in SlurmProvisioner.with_options(**told).check_account()}
+def run_checks(folder: Path, **options: Any) -> dict[str, AccountCheck]:
+    result = {"python": sys.executable, "work_dir": str(folder), "grace_s": 5.0, **options}
+    return {one.name: one for one in SlurmProvisioner.with_options(**result).check_account()}
 
 
-def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
+def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
     assert all(one.do for one in findings.values() if not one.passed)
     return {what: one.detail for what, one in findings.items() if not one.passed}
 
@@ -49,9 +49,9 @@ def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
 @real
 @requires_slurm_accounting
 @pytest.mark.usefixtures("here")
-def test_of_a_sound_cluster_everything_is_told(tmp_path: Path) -> None:
-    findings = examined(tmp_path, account="lab", qos="low")
-    assert not wrong(findings)
+def test_sound_cluster_passes_all_checks(tmp_path: Path) -> None:
+    findings = run_checks(tmp_path, account="lab", qos="low")
+    assert not failed_checks(findings)
     assert {what: one.detail for what, one in findings.items()} == {
         "the controller answers": "lab",
         "the default partition accepts jobs": "1 nodes, up to UNLIMITED",
@@ -67,12 +67,12 @@ def test_of_a_sound_cluster_everything_is_told(tmp_path: Path) -> None:
 
 @real
 @requires_slurm_accounting
-def test_everything_that_is_wrong_is_told_at_once(here: SlurmCluster, tmp_path: Path) -> None:
+def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: Path) -> None:
     limits = ("State=DOWN", "AllowAccounts=root", "DenyQos=")
     here.run_command("scontrol", "update", "PartitionName=urgent", *limits[:2])
     try:
-        told = wrong(
-            examined(
+        result = failed_checks(
+            run_checks(
                 tmp_path,
                 partitions=("urgent", "none"),
                 account="lab",
@@ -84,8 +84,8 @@ def test_everything_that_is_wrong_is_told_at_once(here: SlurmCluster, tmp_path: 
         here.run_command(
             "scontrol", "update", "PartitionName=urgent", "State=UP", "AllowAccounts=ALL"
         )
-    assert told.pop("a job is accepted")
-    assert told == {
+    assert result.pop("a job is accepted")
+    assert result == {
         "the partition urgent accepts jobs": (
             "The partition urgent is DOWN, does not allow the account lab."
         ),
@@ -108,23 +108,23 @@ def test_everything_that_is_wrong_is_told_at_once(here: SlurmCluster, tmp_path: 
 @real
 @requires_slurm_accounting
 @pytest.mark.usefixtures("here")
-def test_an_account_that_is_not_ours_is_told_with_those_that_are(tmp_path: Path) -> None:
-    told = wrong(examined(tmp_path, account="other"))
-    assert told["the account can be charged"].endswith("allowed: lab, root.")
+def test_unavailable_account_is_reported_with_the_available_ones(tmp_path: Path) -> None:
+    result = failed_checks(run_checks(tmp_path, account="other"))
+    assert result["the account can be charged"].endswith("allowed: lab, root.")
 
 
 @real
 @requires_slurm
-def test_a_folder_elsewhere_cannot_be_looked_at(
+def test_remote_work_dir_is_inconclusive(
     here: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not examined(tmp_path / "none")["tasks can write to the working directory"].conclusive
+    assert not run_checks(tmp_path / "none")["tasks can write to the working directory"].conclusive
     monkeypatch.setenv("PATH", "/none")
-    assert list(wrong(examined(tmp_path))) == ["the controller answers"]
+    assert list(failed_checks(run_checks(tmp_path))) == ["the controller answers"]
 
 
 class FakeSlurmClient:
-    """A cluster that is set up in another way."""
+    """A fake client of a cluster with other settings."""
 
     def __init__(self, partition: dict[str, str], settings: dict[str, str]) -> None:
         self._partition = partition
@@ -141,7 +141,7 @@ class FakeSlurmClient:
 
 
 @pytest.mark.parametrize(
-    ("mode", "settings", "told"),
+    ("mode", "settings", "expected"),
     [
         ("REQUEUE", {}, "Slurm requeues the task"),
         ("CANCEL", {}, "the run requests a replacement"),
@@ -149,14 +149,14 @@ class FakeSlurmClient:
         ("OFF", {}, "no preemption"),
     ],
 )
-def test_what_becomes_of_a_preempted_task(mode: str, settings: dict[str, str], told: str) -> None:
+def test_preempt_mode_is_checked(mode: str, settings: dict[str, str], expected: str) -> None:
     client: Any = FakeSlurmClient({"PreemptMode": mode}, settings)
     examiner = checkup._SlurmChecks(SlurmOptions(), client)
-    assert told in examiner._check_requeue("")
+    assert expected in examiner._check_requeue("")
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "expected"),
     [
         ({"AccountingStorageType": "accounting_storage/none"}, "has no accounting"),
         ({"AccountingStorageType": "accounting_storage/slurmdbd"}, "does not enforce associations"),
@@ -169,22 +169,22 @@ def test_what_becomes_of_a_preempted_task(mode: str, settings: dict[str, str], t
         ),
     ],
 )
-def test_where_nobody_asks_for_an_account_none_is_missing(
-    settings: dict[str, str], told: str
+def test_account_is_not_required_without_accounting(
+    settings: dict[str, str], expected: str
 ) -> None:
     examiner = checkup._SlurmChecks(SlurmOptions(), FakeSlurmClient({}, settings))  # type: ignore[arg-type]
-    assert told in str(examiner._check_association())
+    assert expected in str(examiner._check_association())
 
 
 @pytest.mark.parametrize("mode", ["SUSPEND", "GANG,SUSPEND"])
-def test_a_task_that_would_be_stopped_and_kept_is_a_trap(mode: str) -> None:
+def test_preempt_mode_suspend_fails_the_check(mode: str) -> None:
     examiner = checkup._SlurmChecks(SlurmOptions(), FakeSlurmClient({"PreemptMode": mode}, {}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="suspended"):
         examiner._check_requeue("")
 
 
 @pytest.mark.parametrize(
-    ("told", "well"),
+    ("expected", "well"),
     [
         ({"AllowGroups": "ALL"}, True),
         ({"AllowGroups": "staff,students"}, True),
@@ -194,7 +194,7 @@ def test_a_task_that_would_be_stopped_and_kept_is_a_trap(mode: str) -> None:
         ({"AllowAccounts": "lab,other"}, True),
     ],
 )
-def test_who_is_let_in(told: dict[str, str], well: bool) -> None:
+def test_partition_access_is_checked(expected: dict[str, str], well: bool) -> None:
     options = SlurmOptions(account="lab", qos="low")
     examiner = checkup._SlurmChecks(options, FakeSlurmClient({}, {}))  # type: ignore[arg-type]
-    assert all(fine for _, fine in examiner._access_conditions({"State": "UP", **told})) is well
+    assert all(fine for _, fine in examiner._access_conditions({"State": "UP", **expected})) is well

@@ -1,4 +1,4 @@
-"""Slurm's complaints in our words, and what its commands get to see of us."""
+"""Translation of Slurm's errors, and the arguments of its commands."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ SUBMISSION = "sbatch: error: Batch job submission failed: "
         ("Invalid generic resource (gres) specification", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(message: str, error: type[SpotfitError]) -> None:
-    told = to_provision_error("sbatch", SUBMISSION + message)
-    assert type(told) is error
-    assert message in str(told)
+def test_permanent_errors_are_distinguished(message: str, error: type[SpotfitError]) -> None:
+    result = to_provision_error("sbatch", SUBMISSION + message)
+    assert type(result) is error
+    assert message in str(result)
 
 
 @pytest.fixture
 def bin_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Commands of ours where Slurm's would be; each writes down how it was called."""
+    """Fake Slurm commands that record their arguments."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path
 
@@ -61,7 +61,7 @@ def command(folder: Path, name: str, *lines: str) -> None:
     path.chmod(0o755)
 
 
-def test_a_secret_is_in_the_environment_and_in_no_word_of_the_command(
+def test_secret_is_in_the_environment_and_not_in_the_command(
     bin_: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the caller")
@@ -71,33 +71,33 @@ def test_a_secret_is_in_the_environment_and_in_no_word_of_the_command(
     assert SlurmClient().submit_held(["--array=0-1"], "#!/bin/bash\n", secret) == 41
     assert "the secret itself" not in (bin_ / "words").read_text()
     assert (bin_ / "script").read_text() == "#!/bin/bash\n"
-    told = (bin_ / "env").read_text()
-    assert "SPOTFIT_RUN_SECRET=the secret itself" in told
-    assert "of the caller" not in told
-    assert "SLURM_JOB_ID" not in told
+    result = (bin_ / "env").read_text()
+    assert "SPOTFIT_RUN_SECRET=the secret itself" in result
+    assert "of the caller" not in result
+    assert "SLURM_JOB_ID" not in result
 
 
-def test_a_forgotten_job_has_no_tasks_and_can_be_cancelled(bin_: Path) -> None:
+def test_unknown_job_has_no_tasks_and_can_be_cancelled(bin_: Path) -> None:
     for name in ("squeue", "scancel"):
         command(bin_, name, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert SlurmClient().list_job_tasks("99") == []
     SlurmClient().cancel("99")
 
 
-def test_tasks_are_read(bin_: Path) -> None:
+def test_tasks_are_parsed(bin_: Path) -> None:
     command(bin_, "squeue", "echo '41|0|RUNNING|None|0|'")
     assert SlurmClient().list_tasks_by_name("t-1") == [SlurmTask(41, 0, "RUNNING", "None")]
 
 
-def test_settings_are_read(bin_: Path) -> None:
+def test_settings_are_parsed(bin_: Path) -> None:
     command(bin_, "scontrol", "echo 'Configuration data'; echo 'KillWait    = 30 sec'")
     assert SlurmClient().read_cluster_config() == {"KillWait": "30 sec"}
 
 
-def test_without_slurm_it_says_where_to_start_from(
+def test_missing_slurm_commands_name_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ProvisionError, match="command sbatch") as told:
+    with pytest.raises(ProvisionError, match="command sbatch") as error_info:
         SlurmClient().submit_held([], "", {})
-    assert "login node" in told.value.do
+    assert "login node" in error_info.value.do

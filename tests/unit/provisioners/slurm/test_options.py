@@ -1,4 +1,4 @@
-"""What can be chosen of Slurm, and what cannot be meant."""
+"""Options of Slurm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spotfit_provisioners.slurm.options import SlurmOptions
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"workers_per_node": 0}, "workers_per_node"),
         ({"grace_s": -1.0}, "must be at least 0"),
@@ -20,6 +20,6 @@ from spotfit_provisioners.slurm.options import SlurmOptions
         ({"extra_args": ("--nice", "100")}, "not an option of sbatch"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         SlurmOptions(**wrong)

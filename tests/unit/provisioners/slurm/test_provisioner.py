@@ -1,4 +1,4 @@
-"""The four verbs on Slurm, where the conformance suite does not look: a real controller."""
+"""Behavior of the Slurm provisioner beyond the conformance suite, with a real controller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_provisioners.slurm.provisioner import SlurmProvisioner
 from tests.slurm_cluster import SlurmCluster, requires_slurm, run_slurm_cluster
 
-pytestmark = [requires_slurm, pytest.mark.real_time("a real Slurm lives in real time")]
+pytestmark = [requires_slurm, pytest.mark.real_time("a real Slurm uses real time")]
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,13 @@ def launch(tmp_path: Path) -> AgentLaunchSpec:
 
 
 def a_plan(provisioner: SlurmProvisioner, token: str, command: str) -> GroupPlan:
-    """A group of two tasks which run that instead of an agent."""
+    """Submit a group of two tasks that run `command` instead of an agent."""
     plan = provisioner.plan(GroupRequest(token=Token(token), num_workers=2, total_workers=2))
     script = f"#!/bin/bash\n{command}\n"
     return msgspec.structs.replace(plan, body={**plan.body, "script": script})
 
 
-def submitted(
+def submit_group(
     provisioner: SlurmProvisioner, plan: GroupPlan, launch: AgentLaunchSpec
 ) -> GroupHandle:
     handle = provisioner.submit(plan, launch)
@@ -56,22 +56,22 @@ def submitted(
     return handle
 
 
-def until(happens: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     clock = SystemClock()
-    give_up_at = clock.now() + 30
-    while not happens():
-        assert clock.now() < give_up_at
+    deadline = clock.now() + 30
+    while not condition():
+        assert clock.now() < deadline
         clock.wait(0.05)
 
 
-def test_tasks_find_their_secret_and_number_and_nobody_else_does(
+def test_tasks_get_their_secret_and_index(
     cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: AgentLaunchSpec, tmp_path: Path
 ) -> None:
-    handle = submitted(provisioner, a_plan(provisioner, "t-1", "env; exit 75"), launch)
+    handle = submit_group(provisioner, a_plan(provisioner, "t-1", "env; exit 75"), launch)
     until(lambda: provisioner.observe(handle).is_terminated)
-    told = (tmp_path / "1.log").read_text()
-    assert "SPOTFIT_RUN_SECRET=the secret itself" in told
-    assert "SLURM_ARRAY_TASK_ID=1" in told
+    result = (tmp_path / "1.log").read_text()
+    assert "SPOTFIT_RUN_SECRET=the secret itself" in result
+    assert "SLURM_ARRAY_TASK_ID=1" in result
     assert provisioner.observe(handle).nodes[0].reason == "FAILED, exit code 75"
     assert provisioner.observe(handle).nodes[0].state == NodeState.FAILED
     shown = cluster.run_command("scontrol", "show", "job", handle.name)
@@ -79,12 +79,12 @@ def test_tasks_find_their_secret_and_number_and_nobody_else_does(
     assert "the secret itself" not in shown
 
 
-def test_two_who_ask_at_the_same_time_get_one_group(
+def test_concurrent_submissions_get_one_group(
     cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: AgentLaunchSpec
 ) -> None:
     plan = a_plan(provisioner, "t-2", "exec sleep 100")
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: submitted(provisioner, plan, launch), range(2))
+        first, second = pool.map(lambda _: submit_group(provisioner, plan, launch), range(2))
     assert first == second
     until(lambda: len(cluster.running_jobs()) == 2)
     provisioner.cancel(first)
@@ -92,23 +92,23 @@ def test_two_who_ask_at_the_same_time_get_one_group(
     assert not cluster.running_jobs()
 
 
-def test_who_was_stopped_before_the_release_is_helped_by_the_next(
+def test_interrupted_submission_is_completed_by_the_next(
     provisioner: SlurmProvisioner, launch: AgentLaunchSpec
 ) -> None:
     plan = a_plan(provisioner, "t-3", "exit 0")
     held = provisioner._client.submit_held(plan.body["arguments"], plan.body["script"], {})
-    handle = submitted(provisioner, plan, launch)
+    handle = submit_group(provisioner, plan, launch)
     assert handle.name == str(held)
     until(lambda: provisioner.observe(handle).is_terminated)
 
 
-def test_what_a_task_printed_is_told_from_its_file(
+def test_output_of_a_task_is_read_from_its_file(
     provisioner: SlurmProvisioner, launch: AgentLaunchSpec, tmp_path: Path
 ) -> None:
-    handle = submitted(provisioner, a_plan(provisioner, "t-4", "echo no module; exit 1"), launch)
+    handle = submit_group(provisioner, a_plan(provisioner, "t-4", "echo no module; exit 1"), launch)
     until(lambda: provisioner.observe(handle).is_terminated)
-    [said] = provisioner.fetch_machine_output(handle, 1, max_lines=5)
-    assert (said.source, said.lines) == (str(tmp_path / "1.log"), ("no module",))
+    [output] = provisioner.fetch_machine_output(handle, 1, max_lines=5)
+    assert (output.source, output.lines) == (str(tmp_path / "1.log"), ("no module",))
     forgotten = msgspec.structs.replace(handle, name="999999")
     assert provisioner.fetch_machine_output(forgotten, 0, max_lines=5)[0].lines == ("no module",)
     elsewhere = SlurmProvisioner.with_options(work_dir=str(tmp_path / "none"))

@@ -1,4 +1,4 @@
-"""Our request as an array job, and what its script does: run by bash, with Slurm's words faked."""
+"""Rendering of array jobs, and execution of their script with fake Slurm commands."""
 
 from __future__ import annotations
 
@@ -60,22 +60,24 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ),
     ],
 )
-def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: SlurmOptions) -> None:
+def test_plan_matches_its_golden_file(
+    name: str, request_: GroupRequest, options: SlurmOptions
+) -> None:
     golden.check_golden(msgspec.to_builtins(plan(request_, options)), GOLDEN / f"plan_{name}.json")
 
 
-def test_memory_for_each_core_where_nobody_says_more() -> None:
+def test_memory_per_cpu_is_used_without_a_memory_request() -> None:
     arguments = plan(a_request(1, CPU=3.0), SlurmOptions(memory_per_cpu_gib=2.0)).body["arguments"]
     assert "--mem=6144M" in arguments
 
 
-def test_a_word_of_several_lines_is_refused() -> None:
+def test_multiline_values_are_rejected() -> None:
     with pytest.raises(ConfigError, match="line breaks"):
         plan(a_request(), SlurmOptions(command_prefix="a\nb"))
 
 
 class Node:
-    """A node whose agent is a few lines of shell, and where Slurm's commands leave marks."""
+    """A node with a shell agent and fake Slurm commands that record their calls."""
 
     def __init__(self, folder: Path, agent: str, state: str) -> None:
         self.asked = folder / "asked"
@@ -96,44 +98,44 @@ class Node:
         )
 
     def end(self) -> str:
-        """What it has printed until its end; killed if that does not come."""
+        """Return the output at the end of the process; kills it after a timeout."""
         try:
-            told, _ = self.shell.communicate(timeout=30)
+            result, _ = self.shell.communicate(timeout=30)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # all have left
+            with contextlib.suppress(ProcessLookupError):  # all have exited
                 os.killpg(self.shell.pid, signal.SIGKILL)
             self.shell.wait()
-        return told
+        return result
 
 
 @pytest.mark.parametrize("code", [0, 64, 70, 75])
-def test_an_agent_s_end_is_the_task_s(tmp_path: Path, code: int) -> None:
+def test_exit_code_of_the_agent_is_that_of_the_task(tmp_path: Path, code: int) -> None:
     node = Node(tmp_path, f"exit {code}", "RUNNING")
     node.end()
     assert node.shell.returncode == code
     assert not node.asked.exists()
 
 
-def test_a_drained_machine_is_begun_anew(tmp_path: Path) -> None:
+def test_drained_machine_is_requeued(tmp_path: Path) -> None:
     node = Node(tmp_path, "exit 85", "RUNNING")
     node.end()
     assert node.shell.returncode == -signal.SIGKILL
     assert node.asked.read_text() == "requeue 41\n"
 
 
-def test_what_was_cancelled_is_not_begun_anew(tmp_path: Path) -> None:
+def test_cancelled_task_is_not_requeued(tmp_path: Path) -> None:
     node = Node(tmp_path, "exit 85", "COMPLETING")
     node.end()
     assert node.shell.returncode == 85
     assert not node.asked.exists()
 
 
-def test_a_notice_to_the_shell_reaches_the_agent_and_its_code_is_kept(tmp_path: Path) -> None:
-    lines = "trap 'echo heard; exit 75' TERM; echo $SPOTFIT_SIGNAL_GRACE_S"
+def test_sigterm_of_the_shell_reaches_the_agent_and_its_exit_code_is_kept(tmp_path: Path) -> None:
+    lines = "trap 'echo received; exit 75' TERM; echo $SPOTFIT_SIGNAL_GRACE_S"
     node = Node(tmp_path, lines + "; while :; do sleep 0.05; done", "RUNNING")
     assert node.shell.stdout is not None
     assert node.shell.stdout.readline() == "7.0\n"
     node.shell.send_signal(signal.SIGTERM)
-    told = node.end()
-    assert told == "heard\n"
+    result = node.end()
+    assert result == "received\n"
     assert node.shell.returncode == 75

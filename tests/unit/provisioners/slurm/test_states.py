@@ -1,4 +1,4 @@
-"""Slurm's states in our words: every state there is, by squeue's own list."""
+"""Mapping of Slurm's states, complete by the list of squeue."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from spotfit_provisioners.slurm.states import (
 
 
 @pytest.mark.skipif(shutil.which("squeue") is None, reason="Slurm is not installed")
-def test_every_state_is_translated(tmp_path: Path) -> None:
-    """squeue names them all when it is asked for one that there is not."""
+def test_every_state_is_mapped(tmp_path: Path) -> None:
+    """squeue lists all states when it is called with an unknown one."""
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=none\nSlurmctldHost=localhost\nNodeName=n\n")
     done = subprocess.run(
@@ -31,20 +31,20 @@ def test_every_state_is_translated(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    told = re.search(r"Valid job states include: ([A-Z_,]+)", done.stderr)
-    assert told is not None, done.stderr
-    assert set(told[1].split(",")) <= set(STATES)
+    result = re.search(r"Valid job states include: ([A-Z_,]+)", done.stderr)
+    assert result is not None, done.stderr
+    assert set(result[1].split(",")) <= set(STATES)
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [("3", [3]), ("0-2,5", [0, 1, 2, 5]), ("[1-2%1]", [1, 2]), ("N/A", [])],
 )
-def test_indexes_are_read_as_slurm_writes_them(text: str, found: list[int]) -> None:
+def test_array_indices_are_parsed(text: str, found: list[int]) -> None:
     assert parse_indexes(text) == found
 
 
-def test_a_line_of_squeue_is_read() -> None:
+def test_squeue_line_is_parsed() -> None:
     assert list(parse_tasks("41|1|FAILED|NonZeroExitCode|19200|")) == [
         SlurmTask(41, 1, "FAILED", "NonZeroExitCode", 75)
     ]
@@ -52,7 +52,7 @@ def test_a_line_of_squeue_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "told"),
+    ("task", "expected"),
     [
         (SlurmTask(1, 0, "RUNNING", "None"), NodeStatus(state=NodeState.RUNNING)),
         (SlurmTask(1, 0, "PENDING", "Priority"), NodeStatus(state=NodeState.WAITING)),
@@ -78,13 +78,13 @@ def test_a_line_of_squeue_is_read() -> None:
         ),
     ],
 )
-def test_a_task_is_told_with_its_reason(task: SlurmTask, told: NodeStatus) -> None:
-    assert group_status(1, [task]).nodes == (told,)
+def test_task_state_has_its_reason(task: SlurmTask, expected: NodeStatus) -> None:
+    assert group_status(1, [task]).nodes == (expected,)
 
 
 @pytest.mark.parametrize(
     ("reason", "refusal"),
     [("Resources", "Resources"), ("BeginTime", ""), ("JobHeldUser", ""), ("None", "")],
 )
-def test_why_nothing_comes_is_told(reason: str, refusal: str) -> None:
+def test_pending_reason_is_reported(reason: str, refusal: str) -> None:
     assert group_status(1, [SlurmTask(1, 0, "PENDING", reason)]).refusal == refusal

@@ -1,4 +1,4 @@
-"""What ssh complains of, in our words, and what its command line shows of us."""
+"""Translation of ssh errors, and the command line of ssh."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from spotfit_provisioners.ssh.options import SshOptions
         (1, "mkdir: cannot create directory: No space left on device", ProvisionError),
     ],
 )
-def test_what_waiting_does_not_cure_is_told_apart(
+def test_permanent_errors_are_distinguished(
     code: int, message: str, error: type[SpotfitError]
 ) -> None:
-    told = to_provision_error("h1", code, message)
-    assert type(told) is error
-    assert "h1" in str(told)
-    assert message in str(told)
+    result = to_provision_error("h1", code, message)
+    assert type(result) is error
+    assert "h1" in str(result)
+    assert message in str(result)
 
 
-def test_a_key_that_is_not_the_known_one_is_told_with_how_to_compare_it() -> None:
-    told = to_provision_error("h1", 255, "Host key verification failed.")
-    assert "ssh-keygen -lf" in told.do
+def test_changed_host_key_is_reported_with_a_remedy() -> None:
+    result = to_provision_error("h1", 255, "Host key verification failed.")
+    assert "ssh-keygen -lf" in result.do
 
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A command of ours in ssh's place: it writes down how it was called and what it was given."""
+    """A fake ssh command that records its arguments and input."""
     command = tmp_path / "ssh"
     command.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words; cat > {tmp_path}/script\n')
     command.chmod(0o755)
@@ -56,7 +56,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_script_goes_in_by_stdin_and_no_word_shows_it(ssh: Path) -> None:
+def test_script_is_passed_by_stdin_only(ssh: Path) -> None:
     SshClient(SshOptions()).run_script("h1", "export SECRET=x")
     assert (ssh / "script").read_text() == "export SECRET=x"
     words = (ssh / "words").read_text()
@@ -65,7 +65,7 @@ def test_a_script_goes_in_by_stdin_and_no_word_shows_it(ssh: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (SshOptions(), "StrictHostKeyChecking=yes"),
         (SshOptions(host_key_checking="accept-new"), "StrictHostKeyChecking=accept-new"),
@@ -73,22 +73,18 @@ def test_a_script_goes_in_by_stdin_and_no_word_shows_it(ssh: Path) -> None:
         (SshOptions(config="/lab/config"), "-F /lab/config"),
     ],
 )
-def test_who_is_believed_to_be_the_host_is_told_to_ssh(
-    ssh: Path, options: SshOptions, said: str
-) -> None:
+def test_host_key_checking_is_passed_to_ssh(ssh: Path, options: SshOptions, expected: str) -> None:
     SshClient(options).run_script("h1", "")
-    assert said in (ssh / "words").read_text()
+    assert expected in (ssh / "words").read_text()
 
 
-def test_the_configuration_decides_where_it_is_to(ssh: Path) -> None:
+def test_host_key_options_follow_the_configuration(ssh: Path) -> None:
     SshClient(SshOptions(host_key_checking="config")).run_script("h1", "")
     assert "StrictHostKeyChecking" not in (ssh / "words").read_text()
 
 
-def test_without_ssh_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_ssh_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ProvisionError, match="command ssh") as told:
+    with pytest.raises(ProvisionError, match="command ssh") as error_info:
         SshClient(SshOptions()).run_script("h1", "")
-    assert "OpenSSH" in told.value.do
+    assert "OpenSSH" in error_info.value.do

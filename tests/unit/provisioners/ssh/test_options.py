@@ -1,4 +1,4 @@
-"""What can be chosen of hosts by ssh, and what cannot be meant."""
+"""Options of the ssh backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spotfit_provisioners.ssh.options import SshOptions
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"workers_per_node": 0}, "workers_per_node"),
         ({"connect_timeout_s": 0.5}, "connect_timeout_s"),
@@ -23,10 +23,10 @@ from spotfit_provisioners.ssh.options import SshOptions
         ({"host_key_checking": "off"}, "host_key_checking='off'"),
     ],
 )
-def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         SshOptions(**wrong)
 
 
-def test_strangers_are_not_trusted_unless_told_so() -> None:
+def test_unknown_host_keys_are_rejected_by_default() -> None:
     assert SshOptions().host_key_checking == "strict"

@@ -1,4 +1,4 @@
-"""The four verbs by ssh, where the conformance suite does not look: a real sshd on loopback."""
+"""Behavior of the ssh provisioner beyond the conformance suite, with a real sshd on loopback."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 
 
 @pytest.fixture
-def by(hosts: SshHosts, tmp_path: Path) -> Callable[..., SshProvisioner]:
-    """A provisioner with those hosts, and options of the test's."""
+def make_provisioner(hosts: SshHosts, tmp_path: Path) -> Callable[..., SshProvisioner]:
+    """Return a provisioner with these hosts and the options of the tests."""
 
     def make(*names: str, **options: Any) -> SshProvisioner:
         return SshProvisioner.with_options(
@@ -57,75 +57,79 @@ def launch(tmp_path: Path) -> AgentLaunchSpec:
 
 
 def a_plan(provisioner: SshProvisioner, token: str, workers: int = 2) -> GroupPlan:
-    """A group whose machines sleep instead of being agents."""
+    """Submit a group whose machines sleep instead of running agents."""
     plan = provisioner.plan(
         GroupRequest(token=Token(token), num_workers=workers, total_workers=workers)
     )
     return msgspec.structs.replace(plan, body={**plan.body, "agent": "exec sleep 100"})
 
 
-def submitted(provisioner: SshProvisioner, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle:
+def submit_group(
+    provisioner: SshProvisioner, plan: GroupPlan, launch: AgentLaunchSpec
+) -> GroupHandle:
     handle = provisioner.submit(plan, launch)
     assert isinstance(handle, GroupHandle), handle
     return handle
 
 
-def let_go(provisioner: SshProvisioner, handle: GroupHandle) -> None:
+def cancel_group(provisioner: SshProvisioner, handle: GroupHandle) -> None:
     provisioner.cancel(handle)
     clock = SystemClock()
-    give_up_at = clock.now() + 60
+    deadline = clock.now() + 60
     while not provisioner.observe(handle).is_terminated:
-        assert clock.now() < give_up_at
+        assert clock.now() < deadline
         clock.wait(0.1)
 
 
-def test_two_who_ask_at_the_same_time_get_one_group(
-    by: By, launch: AgentLaunchSpec, hosts: SshHosts
+def test_concurrent_submissions_get_one_group(
+    make_provisioner: By, launch: AgentLaunchSpec, hosts: SshHosts
 ) -> None:
-    provisioner = by()
+    provisioner = make_provisioner()
     plan = a_plan(provisioner, "t-1")
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: submitted(provisioner, plan, launch), range(2))
+        first, second = pool.map(lambda _: submit_group(provisioner, plan, launch), range(2))
     assert first == second
     assert first.detail["hosts"] == ["h1", "h2"]
     assert not hosts.processes("h3")
-    let_go(provisioner, first)
+    cancel_group(provisioner, first)
     assert not hosts.processes()
 
 
-def test_two_who_found_different_hosts_agree_on_the_first(
-    by: By, launch: AgentLaunchSpec, hosts: SshHosts
+def test_concurrent_submissions_on_different_hosts_agree_on_the_first(
+    make_provisioner: By, launch: AgentLaunchSpec, hosts: SshHosts
 ) -> None:
-    """One of them did not see h1 when it asked, and has begun on h2."""
-    other = by("h2")
-    submitted(other, a_plan(other, "t-1", 1), launch)
-    provisioner = by()
+    """One submission did not reach h1 and started on h2."""
+    other = make_provisioner("h2")
+    submit_group(other, a_plan(other, "t-1", 1), launch)
+    provisioner = make_provisioner()
     plan = a_plan(provisioner, "t-1", 1)
     provisioner._start_machine(0, ["h1"], plan=plan, launch=launch)
-    assert submitted(provisioner, plan, launch).detail["hosts"] == ["h1"]
+    assert submit_group(provisioner, plan, launch).detail["hosts"] == ["h1"]
     assert not hosts.processes("h2")
-    let_go(provisioner, submitted(provisioner, plan, launch))
+    cancel_group(provisioner, submit_group(provisioner, plan, launch))
 
 
-def test_hosts_that_are_down_or_busy_are_left_out(by: By, launch: AgentLaunchSpec) -> None:
-    provisioner = by("down", "h1", "h2")
-    first = submitted(provisioner, a_plan(provisioner, "t-1", 1), launch)
+def test_unreachable_and_busy_hosts_are_skipped(
+    make_provisioner: By, launch: AgentLaunchSpec
+) -> None:
+    provisioner = make_provisioner("down", "h1", "h2")
+    first = submit_group(provisioner, a_plan(provisioner, "t-1", 1), launch)
     assert first.detail["hosts"] == ["h1"]
-    second = submitted(provisioner, a_plan(provisioner, "t-2", 1), launch)
+    second = submit_group(provisioner, a_plan(provisioner, "t-2", 1), launch)
     assert second.detail["hosts"] == ["h2"]
     refusal = provisioner.submit(a_plan(provisioner, "t-3", 1), launch)
     assert isinstance(refusal, Refusal)
     assert not refusal.is_final
     assert "h1: another agent runs on it" in refusal.reason
     assert "down does not answer" in refusal.reason
-    let_go(provisioner, first)
-    let_go(provisioner, second)
+    cancel_group(provisioner, first)
+    cancel_group(provisioner, second)
 
 
-def test_too_few_hosts_begin_nothing_and_what_was_begun_is_undone(
-    by: By, launch: AgentLaunchSpec, hosts: SshHosts
+def test_too_few_hosts_undo_a_partial_start(
+    make_provisioner: By, launch: AgentLaunchSpec, hosts: SshHosts
 ) -> None:
-    provisioner = by("h1", "down")
+    provisioner = make_provisioner("h1", "down")
     plan = a_plan(provisioner, "t-1")
     assert isinstance(provisioner.submit(plan, launch), Refusal)
     provisioner._start_machine(0, ["h1"], plan=plan, launch=launch)
@@ -134,20 +138,20 @@ def test_too_few_hosts_begin_nothing_and_what_was_begun_is_undone(
     assert not hosts.processes("h1")
 
 
-def test_a_host_on_which_an_agent_failed_comes_last(by: By, launch: AgentLaunchSpec) -> None:
-    provisioner = by("h1", "h2")
+def test_host_with_a_failed_agent_comes_last(make_provisioner: By, launch: AgentLaunchSpec) -> None:
+    provisioner = make_provisioner("h1", "h2")
     plan = a_plan(provisioner, "t-1", 1)
     broken = msgspec.structs.replace(plan, body={**plan.body, "agent": "no-such-command"})
-    failed = submitted(provisioner, broken, launch)
-    let_go(provisioner, failed)
+    failed = submit_group(provisioner, broken, launch)
+    cancel_group(provisioner, failed)
     assert provisioner.observe(failed).nodes[0].state == NodeState.FAILED
-    second = submitted(provisioner, a_plan(provisioner, "t-2", 1), launch)
+    second = submit_group(provisioner, a_plan(provisioner, "t-2", 1), launch)
     assert second.detail["hosts"] == ["h2"]
-    let_go(provisioner, second)
+    cancel_group(provisioner, second)
 
 
-def test_a_host_that_falls_silent_is_waited_for_and_can_be_let_go(by: By) -> None:
-    provisioner = by("down")
+def test_unresponsive_host_is_retried_and_can_be_released(make_provisioner: By) -> None:
+    provisioner = make_provisioner("down")
     handle = GroupHandle(
         token=Token("t-1"),
         provisioner="ssh",
@@ -160,20 +164,24 @@ def test_a_host_that_falls_silent_is_waited_for_and_can_be_let_go(by: By) -> Non
     provisioner.cancel(handle)
 
 
-def test_where_no_host_answers_it_is_asked_again(by: By, launch: AgentLaunchSpec) -> None:
-    provisioner = by("down", "stranger")
+def test_submission_without_reachable_hosts_is_retryable(
+    make_provisioner: By, launch: AgentLaunchSpec
+) -> None:
+    provisioner = make_provisioner("down", "stranger")
     with pytest.raises(InfrastructureError, match="down does not answer"):
         provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
 
 
-def test_a_host_that_may_be_anybody_is_told_nothing(by: By, launch: AgentLaunchSpec) -> None:
-    provisioner = by("stranger")
+def test_unverified_host_receives_nothing(make_provisioner: By, launch: AgentLaunchSpec) -> None:
+    provisioner = make_provisioner("stranger")
     with pytest.raises(ProvisionPermissionError, match="is unknown or has changed"):
         provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
 
 
-def test_a_check_up_looks_at_every_host(by: By, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, sound, silent, unknown, *reaches = by("h1", "down", "stranger").check_account()
+def test_doctor_checks_every_host(make_provisioner: By, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, sound, silent, unknown, *reaches = make_provisioner(
+        "h1", "down", "stranger"
+    ).check_account()
     assert client.passed
     assert sound.passed
     assert "GiB free" in sound.detail
@@ -191,37 +199,41 @@ def test_a_check_up_looks_at_every_host(by: By, monkeypatch: pytest.MonkeyPatch)
         (False, True),
     ]
     assert "port 1" in reaches[0].detail
-    (_, without) = by("h1", python="/usr/bin/no-such-python").check_account()
+    (_, without) = make_provisioner("h1", python="/usr/bin/no-such-python").check_account()
     assert not without.passed
     monkeypatch.setenv("PATH", "/none")
-    assert [finding.passed for finding in by("h1").check_account()] == [False]
+    assert [finding.passed for finding in make_provisioner("h1").check_account()] == [False]
 
 
-def test_hosts_that_reach_each_other_are_told_so(by: By) -> None:
-    reaches = [one for one in by("h1", "h2").check_account() if "reaches" in one.name]
+def test_doctor_reports_hosts_that_reach_each_other(make_provisioner: By) -> None:
+    reaches = [one for one in make_provisioner("h1", "h2").check_account() if "reaches" in one.name]
     assert [(one.name, one.conclusive) for one in reaches] == [
         ("h1 reaches h2", True),
         ("h2 reaches h1", True),
     ]
 
 
-def test_what_an_agent_printed_is_told_by_its_host(by: By, launch: AgentLaunchSpec) -> None:
-    provisioner = by("h1")
+def test_output_of_an_agent_is_read_from_its_host(
+    make_provisioner: By, launch: AgentLaunchSpec
+) -> None:
+    provisioner = make_provisioner("h1")
     plan = provisioner.plan(GroupRequest(token=Token("t-1"), num_workers=1, total_workers=1))
     body = {**plan.body, "agent": "echo no module; echo at all; exit 1"}
-    handle = submitted(provisioner, msgspec.structs.replace(plan, body=body), launch)
-    let_go(provisioner, handle)
-    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
-    assert said.source.startswith("h1:")
-    assert said.lines == ("at all",)
+    handle = submit_group(provisioner, msgspec.structs.replace(plan, body=body), launch)
+    cancel_group(provisioner, handle)
+    [output] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert output.source.startswith("h1:")
+    assert output.lines == ("at all",)
     gone = msgspec.structs.replace(handle, name="t-9")
     assert provisioner.fetch_machine_output(gone, 0, max_lines=1) == []
 
 
-def test_a_host_with_another_python_cannot_read_what_we_pickle(by: By, tmp_path: Path) -> None:
+def test_host_with_another_python_version_fails_the_check(
+    make_provisioner: By, tmp_path: Path
+) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho Python 3.6.1, spotfit 0.1, 100 GiB free\n")
     python.chmod(0o755)
-    (_, other) = by("h1", python=str(python)).check_account()
+    (_, other) = make_provisioner("h1", python=str(python)).check_account()
     assert "Python 3.6.1" in other.detail
     assert "python=" in other.do

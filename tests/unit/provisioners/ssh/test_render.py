@@ -1,4 +1,4 @@
-"""Our request as shell for hosts, and what that shell does: run by sh on this machine."""
+"""Rendering of shell scripts for hosts, and their execution by sh on this machine."""
 
 from __future__ import annotations
 
@@ -51,14 +51,16 @@ def a_request(workers: int = 2, **resources: float) -> GroupRequest:
         ),
     ],
 )
-def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: SshOptions) -> None:
+def test_plan_matches_its_golden_file(
+    name: str, request_: GroupRequest, options: SshOptions
+) -> None:
     golden.check_golden(
         msgspec.to_builtins(render.plan(request_, options)), GOLDEN / f"plan_{name}.json"
     )
 
 
 @pytest.mark.parametrize("name", ["survey", "start", "look", "stop", "undo", "check"])
-def test_a_script_is_as_it_was(name: str) -> None:
+def test_script_matches_its_golden_file(name: str) -> None:
     place = render.machine_path(".spotfit/ssh", "me@a", "t-0123456789ab", 1)
     options = SshOptions(hosts=("me@a",), setup=(". venv/bin/activate",), environment={"A": "1 2"})
     scripts = {
@@ -72,19 +74,19 @@ def test_a_script_is_as_it_was(name: str) -> None:
     golden.check_golden(scripts[name]().splitlines(), GOLDEN / f"script_{name}.json")
 
 
-def test_without_hosts_it_says_where_to_name_them() -> None:
-    with pytest.raises(ConfigError, match="hosts") as told:
+def test_missing_hosts_name_the_option() -> None:
+    with pytest.raises(ConfigError, match="hosts") as error_info:
         render.plan(a_request(), SshOptions())
-    assert "SPOTFIT_SSH_HOSTS" in told.value.do
+    assert "SPOTFIT_SSH_HOSTS" in error_info.value.do
 
 
-def test_a_word_of_several_lines_is_refused() -> None:
+def test_multiline_values_are_rejected() -> None:
     with pytest.raises(ConfigError, match="line breaks"):
         render.plan(a_request(), SshOptions(hosts=("a", "b"), command_prefix="a\nb"))
 
 
 class Host:
-    """This machine, asked by a shell of its own each time."""
+    """This machine as a host; each call is a new shell."""
 
     def __init__(self, folder: Path, shell: str) -> None:
         self.folder = folder
@@ -117,17 +119,17 @@ class Host:
     def note(self, name: str, number: int = 0) -> Path:
         return Path(self.place(number)) / name
 
-    def until(self, happens: Callable[[], object]) -> None:
+    def until(self, condition: Callable[[], object]) -> None:
         clock = SystemClock()
-        give_up_at = clock.now() + 60
-        while not happens():
-            assert clock.now() < give_up_at
+        deadline = clock.now() + 60
+        while not condition():
+            assert clock.now() < deadline
             clock.wait(0.05)
 
 
 @pytest.fixture(params=["dash", "bash"])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
-    """Both kinds of /bin/sh that hosts have."""
+    """The shells that are /bin/sh on common hosts."""
     if shutil.which(request.param) is None:
         pytest.skip(f"there is no {request.param}")
     host = Host(tmp_path / f"by-{request.param}", request.param)
@@ -140,7 +142,7 @@ real_time = pytest.mark.real_time("real shells and processes")
 
 
 @real_time
-def test_an_agent_finds_its_environment_and_leaves_its_code(host: Host) -> None:
+def test_agent_gets_its_environment_and_exit_code_is_recorded(host: Host) -> None:
     assert host.start('echo "$KEY"; exit 75', KEY="it's a secret") == "started"
     host.until(lambda: host.look() == "over 75")
     assert host.note("log").read_text() == "it's a secret\n"
@@ -148,7 +150,7 @@ def test_an_agent_finds_its_environment_and_leaves_its_code(host: Host) -> None:
 
 
 @real_time
-def test_a_host_holds_one_agent_and_knows_whose(host: Host) -> None:
+def test_host_runs_one_agent_and_records_its_token(host: Host) -> None:
     assert host.look() == "unknown"
     assert host.survey() == "free -"
     assert host.start("exec sleep 100") == "started"
@@ -159,7 +161,7 @@ def test_a_host_holds_one_agent_and_knows_whose(host: Host) -> None:
 
 
 @real_time
-def test_sigterm_reaches_the_agent_whose_code_is_kept(host: Host) -> None:
+def test_sigterm_reaches_the_agent_and_its_exit_code_is_recorded(host: Host) -> None:
     host.start("trap 'exit 85' TERM; echo ready; while :; do sleep 0.05; done")
     host.until(lambda: host.note("log").read_text() == "ready\n")
     host.run(render.stop_script(host.place(), 20.0))
@@ -167,8 +169,8 @@ def test_sigterm_reaches_the_agent_whose_code_is_kept(host: Host) -> None:
 
 
 @real_time
-def test_who_does_not_heed_sigterm_is_killed_with_all_that_is_below(host: Host) -> None:
-    """Sessions of their own included."""
+def test_agent_that_ignores_sigterm_is_killed_with_its_descendants(host: Host) -> None:
+    """Includes processes in other sessions."""
     host.start("trap '' TERM; setsid sleep 100 & echo ready; while :; do sleep 0.05; done")
     host.until(lambda: host.note("log").read_text() == "ready\n")
     host.run(render.stop_script(host.place(), 1.0))
@@ -177,21 +179,21 @@ def test_who_does_not_heed_sigterm_is_killed_with_all_that_is_below(host: Host) 
 
 
 @real_time
-def test_what_an_agent_leaves_behind_ends_before_the_host_is_free(host: Host) -> None:
+def test_leftover_processes_are_killed_before_the_host_is_free(host: Host) -> None:
     host.start("setsid sleep 100 & exit 70")
     host.until(lambda: host.look() == "over 70")
     assert host.survey() == "free 70\n0"
 
 
 @real_time
-def test_a_host_that_somebody_else_uses_is_not_free(host: Host) -> None:
+def test_host_in_use_by_another_user_is_not_free(host: Host) -> None:
     assert host.survey("false") == "occupied -"
     Path(f"{Path(host.place()).parent}.closed").touch()
     assert host.survey() == "closed -"
 
 
 @real_time
-def test_files_of_an_agent_are_its_user_s_own_affair_and_ours_are_private(host: Host) -> None:
+def test_state_files_are_private_and_the_umask_of_agents_is_kept(host: Host) -> None:
     host.run(f"umask 022\n{render.start_script(host.place(), 'umask', {})}")
     host.until(lambda: host.look() == "over 0")
     assert host.note("log").read_text() == "0022\n"
@@ -199,7 +201,7 @@ def test_files_of_an_agent_are_its_user_s_own_affair_and_ours_are_private(host: 
 
 
 @real_time
-def test_nobody_sees_a_secret_in_a_command_line_or_a_file(host: Host) -> None:
+def test_secrets_are_in_no_command_line_and_no_file(host: Host) -> None:
     secret = "Zm9yIG5vYm9keSdzIGV5ZXM="
     host.start("exec sleep 100", KEY=secret)
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
@@ -210,7 +212,7 @@ def test_nobody_sees_a_secret_in_a_command_line_or_a_file(host: Host) -> None:
 
 
 @real_time
-def test_what_is_undone_never_was(host: Host) -> None:
+def test_undone_machine_leaves_no_trace(host: Host) -> None:
     host.start("exec sleep 100")
     host.run(render.remove_script(host.place()))
     assert host.look() == "unknown"

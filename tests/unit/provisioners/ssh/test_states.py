@@ -1,4 +1,4 @@
-"""What hosts say, in our words: every word that the scripts can print."""
+"""Mapping of the output of scripts on hosts, complete by what they can print."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ def _printed(script: str) -> set[str]:
     return set(re.findall(r"echo ([a-z]+)", script)) | set(re.findall(r"state=([a-z]+)", script))
 
 
-def test_every_word_of_a_look_is_translated() -> None:
+def test_every_state_of_a_machine_is_mapped() -> None:
     assert _printed(render.machine_status_script("f/h/t.0").partition("any_alive")[2]) == set(
         states.STATES
     )
 
 
-def test_every_word_of_a_survey_is_translated() -> None:
+def test_every_state_of_a_host_is_mapped() -> None:
     assert _printed(render.host_status_script("f/h/t.0", "false")) == set(states.REFUSAL_REASONS)
 
 
-def test_every_end_of_an_agent_is_translated() -> None:
+def test_every_agent_exit_is_mapped() -> None:
     assert set(states.EXIT_STATES) == set(AgentExitCode)
 
 
 @pytest.mark.parametrize(
-    ("told", "status"),
+    ("expected", "status"),
     [
         ("running", NodeStatus(state=NodeState.RUNNING)),
         ("unknown", NodeStatus(state=NodeState.GONE, reason="its host does not know it")),
@@ -42,16 +42,16 @@ def test_every_end_of_an_agent_is_translated() -> None:
         ("over 137", NodeStatus(state=NodeState.GONE, reason="ended by signal 9")),
     ],
 )
-def test_a_machine_is_told_with_its_reason(told: str, status: NodeStatus) -> None:
-    assert states.parse_node_status(told) == status
+def test_machine_state_has_its_reason(expected: str, status: NodeStatus) -> None:
+    assert states.parse_node_status(expected) == status
 
 
-def test_a_survey_is_read() -> None:
+def test_survey_output_is_parsed() -> None:
     assert states.parse_host_status("free -") == states.SshHostStatus("free")
     assert states.parse_host_status("busy 127\n0\n3") == states.SshHostStatus("busy", 127, (0, 3))
 
 
-def test_a_host_on_which_an_agent_failed_is_not_well() -> None:
+def test_host_with_a_failed_agent_is_unhealthy() -> None:
     assert states.SshHostStatus("free").is_healthy
     assert states.SshHostStatus("free", 85).is_healthy
     assert not states.SshHostStatus("free", 127).is_healthy

@@ -12,21 +12,21 @@ from moto import server
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 
 
-class OneCreator(DomainDispatcherApplication):
-    """All of moto's services."""
+class SerializedMoto(DomainDispatcherApplication):
+    """moto's dispatcher, with a lock around conditional creates."""
 
-    creating = threading.Lock()
+    create_lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         if environ.get("HTTP_IF_NONE_MATCH") != "*":
             return super().__call__(environ, start_response)
-        with self.creating:
+        with self.create_lock:
             return super().__call__(environ, start_response)
 
 
 def main(arguments: list[str]) -> None:
-    """As `python -m moto.server` does."""
-    vars(server)["DomainDispatcherApplication"] = OneCreator
+    """Run moto with the arguments of `python -m moto.server`."""
+    vars(server)["DomainDispatcherApplication"] = SerializedMoto
     server.main(arguments)
 
 

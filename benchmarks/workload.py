@@ -2,7 +2,7 @@
 
 Heavy modules are imported inside functions, and spotfit nowhere: a function gets `report`,
 `get_checkpoint` and `get_context` from the module of its side. Events are appended to the file in
-the configuration, with the machine's monotonic clock.
+the configuration, with the machine's wall clock.
 """
 
 import importlib
@@ -20,48 +20,48 @@ from typing import Any
 Config = Mapping[str, Any]
 
 API = {"ours": "spotfit", "ray": "ray.train", "torchrun": "benchmarks.sides.plain"}
-STEPS_A_LIFE = 4
+STEPS_PER_ATTEMPT = 4
 SAVED_AFTER = 1
-STEPS_BEFORE_DEATH = 3
+STEPS_BEFORE_KILL = 3
 WIDTH = 256
 _CHUNK_BYTES = 1 << 20
 
 
-def record(config: Config, event: str, **facts: Any) -> None:
-    """Append one event; short lines appended by several processes do not mix."""
-    line = json.dumps({"event": event, "at": time.time(), "fit": config.get("fit", 0)} | facts)
+def record(config: Config, event: str, **fields: Any) -> None:
+    """Append one event; appends of short lines by several processes are atomic."""
+    line = json.dumps({"event": event, "at": time.time(), "fit": config.get("fit", 0)} | fields)
     with Path(config["events"]).open("a") as file:
         file.write(line + "\n")
 
 
-# ── what is trained ──────────────────────────────────────────────────────────────────────────────
+# ── training functions ────────────────────────────────────────────────────────────────────────────
 
 
 def first_line(config: Config) -> None:
     """Record the start of the function, then execute one step."""
     entered = time.time()
     rank = _rank(config)
-    record(config, "first_line", rank=rank, entered=entered, **_what_is_there())
+    record(config, "first_line", rank=rank, entered=entered, **_framework_state())
     for _ in _steps(1):
         record(config, "first_step", rank=rank)
 
 
 def survive(config: Config) -> None:
     """Train in attempts of a few steps; in each but the last, a worker or a node is killed."""
-    api, rank, life = _api(config), _rank(config), _lives_lost(config)
+    api, rank, attempt = _api(config), _rank(config), _kill_count(config)
     step = _step_of(api.get_checkpoint())
-    for nth, _ in enumerate(_steps(STEPS_A_LIFE)):
+    for nth, _ in enumerate(_steps(STEPS_PER_ATTEMPT)):
         if nth == 0:
-            record(config, "life_begins", rank=rank, life=life, step=step)
+            record(config, "attempt_started", rank=rank, attempt=attempt, step=step)
         step += 1
         if nth == SAVED_AFTER:
             _save(api, rank, step)
-        if nth == STEPS_BEFORE_DEATH - 1 and life < config["kills"]:
-            {"worker": _a_worker_dies, "node": _a_node_dies}[config["victim"]](config, life)
+        if nth == STEPS_BEFORE_KILL - 1 and attempt < config["kills"]:
+            {"worker": _kill_worker, "node": _kill_node}[config["victim"]](config, attempt)
 
 
 def report_often(config: Config) -> None:
-    """Call `report` back to back and note how long each call took."""
+    """Call `report` repeatedly and record the duration of the calls."""
     import torch.distributed as dist
 
     api = _api(config)
@@ -85,7 +85,7 @@ def upload(config: Config) -> None:
 
 
 def _fill(folder: Path, files: int, bytes_each: int) -> None:
-    """Different bytes in every file and every run: nothing may profit from having seen them."""
+    """Write random files, so that no side profits from deduplication or caches."""
     for n in range(files):
         with (folder / f"part-{n:05d}").open("wb") as file:
             for _ in range(0, bytes_each, _CHUNK_BYTES):
@@ -93,7 +93,7 @@ def _fill(folder: Path, files: int, bytes_each: int) -> None:
 
 
 def loop(config: Config) -> None:
-    """Make many steps of a small DDP model, and note how long they took."""
+    """Execute many steps of a small DDP model and record their duration."""
     since = 0.0
     for nth, _ in enumerate(_steps(config["unmeasured"] + config["steps"])):
         if nth == config["unmeasured"] - 1:
@@ -101,7 +101,7 @@ def loop(config: Config) -> None:
     record(config, "looped", rank=_rank(config), since=since, steps=config["steps"])
 
 
-# ── how ──────────────────────────────────────────────────────────────────────────────────────────
+# ── helpers ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _api(config: Config) -> Any:
@@ -112,10 +112,10 @@ def _rank(config: Config) -> int:
     return int(_api(config).get_context().get_world_rank())
 
 
-def _what_is_there() -> dict[str, bool]:
-    """Whether the function begins with torch imported and the group formed, as it should."""
-    torch_is_there = "torch" in sys.modules
-    if not torch_is_there:
+def _framework_state() -> dict[str, bool]:
+    """Return whether torch is imported and the process group is formed."""
+    torch_is_imported = "torch" in sys.modules
+    if not torch_is_imported:
         return {"torch": False, "group": False}
     import torch.distributed as dist
 
@@ -123,7 +123,7 @@ def _what_is_there() -> dict[str, bool]:
 
 
 def _steps(count: int) -> Iterator[None]:
-    """Train a small model over the group, and hand back after each step."""
+    """Train a small DDP model; yield after each step."""
     import torch
     from torch import nn
 
@@ -156,7 +156,7 @@ def _spread_us(took: list[float]) -> dict[str, float]:
 
 
 def _save(api: Any, rank: int, step: int) -> None:
-    """Save as the side does it: rank 0 writes, all ranks report."""
+    """Save with the API of the side: rank 0 writes, all ranks report."""
     if rank != 0:
         api.report({"step": step})
         return
@@ -172,35 +172,35 @@ def _step_of(checkpoint: Any) -> int:
         return int(json.loads((Path(folder) / "state.json").read_text())["step"])
 
 
-# ── deaths ───────────────────────────────────────────────────────────────────────────────────────
+# ── recoveries ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _lives_lost(config: Config) -> int:
-    return len(list(Path(config["graves"]).glob("grave-*")))
+def _kill_count(config: Config) -> int:
+    return len(list(Path(config["kill_markers"]).glob("kill-*")))
 
 
-def _a_worker_dies(config: Config, life: int) -> None:
+def _kill_worker(config: Config, attempt: int) -> None:
     """Kill each rank in turn, including rank 0."""
     workers = int(_api(config).get_context().get_world_size())
-    if _rank(config) == (life + 1) % workers:
-        _bury(config, life)
+    if _rank(config) == (attempt + 1) % workers:
+        _record_kill(config, attempt)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _a_node_dies(config: Config, life: int) -> None:
-    """All of the second node goes, its agent first: every process of the session."""
+def _kill_node(config: Config, attempt: int) -> None:
+    """Kill all processes of the second node, its agent first."""
     context = _api(config).get_context()
     if context.get_node_rank() == 1 and context.get_local_rank() == 0:
         others = [pid for pid in _session(os.getsid(0)) if pid != os.getpid()]
-        _bury(config, life)
+        _record_kill(config, attempt)
         for pid in [*others, os.getpid()]:
             os.kill(pid, signal.SIGKILL)
 
 
-def _bury(config: Config, life: int) -> None:
-    """Note the death just before it comes."""
-    (Path(config["graves"]) / f"grave-{life}").touch()
-    record(config, "killed", life=life, rank=_rank(config))
+def _record_kill(config: Config, attempt: int) -> None:
+    """Record the kill directly before it happens."""
+    (Path(config["kill_markers"]) / f"kill-{attempt}").touch()
+    record(config, "killed", attempt=attempt, rank=_rank(config))
 
 
 def _session(leader: int) -> list[int]:

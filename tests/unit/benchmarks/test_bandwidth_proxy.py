@@ -1,0 +1,38 @@
+"""The bandwidth proxy: forwards all bytes, not faster than its limit."""
+
+import asyncio
+
+import pytest
+
+from benchmarks.bandwidth_proxy import BandwidthLimit, serve
+
+
+def test_concurrent_bytes_share_the_bandwidth() -> None:
+    meter = BandwidthLimit(1000)
+    first = meter.finished_at(500, now=10.0)
+    assert meter.finished_at(500, now=10.0) == pytest.approx(first + 0.5)
+    assert meter.finished_at(100, now=first + 0.3) == pytest.approx(first + 0.6)
+
+
+def test_idle_time_is_not_made_up_for() -> None:
+    meter = BandwidthLimit(1000)
+    meter.finished_at(1, now=0.0)
+    assert meter.finished_at(1000, now=100.0) == pytest.approx(101.0, abs=0.05)
+
+
+def test_proxy_forwards_in_both_directions() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.readexactly(5)) * 100_000)
+        writer.close()
+
+    async def asked_through_the_wire() -> bytes:
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with await serve("127.0.0.1", port, BandwidthLimit(1e9)) as wire:
+                reader, writer = await asyncio.open_connection(*wire.sockets[0].getsockname())
+                writer.write(b"hello")
+                answer = await reader.read(-1)
+                writer.close()
+                return answer
+
+    assert asyncio.run(asked_through_the_wire()) == b"hello" * 100_000
