@@ -222,7 +222,7 @@ class _AzureAccountChecks:
                 )
         if missing:
             raise ProvisionPermissionError(
-                f"The caller lacks permissions on the Batch account or identity: "
+                "The caller lacks permissions on the Batch account or identity: "
                 f"{', '.join(missing)}.",
                 do=_REMEDY_ROLES,
             )

@@ -164,7 +164,7 @@ class _GcpAccountChecks:
             )
             raise ConfigError(
                 f"The {missing_name} does not exist.",
-                do=f"Create it, or correct GcpBatchOptions("
+                do="Create it, or correct GcpBatchOptions("
                 f"{'service_account' if is_account else 'project'}=…).",
             )
         missing = [name for name in permissions if name not in response.get("permissions", [])]

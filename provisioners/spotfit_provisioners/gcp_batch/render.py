@@ -54,7 +54,7 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
     if gpus and not (options.accelerator or options.machine_type or options.instance_template):
         raise ConfigError(
             f"The workers of a machine need {gpus} GPUs, but no GPU type is set in "
-            f"GcpBatchOptions.",
+            "GcpBatchOptions.",
             do="Set GcpBatchOptions(accelerator='nvidia-l4'), or a machine_type with GPUs.",
         )
     limit = max_nodes(options)

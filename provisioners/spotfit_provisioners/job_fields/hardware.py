@@ -37,7 +37,7 @@ def check_resources(resources_per_worker: Mapping[str, float], *, backend: str) 
     if unknown:
         raise ConfigError(
             f"{backend} does not support the resource {', '.join(unknown)} of "
-            f"resources_per_worker.",
+            "resources_per_worker.",
             do=f"Use only {', '.join(_KNOWN_RESOURCES)}; choose other properties of machines with "
             "the options of the backend.",
         )

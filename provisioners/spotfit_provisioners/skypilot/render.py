@@ -104,7 +104,7 @@ def _common_resources(request: GroupRequest, options: SkyPilotOptions) -> Iterat
     if gpus and not (options.accelerator or options.instance_type):
         raise ConfigError(
             f"The workers of a machine need {gpus} GPUs, but no GPU type is set in "
-            f"SkyPilotOptions.",
+            "SkyPilotOptions.",
             do="Set SkyPilotOptions(accelerator='L4'), or an instance_type with GPUs; "
             "`sky show-gpus` lists GPU types.",
         )

@@ -89,7 +89,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
             if not root.prefix:
                 raise ConfigError(
                     f"Checkpoint({text!r}) is a bucket, not a folder in a bucket.",
-                    do=f"Pass the folder of the checkpoint: "
+                    do="Pass the folder of the checkpoint: "
                     f"'{text.rstrip('/')}/run/checkpoint_000001'.",
                 )
             self.path = root.path

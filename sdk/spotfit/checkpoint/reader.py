@@ -315,7 +315,7 @@ def _no_snapshot_error(store: Store, folder: str, hashes: Mapping[str, str]) -> 
     if has_files:
         return ConfigError(
             f"The folder {folder} in {store.url} holds no snapshot of a Checkpointer, only other "
-            f"files.",
+            "files.",
             do="Read its files with `with checkpoint.as_directory() as directory`.",
         )
     return ConfigError(

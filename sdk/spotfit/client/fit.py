@@ -160,7 +160,7 @@ def _append_fit_started(ledger: Ledger, spec: RunSpec) -> None:
             raise RunActiveError(
                 f"Another process started a run in {ledger.store.url} at the same time.",
                 do=f"Follow that run with spotfit.attach({ledger.store.url!r}), or choose "
-                f"another RunConfig(name=...).",
+                "another RunConfig(name=...).",
             )
         system.SystemClock().wait(pause_s)
     raise TransientStoreError(

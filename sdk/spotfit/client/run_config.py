@@ -91,9 +91,7 @@ class RunConfig:
         # The time makes the name unique: a name that is used again would continue its run.
         name: Any = self.name or f"spotfit_run-{system.utc_timestamp()}"
         if not isinstance(name, str):
-            text = (
-                f"RunConfig(name={name!r}): name must be a str, not a {qualified_type_name(name)}."
-            )
+            text = f"RunConfig(name={name!r}): name must be a str, not {qualified_type_name(name)}."
             errors.add(ConfigError(text, do="Pass a plain name: name='experiment-1'."))
         self.name = name
         errors.raise_all()
@@ -166,7 +164,7 @@ def _check_callbacks(callbacks: Any) -> list[UserCallback]:
     # A Sequence, not an Iterable: an iterator would be consumed by the checks.
     if not isinstance(callbacks, Sequence):
         raise ConfigError(
-            f"RunConfig(callbacks={callbacks!r}): callbacks must be a list, not a "
+            f"RunConfig(callbacks={callbacks!r}): callbacks must be a list, not "
             f"{qualified_type_name(callbacks)}.",
             do="Write callbacks=[...].",
         )
@@ -174,7 +172,7 @@ def _check_callbacks(callbacks: Any) -> list[UserCallback]:
     if invalid:
         raise ConfigError(
             f"RunConfig(callbacks=...) contains {invalid[0]!r}, which is not an instance of "
-            f"spotfit.UserCallback.",
+            "spotfit.UserCallback.",
             do="Derive its class from UserCallback, and pass an instance.",
         )
     return list(callbacks)
@@ -185,7 +183,7 @@ def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:
         return {}
     if not isinstance(runtime_env, dict):
         raise ConfigError(
-            f"RunConfig(worker_runtime_env=...): worker_runtime_env must be a dictionary, not a "
+            "RunConfig(worker_runtime_env=...): worker_runtime_env must be a dictionary, not "
             f"{qualified_type_name(runtime_env)}.",
             do="Write {'env_vars': {...}, 'pip': [...]}.",
         )

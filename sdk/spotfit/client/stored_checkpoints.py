@@ -131,7 +131,7 @@ def remove_checkpoint(url: str, name: str) -> str:
     if ledger.view.is_active:
         raise ConfigError(
             f"{checkpoint.name} was not deleted: the run in {ledger.store.url} is active, and "
-            f"its leader manages the checkpoints.",
+            "its leader manages the checkpoints.",
             do="Wait for the end of the run, or set CheckpointConfig(num_to_keep=...).",
         )
     # First the journal entry, then the data: if the deletion is interrupted, unreferenced objects
@@ -217,7 +217,7 @@ def _check_target(path: Path, *, full_state: bool) -> None:
     if suffix == _SAFETENSORS_SUFFIX and full_state:
         raise ConfigError(
             f"The output file {path} can contain only tensors, not the full training state: its "
-            f"format is safetensors.",
+            "format is safetensors.",
             do="Export to a file that ends with .pt.",
         )
     if suffix not in (_SAFETENSORS_SUFFIX, *_TORCH_SUFFIXES):

@@ -109,7 +109,7 @@ def _build_archive(files: Sequence[_SourceFile], *, root: Path, limit_bytes: int
     if not files:
         raise ShippingError(
             f"The directory {root} contains no files to upload: it is empty, or all files are "
-            f"ignored.",
+            "ignored.",
             do="Include files in a .spotfitignore in that directory, with '!' before the pattern.",
         )
     total = sum(file.stat.st_size for file in files)

@@ -64,7 +64,7 @@ def takes_config(fn: Callable[..., Any]) -> bool:
     except ValueError as error:  # some functions of extension modules
         raise ConfigTypeError(
             f"The training function {function_name(fn)} has no signature, so its arguments are "
-            f"unknown.",
+            "unknown.",
             do="Wrap it in a Python function: def train_loop(config): ...",
         ) from error
     # *args counts as a required parameter, **kwargs does not: the config is passed by position.

@@ -116,7 +116,7 @@ def _parse_env_vars(value: Any) -> dict[str, str]:
             errors.add(
                 ConfigError(
                     f"worker_runtime_env={{'env_vars': ...}}: {name!r} is not a valid name of an "
-                    f"environment variable.",
+                    "environment variable.",
                     do="Use a non-empty string without '=' and NUL characters.",
                 )
             )
@@ -150,7 +150,7 @@ def _parse_py_module(value: Any) -> CodeSource:
         if path is None:
             raise ConfigError(
                 f"worker_runtime_env={{'py_modules': ...}}: the module {value.__name__!r} has no "
-                f"files: it is built in, or was created at run time.",
+                "files: it is built in, or was created at run time.",
                 do="Remove it from py_modules.",
             )
         code: CodeSource = Path(path)
@@ -165,7 +165,7 @@ def _parse_py_module(value: Any) -> CodeSource:
     if not importable or not Path(os.path.abspath(code)).stem.isidentifier():  # noqa: PTH100
         raise ConfigError(
             f"worker_runtime_env={{'py_modules': ...}}: {str(code)!r} is not importable under "
-            f"its name: it is not a .py file or a directory, or its name is no identifier.",
+            "its name: it is not a .py file or a directory, or its name is no identifier.",
             do="Pass the package's directory (the one with __init__.py) or a .py file.",
         )
     return code
@@ -197,7 +197,7 @@ def _parse_pip_line(line: Any) -> str:
     if line.startswith(("-", ".", "/")):
         raise ConfigError(
             f"worker_runtime_env={{'pip': ...}}: {line!r} refers to a local file, which does not "
-            f"exist on the machines.",
+            "exist on the machines.",
             do="List the requirements themselves, and pass your own code as py_modules.",
         )
     return _pin_version(line)

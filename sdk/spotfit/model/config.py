@@ -69,7 +69,7 @@ class ScalingConfig:
             errors.add(
                 ConfigError(
                     f"ScalingConfig(placement_strategy={self.placement_strategy!r}) is not a "
-                    f"valid strategy.",
+                    "valid strategy.",
                     do=did_you_mean(str(self.placement_strategy), _STRATEGIES),
                 )
             )
@@ -158,7 +158,7 @@ class ScalingConfig:
     def _check_interval(self) -> None:
         if not _is_number(self.elastic_resize_monitor_interval_s, minimum=0):
             raise ConfigError(
-                f"ScalingConfig(elastic_resize_monitor_interval_s="
+                "ScalingConfig(elastic_resize_monitor_interval_s="
                 f"{self.elastic_resize_monitor_interval_s}): the interval must be non-negative.",
                 do="Set the seconds between two resizes of an elastic group: "
                 "elastic_resize_monitor_interval_s=60.",
@@ -185,7 +185,7 @@ class ScalingConfig:
         if not self.topology or not self.accelerator_type:
             if self.max_workers > 1:
                 raise ConfigError(
-                    f"ScalingConfig(use_tpu=True) with more than one worker needs topology and "
+                    "ScalingConfig(use_tpu=True) with more than one worker needs topology and "
                     f"accelerator_type; it has topology={self.topology!r}, "
                     f"accelerator_type={self.accelerator_type!r}.",
                     do="Name the slice, for example topology='4x4', accelerator_type='TPU-V4'.",
@@ -243,7 +243,7 @@ class CheckpointConfig:
             errors.add(
                 ConfigError(
                     f"CheckpointConfig(num_to_keep={self.num_to_keep}): num_to_keep must be None "
-                    f"or at least 1.",
+                    "or at least 1.",
                     do="Use None to keep all checkpoints; the latest one is always kept.",
                 )
             )
@@ -251,7 +251,7 @@ class CheckpointConfig:
             errors.add(
                 ConfigError(
                     f"CheckpointConfig(checkpoint_score_order={self.checkpoint_score_order!r}): "
-                    f"checkpoint_score_order must be 'max' or 'min'.",
+                    "checkpoint_score_order must be 'max' or 'min'.",
                     do="Use 'max' to keep the highest scores, 'min' to keep the lowest.",
                 )
             )
@@ -289,7 +289,7 @@ class FailureConfig:
                 errors.add(
                     ConfigError(
                         f"FailureConfig({name}={getattr(self, name)!r}): {name} must be an "
-                        f"integer >= -1.",
+                        "integer >= -1.",
                         do="Give the number of failures to tolerate; -1 means no limit.",
                     )
                 )
@@ -297,7 +297,7 @@ class FailureConfig:
             errors.add(
                 ConfigError(
                     f"FailureConfig(preemption_grace_s={self.preemption_grace_s}): the time must "
-                    f"be non-negative.",
+                    "be non-negative.",
                     do="Set the seconds that remaining workers may continue after the deadline, "
                     "for example preemption_grace_s=0.",
                 )

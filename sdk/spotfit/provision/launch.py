@@ -137,7 +137,7 @@ def _parse_number(environment: Mapping[str, str], name: str) -> int:
     if not text.isdecimal():
         raise ConfigError(
             f"The agent cannot start: the environment variable {name}={text!r} must be a "
-            f"non-negative integer.",
+            "non-negative integer.",
             do="Do not set it by hand: a provisioner sets it on the machines it starts.",
         )
     return int(text)

@@ -223,7 +223,7 @@ def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
         except ConfigError as error:
             raise IntegrityError(
                 f"The storage has an object {name!r}, which is not a valid file name and was not "
-                f"downloaded.",
+                "downloaded.",
                 do="Rename or delete the object.",
             ) from error
         if not path.parent.resolve().is_relative_to(directory):
@@ -234,7 +234,7 @@ def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
     for name in _parent_folders(names) & paths.keys():
         raise IntegrityError(
             f"{name!r} is both a file and a folder in the storage, so it cannot be downloaded to "
-            f"a disk.",
+            "a disk.",
             do="Rename or delete one of the two.",
         )
     return paths
@@ -251,7 +251,7 @@ def _download_file(store: Store, key: str, *, target: Path, record: FileRecord |
     if record is not None and not _matches_record(target, record):
         raise IntegrityError(
             f"The file {key} in {store.url} is corrupt: its size or hash differs from the "
-            f"uploaded file.",
+            "uploaded file.",
             do="Use another checkpoint, or restore the file from a backup.",
             name=record.name,
         )

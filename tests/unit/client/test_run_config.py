@@ -114,7 +114,7 @@ def test_all_errors_are_reported_together() -> None:
         "name must be",
         "storage_path must be",
         "`failure_config`",
-        "dictionary, not a str",
+        "dictionary, not str",
     ):
         assert word in str(raised.value)
 

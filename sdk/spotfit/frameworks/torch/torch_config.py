@@ -39,7 +39,7 @@ class TorchConfig(BackendConfig):
         if self.init_method not in _INIT_METHODS:
             raise ConfigError(
                 f"TorchConfig(init_method={self.init_method!r}): init_method must be 'env' or "
-                f"'tcp'.",
+                "'tcp'.",
                 do="Omit init_method: both values use rank 0's address and port.",
             )
         # Not `<= 0`, which is False for NaN.

@@ -109,11 +109,11 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
         ),
         "agents may rent machines": f"The IAM principal {AGENTS} lacks batch:TerminateJob.",
         "agents may use s3://bucket/runs": f"The IAM principal {AGENTS} lacks s3:PutObject, "
-        f"s3:DeleteObject.",
+        "s3:DeleteObject.",
         "the execution role can be assumed": f"The IAM role {EXECUTION}-2 does not exist.",
         "the image exists": (
             f"AwsBatchOptions(image={IMAGE + ':other'!r}): the registry does not contain this "
-            f"image."
+            "image."
         ),
     }
     assert all(one.do for one in result.values())

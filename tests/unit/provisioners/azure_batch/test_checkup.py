@@ -86,7 +86,7 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
             "The quota of the Batch account is 3 spot cores, but Standard_D4s_v5 has 4; no pools."
         ),
         WHO: (
-            f"AzureBatchOptions(identity_client_id='another') is not the client id of "
+            "AzureBatchOptions(identity_client_id='another') is not the client id of "
             f"{IDENTITY_ID}, which is {mine}."
         ),
         RIGHTS: (

@@ -79,7 +79,7 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
         ),
         "the image exists": (
             f"GcpBatchOptions(image={IMAGE + ':other'!r}): the registry does not contain this "
-            f"image."
+            "image."
         ),
     }
 
