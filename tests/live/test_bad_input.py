@@ -244,7 +244,7 @@ def test_journal_with_entries_of_another_run_raises(cloud: LiveTestCloud) -> Non
     shutil.copy(entry(cloud, 3, "another"), entry(cloud, 3))
     before = entries(cloud)
 
-    with pytest.raises(JournalError, match="Two runs were written to one folder"):
+    with pytest.raises(JournalError, match="two runs were written to one folder"):
         cloud.fit(do_nothing)
     assert entries(cloud) == before
 

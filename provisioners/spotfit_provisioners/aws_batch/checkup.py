@@ -116,12 +116,13 @@ def _check_queue(queue: str, resolve_queue: QueueResolver) -> Iterator[AccountCh
         found = client.find_queue(name)
         if found is None:
             raise ConfigError(
-                f"The queue {name!r} does not exist in {client.region}.", do=_REMEDY_QUEUE
+                f"The job queue {name!r} does not exist in {client.region}.", do=_REMEDY_QUEUE
             )
         if found["state"] != "ENABLED" or found["status"] != "VALID":
             reason = found.get("statusReason") or "no reason given"
             raise ConfigError(
-                f"The queue is {found['state']} and {found['status']}: {reason}.", do=_REMEDY_QUEUE
+                f"The job queue {name!r} is {found['state']} and {found['status']}: {reason}.",
+                do=_REMEDY_QUEUE,
             )
         names.extend(entry["computeEnvironment"] for entry in found["computeEnvironmentOrder"])
 
@@ -138,7 +139,10 @@ def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> s
     """Raise `ConfigError` if jobs would wait indefinitely, or run on on-demand instances."""
     found = resolve_queue(queue)[0].describe_compute_environments([name])
     if not found:
-        raise ConfigError("The compute environment does not exist.", do=_REMEDY_QUEUE)
+        raise ConfigError(
+            f"The job queue {queue} uses the compute environment {name}, which does not exist.",
+            do=_REMEDY_QUEUE,
+        )
     (environment,) = found
     resources = environment.get("computeResources", {})
     problems: dict[str, str] = {}  # each with its remedy
@@ -158,7 +162,11 @@ def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> s
     if not resources.get("maxvCpus"):
         problems["Its limit is 0 vCPUs."] = "Raise its maxvCpus."
     if problems:
-        raise ConfigError(" ".join(problems), do=" ".join(problems.values()))
+        raise ConfigError(
+            f"The compute environment {name} cannot run jobs of the queue {queue} on spot "
+            f"instances. {' '.join(problems)}",
+            do=" ".join(problems.values()),
+        )
     return f"up to {resources['maxvCpus']} vCPUs of {', '.join(resources['instanceTypes'])}"
 
 
@@ -258,7 +266,7 @@ class _AwsAccountChecks:
             for action in self._list_denied_actions(arn, permissions)
         ]:
             raise ProvisionPermissionError(
-                f"{arn} lacks {', '.join(action for action, _ in denied)}.",
+                f"The IAM principal {arn} lacks {', '.join(action for action, _ in denied)}.",
                 do=" ".join(dict.fromkeys(do for _, do in denied)),
             )
         count = sum(len(permissions.actions) for permissions in required)
@@ -316,8 +324,9 @@ class _AwsAccountChecks:
             found = self._account.find_role(AwsPrincipal(arn).role_name)
         if found is None:
             raise ConfigError(
-                f"The role {arn} does not exist.",
-                do="Correct the ARN, or apply infra/terraform/stacks/aws.",
+                f"The IAM role {arn} does not exist.",
+                do="Correct AwsBatchOptions(job_role=…, execution_role=…), or create the role with "
+                "infra/terraform/stacks/aws.",
             )
         if not _allows_service(found["AssumeRolePolicyDocument"], _ECS_TASKS_SERVICE):
             raise ConfigError(
@@ -345,7 +354,7 @@ class _AwsAccountChecks:
             )
         if not exists:
             raise ConfigError(
-                f"The image {image} does not exist in the registry.",
+                f"AwsBatchOptions(image={image!r}): the registry does not contain this image.",
                 do="Build and push it with worker_image/bake.sh, or correct the name.",
             )
         return image

@@ -313,7 +313,8 @@ def _client(service: str, region: str, endpoint: str) -> Any:
         )
     except errors.NoRegionError as error:
         raise ConfigError(
-            "No AWS region is configured.",
+            "No AWS region is configured: neither AwsBatchOptions(region=…) nor the AWS "
+            "configuration of this machine sets one.",
             do="Set AwsBatchOptions(region=…), AWS_REGION, or a region in ~/.aws/config.",
         ) from error
 
@@ -355,12 +356,16 @@ def _to_provision_error(action: str, code: str, message: str) -> ProvisionError 
             do="Request a higher quota in Service Quotas, or use fewer or smaller machines.",
         )
     if code in _CLIENT_ERROR_CODES:
-        return ProvisionError(f"AWS Batch rejected the request to {action}: {message}")
+        return ProvisionError(
+            f"AWS Batch rejected the request to {action}: {message}",
+            do="Correct AwsBatchOptions; `spotfit doctor --provisioner aws_batch` checks them.",
+        )
     return None
 
 
 def _unauthenticated_error(action: str, message: str) -> ProvisionPermissionError:
     return ProvisionPermissionError(
         f"AWS authentication failed while trying to {action}: {message}",
-        do="Check `aws sts get-caller-identity`; set a profile, or give the job a role.",
+        do="Run `aws sts get-caller-identity` to see the credentials in use. Set AWS_PROFILE, or "
+        "give the job a role with AwsBatchOptions(job_role=…).",
     )

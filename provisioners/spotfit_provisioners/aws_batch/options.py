@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
+from spotfit.provision.options import check_minimums
 from spotfit_provisioners.job_fields import images
 
 
@@ -60,19 +61,21 @@ class AwsBatchOptions:
         # https://docs.aws.amazon.com/batch/latest/APIReference/API_RetryStrategy.html
         if not 1 <= self.attempts <= 10:
             raise ConfigError(
-                f"AwsBatchOptions(attempts={self.attempts}): AWS Batch allows 1 to 10.",
-                do="Machines that are lost more often are replaced by a new group.",
+                f"AwsBatchOptions(attempts={self.attempts}) must be from 1 to 10, the "
+                "range that AWS Batch allows.",
+                do="Set attempts=10 or less. Machines that are lost more often are replaced.",
             )
-        if self.workers_per_node < 1:
-            raise ConfigError("AwsBatchOptions(workers_per_node) must be at least 1.")
-        if self.shared_memory_mib < 0 or self.memory_per_cpu_gib <= 0 or self.pending_timeout_s < 0:
-            raise ConfigError(
-                "AwsBatchOptions: shared_memory_mib and pending_timeout_s must be >= 0, and "
-                "memory_per_cpu_gib must be > 0."
-            )
+        check_minimums(
+            self,
+            workers_per_node=1,
+            shared_memory_mib=0,
+            pending_timeout_s=0,
+            above_zero=["memory_per_cpu_gib"],
+        )
         if self.queue_order != "given" and not self.instance_types:
             raise ConfigError(
-                f"AwsBatchOptions(queue_order={self.queue_order!r}) needs instance_types.",
+                f"AwsBatchOptions(queue_order={self.queue_order!r}) compares instance types, but "
+                "instance_types is not set.",
                 do="Set instance_types to those of the compute environments, or use "
                 "queue_order='given'.",
             )

@@ -69,7 +69,7 @@ class _AzureAccountChecks:
         if pool is None:
             if self._options.can_create_pool:
                 return f"{pool_id} will be created"
-            raise ConfigError(f"The pool {pool_id!r} does not exist.", do=REMEDY_NO_POOL)
+            raise ConfigError(f"The Batch pool {pool_id!r} does not exist.", do=REMEDY_NO_POOL)
         machines = pool.get("virtualMachineConfiguration") or {}
         formula = pool.get("autoScaleFormula", "")
         assigned = (pool.get("identity") or {}).get("userAssignedIdentities") or []
@@ -88,7 +88,7 @@ class _AzureAccountChecks:
         }
         if problems := [text for text, holds in conditions.items() if not holds]:
             raise ConfigError(
-                f"The pool {pool_id} {', '.join(problems)}.",
+                f"The Batch pool {pool_id} {', '.join(problems)}.",
                 do="Create another pool as docs/guides/azure_batch.md shows.",
             )
         return f"{pool_id}: {pool['vmSize']}, {pool.get('currentLowPriorityNodes', 0)} nodes now"
@@ -104,7 +104,8 @@ class _AzureAccountChecks:
         if errors:
             text = "; ".join(f"{error.get('code')}: {error.get('message')}" for error in errors)
             raise ProvisionError(
-                text, do=f"{_REMEDY_QUOTA} A lack of capacity is temporary; quotas are not."
+                f"The last resize of the Batch pool {render.pool_id(self._options)} failed: {text}",
+                do=f"{_REMEDY_QUOTA} A lack of capacity is temporary; quotas are not.",
             )
         return f"the target is {pool.get('targetLowPriorityNodes', 0)} spot nodes"
 
@@ -117,11 +118,16 @@ class _AzureAccountChecks:
         actual, endpoint = properties.get("accountEndpoint", ""), urlsplit(self._options.endpoint)
         if endpoint.scheme == "https" and actual and endpoint.netloc.lower() != actual.lower():
             raise ConfigError(
-                f"account_id is the account of {actual}, but endpoint is {endpoint.netloc}.",
-                do="Correct one of AzureBatchOptions(endpoint=…, account_id=…).",
+                f"AzureBatchOptions(account_id=…) is the account of {actual}, but its endpoint is "
+                f"{endpoint.netloc}.",
+                do=f"Set endpoint='https://{actual}', or correct account_id.",
             )
         if (state := properties.get("provisioningState", "Succeeded")) != "Succeeded":
-            raise ConfigError(f"The account is {state}.", do="Wait, or create the account again.")
+            raise ConfigError(
+                f"The Batch account {self._options.account_id} is not ready: its provisioning "
+                f"state is {state}.",
+                do="Wait until it is Succeeded. If it is Failed, create the account again.",
+            )
         return f"{found['name']} in {found.get('location', 'an unknown location')}"
 
     def check_quotas(self) -> str:
@@ -142,7 +148,9 @@ class _AzureAccountChecks:
             "no active jobs": properties.get("activeJobAndJobScheduleQuota", 1) > 0,
         }
         if exceeded := [limit for limit, suffices in limits.items() if not suffices]:
-            raise QuotaError(f"The account's quota is {'; '.join(exceeded)}.", do=_REMEDY_QUOTA)
+            raise QuotaError(
+                f"The quota of the Batch account is {'; '.join(exceeded)}.", do=_REMEDY_QUOTA
+            )
         return f"{spot} spot cores: {spot // cores} machines"
 
     def _cores_per_machine(self, location: str) -> int:
@@ -169,8 +177,8 @@ class _AzureAccountChecks:
             found = self._management.get(path, _BATCH_API_VERSION, "read the Batch account")
         if found is None:
             raise ConfigError(
-                f"The account {path} does not exist.",
-                do="Correct account_id, or create the account.",
+                f"The Batch account {path} does not exist.",
+                do="Correct AzureBatchOptions(account_id=…), or create the account.",
             )
         return found
 
@@ -185,13 +193,14 @@ class _AzureAccountChecks:
             found = self._management.get(path, _IDENTITY_API_VERSION, "read the identity")
         if found is None:
             raise ConfigError(
-                f"The identity {path} does not exist.", do="Correct identity, or create it."
+                f"The managed identity {path} does not exist.",
+                do="Correct AzureBatchOptions(identity=…), or create the identity.",
             )
         actual = found["properties"].get("clientId", "")
         if client_id and client_id.lower() != actual.lower():
             raise ConfigError(
-                f"The client id of the identity is {actual}, but identity_client_id is "
-                f"{client_id}.",
+                f"AzureBatchOptions(identity_client_id={client_id!r}) is not the client id of "
+                f"{path}, which is {actual}.",
                 do=f"Set AzureBatchOptions(identity_client_id={actual!r}).",
             )
         return f"{path.rpartition('/')[2]}, client {actual}"
@@ -213,7 +222,9 @@ class _AzureAccountChecks:
                 )
         if missing:
             raise ProvisionPermissionError(
-                f"Missing permissions: {', '.join(missing)}.", do=_REMEDY_ROLES
+                "The caller lacks permissions on the Batch account or identity: "
+                f"{', '.join(missing)}.",
+                do=_REMEDY_ROLES,
             )
         return f"{len(pools) + len(_JOB_DATA_ACTIONS) + creates_pool} permissions"
 

@@ -89,7 +89,11 @@ class AzureBatchClient:
             # The request as a whole succeeds, so the library raises no error for a single task.
             if result.status == "servererror":
                 raise OSError(f"Azure Batch could not add a task: {message}")
-            raise ProvisionError(f"Azure Batch rejected a task: {message}")
+            raise ProvisionError(
+                f"Azure Batch rejected a task of the job {job_id}: {message}",
+                do="Correct AzureBatchOptions; `spotfit doctor --provisioner azure_batch` checks "
+                "them.",
+            )
 
     def find_job(self, job_id: str) -> dict[str, Any] | None:
         """Return the description of the job, or None if it does not exist."""
@@ -304,7 +308,10 @@ def _to_provision_error(action: str, status: int, code: str, message: str) -> Pr
             f"Azure denied permission to {action}: {message}", do=_REMEDY_ROLES
         )
     if status in _PERMANENT_STATUSES:
-        return ProvisionError(f"Azure Batch rejected the request to {action}: {message}")
+        return ProvisionError(
+            f"Azure Batch rejected the request to {action}: {message}",
+            do="Correct AzureBatchOptions; `spotfit doctor --provisioner azure_batch` checks them.",
+        )
     return None
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
+from spotfit.provision.options import check_minimums
 from spotfit_provisioners.job_fields import images
 
 MAX_POOL_NODES = 100
@@ -70,20 +71,19 @@ class AzureBatchOptions:
         problems: dict[str, str] = {}  # with their remedies; all are reported together
         if not 1 <= self.max_nodes <= MAX_POOL_NODES:
             problems[
-                f"AzureBatchOptions(max_nodes={self.max_nodes}): a pool with inter-node "
-                f"communication has 1 to {MAX_POOL_NODES} nodes."
+                f"AzureBatchOptions(max_nodes={self.max_nodes}) must be from 1 to "
+                f"{MAX_POOL_NODES}, the size of a pool with inter-node communication."
             ] = "For more workers, use larger machines with more workers_per_node."
-        if self.workers_per_node < 1:
-            problems["AzureBatchOptions(workers_per_node) must be at least 1."] = ""
         if self.vm_image.count(":") != 3:
             problems[
-                f"AzureBatchOptions(vm_image={self.vm_image!r}) is not a valid image reference."
-            ] = "Write publisher:offer:sku:version."
+                f"AzureBatchOptions(vm_image={self.vm_image!r}) is not an image reference "
+                "of the form publisher:offer:sku:version."
+            ] = "Write for example vm_image='microsoft-dsvm:ubuntu-hpc:2204:latest'."
         # Batch assigns private addresses only to nodes in a subnet of the user.
         if not self.public_ip and not self.subnet:
-            problems["AzureBatchOptions(public_ip=False) needs a subnet."] = (
-                "Set subnet='/subscriptions/…/subnets/…', with a route to Azure."
-            )
+            problems[
+                "AzureBatchOptions(public_ip=False) needs a subnet, but subnet is not set."
+            ] = "Set subnet='/subscriptions/…/subnets/…', with a route to Azure."
         # 'sig' is the signature of a shared access signature (SAS).
         if any("sig=" in url for url in self.resource_files):
             problems[
@@ -91,6 +91,7 @@ class AzureBatchOptions:
                 "be stored unencrypted with the run's options."
             ] = "Remove the signature from the URL, and give `identity` access to the blob."
         errors = ErrorCollector()
+        errors.check(lambda: check_minimums(self, workers_per_node=1))
         for problem, remedy in problems.items():
             errors.add(ConfigError(problem, do=remedy))
         errors.raise_all()

@@ -66,7 +66,9 @@ class AzureBatchProvisioner:
         pool_id = plan.body["job"]["poolInfo"]["poolId"]
         pool = client.find_pool(pool_id)
         if pool is None and "pool" not in plan.body:
-            raise ProvisionError(f"The pool {pool_id!r} does not exist.", do=checkup.REMEDY_NO_POOL)
+            raise ProvisionError(
+                f"The Batch pool {pool_id!r} does not exist.", do=checkup.REMEDY_NO_POOL
+            )
         # Batch accepts no jobs for a pool that is being deleted, and its name is not free yet.
         if pool is None:
             management = AzureResourceManagerClient(self.options.management_endpoint)

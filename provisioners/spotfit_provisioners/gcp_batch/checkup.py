@@ -78,7 +78,8 @@ class _GcpAccountChecks:
         path = f"/v1/projects/{self._project}/locations/{self._options.region}"
         if self._services.get("batch", path, "read a location") is None:
             raise ConfigError(
-                f"Google Cloud Batch has no location {self._options.region!r}.",
+                f"GcpBatchOptions(region={self._options.region!r}) is not a location of Google "
+                "Cloud Batch.",
                 do="Choose one of https://docs.cloud.google.com/batch/docs/locations.",
             )
 
@@ -94,10 +95,15 @@ class _GcpAccountChecks:
             available = [str(url).rpartition("/")[2] for url in (region or {}).get("zones", [])]
             do = "`gcloud compute zones list` lists all zones."
             if not available:
-                raise ConfigError(f"The region {self._options.region} does not exist.", do=do)
+                raise ConfigError(
+                    f"GcpBatchOptions(region={self._options.region!r}): the region does not exist.",
+                    do=do,
+                )
             if unknown := [zone for zone in self._options.zones if zone not in available]:
                 raise ConfigError(
-                    f"The region {self._options.region} has no zone {', '.join(unknown)}.", do=do
+                    f"GcpBatchOptions(zones=…): the region {self._options.region} has no zone "
+                    f"{', '.join(unknown)}.",
+                    do=do,
                 )
             zones = list(self._options.zones) or available
             for kind, name in required.items():
@@ -106,9 +112,9 @@ class _GcpAccountChecks:
                 zones = [z for z in zones if not name or self._get_compute_resource(paths[z])]
                 if not zones:
                     raise ConfigError(
-                        f"None of the zones has {name}.",
-                        do="`gcloud compute machine-types list` and `gcloud compute "
-                        "accelerator-types list` show which zones do.",
+                        f"None of the allowed zones of {self._options.region} has {name}.",
+                        do="Choose other zones or machines: `gcloud compute machine-types "
+                        "list` and `gcloud compute accelerator-types list` show which zones do.",
                     )
             return ", ".join(zones)
 
@@ -158,13 +164,16 @@ class _GcpAccountChecks:
             )
             raise ConfigError(
                 f"The {missing_name} does not exist.",
-                do="Correct GcpBatchOptions(project=…, service_account=…), or create it.",
+                do="Create it, or correct GcpBatchOptions("
+                f"{'service_account' if is_account else 'project'}=…).",
             )
         missing = [name for name in permissions if name not in response.get("permissions", [])]
         if missing:
             resource = f" on {subject}" if "@" in subject else ""
             raise ProvisionPermissionError(
-                f"Missing permissions: {', '.join(missing)}{resource}.", do=_REMEDY_ROLES
+                f"The caller lacks permissions in the project {self._project}: "
+                f"{', '.join(missing)}{resource}.",
+                do=_REMEDY_ROLES,
             )
         return f"{subject}: {', '.join(permissions)}"
 
@@ -200,7 +209,7 @@ class _GcpAccountChecks:
             found = self._services.get("artifactregistry", path, "read an image")
         if found is None:
             raise ConfigError(
-                f"The image {image} does not exist in the registry.",
+                f"GcpBatchOptions(image={image!r}): the registry does not contain this image.",
                 do="Build and push it with worker_image/bake.sh, or correct the name.",
             )
         return image

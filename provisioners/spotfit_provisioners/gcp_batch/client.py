@@ -236,7 +236,7 @@ def _to_provision_error(action: str, code: int, reason: str, message: str) -> Pr
     if code == 403 or _SERVICE_ACCOUNT_DENIED in message:
         return ProvisionPermissionError(
             f"Google Cloud denied permission to {action}: {message}",
-            do="gcloud services enable batch.googleapis.com"
+            do="Enable the API: `gcloud services enable batch.googleapis.com`."
             if reason == _API_DISABLED_REASON
             else "Grant the roles that docs/guides/gcp_batch.md lists, or apply "
             "infra/terraform/stacks/gcp.",
@@ -249,7 +249,10 @@ def _to_provision_error(action: str, code: int, reason: str, message: str) -> Pr
             "machines.",
         )
     if code in (400, 404, 412):
-        return ProvisionError(f"Google Cloud Batch rejected the request to {action}: {message}")
+        return ProvisionError(
+            f"Google Cloud Batch rejected the request to {action}: {message}",
+            do="Correct GcpBatchOptions; `spotfit doctor --provisioner gcp_batch` checks them.",
+        )
     return None
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
+from spotfit.provision.options import check_minimums
 from spotfit_provisioners.job_fields import images
 
 # https://docs.cloud.google.com/batch/docs/automate-task-retries: 0 to 10
@@ -72,29 +73,34 @@ class GcpBatchOptions:
         problems: dict[str, str] = {}  # with their remedies; all are reported together
         if not 0 <= self.max_retries <= MAX_RETRIES:
             problems[
-                f"GcpBatchOptions(max_retries={self.max_retries}): Batch allows 0 to {MAX_RETRIES}."
-            ] = "Machines that are lost more often are replaced by a new group."
-        if self.workers_per_node < 1:
-            problems["GcpBatchOptions(workers_per_node) must be at least 1."] = ""
-        sizes = (self.shared_memory_mib, self.boot_disk_gb, self.notice_s)
-        if min(sizes) < 0 or self.memory_per_cpu_gib <= 0:
-            problems[
-                "GcpBatchOptions: shared_memory_mib, boot_disk_gb and notice_s must be >= 0, "
-                "and memory_per_cpu_gib must be > 0."
-            ] = ""
+                f"GcpBatchOptions(max_retries={self.max_retries}) must be from 0 to {MAX_RETRIES}, "
+                "the range that Batch allows."
+            ] = f"Set max_retries={MAX_RETRIES} or less. Machines lost more often are replaced."
         # Batch accepts only zones of the job's region, by name and not by URL.
         if foreign := [zone for zone in self.zones if zone.rpartition("-")[0] != self.region]:
             problems[
-                f"GcpBatchOptions(zones={foreign}) are not zones of the region {self.region!r}."
-            ] = "Write zones as 'us-central1-a', all of the same region."
+                f"GcpBatchOptions(zones={self.zones}) contains zones outside of the region "
+                f"{self.region!r}: {', '.join(foreign)}."
+            ] = "Write zones by name ('us-central1-a'), all of the region set by region=…."
         # Batch takes either a template or a policy with these properties.
         replaced = ("machine_type", "accelerator", "boot_disk_gb", "network", "subnetwork")
         conflicts = [name for name in replaced if getattr(self, name)]
         if self.instance_template and conflicts:
             problems[
-                f"GcpBatchOptions(instance_template) conflicts with {', '.join(conflicts)}."
-            ] = "Set these properties in the template, or do not use a template."
+                f"GcpBatchOptions(instance_template={self.instance_template!r}) cannot be combined "
+                f"with {', '.join(conflicts)}: the template defines these properties."
+            ] = f"Remove {', '.join(conflicts)}, or remove instance_template."
         errors = ErrorCollector()
+        errors.check(
+            lambda: check_minimums(
+                self,
+                workers_per_node=1,
+                shared_memory_mib=0,
+                boot_disk_gb=0,
+                notice_s=0,
+                above_zero=["memory_per_cpu_gib"],
+            )
+        )
         for problem, remedy in problems.items():
             errors.add(ConfigError(problem, do=remedy))
         errors.raise_all()

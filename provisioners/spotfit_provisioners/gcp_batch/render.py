@@ -53,7 +53,8 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
     gpus = hardware.count_gpus(request.resources_per_worker, slots)
     if gpus and not (options.accelerator or options.machine_type or options.instance_template):
         raise ConfigError(
-            f"The workers need {gpus} GPUs per machine, but no GPU type is set.",
+            f"The workers of a machine need {gpus} GPUs, but no GPU type is set in "
+            "GcpBatchOptions.",
             do="Set GcpBatchOptions(accelerator='nvidia-l4'), or a machine_type with GPUs.",
         )
     limit = max_nodes(options)

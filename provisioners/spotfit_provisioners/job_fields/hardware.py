@@ -36,7 +36,8 @@ def check_resources(resources_per_worker: Mapping[str, float], *, backend: str) 
     unknown = sorted(set(resources_per_worker) - set(_KNOWN_RESOURCES))
     if unknown:
         raise ConfigError(
-            f"{backend} does not support the resource {', '.join(unknown)}.",
-            do=f"resources_per_worker may contain {', '.join(_KNOWN_RESOURCES)}; choose other "
-            "properties of machines with the options of the backend.",
+            f"{backend} does not support the resource {', '.join(unknown)} of "
+            "resources_per_worker.",
+            do=f"Use only {', '.join(_KNOWN_RESOURCES)}; choose other properties of machines with "
+            "the options of the backend.",
         )

@@ -57,7 +57,8 @@ def _check_cluster(cluster: KubernetesClient, options: KubernetesOptions) -> Ite
             cluster,
             "Namespace",
             name=cluster.namespace,
-            do=f"`kubectl create namespace {cluster.namespace}`.",
+            do=f"Run `kubectl create namespace {cluster.namespace}`, or correct "
+            "KubernetesOptions(namespace=…).",
         ),
     )
     # One check each: administrators of a cluster grant verbs and resources separately.
@@ -84,7 +85,7 @@ def _referenced_objects(options: KubernetesOptions) -> Iterator[tuple[str, str, 
         do = f"`kubectl create serviceaccount {options.service_account}`, or correct the option."
         yield "ServiceAccount", options.service_account, do
     for name in options.image_pull_secrets:
-        do = f"`kubectl create secret docker-registry {name} …`."
+        do = f"Run `kubectl create secret docker-registry {name} …`."
         yield "Secret", name, do
     if options.priority_class:
         yield "PriorityClass", options.priority_class, "`kubectl get priorityclasses` lists all."
@@ -93,7 +94,8 @@ def _referenced_objects(options: KubernetesOptions) -> Iterator[tuple[str, str, 
 def _check_own_permission(cluster: KubernetesClient, permission: KubernetesPermission) -> None:
     if not cluster.is_allowed(permission):
         raise ProvisionPermissionError(
-            f"Access denied in namespace {cluster.namespace} (RBAC).",
+            f"The caller may not {permission.description} in the namespace {cluster.namespace} "
+            "(RBAC).",
             do=f"{_REMEDY_BIND_ROLE} the caller.",
         )
 
@@ -108,7 +110,8 @@ def _check_agent_permissions(cluster: KubernetesClient, user: str) -> str:
         ]
     if missing:
         raise ProvisionPermissionError(
-            f"{user} may not {', '.join(missing)}.", do=f"{_REMEDY_BIND_ROLE} {user}."
+            f"The agents' service account {user} may not {', '.join(missing)}.",
+            do=f"{_REMEDY_BIND_ROLE} {user}.",
         )
     return user
 
@@ -126,7 +129,7 @@ def _check_exists(cluster: KubernetesClient, kind: str, *, name: str, do: str) -
     with skip_if_denied():
         exists = cluster.exists(kind, name)
     if not exists:
-        raise ConfigError(f"The {kind} {name} does not exist.", do=do)
+        raise ConfigError(f"The {kind} {name} does not exist in the cluster.", do=do)
 
 
 def _check_job_admission(cluster: KubernetesClient, options: KubernetesOptions) -> str:

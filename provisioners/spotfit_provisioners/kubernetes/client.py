@@ -226,7 +226,8 @@ def open_kubernetes_client(server: str, context: str, namespace: str) -> Kuberne
     except config.ConfigException as error:
         raise ConfigError(
             f"No Kubernetes cluster is configured: {error}",
-            do="Set KUBECONFIG, or KubernetesOptions(context=…), or run inside a pod.",
+            do="Set KUBECONFIG to a kubeconfig file, or KubernetesOptions(context=…) to one of "
+            "`kubectl config get-contexts`, or run inside a pod.",
         ) from error
     default = current["context"].get("namespace", "default") if current else "default"
     return KubernetesClient(client.ApiClient(settings), namespace or default)
@@ -286,7 +287,7 @@ def to_provision_error(action: str, status: int, message: str) -> ProvisionError
     # The admission plugin of ResourceQuota answers with 403, as RBAC does.
     if status == 403 and "quota" in message.lower():
         return QuotaError(
-            f"ResourceQuota of the namespace exceeded while trying to {action}: {message}",
+            f"The ResourceQuota of the namespace is exceeded while trying to {action}: {message}",
             do="Request a larger ResourceQuota, or use fewer or smaller machines.",
         )
     if status == 403:
@@ -296,5 +297,8 @@ def to_provision_error(action: str, status: int, message: str) -> ProvisionError
         )
     # A repetition may resolve timeouts (408), conflicts (409) and rate limits (429).
     if 400 <= status < 500 and status not in (408, 409, 429):
-        return ProvisionError(f"Kubernetes rejected the request to {action}: {message}")
+        return ProvisionError(
+            f"Kubernetes rejected the request to {action}: {message}",
+            do="Correct KubernetesOptions; `spotfit doctor --provisioner kubernetes` checks them.",
+        )
     return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
+from spotfit.provision.options import check_minimums
 from spotfit_provisioners.job_fields import images
 
 _DEFAULT_GRACE_S = 30.0  # the default of Kubernetes
@@ -68,16 +69,16 @@ class KubernetesOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image", images.resolve_image(self.image))
-        if self.workers_per_node < 1:
-            raise ConfigError("KubernetesOptions(workers_per_node) must be at least 1.")
-        if (
-            self.shared_memory_mib < 0
-            or self.memory_per_cpu_gib <= 0
-            or self.termination_grace_s < 0
-        ):
-            raise ConfigError(
-                "KubernetesOptions: shared_memory_mib and grace_s must be >= 0, and "
-                "memory_per_cpu_gib must be > 0."
-            )
+        check_minimums(
+            self,
+            workers_per_node=1,
+            shared_memory_mib=0,
+            grace_s=0,
+            above_zero=["memory_per_cpu_gib"],
+        )
         if self.server and self.context:
-            raise ConfigError("KubernetesOptions: server and context exclude each other.")
+            raise ConfigError(
+                f"KubernetesOptions(server={self.server!r}, context={self.context!r}) selects two "
+                "clusters.",
+                do="Remove server to use the context of the kubeconfig, or remove context.",
+            )

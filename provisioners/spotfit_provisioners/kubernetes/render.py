@@ -61,7 +61,7 @@ def plan(request: GroupRequest, options: KubernetesOptions) -> GroupPlan:
     """Return the Job, which contains no secrets. Raises `ConfigError`."""
     if not options.image:
         raise ConfigError(
-            "KubernetesOptions(image=…) is missing.",
+            "KubernetesOptions(image=…) is not set: pods need a container image.",
             do="Set the option in the call, as SPOTFIT_KUBERNETES_IMAGE, or under [kubernetes] in "
             "spotfit.toml; worker_image/bake.sh builds an image.",
         )

@@ -157,7 +157,10 @@ def _load_agent_function(agent: str) -> Callable[..., int]:
     module, _, function = agent.partition(":")
     found = getattr(importlib.import_module(module), function, None)
     if not callable(found):
-        raise ConfigError(f"LocalOptions(agent={agent!r}) is not a callable.")
+        raise ConfigError(
+            f"LocalOptions(agent={agent!r}) does not name a function.",
+            do="Write it as 'module:function', or omit it.",
+        )
     return found  # type: ignore[no-any-return]  # the result is only compared with 0
 
 

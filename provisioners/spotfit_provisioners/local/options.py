@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
+from spotfit.provision.options import check_minimums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +36,7 @@ class LocalOptions:
     interpreter; '3.12' simulates a cloud with that version, '' one with an unknown version."""
 
     def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise ConfigError(f"LocalOptions(nodes={self.nodes}): a run needs at least one node.")
-        if self.capacity is not None and self.capacity < 0:
-            raise ConfigError(f"LocalOptions(capacity={self.capacity}) must be >= 0.")
-        if self.notice_s < 0 or self.idle_s < 0:
-            raise ConfigError("LocalOptions: notice_s and idle_s must be >= 0.")
+        check_minimums(self, nodes=1, capacity=0, notice_s=0, idle_s=0)
         if not isinstance(self.python, str):
             raise ConfigError(
                 f"LocalOptions(python={self.python!r}) must be a string: as numbers, 3.10 and 3.1 "

@@ -57,9 +57,10 @@ class LocalCloudDir:
         found = self.path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise ProvisionPermissionError(
-                f"{self.path} must be a directory of this user with mode 700, because it contains "
-                "run keys.",
-                do="Remove it, set its mode to 700, or set LocalOptions(root=…) to another one.",
+                f"The state directory {self.path} is not a directory of this user with mode 700: "
+                "other users could read the run keys in it.",
+                do=f"Run `chmod 700 {self.path}`, remove it, or set LocalOptions(root=…) to "
+                "another directory.",
             )
         return self
 

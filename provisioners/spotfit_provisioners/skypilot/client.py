@@ -359,7 +359,11 @@ def to_provision_error(
         # Transient on a machine of the run, and for a configured endpoint: other agents, or later
         # requests, may reach the server.
         if env.lookup("SKYPILOT_TASK_ID") or endpoint:
-            return InfrastructureError(f"No SkyPilot API server answers: {text}")
+            return InfrastructureError(
+                f"The SkyPilot API server does not answer: {text}",
+                do="Check `sky api info` and SkyPilotOptions(endpoint=URL); the machines must "
+                "reach the server.",
+            )
         return ProvisionError(
             f"No SkyPilot API server answers: {text}",
             do="Start one with `sky api start`, log in with `sky api login -e URL`, or set "
@@ -379,7 +383,10 @@ def to_provision_error(
             "accelerator=…, spot=…); `sky show-gpus` lists offerings.",
         )
     if _is_named(error, *_CLIENT_ERRORS):
-        return ProvisionError(f"SkyPilot rejected the request to {action}: {text}")
+        return ProvisionError(
+            f"SkyPilot rejected the request to {action}: {text}",
+            do="Correct SkyPilotOptions; `spotfit doctor --provisioner skypilot` checks them.",
+        )
     return None
 
 

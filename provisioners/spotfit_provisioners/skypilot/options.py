@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
+from spotfit.provision.options import check_minimums
 
 _CHOICES = {
     "launch_mode": ("jobs", "clusters"),
@@ -62,22 +63,25 @@ class SkyPilotOptions:
 
     def __post_init__(self) -> None:
         problems = {  # with their remedies; all are reported together
-            f"SkyPilotOptions({name}={value!r}) must be one of {choices}.": ""
+            f"SkyPilotOptions({name}={value!r}) is not a valid choice.": (
+                f"Set {name} to one of {', '.join(map(repr, choices))}."
+            )
             for name, choices in _CHOICES.items()
             if (value := getattr(self, name)) not in choices
         }
-        if self.workers_per_node < 1:
-            problems["SkyPilotOptions(workers_per_node) must be at least 1."] = ""
-        if self.disk_gib < 0 or self.request_timeout_s <= 0:
-            problems["SkyPilotOptions: disk_gib must be >= 0, and request_timeout_s > 0."] = ""
         for name in self.environment:
             if not name.isidentifier():
                 problem = f"SkyPilotOptions(environment): {name!r} is not a valid variable name."
-                problems[problem] = ""
+                problems[problem] = "Use letters, digits and '_', and no digit at the start."
         if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
-            problem = f"SkyPilotOptions(endpoint={self.endpoint!r}) is not a URL."
-            problems[problem] = "Write it with http:// or https://."
+            problem = f"SkyPilotOptions(endpoint={self.endpoint!r}) is not an http or https URL."
+            problems[problem] = "Write for example endpoint='https://sky.example.com'."
         errors = ErrorCollector()
+        errors.check(
+            lambda: check_minimums(
+                self, workers_per_node=1, disk_gib=0, above_zero=["request_timeout_s"]
+            )
+        )
         for problem, remedy in problems.items():
             errors.add(ConfigError(problem, do=remedy))
         errors.raise_all()

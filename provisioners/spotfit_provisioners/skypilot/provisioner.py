@@ -135,7 +135,8 @@ class SkyPilotProvisioner:
             raise ConfigError(
                 f"SkyPilot has access to {', '.join(enabled) or 'no cloud'}"
                 + (f", but not to {', '.join(missing)}." if missing else "."),
-                do="`sky check` shows what each cloud needs.",
+                do="Run `sky check`, which shows what each cloud needs, or correct "
+                "SkyPilotOptions(infra=…).",
             )
         return ", ".join(enabled)
 

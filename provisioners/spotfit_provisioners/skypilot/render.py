@@ -103,7 +103,8 @@ def _common_resources(request: GroupRequest, options: SkyPilotOptions) -> Iterat
     gpus = hardware.count_gpus(per_worker, slots)
     if gpus and not (options.accelerator or options.instance_type):
         raise ConfigError(
-            f"The workers need {gpus} GPUs per machine, but no GPU type is set.",
+            f"The workers of a machine need {gpus} GPUs, but no GPU type is set in "
+            "SkyPilotOptions.",
             do="Set SkyPilotOptions(accelerator='L4'), or an instance_type with GPUs; "
             "`sky show-gpus` lists GPU types.",
         )

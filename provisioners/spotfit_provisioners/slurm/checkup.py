@@ -61,7 +61,7 @@ class _SlurmChecks:
         partition = self._find_partition(name)
         if problems := [text for text, holds in self._access_conditions(partition) if not holds]:
             raise ConfigError(
-                f"The partition {', '.join(problems)}.",
+                f"The partition {name or '(default)'} {', '.join(problems)}.",
                 do="Choose another one with SlurmOptions(partitions=…, account=…, qos=…); `sinfo` "
                 "and `scontrol show partition` list them.",
             )
@@ -71,9 +71,9 @@ class _SlurmChecks:
         partition = self._slurm.find_partition(name)
         if not partition:
             raise ConfigError(
-                f"The partition {name!r} does not exist."
+                f"SlurmOptions(partitions=…) names {name!r}, which does not exist in the cluster."
                 if name
-                else "The cluster has no default partition.",
+                else "SlurmOptions(partitions=…) is not set, and the cluster has no default one.",
                 do="Set SlurmOptions(partitions=…); `sinfo` lists all partitions.",
             )
         return partition
@@ -105,7 +105,8 @@ class _SlurmChecks:
             mode = self._cluster_config.get("PreemptMode", "")
         if "SUSPEND" in mode or "GANG" in mode:
             raise ConfigError(
-                f"PreemptMode is {mode}: preempted tasks are suspended.",
+                f"PreemptMode of the partition {name or '(default)'} is {mode}: preempted tasks "
+                "are suspended, and the whole group would wait for them.",
                 do="Ask the administrators for PreemptMode=REQUEUE, or choose another partition.",
             )
         effects = {"REQUEUE": "Slurm requeues the task", "OFF": "no preemption"}
@@ -126,7 +127,8 @@ class _SlurmChecks:
         if not matching:
             allowed = ", ".join(sorted({entry[0] for entry in associations})) or "none"
             raise ProvisionPermissionError(
-                f"The user may not use the account {account or '(default)'}; allowed: {allowed}.",
+                f"The user may not use the Slurm account {account or '(default)'}; allowed: "
+                f"{allowed}.",
                 do="Set SlurmOptions(account=…), or ask the cluster's administrators for it.",
             )
         if qos and not any(qos in entry[2] for entry in matching):
@@ -149,8 +151,8 @@ class _SlurmChecks:
         wait_s = float(self._cluster_config["KillWait"].split()[0])
         if wait_s < self._options.grace_s:
             raise ConfigError(
-                f"Slurm kills tasks {wait_s:.0f} s after SIGTERM (KillWait), but grace_s is "
-                f"{self._options.grace_s:.0f} s.",
+                f"SlurmOptions(grace_s={self._options.grace_s:g}) is longer than the cluster's "
+                f"KillWait: Slurm kills tasks {wait_s:.0f} s after SIGTERM.",
                 do=f"Set SlurmOptions(grace_s={wait_s:.0f}).",
             )
         # With this parameter Slurm sends the signal of --signal also before a preemption.
@@ -164,7 +166,8 @@ class _SlurmChecks:
             raise CheckSkippedError(f"{folder} does not exist on this machine")
         if not os.access(folder, os.W_OK):
             raise ConfigError(
-                f"{folder} is not writable.", do="Set SlurmOptions(work_dir=…) to another one."
+                f"The working directory of the tasks, {folder}, is not writable.",
+                do="Set SlurmOptions(work_dir=…) to a writable directory that all nodes mount.",
             )
         return f"{folder}, if the nodes mount it as well"
 

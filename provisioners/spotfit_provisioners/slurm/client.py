@@ -148,7 +148,8 @@ class SlurmClient:
             )
         except subprocess.TimeoutExpired as late:
             raise InfrastructureError(
-                f"{command[0]} did not answer within {_COMMAND_TIMEOUT_S:.0f} s."
+                f"The Slurm command {command[0]} did not answer within {_COMMAND_TIMEOUT_S:.0f} s.",
+                do="Check with `scontrol ping` that the controller (slurmctld) responds.",
             ) from late
         if done.returncode == 0 or (allow_finished and _contains_any(done.stderr, _FINISHED_WORDS)):
             return done.stdout
@@ -160,7 +161,10 @@ def to_provision_error(command: str, message: str) -> ProvisionError | Infrastru
     text = " ".join(message.split()) or "no reason given"
     # In this order, because a message may contain words of several kinds.
     if _contains_any(message, _TRANSIENT_WORDS):
-        return InfrastructureError(f"{command}: {text}")
+        return InfrastructureError(
+            f"The Slurm command {command} failed temporarily: {text}",
+            do="Check with `scontrol ping` that the controller (slurmctld) responds.",
+        )
     if _contains_any(message, _QUOTA_WORDS):
         return QuotaError(
             f"A limit of the Slurm cluster is exceeded ({command}): {text}",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
+from spotfit.provision.options import check_minimums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +56,15 @@ class SlurmOptions:
     """Additional arguments of sbatch, for example '--nice=100'."""
 
     def __post_init__(self) -> None:
-        if self.workers_per_node < 1:
-            raise ConfigError("SlurmOptions(workers_per_node) must be at least 1.")
-        if self.memory_per_cpu_gib < 0 or self.grace_s < 0:
-            raise ConfigError("SlurmOptions: memory_per_cpu_gib and grace_s must be >= 0.")
+        check_minimums(self, workers_per_node=1, memory_per_cpu_gib=0, grace_s=0)
         if invalid := [name for name in self.environment if not name.isidentifier()]:
             raise ConfigError(
-                f"SlurmOptions(environment): {invalid[0]!r} is not a valid variable name."
+                f"SlurmOptions(environment): {invalid[0]!r} is not a valid variable name.",
+                do="Use letters, digits and '_', and no digit at the start.",
             )
         if invalid := [argument for argument in self.extra_args if not argument.startswith("-")]:
             raise ConfigError(
-                f"SlurmOptions(extra_args): {invalid[0]!r} is not an option of sbatch.",
+                f"SlurmOptions(extra_args): {invalid[0]!r} is not an option of sbatch: it does not "
+                "start with '-'.",
                 do="Write option and value as one string: '--nice=100'.",
             )

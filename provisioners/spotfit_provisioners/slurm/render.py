@@ -27,7 +27,9 @@ def plan(request: GroupRequest, options: SlurmOptions) -> GroupPlan:
     nodes = count_nodes(request, slots=slots, max_nodes=MAX_NODES, backend="Slurm")
     if "\n" in "".join((options.command_prefix, options.python, *options.modules)):
         raise ConfigError(
-            "SlurmOptions: command_prefix, python and modules must not contain line breaks."
+            f"SlurmOptions(command_prefix={options.command_prefix!r}, python={options.python!r}, "
+            f"modules={options.modules!r}) must not contain line breaks.",
+            do="Remove the line breaks; shell lines belong in setup=(…).",
         )
     body = {
         "arguments": list(_sbatch_arguments(request, options, nodes)),

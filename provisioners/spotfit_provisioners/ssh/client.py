@@ -52,7 +52,8 @@ class SshClient:
             )
         except subprocess.TimeoutExpired as late:
             raise InfrastructureError(
-                f"{host} did not answer within {connect_s + _SCRIPT_TIMEOUT_S} s."
+                f"The host {host} did not answer within {connect_s + _SCRIPT_TIMEOUT_S} s.",
+                do=f"Check that it is running, and that `ssh -o BatchMode=yes {host} true` works.",
             ) from late
         if done.returncode == 0:
             return done.stdout.strip()
@@ -87,22 +88,22 @@ def to_provision_error(host: str, code: int, message: str) -> ProvisionError | I
         )
     if code == _SSH_ERROR_CODE and any(word in low for word in _ACCESS_DENIED_WORDS):
         return ProvisionPermissionError(
-            f"{host} denied access: {text}",
+            f"The host {host} denied access: {text}",
             do=f"Make `ssh -o BatchMode=yes {host} true` work: passwords cannot be entered.",
         )
     if code == _SSH_ERROR_CODE and any(word in low for word in _UNKNOWN_HOST_WORDS):
         return ProvisionError(
-            f"ssh cannot resolve {host}: {text}",
+            f"ssh cannot resolve the host name {host}: {text}",
             do="Correct SshOptions(hosts=…), or define the host in ~/.ssh/config.",
         )
     # Any other error of ssh may be one of the network, which may recover.
     if code == _SSH_ERROR_CODE:
         return InfrastructureError(
-            f"{host} does not answer: {text}",
+            f"The host {host} does not answer: {text}",
             do=f"Check that it is running, and that `ssh -o BatchMode=yes {host} true` works.",
         )
     return ProvisionError(
-        f"{host} cannot start an agent: {text}",
+        f"The host {host} cannot start an agent: {text}",
         do="It needs Linux, /bin/sh, flock and setsid (util-linux), a writable directory, and a "
         "Python with spotfit; `spotfit doctor --provisioner ssh` checks all of them.",
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
+from spotfit.provision.options import check_minimums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +49,24 @@ class SshOptions:
     """Time limit for connecting to a host, in seconds."""
 
     def __post_init__(self) -> None:
-        if self.workers_per_node < 1:
-            raise ConfigError("SshOptions(workers_per_node) must be at least 1.")
-        if self.connect_timeout_s < 1 or self.grace_s < 0:
-            raise ConfigError("SshOptions: connect_timeout_s must be >= 1, and grace_s >= 0.")
-        if len(set(self.hosts)) < len(self.hosts):
-            raise ConfigError("SshOptions(hosts) contains a host twice.")
+        check_minimums(self, workers_per_node=1, connect_timeout_s=1, grace_s=0)
+        if duplicates := {host for host in self.hosts if self.hosts.count(host) > 1}:
+            raise ConfigError(
+                f"SshOptions(hosts) contains {', '.join(sorted(duplicates))} more than once.",
+                do="Remove the duplicates; workers_per_node sets the number of workers of a host.",
+            )
         if invalid := [host for host in self.hosts if not host.strip() or host.startswith("-")]:
-            raise ConfigError(f"SshOptions(hosts): {invalid[0]!r} is not a valid host.")
+            raise ConfigError(
+                f"SshOptions(hosts): {invalid[0]!r} is empty or starts with '-'.",
+                do="Write hosts as for `ssh`: 'gpu1', '10.0.0.5' or 'user@gpu1'.",
+            )
         if invalid := [name for name in self.environment if not name.isidentifier()]:
             raise ConfigError(
-                f"SshOptions(environment): {invalid[0]!r} is not a valid variable name."
+                f"SshOptions(environment): {invalid[0]!r} is not a valid variable name.",
+                do="Use letters, digits and '_', and no digit at the start.",
             )
         if self.host_key_checking not in ("strict", "accept-new", "config"):
             raise ConfigError(
-                f"SshOptions(host_key_checking={self.host_key_checking!r}) must be 'strict', "
-                "'accept-new' or 'config'."
+                f"SshOptions(host_key_checking={self.host_key_checking!r}) is not a valid choice.",
+                do="Set it to 'strict', 'accept-new' or 'config'; 'strict' is the default.",
             )

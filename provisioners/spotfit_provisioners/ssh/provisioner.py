@@ -176,9 +176,11 @@ class SshProvisioner:
         caller_version = machine.python_version()
         if version.split(".")[:2] != caller_version.split(".")[:2]:
             raise ConfigError(
-                f"The host has Python {version}, but fit() is called from {caller_version}: "
-                "pickled functions need the same minor version.",
-                do="Set SshOptions(python=…) to another interpreter, or use that version here.",
+                f"The host {host} has Python {version}, but fit() is called from "
+                f"{caller_version}: pickled functions need the same minor version.",
+                do="Set SshOptions(python=…) to an interpreter of version "
+                f"{'.'.join(caller_version.split('.')[:2])} on the host, or call fit() from Python "
+                f"{version}.",
             )
         return detail
 

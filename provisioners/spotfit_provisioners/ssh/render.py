@@ -32,12 +32,17 @@ def plan(request: GroupRequest, options: SshOptions) -> GroupPlan:
     """Return the hosts, the agent's command and environment. Raises `ConfigError`."""
     if not options.hosts:
         raise ConfigError(
-            "SshOptions(hosts=…) is missing.",
-            do="Set the option in the call, as SPOTFIT_SSH_HOSTS, or under [ssh] in spotfit.toml.",
+            "SshOptions(hosts=…) is not set: there are no hosts to run on.",
+            do="Set SshOptions(hosts=('gpu1', 'gpu2')) in the call, SPOTFIT_SSH_HOSTS, or hosts "
+            "under [ssh] in spotfit.toml.",
         )
     hardware.check_resources(request.resources_per_worker, backend="ssh")
     if "\n" in options.command_prefix + options.python:
-        raise ConfigError("SshOptions: command_prefix and python must not contain line breaks.")
+        raise ConfigError(
+            f"SshOptions(command_prefix={options.command_prefix!r}, python={options.python!r}) "
+            "must not contain line breaks.",
+            do="Remove the line breaks; shell lines belong in setup=(…).",
+        )
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=len(options.hosts), backend="ssh")
     body: dict[str, Any] = {

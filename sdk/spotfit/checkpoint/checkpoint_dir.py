@@ -88,7 +88,9 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
             root = RootUrl.parse(text)
             if not root.prefix:
                 raise ConfigError(
-                    f"{root} is a bucket, not a folder in one.", do="Pass the checkpoint's folder."
+                    f"Checkpoint({text!r}) is a bucket, not a folder in a bucket.",
+                    do="Pass the folder of the checkpoint: "
+                    f"'{text.rstrip('/')}/run/checkpoint_000001'.",
                 )
             self.path = root.path
             # The parent is the root of the store: only then is the folder a key in it.
@@ -98,7 +100,11 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
             self.path = text.rstrip("/")
             parent, self._folder = posixpath.split(self.path)
             if not self._folder:
-                raise ConfigError("The path of the checkpoint is empty.", do="Pass its folder.")
+                raise ConfigError(
+                    f"Checkpoint({text!r}) names no folder: the path is empty.",
+                    do="Pass the path of the checkpoint's folder within the file system: "
+                    "'bucket/run/checkpoint_000001'.",
+                )
             if hasattr(filesystem, "get_range") and hasattr(filesystem, "subtree"):  # a Store
                 self._store = filesystem.subtree(parent) if parent else filesystem
             else:
@@ -187,8 +193,9 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
             return {}
         except DECODE_ERRORS as error:
             raise IntegrityError(
-                f"{METADATA_FILE} of the checkpoint at {self.path} is not a JSON object: {error}",
-                do="Read it as a file, or replace it with set_metadata().",
+                f"The metadata file {METADATA_FILE} of the checkpoint at {self.path} is corrupt: "
+                f"it is not a JSON object ({error}).",
+                do="Replace it with set_metadata(), or read the file itself.",
                 file=METADATA_FILE,
             ) from None
 
@@ -320,7 +327,8 @@ def _missing_attribute_error(owner: str, name: str) -> AttributeError:
 def _not_found_error(path: str) -> NotFoundError:
     return NotFoundError(
         f"There is no checkpoint at {path}.",
-        do="Check whether it was deleted (num_to_keep) or never uploaded.",
+        do="Correct the path, or list the checkpoints of the run with `spotfit checkpoints ls`: "
+        "this one was never uploaded, or was deleted because of num_to_keep.",
     )
 
 

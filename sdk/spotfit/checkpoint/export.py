@@ -112,7 +112,7 @@ def _plan_layout(tensors: TensorPieces, *, step: int) -> tuple[bytes, list[int]]
         name, first = dotted_name(key[1:]), pieces[0][1]
         if first.dtype not in _SAFETENSORS_DTYPES:
             raise ConfigError(
-                f"Tensor {name} has dtype {first.dtype}, which safetensors lacks.",
+                f"The tensor {name} has dtype {first.dtype}, which safetensors lacks.",
                 do="Export to a file that ends with .pt.",
             )
         # Dtype and full shape are equal in all pieces of a tensor.

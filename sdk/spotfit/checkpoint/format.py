@@ -133,10 +133,13 @@ def decode_index(body: bytes | memoryview) -> SnapshotIndex:
         if written_format <= FORMAT_VERSION:
             return _index_decoder.decode(body)
     except DECODE_ERRORS as error:
-        raise IntegrityError(f"The index of a snapshot cannot be read: {error}") from None
+        raise IntegrityError(
+            f"The index of a snapshot is corrupt: {error}",
+            do="Use another checkpoint, or restore this one from a backup.",
+        ) from None
     raise ConfigError(
-        f"The snapshot has format {written_format}; this version of spotfit reads formats up to "
-        f"{FORMAT_VERSION}.",
+        f"The snapshot has format {written_format}, but this version of spotfit reads only "
+        f"formats up to {FORMAT_VERSION}.",
         do="Install the version of spotfit that wrote it, or a later one.",
     )
 

@@ -83,8 +83,8 @@ def private_folder(parent: Path) -> Path:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise StorePermissionError(
-            f"{folder} is not a directory that only user {os.getuid()} can access: other users "
-            "could change checkpoints in it.",
+            f"The path {folder} is not a directory that only user {os.getuid()} can access: other "
+            "users could change checkpoints in it.",
             do="Remove it, or set TMPDIR to a directory of your own.",
         )
     return folder

@@ -257,7 +257,8 @@ def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
     if not parts:
         raise IntegrityError(
             f"Checkpoint {name} in {store.url} is missing or incomplete: the manifests of one or "
-            "more ranks are not in the storage."
+            "more ranks are not in the storage.",
+            do="Use another checkpoint, or restore the folder and its manifests from a backup.",
         )
     if not any(_index_record(part) for part in parts):
         return None
@@ -265,7 +266,10 @@ def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
     def open_part(part: Manifest) -> StoreShardReader:
         record = _index_record(part)
         if record is None:
-            raise IntegrityError(f"Rank {part.rank} saved no snapshot to checkpoint {part.name}.")
+            raise IntegrityError(
+                f"Checkpoint {part.name} is incomplete: rank {part.rank} saved no snapshot to it.",
+                do="Use another checkpoint, or restore this one from a backup.",
+            )
         index = _fetch_index(store, f"{part.folder}/{record.name}", record.sha256)
         return StoreShardReader(store, part.folder, index)
 
@@ -310,8 +314,9 @@ def _no_snapshot_error(store: Store, folder: str, hashes: Mapping[str, str]) -> 
     )
     if has_files:
         return ConfigError(
-            f"{folder} in {store.url} holds no snapshot of a Checkpointer.",
-            do="Read its files: with checkpoint.as_directory() as directory.",
+            f"The folder {folder} in {store.url} holds no snapshot of a Checkpointer, only other "
+            "files.",
+            do="Read its files with `with checkpoint.as_directory() as directory`.",
         )
     return ConfigError(
         f"Checkpoint {folder} does not exist in {store.url}: it was deleted or never saved.",
@@ -346,7 +351,7 @@ def _index_record(part: Manifest) -> FileRecord | None:
 
 def _integrity_error(store: Store, key: str, problem: str) -> IntegrityError:
     return IntegrityError(
-        f"{key} in {store.url} {problem}.",
+        f"The checkpoint file {key} in {store.url} {problem}.",
         do="Use another checkpoint, or restore the file from a backup.",
     )
 

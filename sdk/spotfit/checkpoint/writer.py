@@ -69,7 +69,7 @@ def save_existing_files(store: Store, manifest: Manifest, *, parent: str = "") -
     if not sizes:
         raise ConfigError(
             f"The reported checkpoint folder {manifest.folder} in {store.url} has no files.",
-            do="Write its files before reporting it.",
+            do="Write its files before calling report(), or report the folder that contains them.",
         )
     # Without hashes: reading the files back could take longer than writing them did.
     files = [FileRecord(name, size_bytes, "") for name, size_bytes in sizes.items()]

@@ -159,14 +159,14 @@ def _append_fit_started(ledger: Ledger, spec: RunSpec) -> None:
         if after.is_active:
             raise RunActiveError(
                 f"Another process started a run in {ledger.store.url} at the same time.",
-                do="Follow that run with spotfit.attach(url), or choose another "
-                "RunConfig(name=...).",
+                do=f"Follow that run with spotfit.attach({ledger.store.url!r}), or choose "
+                "another RunConfig(name=...).",
             )
         system.SystemClock().wait(pause_s)
     raise TransientStoreError(
         f"The first journal entry of the run in {ledger.store.url} could not be written in "
         f"{len(_APPEND_RETRY_PAUSES_S)} attempts.",
-        do="Check that the bucket accepts writes, then call fit() again.",
+        do="Check that the storage is reachable and accepts writes, then call fit() again.",
     )
 
 

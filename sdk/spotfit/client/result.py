@@ -144,11 +144,13 @@ class Result:
         """
         if mode not in ("max", "min"):
             raise ConfigError(
-                f"mode must be 'max' or 'min', not {mode!r}.", do="'max' means higher is better."
+                f"mode must be 'max' or 'min', not {mode!r}.",
+                do="Pass mode='max' if higher values are better, mode='min' if lower values are.",
             )
         if not self.best_checkpoints:
             raise ResultNotFoundError(
-                "No checkpoint exists in this run.", do="Call report(metrics, checkpoint=...)."
+                f"No checkpoint exists in this run, so none has the best {metric!r}.",
+                do="Call report(metrics, checkpoint=...) in the training function.",
             )
         scored: list[tuple[Checkpoint, float]] = []
         for each, metrics in self.best_checkpoints:
@@ -165,7 +167,7 @@ class Result:
             known = sorted({key for _, metrics in self.best_checkpoints for key in metrics})
             raise ResultNotFoundError(
                 f"Invalid metric name {metric!r}: no checkpoint was reported with it.",
-                do=f"Known: {', '.join(known)}.",
+                do=f"Pass one of the reported metrics: {', '.join(known)}.",
             )
         # max() for both modes, so that NaN is the worst value in both.
         sign = 1 if mode == "max" else -1

@@ -72,7 +72,8 @@ class RunConfig:
                 setattr(self, field, config_type())
             elif not isinstance(value, config_type):
                 text = f"Invalid `{field}` type: {qualified_type_name(value)}."
-                errors.add(ConfigError(text, do=f"Pass a spotfit.{config_type.__name__}."))
+                remedy = f"Write RunConfig({field}=spotfit.{config_type.__name__}(...))."
+                errors.add(ConfigError(text, do=remedy))
         self.callbacks = errors.check(lambda: _check_callbacks(self.callbacks))
         self.worker_runtime_env = errors.check(lambda: _check_runtime_env(self.worker_runtime_env))
         path: Any = self.storage_path
@@ -81,14 +82,17 @@ class RunConfig:
         elif isinstance(path, (str, os.PathLike)):
             self.storage_path = str(os.fspath(path))
         else:
-            text = f"storage_path must be a str or a Path, not {path!r}."
+            type_name = qualified_type_name(path)
+            text = f"RunConfig(storage_path={path!r}): storage_path must be a str or a Path, not "
+            f"a {type_name}."
             errors.add(
                 ConfigError(text, do="Pass a directory, or a URL like 's3://bucket/prefix'.")
             )
         # The time makes the name unique: a name that is used again would continue its run.
         name: Any = self.name or f"spotfit_run-{system.utc_timestamp()}"
         if not isinstance(name, str):
-            errors.add(ConfigError(f"name must be a str, not {name!r}.", do="Pass a plain name."))
+            text = f"RunConfig(name={name!r}): name must be a str, not {qualified_type_name(name)}."
+            errors.add(ConfigError(text, do="Pass a plain name: name='experiment-1'."))
         self.name = name
         errors.raise_all()
 
@@ -160,13 +164,15 @@ def _check_callbacks(callbacks: Any) -> list[UserCallback]:
     # A Sequence, not an Iterable: an iterator would be consumed by the checks.
     if not isinstance(callbacks, Sequence):
         raise ConfigError(
-            f"callbacks must be a list, not a {qualified_type_name(callbacks)}.",
+            f"RunConfig(callbacks={callbacks!r}): callbacks must be a list, not "
+            f"{qualified_type_name(callbacks)}.",
             do="Write callbacks=[...].",
         )
     invalid = [each for each in callbacks if not isinstance(each, UserCallback)]
     if invalid:
         raise ConfigError(
-            f"callbacks contains {invalid[0]!r}, which is not an instance of spotfit.UserCallback.",
+            f"RunConfig(callbacks=...) contains {invalid[0]!r}, which is not an instance of "
+            "spotfit.UserCallback.",
             do="Derive its class from UserCallback, and pass an instance.",
         )
     return list(callbacks)
@@ -177,7 +183,8 @@ def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:
         return {}
     if not isinstance(runtime_env, dict):
         raise ConfigError(
-            f"worker_runtime_env must be a dictionary, not {runtime_env!r}.",
+            "RunConfig(worker_runtime_env=...): worker_runtime_env must be a dictionary, not "
+            f"{qualified_type_name(runtime_env)}.",
             do="Write {'env_vars': {...}, 'pip': [...]}.",
         )
     return dict(runtime_env)  # a copy: the caller's dictionary may change before fit()

@@ -110,7 +110,7 @@ def write_checkpoint_file(saved: SavedState, path: Path, *, full_state: bool) ->
         exporter.export_torch(saved, path, everything=full_state)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written: {error.strerror or error}.",
+            f"The output file {path} cannot be written: {error.strerror or error}.",
             do="Choose a directory with write permission and enough space for the model.",
         ) from error
 
@@ -125,12 +125,13 @@ def remove_checkpoint(url: str, name: str) -> str:
     if not name:
         raise ConfigError(
             "The name of the checkpoint to delete is missing.",
-            do="Pass a name from `spotfit checkpoints ls`.",
+            do=f"Pass one of the names that `spotfit checkpoints ls {url}` lists.",
         )
     checkpoint = _find_checkpoint(ledger, name)
     if ledger.view.is_active:
         raise ConfigError(
-            f"The run in {ledger.store.url} is active, and its leader manages the checkpoints.",
+            f"{checkpoint.name} was not deleted: the run in {ledger.store.url} is active, and "
+            "its leader manages the checkpoints.",
             do="Wait for the end of the run, or set CheckpointConfig(num_to_keep=...).",
         )
     # First the journal entry, then the data: if the deletion is interrupted, unreferenced objects
@@ -142,7 +143,7 @@ def remove_checkpoint(url: str, name: str) -> str:
         raise ConfigError(
             f"The run in {ledger.store.url} was started again, so {checkpoint.name} was not "
             "deleted.",
-            do="Wait for the end of the run.",
+            do="Wait for the end of the run, then delete it again.",
         )
     delete_checkpoint(ledger.store, checkpoint.name)
     return checkpoint.name
@@ -157,7 +158,9 @@ def _find_checkpoint(ledger: Ledger, name: str) -> CheckpointCommitted:
     names = ", ".join(each.name for each in stored)
     raise NotFoundError(
         f"The run in {ledger.store.url} has no checkpoint{f' {name}' if name else ''}.",
-        do=f"Its checkpoints are {names}." if names else "None was saved, or all were deleted.",
+        do=f"Pass one of its checkpoints: {names}."
+        if names
+        else "Check the URL of the run: none was saved, or all were deleted.",
     )
 
 
@@ -207,16 +210,18 @@ def _check_target(path: Path, *, full_state: bool) -> None:
         raise ConfigError("The name of the output file is missing.", do=_SUFFIX_HELP)
     if path.is_dir():
         raise ConfigError(
-            f"{path} is a directory.",
+            f"The output path {path} is a directory, not a file.",
             do=f"Pass a file, for example {path / f'model{_SAFETENSORS_SUFFIX}'}.",
         )
     suffix = path.suffix.lower()
     if suffix == _SAFETENSORS_SUFFIX and full_state:
         raise ConfigError(
-            "A safetensors file can contain only tensors, not the full training state.",
+            f"The output file {path} can contain only tensors, not the full training state: its "
+            "format is safetensors.",
             do="Export to a file that ends with .pt.",
         )
     if suffix not in (_SAFETENSORS_SUFFIX, *_TORCH_SUFFIXES):
         raise ConfigError(
-            f"The suffix of {path.name} does not select a file format.", do=_SUFFIX_HELP
+            f"The suffix {path.suffix!r} of the output file {path} does not select a file format.",
+            do=_SUFFIX_HELP,
         )

@@ -44,7 +44,11 @@ def build_run_error(
     """
     clock = clock or SystemClock()
     if ended.outcome == "cancelled":
-        return RunCancelledError(f"The run was cancelled: {ended.reason}")
+        return RunCancelledError(
+            f"The run was cancelled: {ended.reason}",
+            do="Call fit() again with the same RunConfig(name=...) to continue from the latest "
+            "checkpoint.",
+        )
     match ended.cause:
         case FailureCause.PREEMPTION:
             preempted = ended.preempted or PreemptedNodes(node_to_ranks={})

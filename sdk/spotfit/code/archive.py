@@ -108,7 +108,8 @@ class _IgnoreRules(NamedTuple):
 def _build_archive(files: Sequence[_SourceFile], *, root: Path, limit_bytes: int) -> CodeArchive:
     if not files:
         raise ShippingError(
-            f"{root} contains no files to upload: it is empty, or all files are ignored.",
+            f"The directory {root} contains no files to upload: it is empty, or all files are "
+            "ignored.",
             do="Include files in a .spotfitignore in that directory, with '!' before the pattern.",
         )
     total = sum(file.stat.st_size for file in files)
@@ -116,8 +117,8 @@ def _build_archive(files: Sequence[_SourceFile], *, root: Path, limit_bytes: int
         largest = sorted(files, key=lambda file: -file.stat.st_size)[:5]
         listing = ", ".join(f"{file.name} ({format_bytes(file.stat.st_size)})" for file in largest)
         raise ShippingError(
-            f"{root} contains {format_bytes(total)} in {len(files)} files; the limit is "
-            f"{format_bytes(limit_bytes)}. The largest files: {listing}.",
+            f"The directory {root} contains {format_bytes(total)} in {len(files)} files; the "
+            f"limit is {format_bytes(limit_bytes)}. The largest files: {listing}.",
             do="List files that the machines do not need in a .spotfitignore in that directory, "
             "and read training data from storage.",
             size_bytes=total,
@@ -203,6 +204,6 @@ def _pack_tar(files: Sequence[_SourceFile]) -> bytes:
 
 def _unreadable_error(path: Path, error: OSError) -> ShippingError:
     return ShippingError(
-        f"{path} cannot be read: {error.strerror}.",
+        f"{path} cannot be read: {error.strerror}. It is part of the code that is uploaded.",
         do="Make the file readable, or list it in a .spotfitignore.",
     )

@@ -23,7 +23,7 @@ import cloudpickle
 
 from spotfit.code.fingerprint import fingerprint_definition
 from spotfit.code.pickle_diagnosis import UnpicklablePart, find_unpicklable_part, largest_parts
-from spotfit.core.errors import ConfigError, ShippingError
+from spotfit.core.errors import ConfigError, ConfigTypeError, ShippingError
 from spotfit.core.units import format_bytes
 from spotfit.security.run_key import RunKey
 
@@ -51,19 +51,20 @@ def takes_config(fn: Callable[..., Any]) -> bool:
     """Return whether the function is called as `fn(config)` rather than `fn()`.
 
     True if it has one required positional parameter, or `*args`. Parameters with a default are
-    ignored. Raises `ConfigError` for more required parameters, `ShippingError` for an object that
-    is not callable.
+    ignored. Raises `ConfigError` for more required parameters, `ConfigTypeError` for an object
+    that is not callable.
     """
     if not callable(fn):
-        raise ShippingError(
+        raise ConfigTypeError(
             f"The training function must be callable, but {fn!r} is a {type(fn).__name__}.",
             do="Pass the function itself: train_loop_per_worker=my_function.",
         )
     try:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError as error:  # some functions of extension modules
-        raise ShippingError(
-            f"{function_name(fn)} has no signature, so its arguments are unknown.",
+        raise ConfigTypeError(
+            f"The training function {function_name(fn)} has no signature, so its arguments are "
+            "unknown.",
             do="Wrap it in a Python function: def train_loop(config): ...",
         ) from error
     # *args counts as a required parameter, **kwargs does not: the config is passed by position.

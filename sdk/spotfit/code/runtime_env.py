@@ -107,17 +107,24 @@ class PackagedRuntimeEnv(msgspec.Struct, frozen=True):
 
 def _parse_env_vars(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise _wrong_type_error("env_vars", value, "a dictionary of strings")
+        # The type instead of the value, which may contain secrets.
+        raise _wrong_type_error("env_vars", type(value), "a dictionary of strings")
     errors = ErrorCollector()
     for name, text in value.items():
         # execve(2) takes NUL-terminated texts 'name=value'.
         if not isinstance(name, str) or not name or set(name) & {"=", "\0"}:
             errors.add(
-                ConfigError(f"env_vars: {name!r} is not a valid name of an environment variable.")
+                ConfigError(
+                    f"worker_runtime_env={{'env_vars': ...}}: {name!r} is not a valid name of an "
+                    "environment variable.",
+                    do="Use a non-empty string without '=' and NUL characters.",
+                )
             )
         elif not isinstance(text, str) or "\0" in text:
-            message = f"env_vars[{name!r}] must be a string, not {text!r}."
-            errors.add(ConfigError(message, do=f"Write {str(text)!r}."))
+            # Without the value, which may be a secret.
+            problem = "contains a NUL character" if isinstance(text, str) else "is not a string"
+            message = f"worker_runtime_env={{'env_vars': ...}}: the value of {name!r} {problem}."
+            errors.add(ConfigError(message, do="Write the value as a string without NUL."))
     errors.raise_all()
     return dict(value)
 
@@ -142,8 +149,8 @@ def _parse_py_module(value: Any) -> CodeSource:
         path = next(filter(None, paths), None)
         if path is None:
             raise ConfigError(
-                f"py_modules: the module {value.__name__!r} has no files: it is built in, or was "
-                "created at run time.",
+                f"worker_runtime_env={{'py_modules': ...}}: the module {value.__name__!r} has no "
+                "files: it is built in, or was created at run time.",
                 do="Remove it from py_modules.",
             )
         code: CodeSource = Path(path)
@@ -157,7 +164,8 @@ def _parse_py_module(value: Any) -> CodeSource:
     importable = code.is_dir() or code.suffix == ".py"
     if not importable or not Path(os.path.abspath(code)).stem.isidentifier():  # noqa: PTH100
         raise ConfigError(
-            f"py_modules: {str(code)!r} is not importable under its name.",
+            f"worker_runtime_env={{'py_modules': ...}}: {str(code)!r} is not importable under "
+            "its name: it is not a .py file or a directory, or its name is no identifier.",
             do="Pass the package's directory (the one with __init__.py) or a .py file.",
         )
     return code
@@ -188,7 +196,8 @@ def _parse_pip_line(line: Any) -> str:
         return line
     if line.startswith(("-", ".", "/")):
         raise ConfigError(
-            f"pip: {line!r} refers to a local file, which does not exist on the machines.",
+            f"worker_runtime_env={{'pip': ...}}: {line!r} refers to a local file, which does not "
+            "exist on the machines.",
             do="List the requirements themselves, and pass your own code as py_modules.",
         )
     return _pin_version(line)
@@ -231,7 +240,7 @@ def _parse_requirement(line: str) -> Requirement:
     except InvalidRequirement as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"pip: {line!r} is not a valid requirement: {reason}",
+            f"worker_runtime_env={{'pip': ...}}: {line!r} is not a valid requirement: {reason}",
             do="Write a requirement specifier as in a requirements file: 'einops>=0.8'.",
         ) from error
 
@@ -253,7 +262,9 @@ def _parse_each(values: Iterable[Any], parse: Callable[[Any], Any]) -> tuple[Any
 
 
 def _wrong_type_error(what: str, value: Any, expected: str) -> ConfigError:
-    return ConfigError(f"{what} must be {expected}, not {value!r}.", do=f"Pass {expected}.")
+    return ConfigError(
+        f"worker_runtime_env: {what} must be {expected}, not {value!r}.", do=f"Pass {expected}."
+    )
 
 
 def _missing_path_error(what: str, path: Path, kind: str) -> ConfigError:
@@ -262,7 +273,7 @@ def _missing_path_error(what: str, path: Path, kind: str) -> ConfigError:
     except FileNotFoundError:
         cwd = "a working directory that was removed"
     return ConfigError(
-        f"{what}: the {kind} {str(path)!r} does not exist (relative to {cwd}).",
+        f"worker_runtime_env: {what}: the {kind} {str(path)!r} does not exist (relative to {cwd}).",
         do="Correct the path, or pass an absolute path.",
     )
 

@@ -137,16 +137,16 @@ class Journal:
             entry = _decode_entry(slot, body)
             if self.view.run_id not in (None, entry.run_id):
                 raise JournalError(
-                    f"Journal entry {slot} belongs to run {entry.run_id}, not to "
-                    f"{self.view.run_id}.",
-                    do="Two runs were written to one folder; choose another RunConfig(name=...).",
+                    f"Journal entry {slot} in {self._store.url} belongs to run {entry.run_id}, not "
+                    f"to {self.view.run_id}: two runs were written to one folder.",
+                    do="Choose another RunConfig(name=...) or storage_path.",
                 )
             try:
                 self.view = fold(self.view, entry)
             except KeyError as unknown:
                 raise JournalError(
-                    f"Journal entry {slot} references unknown {unknown}; an earlier entry is "
-                    "missing.",
+                    f"Journal entry {slot} in {self._store.url} references unknown {unknown}; an "
+                    "earlier entry is missing.",
                     do=_REMEDY,
                 ) from unknown
             # Within the lock: listeners receive the entries in the order of their slots, and read

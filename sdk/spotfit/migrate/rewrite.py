@@ -36,7 +36,8 @@ def rewrite_script(source: bytes, *, name: str = "<script>") -> RewrittenScript:
         module = cst.parse_module(source)
     except (cst.ParserSyntaxError, UnicodeDecodeError, SyntaxError) as error:
         raise ConfigError(
-            f"{name} is not valid Python: {error}", do="Fix the script first."
+            f"{name} is not valid Python: {error}",
+            do="Correct the syntax error, then migrate the script again.",
         ) from error
     # The module is used nowhere else, so the default deep copy of the tree is unnecessary.
     wrapper = MetadataWrapper(module, unsafe_skip_copy=True)

@@ -21,7 +21,10 @@ def find_scripts(paths: Iterable[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
-            raise ConfigError(f"{path} does not exist.", do="Pass scripts or directories.")
+            raise ConfigError(
+                f"The script or directory {path} does not exist.",
+                do="Correct the path; pass scripts or directories.",
+            )
         found |= dict.fromkeys(_scripts_below(path) if path.is_dir() else [path])
     return list(found)
 

@@ -68,7 +68,8 @@ class ScalingConfig:
         if self.placement_strategy not in _STRATEGIES:
             errors.add(
                 ConfigError(
-                    f"placement_strategy={self.placement_strategy!r} is not a valid strategy.",
+                    f"ScalingConfig(placement_strategy={self.placement_strategy!r}) is not a "
+                    "valid strategy.",
                     do=did_you_mean(str(self.placement_strategy), _STRATEGIES),
                 )
             )
@@ -157,15 +158,19 @@ class ScalingConfig:
     def _check_interval(self) -> None:
         if not _is_number(self.elastic_resize_monitor_interval_s, minimum=0):
             raise ConfigError(
-                "elastic_resize_monitor_interval_s must be non-negative, not "
-                f"{self.elastic_resize_monitor_interval_s!r}.",
-                do="Give the number of seconds between two resizes of an elastic group.",
+                "ScalingConfig(elastic_resize_monitor_interval_s="
+                f"{self.elastic_resize_monitor_interval_s}): the interval must be non-negative.",
+                do="Set the seconds between two resizes of an elastic group: "
+                "elastic_resize_monitor_interval_s=60.",
             )
 
     def _check_accelerators(self) -> None:
         explicit = self.resources_per_worker or {}
         if self.use_gpu and self.use_tpu:
-            raise ConfigError("Cannot specify both use_gpu and use_tpu.", do="Remove one of them.")
+            raise ConfigError(
+                "Cannot specify both use_gpu and use_tpu: ScalingConfig sets both to True.",
+                do="Remove use_gpu=True or use_tpu=True.",
+            )
         for name, used in (("GPU", self.use_gpu), ("TPU", self.use_tpu)):
             if explicit.get(name) and not used:
                 raise ConfigError(
@@ -180,7 +185,9 @@ class ScalingConfig:
         if not self.topology or not self.accelerator_type:
             if self.max_workers > 1:
                 raise ConfigError(
-                    "use_tpu with more than one worker needs topology and accelerator_type.",
+                    "ScalingConfig(use_tpu=True) with more than one worker needs topology and "
+                    f"accelerator_type; it has topology={self.topology!r}, "
+                    f"accelerator_type={self.accelerator_type!r}.",
                     do="Name the slice, for example topology='4x4', accelerator_type='TPU-V4'.",
                 )
             return
@@ -235,15 +242,16 @@ class CheckpointConfig:
         if self.num_to_keep is not None and not _is_count(self.num_to_keep, minimum=1):
             errors.add(
                 ConfigError(
-                    f"num_to_keep must be None or at least 1, not {self.num_to_keep!r}.",
+                    f"CheckpointConfig(num_to_keep={self.num_to_keep}): num_to_keep must be None "
+                    "or at least 1.",
                     do="Use None to keep all checkpoints; the latest one is always kept.",
                 )
             )
         if self.checkpoint_score_order not in ("max", "min"):
             errors.add(
                 ConfigError(
-                    "checkpoint_score_order must be 'max' or 'min', not "
-                    f"{self.checkpoint_score_order!r}.",
+                    f"CheckpointConfig(checkpoint_score_order={self.checkpoint_score_order!r}): "
+                    "checkpoint_score_order must be 'max' or 'min'.",
                     do="Use 'max' to keep the highest scores, 'min' to keep the lowest.",
                 )
             )
@@ -280,15 +288,18 @@ class FailureConfig:
             if not _is_count(getattr(self, name), minimum=_NO_LIMIT):
                 errors.add(
                     ConfigError(
-                        f"{name} must be an integer >= -1, not {getattr(self, name)!r}.",
+                        f"FailureConfig({name}={getattr(self, name)!r}): {name} must be an "
+                        "integer >= -1.",
                         do="Give the number of failures to tolerate; -1 means no limit.",
                     )
                 )
         if not _is_number(self.preemption_grace_s, minimum=0):
             errors.add(
                 ConfigError(
-                    f"preemption_grace_s must be non-negative, not {self.preemption_grace_s!r}.",
-                    do="Give the seconds that remaining workers may continue after the deadline.",
+                    f"FailureConfig(preemption_grace_s={self.preemption_grace_s}): the time must "
+                    "be non-negative.",
+                    do="Set the seconds that remaining workers may continue after the deadline, "
+                    "for example preemption_grace_s=0.",
                 )
             )
         errors.raise_all()

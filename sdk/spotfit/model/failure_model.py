@@ -205,7 +205,10 @@ def _check_combination(
 ) -> None:
     if isinstance(every, list | tuple) and not every:
         errors.add(
-            ConfigError("every is empty.", do='Use "at_notice" to save only after a notice.')
+            ConfigError(
+                f"every={every!r} is empty: no condition for a save is set.",
+                do='Use "at_notice" to save only after a notice.',
+            )
         )
     names = [name for part in conditions for name in part]
     duplicates = sorted({name for name in names if names.count(name) > 1})

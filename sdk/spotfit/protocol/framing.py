@@ -86,6 +86,7 @@ def read_frame(sock: socket.socket) -> bytes | None:
 
 def _frame_too_large(size: int, limit: int) -> IntegrityError:
     return IntegrityError(
-        f"A message of {size} bytes exceeds the limit of {limit} bytes.",
+        f"A message between processes of the run has {size} bytes, which exceeds the limit of "
+        f"{limit} bytes.",
         do="Report smaller values, and save large ones in a checkpoint.",
     )

@@ -135,7 +135,11 @@ _REQUIRED_VARIABLES = (
 def _parse_number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     if not text.isdecimal():
-        raise ConfigError(f"{name} must be a non-negative integer, not {text!r}.")
+        raise ConfigError(
+            f"The agent cannot start: the environment variable {name}={text!r} must be a "
+            "non-negative integer.",
+            do="Do not set it by hand: a provisioner sets it on the machines it starts.",
+        )
     return int(text)
 
 
@@ -149,7 +153,8 @@ def count_nodes(request: GroupRequest, *, slots: int, max_nodes: int, backend: s
     if request.num_workers < 1 or request.total_workers < 1:
         raise ConfigError(
             f"A group needs at least one worker: num_workers={request.num_workers}, "
-            f"total_workers={request.total_workers}."
+            f"total_workers={request.total_workers}.",
+            do="Request at least one worker: ScalingConfig(num_workers=1).",
         )
     nodes = -(-request.num_workers // slots)  # ceiling division
     if nodes > max_nodes:

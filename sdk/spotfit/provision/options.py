@@ -1,11 +1,12 @@
-"""Parsing of backend options: text and plain data become a frozen options dataclass."""
+"""Parsing and checks of backend options: text and plain data become a frozen options dataclass."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -51,6 +52,29 @@ def non_default_options(options: Any) -> dict[str, Any]:
     return {
         name: plain[name] for name, default in defaults.items() if getattr(options, name) != default
     }
+
+
+def check_minimums(options: Any, *, above_zero: Sequence[str] = (), **minimums: float) -> None:
+    """Check that numeric fields of `options` are not below their minimums; None is accepted.
+
+    The fields `above_zero` must be greater than 0. Raises `ConfigError`, or `ConfigErrors` if
+    several fields are invalid.
+    """
+    rules: dict[str, tuple[float, str]] = {
+        name: (minimum, f"at least {minimum}") for name, minimum in minimums.items()
+    }
+    # The smallest positive float is the minimum of a field that must be greater than 0.
+    rules |= {name: (math.ulp(0.0), "greater than 0") for name in above_zero}
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    errors = ErrorCollector()
+    for name, (minimum, rule) in rules.items():
+        value = getattr(options, name)
+        if value is None or value >= minimum:
+            continue
+        remedy = f"Use a value that is {rule}, or omit {name}: the default is {defaults[name]!r}."
+        message = f"{type(options).__name__}({name}={value!r}) must be {rule}."
+        errors.add(ConfigError(message, do=remedy))
+    errors.raise_all()
 
 
 def _parse_value(options_class: type, name: str, value: Any, hint: Any) -> Any:

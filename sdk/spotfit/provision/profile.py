@@ -113,7 +113,8 @@ def _read_config_file(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}.", do="Correct or remove the file."
+            f"The configuration file {path} cannot be read: {error}.",
+            do="Correct the TOML in the file, or remove it.",
         ) from error
 
 
@@ -151,5 +152,6 @@ def open_provisioner(name: str, options: Mapping[str, Any] | None = None) -> Pro
         names = ", ".join(options or {}) or "none"
         raise ConfigError(
             f"The provisioner {name!r} does not accept the options {names}: {error}",
-            do=f"See the options of {provisioner_class.__name__}.",
+            do="Correct or remove them; the valid options are the parameters of "
+            f"{provisioner_class.__module__}.{provisioner_class.__name__}.",
         ) from error

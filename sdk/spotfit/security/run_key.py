@@ -42,7 +42,7 @@ class RunKey:
         if len(self._secret) != _SECRET_BYTES:
             raise ConfigError(
                 f"The run key has {len(self._secret)} bytes; it must have {_SECRET_BYTES}.",
-                do="Use the key that fit() created for the run.",
+                do="Use the key that fit() created for the run, and check SPOTFIT_RUN_SECRET.",
             )
 
     def __repr__(self) -> str:

@@ -277,9 +277,12 @@ def _translate_errors(store: Store, key: str) -> Iterator[None]:
                 ) from error
             case ConnectionError() | TimeoutError():
                 raise TransientStoreError(
-                    f"A request for {what} failed: {error}", do="Try again."
+                    f"A request for {what} failed: {error}",
+                    do="Try again. If it fails again, check the network and the status of the "
+                    "storage service.",
                 ) from error
             case _:
                 raise StoreError(
-                    f"The file system rejected a request for {what}: {error}"
+                    f"The file system rejected a request for {what}: {error}",
+                    do="Check storage_path and the configuration of storage_filesystem.",
                 ) from error

@@ -190,13 +190,18 @@ def _to_store_error(error: OSError, what: str, *, is_read: bool) -> StoreError:
         )
     if code in _DISK_FULL_ERRNOS:
         return StoreError(
-            f"The disk is full: {what} could not be written.", do="Free space on that disk."
+            f"The disk is full: {what} could not be written.",
+            do="Free space on that disk, or choose another storage_path.",
         )
     if code in _TRANSIENT_ERRNOS:
         return TransientStoreError(
-            f"The file system failed to {operation} {what}: {error.strerror}."
+            f"The file system failed to {operation} {what}: {error.strerror}.",
+            do="Try again. If it fails again, check the disk or the network file system.",
         )
-    return StoreError(f"Failed to {operation} {what}: {error.strerror or error}.")
+    return StoreError(
+        f"Failed to {operation} {what}: {error.strerror or error}.",
+        do="Check the path and its file system, or choose another storage_path.",
+    )
 
 
 _temporary_counter = itertools.count()

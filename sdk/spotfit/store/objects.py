@@ -290,7 +290,8 @@ def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreErr
         return AlreadyExistsError(f"{what} already exists.")
     if _MISSING_BUCKET.search(text):
         return StoreError(
-            f"The bucket of {what} does not exist.", do="Create it, or correct the name."
+            f"The bucket of {what} does not exist.",
+            do="Create the bucket, or correct its name in storage_path.",
         )
     # After the bucket: a missing bucket is answered with 404 as well.
     if status == 404 or isinstance(error, FileNotFoundError):
@@ -316,7 +317,11 @@ def _to_refusal_error(
         )
     # Before the status: S3 answers an expired token, which the driver renews, with 400 or 403.
     if _TRANSIENT_CODES.search(message):
-        return TransientStoreError(f"A request for {what} failed: {message}", do="Try again.")
+        return TransientStoreError(
+            f"A request for {what} failed: {message}",
+            do="Try again. If it fails again, check the network and the status of the storage "
+            "service.",
+        )
     if status in _FORBIDDEN_STATUSES:
         return StorePermissionError(
             f"The credentials do not permit this operation on {what}: {message}",
@@ -327,5 +332,12 @@ def _to_refusal_error(
         or status >= 500
         or (not status and _CONNECTION_ERROR.search(text))
     ):
-        return TransientStoreError(f"A request for {what} failed: {message}", do="Try again.")
-    return StoreError(f"The storage rejected a request for {what}: {message}")
+        return TransientStoreError(
+            f"A request for {what} failed: {message}",
+            do="Try again. If it fails again, check the network and the status of the storage "
+            "service.",
+        )
+    return StoreError(
+        f"The storage rejected a request for {what}: {message}",
+        do="Check the bucket's name, region and endpoint in storage_path.",
+    )

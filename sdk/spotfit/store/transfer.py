@@ -88,7 +88,8 @@ def upload_tree(
         _run_for_each(sizes, send, concurrency=concurrency)
     except FileNotFoundError as error:
         raise IntegrityError(
-            f"{error.filename} was deleted before it was uploaded.", do=_REMEDY_FINISH_WRITING
+            f"The file {error.filename} was deleted before it was uploaded.",
+            do=_REMEDY_FINISH_WRITING,
         ) from error
     except StoreError as error:
         # The caller passes these records to the next attempt, which sends the other files only.
@@ -193,7 +194,9 @@ def _upload_file(store: Store, key: str, *, name: str, path: Path) -> FileRecord
         record = FileRecord(name, before.st_size, digest.result())
     after = path.stat()
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        raise IntegrityError(f"{path} changed during its upload.", do=_REMEDY_FINISH_WRITING)
+        raise IntegrityError(
+            f"The file {path} changed during its upload.", do=_REMEDY_FINISH_WRITING
+        )
     return record
 
 
@@ -219,7 +222,9 @@ def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
             path = paths[name] = directory / validate_key(name)
         except ConfigError as error:
             raise IntegrityError(
-                f"The storage has a file {name!r}, which is not a valid file name."
+                f"The storage has an object {name!r}, which is not a valid file name and was not "
+                "downloaded.",
+                do="Rename or delete the object.",
             ) from error
         if not path.parent.resolve().is_relative_to(directory):
             raise IntegrityError(
@@ -227,7 +232,11 @@ def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
                 do="Download to an empty directory.",
             )
     for name in _parent_folders(names) & paths.keys():
-        raise IntegrityError(f"{name!r} is both a file and a folder in the storage.")
+        raise IntegrityError(
+            f"{name!r} is both a file and a folder in the storage, so it cannot be downloaded to "
+            "a disk.",
+            do="Rename or delete one of the two.",
+        )
     return paths
 
 
@@ -235,10 +244,14 @@ def _download_file(store: Store, key: str, *, target: Path, record: FileRecord |
     try:
         store.get_file(key, target)
     except NotFoundError as error:
-        raise IntegrityError(f"{key} is missing in {store.url}.") from error
+        raise IntegrityError(
+            f"The file {key} is missing in {store.url}: it was deleted, or never uploaded.",
+            do="Use another checkpoint, or restore the file from a backup.",
+        ) from error
     if record is not None and not _matches_record(target, record):
         raise IntegrityError(
-            f"{key} in {store.url} is corrupt: its size or hash differs from the uploaded file.",
+            f"The file {key} in {store.url} is corrupt: its size or hash differs from the "
+            "uploaded file.",
             do="Use another checkpoint, or restore the file from a backup.",
             name=record.name,
         )

@@ -127,7 +127,7 @@ _UNQUOTED_CHARACTERS = " !\"$&'()*+,-./:;<=>@[\\]^_`{|}~"
 def _parse_local_path(text: str) -> RootUrl:
     if not text.strip() or "\x00" in text:
         raise ConfigError(
-            "The storage address is empty or contains a NUL character.",
+            f"The storage address {text!r} is empty or contains a NUL character.",
             do=f"Pass a directory or a URL: {', '.join(_URL_PREFIXES)}.",
         )
     try:
@@ -204,7 +204,7 @@ def _parse_endpoint(options: Mapping[str, str]) -> str:
         raise _credentials_in_url_error()
     if address.scheme not in ("http", "https") or not address.netloc:
         raise ConfigError(
-            "The endpoint is not an http or https URL of a server.",
+            "The endpoint in the storage address is not an http or https URL of a server.",
             do="Write endpoint_url=http://host:port, or endpoint_override=host:port&scheme=http.",
         )
     return url.rstrip("/")

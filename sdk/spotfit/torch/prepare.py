@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from spotfit.core.errors import ConfigError, SessionMisuseError
+from spotfit.core.errors import ConfigError
 from spotfit.host import env
 from spotfit.torch.checkpoint import deferred_init
 
@@ -63,8 +63,9 @@ def prepare_model(
         model = model.to(device)
     if strategy == "fsdp" and world_size > 1:
         if not torch.cuda.is_available():
-            raise SessionMisuseError(
-                "FSDP is only available with GPU-enabled training.",
+            raise ConfigError(
+                "FSDP is only available with GPU-enabled training: parallel_strategy='fsdp', but "
+                "this worker has no GPU.",
                 do="Set use_gpu=True in ScalingConfig, or use parallel_strategy='fsdp2', which "
                 "also shards on CPUs.",
             )

@@ -152,7 +152,9 @@ def test_a_user_file_with_the_metadata_name_is_kept_as_a_file(where: str, tmp_pa
     checkpoint = open_committed(store, "ck")
     with checkpoint.as_directory() as there:
         assert Path(there, METADATA_FILE).read_text() == "v1, by hand"
-    with pytest.raises(IntegrityError, match=r"ck is not a JSON object: JSON is malformed"):
+    with pytest.raises(
+        IntegrityError, match=r"ck is corrupt: it is not a JSON object \(JSON is malformed"
+    ):
         checkpoint.get_metadata()
     with pytest.raises(IntegrityError):
         checkpoint.update_metadata({"a": 1})

@@ -110,7 +110,12 @@ def test_all_errors_are_reported_together() -> None:
     with pytest.raises(ConfigErrors) as raised:
         RunConfig(**wrong)
     assert len(raised.value.errors) == 5
-    for word in ("name must be", "storage_path must be", "`failure_config`", "env.yaml"):
+    for word in (
+        "name must be",
+        "storage_path must be",
+        "`failure_config`",
+        "dictionary, not str",
+    ):
         assert word in str(raised.value)
 
 

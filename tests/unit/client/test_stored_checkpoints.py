@@ -151,7 +151,7 @@ def test_a_checkpoint_is_found_by_its_requested_name(url: str, tmp_path: Path) -
 def test_a_missing_checkpoint_is_reported(url: str, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="has no checkpoint c") as missing:
         describe_checkpoint(url, "c")
-    assert missing.value.do == "Its checkpoints are own, a, b."
+    assert missing.value.do == "Pass one of its checkpoints: own, a, b."
     with pytest.raises(RunNotFoundError):
         list_checkpoints(str(tmp_path / "nowhere"))
 

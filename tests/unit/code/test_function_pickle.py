@@ -24,7 +24,7 @@ from spotfit.code.function_pickle import (
     takes_config,
     unpickle,
 )
-from spotfit.core.errors import ConfigError, IntegrityError, ShippingError
+from spotfit.core.errors import ConfigError, ConfigTypeError, IntegrityError, ShippingError
 from spotfit.security.run_key import RunKey
 from spotfit.testing.builders import RUN_ID
 
@@ -119,7 +119,7 @@ def test_an_object_that_is_not_callable_is_rejected() -> None:
 
 
 def test_a_function_without_signature_is_rejected() -> None:
-    with pytest.raises(ShippingError, match="has no signature"):
+    with pytest.raises(ConfigTypeError, match="has no signature"):
         takes_config(map)
 
 

@@ -182,7 +182,7 @@ def test_an_entry_of_another_run_raises() -> None:
     journal = Journal(store)
     journal.append(START, journal.view)
     store.put(keys.entry(1), encode(an_entry(CANCEL.event, run_id=RunId("f" * 32))))
-    with pytest.raises(JournalError, match="Two runs were written to one folder"):
+    with pytest.raises(JournalError, match="two runs were written to one folder"):
         journal.catch_up()
 
 
@@ -244,6 +244,7 @@ def test_an_entry_with_an_unknown_token_raises() -> None:
     store = MemoryStore()
     store.put(keys.entry(0), encode(an_entry(GroupsReleased(token=Token("t-never-asked-for")))))
     with pytest.raises(
-        JournalError, match=r"Journal entry 0 references unknown 't-never-asked-for'"
+        JournalError,
+        match=r"Journal entry 0 in memory://private references unknown 't-never-asked-for'",
     ):
         Journal(store).catch_up()

@@ -25,7 +25,7 @@ def test_a_machine_reads_what_its_provisioner_wrote() -> None:
 def test_a_scheduler_s_own_number_tells_machines_apart_that_are_told_the_same() -> None:
     environment = LAUNCH.environment_for(Token("t-1"), 0, 8, node_index_variable="ARRAY_INDEX")
     assert AgentAssignment.from_environment({**environment, "ARRAY_INDEX": "5"}).node == 5
-    with pytest.raises(ConfigError, match="ARRAY_INDEX must be a non-negative integer, not ''"):
+    with pytest.raises(ConfigError, match="ARRAY_INDEX='' must be a non-negative integer"):
         AgentAssignment.from_environment(environment)
 
 
@@ -59,7 +59,7 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
 @pytest.mark.parametrize("text", ["-1", "two", "1.5"])
 def test_a_number_that_is_none_is_told(name: str, text: str) -> None:
     environment = {**LAUNCH.environment_for(Token("t-1"), 0, 1), name: text}
-    with pytest.raises(ConfigError, match=f"{name} must be a non-negative integer, not '{text}'"):
+    with pytest.raises(ConfigError, match=f"{name}='{text}' must be a non-negative integer"):
         AgentAssignment.from_environment(environment)
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from spotfit.core.errors import ConfigError, ConfigErrors
-from spotfit.provision.options import non_default_options, parse_options
+from spotfit.provision.options import check_minimums, non_default_options, parse_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +62,24 @@ def test_only_what_differs_from_the_defaults_is_kept_and_reads_back() -> None:
     assert non_default_options(options) == {"zones": ("a",), "boot_s": 1.0}
     assert parse_options(Rented, non_default_options(options)) == options
     assert non_default_options(Rented()) == {}
+
+
+def test_fields_below_their_minimums_are_reported_together_with_values_and_defaults() -> None:
+    with pytest.raises(ConfigErrors) as failed:
+        check_minimums(Rented(most=0), most=1, above_zero=["boot_s"], spot=2)
+    assert [str(error) for error in failed.value.errors] == [
+        "Rented(most=0) must be at least 1.\n  What to do: Use a value that is at least 1, or "
+        "omit most: the default is None.",
+        "Rented(spot=True) must be at least 2.\n  What to do: Use a value that is at least 2, or "
+        "omit spot: the default is True.",
+    ]
+
+
+@pytest.mark.parametrize("boot_s", [0.0, float("nan")])
+def test_a_field_that_is_not_above_zero_is_refused(boot_s: float) -> None:
+    with pytest.raises(ConfigError, match=r"Rented\(boot_s=.*\) must be greater than 0"):
+        check_minimums(Rented(boot_s=boot_s), above_zero=["boot_s"])
+
+
+def test_an_unset_field_has_no_minimum() -> None:
+    check_minimums(Rented(most=None), most=1)

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from spotfit.core.errors import ConfigError
 from spotfit.torch.checkpoint import deferred_init
 from spotfit.torch.prepare import ddp_options, enable_reproducibility, prepare_model, torch_devices
 
@@ -106,7 +107,7 @@ def test_deferred_weights_are_not_broadcast(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_fsdp_requires_gpus() -> None:
-    with pytest.raises(RuntimeError, match="only available with GPU") as caught:
+    with pytest.raises(ConfigError, match="only available with GPU") as caught:
         prepared(strategy="fsdp")
     assert "fsdp2" in str(caught.value)
 

@@ -78,8 +78,8 @@ class TorchCheckpoint(FrameworkCheckpoint):
             return loaded
         if not isinstance(loaded, dict):
             raise ConfigError(
-                f"{self.MODEL_FILENAME} contains a {type(loaded).__name__}, which is neither a "
-                "state dict nor a model.",
+                f"The file {self.MODEL_FILENAME} of {self} contains a {type(loaded).__name__}, "
+                "which is neither a state dict nor a model.",
                 do=_REMEDY,
             )
         if model is None:

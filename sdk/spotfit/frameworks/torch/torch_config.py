@@ -38,13 +38,14 @@ class TorchConfig(BackendConfig):
         # Checked when the trainer starts, before machines are requested.
         if self.init_method not in _INIT_METHODS:
             raise ConfigError(
-                f"init_method must be 'env' or 'tcp', not {self.init_method!r}.",
+                f"TorchConfig(init_method={self.init_method!r}): init_method must be 'env' or "
+                "'tcp'.",
                 do="Omit init_method: both values use rank 0's address and port.",
             )
         # Not `<= 0`, which is False for NaN.
         if not self.timeout_s > 0:
             raise ConfigError(
-                f"timeout_s must be greater than 0, not {self.timeout_s}.",
+                f"TorchConfig(timeout_s={self.timeout_s!r}): timeout_s must be greater than 0.",
                 do="Set the number of seconds that a collective may take; the default is 1800.",
             )
         return self.framework, {**self.to_dict(), "backend": self.backend_for(scaling)}

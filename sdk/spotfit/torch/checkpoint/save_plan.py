@@ -400,7 +400,10 @@ def decode_values(body: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise IntegrityError(f"The snapshot's values are corrupt: {error}") from error
+        raise IntegrityError(
+            f"The snapshot's values are corrupt: {error}",
+            do="Use another checkpoint, or restore this one from a backup.",
+        ) from error
 
 
 def _torch_save_bytes(values: Any) -> bytes:

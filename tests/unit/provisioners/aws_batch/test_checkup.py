@@ -102,15 +102,19 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
         assert what in environment.detail
     assert {what: one.detail for what, one in result.items()} == {
         "the caller may rent machines": (
-            f"arn:aws:iam::{ACCOUNT}:user/sim lacks batch:TerminateJob."
+            f"The IAM principal arn:aws:iam::{ACCOUNT}:user/sim lacks batch:TerminateJob."
         ),
         "the agents' role can be assumed": (
             f"The trust policy of {AGENTS} does not allow ecs-tasks.amazonaws.com."
         ),
-        "agents may rent machines": f"{AGENTS} lacks batch:TerminateJob.",
-        "agents may use s3://bucket/runs": f"{AGENTS} lacks s3:PutObject, s3:DeleteObject.",
-        "the execution role can be assumed": f"The role {EXECUTION}-2 does not exist.",
-        "the image exists": f"The image {IMAGE}:other does not exist in the registry.",
+        "agents may rent machines": f"The IAM principal {AGENTS} lacks batch:TerminateJob.",
+        "agents may use s3://bucket/runs": f"The IAM principal {AGENTS} lacks s3:PutObject, "
+        "s3:DeleteObject.",
+        "the execution role can be assumed": f"The IAM role {EXECUTION}-2 does not exist.",
+        "the image exists": (
+            f"AwsBatchOptions(image={IMAGE + ':other'!r}): the registry does not contain this "
+            "image."
+        ),
     }
     assert all(one.do for one in result.values())
 
@@ -118,10 +122,10 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
 @pytest.mark.parametrize(
     ("queue", "expected"),
     [
-        (MISSING_QUEUE, "The queue 'spot' does not exist in sim-east-1."),
+        (MISSING_QUEUE, "The job queue 'spot' does not exist in sim-east-1."),
         (
             {"state": "DISABLED", "statusReason": "by hand"},
-            "The queue is DISABLED and VALID: by hand.",
+            "The job queue 'spot' is DISABLED and VALID: by hand.",
         ),
     ],
 )
@@ -141,7 +145,8 @@ def test_missing_compute_environment_is_reported(sim: Simulator) -> None:
         for one in checkup._check_queue("spot", lambda _: (NoEnvironments(calls_), "spot"))  # type: ignore[arg-type,return-value]
         if not one.passed
     ]
-    assert finding.detail == "The compute environment does not exist."
+    assert finding.detail.startswith("The job queue spot uses the compute environment arn:")
+    assert finding.detail.endswith(":compute-environment/spot, which does not exist.")
 
 
 class NoEnvironments:

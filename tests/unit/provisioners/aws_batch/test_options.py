@@ -16,7 +16,7 @@ from spotfit_provisioners.aws_batch.options import AwsBatchOptions
         ({"attempts": 11}, "1 to 10"),
         ({"attempts": 0}, "1 to 10"),
         ({"workers_per_node": 0}, "workers_per_node"),
-        ({"pending_timeout_s": -1.0}, "must be >= 0"),
+        ({"pending_timeout_s": -1.0}, "must be at least 0"),
         ({"queue_order": "price"}, "instance_types"),
         ({"queue_order": "score"}, "instance_types"),
     ],

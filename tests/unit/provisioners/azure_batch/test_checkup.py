@@ -82,10 +82,16 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     result = failed_checks(run_checks(sim, identity_client_id="another"))
     mine = "11111111-1111-1111-1111-111111111111"
     assert result == {
-        QUOTAS: ("The account's quota is 3 spot cores, but Standard_D4s_v5 has 4; no pools."),
-        WHO: f"The client id of the identity is {mine}, but identity_client_id is another.",
+        QUOTAS: (
+            "The quota of the Batch account is 3 spot cores, but Standard_D4s_v5 has 4; no pools."
+        ),
+        WHO: (
+            "AzureBatchOptions(identity_client_id='another') is not the client id of "
+            f"{IDENTITY_ID}, which is {mine}."
+        ),
         RIGHTS: (
-            f"Missing permissions: {checkup._WRITE_POOLS_ACTION}, {checkup._JOB_DATA_ACTIONS[1]}."
+            "The caller lacks permissions on the Batch account or identity: "
+            f"{checkup._WRITE_POOLS_ACTION}, {checkup._JOB_DATA_ACTIONS[1]}."
         ),
     }
 
@@ -120,12 +126,14 @@ def test_resize_errors_of_the_pool_are_reported(with_pool: Simulator) -> None:
     code = "AccountLowPriorityCoreQuotaReached"
     pool.resize_errors = [{"code": code, "message": "The core quota is reached."}]
     result = failed_checks(run_checks(with_pool))
-    assert result == {"the pool can grow": f"{code}: The core quota is reached."}
+    assert result.keys() == {"the pool can grow"}
+    assert result["the pool can grow"].startswith("The last resize of the Batch pool spotfit-")
+    assert result["the pool can grow"].endswith(f" failed: {code}: The core quota is reached.")
 
 
 def test_missing_pool_without_creation_options_is_reported(sim: Simulator) -> None:
     result = failed_checks(run_checks(sim, pool="mine", vm_size="", identity=""))
-    assert result == {POOL: "The pool 'mine' does not exist."}
+    assert result == {POOL: "The Batch pool 'mine' does not exist."}
 
 
 def test_invalid_or_mismatched_account_id_is_reported(sim: Simulator) -> None:
@@ -133,7 +141,10 @@ def test_invalid_or_mismatched_account_id_is_reported(sim: Simulator) -> None:
         open_provisioner(sim).options, open_provisioner(sim)._client
     )
     sim.cloud.account["provisioningState"] = "Invalid"  # type: ignore[attr-defined]
-    assert failed_checks(run_checks(sim)) == {ACCOUNT: "The account is Invalid."}
+    (message,) = failed_checks(run_checks(sim)).values()
+    assert message.endswith(
+        "batchAccounts/spotfitsim is not ready: its provisioning state is Invalid."
+    )
     elsewhere = open_provisioner(sim, endpoint="https://other.sim.batch.azure.com").options
     examiner = checkup._AzureAccountChecks(elsewhere, open_provisioner(sim)._client)
     with pytest.raises(ConfigError, match="endpoint is other"):
@@ -164,7 +175,7 @@ def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
 def test_missing_identity_is_reported(sim: Simulator) -> None:
     missing = f"{IDENTITY_ID}2"
     assert failed_checks(run_checks(sim, identity=missing)) == {
-        WHO: f"The identity {missing} does not exist."
+        WHO: f"The managed identity {missing} does not exist."
     }
 
 

@@ -18,7 +18,7 @@ SIGNED = "https://x.blob.core.windows.net/c/f?sv=2024-01-01&sig=abc"
         ({"max_nodes": 101}, "1 to 100"),
         ({"max_nodes": 0}, "1 to 100"),
         ({"workers_per_node": 0}, "workers_per_node"),
-        ({"vm_image": "ubuntu"}, "not a valid image reference"),
+        ({"vm_image": "ubuntu"}, "is not an image reference"),
         ({"public_ip": False}, "needs a subnet"),
         ({"resource_files": (SIGNED,)}, "stored unencrypted"),
     ],

@@ -66,25 +66,36 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     )
     result = failed_checks(run_checks(sim, image=f"{IMAGE}:other", zones=(f"{REGION}-c",)))
     assert result == {
-        "the machine type is available": f"The region {REGION} has no zone {REGION}-c.",
+        "the machine type is available": (
+            f"GcpBatchOptions(zones=…): the region {REGION} has no zone {REGION}-c."
+        ),
         "the caller may rent machines": (
-            "Missing permissions: batch.jobs.create, batch.jobs.delete."
+            "The caller lacks permissions in the project spotfit-sim: batch.jobs.create, "
+            "batch.jobs.delete."
         ),
         "the agents' service account can be used": (
-            f"Missing permissions: {checkup.ACT_AS_PERMISSION} on {AGENT_SERVICE_ACCOUNT}."
+            "The caller lacks permissions in the project spotfit-sim: "
+            f"{checkup.ACT_AS_PERMISSION} on {AGENT_SERVICE_ACCOUNT}."
         ),
-        "the image exists": f"The image {IMAGE}:other does not exist in the registry.",
+        "the image exists": (
+            f"GcpBatchOptions(image={IMAGE + ':other'!r}): the registry does not contain this "
+            "image."
+        ),
     }
 
 
 @pytest.mark.parametrize(
     ("options", "what", "expected"),
     [
-        ({"machine_type": "a9"}, "the machine type is available", "None of the zones has"),
+        (
+            {"machine_type": "a9"},
+            "the machine type is available",
+            f"None of the allowed zones of {REGION} has",
+        ),
         (
             {"zones": (f"{REGION}-b",)},
             "the machine type is available",
-            "None of the zones has g2-standard-8",
+            f"None of the allowed zones of {REGION} has g2-standard-8",
         ),
         (
             {"service_account": "missing@x.iam.gserviceaccount.com"},
@@ -103,8 +114,10 @@ def test_missing_resources_are_named(
 
 def test_unknown_region_is_named(sim: Simulator) -> None:
     result = failed_checks(run_checks(sim, region="mars-east1"))
-    assert "no location 'mars-east1'" in result["Batch is available in mars-east1"]
-    assert result["the machine type is available"] == "The region mars-east1 does not exist."
+    assert "region='mars-east1') is not a location" in result["Batch is available in mars-east1"]
+    assert result["the machine type is available"] == (
+        "GcpBatchOptions(region='mars-east1'): the region does not exist."
+    )
 
 
 def test_denied_queries_are_inconclusive(sim: Simulator) -> None:

@@ -16,11 +16,11 @@ from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
         ({"max_retries": 11}, "0 to 10"),
         ({"max_retries": -1}, "0 to 10"),
         ({"workers_per_node": 0}, "workers_per_node"),
-        ({"notice_s": -1.0}, "must be >= 0"),
-        ({"region": "us-central1", "zones": ("europe-west4-a",)}, "are not zones of the region"),
+        ({"notice_s": -1.0}, "must be at least 0"),
+        ({"region": "us-central1", "zones": ("europe-west4-a",)}, "zones outside of the region"),
         (
             {"instance_template": "t", "machine_type": "n2-standard-4"},
-            "conflicts with machine_type",
+            "cannot be combined with machine_type",
         ),
     ],
 )

@@ -59,17 +59,24 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
             priority_class="low",
         )
     )
-    assert result.pop("a Job is admitted").startswith("ResourceQuota of the namespace exceeded")
+    assert result.pop("a Job is admitted").startswith(
+        "The ResourceQuota of the namespace is exceeded"
+    )
     assert result == {
-        "the namespace runs exists": "The Namespace runs does not exist.",
-        "the caller may delete jobs": "Access denied in namespace runs (RBAC).",
-        "the caller may get pods/log": "Access denied in namespace runs (RBAC).",
-        "agents may rent machines": (
-            "system:serviceaccount:runs:trainer may not create jobs, delete jobs, get pods/log."
+        "the namespace runs exists": "The Namespace runs does not exist in the cluster.",
+        "the caller may delete jobs": "The caller may not delete jobs in the namespace runs "
+        "(RBAC).",
+        "the caller may get pods/log": (
+            "The caller may not get pods/log in the namespace runs (RBAC)."
         ),
-        "the ServiceAccount trainer exists": "The ServiceAccount trainer does not exist.",
-        "the Secret registry exists": "The Secret registry does not exist.",
-        "the PriorityClass low exists": "The PriorityClass low does not exist.",
+        "agents may rent machines": (
+            "The agents' service account system:serviceaccount:runs:trainer may not create jobs, "
+            "delete jobs, get pods/log."
+        ),
+        "the ServiceAccount trainer exists": "The ServiceAccount trainer does not exist in the "
+        "cluster.",
+        "the Secret registry exists": "The Secret registry does not exist in the cluster.",
+        "the PriorityClass low exists": "The PriorityClass low does not exist in the cluster.",
     }
 
 

@@ -14,8 +14,8 @@ from spotfit_provisioners.kubernetes.options import KubernetesOptions
     ("wrong", "expected"),
     [
         ({"workers_per_node": 0}, "workers_per_node"),
-        ({"grace_s": -1.0}, "must be >= 0"),
-        ({"server": "http://x", "context": "y"}, "exclude each other"),
+        ({"grace_s": -1.0}, "must be at least 0"),
+        ({"server": "http://x", "context": "y"}, "selects two clusters"),
     ],
 )
 def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:

@@ -21,7 +21,7 @@ from spotfit_provisioners.skypilot.options import SkyPilotOptions
         ({"disk_gib": -1}, "disk_gib"),
         ({"request_timeout_s": 0.0}, "request_timeout_s"),
         ({"environment": {"A B": "1"}}, "A B"),
-        ({"endpoint": "sky.example.com"}, "is not a URL"),
+        ({"endpoint": "sky.example.com"}, "is not an http or https URL"),
     ],
 )
 def test_invalid_values_are_rejected(wrong: dict[str, Any], expected: str) -> None:

@@ -87,15 +87,20 @@ def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: P
     assert result.pop("a job is accepted")
     assert result == {
         "the partition urgent accepts jobs": (
-            "The partition is DOWN, does not allow the account lab."
+            "The partition urgent is DOWN, does not allow the account lab."
         ),
-        "the partition none accepts jobs": "The partition 'none' does not exist.",
-        "the partition none requeues preempted tasks": "The partition 'none' does not exist.",
+        "the partition none accepts jobs": (
+            "SlurmOptions(partitions=…) names 'none', which does not exist in the cluster."
+        ),
+        "the partition none requeues preempted tasks": (
+            "SlurmOptions(partitions=…) names 'none', which does not exist in the cluster."
+        ),
         "the account can be charged": (
             "The user may not use the QOS forbidden; allowed: high, low, normal."
         ),
         "the grace period is long enough": (
-            "Slurm kills tasks 5 s after SIGTERM (KillWait), but grace_s is 60 s."
+            "SlurmOptions(grace_s=60) is longer than the cluster's KillWait: Slurm kills tasks 5 "
+            "s after SIGTERM."
         ),
     }
 

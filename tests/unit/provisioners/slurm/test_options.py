@@ -14,8 +14,8 @@ from spotfit_provisioners.slurm.options import SlurmOptions
     ("wrong", "expected"),
     [
         ({"workers_per_node": 0}, "workers_per_node"),
-        ({"grace_s": -1.0}, "must be >= 0"),
-        ({"memory_per_cpu_gib": -1.0}, "must be >= 0"),
+        ({"grace_s": -1.0}, "must be at least 0"),
+        ({"memory_per_cpu_gib": -1.0}, "must be at least 0"),
         ({"environment": {"A B": "1"}}, "A B"),
         ({"extra_args": ("--nice", "100")}, "not an option of sbatch"),
     ],
