@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.table import Table
 
 import spotfit
-from spotfit.client.event_text import format_event
+from spotfit.client.console import format_event
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import (
     CheckpointCommitted,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from spotfit import collective as collective
     from spotfit import torch as torch
     from spotfit.checkpoint.checkpoint_dir import Checkpoint as Checkpoint
-    from spotfit.checkpoint.reported import ReportedCheckpoint as ReportedCheckpoint
+    from spotfit.checkpoint.committed import ReportedCheckpoint as ReportedCheckpoint
     from spotfit.client.result import Result as Result
     from spotfit.client.run_config import RunConfig as RunConfig
     from spotfit.client.run_handle import RunHandle as RunHandle
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from spotfit.core.errors import TrainingFailedError as TrainingFailedError
     from spotfit.core.errors import WorkerGroupError as WorkerGroupError
     from spotfit.frameworks.backend_config import BackendConfig as BackendConfig
+    from spotfit.model.config import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
     from spotfit.model.config import CheckpointConfig as CheckpointConfig
+    from spotfit.model.config import DataConfig as DataConfig
     from spotfit.model.config import FailureConfig as FailureConfig
     from spotfit.model.config import LoggingConfig as LoggingConfig
     from spotfit.model.config import ScalingConfig as ScalingConfig
     from spotfit.model.config import SyncConfig as SyncConfig
-    from spotfit.model.data import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
-    from spotfit.model.data import DataConfig as DataConfig
     from spotfit.model.reporting import CheckpointConsistencyMode as CheckpointConsistencyMode
     from spotfit.model.reporting import CheckpointUploadMode as CheckpointUploadMode
     from spotfit.model.reporting import ReportedCheckpointStatus as ReportedCheckpointStatus
@@ -46,13 +46,15 @@ if TYPE_CHECKING:
     from spotfit.model.validation_config import ValidationConfig as ValidationConfig
     from spotfit.model.validation_config import ValidationFn as ValidationFn
     from spotfit.model.validation_config import ValidationTaskConfig as ValidationTaskConfig
-    from spotfit.worker.context import TrainContext as TrainContext
-    from spotfit.worker.report import get_all_reported_checkpoints as get_all_reported_checkpoints
-    from spotfit.worker.report import get_checkpoint as get_checkpoint
-    from spotfit.worker.report import get_context as get_context
-    from spotfit.worker.report import get_dataset_shard as get_dataset_shard
-    from spotfit.worker.report import get_preemption_info as get_preemption_info
-    from spotfit.worker.report import report as report
+    from spotfit.worker.training_api import TrainContext as TrainContext
+    from spotfit.worker.training_api import (
+        get_all_reported_checkpoints as get_all_reported_checkpoints,
+    )
+    from spotfit.worker.training_api import get_checkpoint as get_checkpoint
+    from spotfit.worker.training_api import get_context as get_context
+    from spotfit.worker.training_api import get_dataset_shard as get_dataset_shard
+    from spotfit.worker.training_api import get_preemption_info as get_preemption_info
+    from spotfit.worker.training_api import report as report
 
 _PUBLIC_NAME_MODULES = {
     "BackendConfig": "frameworks.backend_config",
@@ -62,7 +64,7 @@ _PUBLIC_NAME_MODULES = {
     "CheckpointUploadMode": "model.reporting",
     "ConfigError": "core.errors",
     "ControllerError": "core.errors",
-    "DataConfig": "model.data",
+    "DataConfig": "model.config",
     "DataParallelTrainer": "client.trainer",
     "FailureConfig": "model.config",
     "HangError": "core.errors",
@@ -70,7 +72,7 @@ _PUBLIC_NAME_MODULES = {
     "NCCLHangError": "core.errors",
     "PreemptionError": "core.errors",
     "PreemptionInfo": "model.topology",
-    "ReportedCheckpoint": "checkpoint.reported",
+    "ReportedCheckpoint": "checkpoint.committed",
     "ReportedCheckpointStatus": "model.reporting",
     "Result": "client.result",
     "RunCancelledError": "core.errors",
@@ -80,8 +82,8 @@ _PUBLIC_NAME_MODULES = {
     "SessionMisuseError": "core.errors",
     "SpotfitError": "core.errors",
     "SyncConfig": "model.config",
-    "TRAIN_DATASET_KEY": "model.data",
-    "TrainContext": "worker.context",
+    "TRAIN_DATASET_KEY": "model.config",
+    "TrainContext": "worker.training_api",
     "TrainingFailedError": "core.errors",
     "UserCallback": "model.user_callback",
     "ValidationConfig": "model.validation_config",
@@ -89,12 +91,12 @@ _PUBLIC_NAME_MODULES = {
     "ValidationTaskConfig": "model.validation_config",
     "WorkerGroupError": "core.errors",
     "attach": "client.run_handle",
-    "get_all_reported_checkpoints": "worker.report",
-    "get_checkpoint": "worker.report",
-    "get_context": "worker.report",
-    "get_dataset_shard": "worker.report",
-    "get_preemption_info": "worker.report",
-    "report": "worker.report",
+    "get_all_reported_checkpoints": "worker.training_api",
+    "get_checkpoint": "worker.training_api",
+    "get_context": "worker.training_api",
+    "get_dataset_shard": "worker.training_api",
+    "get_preemption_info": "worker.training_api",
+    "report": "worker.training_api",
 }
 
 # Reachable as attributes, so that `import spotfit` is enough for `spotfit.torch.get_device()`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotfit.worker.current_session import require_session
+from spotfit.worker.training_api import require_session
 
 __all__ = ["barrier", "broadcast_from_rank_zero"]
 

@@ -16,7 +16,6 @@ from tests.house.tree import (
 MAX_UNTESTED_BODY_LINES = 12  # smaller modules are covered by the tests of their users
 
 TESTED_ELSEWHERE: dict[str, str] = {
-    "sdk/spotfit/checkpoint/peer_client.py": "tests/unit/checkpoint/test_peer_server.py",
     "sdk/spotfit/core/errors.py": "tests/house/test_errors_pickle.py",
     "sdk/spotfit/testing/provisioner_suite.py": "tests/contract/test_provisioners.py",
 }

@@ -18,13 +18,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import spotfit
 from spotfit.checkpoint.shm_segment import ShmSegment
-from spotfit.client.event_text import read_event_lines
+from spotfit.client.console import read_event_lines
 from spotfit.client.run_handle import RunHandle
 from spotfit.client.trainer import TorchTrainer
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.model.events import CheckpointCommitted
-from spotfit.model.snapshot_id import SnapshotId
-from spotfit.model.topology import NodeAssignment
+from spotfit.model.topology import NodeAssignment, SnapshotId
 from spotfit.store.factory import open_store
 from spotfit.torch import Checkpointer, init_module, prepare_data_loader, prepare_model
 from tests.live.cloud import LiveTestCloud, eventually

@@ -21,8 +21,7 @@ import pytest
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupHandle, GroupRequest
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.options import parse_options
-from spotfit.provision.profile import resolve_options
+from spotfit.provision.profile import parse_options, resolve_options
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
 from tests.house.hcl import TERRAFORM

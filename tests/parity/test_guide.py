@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spotfit.host.env import ENV_VARS
+from spotfit.migrate.edit import rewrite_script
 from spotfit.migrate.name_map import find_variable
-from spotfit.migrate.rewrite import rewrite_script
 from tests.house.tree import ROOT
 from tests.parity.differences import BEHAVIOR_DIFFERENCES, INTENTIONAL_DIFFERENCES
 from tests.parity.scope import ENVIRONMENT

@@ -16,7 +16,7 @@ from spotfit.ledger.journal import Journal
 from spotfit.model.events import CancelRequested, JournalEntry, LeaderElected
 from spotfit.model.fold import fold
 from spotfit.model.view import JournalView
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 
 RUN = RunId("a" * 32)
 WRITERS = 3

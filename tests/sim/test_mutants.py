@@ -29,8 +29,7 @@ from spotfit.model.events import (
 from spotfit.model.fold import fold
 from spotfit.model.group import GroupRequest
 from spotfit.model.leader_state import LeaderState
-from spotfit.model.snapshot_id import SnapshotId
-from spotfit.model.topology import Round
+from spotfit.model.topology import Round, SnapshotId
 from spotfit.model.view import View
 from spotfit.policy import recovery, retention, retry_budget, validation_schedule
 from spotfit.policy.actions import AppendEvent, RequestMachines

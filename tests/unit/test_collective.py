@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from spotfit import collective
-from spotfit.worker import current_session
+from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession
 
 
 def test_collectives_use_the_current_session() -> None:
-    current_session.set_session(LocalSession("run"))
+    training_api.set_session(LocalSession("run"))
     try:
         collective.barrier()
         assert collective.broadcast_from_rank_zero({"seed": 1}) == {"seed": 1}
     finally:
-        current_session.clear_session()
+        training_api.clear_session()
 
 
 @pytest.mark.parametrize(

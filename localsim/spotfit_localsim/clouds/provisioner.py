@@ -21,12 +21,17 @@ from spotfit.core.errors import ConfigError, ProvisionError
 from spotfit.host import env
 from spotfit.host.system import SystemClock
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus
-from spotfit.provision.api import Provisioner, Refusal, Traits
-from spotfit.provision.checkup import AccountCheck, run_check
+from spotfit.provision.api import (
+    AccountCheck,
+    MachineOutput,
+    Provisioner,
+    Refusal,
+    Traits,
+    fetch_machine_output,
+    run_check,
+)
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.machine_output import MachineOutput, fetch_machine_output
-from spotfit.provision.options import parse_options
-from spotfit.provision.profile import open_provisioner
+from spotfit.provision.profile import open_provisioner, parse_options
 from spotfit_localsim.clouds.cloud_host import SIM_ROOT_ENV, short_digest, write_atomically
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import CONTROL_PREFIX, load_cloud

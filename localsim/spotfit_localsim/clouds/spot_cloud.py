@@ -21,7 +21,7 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.host import env
 from spotfit.model.user_callback import UserCallback
-from spotfit.worker.current_session import require_session
+from spotfit.worker.training_api import require_session
 from spotfit_localsim.clouds.cloud_host import RECLAIMED, write_atomically
 from spotfit_localsim.clouds.provisioner import SimProvisioner
 

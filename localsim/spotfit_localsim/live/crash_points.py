@@ -67,9 +67,9 @@ CRASH_POINTS: Mapping[str, CrashPoint] = {
     "memory_read": CrashPoint(
         "worker", "spotfit.checkpoint.reader:MemoryShardReader.fetch", "after"
     ),
-    "peer_read": CrashPoint("worker", "spotfit.checkpoint.peer_client:PeerShardReader.fetch"),
+    "peer_read": CrashPoint("worker", "spotfit.checkpoint.peer_store:PeerShardReader.fetch"),
     "peer_read_done": CrashPoint(
-        "worker", "spotfit.checkpoint.peer_client:PeerShardReader.fetch", "after"
+        "worker", "spotfit.checkpoint.peer_store:PeerShardReader.fetch", "after"
     ),
     "checkpoint_read": CrashPoint(
         "worker", "spotfit.checkpoint.reader:StoreShardReader.fetch", "after"
@@ -86,18 +86,18 @@ CRASH_POINTS: Mapping[str, CrashPoint] = {
     "old_snapshots_deleted": CrashPoint(
         "agent", "spotfit.agent.snapshot_registry:SnapshotRegistry._delete_other_rounds"
     ),
-    "replica_send": CrashPoint("agent", "spotfit.checkpoint.peer_server:PeerStore._send_replica"),
+    "replica_send": CrashPoint("agent", "spotfit.checkpoint.peer_store:PeerStore._send_replica"),
     "replica_sent": CrashPoint(
-        "agent", "spotfit.checkpoint.peer_server:PeerStore._send_replica", "after"
+        "agent", "spotfit.checkpoint.peer_store:PeerStore._send_replica", "after"
     ),
     "replica_store": CrashPoint(
-        "agent", "spotfit.checkpoint.peer_server:PeerStore._store_replica", can_fill_disk=True
+        "agent", "spotfit.checkpoint.peer_store:PeerStore._store_replica", can_fill_disk=True
     ),
     "replica_stored": CrashPoint(
-        "agent", "spotfit.checkpoint.peer_server:PeerStore._store_replica", "after"
+        "agent", "spotfit.checkpoint.peer_store:PeerStore._store_replica", "after"
     ),
     "shard_requested": CrashPoint(
-        "agent", "spotfit.checkpoint.peer_server:PeerStore._read_bytes", "after"
+        "agent", "spotfit.checkpoint.peer_store:PeerStore._read_bytes", "after"
     ),
     "memory_scanned": CrashPoint(
         "agent", "spotfit.agent.snapshot_registry:SnapshotRegistry.scan_shards", "after"

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from spotfit.agent.notices.file import NoticeFileContent
+from spotfit.agent.notices.local_sources import NoticeFileContent
 from spotfit.core.codec import encode
 from spotfit.core.errors import SpotfitError
 from spotfit.core.ids import RunId, Token

@@ -17,7 +17,7 @@ from spotfit.checkpoint.restore_candidates import RestorePlan, RestoreSelector
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.checkpoint.snapshot_channel import SnapshotChannel
 from spotfit.host.system import SystemClock
-from spotfit.worker.current_session import require_session
+from spotfit.worker.training_api import require_session
 from spotfit_localsim.live import crash_points
 from spotfit_localsim.live.reference_jobs import next_chain_digest
 

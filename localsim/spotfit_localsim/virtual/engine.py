@@ -30,7 +30,7 @@ import greenlet
 
 from spotfit.control.background_calls import BackgroundResult, SynchronousCalls
 from spotfit.host import log
-from spotfit.ledger import view_cache
+from spotfit.ledger import journal
 from spotfit.store import transfer
 from spotfit_localsim.virtual.faults import ProcessFaultInjector
 
@@ -346,7 +346,7 @@ def simulation_patches() -> Iterator[None]:
     with (
         patched_attribute(transfer, "ThreadPoolExecutor", SequentialExecutor),
         # In production 256 or more entries lie between two cached views.
-        patched_attribute(view_cache, "VIEW_CACHE_INTERVAL", VIEW_CACHE_INTERVAL),
+        patched_attribute(journal, "VIEW_CACHE_INTERVAL", VIEW_CACHE_INTERVAL),
         patched_attribute(log, "_log", lambda _level, _event, _fields: None),
     ):
         yield

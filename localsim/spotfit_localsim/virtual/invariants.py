@@ -14,7 +14,7 @@ import msgspec
 from spotfit.core.codec import decoder
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import keys
-from spotfit.ledger.view_cache import CachedView
+from spotfit.ledger.journal import CachedView
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,

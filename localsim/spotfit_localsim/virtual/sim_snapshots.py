@@ -17,7 +17,7 @@ import msgspec
 from spotfit.agent.snapshot_registry import SnapshotRegistry
 from spotfit.checkpoint.format import SnapshotIndex, TensorPiece, split_into_chunks
 from spotfit.checkpoint.manifest import Manifest
-from spotfit.checkpoint.peer_server import OnReplicaStoredFn, open_shard
+from spotfit.checkpoint.peer_store import OnReplicaStoredFn, open_shard
 from spotfit.checkpoint.reader import MemoryShardReader, SavedState, open_committed_snapshot
 from spotfit.checkpoint.replication import PendingReplica, ReplicationQueue
 from spotfit.checkpoint.shm_segment import ShmSegment
@@ -25,7 +25,7 @@ from spotfit.checkpoint.writer import decode_upload_job, upload_snapshot
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import IntegrityError
 from spotfit.host.owned_dirs import SHARED_MEMORY_DIR
-from spotfit.model.snapshot_id import SnapshotShard
+from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.worker_agent import StartWorker
 from spotfit.sidecar.uploader import QueuedUpload
 from spotfit_localsim.virtual.sim_store import SimBucket, SimStore

@@ -29,8 +29,8 @@ from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
 from spotfit.model.events import CheckpointCommitted
-from spotfit.model.snapshot_id import SnapshotShard
 from spotfit.model.spec import RunSpec
+from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.worker_agent import (
     CheckpointNamed,
     CommitConfirmed,

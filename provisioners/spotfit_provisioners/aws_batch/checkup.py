@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
-from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check, skip_if_denied
+from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, skip_if_denied
 from spotfit_provisioners.aws_batch.client import (
     AwsAccountClient,
     AwsBatchClient,

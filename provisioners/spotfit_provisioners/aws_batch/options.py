@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
-from spotfit.provision.options import check_minimums
+from spotfit.provision.profile import check_minimums
 from spotfit_provisioners.job_fields import images
 
 

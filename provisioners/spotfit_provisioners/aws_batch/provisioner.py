@@ -24,10 +24,8 @@ from spotfit.model.group import (
     NodeState,
     NodeStatus,
 )
-from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.aws_batch import checkup, render, states
 from spotfit_provisioners.aws_batch.checkup import LOG_GROUP
 from spotfit_provisioners.aws_batch.client import (

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
-from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check, skip_if_denied
+from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, skip_if_denied
 from spotfit_provisioners.azure_batch import render
 from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResourceManagerClient
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions

@@ -14,7 +14,7 @@ from typing import Any
 from spotfit.core.errors import ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.host import env
 from spotfit.host.plugins import require_module
-from spotfit.provision.machine_output import last_lines
+from spotfit.provision.api import last_lines
 
 _REQUEST_TIMEOUT_S = 20.0
 # A limit of the API: https://learn.microsoft.com/rest/api/batchservice/task/add-collection

@@ -15,10 +15,8 @@ from spotfit.model.group import (
     NodeState,
     missing_group_status,
 )
-from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.azure_batch import checkup, render, states
 from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResourceManagerClient
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions

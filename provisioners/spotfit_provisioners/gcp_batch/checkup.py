@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
-from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check, skip_if_denied
+from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, skip_if_denied
 from spotfit_provisioners.gcp_batch.client import GcpBatchClient, GcpRestClient
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 

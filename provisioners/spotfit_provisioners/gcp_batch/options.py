@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
-from spotfit.provision.options import check_minimums
+from spotfit.provision.profile import check_minimums
 from spotfit_provisioners.job_fields import images
 
 # https://docs.cloud.google.com/batch/docs/automate-task-retries: 0 to 10

@@ -14,10 +14,8 @@ from spotfit.model.group import (
     NodeState,
     missing_group_status,
 )
-from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.gcp_batch import checkup, render, states
 from spotfit_provisioners.gcp_batch.client import GcpBatchClient, GcpRestClient
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions

@@ -8,7 +8,7 @@ from functools import partial
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.checkup import AccountCheck, run_check, skip_if_denied
+from spotfit.provision.api import AccountCheck, run_check, skip_if_denied
 from spotfit_provisioners.kubernetes import render
 from spotfit_provisioners.kubernetes.client import KubernetesClient, KubernetesPermission
 from spotfit_provisioners.kubernetes.options import KubernetesOptions

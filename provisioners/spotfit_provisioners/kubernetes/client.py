@@ -13,7 +13,7 @@ import msgspec
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.host.plugins import require_module
-from spotfit.provision.machine_output import last_lines
+from spotfit.provision.api import last_lines
 from spotfit_provisioners.kubernetes.render import JOB_LABEL
 
 _REQUEST_TIMEOUT_S = 20.0

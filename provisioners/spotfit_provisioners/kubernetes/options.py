@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
-from spotfit.provision.options import check_minimums
+from spotfit.provision.profile import check_minimums
 from spotfit_provisioners.job_fields import images
 
 _DEFAULT_GRACE_S = 30.0  # the default of Kubernetes

@@ -12,10 +12,8 @@ from spotfit.model.group import (
     GroupStatus,
     missing_group_status,
 )
-from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.job_fields import images
 from spotfit_provisioners.kubernetes import checkup, render, states
 from spotfit_provisioners.kubernetes.client import KubernetesClient, open_kubernetes_client

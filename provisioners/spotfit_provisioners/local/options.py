@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
-from spotfit.provision.options import check_minimums
+from spotfit.provision.profile import check_minimums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

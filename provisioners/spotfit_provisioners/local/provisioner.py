@@ -21,9 +21,8 @@ from spotfit.model.group import (
     Software,
     missing_group_status,
 )
-from spotfit.provision.api import Refusal, Traits
+from spotfit.provision.api import MachineOutput, Refusal, Traits, last_lines
 from spotfit.provision.launch import AgentLaunchSpec, count_nodes
-from spotfit.provision.machine_output import MachineOutput, last_lines
 from spotfit_provisioners.local import machine_pool, prewarm, processes
 from spotfit_provisioners.local.options import LocalOptions
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalGroup, LocalNode

@@ -25,7 +25,7 @@ from spotfit.core.errors import (
 )
 from spotfit.host import env
 from spotfit.host.plugins import require_module
-from spotfit.provision.machine_output import last_lines
+from spotfit.provision.api import last_lines
 from spotfit_provisioners.skypilot.render import ENDPOINT_VARIABLE, NO_LOCAL_SERVER_VARIABLE
 from spotfit_provisioners.skypilot.states import SkyPilotJob
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
-from spotfit.provision.options import check_minimums
+from spotfit.provision.profile import check_minimums
 
 _CHOICES = {
     "launch_mode": ("jobs", "clusters"),

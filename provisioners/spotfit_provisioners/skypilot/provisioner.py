@@ -16,10 +16,8 @@ from spotfit.model.group import (
     NodeState,
     NodeStatus,
 )
-from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import AccountCheck, run_check
+from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits, run_check
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.skypilot import render, states
 from spotfit_provisioners.skypilot.client import SkyPilotClient
 from spotfit_provisioners.skypilot.options import SkyPilotOptions

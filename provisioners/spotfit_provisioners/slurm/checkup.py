@@ -9,7 +9,7 @@ from pathlib import Path
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check
+from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check
 from spotfit_provisioners.slurm import render
 from spotfit_provisioners.slurm.client import SlurmClient
 from spotfit_provisioners.slurm.options import SlurmOptions

@@ -13,10 +13,8 @@ from spotfit.model.group import (
     GroupStatus,
     missing_group_status,
 )
-from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits, last_lines
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.machine_output import MachineOutput, last_lines
 from spotfit_provisioners.slurm import checkup, render, states
 from spotfit_provisioners.slurm.client import SlurmClient
 from spotfit_provisioners.slurm.options import SlurmOptions

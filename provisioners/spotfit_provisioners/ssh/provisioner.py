@@ -26,10 +26,15 @@ from spotfit.model.group import (
     NodeState,
     NodeStatus,
 )
-from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check
+from spotfit.provision.api import (
+    AccountCheck,
+    CheckSkippedError,
+    MachineOutput,
+    Refusal,
+    Traits,
+    run_check,
+)
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.ssh import client, render, states
 from spotfit_provisioners.ssh.client import SshClient
 from spotfit_provisioners.ssh.options import SshOptions

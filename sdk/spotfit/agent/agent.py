@@ -20,7 +20,7 @@ from spotfit.agent.journal_poller import FAST_POLL_S, JournalPoller
 from spotfit.agent.leader import Leader
 from spotfit.agent.leader_connection import LeaderConnection
 from spotfit.agent.leader_context import LeaderServices
-from spotfit.agent.notices.node_notice import NodeNotice
+from spotfit.agent.notices.sources import NodeNotice
 from spotfit.agent.ports import (
     AgentDisconnected,
     AgentMessageReceived,
@@ -32,7 +32,7 @@ from spotfit.agent.ports import (
     TransportEvent,
     WorkerPool,
 )
-from spotfit.agent.report_sink import ReportSink
+from spotfit.agent.report_matching import ReportSink
 from spotfit.agent.round_participant import RoundParticipant
 from spotfit.agent.validations import NodeValidation
 from spotfit.control.background_calls import RetryingCalls

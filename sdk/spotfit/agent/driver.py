@@ -22,7 +22,7 @@ from spotfit.agent.ports import BackendHookRunner, CallbackRunner, NoticeSource,
 from spotfit.agent.snapshot_registry import SnapshotRegistry
 from spotfit.agent.tls_transport import TlsTransport
 from spotfit.agent.worker_pool import ProcessWorkerPool
-from spotfit.checkpoint.peer_server import PeerStore
+from spotfit.checkpoint.peer_store import PeerStore
 from spotfit.control.background_calls import BackgroundCalls, ThreadedCalls
 from spotfit.core.clock import Clock
 from spotfit.core.errors import SpotfitError
@@ -39,8 +39,7 @@ from spotfit.protocol.agent_sidecar import SidecarInit
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import AgentAssignment, AgentExitCode
 from spotfit.provision.profile import open_provisioner
-from spotfit.security.run_key import RunKey
-from spotfit.security.tls_certificate import make_tls_contexts
+from spotfit.security.run_key import RunKey, make_tls_contexts
 from spotfit.sidecar.backend_hooks import ProcessBackendHookRunner
 from spotfit.sidecar.callbacks import ProcessCallbackRunner
 from spotfit.sidecar.validator import ProcessValidator

@@ -1,6 +1,6 @@
 """`HangDetector`: detects ranks of a round that hang, and stores the stacks of all ranks.
 
-The decision is pure (`policy.hang`); this module collects its inputs and acts on it:
+The decision is pure (`policy.failure_detection`); this module collects its inputs and acts on it:
 
 | state      | event                                            | next                         |
 |------------|--------------------------------------------------|------------------------------|
@@ -9,22 +9,38 @@ The decision is pure (`policy.hang`); this module collects its inputs and acts o
 | storing    | stored, failed, or twice `STACK_DUMP_TIMEOUT_S`  | reported                     |
 | any        | `detect_hang` returns None                       | watching                     |
 | reported   | `detect_hang` names other ranks                  | collecting                   |
+
+Detects workers of this node that have stopped sending messages.
+
+| state        | event                                    | next                          |
+|--------------|------------------------------------------|-------------------------------|
+| unknown      | first message                            | responsive                    |
+| responsive   | no message for more than `timeout_s`     | unresponsive (reported once)  |
+| unresponsive | message                                  | responsive (reported once)    |
+| any          | process exited                           | unknown                       |
+
+Describes hung workers from outside: the kernel's process state and the stacks of all threads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.control.background_calls import BackgroundCalls
+from spotfit.core.clock import Clock
+from spotfit.host import process
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 from spotfit.model.spec import HangDetectionConfig
-from spotfit.policy import hang
-from spotfit.policy.hang import SuspectedHang
+from spotfit.policy import failure_detection
+from spotfit.policy.failure_detection import SuspectedHang
 from spotfit.protocol.agent_leader import DumpStacks, StackDump
 
 # Workers that respond dump their stacks within a second; waiting longer delays the restart.
@@ -84,11 +100,13 @@ class HangDetector:
             return self._requested_at + STACK_DUMP_TIMEOUT_S
         if self._known_hang is not None:
             return math.inf
-        return hang.next_hang_check_at(self._config, self._coordinator.progress)
+        return failure_detection.next_hang_check_at(self._config, self._coordinator.progress)
 
     def check(self, now: float) -> HangReport | None:
         """Advance the detection. Returns the report of a hang once, when it is complete."""
-        suspected = hang.detect_hang(self._config, self._silent_s, self._coordinator.progress, now)
+        suspected = failure_detection.detect_hang(
+            self._config, self._silent_s, self._coordinator.progress, now
+        )
         if suspected is None:
             # The ranks made progress while the stacks were collected: nothing is reported.
             self._known_hang = self._suspected_hang = None
@@ -132,3 +150,134 @@ class HangDetector:
             reason = "the bucket does not answer" if result is None else result.error
             location = f"their stacks could not be stored: {reason}"
         return HangReport(suspected_hang, f"{suspected_hang.reason}; {location}")
+
+
+# --- Detects workers of this node that have stopped sending messages ------------------------------
+
+
+# One or two heartbeats may be late on a busy node without a false alarm.
+_HEARTBEATS_PER_TIMEOUT = 4
+_MAX_HEARTBEAT_INTERVAL_S = 5.0
+
+
+def heartbeat_interval_s(timeout_s: float) -> float:
+    """Return the heartbeat interval with which silence is detected after `timeout_s`."""
+    return min(_MAX_HEARTBEAT_INTERVAL_S, timeout_s / _HEARTBEATS_PER_TIMEOUT)
+
+
+class WorkerLiveness:
+    """Counts for how long each worker has been silent, from its first message on."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.check_interval_s = heartbeat_interval_s(timeout_s)
+        self._timeout_s = timeout_s
+        self._silent_s: dict[int, float] = {}
+        self._unresponsive: set[int] = set()
+        self._last_check_at: float | None = None
+
+    def record_heartbeat(self, rank: int) -> bool:
+        """Record a message of any kind; return whether the worker was unresponsive before."""
+        was_unresponsive = rank in self._unresponsive
+        self._unresponsive.discard(rank)
+        self._silent_s[rank] = 0.0
+        return was_unresponsive
+
+    def remove(self, rank: int) -> None:
+        """Forget a worker that has exited."""
+        self._silent_s.pop(rank, None)
+        self._unresponsive.discard(rank)
+
+    def find_unresponsive(self, now: float) -> dict[int, float]:
+        """Return the silent time in seconds of each worker that has become unresponsive.
+
+        Call this every `check_interval_s`. Each worker is returned once per silence.
+        """
+        previous_at = now if self._last_check_at is None else self._last_check_at
+        # A node that swaps or was suspended delays this process as much as its workers: a late
+        # check counts no more than twice the interval (docs/decisions/0022).
+        elapsed_s = min(now - previous_at, 2 * self.check_interval_s)
+        self._last_check_at = now
+        for rank in self._silent_s:
+            self._silent_s[rank] += elapsed_s
+        newly_unresponsive = {
+            rank: silent_s
+            for rank, silent_s in self._silent_s.items()
+            if silent_s > self._timeout_s and rank not in self._unresponsive
+        }
+        self._unresponsive |= newly_unresponsive.keys()
+        return newly_unresponsive
+
+
+# --- Describes hung workers from outside ----------------------------------------------------------
+
+
+# A process in uninterruptible sleep does not answer; the leader waits 30 s for all nodes.
+DUMP_TIMEOUT_S = 5.0
+MAX_DUMP_BYTES = 256 * 1024
+_POLL_S = 0.05
+_PY_SPY_TIMEOUT_S = 10.0  # it reads the symbols of torch's libraries first
+
+
+def stacks_dir(scratch: str | Path) -> Path:
+    """Return the directory in which `worker.agent_connection` writes stacks, one file per pid."""
+    return Path(scratch) / "stacks"
+
+
+def dump_stacks(pids: Mapping[int, int], directory: Path, clock: Clock) -> dict[int, str]:
+    """Return a description of each process of `pids` (rank to pid), by rank.
+
+    Blocks for `DUMP_TIMEOUT_S` if a process does not answer. The workers write their Python stacks
+    on a signal, even while a thread holds the GIL. If py-spy is installed and permitted to attach,
+    it adds native frames.
+    """
+    files = {rank: directory / f"{pid}.txt" for rank, pid in pids.items()}
+    before = {rank: _size(file) for rank, file in files.items()}
+    # Read before the signal, which would end a wait in the kernel.
+    states = {rank: process.describe_state(pid) for rank, pid in pids.items()}
+    for rank, pid in pids.items():
+        # Without the file the worker has not registered its handler, and the signal would kill it.
+        if files[rank].exists():
+            process.kill(pid, process.STACK_DUMP_SIGNAL)
+    # Until all files have grown and stopped growing: the handler writes a stack in several calls.
+    deadline = clock.now() + DUMP_TIMEOUT_S
+    sizes: dict[int, int] = {}
+    while clock.now() < deadline:
+        clock.wait(_POLL_S)
+        previous, sizes = sizes, {rank: _size(file) for rank, file in files.items()}
+        if sizes == previous and all(sizes[rank] > before[rank] for rank in sizes):
+            break
+    dumps = {}
+    for rank, pid in pids.items():
+        state = f"process {pid}, kernel state: {states[rank] or 'no such process'}"
+        stacks = (
+            "No Python stacks: the process is stopped, blocked in the kernel, or still starting."
+        )
+        if _size(files[rank]) > before[rank]:
+            with files[rank].open("rb") as file:
+                file.seek(before[rank])  # the file still has the stacks of earlier dumps
+                stacks = file.read(MAX_DUMP_BYTES).decode(errors="replace").rstrip()
+        dumps[rank] = f"{state}\n{stacks}\n{_run_py_spy(pid)}"
+    return dumps
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _run_py_spy(pid: int) -> str:
+    py_spy = shutil.which("py-spy")
+    if py_spy is None:
+        return ""
+    try:
+        completed = subprocess.run(  # noqa: S603 - a local program with a pid as argument
+            [py_spy, "dump", "--native", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PY_SPY_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"py-spy failed: {error}"
+    # It fails without ptrace permission, as in most containers: its message says so.
+    output = completed.stdout if completed.returncode == 0 else completed.stderr
+    return f"py-spy dump --native:\n{output[:MAX_DUMP_BYTES].decode(errors='replace').rstrip()}"

@@ -6,22 +6,29 @@ journal, the bucket and the `Join` messages of the agents.
 
 Each part of its state has an owner: `Roster` the connected agents, `RoundLifecycle` the rounds and
 their workers, `CheckpointGarbageCollector` the deletions, `Observations` the input of decisions.
+
+Renewal of the leader's lease.
+
+The lease is an object in the bucket whose contents change with every renewal. Other agents elect a
+new leader if it does not change for `RunTiming.lease_timeout_s` of their own clocks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
 from spotfit.agent.leader_context import LeaderServices, Observations
-from spotfit.agent.lease import Lease
 from spotfit.agent.ports import AgentDisconnected, AgentMessageReceived
 from spotfit.agent.roster import Roster
 from spotfit.agent.round_lifecycle import RoundLifecycle
+from spotfit.control.background_calls import BackgroundCalls
 from spotfit.core.ids import AgentId, Token
-from spotfit.ledger import view_cache
+from spotfit.ledger import journal
+from spotfit.ledger.run import Ledger
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
@@ -39,7 +46,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.leader_state import LeaderState, UserCodeError, ValidationReported
 from spotfit.model.view import View
-from spotfit.policy import pending_uploads
+from spotfit.policy import rendezvous
 from spotfit.policy.election import CLEANUP_LEASE_TIMEOUT_S
 from spotfit.policy.preemption import is_replacement_ready
 from spotfit.protocol.agent_leader import (
@@ -55,6 +62,41 @@ from spotfit.protocol.agent_leader import (
     UploadsDrained,
 )
 from spotfit.protocol.worker_agent import SuggestSave, ValidationFinished
+
+# --- Renewal of the leader's lease ----------------------------------------------------------------
+
+
+# Short against the lease timeout (20 s): the other agents count the time since the last renewal.
+_RETRY_DELAY_S = 0.1
+
+
+class Lease:
+    """Renews the lease of one term of leadership."""
+
+    def __init__(self, ledger: Ledger, background_calls: BackgroundCalls, now: float) -> None:
+        self._ledger = ledger
+        self._background_calls = background_calls
+        self._next_renewal_at = now
+        self._is_renewing = False
+
+    def renew_soon(self, now: float) -> None:
+        """Renew at the next opportunity: the other agents start to use another timeout."""
+        self._next_renewal_at = now
+
+    def renew_if_due(self, interval_s: float, now: float) -> None:
+        """Start a renewal if one is due, and record the result of the one in progress."""
+        # During a renewal its result is collected, however early that is.
+        if not self._is_renewing and now < self._next_renewal_at:
+            return
+        result = self._background_calls.run("lease", self._ledger.renew_lease)
+        self._is_renewing = result is None
+        if result is not None:
+            self._next_renewal_at = now + (interval_s if result.error is None else _RETRY_DELAY_S)
+
+    def next_wake(self) -> float:
+        """Time of the next renewal; infinity during a renewal, whose end wakes the event loop."""
+        return math.inf if self._is_renewing else self._next_renewal_at
+
 
 # While a background call is pending, ask for its result ten times a second.
 _RECHECK_INTERVAL_S = 0.1
@@ -185,9 +227,9 @@ class Leader:
         self._roster.broadcast(self._latest_entry_copy)
         view = self._ledger.view
         # The cached view spares later readers the replay of the whole journal.
-        if view_cache.is_cache_due(view):
+        if journal.is_cache_due(view):
             self._services.node_services.background_calls().send(
-                "view cache", lambda: view_cache.write_cached_view(self._ledger.store, view)
+                "view cache", lambda: journal.write_cached_view(self._ledger.store, view)
             )
         self._apply_event(entry.event, view, now)
 
@@ -288,7 +330,7 @@ class Leader:
             and view.round is None
             and view.fit_end is None
             # Uploads that are still in progress may complete a further checkpoint.
-            and pending_uploads.wait_for_uploads(view, self._refresh_state(), now) is None
+            and rendezvous.wait_for_uploads(view, self._refresh_state(), now) is None
         ):
             self._rounds.search_bucket(view, now)
         if open_round is not None:

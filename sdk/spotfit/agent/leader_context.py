@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from spotfit.agent.ports import AgentTransport, BackendHookRunner, CallbackRunner, NodeServices
-from spotfit.agent.report_sink import ReportSink
+from spotfit.agent.report_matching import ReportSink
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.model.leader_state import LeaderState

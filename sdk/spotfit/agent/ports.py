@@ -18,9 +18,8 @@ from spotfit.control.background_calls import BackgroundCalls
 from spotfit.core.ids import AgentId
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.leader_state import UserCodeError
-from spotfit.model.snapshot_id import SnapshotShard
 from spotfit.model.spec import RunSpec
-from spotfit.model.topology import Notice, PreemptionRisk
+from spotfit.model.topology import Notice, PreemptionRisk, SnapshotShard
 from spotfit.protocol.agent_leader import FromLeader, Join, ToLeader
 from spotfit.protocol.agent_sidecar import BackendHook, CallWorkers, ValidationResult
 from spotfit.protocol.worker_agent import CallResult, StartWorker, ToWorker, WorkerRaised

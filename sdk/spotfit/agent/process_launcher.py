@@ -37,9 +37,9 @@ from spotfit.fork_server.fork_client import (
     ForkServerClient,
     ForkServerPool,
     RuntimeKey,
+    Spawner,
     build_worker_environment,
 )
-from spotfit.fork_server.spawner import Spawner
 from spotfit.host import log
 from spotfit.host.event_loop import READ, EventLoop
 from spotfit.model.spec import RunSpec

@@ -8,8 +8,7 @@ from spotfit.agent.ports import AgentTransport
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import RankFailure
 from spotfit.model.leader_state import MemberStatus
-from spotfit.model.snapshot_id import SnapshotShard
-from spotfit.model.topology import NodeAssignment, Notice
+from spotfit.model.topology import NodeAssignment, Notice, SnapshotShard
 from spotfit.protocol.agent_leader import ConnectionHeartbeat, FromLeader, Join
 
 

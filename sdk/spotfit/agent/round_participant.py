@@ -21,6 +21,7 @@ from typing import Generic, NamedTuple, TypeVar, assert_never
 import msgspec
 from msgspec.structs import replace
 
+from spotfit.agent.hang_detector import heartbeat_interval_s
 from spotfit.agent.ports import (
     AgentTransport,
     EnvironmentBroken,
@@ -33,16 +34,14 @@ from spotfit.agent.ports import (
     WorkerPoolEvent,
     WorkerStackDumped,
 )
-from spotfit.agent.worker_health import heartbeat_interval_s
 from spotfit.control.background_calls import RetryingCalls
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.model.events import RankFailure
 from spotfit.model.failure_model import FailureModel
-from spotfit.model.snapshot_id import SnapshotShard
 from spotfit.model.spec import RunSpec
-from spotfit.model.topology import NodeAssignment, Round
+from spotfit.model.topology import NodeAssignment, Round, SnapshotShard
 from spotfit.model.view import View
 from spotfit.policy.recovery import assign_replica_peers, peer_store_addresses
 from spotfit.protocol.agent_fork_server import EXIT_FORK_SERVER_DIED

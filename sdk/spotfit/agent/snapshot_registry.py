@@ -26,7 +26,7 @@ from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.checkpoint.writer import SnapshotUploadJob, encode_upload_job
 from spotfit.core.codec import decoder
 from spotfit.core.errors import IntegrityError
-from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
+from spotfit.model.topology import SnapshotId, SnapshotShard
 from spotfit.protocol.worker_agent import (
     CheckpointNamed,
     RequestUpload,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from spotfit.agent.hang_detector import WorkerLiveness, dump_stacks, stacks_dir
 from spotfit.agent.log_shipper import LogShipper
 from spotfit.agent.ports import (
     EnvironmentBroken,
@@ -25,16 +26,14 @@ from spotfit.agent.ports import (
 )
 from spotfit.agent.process_launcher import ProcessLaunch, ProcessLauncher, unpack_environment
 from spotfit.agent.snapshot_registry import SnapshotRegistry
-from spotfit.agent.stack_dump import dump_stacks, stacks_dir
-from spotfit.agent.worker_health import WorkerLiveness
 from spotfit.core.codec import decoder, encode
 from spotfit.fork_server.child_process import ChildProcess
 from spotfit.fork_server.fork_client import ForkServerPool
 from spotfit.host import log
 from spotfit.host.event_loop import EventLoop
 from spotfit.ledger import keys
-from spotfit.model.snapshot_id import SnapshotShard
 from spotfit.model.spec import RunSpec
+from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.agent_fork_server import ChildKind
 from spotfit.protocol.agent_sidecar import UploadDone, UploadError
 from spotfit.protocol.worker_agent import (

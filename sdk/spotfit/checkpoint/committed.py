@@ -1,9 +1,14 @@
-"""Opening committed checkpoints from their manifests, and checking that their files exist."""
+"""Opening committed checkpoints from their manifests, and checking that their files exist.
+
+Checkpoints as a training function reports them, and as the run returns them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from spotfit.checkpoint.checkpoint_dir import METADATA_FILE, Checkpoint, StorageLocation
 from spotfit.checkpoint.manifest import (
@@ -14,6 +19,8 @@ from spotfit.checkpoint.manifest import (
     newest_manifests,
 )
 from spotfit.core.errors import IntegrityError
+from spotfit.model.events import ValidationRequest
+from spotfit.model.reporting import CheckpointUploadMode, ReportedCheckpointStatus
 from spotfit.store.api import Store
 from spotfit.store.transfer import FileRecord, concurrent_map
 
@@ -174,3 +181,31 @@ def listed_sizes(store: Store, folder: str) -> dict[str, int]:
         for info in store.list(folder)
         if info.key.startswith(prefix)
     }
+
+
+# --- Checkpoints as a training function reports them ----------------------------------------------
+
+
+UploadFn = Callable[[Checkpoint, str], Checkpoint]
+"""User-defined upload: takes the checkpoint and its directory name, returns the uploaded one."""
+
+
+class CheckpointReport(NamedTuple):
+    """The checkpoint of one `report()` call, and how to upload it."""
+
+    checkpoint: Checkpoint
+    upload_mode: CheckpointUploadMode
+    delete_after_upload: bool
+    """Whether to delete the local copy after the upload."""
+    dir_name: str | None = None
+    upload_fn: UploadFn | None = None
+    validation: ValidationRequest | None = None
+
+
+@dataclass
+class ReportedCheckpoint:
+    """A checkpoint of the run, with the metrics it was reported with."""
+
+    checkpoint: Checkpoint
+    metrics: dict[str, Any]
+    status: ReportedCheckpointStatus

@@ -60,7 +60,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start: int
     size_bytes: int
     content_hash: str = ""
-    """From `store.content_hash`; '' before the upload."""
+    """From `store.transfer`; '' before the upload."""
     source_prefix: str = ""
     """Folder of the checkpoint that stores the file; '' for the snapshot's own."""
 

@@ -27,8 +27,7 @@ from spotfit.checkpoint.manifest import Manifest, manifests_of, newest_complete_
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.store.api import Store
-from spotfit.store.content_hash import compute_content_hash
-from spotfit.store.transfer import FileRecord
+from spotfit.store.transfer import FileRecord, compute_content_hash
 
 # Eight requests of up to 32 MiB saturate the network of most nodes, and bound the memory for
 # buffers to 256 MiB per reading rank.

@@ -3,6 +3,8 @@
 Every rank counts steps and epochs itself. Time differs between ranks, so only rank 0 decides by
 time: at *checks*, after steps that rank 0 announced at the check before, the ranks call one
 broadcast together. Between checks a step costs no communication.
+
+Measured cost of saves and speed of training steps, on rank 0.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from statistics import median
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import fmean, median, median_low
 
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.checkpoint.save_costs import SaveCostTracker
-from spotfit.checkpoint.snapshot_channel import GroupOutlook
+from spotfit.checkpoint.snapshot_channel import GroupOutlook, SnapshotStatus
 from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
 from spotfit.host import log
@@ -38,6 +41,211 @@ from spotfit.policy.preemption import (
     PreDeadlineState,
     decide_final_save,
 )
+
+# --- Measured cost of saves and speed of training steps, on rank 0 --------------------------------
+
+
+# Costs follow the bucket and the batch size, so only recent saves and steps count. Five saves are
+# enough for a median that ignores two outliers.
+_RECENT_SAVES = 5
+_RECENT_STEPS = 100
+# The slowest step is searched in a longer history: an evaluation may run every few hundred steps.
+_STEP_HISTORY = 1000
+# Steps of normal training vary by less than a factor of 3. A slower one contains something else,
+# such as an evaluation, and must not be counted as the cost of a save in flight.
+_SLOW_STEP_FACTOR = 3.0
+# Such a step took as long as one without a save, if it is within 25 % of the slowest one of those.
+_SIMILAR_STEP_FACTOR = 1.25
+# Until the first upload is measured: what a small machine's network link to a bucket provides.
+_DEFAULT_BYTES_PER_S = 50e6
+
+
+@dataclass
+class _SaveSample:
+    """One save, with the steps between its submission and its commit."""
+
+    submitted_at: float
+    size_bytes: int
+    is_timed: bool
+    slow_threshold_s: float
+    first_step_s: float | None = None
+    """Duration of the first step, in which this rank waits for ranks that save longer."""
+    step_count: int = 0
+    total_steps_s: float = 0.0
+    slow_steps_s: list[float] = field(default_factory=list)
+
+    def add_step(self, step_s: float) -> None:
+        """Add a step after the first."""
+        self.step_count += 1
+        self.total_steps_s += step_s
+        if step_s > self.slow_threshold_s:
+            self.slow_steps_s.append(step_s)
+
+    def mean_step_s(self, typical_s: float, slowest_s: float) -> float:
+        """Return the mean step duration; `typical_s` if there were no steps.
+
+        Slow steps that are not slower than the slowest step without a save (`slowest_s`) are left
+        out.
+        """
+        excluded = [slow for slow in self.slow_steps_s if slow <= _SIMILAR_STEP_FACTOR * slowest_s]
+        count = self.step_count - len(excluded)
+        return (self.total_steps_s - sum(excluded)) / count if count else typical_s
+
+    def first_step_wait_s(self, step_s: float) -> float | None:
+        """Return by how much the first step exceeded `step_s`; None if that is not conclusive.
+
+        After a save at the end of an epoch the first step also contains what the script does once
+        per epoch.
+        """
+        if self.first_step_s is None or not self.is_timed or not step_s:
+            return None
+        return max(0.0, self.first_step_s - step_s)
+
+
+class SaveCostTracker:
+    """Measures saves and steps. Rank 0 reports each step, submission and status to it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._in_flight_saves: dict[int, _SaveSample] = {}
+        self._committed_this_step: list[_SaveSample] = []
+        """Saves committed during the step that was just completed."""
+        self._recent_saves: deque[_SaveSample] = deque(maxlen=_RECENT_SAVES)
+        self.size_bytes = 0
+        """Size of the last snapshot's largest shard."""
+        self._stalls_s: deque[float] = deque(maxlen=_RECENT_SAVES)
+        self._commits_s: deque[float] = deque(maxlen=_RECENT_SAVES)
+        self._upload_speeds: deque[float] = deque(maxlen=_RECENT_SAVES)
+        self._idle_steps_s: deque[float] = deque(maxlen=_STEP_HISTORY)
+        """Steps without a save in flight."""
+        self._steps_s: deque[float] = deque(maxlen=_STEP_HISTORY)
+        """All steps except the first after each save."""
+        self._last_step_at: float | None = None
+        self.last_snapshot_at = clock.now()
+        """When the latest saved state was copied; at first, when the training started."""
+
+    @property
+    def in_flight(self) -> int:
+        """Number of snapshots that are neither committed nor failed."""
+        return len(self._in_flight_saves)
+
+    @property
+    def mean_step_s(self) -> float:
+        """Mean duration of recent steps; 0 before the first."""
+        return fmean(self._steps_s) if self._steps_s else 0.0
+
+    @property
+    def slowest_step_s(self) -> float:
+        """Duration of the slowest recent step; 0 before the first."""
+        return max(self._steps_s, default=0.0)
+
+    @property
+    def costs(self) -> SaveCostEstimate | None:
+        """Estimated cost of a save; None until one is committed.
+
+        Counts the stall of this rank, the wait for ranks that save longer (in the step after the
+        save), and the slowdown of all steps until the commit. Low medians ignore single saves that
+        coincided with something else.
+        """
+        if not self._commits_s:
+            return None
+        # Slow steps are left out: they contain something else, such as an evaluation.
+        slow_s = _SLOW_STEP_FACTOR * self._median_step_s()
+        typical = [step_s for step_s in self._recent_idle_steps_s() if step_s <= slow_s]
+        typical_s = fmean(typical) if typical else 0.0
+        slowest_s = max(self._idle_steps_s, default=0.0)
+        steps = [(save, save.mean_step_s(typical_s, slowest_s)) for save in self._recent_saves]
+        slowdowns = [
+            max(0.0, 1 - typical_s / step_s) for _, step_s in steps if typical_s and step_s
+        ]
+        known = [save.first_step_wait_s(step_s) for save, step_s in steps]
+        waits = [wait_s for wait_s in known if wait_s is not None]
+        return SaveCostEstimate(
+            stall_s=median(self._stalls_s) + (median_low(waits) if waits else 0.0),
+            slowdown_fraction=median_low(slowdowns) if slowdowns else 0.0,
+            commit_s=median(self._commits_s),
+        )
+
+    @property
+    def upload_bytes_per_s(self) -> float:
+        """Upload speed of the slowest rank."""
+        return median(self._upload_speeds) if self._upload_speeds else _DEFAULT_BYTES_PER_S
+
+    @property
+    def oldest_in_flight_s(self) -> float:
+        """Age of the oldest save in flight. Raises ValueError if there is none."""
+        return self._clock.now() - min(save.submitted_at for save in self._in_flight_saves.values())
+
+    def reset(self) -> None:
+        """Forget the time of the last step: the training was restored to another state."""
+        self.last_snapshot_at = self._clock.now()
+        self._last_step_at = None
+        self._committed_this_step = []
+
+    def record_step(self) -> None:
+        """Record the end of a step. Call `record_status` for commits during the step before."""
+        now = self._clock.now()
+        if self._last_step_at is not None:
+            self._add_step(now - self._last_step_at)
+        self._last_step_at = now
+        # Only now: the step in which a save was committed counts as one of its steps.
+        self._recent_saves.extend(self._committed_this_step)
+        self._committed_this_step = []
+
+    def record_save(
+        self, report: int, stall_s: float, size_bytes: int, *, is_timed: bool = True
+    ) -> None:
+        """Record a submitted snapshot; `size_bytes` is the size of its largest shard.
+
+        `is_timed`: saved because of the elapsed time, not at a place in the training such as the
+        end of an epoch.
+        """
+        # The next step is measured from the end of the save: the stall is recorded separately.
+        self.last_snapshot_at = self._last_step_at = self._clock.now()
+        # Without a step outside of saves there is no threshold yet: no step counts as slow.
+        slow_threshold_s = _SLOW_STEP_FACTOR * self._median_step_s() or float("inf")
+        self._in_flight_saves[report] = _SaveSample(
+            self.last_snapshot_at,
+            size_bytes,
+            is_timed=is_timed,
+            slow_threshold_s=slow_threshold_s,
+        )
+        self.size_bytes = size_bytes
+        self._stalls_s.append(stall_s)
+
+    def record_status(self, report: int, status: SnapshotStatus) -> None:
+        """Record the status of a submitted snapshot. Idempotent."""
+        if report not in self._in_flight_saves or status in ("submitted", "uploaded"):
+            return
+        save = self._in_flight_saves.pop(report)
+        if status == "committed":
+            commit_s = self._clock.now() - save.submitted_at
+            self._commits_s.append(commit_s)
+            # Clamped: in local mode a commit may take no measurable time.
+            self._upload_speeds.append(save.size_bytes / max(commit_s, 1e-3))
+            self._committed_this_step.append(save)
+
+    def _add_step(self, step_s: float) -> None:
+        saves = [*self._in_flight_saves.values(), *self._committed_this_step]
+        # The first step after a save waits for slower ranks and is counted separately.
+        first = [save for save in saves if save.first_step_s is None]
+        for save in first:
+            save.first_step_s = step_s
+        if first:
+            return
+        self._steps_s.append(step_s)
+        for save in saves:
+            save.add_step(step_s)
+        if not saves:
+            self._idle_steps_s.append(step_s)
+
+    def _median_step_s(self) -> float:
+        recent = self._recent_idle_steps_s()
+        return median(recent) if recent else 0.0
+
+    def _recent_idle_steps_s(self) -> list[float]:
+        return list(islice(reversed(self._idle_steps_s), _RECENT_STEPS))
+
 
 # The interval of checks follows their median cost; nine ignore single ones that waited for a rank.
 _RECENT_CHECKS = 9

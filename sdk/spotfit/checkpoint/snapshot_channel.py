@@ -1,6 +1,6 @@
 """The interface between a Checkpointer and the process it runs in, which uploads its snapshots.
 
-`worker.agent_snapshots` implements it for workers of a run, `worker.local_snapshots` for local
+`worker.agent_snapshots` implements it for workers of a run, `worker.local_session` for local
 mode.
 """
 

@@ -28,8 +28,7 @@ from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.store.api import Store
-from spotfit.store.content_hash import compute_content_hash
-from spotfit.store.transfer import FileRecord, upload_tree
+from spotfit.store.transfer import FileRecord, compute_content_hash, upload_tree
 
 # Each chunk above 8 MiB is uploaded as parallel parts, so few chunks at a time saturate a network
 # link; more would only take CPU time from the training processes of the node.

@@ -8,16 +8,14 @@ from typing import Annotated
 import typer
 
 from spotfit.cli import checkpoint_commands, render
-from spotfit.client.event_text import read_event_lines
+from spotfit.client.console import read_event_lines
 from spotfit.client.request import default_provisioner, parse_provisioner
-from spotfit.client.run_handle import attach
-from spotfit.client.supervise import supervise_run
+from spotfit.client.run_handle import attach, supervise_run
 from spotfit.core.errors import SpotfitError
 from spotfit.host import log
-from spotfit.provision.checkup import AccountCheck, run_account_checks, run_check
+from spotfit.provision.api import AccountCheck, run_account_checks, run_check
 from spotfit.provision.profile import open_provisioner, resolve_options
-from spotfit.store.factory import open_store
-from spotfit.store.probe import probe_create
+from spotfit.store.factory import open_store, probe_create
 
 # typer's own tracebacks would show local variables, which may contain credentials.
 app = typer.Typer(

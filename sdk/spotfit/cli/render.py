@@ -11,7 +11,7 @@ from spotfit.client.run_handle import RunStatus
 from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import SpotfitError
 from spotfit.core.units import format_bytes
-from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.api import AccountCheck
 
 # soft_wrap: copied and piped lines must not contain line breaks at the width of the terminal.
 # highlight: rich would colour numbers and paths within the texts of users.

@@ -3,6 +3,12 @@
 Flow of `start_run`: preflight checks; read the journal; if the same run is active, rejoin it, else
 upload the code bundle and append `FitStarted`; then take the first step of the headless leader,
 which requests machines. `fit()` then waits for the end of the run, `submit()` returns.
+
+`fit()` for a run that is already active: follow it if it is the same run, else refuse.
+
+A run is the same if function, configuration, scaling and all uploaded code are unchanged.
+
+Local mode (`num_workers=0`): the function runs in this process, without workers or retries.
 """
 
 from __future__ import annotations
@@ -11,22 +17,32 @@ import dataclasses
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.client.callback_list import nest_train_contexts
 from spotfit.client.keyring import RunKeyring
 from spotfit.client.preflight import PreflightResult, check_latest_checkpoint, run_preflight
-from spotfit.client.rejoin import rejoin_run
-from spotfit.client.request import FitRequest
+from spotfit.client.request import FitRequest, nest_train_contexts
 from spotfit.client.result import Result
 from spotfit.client.run_handle import RunHandle, attach_headless_leader, create_driver_ledger
-from spotfit.code.code_bundle import TRAIN_FUNC_CONTEXT, upload_code_bundle
-from spotfit.core.errors import RunActiveError, RunCancelledError, StoreError, TransientStoreError
+from spotfit.code.code_bundle import (
+    TRAIN_FUNC_CONTEXT,
+    CodeBundleRef,
+    compute_code_fingerprint,
+    upload_code_bundle,
+)
+from spotfit.code.function_pickle import takes_config
+from spotfit.core.errors import (
+    ConfigError,
+    RunActiveError,
+    RunCancelledError,
+    StoreError,
+    TransientStoreError,
+)
 from spotfit.frameworks.backend_config import backend_hooks_class
 from spotfit.host import log, system
 from spotfit.ledger.journal import check_no_gaps
@@ -40,6 +56,87 @@ from spotfit.provision.api import Traits
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.factory import credentials_for_nodes
+from spotfit.worker import training_api
+from spotfit.worker.local_session import LocalSession, Peers
+
+# --- fit() for a run that is already active -------------------------------------------------------
+
+
+# Fields of `RunSpec` that do not identify a run, and the settings they come from. The active run
+# keeps the values with which it was started.
+_CHANGEABLE_SETTINGS = {
+    "failure_limits": "failure_config",
+    "relax_collectives": "failure_config",
+    "retention": "checkpoint_config",
+    "log_level": "logging_config",
+    "has_callbacks": "callbacks",
+    "validation": "validation_config",
+    "provisioner": "provisioner",
+    "provisioner_options": "provisioner",
+}
+
+
+def rejoin_run(
+    request: FitRequest, view: View, preflight: PreflightResult, *, objects: Mapping[str, object]
+) -> RunSpec:
+    """Return the spec of the active run if the request describes the same run.
+
+    Raises `RunActiveError` if the function, its configuration or any uploaded code has changed:
+    otherwise the user would mistake the result of the old code for that of the new code.
+    """
+    spec = view.spec
+    # Two steps: `fit_id` covers the function itself, the bundle fingerprint all modules and files.
+    if spec.fit_id != request.fingerprint():
+        raise _run_conflict(
+            spec, preflight.store, "with a different function, train_loop_config or scaling"
+        )
+    current = compute_code_fingerprint(
+        request.fn, request.config, runtime_env=preflight.runtime_env, objects=objects
+    )
+    if changed := msgspec.convert(spec.code_bundle, CodeBundleRef).list_changes(current):
+        reason = f"with older code: {', '.join(changed)} changed after its start"
+        raise _run_conflict(spec, preflight.store, reason)
+    # Not an error: such a setting does not change what is trained, and the run need not restart.
+    ignored = _changed_settings(request, spec)
+    log.warning(
+        "run.rejoined",
+        url=preflight.store.url,
+        text="this run is already active; fit() follows it",
+        **({"ignored": ", ".join(ignored)} if ignored else {}),
+    )
+    return spec
+
+
+def _run_conflict(spec: RunSpec, store: Store, difference: str) -> RunActiveError:
+    return RunActiveError(
+        f"A run named {spec.name!r} is active in {store.url}, {difference}.",
+        do=f"Follow it with spotfit.attach({store.url!r}); or cancel it with RunHandle.cancel() "
+        "and call fit() again, which continues from its latest checkpoint; or choose another "
+        "RunConfig(name=...).",
+    )
+
+
+def _changed_settings(request: FitRequest, spec: RunSpec) -> list[str]:
+    """Return the names of changed settings that have no effect on the active run."""
+    # With the identity of the active run: only what the request determines is compared.
+    requested = request.build_spec(
+        run_id=spec.run_id,
+        name=spec.name,
+        storage_url=spec.storage_url,
+        code_bundle=spec.code_bundle,
+    )
+    # Compared as JSON data: the active spec was read from JSON, where tuples became lists.
+    active_data, requested_data = (
+        msgspec.json.decode(msgspec.json.encode(each)) for each in (spec, requested)
+    )
+    return sorted(
+        {
+            setting
+            for field, setting in _CHANGEABLE_SETTINGS.items()
+            if active_data[field] != requested_data[field]
+        }
+    )
+
 
 # 16 s in total: object stores usually recover from throttling within a few seconds.
 _APPEND_RETRY_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -271,3 +368,60 @@ def _cancel_on_interrupt(handle: RunHandle) -> Iterator[threading.Event]:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+# --- Local mode (num_workers=0) -------------------------------------------------------------------
+
+
+PeersContext = AbstractContextManager[Peers | None]
+"""Context in which the processes of a launcher such as torchrun form a group.
+
+Its value is None if there is no launcher."""
+
+
+def fit_locally(
+    request: FitRequest, open_peers: Callable[[], PeersContext] = nullcontext
+) -> Result:
+    """Call the training function in this process and return its result.
+
+    Its exceptions propagate unchanged. With a launcher, every process calls the function and has
+    its own result. A call within another training function ignores the launcher.
+    """
+    log.use_default_handler()
+    # Before the peers are opened: a function with an invalid signature must not form a group.
+    wants_config = takes_config(request.fn)
+    for name in ("callbacks", "worker_runtime_env"):
+        if getattr(request.run, name):
+            log.warning(
+                "config.ignored",
+                option=name,
+                reason="num_workers=0 only calls the function in this process",
+            )
+    # The peers of a nested call need not make the same call, so joining their group may hang.
+    with nullcontext() if training_api.has_session() else open_peers() as peers:
+        session = _create_session(request, peers)
+        value = None  # a context manager may suppress the exception of the function
+        with training_api.use_session(session), request.backend_config.train_func_context():
+            value = request.fn(request.config or {}) if wants_config else request.fn()
+    return Result(
+        metrics=session.metrics,
+        checkpoint=session.last_checkpoint,
+        error=None,
+        path=None,
+        return_value=value,
+    )
+
+
+def _create_session(request: FitRequest, peers: Peers | None) -> LocalSession:
+    name = request.run.name or ""
+    if peers is None:
+        return LocalSession(name, datasets=request.datasets)
+    # Each process would train on the complete dataset.
+    if request.datasets and peers.ranks.world_size > 1:
+        raise ConfigError(
+            f"datasets= is not supported with {peers.ranks.world_size} processes of a launcher.",
+            do="Read the data in the training function, and shard it by the rank and world size "
+            "of spotfit.get_context().",
+        )
+    # Default names contain the time, so they differ between processes.
+    return LocalSession(peers.broadcast(name), peers, datasets=request.datasets)

@@ -18,7 +18,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.events import FitStarted, GroupPlanned, GroupSubmitted, JournalEntry, NodeLost
 from spotfit.model.group import GroupHandle
 from spotfit.model.spec import RunSpec
-from spotfit.provision.machine_output import fetch_machine_output
+from spotfit.provision.api import fetch_machine_output
 from spotfit.provision.profile import open_provisioner
 from spotfit.store.api import Store
 

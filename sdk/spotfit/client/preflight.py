@@ -1,15 +1,18 @@
-"""Checks of a request before any machine is requested. All errors are reported together."""
+"""Checks of a request before any machine is requested. All errors are reported together.
+
+The provisioner of a request, and prewarming of its backend while the driver prepares the run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
 from spotfit.checkpoint.committed import check_present
-from spotfit.client.callback_list import load_callbacks_from_env
-from spotfit.client.provisioner_setup import PREFLIGHT_TOKEN, plan_group
-from spotfit.client.request import FitRequest
+from spotfit.client.request import FitRequest, load_callbacks_from_env
 from spotfit.client.run_config import RunConfig, open_run_storage, resolve_filesystem_location
 from spotfit.code.function_pickle import takes_config
 from spotfit.code.runtime_env import RuntimeEnv
@@ -17,21 +20,70 @@ from spotfit.code.version_check import predict_mismatches
 from spotfit.core.errors import (
     ConfigError,
     NotFoundError,
+    SpotfitError,
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.core.ids import parse_name
+from spotfit.core.ids import Token, parse_name
 from spotfit.core.input_checks import ErrorCollector
 from spotfit.frameworks.backend_config import backend_hooks_class
 from spotfit.host import env, log, system
-from spotfit.host.ray_env import ignored_ray_variables
+from spotfit.host.env import ignored_ray_variables
 from spotfit.ledger.keys import RESERVED_PREFIX
-from spotfit.model.group import GroupRequest
+from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.model.view import JournalView
-from spotfit.provision.api import Provisioner
+from spotfit.provision.api import Provisioner, prewarm
+from spotfit.provision.profile import open_provisioner
 from spotfit.store.api import Store
-from spotfit.store.factory import reopen_store
-from spotfit.store.probe import probe_create
+from spotfit.store.factory import probe_create, reopen_store
+
+# --- The provisioner of a request -----------------------------------------------------------------
+
+
+PREFLIGHT_TOKEN = Token("t-preflight")
+"""Token of plans that are only checked and never submitted."""
+
+
+class PlannedGroup(NamedTuple):
+    """A provisioner, and its plan for all workers of the run."""
+
+    provisioner: Provisioner
+    plan: GroupPlan
+
+
+def plan_group(request: FitRequest) -> PlannedGroup:
+    """Open the request's provisioner and plan a group for the maximum number of workers.
+
+    Raises `ConfigError` for an unknown provisioner, invalid options or unavailable resources.
+    """
+    name, options = request.resolve_provisioner()
+    provisioner = open_provisioner(name, options)
+    # The maximum: an elastic run may grow to it, and its plan is the one most likely to be invalid.
+    group = GroupRequest(
+        token=PREFLIGHT_TOKEN,
+        num_workers=request.scaling.max_workers,
+        total_workers=request.scaling.max_workers,
+        resources_per_worker=request.scaling.worker_resources,
+    )
+    return PlannedGroup(provisioner, provisioner.plan(group))
+
+
+@contextmanager
+def prewarm_backend(request: FitRequest) -> Iterator[None]:
+    """Let the backend start free preparations, such as local processes, within the context.
+
+    Errors are only logged here; the preflight checks report them. See `provision.api.prewarm` and
+    decision 0033.
+    """
+    with ExitStack() as prewarming:
+        try:
+            group = plan_group(request)
+            prewarming.enter_context(prewarm(group.provisioner, group.plan, request.framework))
+        # OSError: starting a process may fail for lack of memory or process ids.
+        except (SpotfitError, OSError) as error:
+            log.debug("fit.prewarm_skipped", reason=str(error))
+        yield
+
 
 _REACHABILITY_PROBES = f"{RESERVED_PREFIX}probes/reachability/"
 _PROBE_RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # bridges throttling; longer outages are reported

@@ -18,7 +18,7 @@ from spotfit.model.user_callback import UserCallback
 if TYPE_CHECKING:
     from spotfit.checkpoint.checkpoint_dir import StorageLocation
     from spotfit.store.api import Store
-    from spotfit.worker.context import StorageContext
+    from spotfit.worker.training_api import StorageContext
 
 DEFAULT_STORAGE_PATH = "~/spotfit_results"
 _REMOVED_FIELDS = {
@@ -100,7 +100,7 @@ class RunConfig:
     def storage_context(self) -> StorageContext:
         """The storage of this run, as in Ray Train. For developers of integrations."""
         # Imported on use, like the stores below: `import spotfit` imports this module and is cheap.
-        from spotfit.worker.context import StorageContext
+        from spotfit.worker.training_api import StorageContext
 
         assert self.name is not None
         return StorageContext(open_run_storage(self).subtree(self.name), self.name)

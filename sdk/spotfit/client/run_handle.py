@@ -3,6 +3,8 @@
 The handle reads the journal. If it also has the run's secret key, it contains a `HeadlessLeader`,
 which requests machines while no agent is running: before the first one joins, and after all were
 lost.
+
+Supervise a run for a limited time, from a cron job or a shell (`spotfit sweep`).
 """
 
 from __future__ import annotations
@@ -14,18 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
-from spotfit.client.console import RunConsole, WorkerLogTailer, format_log_line
-from spotfit.client.event_text import run_not_found_error
+from spotfit.client.console import RunConsole, WorkerLogTailer, format_log_line, run_not_found_error
 from spotfit.client.keyring import RunKeyring
 from spotfit.client.machine_logs import ALL_MACHINES, read_machine_output, read_unjoined_output
-from spotfit.client.result import Result, build_result
-from spotfit.client.training_errors import build_run_error
+from spotfit.client.result import Result, build_result, build_run_error
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.control.background_calls import SynchronousCalls
-from spotfit.control.headless_leader import HeadlessLeader
+from spotfit.control.headless_leader import HeadlessLeader, sweep
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
-from spotfit.core.errors import SpotfitError, StoreError
+from spotfit.core.errors import ConfigError, SpotfitError, StoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import log, system
 from spotfit.ledger.journal import check_no_gaps
@@ -427,3 +427,26 @@ def attach_headless_leader(
     reconciler = Reconciler(writer, provisioner, launch, SynchronousCalls(), system.new_token)
     handle.headless_leader = HeadlessLeader(writer, reconciler, system.SystemClock().now())
     return handle
+
+
+# --- Supervise a run for a limited time -----------------------------------------------------------
+
+
+def supervise_run(url: str | Path, *, duration_s: float) -> str:
+    """Supervise the run for up to `duration_s`; return its state in a sentence.
+
+    If all machines of an active run are lost, it requests new ones; if the run has ended, it
+    releases remaining machines. Raises `ConfigError` if the run's key is not on this machine:
+    machines that it requested could not authenticate.
+    """
+    handle = attach(url)
+    if handle.headless_leader is None:
+        raise ConfigError(
+            f"{handle.url} cannot be supervised: the run's key is not on this machine.",
+            do="Run the command where fit() was called, or set SPOTFIT_RUN_SECRET to the key.",
+        )
+    # Bounded, unlike a driver: the next call of the cron job continues.
+    view = sweep(handle.headless_leader, system.SystemClock(), duration_s=duration_s)
+    if view.fit_end is not None:
+        return f"The run is {view.fit_end.outcome}; its machines are released."
+    return f"The run is active; leader: {view.leader.leader if view.leader else 'none'}."

@@ -14,7 +14,7 @@ from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.host import plugins
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import CheckpointCommitted, CheckpointDropped
-from spotfit.model.metrics import metrics_from_json
+from spotfit.model.reporting import metrics_from_json
 from spotfit.store.api import Store
 
 _SAFETENSORS_SUFFIX = ".safetensors"

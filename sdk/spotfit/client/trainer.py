@@ -10,15 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spotfit.client.provisioner_setup import prewarm_backend
+from spotfit.client.preflight import prewarm_backend
 from spotfit.client.request import FitRequest
 from spotfit.client.run_config import RunConfig, check_config_type, qualified_type_name
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector, reject_deprecated_arguments
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.frameworks.torch.torch_config import TorchConfig
-from spotfit.model.config import ScalingConfig
-from spotfit.model.data import DataConfig, datasets_unsupported_error
+from spotfit.model.config import DataConfig, ScalingConfig, datasets_unsupported_error
 from spotfit.model.validation_config import ValidationConfig
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ class DataParallelTrainer:
         )
 
     def _fit_locally(self) -> Result:
-        from spotfit.client.local_mode import fit_locally
+        from spotfit.client.fit import fit_locally
 
         return fit_locally(self._build_request())
 
@@ -211,7 +210,7 @@ class TorchTrainer(DataParallelTrainer):
 
     def _fit_locally(self) -> Result:
         """Train in this process, in the process group of a launcher such as torchrun, if any."""
-        from spotfit.client.local_mode import fit_locally
+        from spotfit.client.fit import fit_locally
         from spotfit.frameworks.torch.torchrun_group import join_launcher_group
 
         assert isinstance(self.backend_config, TorchConfig)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from spotfit.code import version_check
-from spotfit.code.archive import CodeArchive, archive_directory, archive_module
+from spotfit.code.archive import CodeArchive, archive_directory, archive_key, archive_module
 from spotfit.code.fingerprint import combine_fingerprints
 from spotfit.code.function_pickle import (
     function_name,
@@ -27,7 +27,6 @@ from spotfit.code.function_pickle import (
     unpickle,
 )
 from spotfit.code.runtime_env import PackagedRuntimeEnv, RuntimeEnv
-from spotfit.code.unpack import archive_key
 from spotfit.core.errors import (
     AlreadyExistsError,
     EnvironmentMismatchError,

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from spotfit.code.archive import ensure_unpacked
 from spotfit.code.runtime_env import PackagedRuntimeEnv
-from spotfit.code.unpack import ensure_unpacked
 from spotfit.core.errors import InfrastructureError, ShippingError, SpotfitError
 from spotfit.store.api import Store
 

@@ -1,4 +1,9 @@
-"""The agent's side of fork servers: a client of one, and a pool that outlives a run."""
+"""The agent's side of fork servers: a client of one, and a pool that outlives a run.
+
+Starts user processes as new interpreters where forking is unsafe (macOS, threaded imports).
+
+Slower than the fork server by the time of the framework's import; equivalent otherwise.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,9 @@ import msgspec
 
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import RunId, Token
+from spotfit.fork_server.child_process import ChildProcess
 from spotfit.host import env, log, process
+from spotfit.host.event_loop import EventLoop
 from spotfit.protocol.agent_fork_server import (
     ChildForked,
     ChildKind,
@@ -211,3 +218,51 @@ class ForkServerPool:
         for server in self._servers.values():
             server.kill()
         self._servers.clear()
+
+
+# --- Starts user processes as new interpreters where forking is unsafe (macOS ---------------------
+
+
+# Popen does not report a child's exit through a descriptor on all platforms, so it is polled.
+_POLL_S = 0.05
+
+
+class Spawner:
+    """Starts a new interpreter for each child, and reaps it."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._running: dict[int, tuple[subprocess.Popen[bytes], ChildProcess]] = {}
+
+    @property
+    def live_count(self) -> int:
+        """The number of children that have not been reaped."""
+        return len(self._running)
+
+    def spawn(self, kind: ChildKind, runtime_key: RuntimeKey, child: ChildProcess) -> None:
+        """Start a child. Raises `OSError` if the interpreter cannot be executed."""
+        socket_fd, stdout_fd, stderr_fd = child.descriptors
+        arguments = [str(socket_fd), str(os.getpid()), kind]
+        started = subprocess.Popen(  # noqa: S603 - our own module in a given interpreter
+            [runtime_key.python, "-m", "spotfit.fork_server", *arguments],
+            env=runtime_key.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout_fd,
+            stderr=stderr_fd,
+            pass_fds=[socket_fd],
+            process_group=0,
+        )
+        child.on_started(started.pid)
+        if not self._running:
+            self._loop.call_later(_POLL_S, self._poll)
+        self._running[started.pid] = started, child
+
+    def _poll(self) -> None:
+        for pid, (started, child) in list(self._running.items()):
+            code = started.poll()
+            if code is not None:
+                del self._running[pid]
+                # The inverse of what Popen made of the status of `waitpid`.
+                child.on_reaped(-code if code < 0 else code << 8)
+        if self._running:
+            self._loop.call_later(_POLL_S, self._poll)

@@ -62,8 +62,8 @@ _EAGER_MODULES = (
 )
 _DEFERRED_MODULES = (
     *child_setup.CHILD_MODULES.values(),
-    "spotfit.checkpoint.peer_client",
-    "spotfit.security.tls_certificate",
+    "spotfit.checkpoint.peer_store",
+    "spotfit.security.run_key",
 )
 """Modules that few runs need, and none during its start."""
 _request_decoder = decoder(ForkChild)

@@ -1,16 +1,23 @@
-"""Environment variables: the table of all settings, and the only access to `os.environ`."""
+"""Environment variables: the table of all settings, and the only access to `os.environ`.
+
+Environment variables of Ray Train.
+
+Supported variables are listed in `env`, as `EnvVar.ray_name`. `ignored_ray_variables` reports the
+others if they are set.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from spotfit.core import units
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector, parse_log_level
+from spotfit.host import env
 
 Value = TypeVar("Value")
 _BOOL_TEXTS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -231,3 +238,71 @@ def unset(*names: str) -> None:
     """Unset variables, for example secrets that child processes must not inherit."""
     for name in names:
         os.environ.pop(name, None)
+
+
+# --- Environment variables of Ray Train -----------------------------------------------------------
+
+
+_PREFIX = "RAY_TRAIN_"
+
+
+class UnsupportedRayVariable(NamedTuple):
+    """A variable of Ray Train that spotfit ignores."""
+
+    ray_default: str
+    """Ray's default. Setting the variable to this value changes nothing, so it is not reported."""
+    explanation: str
+    """How spotfit behaves instead."""
+
+
+UNSUPPORTED_RAY_VARIABLES: Mapping[str, UnsupportedRayVariable] = {
+    "RAY_TRAIN_V2_ENABLED": UnsupportedRayVariable("1", "spotfit implements only the V2 API"),
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": UnsupportedRayVariable(
+        "2", "agents send a heartbeat to the leader every second"
+    ),
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": UnsupportedRayVariable(
+        "60",
+        "use SPOTFIT_WORKER_GROUP_START_TIMEOUT_S: the time from the start of workers on granted "
+        "machines until the training function starts, including installation and imports",
+    ),
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": UnsupportedRayVariable(
+        "1", "preemption notices are always handled"
+    ),
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": UnsupportedRayVariable(
+        "5", "preemption notices are polled 4 times per second"
+    ),
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": UnsupportedRayVariable(
+        "1", "all output of worker processes is captured"
+    ),
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": UnsupportedRayVariable(
+        "1", "logs are always lines of JSON"
+    ),
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": UnsupportedRayVariable(
+        "1", "logs are always lines of JSON"
+    ),
+    "RAY_TRAIN_METRICS_ENABLED": UnsupportedRayVariable(
+        "1", "the run's journal contains the events to measure"
+    ),
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": UnsupportedRayVariable(
+        "0", "the run's journal is its state"
+    ),
+    "RAY_CHDIR_TO_TRIAL_DIR": UnsupportedRayVariable(
+        "1", "workers start in working_dir, or in a scratch directory of their node"
+    ),
+}
+
+
+def ignored_ray_variables(
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of every ignored Ray variable that is set, and how spotfit behaves instead."""
+    environment = os.environ if environment is None else environment
+    supported = {env_var.ray_name for env_var in env.ENV_VARS}
+    for name in sorted(environment):
+        known = UNSUPPORTED_RAY_VARIABLES.get(name)
+        if name in supported or not (known or name.startswith(_PREFIX)):
+            continue
+        if known is None:
+            yield name, "spotfit has no variable of this name"
+        elif environment[name] not in ("", known.ray_default):
+            yield name, known.explanation

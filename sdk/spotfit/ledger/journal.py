@@ -3,6 +3,11 @@
 The journal is the only authority on the state of a run. `create` fails if the slot is taken, so
 that among concurrent writers exactly one wins; the others read the winning entry and decide again
 (docs/decisions/0002).
+
+Cached views, so that new readers need not fold the complete journal.
+
+The leader writes one every `VIEW_CACHE_INTERVAL` entries. A cached view contains only what the
+entries before its slot define: it may be deleted, and one that cannot be decoded is ignored.
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import (
     AlreadyExistsError,
@@ -20,11 +27,53 @@ from spotfit.core.errors import (
     StoreError,
     TransientStoreError,
 )
-from spotfit.ledger import keys, view_cache
+from spotfit.ledger import keys
 from spotfit.model.events import JournalEntry
 from spotfit.model.fold import fold
-from spotfit.model.view import JournalView
+from spotfit.model.view import JournalView, View
 from spotfit.store.api import Store
+
+# --- Cached views, so that new readers need not fold the complete journal -------------------------
+
+
+# Reading 256 entries takes about 256 sequential requests, a few seconds: short compared to booting
+# a machine. A smaller interval would write more objects, each as large as the complete view.
+VIEW_CACHE_INTERVAL = 256
+
+
+class CachedView(msgspec.Struct, frozen=True, kw_only=True):
+    """A view and the version of its format."""
+
+    view: View
+    format_version: int = 1
+
+
+_cached_view_decoder = decoder(CachedView)
+
+
+def is_cache_due(view: View) -> bool:
+    """Whether the leader should write this view to the cache."""
+    return view.next_slot > 0 and view.next_slot % VIEW_CACHE_INTERVAL == 0
+
+
+def write_cached_view(store: Store, view: View) -> None:
+    """Write a cached view. A transient error or an existing object is ignored: it is a cache."""
+    try:
+        store.create(keys.cached_view(view.next_slot), encode(CachedView(view=view)))
+    except (AlreadyExistsError, TransientStoreError):
+        return
+
+
+def read_newest_view(store: Store) -> JournalView:
+    """The newest cached view that can be decoded; the empty view if there is none."""
+    # Newest first; one that is corrupt or of another version falls back to the one before it.
+    for found in sorted(store.list(keys.VIEWS.rstrip("/")), reverse=True):
+        try:
+            return _cached_view_decoder.decode(store.get(found.key)).view
+        except (NotFoundError, *DECODE_ERRORS):
+            continue
+    return JournalView()
+
 
 EntryListener = Callable[[int, bytes, JournalEntry], None]
 """Called for every folded entry with its slot, bytes and decoded value."""
@@ -95,8 +144,8 @@ class Journal:
         if slot == 0 and not self._ignore_view_cache:
             # One get instead of a list request: most journals are shorter than one cache interval.
             with contextlib.suppress(NotFoundError):
-                self._store.get(keys.entry(view_cache.VIEW_CACHE_INTERVAL))
-                cached_view = view_cache.read_newest_view(self._store)
+                self._store.get(keys.entry(VIEW_CACHE_INTERVAL))
+                cached_view = read_newest_view(self._store)
                 slot = cached_view.next_slot
         bodies: list[bytes] = []
         while len(bodies) < _MAX_PAGE_ENTRIES:

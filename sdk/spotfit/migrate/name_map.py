@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from spotfit.host.env import ENV_VARS
-from spotfit.host.ray_env import UNSUPPORTED_RAY_VARIABLES
+from spotfit.host.env import ENV_VARS, UNSUPPORTED_RAY_VARIABLES
 
 DottedName = tuple[str, ...]
 """The parts of a dotted name: ("ray", "train")."""

@@ -3,15 +3,18 @@
 Every object validates itself when it is constructed and reports all invalid values together
 (`ConfigErrors`). Names, argument order and defaults follow Ray Train V2, so that migrating a script
 changes only its imports; as in Ray, a deprecated argument raises `DeprecationWarning`.
+
+`DataConfig`: which of a trainer's datasets are split among the workers.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, ConfigTypeError, UnknownDatasetError
 from spotfit.core.input_checks import (
     DEPRECATED,
     ErrorCollector,
@@ -400,4 +403,68 @@ def _is_count(value: Any, *, minimum: int) -> bool:
 def _placement_groups_unsupported() -> DeprecationWarning:
     return DeprecationWarning(
         "ScalingConfig does not support placement groups; use resources_per_worker instead."
+    )
+
+
+# --- DataConfig -----------------------------------------------------------------------------------
+
+
+TRAIN_DATASET_KEY = "train"
+"""The conventional name of the training dataset in `datasets={...}`."""
+
+
+class DataConfig:
+    """Which datasets are split among the workers; every worker reads the others completely.
+
+    `datasets_to_split` is "all" or a list of dataset names. Trainers accept datasets only with
+    `num_workers=0`, where nothing is split. `execution_options` and `enable_shard_locality` are
+    accepted for compatibility with Ray Train and have no effect.
+    """
+
+    def __init__(
+        self,
+        datasets_to_split: str | list[str] = "all",
+        execution_options: Any = None,
+        enable_shard_locality: bool = True,
+    ) -> None:
+        if datasets_to_split != "all" and not isinstance(datasets_to_split, list):
+            raise ConfigTypeError(
+                f"datasets_to_split must be 'all' or a list of names, not {datasets_to_split!r}.",
+                do="Write datasets_to_split=['train'].",
+            )
+        self.datasets_to_split = datasets_to_split
+        self.execution_options = execution_options
+        self.enable_shard_locality = enable_shard_locality
+
+    def configure(
+        self,
+        datasets: dict[str, Any],
+        world_size: int,
+        worker_handles: Any,
+        worker_node_ids: Any,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:
+        """Not supported: always raises `ConfigError`, see `datasets_unsupported_error`."""
+        raise datasets_unsupported_error()
+
+    @staticmethod
+    def default_ingest_options() -> Any:
+        """Not supported: always raises `ConfigError`, see `datasets_unsupported_error`."""
+        raise datasets_unsupported_error()
+
+
+def datasets_unsupported_error() -> ConfigError:
+    """The error for `datasets=` on a trainer with workers."""
+    return ConfigError(
+        "Distributed datasets (datasets=) are not supported yet.",
+        do="Read the data in the training function; get_context() gives rank and world size.",
+    )
+
+
+def unknown_dataset_error(name: str | None, dataset_names: Iterable[str]) -> UnknownDatasetError:
+    """The error for a dataset name that was not passed to the trainer."""
+    hint = did_you_mean(str(name), dataset_names)
+    return UnknownDatasetError(
+        f"The trainer has no dataset {name!r}.",
+        do=hint or "Pass it as the trainer's datasets={'train': ...}.",
     )

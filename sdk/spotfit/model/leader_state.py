@@ -16,8 +16,7 @@ import msgspec
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import RankFailure, ValidationRequest
 from spotfit.model.group import GroupStatus
-from spotfit.model.snapshot_id import SnapshotShard
-from spotfit.model.topology import Member, Notice, Round
+from spotfit.model.topology import Member, Notice, Round, SnapshotShard
 
 
 class ValidationReported(msgspec.Struct, frozen=True, kw_only=True, tag="validation_reported"):

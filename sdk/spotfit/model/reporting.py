@@ -1,8 +1,21 @@
-"""Enums of `report()` and `get_all_reported_checkpoints()`. Names and values follow Ray Train."""
+"""Enums of `report()` and `get_all_reported_checkpoints()`. Names and values follow Ray Train.
+
+Encoding of metrics as JSON, and back.
+
+JSON has no NaN and no infinity. In messages and in the journal they are encoded as
+`{"__float__": "nan"}`; `metrics_from_json` restores them before metrics are passed to user code.
+"""
 
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from spotfit.core.errors import ConfigError
 
 
 class CheckpointUploadMode(enum.Enum):
@@ -41,3 +54,104 @@ class ReportedCheckpointStatus(enum.Enum):
     VALIDATED = "VALIDATED"
     VALIDATION_FAILED = "VALIDATION_FAILED"
     VALIDATION_TIMEOUT = "VALIDATION_TIMEOUT"
+
+
+# --- Encoding of metrics as JSON, and back --------------------------------------------------------
+
+
+_FLOAT_KEY = "__float__"
+# Subclasses, such as enum or NumPy string types, are converted to the first type that matches.
+_JSON_BASE_TYPES: tuple[type[Any], ...] = (list, tuple, str, int, float)
+
+
+def metrics_to_json(metrics: Any, *, label: str = "metrics") -> bytes:
+    """Encode the metrics of one report. NumPy scalars are encoded as numbers.
+
+    Raises `ConfigError` (a ValueError) with the path of the value for torch tensors and all other
+    values that JSON cannot represent.
+    """
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(
+            f"{label.capitalize()} must be a dictionary, not {type(metrics).__name__}.",
+            do="Write report({'loss': loss}).",
+        )
+    try:
+        body = _encode(metrics)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        path, reason = _find_unencodable(metrics, label, error)
+        raise ConfigError(
+            f"{path} cannot be reported: {reason}.",
+            do="Report numbers and strings: loss.item() for a tensor, .tolist() for an array.",
+            path=path,
+        ) from error
+    # msgspec encodes NaN and infinities as null. The second pass is slower and rarely needed, so it
+    # runs only if a null occurs (which may also be a None or part of a string).
+    if b"null" in body:
+        body = _encode(_mark_nonfinite(metrics))
+    return body
+
+
+def metrics_to_plain_json(metrics: Any, *, label: str = "metrics") -> dict[str, Any]:
+    """The decoded result of `metrics_to_json`."""
+    plain: dict[str, Any] = msgspec.json.decode(metrics_to_json(metrics, label=label))
+    return plain
+
+
+def metrics_from_json(plain: Any) -> Any:
+    """Restore NaN and infinities in decoded JSON."""
+    if isinstance(plain, dict):
+        if plain.keys() == {_FLOAT_KEY}:
+            return float(plain[_FLOAT_KEY])
+        return {key: metrics_from_json(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [metrics_from_json(value) for value in plain]
+    return plain
+
+
+def _to_json_type(value: Any) -> Any:
+    """Convert NumPy scalars, mappings and subclasses of JSON types. Raises `TypeError`
+    otherwise."""
+    # A 0-d tensor has .item(), too, but calling it would synchronize with the device unnoticed.
+    if type(value).__module__.partition(".")[0] == "torch":
+        raise TypeError("torch tensors are not accepted")
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    for json_type in _JSON_BASE_TYPES:
+        if isinstance(value, json_type):
+            return json_type(value)
+    raise TypeError(f"type {type(value).__name__} is not JSON serializable")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_to_json_type).encode
+
+
+def _mark_nonfinite(value: Any) -> Any:
+    """Replace NaN and infinities by `{"__float__": …}`, recursively."""
+    if isinstance(value, Mapping):
+        return {key: _mark_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mark_nonfinite(item) for item in value]
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return _mark_nonfinite(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT_KEY: repr(float(value))}
+    return value
+
+
+def _find_unencodable(value: Any, path: str, error: Exception, depth: int = 0) -> tuple[str, str]:
+    """The path of the innermost value that cannot be encoded, and the reason."""
+    if isinstance(value, Mapping):
+        parts = [(f"{path}[{key!r}]", item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        parts = [(f"{path}[{n}]", item) for n, item in enumerate(value)]
+    else:
+        parts = []
+    # The depth is limited because a container may contain itself.
+    for name, item in parts if depth < 50 else []:
+        try:
+            _encode(item)
+        except (TypeError, ValueError, OverflowError, RecursionError) as cause:
+            return _find_unencodable(item, name, error=cause, depth=depth + 1)
+    return path, str(error)

@@ -17,7 +17,7 @@ from spotfit.model.group import NodeState, Role
 from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.topology import NodeAssignment
 from spotfit.model.view import View
-from spotfit.policy.lost_agents import NodeLiveness, disconnected_since, node_liveness
+from spotfit.policy.failure_detection import NodeLiveness, disconnected_since, node_liveness
 
 # After the end of a fit, agents read its last entry, stop their workers and exit by themselves;
 # cancelling the group earlier would kill them meanwhile. 15 s cover a few journal polls and the

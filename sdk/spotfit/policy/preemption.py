@@ -35,7 +35,7 @@ from spotfit.policy.capacity import (
     requeueable_members,
     usable_members,
 )
-from spotfit.policy.lost_agents import is_missing
+from spotfit.policy.failure_detection import is_missing
 from spotfit.policy.retry_budget import preempted_nodes, round_closed_by_failure
 from spotfit.protocol.agent_peer import REPLICATION_BYTES_PER_S
 

@@ -14,8 +14,7 @@ from typing import Literal, NamedTuple
 from spotfit.core.ids import AgentId
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.leader_state import MemberStatus
-from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
-from spotfit.model.topology import NodeAssignment, Round
+from spotfit.model.topology import NodeAssignment, Round, SnapshotId, SnapshotShard
 from spotfit.model.view import View
 
 ShardLocation = Literal["local memory", "peer", "bucket"]

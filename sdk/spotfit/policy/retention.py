@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from spotfit.core.errors import ConfigError
 from spotfit.model.events import CheckpointCommitted
-from spotfit.model.metrics import metrics_from_json
+from spotfit.model.reporting import metrics_from_json
 from spotfit.model.spec import RetentionConfig
 
 _MISSING = object()

@@ -15,7 +15,7 @@ from spotfit.model.events import FailureCause, FitEnded, PreemptedNodes, RankFai
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.topology import NodeAssignment, Round
 from spotfit.model.view import View
-from spotfit.policy.lost_agents import is_machine_lost, is_missing
+from spotfit.policy.failure_detection import is_machine_lost, is_missing
 
 _PERMANENT_REASON = "not retried, the failure is permanent"
 

@@ -36,9 +36,7 @@ from spotfit.model.view import View
 from spotfit.policy import (
     capacity,
     election,
-    hang,
-    lost_agents,
-    pending_uploads,
+    failure_detection,
     preemption,
     rendezvous,
     retention,
@@ -198,7 +196,8 @@ def _close_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
             # lost node raise before its connection times out.
             settled_at = failing.since + view.spec.timing.failure_settle_s
             is_unexplained = any(
-                lost_agents.is_unexplained_loss(view, state, one) for one in round_.assignments
+                failure_detection.is_unexplained_loss(view, state, one)
+                for one in round_.assignments
             )
             if now < settled_at and (is_unexplained or not failing.workers_stopped):
                 yield Wait(settled_at, "waiting for the root cause of the failure")
@@ -233,7 +232,7 @@ def _interrupt_round(
 ) -> Iterator[LeaderAction]:
     for rule in (
         preemption.close_after_preemption,
-        hang.close_unstarted_round,
+        failure_detection.close_unstarted_round,
         preemption.replace_preempted_nodes,
         preemption.leave_last_attempt_nodes,
         preemption.resize_group,
@@ -262,7 +261,7 @@ def _end_over_failure_budget(view: View, state: LeaderState, now: float) -> Iter
 
 def _wait_for_bucket_search(view: View, state: LeaderState, now: float) -> Wait:
     searching = Wait(now + _BUCKET_SEARCH_POLL_S, "searching the bucket for complete checkpoints")
-    return pending_uploads.wait_for_uploads(view, state, now) or searching
+    return rendezvous.wait_for_uploads(view, state, now) or searching
 
 
 def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:

@@ -12,8 +12,7 @@ import msgspec
 
 from spotfit.model.events import RankFailure
 from spotfit.model.leader_state import ValidationReported
-from spotfit.model.snapshot_id import SnapshotShard
-from spotfit.model.topology import Member, Notice
+from spotfit.model.topology import Member, Notice, SnapshotShard
 from spotfit.protocol.worker_agent import ToWorker
 
 # --- agent -> leader -------------------------------------------------------------------------

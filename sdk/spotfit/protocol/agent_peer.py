@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from spotfit.model.snapshot_id import SnapshotShard
+from spotfit.model.topology import SnapshotShard
 
 # Replication shares the network with the gradient all-reduce of training, so it is throttled.
 REPLICATION_BYTES_PER_S = 256 * 2**20

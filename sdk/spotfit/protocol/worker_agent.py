@@ -20,7 +20,7 @@ import msgspec
 from spotfit.core.errors import IntegrityError
 from spotfit.model.events import FailureCause, ValidationRequest
 from spotfit.model.failure_model import FailureModel
-from spotfit.model.snapshot_id import SnapshotId
+from spotfit.model.topology import SnapshotId
 
 WorkerPhase = Literal["setup", "train", "leave"]
 """What a worker does after a gate: form the process group, call the training function, exit."""

@@ -11,14 +11,32 @@ State of a group, as a caller sees it (`NodeState` per node; backends map their 
     RUNNING   | preemption or exit with success         | GONE
     RUNNING   | the agent exits with an error           | FAILED
     any       | cancel                                  | GONE
+
+Console output of machines, as stored by their backend.
+
+Workers' output is in the bucket, and an agent's log is on its machine. If a machine fails before
+its agent has joined the run (an image without spotfit, a missing library, a role that may not read
+the bucket), only the backend's copy of the console output shows the reason.
+
+A provisioner with `Traits.keeps_output` implements `MachineOutputReader`. It may be called at any
+time, also for terminated machines.
+
+Account checks of `spotfit doctor`: whether a backend could rent machines with its options.
+
+A provisioner may implement `check_account(storage="")`, which yields one `AccountCheck` for each
+prerequisite, also after a check has failed. `storage` is the URL of the bucket that the machines
+have to reach, or ''.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
+from spotfit.core.errors import ProvisionPermissionError, SpotfitError
+from spotfit.core.ids import Token
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.group import (
     UNKNOWN_SOFTWARE,
@@ -55,7 +73,7 @@ class Traits:
     notice_sources: tuple[str, ...] = ("signal",)
     """Names of the preemption notice sources that agents on its machines watch."""
     keeps_output: bool = False
-    """The backend implements `spotfit.provision.machine_output.MachineOutputReader`."""
+    """The backend implements `spotfit.provision.api.MachineOutputReader`."""
     software: Software = UNKNOWN_SOFTWARE
     """Python and package versions on its machines, as far as known in advance. `fit()` raises if a
     function pickled by the caller could not be loaded there."""
@@ -115,3 +133,118 @@ def prewarm(
     # Not a part of the protocol, so that backends without it need no empty method (decision 0033).
     method = getattr(provisioner, "prewarm", None)
     return nullcontext() if method is None else method(plan, framework)
+
+
+# --- Console output of machines, as stored by their backend ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOutput:
+    """The last lines of one attempt; a backend may start a machine several times."""
+
+    source: str
+    """Where the complete output is stored, in the backend's terms."""
+    lines: tuple[str, ...] = ()
+
+
+class MachineOutputReader(Protocol):
+    """The additional method of a provisioner with `Traits.keeps_output`."""
+
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> Sequence[MachineOutput]:
+        """Return the last `max_lines` lines of every attempt, oldest attempt first.
+
+        Output that the backend does not have yet, or has deleted, is missing.
+        """
+
+
+def fetch_machine_output(
+    provisioner: Provisioner, handle: GroupHandle, node: int, *, max_lines: int = 200
+) -> Sequence[MachineOutput]:
+    """Return the output of machine `node` of the group; empty if the backend keeps no output."""
+    if not provisioner.traits.keeps_output:
+        return ()
+    return cast("MachineOutputReader", provisioner).fetch_machine_output(
+        handle, node, max_lines=max_lines
+    )
+
+
+def last_lines(text: str, max_lines: int) -> tuple[str, ...]:
+    """Return the last `max_lines` lines of `text`."""
+    # A slice that starts at -0 would return all lines.
+    return tuple(text.splitlines()[-max_lines:]) if max_lines > 0 else ()
+
+
+# --- Account checks of spotfit doctor -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AccountCheck:
+    """The result of checking one prerequisite."""
+
+    name: str
+    passed: bool
+    detail: str = ""
+    """What was found, or the error message."""
+    do: str = ""
+    """The remedy; '' if there is none."""
+    conclusive: bool = True
+    """False if the check could not be carried out; it then counts as passed."""
+
+
+class CheckSkippedError(Exception):
+    """Raised by a check that cannot be carried out. `run_check` catches it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@contextmanager
+def skip_if_denied() -> Iterator[None]:
+    """Turn a denied query into a skipped check.
+
+    A missing permission to inspect a prerequisite does not prove that the prerequisite is missing.
+    """
+    try:
+        yield
+    except ProvisionPermissionError as denied:
+        raise CheckSkippedError(denied.message) from denied
+
+
+def run_check(name: str, check: Callable[[], Any], *, do: str = "") -> AccountCheck:
+    """Run `check`; its return value becomes the detail, and an exception makes it fail.
+
+    `CheckSkippedError` makes the result inconclusive.
+    """
+    try:
+        detail = check()
+    except CheckSkippedError as skipped:
+        return AccountCheck(name, passed=True, detail=skipped.reason, do=do, conclusive=False)
+    except SpotfitError as error:
+        return AccountCheck(name, passed=False, detail=error.message, do=error.do or do)
+    except Exception as error:  # noqa: BLE001  # each client library has its own errors
+        return AccountCheck(name, passed=False, detail=f"{type(error).__name__}: {error}", do=do)
+    return AccountCheck(name, passed=True, detail="" if detail is None else str(detail))
+
+
+def run_account_checks(provisioner: Provisioner, storage: str = "") -> Iterator[AccountCheck]:
+    """Check that one worker can be planned, then run the backend's own checks."""
+
+    def describe_plan() -> str:
+        plan = provisioner.plan(request)
+        return f"{plan.num_nodes} machine with {plan.slots_per_node} workers"
+
+    request = GroupRequest(
+        token=Token("t-checkup"), num_workers=1, total_workers=1, run_name="checkup"
+    )
+    # `plan` is pure: it finds invalid options without credentials and without cost.
+    planned = run_check("the options are valid for one worker", describe_plan)
+    yield planned
+    check_account: Callable[[str], Iterator[AccountCheck]] | None = getattr(
+        provisioner, "check_account", None
+    )
+    # Without a valid plan the backend's checks would only repeat the same configuration error.
+    if planned.passed and check_account is not None:
+        yield from check_account(storage)

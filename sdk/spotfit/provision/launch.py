@@ -46,7 +46,7 @@ class AgentLaunchSpec:
     framework: str = ""
     """Framework that the fork server imports in advance, before the machine has read the run."""
     storage_credentials: str = field(default="", repr=False)
-    """Credentials for the run's bucket if the machines have none; see `store.credentials`."""
+    """Credentials for the run's bucket if the machines have none; see `store.url`."""
 
     def environment_for(
         self, token: Token, node: int, slots: int, *, node_index_variable: str = ""

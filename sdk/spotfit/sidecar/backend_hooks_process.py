@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from spotfit.code import exceptions
+from spotfit.code import function_pickle
 from spotfit.core.codec import decoder
 from spotfit.core.errors import StaleWorkerGroupError
 from spotfit.host import log
@@ -112,7 +112,7 @@ class HookDispatcher:
         return HookFinished(hook=request.hook, round=request.round)
 
     def _failure_result(self, request: RunHook, error: BaseException) -> HookFinished:
-        traceback_text = exceptions.format_traceback(error)
+        traceback_text = function_pickle.format_traceback(error)
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, StaleWorkerGroupError):
             cause = cause.__cause__ or cause.__context__

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 import msgspec
 
 from spotfit.checkpoint.committed import open_committed
-from spotfit.code import exceptions
+from spotfit.code import function_pickle
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.core.codec import decoder
 from spotfit.core.errors import IntegrityError, NotFoundError, ShippingError, WorkerDiedError
 from spotfit.host import log
 from spotfit.host.system import SystemClock
-from spotfit.model.metrics import metrics_from_json
+from spotfit.model.reporting import metrics_from_json
 from spotfit.protocol.agent_sidecar import (
     CallAfterException,
     CallAfterReport,
@@ -134,6 +134,6 @@ class CallbackDispatcher:
 def make_error_response(error: Exception, store: Store, key: RunKey) -> CallbackFinished:
     """Return the response to a callback that raised, and store the exception if possible."""
     return CallbackFinished(
-        traceback_text=exceptions.format_traceback(error),
+        traceback_text=function_pickle.format_traceback(error),
         pickle_key=store_exception(error, store, key),
     )

@@ -11,7 +11,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from spotfit.code import exceptions
+from spotfit.code import function_pickle
 from spotfit.code.code_bundle import CodeBundlePayload
 from spotfit.core.codec import encode
 from spotfit.core.errors import StoreError
@@ -70,7 +70,7 @@ def store_exception(error: BaseException, store: Store, key: RunKey) -> str | No
 
     Returns its key in the bucket; None if it cannot be pickled or stored.
     """
-    body = exceptions.pickle_exception(error)
+    body = function_pickle.pickle_exception(error)
     if not body:
         return None
     # Named by content: a failure that repeats is stored once.

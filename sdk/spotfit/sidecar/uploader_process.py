@@ -8,14 +8,14 @@ from functools import cache, partial
 from typing import NoReturn
 
 from spotfit.checkpoint.upload_job import (
+    UploadQueue,
     delete_local_copy,
     load_upload_job,
     run_upload_job,
     warn_while_slow,
 )
-from spotfit.checkpoint.upload_queue import UploadQueue
 from spotfit.checkpoint.writer import UploadedManifests, decode_upload_job, upload_snapshot
-from spotfit.code import exceptions
+from spotfit.code import function_pickle
 from spotfit.core.codec import decoder
 from spotfit.host import process
 from spotfit.protocol.agent_sidecar import FromUploader, StartUpload, UploadDone, UploadError
@@ -65,7 +65,7 @@ class UploadServer:
                 if job.delete_after_upload:
                     delete_local_copy(job.checkpoint, store)
         except BaseException as error:  # noqa: BLE001 - reported to the worker, whatever it is
-            raised = exceptions.to_failure_message(error)
+            raised = function_pickle.to_failure_message(error)
             self._send(
                 UploadError(
                     job_id=request.job_id,

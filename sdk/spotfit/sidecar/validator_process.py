@@ -8,12 +8,12 @@ import sys
 from typing import Any, NoReturn
 
 from spotfit.checkpoint.committed import open_committed
-from spotfit.code import exceptions
+from spotfit.code import function_pickle
 from spotfit.core.codec import decoder
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.devices import CUDA_VISIBLE_DEVICES, cuda_visible_devices
 from spotfit.host import env
-from spotfit.model.metrics import metrics_from_json, metrics_to_plain_json
+from spotfit.model.reporting import metrics_from_json, metrics_to_plain_json
 from spotfit.policy.retry_budget import diagnose_setup_failure
 from spotfit.protocol.agent_sidecar import ValidationResult, ValidationTask
 from spotfit.security.run_key import RunKey
@@ -55,13 +55,13 @@ def validate_checkpoint(task: ValidationTask) -> ValidationResult:
         checkpoint = open_committed(store, task.checkpoint_name)
     except Exception as error:  # noqa: BLE001 - unpacking the user's function runs the user's code
         return ValidationResult(
-            message=exceptions.format_traceback(error),
+            message=function_pickle.format_traceback(error),
             retryable=not diagnose_setup_failure(error).is_permanent,
         )
     try:
         return ValidationResult(metrics=_check_metrics(fn(checkpoint, **kwargs)))
     except BaseException as error:  # noqa: BLE001 - SystemExit is a failure, too
-        return ValidationResult(message=exceptions.format_traceback(error))
+        return ValidationResult(message=function_pickle.format_traceback(error))
 
 
 def _check_metrics(returned: Any) -> dict[str, Any]:

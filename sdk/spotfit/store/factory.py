@@ -1,19 +1,36 @@
-"""Opens stores by URL. Each driver is imported when the first store of its kind is opened."""
+"""Opens stores by URL. Each driver is imported when the first store of its kind is opened.
+
+Probe of a bucket before a journal is stored in it: `create` must be atomic.
+
+Some S3-compatible servers ignore `If-None-Match`. Two agents could then both become leader, so
+such a bucket must be rejected before the run starts.
+"""
 
 from __future__ import annotations
 
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import (
+    AlreadyExistsError,
+    AtomicCreateUnsupportedError,
+    ConfigError,
+    NotFoundError,
+    StoreError,
+    TransientStoreError,
+)
 from spotfit.store.api import Store
-from spotfit.store.credentials import (
+from spotfit.store.retry import RetryPolicy
+from spotfit.store.url import (
+    RootUrl,
     StorageCredentials,
     credentials_from_environment,
     format_credentials,
 )
-from spotfit.store.retry import RetryPolicy
-from spotfit.store.url import RootUrl
 
 
 def open_store(
@@ -34,7 +51,7 @@ def open_store(
 
             return LocalStore(root)
         case "memory":
-            from spotfit.store.memory import MemoryStore
+            from spotfit.store.local import MemoryStore
 
             return MemoryStore(root)
         case _:
@@ -73,3 +90,90 @@ def _explicit_credentials(store: Store) -> StorageCredentials:
     from spotfit.store.objects import ObjectStore
 
     return store.credentials if isinstance(store, ObjectStore) else {}
+
+
+# --- Probe of a bucket before a journal is stored in it -------------------------------------------
+
+
+# Servers that check and then write let several of four concurrent writers win in nearly every
+# race; three races make it certain enough, and take less than a second.
+KEY_COUNT = 3
+WRITER_COUNT = 4
+PROBE_FOLDER = ".spotfit-probe"
+# Longer than a request may take. Only a bug or a stopped process leaves a thread alone here.
+_BARRIER_TIMEOUT_S = 120.0
+
+
+def probe_create(store: Store) -> None:
+    """Race `create` calls, then read, list and delete their objects. Leaves nothing behind.
+
+    Raises `AtomicCreateUnsupportedError` if a race has no winner or several, an existing object is
+    created again, or reads and listings do not show what was written; `StorePermissionError` if
+    the credentials are insufficient; another `StoreError` if the bucket is missing or fails.
+    """
+    folder = f"{PROBE_FOLDER}/{uuid.uuid4().hex}"
+    keys = tuple(f"{folder}/{n}" for n in range(KEY_COUNT))
+    try:
+        with ThreadPoolExecutor(WRITER_COUNT, "spotfit-probe") as executor:
+            for key in keys:
+                _race_create(store, key, executor)
+        listed = tuple(info.key for info in store.list(folder))
+        if listed != keys:
+            raise _unsupported_error(
+                store, f"a listing after writing {len(keys)} objects showed {len(listed)}"
+            )
+    except StoreError:
+        # Best effort: the error that is raised here is the one to report.
+        with suppress(StoreError):
+            for key in keys:
+                store.delete(key)
+        raise
+    # Outside of the block above: a failed delete would only be repeated there.
+    for key in keys:
+        store.delete(key)
+    with suppress(NotFoundError):
+        store.get(keys[0])
+        raise _unsupported_error(store, "a deleted object was still found")
+
+
+def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:
+    start = Barrier(WRITER_COUNT)
+    bodies = tuple(f"writer {n}".encode() for n in range(WRITER_COUNT))
+
+    def try_create(body: bytes) -> bool | None:
+        """Return whether the create succeeded; None if a failure left that unknown."""
+        start.wait(_BARRIER_TIMEOUT_S)  # all writers start at once, which makes the race likely
+        try:
+            store.create(key, body)
+        except AlreadyExistsError:
+            return False
+        except TransientStoreError:
+            return None
+        return True
+
+    outcomes = tuple(executor.map(try_create, bodies))
+    won = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is True]
+    # A create whose response was lost may have won, so zero confirmed winners are acceptable then.
+    unknown = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is None]
+    if len(won) > 1 or not (won or unknown):
+        raise _unsupported_error(
+            store, f"of {WRITER_COUNT} concurrent creates of one object, {len(won)} succeeded"
+        )
+    try:
+        stored = store.get(key)
+    except NotFoundError:
+        raise _unsupported_error(store, "a created object was not found") from None
+    if stored not in (won or unknown):
+        raise _unsupported_error(store, "an object did not hold what its only writer had written")
+    with suppress(AlreadyExistsError):
+        store.create(key, b"a second time")
+        raise _unsupported_error(store, "an existing object was created again")
+
+
+def _unsupported_error(store: Store, observation: str) -> AtomicCreateUnsupportedError:
+    return AtomicCreateUnsupportedError(
+        f"{store.url} cannot store a run, because it does not create objects atomically: "
+        f"{observation}. Two leaders could be elected at once.",
+        do="Use a storage that supports 'If-None-Match: *' and read-after-write consistency: S3, "
+        "GCS, Azure, a recent MinIO, or a local or NFS directory.",
+    )

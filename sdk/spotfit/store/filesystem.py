@@ -2,7 +2,7 @@
 
 Neither library is imported here; objects are recognized by the module of their class. File systems
 of local directories and of supported buckets are replaced by spotfit's own stores. `create` is
-available only if the file system can create atomically, which `store.probe` then verifies.
+available only if the file system can create atomically, which `store.factory` then verifies.
 """
 
 from __future__ import annotations

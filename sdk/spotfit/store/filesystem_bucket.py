@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from spotfit.core.errors import ConfigError, MissingExtraError
 from spotfit.host import env, plugins
-from spotfit.store.credentials import StorageCredentials
-from spotfit.store.url import RootUrl, validate_key
+from spotfit.store.url import RootUrl, StorageCredentials, validate_key
 
 _AZURE_AUTHORITY = "blob.core.windows.net"
 _AWS_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")

@@ -19,12 +19,11 @@ from spotfit.core.errors import (
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.store import client_cache
+from spotfit.store import clients
 from spotfit.store.api import ObjectInfo, Store
-from spotfit.store.credentials import StorageCredentials
 from spotfit.store.local import atomic_write
 from spotfit.store.retry import RetryPolicy, call_with_retries
-from spotfit.store.url import RootUrl, validate_key
+from spotfit.store.url import RootUrl, StorageCredentials, validate_key
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -199,11 +198,9 @@ class ObjectStore:
         name = "object" if key is None else validate_key(key)
         try:
             return call(
-                client_cache.client_for(
-                    self._root, self._credential_pairs, for_transfers=for_transfers
-                )
+                clients.client_for(self._root, self._credential_pairs, for_transfers=for_transfers)
             )
-        except client_cache.client_error_types() as error:
+        except clients.client_error_types() as error:
             # Not chained: obstore's text may contain signed URLs.
             raise _to_store_error(error, f"{name} in {self.url}", is_create=is_create) from None
 

@@ -25,7 +25,7 @@ from spotfit.core.errors import (
     NotFoundError,
 )
 from spotfit.store.api import Store
-from spotfit.store.probe import probe_create
+from spotfit.store.factory import probe_create
 from spotfit.store.transfer import download_tree, upload_tree
 
 # Keys that stores must not normalise, encode twice or interpret as patterns.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from spotfit.worker.current_session import require_session
+from spotfit.worker.training_api import require_session
 
 if TYPE_CHECKING:
     import torch

@@ -1,19 +1,28 @@
-"""The worker's end of the socket to its agent: sends from any thread, receives in one at a time."""
+"""The worker's end of the socket to its agent: sends from any thread, receives in one at a time.
+
+Delivers the agent's messages to the session while any of its threads waits for one.
+
+Lets the agent detect a hung worker: periodic heartbeats, and stack dumps on a signal.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import select
 import socket
 import threading
-from typing import NoReturn
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import msgspec
 
+from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
 from spotfit.host import process
 from spotfit.protocol.framing import FrameReader, encode_frame
-from spotfit.protocol.worker_agent import FromWorker, ToWorker
+from spotfit.protocol.worker_agent import FromWorker, ToWorker, WorkerHeartbeat
 
 _message_decoder: msgspec.json.Decoder[ToWorker] = decoder(ToWorker)  # type: ignore[arg-type]
 # More than the default buffer of a Unix socket (208 KiB), so that one recv() usually empties it.
@@ -101,3 +110,96 @@ def _exit_with_group() -> NoReturn:
     if os.getpgrp() == os.getpid():
         process.kill_group(os.getpid())
     os._exit(1)
+
+
+# --- Delivers the agent's messages to the session -------------------------------------------------
+
+
+ResultT = TypeVar("ResultT")
+
+
+class Inbox:
+    """Passes each received message to `on_message`, one at a time, under one lock.
+
+    There is no reader thread. A thread that waits reads the socket for all waiting threads, so a
+    training loop that does not wait has no competitor for the GIL.
+    """
+
+    def __init__(
+        self, connection: AgentConnection, on_message: Callable[[ToWorker], None], clock: Clock
+    ) -> None:
+        self._connection = connection
+        self._on_message = on_message
+        self._clock = clock
+        self._message_arrived = threading.Condition()
+        self._is_reading = False
+        """Whether a thread reads the socket; the other threads wait for the condition."""
+
+    def drain(self) -> None:
+        """Deliver the messages that can be read without waiting."""
+        with self._message_arrived:
+            for message in self._connection.receive_available():
+                self._on_message(message)
+            # The messages may fulfil the condition of another waiting thread.
+            self._message_arrived.notify_all()
+
+    def wait(self, ready: Callable[[], ResultT | None], timeout_s: float) -> ResultT | None:
+        """Wait until `ready()` is not None and return that; return None after `timeout_s`.
+
+        `ready` is called after each message, never concurrently with `on_message`.
+        """
+        deadline = self._clock.now() + timeout_s
+        with self._message_arrived:
+            while (found := ready()) is None:
+                left_s = deadline - self._clock.now()
+                if left_s <= 0:
+                    return None
+                self._receive_one(left_s)
+        return found
+
+    def _receive_one(self, timeout_s: float) -> None:
+        """Wait for one message, read by this thread or by the thread that already reads."""
+        if self._is_reading:
+            self._message_arrived.wait(timeout_s)
+            return
+        self._is_reading = True
+        # Released while reading, so that other threads can check their condition meanwhile.
+        self._message_arrived.release()
+        try:
+            message = self._connection.receive(timeout_s)
+        finally:
+            self._message_arrived.acquire()
+            self._is_reading = False
+        if message is not None:
+            self._on_message(message)
+        # Notifies also after a timeout: another waiting thread must become the reader.
+        self._message_arrived.notify_all()
+
+
+# --- Lets the agent detect a hung worker ----------------------------------------------------------
+
+
+def start_heartbeat(
+    connection: AgentConnection, *, interval_s: float, stacks_dir: Path
+) -> threading.Thread:
+    """Start a daemon thread that sends `WorkerHeartbeat` every `interval_s`, and return it.
+
+    On `process.STACK_DUMP_SIGNAL` the stacks of all threads are appended to
+    `<stacks_dir>/<pid>.txt`.
+    """
+    stacks_dir.mkdir(parents=True, exist_ok=True)
+    # Never closed: faulthandler writes to its descriptor until the process exits.
+    stacks = (stacks_dir / f"{os.getpid()}.txt").open("ab", buffering=0)
+    # faulthandler's C handler runs even while another thread holds the GIL, in which the heartbeat
+    # thread is silent and stacks are wanted.
+    faulthandler.register(process.STACK_DUMP_SIGNAL, file=stacks, all_threads=True)
+
+    def send_heartbeats() -> None:
+        never = threading.Event()
+        while not never.wait(interval_s):
+            connection.send(WorkerHeartbeat())
+
+    # A daemon: the loop has no end.
+    thread = threading.Thread(target=send_heartbeats, name="spotfit-heartbeat", daemon=True)
+    thread.start()
+    return thread

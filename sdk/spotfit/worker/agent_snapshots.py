@@ -37,8 +37,8 @@ from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, GroupOutlook, Sn
 from spotfit.core.ids import RunId
 from spotfit.host import log
 from spotfit.ledger.journal import Journal
-from spotfit.model.metrics import metrics_to_json
-from spotfit.model.snapshot_id import SnapshotShard
+from spotfit.model.reporting import metrics_to_json
+from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.worker_agent import (
     CheckpointCorrupt,
     CheckpointNamed,
@@ -57,8 +57,8 @@ from spotfit.store.api import Store
 from spotfit.worker.agent_connection import AgentConnection
 
 if TYPE_CHECKING:
-    from spotfit.checkpoint.peer_client import PeerShardReader
-    from spotfit.security.tls_certificate import TlsContexts
+    from spotfit.checkpoint.peer_store import PeerShardReader
+    from spotfit.security.run_key import TlsContexts
 
 ResultT = TypeVar("ResultT")
 
@@ -227,7 +227,7 @@ class AgentSnapshotChannel:
     ) -> MemoryShardReader | PeerShardReader:
         """Open the shard that `rank` saved: a local segment, or one in a peer store."""
         # Imports TLS, which a worker that resumes from the bucket does not need.
-        from spotfit.checkpoint.peer_client import PeerShardReader
+        from spotfit.checkpoint.peer_store import PeerShardReader
 
         path = self._start.local_segments[rank]
         if path:
@@ -245,7 +245,7 @@ class AgentSnapshotChannel:
     # Derived once: peers of all shards use the run's certificate.
     @cached_property
     def _tls(self) -> TlsContexts:
-        from spotfit.security.tls_certificate import make_tls_contexts
+        from spotfit.security.run_key import make_tls_contexts
 
         return make_tls_contexts(self._start.secret, RunId(self._start.run_id))
 

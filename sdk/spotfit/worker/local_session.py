@@ -1,19 +1,162 @@
-"""Local mode (`num_workers=0`): the training function runs in the caller's own process."""
+"""Local mode (`num_workers=0`): the training function runs in the caller's own process.
+
+Snapshots in local mode: each is written to a temporary directory and committed immediately.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
-from spotfit.checkpoint.reported import CheckpointReport, ReportedCheckpoint
-from spotfit.model.data import unknown_dataset_error
-from spotfit.model.metrics import metrics_to_json
-from spotfit.model.reporting import CheckpointConsistencyMode
+from spotfit.checkpoint.committed import CheckpointReport, ReportedCheckpoint
+from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.reader import (
+    SavedState,
+    SavedStateDescriptor,
+    open_described,
+    open_snapshot_folder,
+)
+from spotfit.checkpoint.snapshot_channel import GroupOutlook, SnapshotStatus
+from spotfit.checkpoint.writer import SnapshotUploadJob, upload_snapshot
+from spotfit.host import log
+from spotfit.model.config import unknown_dataset_error
+from spotfit.model.reporting import (
+    CheckpointConsistencyMode,
+    metrics_to_json,
+    metrics_to_plain_json,
+)
 from spotfit.model.topology import PreemptionInfo, Ranks
 from spotfit.protocol.worker_agent import StartWorker
-from spotfit.worker.context import TrainContext
-from spotfit.worker.local_snapshots import LocalSnapshotChannel
+from spotfit.store.api import Store
+from spotfit.store.factory import open_store
+from spotfit.worker.training_api import TrainContext
+
+# --- Snapshots in local mode ----------------------------------------------------------------------
+
+
+BroadcastFn = Callable[[Any], Any]
+OnSnapshotFn = Callable[[dict[str, Any], Checkpoint], None]
+
+
+class LocalSnapshotChannel:
+    """The `SnapshotChannel` of a process in local mode, alone or with torchrun peers.
+
+    There is no agent: a snapshot is "committed" as soon as `submit` returns.
+    """
+
+    def __init__(self, ranks: Ranks, broadcast: BroadcastFn, on_snapshot: OnSnapshotFn) -> None:
+        self._ranks = ranks
+        self._broadcast = broadcast
+        self._on_snapshot = on_snapshot
+        self._submitted_count = 0
+        self._segment_count = 0
+        self._latest_name: str | None = None
+        self._committed_names: list[str] = []
+
+    @property
+    def segment_dirs(self) -> list[Path]:
+        return [self._root / "segments"]
+
+    def new_segment_path(self, directory: Path) -> Path:
+        self._segment_count += 1
+        return directory / f"{self._ranks.world_rank}-{self._segment_count}.segment"
+
+    def submit(self, metrics: dict[str, Any], segment: Path, reason: str = "") -> int:
+        n, self._submitted_count = self._submitted_count, self._submitted_count + 1
+        name, rank = f"checkpoint_{n:06d}", self._ranks.world_rank
+        ranks = tuple(range(self._ranks.world_size))
+        # Every rank writes its own shard and manifest; a snapshot is complete once all have.
+        manifest = Manifest(
+            name=name,
+            round=0,
+            report_index=n,
+            rank=rank,
+            ranks=ranks,
+            metrics=metrics_to_plain_json(metrics),
+            files=(),
+            reason=reason,
+        )
+        # With the latest snapshot as the parent, equal chunks are not written again.
+        job = SnapshotUploadJob(str(segment), manifest, self._latest_name or "")
+        upload_snapshot(self._store, job)
+        self._latest_name = name
+        self._committed_names.append(name)
+        self._on_snapshot(metrics, Checkpoint.from_store(self._store, name))
+        return n
+
+    def skip(self, metrics: dict[str, Any], reason: str) -> None:
+        # The other ranks may have submitted: equal counts keep the names of all ranks equal.
+        self._submitted_count += 1
+        log.warning("checkpoint.skipped", rank=self._ranks.world_rank, reason=reason)
+
+    def status_of(self, report_index: int) -> SnapshotStatus:
+        return "committed"
+
+    def wait_for_upload(self, report_index: int) -> SnapshotStatus:
+        return "committed"
+
+    def roll_back(self) -> None:
+        """Do nothing: a restarted process does not resume from this one's snapshots."""
+
+    def broadcast_bytes(self, kind: str, value: bytes) -> bytes:
+        result: bytes = self._broadcast(value)
+        return result
+
+    def outlook(self) -> GroupOutlook:
+        return GroupOutlook()  # no agent runs here that could report notices
+
+    @property
+    def initial_checkpoint(self) -> str | None:
+        return self._latest_name
+
+    @property
+    def has_snapshots(self) -> bool:
+        return self._latest_name is not None
+
+    def open_in_memory(self) -> SavedState | None:
+        return None
+
+    def open_checkpoint(self, name: str) -> SavedState | None:
+        return open_snapshot_folder(self._store, name)
+
+    def mark_corrupt(self, name: str) -> None:
+        self._committed_names = [other for other in self._committed_names if other != name]
+        self._latest_name = None if name == self._latest_name else self._latest_name
+
+    def reopen(self, opened: SavedStateDescriptor) -> SavedState:
+        return open_described(self._store, opened)
+
+    def committed_checkpoints(self) -> Iterator[str]:
+        yield from reversed(self._committed_names)
+
+    def earlier_checkpoints(self) -> Iterator[str]:
+        yield from ()
+
+    @cached_property
+    def _root(self) -> Path:
+        # Rank 0 chooses the directory: all ranks write into the same checkpoints.
+        root = Path(self._broadcast(tempfile.mkdtemp(prefix="spotfit-checkpoints-")))
+        # A module function: a bound method would keep this object alive until the process exits.
+        weakref.finalize(self, _delete_segments, root / "segments", self._ranks.world_rank)
+        return root
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(str(self._root))
+
+
+def _delete_segments(segments: Path, rank: int) -> None:
+    """Delete this rank's segments at exit; the checkpoints in the directory stay."""
+    for path in segments.glob(f"{rank}-*"):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # not empty because of a peer, or never created
+        segments.rmdir()
 
 
 class Peers(Protocol):

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from spotfit.code import exceptions
+from spotfit.code import function_pickle
 from spotfit.code.code_bundle import LoadedFunction
 from spotfit.core.errors import ConfigError, ShippingError
 from spotfit.core.ids import RunId
@@ -44,7 +44,7 @@ from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.retry import PATIENT_RETRY_POLICY
-from spotfit.worker import current_session, heartbeat
+from spotfit.worker import agent_connection, training_api
 from spotfit.worker.agent_connection import AgentConnection
 from spotfit.worker.code_setup import activate_code_bundle
 from spotfit.worker.session import Session
@@ -68,7 +68,7 @@ def main(socket_fd: int) -> NoReturn:
     assert isinstance(start, StartWorker), "the first message is StartWorker"
     configure_logging(start.log_level)
     if start.heartbeat_interval_s:
-        heartbeat.start_heartbeat(
+        agent_connection.start_heartbeat(
             connection,
             interval_s=start.heartbeat_interval_s,
             stacks_dir=Path(start.scratch_dir) / "stacks",
@@ -91,12 +91,12 @@ def _run(start: StartWorker, connection: AgentConnection, framework: Framework) 
         store = open_store(start.storage_url, PATIENT_RETRY_POLICY)
         function = load_training_function(start, store, framework)
     except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
-        connection.send(exceptions.to_setup_failure_message(error))
+        connection.send(function_pickle.to_setup_failure_message(error))
         return 1
     try:
         devices = worker_devices(start, sees_peer_devices=framework.sees_peer_devices)
         session = Session(start, connection, store, devices=devices)
-        current_session.set_session(session)
+        training_api.set_session(session)
         value = _train(
             start, session, connection=connection, framework=framework, function=function
         )
@@ -110,7 +110,7 @@ def _run(start: StartWorker, connection: AgentConnection, framework: Framework) 
         # on_shutdown may still call functions on this worker.
         session.hook_calls.wait_for_phase("leave")
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt are failures, too
-        connection.send(exceptions.to_failure_message(error))
+        connection.send(function_pickle.to_failure_message(error))
         return 1
     return 0
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from spotfit.code import exceptions
+from spotfit.code import function_pickle
 from spotfit.code.function_pickle import pickle_object, unpickle
 from spotfit.core.errors import ShippingError
 from spotfit.core.units import format_bytes
 from spotfit.host import log
 from spotfit.protocol.worker_agent import AtGate, CallFunction, CallResult, OpenGate, WorkerPhase
-from spotfit.worker.agent_connection import AgentConnection
-from spotfit.worker.inbox import Inbox
+from spotfit.worker.agent_connection import AgentConnection, Inbox
 
 # All calls and results pass through the leader, whose event loop they must not block.
 MAX_PAYLOAD_BYTES = 8 * 2**20
@@ -98,8 +97,8 @@ def execute_call(call: CallFunction) -> CallResult:
     except BaseException as error:  # noqa: BLE001 - the user's function may raise anything, SystemExit included
         return CallResult(
             call_id=call.call_id,
-            pickled_value=exceptions.pickle_exception(error),
-            traceback_text=exceptions.format_traceback(error),
+            pickled_value=function_pickle.pickle_exception(error),
+            traceback_text=function_pickle.format_traceback(error),
         )
 
 

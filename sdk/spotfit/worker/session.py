@@ -27,19 +27,24 @@ from typing import Any, TypeVar
 import msgspec
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint, store_path
-from spotfit.checkpoint.committed import open_all, open_committed, open_uncommitted
+from spotfit.checkpoint.committed import (
+    CheckpointReport,
+    ReportedCheckpoint,
+    open_all,
+    open_committed,
+    open_uncommitted,
+)
 from spotfit.checkpoint.manifest import Manifest
-from spotfit.checkpoint.reported import CheckpointReport, ReportedCheckpoint
 from spotfit.checkpoint.snapshot_channel import GroupOutlook
 from spotfit.checkpoint.upload_job import (
     UploadJob,
+    UploadQueue,
     delete_local_copy,
     run_upload_job,
     upload_with_user_fn,
 )
-from spotfit.checkpoint.upload_queue import UploadQueue
 from spotfit.checkpoint.writer import save_existing_files
-from spotfit.code import exceptions
+from spotfit.code import function_pickle
 from spotfit.code.function_pickle import pickle_object, unpickle
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
@@ -47,10 +52,14 @@ from spotfit.core.units import format_bytes
 from spotfit.host import log
 from spotfit.host.system import SystemClock, wall_ms
 from spotfit.ledger.journal import Journal
-from spotfit.model.data import unknown_dataset_error
+from spotfit.model.config import unknown_dataset_error
 from spotfit.model.events import CheckpointCommitted
-from spotfit.model.metrics import metrics_from_json, metrics_to_json
-from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
+from spotfit.model.reporting import (
+    CheckpointConsistencyMode,
+    CheckpointUploadMode,
+    metrics_from_json,
+    metrics_to_json,
+)
 from spotfit.model.spec import RetentionConfig, RunSpec
 from spotfit.model.topology import PreemptionInfo
 from spotfit.model.view import JournalView
@@ -77,11 +86,10 @@ from spotfit.protocol.worker_agent import (
     ValidationFinished,
 )
 from spotfit.store.api import Store
-from spotfit.worker.agent_connection import AgentConnection
+from spotfit.worker.agent_connection import AgentConnection, Inbox
 from spotfit.worker.agent_snapshots import AgentSnapshotChannel
-from spotfit.worker.context import TrainContext
-from spotfit.worker.inbox import Inbox
 from spotfit.worker.remote_calls import HookCallExecutor
+from spotfit.worker.training_api import TrainContext
 
 WAIT_WARNING_S = 60.0
 _SAME_CALLS_REMEDY = "All ranks must make the same calls in the same order; compare their logs."
@@ -579,7 +587,7 @@ class Session:
         )
 
     def _exit_with_error(self, error: BaseException) -> None:
-        self._connection.send(exceptions.to_failure_message(error))
+        self._connection.send(function_pickle.to_failure_message(error))
         # The training function may be inside a collective or C code, which nothing else interrupts.
         os._exit(1)
 

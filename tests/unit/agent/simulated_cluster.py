@@ -38,9 +38,8 @@ from spotfit.model.events import (
 )
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.model.leader_state import UserCodeError
-from spotfit.model.snapshot_id import SnapshotShard
 from spotfit.model.spec import RunSpec, RunTiming
-from spotfit.model.topology import Member
+from spotfit.model.topology import Member, SnapshotShard
 from spotfit.model.view import View
 from spotfit.protocol.agent_sidecar import BackendHook, CallWorkers, ValidationResult
 from spotfit.protocol.worker_agent import (

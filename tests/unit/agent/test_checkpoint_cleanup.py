@@ -17,7 +17,7 @@ from spotfit.core.errors import StorePermissionError, TransientStoreError
 from spotfit.ledger import keys
 from spotfit.model.view import View
 from spotfit.protocol.worker_agent import CheckpointNamed, FilesReport
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import a_committed_checkpoint, a_view
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 from tests.unit.control.fake_provisioner import DeferredCalls

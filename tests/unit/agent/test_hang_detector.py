@@ -18,7 +18,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.spec import HangDetectionConfig
 from spotfit.protocol.agent_leader import DumpStacks, StackDump
 from spotfit.protocol.worker_agent import FromWorker, FunctionStarted, MetricsReport
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID
 
 ME = AgentId("a-1")

@@ -11,7 +11,7 @@ from spotfit.core.errors import TransientStoreError
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import FitStarted
 from spotfit.model.spec import RunTiming
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_spec, an_agent_id
 
 TIMING = RunTiming(journal_poll_interval_s=2.0, lease_timeout_s=20.0)

@@ -12,7 +12,7 @@ from spotfit.model.events import LeaderElected
 from spotfit.model.spec import RunTiming
 from spotfit.model.view import View
 from spotfit.protocol.agent_leader import ConnectionHeartbeat, Join
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_member, a_view, an_agent_id
 from spotfit_localsim.virtual.sim_network import CONNECT_TIMEOUT_S
 from tests.unit.agent.simulated_cluster import Infrastructure

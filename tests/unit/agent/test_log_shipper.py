@@ -11,7 +11,7 @@ from spotfit.agent.log_shipper import LogShipper
 from spotfit.core.clock import Clock
 from spotfit.core.errors import StorePermissionError, TransientStoreError
 from spotfit.core.ids import AgentId
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.store.url import RootUrl
 
 ME = AgentId("a-1")

@@ -18,7 +18,7 @@ from spotfit.protocol.worker_agent import (
     SaveCompleted,
     SaveFailed,
 )
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.store.transfer import FileRecord
 from spotfit.testing.builders import RUN_ID, a_committed_checkpoint, a_round, a_view, an_agent_id
 from tests.unit.control.fake_provisioner import DeferredCalls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spotfit.agent.ports import LeaderMessageReceived
 from spotfit.agent.roster import Roster
-from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
+from spotfit.model.topology import SnapshotId, SnapshotShard
 from spotfit.protocol.agent_leader import AbortRound, ConnectionHeartbeat, Join
 from spotfit.testing.builders import RUN_ID, TOKEN, a_member, a_notice, a_round, an_agent_id
 from spotfit_localsim.virtual.sim_network import SimNet

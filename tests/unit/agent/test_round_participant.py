@@ -14,7 +14,7 @@ from spotfit.core.codec import decoder, encode
 from spotfit.ledger import keys
 from spotfit.model.events import FailureCause, RankFailure
 from spotfit.model.failure_model import FailureModel, LifetimeHistogram, MarketPrior
-from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
+from spotfit.model.topology import SnapshotId, SnapshotShard
 from spotfit.model.view import View
 from spotfit.protocol.agent_leader import (
     Join,
@@ -38,6 +38,7 @@ from spotfit.protocol.worker_agent import (
 )
 from spotfit.testing.builders import (
     RUN_ID,
+    ManualClock,
     a_committed_checkpoint,
     a_member,
     a_notice,
@@ -46,7 +47,6 @@ from spotfit.testing.builders import (
     a_view,
     an_agent_id,
 )
-from spotfit.testing.manual_clock import ManualClock
 from tests.unit.agent.simulated_cluster import (
     FakeNodeServices,
     FakeWorkerPool,

@@ -14,7 +14,7 @@ from spotfit.checkpoint.replication import PendingReplica
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.checkpoint.writer import decode_upload_job
 from spotfit.core.codec import decoder
-from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
+from spotfit.model.topology import SnapshotId, SnapshotShard
 from spotfit.protocol.worker_agent import CheckpointNamed, SnapshotReport, StartWorker
 from tests.unit.agent.pending_replicas import make_pending_replica
 from tests.unit.checkpoint.snapshots import write_segment

@@ -298,7 +298,7 @@ def test_a_frame_above_the_limit_ends_the_connection(
     loop: EventLoop, leader: TlsTransport, agent: TlsTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "spotfit.agent.tls_connection.encode_frame",
+        "spotfit.agent.tls_transport.encode_frame",
         lambda body: struct.pack(">I", 65 * 2**20) + body,
     )
     agent.connect(leader.address, make_join("b"))

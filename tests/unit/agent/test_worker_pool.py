@@ -44,7 +44,7 @@ from spotfit.protocol.worker_agent import (
 )
 from spotfit.security.run_key import RunKey
 from spotfit.sidecar.uploader import QueuedUpload
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.store.url import RootUrl
 from spotfit.testing.builders import RUN_ID
 from tests.unit.agent.transports import SkippableClock, run_loop_until

@@ -14,7 +14,7 @@ from spotfit.checkpoint.checkpoint_dir import METADATA_FILE, Checkpoint, Storage
 from spotfit.checkpoint.committed import open_committed
 from spotfit.core.errors import IntegrityError, NotFoundError
 from spotfit.store.factory import open_store
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
 
 

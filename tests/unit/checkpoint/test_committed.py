@@ -22,7 +22,7 @@ from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
 from spotfit.store.api import ObjectInfo, Store
 from spotfit.store.factory import open_store
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
 
 

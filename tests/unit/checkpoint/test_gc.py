@@ -14,7 +14,7 @@ from spotfit.checkpoint.writer import save_existing_files
 from spotfit.core.codec import encode
 from spotfit.ledger import keys
 from spotfit.store.api import ObjectInfo
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.store.transfer import FileRecord
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 

@@ -16,7 +16,7 @@ from spotfit.checkpoint.gc import (
 )
 from spotfit.checkpoint.writer import save_existing_files
 from spotfit.ledger import keys
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 
 

@@ -17,7 +17,7 @@ from spotfit.core.codec import encode
 from spotfit.ledger import keys
 from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, ready_in_store, save_checkpoint
 
 BOTH = (0, 1)

@@ -35,7 +35,7 @@ from spotfit.core.errors import IntegrityError
 from spotfit.host.system import SystemClock
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.snapshots import (
     LARGE_PIECE_BYTES,
     random_bytes,

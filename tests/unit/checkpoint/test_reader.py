@@ -22,7 +22,7 @@ from spotfit.checkpoint.reader import (
 )
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.errors import ConfigError, IntegrityError
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_manifest
 from tests.unit.checkpoint.saved_checkpoints import save_checkpoint as reported
 from tests.unit.checkpoint.snapshots import (

@@ -34,9 +34,8 @@ from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.frameworks.torch.torchrun_group import LauncherGroup
 from spotfit.host.system import SystemClock
 from spotfit.model.topology import Ranks
-from spotfit.store.memory import MemoryStore
-from spotfit.worker.local_session import LocalSession
-from spotfit.worker.local_snapshots import LocalSnapshotChannel
+from spotfit.store.local import MemoryStore
+from spotfit.worker.local_session import LocalSession, LocalSnapshotChannel
 from tests.unit.checkpoint.snapshots import (
     LARGE_PIECE_BYTES,
     random_bytes,

@@ -17,7 +17,7 @@ from spotfit.model.failure_model import (
     parse_save_trigger,
 )
 from spotfit.policy.checkpoint_interval import MAX_CHECK_INTERVAL_S
-from spotfit.testing.manual_clock import ManualClock
+from spotfit.testing.builders import ManualClock
 
 
 class Ranks:

@@ -22,7 +22,7 @@ from spotfit.core.errors import TransientStoreError
 from spotfit.host import log
 from spotfit.host.system import SystemClock
 from spotfit.store.factory import open_store
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest
 
 

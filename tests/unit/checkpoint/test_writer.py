@@ -11,7 +11,7 @@ from spotfit.checkpoint.checkpoint_dir import METADATA_FILE
 from spotfit.checkpoint.manifest import latest_manifest_of, manifests_of
 from spotfit.checkpoint.writer import save_directory, save_existing_files
 from spotfit.ledger import keys
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
 
 

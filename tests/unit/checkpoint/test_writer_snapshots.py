@@ -23,7 +23,7 @@ from spotfit.checkpoint.writer import (
 from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
 from spotfit.store.factory import open_store
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, ready_in_store, save_checkpoint
 from tests.unit.checkpoint.snapshots import (
     LARGE_PIECE_BYTES,

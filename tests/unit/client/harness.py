@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.client import provisioner_setup
+from spotfit.client import preflight
 from spotfit.client import run_handle as handles
 from spotfit.client.request import FitRequest
 from spotfit.client.run_config import RunConfig
@@ -23,8 +23,7 @@ from spotfit.model.config import ScalingConfig
 from spotfit.model.events import FitEnded, GroupsReleased, JournalEntry, JournalEvent, LeaderElected
 from spotfit.model.view import View
 from spotfit.store.factory import open_store
-from spotfit.testing.builders import TOKEN, a_member, an_agent_id
-from spotfit.testing.manual_clock import ManualClock
+from spotfit.testing.builders import TOKEN, ManualClock, a_member, an_agent_id
 from tests.unit.control.fake_provisioner import FakeProvisioner
 
 
@@ -52,7 +51,7 @@ class ClientHarness:
         self.storage_path = f"{tmp_path}/results"
         monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path / "home"))
         monkeypatch.setattr(system, "SystemClock", lambda: self.clock)
-        for module in (provisioner_setup, handles):
+        for module in (preflight, handles):
             monkeypatch.setattr(module, "open_provisioner", lambda _name, _options: self.cloud)
 
     def request(self, fn: Any = None, config: Any = None, **fields: Any) -> FitRequest:

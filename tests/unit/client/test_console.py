@@ -19,7 +19,7 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.view import JournalView, View
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
     TOKEN,
     a_committed_checkpoint,

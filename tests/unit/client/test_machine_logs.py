@@ -29,7 +29,7 @@ from spotfit.model.events import (
     NodeLost,
 )
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
-from spotfit.provision.machine_output import MachineOutput
+from spotfit.provision.api import MachineOutput
 from spotfit.store.factory import open_store
 from spotfit.testing.builders import RUN_ID, a_member, a_spec, an_agent_id
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.client import preflight, provisioner_setup
+from spotfit.client import preflight
 from spotfit.client.preflight import run_preflight
 from spotfit.client.request import FitRequest
 from spotfit.client.run_config import RunConfig
@@ -31,7 +31,7 @@ from spotfit.model.user_callback import UserCallback
 from spotfit.model.validation_config import ValidationConfig
 from spotfit.store.api import Store
 from spotfit.store.local import LocalStore
-from spotfit.testing.manual_clock import ManualClock
+from spotfit.testing.builders import ManualClock
 from tests.unit.client.test_request import a_request
 from tests.unit.control.fake_provisioner import FakeProvisioner
 
@@ -234,7 +234,7 @@ def test_the_provisioner_plans_the_validation_machine(
                 raise ConfigError("There are no GPUs here.")
             return super().plan(request)
 
-    monkeypatch.setattr(provisioner_setup, "open_provisioner", lambda *_: WithoutGpus())
+    monkeypatch.setattr(preflight, "open_provisioner", lambda *_: WithoutGpus())
     run = RunConfig(name="n", storage_path=str(tmp_path))
 
     def validating(**options: Any) -> FitRequest:
@@ -270,7 +270,7 @@ def test_a_package_in_the_runtime_env_may_differ_on_nodes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pip: list[str], fine: bool
 ) -> None:
     cloud = FakeProvisioner(software=Software(packages={"msgspec": "99.0"}))
-    monkeypatch.setattr(provisioner_setup, "open_provisioner", lambda _name, _options: cloud)
+    monkeypatch.setattr(preflight, "open_provisioner", lambda _name, _options: cloud)
     run = RunConfig(name="n", storage_path=str(tmp_path), worker_runtime_env={"pip": pip})
     difference = pytest.raises(EnvironmentMismatchError, match=r"99\.0 on the machines")
     with nullcontext() if fine else difference:

@@ -33,7 +33,7 @@ from spotfit.model.events import (
 from spotfit.model.spec import RetentionConfig, RunSpec
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 
 

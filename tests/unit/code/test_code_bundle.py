@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from spotfit.code import version_check
+from spotfit.code.archive import archive_key
 from spotfit.code.code_bundle import (
     TRAIN_FUNC_CONTEXT,
     CodeBundlePayload,
@@ -28,7 +29,6 @@ from spotfit.code.code_bundle import (
     upload_code_bundle,
 )
 from spotfit.code.runtime_env import ArchiveId, PackagedRuntimeEnv, RuntimeEnv
-from spotfit.code.unpack import archive_key
 from spotfit.core.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -38,7 +38,7 @@ from spotfit.core.errors import (
     TransientStoreError,
 )
 from spotfit.security.run_key import RunKey
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID
 
 KEY = RunKey(bytes(range(32)), RUN_ID)

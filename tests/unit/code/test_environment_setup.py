@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 
 from spotfit.code import environment_setup as preparing
-from spotfit.code.archive import archive_directory, archive_module
+from spotfit.code.archive import archive_directory, archive_key, archive_module
 from spotfit.code.environment_setup import (
     PreparedRuntimeEnv,
     pip_install_command,
     prepare_runtime_env,
 )
 from spotfit.code.runtime_env import PackagedRuntimeEnv
-from spotfit.code.unpack import archive_key
 from spotfit.core.errors import InfrastructureError, ShippingError
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 
 
 def wheel(folder: Path, *, version: str = "1.2") -> None:

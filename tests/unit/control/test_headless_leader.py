@@ -23,9 +23,16 @@ from spotfit.model.events import (
 )
 from spotfit.model.spec import RunTiming
 from spotfit.policy.election import CLEANUP_LEASE_TIMEOUT_S
-from spotfit.store.memory import MemoryStore
-from spotfit.testing.builders import RUN_ID, TOKEN, a_member, a_round, a_spec, an_agent_id
-from spotfit.testing.manual_clock import ManualClock
+from spotfit.store.local import MemoryStore
+from spotfit.testing.builders import (
+    RUN_ID,
+    TOKEN,
+    ManualClock,
+    a_member,
+    a_round,
+    a_spec,
+    an_agent_id,
+)
 from tests.unit.control.fake_provisioner import LAUNCH, FakeProvisioner, token_factory
 
 TIMING = RunTiming(

@@ -12,7 +12,7 @@ from spotfit.core.errors import JournalError, StorePermissionError, TransientSto
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEvent, LeaderElected
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_spec, an_agent_id
 from tests.unit.control.fake_provisioner import DeferredCalls
 

@@ -29,7 +29,7 @@ from spotfit.model.spec import ValidationSpec
 from spotfit.policy.actions import Wait
 from spotfit.provision.api import Refusal, Traits
 from spotfit.store.api import Store
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
     RUN_ID,
     TOKEN,

@@ -7,7 +7,7 @@ import pytest
 from spotfit.core.codec import encode
 from spotfit.core.errors import JournalError, TransientStoreError
 from spotfit.core.ids import RunId, Token
-from spotfit.ledger import keys, view_cache
+from spotfit.ledger import journal, keys
 from spotfit.ledger.journal import Journal, check_no_gaps
 from spotfit.model.events import (
     CancelRequested,
@@ -17,7 +17,7 @@ from spotfit.model.events import (
     LeaderElected,
 )
 from spotfit.model.view import JournalView, View
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import a_spec, an_agent_id, an_entry
 
 START = an_entry(FitStarted(spec=a_spec()))
@@ -195,11 +195,11 @@ def long_run() -> tuple[MemoryStore, Journal]:
     store = MemoryStore()
     writer = Journal(store)
     writer.append(START, writer.view)
-    for _ in range(2 * view_cache.VIEW_CACHE_INTERVAL + 5):
+    for _ in range(2 * journal.VIEW_CACHE_INTERVAL + 5):
         writer.append(CANCEL, writer.view)
         assert isinstance(writer.view, View)
-        if view_cache.is_cache_due(writer.view):
-            view_cache.write_cached_view(store, writer.view)
+        if journal.is_cache_due(writer.view):
+            journal.write_cached_view(store, writer.view)
     return store, writer
 
 
@@ -207,10 +207,8 @@ def test_a_new_reader_starts_at_the_newest_cached_view(
     long_run: tuple[MemoryStore, Journal],
 ) -> None:
     store, writer = long_run
-    for slot in range(2 * view_cache.VIEW_CACHE_INTERVAL):
-        if (
-            slot != view_cache.VIEW_CACHE_INTERVAL
-        ):  # its existence shows that there are cached views
+    for slot in range(2 * journal.VIEW_CACHE_INTERVAL):
+        if slot != journal.VIEW_CACHE_INTERVAL:  # its existence shows that there are cached views
             store.delete(keys.entry(slot))
     assert Journal(store).catch_up() == writer.view
 

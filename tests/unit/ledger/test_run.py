@@ -10,7 +10,7 @@ from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_member, a_spec, an_agent_id
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from spotfit.migrate.rewrite import RewrittenScript, rewrite_script
+from spotfit.migrate.edit import RewrittenScript, rewrite_script
 
 
 def migrate_script(script: str) -> RewrittenScript:

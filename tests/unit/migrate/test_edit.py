@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotfit.migrate.rewrite import rewrite_script
+from spotfit.migrate.edit import rewrite_script
 from tests.unit.migrate.before_and_after import dedent_script, migrated_text
 
 

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from spotfit.host.ray_env import UNSUPPORTED_RAY_VARIABLES
+from spotfit.host.env import UNSUPPORTED_RAY_VARIABLES
 from spotfit.migrate.name_map import (
     ADVICE,
     MODULE_MAP,

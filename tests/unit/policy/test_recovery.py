@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from spotfit.model.leader_state import MemberStatus
-from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
-from spotfit.model.topology import Round
+from spotfit.model.topology import Round, SnapshotId, SnapshotShard
 from spotfit.model.view import View
 from spotfit.policy.recovery import (
     MemoryRecovery,

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.leader_state import LeaderState, NoRound
-from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
 from spotfit.model.spec import RunTiming
-from spotfit.model.topology import Round
+from spotfit.model.topology import Round, SnapshotId, SnapshotShard
 from spotfit.model.view import View
 from spotfit.policy.actions import Wait
 from spotfit.policy.rendezvous import next_round

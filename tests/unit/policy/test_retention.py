@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.model.events import CheckpointCommitted
-from spotfit.model.metrics import metrics_to_json
+from spotfit.model.reporting import metrics_to_json
 from spotfit.model.spec import RetentionConfig
 from spotfit.policy.retention import (
     checkpoints_to_drop,

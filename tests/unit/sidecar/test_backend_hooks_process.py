@@ -20,7 +20,7 @@ from spotfit.protocol.agent_sidecar import (
 from spotfit.security.run_key import RunKey
 from spotfit.sidecar.backend_hooks_process import HookDispatcher
 from spotfit.sidecar.worker_group import WorkerGroup
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.core.errors import WorkerDiedError
-from spotfit.model.metrics import metrics_to_json
+from spotfit.model.reporting import metrics_to_json
 from spotfit.protocol.agent_sidecar import (
     CallAfterException,
     CallAfterReport,
@@ -19,7 +19,7 @@ from spotfit.protocol.agent_sidecar import (
 from spotfit.security.run_key import RunKey
 from spotfit.sidecar import callbacks_process
 from spotfit.sidecar.callbacks_process import CallbackDispatcher
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.store.url import RootUrl
 from spotfit.testing.builders import RUN_ID
 

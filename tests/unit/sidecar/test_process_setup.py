@@ -14,7 +14,7 @@ from spotfit.protocol import framing
 from spotfit.protocol.agent_sidecar import RunHook, UploadDone
 from spotfit.security.run_key import RunKey
 from spotfit.sidecar.process_setup import SidecarConnection, store_exception
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID
 
 KEY = RunKey(b"k" * 32, RUN_ID)

@@ -8,8 +8,7 @@ import pytest
 
 from spotfit.core.errors import ConfigError
 from spotfit.store.factory import credentials_for_nodes, open_store, reopen_store
-from spotfit.store.local import LocalStore
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import LocalStore, MemoryStore
 from spotfit.store.objects import ObjectStore
 from spotfit.store.url import RootUrl
 

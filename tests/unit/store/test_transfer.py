@@ -13,8 +13,7 @@ from spotfit.core.errors import (
     StoreError,
     TransientStoreError,
 )
-from spotfit.store.local import temporary_path
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore, temporary_path
 from spotfit.store.transfer import (
     LARGE_FILE_BYTES,
     MAX_FILE_CONCURRENCY,

@@ -8,7 +8,7 @@ import pytest
 
 from spotfit.core.errors import AlreadyExistsError, NotFoundError
 from spotfit.store.api import ObjectInfo, Store
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.store_suite import StoreSuite
 
 

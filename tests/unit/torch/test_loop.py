@@ -13,7 +13,7 @@ import spotfit.torch
 from spotfit.frameworks.torch.torchrun_group import LauncherGroup
 from spotfit.model.topology import Ranks
 from spotfit.torch import loop
-from spotfit.worker import current_session
+from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession
 
 NUMBERS = TensorDataset(torch.arange(10))
@@ -27,9 +27,9 @@ class OnCpus(LocalSession):
 
 @pytest.fixture
 def one_of_two() -> Iterator[None]:
-    current_session.set_session(OnCpus("run", LauncherGroup(Ranks(world_rank=1, world_size=2))))
+    training_api.set_session(OnCpus("run", LauncherGroup(Ranks(world_rank=1, world_size=2))))
     yield
-    current_session.clear_session()
+    training_api.clear_session()
 
 
 @pytest.mark.usefixtures("one_of_two")
@@ -67,12 +67,12 @@ class OnGpus(LocalSession):
 
 
 def test_get_device_is_the_first_of_the_assigned_devices() -> None:
-    current_session.set_session(OnGpus("run"))
+    training_api.set_session(OnGpus("run"))
     try:
         assert loop.get_devices() == [torch.device("cuda:2"), torch.device("cuda:3")]
         assert loop.get_device() == torch.device("cuda:2")
     finally:
-        current_session.clear_session()
+        training_api.clear_session()
 
 
 @pytest.mark.parametrize("old", [{"wrap_ddp": False}, {"ddp_kwargs": {}}])

@@ -17,7 +17,7 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import IntegrityError
 from spotfit.core.ids import RunId
 from spotfit.ledger.journal import Journal
-from spotfit.model.snapshot_id import SnapshotId
+from spotfit.model.topology import SnapshotId
 from spotfit.protocol.agent_peer import REPLICATION_BYTES_PER_S
 from spotfit.protocol.worker_agent import (
     CommitConfirmed,
@@ -31,7 +31,7 @@ from spotfit.protocol.worker_agent import (
     UploadFailed,
 )
 from spotfit.security.run_key import RunKey
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import a_spec
 from spotfit.worker.agent_snapshots import AgentSnapshotChannel
 from spotfit.worker.session import Session

@@ -11,7 +11,7 @@ from spotfit.code.runtime_env import RuntimeEnv
 from spotfit.core.codec import encode
 from spotfit.core.errors import IntegrityError, NotFoundError
 from spotfit.security.run_key import RunKey
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.store.url import RootUrl
 from spotfit.testing.builders import RUN_ID
 from spotfit.worker.code_setup import open_code_bundle

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
-from spotfit.checkpoint.reported import CheckpointReport
+from spotfit.checkpoint.committed import CheckpointReport
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
 from spotfit.model.topology import Ranks
 from spotfit.worker.local_session import LocalSession

@@ -16,7 +16,7 @@ from spotfit.core.errors import ShippingError
 from spotfit.host.system import SystemClock
 from spotfit.protocol.worker_agent import AtGate, CallFunction, CallResult, OpenGate, ToWorker
 from spotfit.worker import agent_connection, remote_calls
-from spotfit.worker.inbox import Inbox
+from spotfit.worker.agent_connection import Inbox
 from spotfit.worker.remote_calls import HookCallExecutor, execute_call, pickle_payload
 from tests.unit.worker.agent_end import FakeAgentConnection
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.checkpoint.committed import CheckpointReport, ReportedCheckpoint
 from spotfit.checkpoint.manifest import manifests_of
-from spotfit.checkpoint.reported import CheckpointReport, ReportedCheckpoint
 from spotfit.checkpoint.upload_job import load_upload_job, run_upload_job
 from spotfit.core.codec import encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
@@ -47,7 +47,7 @@ from spotfit.protocol.worker_agent import (
     ValidationFinished,
 )
 from spotfit.store.factory import open_store
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit.worker import session as sessions
 from spotfit.worker.session import Session
 from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint

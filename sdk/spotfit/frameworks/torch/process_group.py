@@ -17,8 +17,7 @@ import msgspec
 
 from spotfit.core.errors import MissingExtraError
 from spotfit.frameworks.devices import worker_devices
-from spotfit.frameworks.framework import BroadcastBytesFn
-from spotfit.frameworks.rank_env import rank_environment
+from spotfit.frameworks.framework import BroadcastBytesFn, rank_environment
 from spotfit.frameworks.torch.torch_config import default_backend
 from spotfit.host import env, log, machine
 from spotfit.host.plugins import require_module

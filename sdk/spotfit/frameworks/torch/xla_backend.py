@@ -1,16 +1,58 @@
-"""TorchXlaFramework: the environment and process group of torch_xla on AWS Neuron."""
+"""TorchXlaFramework: the environment and process group of torch_xla on AWS Neuron.
+
+TorchXLAConfig: training with torch_xla on AWS Neuron.
+
+AWS Neuron: extract a model's graphs while the training function runs, then compile them all.
+"""
 
 from __future__ import annotations
 
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
 from spotfit.frameworks.framework import BroadcastBytesFn
-from spotfit.frameworks.torch.neuron import GRAPH_EXTRACTION_VARIABLES
 from spotfit.frameworks.torch.process_group import (
     TorchFramework,
     import_optional,
     init_default_group,
 )
+from spotfit.frameworks.torch.torch_config import TorchConfig
 from spotfit.host import env
 from spotfit.protocol.worker_agent import StartWorker
+
+# --- AWS Neuron -----------------------------------------------------------------------------------
+
+
+GRAPH_EXTRACTION_VARIABLES = {
+    "NEURON_PARALLEL_COMPILE": "1",
+    "NEURON_EXTRACT_GRAPHS_ONLY": "1",
+    "NEURON_FALL_BACK_TO_NULL_NEFF": "1",
+}
+"""Variables under which a model only emits its graphs; the values it computes are meaningless."""
+
+
+@contextmanager
+def compile_extracted_graphs() -> Iterator[None]:
+    """After the block, compile the graphs that were extracted in it into the node's cache."""
+    yield
+    # The cache is shared by the node's workers: one compilation per node is enough.
+    if env.lookup("LOCAL_RANK") == "0":
+        cache = import_optional("libneuronxla.neuron_cc_cache", package="libneuronxla")
+        compiler = import_optional("libneuronxla.neuron_parallel_compile", package="libneuronxla")
+        url = cache.CacheUrl.get_cache_url(cache_folder(env.lookup("NEURON_CC_FLAGS") or ""))
+        with tempfile.TemporaryDirectory() as folder:
+            compiler.parallel_compile(f"{folder}/", url)
+
+
+def cache_folder(flags: str) -> str | None:
+    """Return the `--cache_dir` of NEURON_CC_FLAGS, or None if the flags do not set it."""
+    found = re.search(r"--cache_dir[= ](\S+)", flags)
+    return found and found[1]
+
 
 # Settings that AWS documents for EFA, the network between Trainium instances.
 _EFA_VARIABLES = {
@@ -50,3 +92,29 @@ class TorchXlaFramework(TorchFramework):
         import_optional("torch_xla.core.xla_model", package="torch_xla")
         import_optional("torch_xla.distributed.xla_backend", package="torch_xla")
         init_default_group("xla", start, broadcast)
+
+
+# --- TorchXLAConfig -------------------------------------------------------------------------------
+
+
+@dataclass
+class TorchXLAConfig(TorchConfig):
+    """Configuration of torch_xla's process group on AWS Neuron; its backend is always xla.
+
+    With `neuron_parallel_compile` the training function only extracts the model's graphs, which
+    are compiled into the cache afterwards. Values computed in such a run are meaningless.
+    """
+
+    neuron_parallel_compile: bool = False
+
+    @property
+    def framework(self) -> str:
+        """The name under which workers look up the framework."""
+        return "torch_xla"
+
+    @property
+    def train_func_context(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Compile the extracted graphs after the function if `neuron_parallel_compile` is set."""
+        if self.neuron_parallel_compile:
+            return compile_extracted_graphs
+        return super().train_func_context

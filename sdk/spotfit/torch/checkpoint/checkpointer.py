@@ -32,11 +32,10 @@ from spotfit.core.errors import ConfigError
 from spotfit.host import log
 from spotfit.host.system import SystemClock
 from spotfit.model.failure_model import DEFAULT_MAX_OVERHEAD, SaveTrigger, parse_save_trigger
-from spotfit.model.metrics import metrics_to_json
-from spotfit.torch.checkpoint.rank_collectives import all_gather, broadcast, check_process_group
+from spotfit.model.reporting import metrics_to_json
+from spotfit.torch.checkpoint.compatibility import all_gather, broadcast, check_process_group
 from spotfit.torch.checkpoint.restore import RestoreOperation
-from spotfit.worker.context import TrainContext
-from spotfit.worker.current_session import require_session
+from spotfit.worker.training_api import TrainContext, require_session
 
 # torch and the modules that import it are loaded on first use: `import spotfit.torch` stays cheap.
 if TYPE_CHECKING:

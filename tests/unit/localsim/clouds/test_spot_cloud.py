@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from spotfit.client.callback_list import load_callbacks_from_env
+from spotfit.client.request import load_callbacks_from_env
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.host import system
 from spotfit.model.group import GroupPlan
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.testing.provisioner_suite import SECRET
-from spotfit.worker import current_session
+from spotfit.worker import training_api
 from spotfit_localsim.clouds.provisioner import SimProvisioner
 from spotfit_localsim.clouds.spot_cloud import ReclaimCallback, ReclaimPlan, SpotCloud
 from tests.live.cloud import eventually
@@ -97,7 +97,7 @@ def test_callbacks_that_were_named_before_stay(
 def test_a_plan_waits_for_its_step_and_for_its_rank(cloud: SpotCloud) -> None:
     cloud.reclaim_at(step=3, rank=1)
     for worker, steps in ((Worker(rank=0), range(5)), (Worker(rank=1), range(3))):
-        with current_session.use_session(worker), reclaim_callback().train_func_context():  # type: ignore[arg-type]
+        with training_api.use_session(worker), reclaim_callback().train_func_context():  # type: ignore[arg-type]
             for step in steps:
                 worker.report_metrics({"step": step})
         assert len(worker.reported) == len(steps)
@@ -110,7 +110,7 @@ def test_machine_of_the_rank_is_notified_once_at_its_step(
 ) -> None:
     cloud.reclaim_at(step=2)
     worker = Worker(rank=0, host=a_machine(cloud, launch))
-    with current_session.use_session(worker), reclaim_callback().train_func_context():  # type: ignore[arg-type]
+    with training_api.use_session(worker), reclaim_callback().train_func_context():  # type: ignore[arg-type]
         for _ in range(4):
             worker.report_checkpoint({"loss": 1.0})
     assert cloud.unreached_plans() == []
@@ -123,7 +123,7 @@ def test_reports_with_files_and_without_are_counted_together(
 ) -> None:
     cloud.reclaim_at(step=4)
     worker = Worker(rank=0, host=a_machine(cloud, launch))
-    with current_session.use_session(worker), reclaim_callback().train_func_context():  # type: ignore[arg-type]
+    with training_api.use_session(worker), reclaim_callback().train_func_context():  # type: ignore[arg-type]
         for _ in range(2):
             worker.report_metrics({"loss": 1.0})
             worker.report_checkpoint({"loss": 1.0})

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from spotfit.testing.manual_clock import ManualClock
+from spotfit.testing.builders import ManualClock
 from spotfit_localsim.live.network_faults import (
     NetworkFaults,
     RequestFaultInjector,

@@ -17,8 +17,7 @@ from spotfit.model.events import (
     RoundOpened,
 )
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.model.snapshot_id import SnapshotId
-from spotfit.model.topology import Round
+from spotfit.model.topology import Round, SnapshotId
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit_localsim.live.post_checks import RunAudit

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from spotfit.agent.notices.file import FileNoticeSource
+from spotfit.agent.notices.local_sources import FileNoticeSource
 from spotfit.core.codec import encode
 from spotfit.ledger import keys
 from spotfit.model.group import NodeState
-from spotfit.store.memory import MemoryStore
+from spotfit.store.local import MemoryStore
 from spotfit_localsim.live.preemption import (
     PlannedReclaim,
     Reclaimer,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.worker import current_session
+from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession
 from spotfit_localsim.live import reference_jobs, reference_saves
 
@@ -16,7 +16,7 @@ from spotfit_localsim.live import reference_jobs, reference_saves
 @pytest.fixture
 def session() -> Iterator[LocalSession]:
     session = LocalSession("run")
-    with current_session.use_session(session):
+    with training_api.use_session(session):
         yield session
 
 

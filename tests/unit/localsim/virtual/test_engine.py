@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from spotfit.ledger import view_cache
+from spotfit.ledger import journal
 from spotfit.store import transfer
 from spotfit_localsim.random_streams import SeededStreams
 from spotfit_localsim.virtual.engine import (
@@ -202,9 +202,9 @@ def test_background_calls_end_with_their_process() -> None:
 
 
 def test_simulation_patches_are_undone() -> None:
-    before = vars(transfer)["ThreadPoolExecutor"], view_cache.VIEW_CACHE_INTERVAL
+    before = vars(transfer)["ThreadPoolExecutor"], journal.VIEW_CACHE_INTERVAL
     with simulation_patches():
         with vars(transfer)["ThreadPoolExecutor"](2) as readers:
             assert list(readers.map(abs, [-1, -2])) == [1, 2]
-        assert before[1] > view_cache.VIEW_CACHE_INTERVAL
-    assert before == (vars(transfer)["ThreadPoolExecutor"], view_cache.VIEW_CACHE_INTERVAL)
+        assert before[1] > journal.VIEW_CACHE_INTERVAL
+    assert before == (vars(transfer)["ThreadPoolExecutor"], journal.VIEW_CACHE_INTERVAL)

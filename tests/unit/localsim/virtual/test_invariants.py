@@ -10,7 +10,7 @@ from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.ledger import keys
-from spotfit.ledger.view_cache import CachedView
+from spotfit.ledger.journal import CachedView
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.core.errors import IntegrityError
-from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
+from spotfit.model.topology import SnapshotId, SnapshotShard
 from spotfit.protocol.worker_agent import StartWorker
 from spotfit_localsim.virtual.sim_snapshots import (
     SimNodeMemory,

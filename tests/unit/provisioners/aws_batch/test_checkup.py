@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from spotfit.provision.checkup import AccountCheck, CheckSkippedError
+from spotfit.provision.api import AccountCheck, CheckSkippedError
 from spotfit_localsim.clouds.aws_batch import ACCOUNT, MISSING_QUEUE, AwsBatchCloud
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator

@@ -12,7 +12,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.host.system import new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest
-from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.api import AccountCheck
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.clouds.azure_batch import IDENTITY_ID, AzureBatchCloud
 from spotfit_localsim.clouds.options import SimOptions

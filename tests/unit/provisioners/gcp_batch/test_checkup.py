@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.api import AccountCheck
 from spotfit_localsim.clouds.gcp_batch import (
     AGENT_SERVICE_ACCOUNT,
     PROJECT,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.api import AccountCheck
 from spotfit_localsim.clouds.kubernetes import KubernetesCloud
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator

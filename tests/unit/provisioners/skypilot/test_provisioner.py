@@ -14,8 +14,8 @@ import pytest
 from spotfit.core.errors import ProvisionError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
+from spotfit.provision.api import MachineOutput
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.skypilot.client import LaunchFailure, SkyPilotClient, SkyPilotRequest
 from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
 from spotfit_provisioners.skypilot.states import SkyPilotJob

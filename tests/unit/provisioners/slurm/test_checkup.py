@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.api import AccountCheck
 from spotfit_provisioners.slurm import checkup
 from spotfit_provisioners.slurm.options import SlurmOptions
 from spotfit_provisioners.slurm.provisioner import SlurmProvisioner

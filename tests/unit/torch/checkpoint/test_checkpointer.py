@@ -32,15 +32,14 @@ from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.frameworks.torch.torchrun_group import LauncherGroup
 from spotfit.model.topology import Ranks
 from spotfit.policy.retry_budget import is_permanent_error
-from spotfit.testing.manual_clock import ManualClock
+from spotfit.testing.builders import ManualClock
 from spotfit.torch import Checkpointer, export_checkpoint, init_module
 from spotfit.torch.checkpoint import checkpointer
 from spotfit.torch.checkpoint.compatibility import StateCompatibility
 from spotfit.torch.checkpoint.data_position import SamplerPosition
 from spotfit.torch.checkpoint.training_state import backup_tensors
-from spotfit.worker import current_session
-from spotfit.worker.local_session import LocalSession
-from spotfit.worker.local_snapshots import LocalSnapshotChannel
+from spotfit.worker import training_api
+from spotfit.worker.local_session import LocalSession, LocalSnapshotChannel
 
 
 class Squares(Dataset[torch.Tensor]):
@@ -122,9 +121,9 @@ class TrainingProcess:
 @pytest.fixture
 def single_session() -> Iterator[LocalSession]:
     session = LocalSession("run")
-    current_session.set_session(session)
+    training_api.set_session(session)
     yield session
-    current_session.clear_session()
+    training_api.clear_session()
     shutil.rmtree(
         session.snapshot_channel.segment_dirs[0].parent, ignore_errors=True
     )  # a save may go on
@@ -1165,14 +1164,12 @@ def test_a_pass_that_was_left_by_break_is_continued(session: LocalSession) -> No
 
 
 def test_workers_without_a_process_group_are_rejected() -> None:
-    current_session.set_session(
-        LocalSession("run", LauncherGroup(Ranks(world_rank=1, world_size=2)))
-    )
+    training_api.set_session(LocalSession("run", LauncherGroup(Ranks(world_rank=1, world_size=2))))
     try:
         with pytest.raises(ConfigError, match="process group of all 2 workers"):
             Checkpointer(model=nn.Linear(1, 1))
     finally:
-        current_session.clear_session()
+        training_api.clear_session()
 
 
 def test_outside_of_a_training_function_it_is_rejected() -> None:

@@ -15,7 +15,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.torch import Checkpointer
 from spotfit.torch.checkpoint.restore import RestoreOperation
 from spotfit.torch.checkpoint.training_state import TrainingState
-from spotfit.worker import current_session
+from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession
 
 
@@ -67,7 +67,7 @@ def make_operation(
 @pytest.fixture
 def saved() -> Iterator[SavedState]:
     session = LocalSession("run")
-    current_session.set_session(session)
+    training_api.set_session(session)
     before = a_training(7.0, count=7)
     Checkpointer(
         model=before.model,
@@ -78,7 +78,7 @@ def saved() -> Iterator[SavedState]:
     found = session.snapshot_channel.open_checkpoint("checkpoint_000000")
     assert found is not None
     yield found
-    current_session.clear_session()
+    training_api.clear_session()
     shutil.rmtree(session.snapshot_channel.segment_dirs[0].parent, ignore_errors=True)
 
 

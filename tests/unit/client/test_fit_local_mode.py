@@ -1,0 +1,144 @@
+"""Local mode: the training function runs in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.client.fit import fit_locally
+from spotfit.client.run_config import RunConfig
+from spotfit.core.errors import ConfigError, SessionMisuseError
+from spotfit.frameworks.backend_config import BackendConfig
+from spotfit.model.topology import Ranks
+from spotfit.model.user_callback import UserCallback
+from spotfit.worker import training_api
+from tests.unit.client.test_request import a_request
+
+
+def test_the_result_has_return_value_and_metrics() -> None:
+    def train(config: dict[str, int]) -> int:
+        spotfit.report({"loss": 0.5})
+        return config["x"] * 2
+
+    result = fit_locally(a_request(train, {"x": 21}))
+    assert (result.return_value, result.metrics) == (42, {"loss": 0.5})
+    assert (result.path, result.error) == (None, None)
+
+
+class SuppressingConfig(BackendConfig):
+    """Suppresses ZeroDivisionError of the function."""
+
+    @property
+    def train_func_context(self) -> Callable[[], AbstractContextManager[Any]]:
+        return lambda: suppress(ZeroDivisionError)
+
+
+def test_a_context_may_suppress_exceptions() -> None:
+    assert (
+        fit_locally(a_request(lambda: 1 / 0, backend_config=SuppressingConfig())).return_value
+        is None
+    )
+    with pytest.raises(ZeroDivisionError):
+        fit_locally(a_request(lambda: 1 / 0))
+
+
+def test_a_function_may_take_no_config() -> None:
+    assert fit_locally(a_request(lambda: 7)).return_value == 7
+    assert fit_locally(a_request(len)).return_value == 0, "the default config is empty"
+
+
+def test_exceptions_propagate_and_end_the_session() -> None:
+    def train() -> None:
+        raise KeyError("lr")
+
+    with pytest.raises(KeyError, match="lr"):
+        fit_locally(a_request(train))
+    with pytest.raises(SessionMisuseError):
+        training_api.require_session("report")
+
+
+def test_settings_without_effect_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunConfig(callbacks=[UserCallback()], worker_runtime_env={"pip": ["x"]})
+    fit_locally(a_request(experiment, run=run))
+    err = capsys.readouterr().err
+    assert "config.ignored option=callbacks" in err
+    assert "config.ignored option=worker_runtime_env" in err
+
+
+def test_a_nested_fit_ignores_the_launcher_and_restores_the_session() -> None:
+    def outer() -> tuple[str, str]:
+        inner = fit_locally(a_request(experiment, run=RunConfig(name="inner")), refused)
+        return inner.return_value, experiment()
+
+    assert fit_locally(a_request(outer)).return_value == ("inner", "digits")
+
+
+def refused() -> Any:
+    raise AssertionError("a nested fit must not join the group")
+
+
+def experiment() -> str:
+    return spotfit.get_context().get_experiment_name()
+
+
+# --- with a launcher ------------------------------------------------------------------------------
+
+
+class FakePeers:
+    """Rank 1 of two."""
+
+    ranks = Ranks(world_rank=1, world_size=2, local_rank=1, local_world_size=2)
+
+    def barrier(self) -> None:
+        """All ranks have arrived."""
+
+    def broadcast(self, value: Any) -> Any:
+        return f"rank 0's instead of {value}"
+
+
+def test_ranks_name_and_collectives_come_from_the_group() -> None:
+    def train() -> tuple[Any, ...]:
+        context = spotfit.get_context()
+        spotfit.collective.barrier()
+        received = spotfit.collective.broadcast_from_rank_zero("mine")
+        return (
+            context.get_world_rank(),
+            context.get_world_size(),
+            context.get_experiment_name(),
+            received,
+        )
+
+    result = fit_locally(a_request(train), lambda: nullcontext(FakePeers()))
+    assert result.return_value == (
+        1,
+        2,
+        "rank 0's instead of digits",
+        "rank 0's instead of mine",
+    )
+
+
+def test_datasets_are_refused_with_several_processes() -> None:
+    with pytest.raises(ConfigError, match="2 processes"):
+        fit_locally(a_request(experiment, datasets={"train": []}), lambda: nullcontext(FakePeers()))
+
+
+def test_the_context_of_the_backend_surrounds_the_function() -> None:
+    events: list[str] = []
+
+    class Around(BackendConfig):
+        @property
+        def train_func_context(self) -> Any:
+            @contextmanager
+            def around() -> Iterator[None]:
+                events.append("before")
+                yield
+                events.append("after")
+
+            return around
+
+    fit_locally(a_request(lambda: events.append("within"), backend_config=Around()))
+    assert events == ["before", "within", "after"]

@@ -1,0 +1,67 @@
+"""Encoding of metrics as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import torch
+
+from spotfit.model.reporting import metrics_from_json, metrics_to_json
+
+
+def there_and_back(metrics: Any) -> Any:
+    return metrics_from_json(msgspec.json.decode(metrics_to_json(metrics)))
+
+
+def test_json_metrics_round_trip() -> None:
+    metrics = {"loss": 0.25, "step": 3, "done": False, "tag": "a", "none": None, "in": {"b": [1]}}
+    assert there_and_back(metrics) == metrics
+
+
+def test_numpy_scalars_are_encoded_as_numbers() -> None:
+    metrics = {"a": numpy.float32(0.5), "b": numpy.int64(3), "c": [numpy.bool_(True)]}
+    assert there_and_back(metrics) == {"a": 0.5, "b": 3, "c": [True]}
+
+
+def test_nan_and_infinity_round_trip() -> None:
+    metrics = {"a": math.nan, "b": [None, -math.inf, (numpy.float64("inf"),)]}
+    message = there_and_back(metrics)
+    assert math.isnan(message["a"])
+    assert message["b"] == [None, -math.inf, [math.inf]]
+
+
+def test_subclasses_of_json_types_are_accepted() -> None:
+    assert there_and_back(OrderedDict(a=MappingProxyType({"b": 1}))) == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "where", "why"),
+    [
+        ({"a": {"b": [1, torch.ones(1)]}}, r"metrics\['a'\]\['b'\]\[1\]", "torch tensors"),
+        ({"a": torch.tensor(1.0)}, r"metrics\['a'\]", "torch tensors"),
+        ({"a": numpy.ones(2)}, r"metrics\['a'\]", "ndarray"),
+        ({"a": [object()]}, r"metrics\['a'\]\[0\]", "object"),
+        ({"a": "\udc00"}, r"metrics\['a'\]", "surrogates"),
+    ],
+)
+def test_an_unencodable_value_is_named_by_its_path(metrics: Any, where: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"{where} cannot be reported: .*{why}"):
+        metrics_to_json(metrics)
+
+
+def test_a_cyclic_value_raises() -> None:
+    circle: dict[str, Any] = {}
+    circle["again"] = circle
+    with pytest.raises(ValueError, match="cannot be reported"):
+        metrics_to_json(circle)
+
+
+def test_metrics_must_be_a_dictionary() -> None:
+    with pytest.raises(ValueError, match="must be a dictionary, not int"):
+        metrics_to_json(5)

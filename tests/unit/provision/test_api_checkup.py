@@ -1,0 +1,109 @@
+"""Every prerequisite of a backend is checked, and a failed check has a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spotfit.core.errors import ConfigError, ProvisionPermissionError
+from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.provision.api import (
+    AccountCheck,
+    CheckSkippedError,
+    run_account_checks,
+    run_check,
+    skip_if_denied,
+)
+
+
+class Backend:
+    """A backend with one failing prerequisite, and optionally without a valid plan."""
+
+    def __init__(self, *, planned: bool = True) -> None:
+        self.planned = planned
+
+    def plan(self, request: GroupRequest) -> GroupPlan:
+        if not self.planned:
+            raise ConfigError("queue not given", do="Give one.")
+        return GroupPlan(token=request.token, provisioner="backend", num_nodes=1, slots_per_node=4)
+
+    def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
+        yield run_check("who we are", lambda: f"user with {storage or 'no bucket'}")
+        yield run_check("a queue", lambda: 1 / 0, do="Make one.")
+
+
+def run_checks(backend: Any) -> list[AccountCheck]:
+    return list(run_account_checks(backend))
+
+
+def test_a_failed_check_does_not_stop_the_following_ones() -> None:
+    assert run_checks(Backend()) == [
+        AccountCheck("the options are valid for one worker", True, "1 machine with 4 workers"),
+        AccountCheck("who we are", True, "user with no bucket"),
+        AccountCheck("a queue", False, "ZeroDivisionError: division by zero", "Make one."),
+    ]
+
+
+def test_without_a_valid_plan_the_backend_is_not_checked() -> None:
+    (finding,) = run_checks(Backend(planned=False))
+    assert finding == AccountCheck(
+        "the options are valid for one worker", False, "queue not given", "Give one."
+    )
+
+
+def test_the_remedy_of_an_error_becomes_the_remedy_of_the_check() -> None:
+    def refuse() -> None:
+        raise ProvisionPermissionError("not allowed", do="Ask your administrator.")
+
+    assert run_check("a right", refuse).do == "Ask your administrator."
+
+
+def test_the_storage_url_is_passed_to_the_backend() -> None:
+    _, who, _ = run_account_checks(Backend(), "s3://bucket/runs")  # type: ignore[arg-type]
+    assert who.detail == "user with s3://bucket/runs"
+
+
+def test_a_skipped_check_is_inconclusive_and_not_failed() -> None:
+    def skipped() -> None:
+        raise CheckSkippedError("querying is denied")
+
+    finding = run_check("a right", skipped, do="Ask.")
+    assert finding == AccountCheck("a right", True, "querying is denied", "Ask.", conclusive=False)
+
+
+def test_a_denied_query_is_a_skipped_check() -> None:
+    """The remedy is the one of the check: permission to query would not fix the prerequisite."""
+
+    def ask() -> str:
+        with skip_if_denied():
+            raise ProvisionPermissionError("querying is denied", do="Ask your administrator.")
+
+    finding = run_check("a right", ask, do="Look yourself.")
+    assert finding == AccountCheck(
+        "a right", True, "querying is denied", "Look yourself.", conclusive=False
+    )
+
+
+def test_the_denied_query_is_the_cause() -> None:
+    refused = ProvisionPermissionError("querying is denied")
+    with pytest.raises(CheckSkippedError, match="querying is denied") as told, skip_if_denied():
+        raise refused
+    assert told.value.__cause__ is refused
+
+
+def test_only_a_refusal_makes_a_check_skipped() -> None:
+    def ask() -> str:
+        with skip_if_denied():
+            raise ConfigError("no such queue", do="Make one.")
+
+    assert run_check("a queue", ask) == AccountCheck("a queue", False, "no such queue", "Make one.")
+
+
+def test_a_check_that_may_ask_gives_what_it_finds() -> None:
+    def ask() -> str:
+        with skip_if_denied():
+            return "a right"
+
+    assert run_check("a right", ask) == AccountCheck("a right", True, "a right")

@@ -1,0 +1,115 @@
+from collections.abc import Iterator
+
+import pytest
+
+from spotfit.core.errors import (
+    AlreadyExistsError,
+    AtomicCreateUnsupportedError,
+    NotFoundError,
+    StoreError,
+    StorePermissionError,
+    TransientStoreError,
+)
+from spotfit.store.api import ObjectInfo
+from spotfit.store.factory import WRITER_COUNT, probe_create
+from spotfit.store.local import MemoryStore
+
+
+class EveryoneWins(MemoryStore):
+    """An S3-compatible server that ignores 'If-None-Match'."""
+
+    def create(self, key: str, body: bytes) -> None:
+        self.put(key, body)
+
+
+class NoWinner(MemoryStore):
+    def create(self, key: str, body: bytes) -> None:
+        raise AlreadyExistsError(key)
+
+
+class FirstWriterWinsButLastIsKept(MemoryStore):
+    def create(self, key: str, body: bytes) -> None:
+        try:
+            super().create(key, body)
+        finally:
+            self.put(key, b"of another writer")
+
+
+class Forgetful(MemoryStore):
+    """Not consistent: a written object is not found."""
+
+    def get(self, key: str) -> bytes:
+        raise NotFoundError(key)
+
+
+class Blind(MemoryStore):
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        return iter(())
+
+
+class Undeletable(MemoryStore):
+    def delete(self, key: str) -> None:
+        """Succeed without deleting."""
+
+
+class AcceptsLater(MemoryStore):
+    """Atomic during the race, but accepts a later create."""
+
+    def create(self, key: str, body: bytes) -> None:
+        if body.startswith(b"writer"):
+            super().create(key, body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (EveryoneWins, f"{WRITER_COUNT} succeeded"),
+        (NoWinner, "0 succeeded"),
+        (FirstWriterWinsButLastIsKept, "only writer"),
+        (Forgetful, "was not found"),
+        (Blind, "listing"),
+        (Undeletable, "still found"),
+        (AcceptsLater, "created again"),
+    ],
+)
+def test_a_store_without_the_guarantees_is_rejected(kind: type[MemoryStore], expected: str) -> None:
+    with pytest.raises(AtomicCreateUnsupportedError, match=expected):
+        probe_create(kind())
+
+
+def test_a_correct_store_is_left_unchanged() -> None:
+    store = MemoryStore()
+    store.put("mine", b"x")
+    probe_create(store)
+    assert [found.key for found in store.list()] == ["mine"]
+
+
+def test_a_rejected_store_is_cleaned_up() -> None:
+    store = EveryoneWins()
+    with pytest.raises(AtomicCreateUnsupportedError):
+        probe_create(store)
+    assert list(store.list()) == []
+
+
+class LosesResponses(MemoryStore):
+    """Writes the object, but the response is lost."""
+
+    def create(self, key: str, body: bytes) -> None:
+        super().create(key, body)
+        if body.startswith(b"writer"):
+            raise TransientStoreError(key)
+
+
+def test_a_lost_response_is_accepted() -> None:
+    probe_create(LosesResponses())
+
+
+@pytest.mark.parametrize("kind", [StorePermissionError, StoreError])
+def test_errors_of_the_store_are_raised_unchanged(kind: type[StoreError]) -> None:
+    class Refuses(MemoryStore):
+        def create(self, key: str, body: bytes) -> None:
+            raise kind("no")
+
+    with pytest.raises(StoreError) as raised:
+        probe_create(Refuses())
+    assert type(raised.value) is kind

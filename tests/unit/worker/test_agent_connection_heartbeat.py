@@ -1,0 +1,56 @@
+"""Heartbeats, and stack dumps on a signal."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotfit.host import process
+from spotfit.protocol.worker_agent import FromWorker, WorkerHeartbeat
+from spotfit.worker import agent_connection
+
+
+class FakeConnection:
+    """Records some messages, then blocks the heartbeat thread."""
+
+    def __init__(self, count: int) -> None:
+        self.received: list[FromWorker] = []
+        self._count = count
+        self.done = threading.Event()
+
+    def send(self, message: FromWorker) -> None:
+        self.received.append(message)
+        if len(self.received) == self._count:
+            self.done.set()
+            threading.Event().wait()  # a daemon thread: it ends with the process
+
+
+@pytest.fixture
+def _unregister() -> Iterator[None]:
+    yield
+    faulthandler.unregister(process.STACK_DUMP_SIGNAL)
+
+
+@pytest.mark.usefixtures("_unregister")
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the file stays open
+def test_heartbeats_are_sent_and_stacks_are_dumped_on_the_signal(tmp_path: Path) -> None:
+    connection = FakeConnection(3)
+    thread = agent_connection.start_heartbeat(
+        connection,  # type: ignore[arg-type]  # it only sends
+        interval_s=0.001,
+        stacks_dir=tmp_path / "stacks",
+    )
+    assert connection.done.wait(30.0)
+    assert connection.received == [WorkerHeartbeat()] * 3
+    assert thread.daemon
+    os.kill(os.getpid(), process.STACK_DUMP_SIGNAL)
+    stacks = (tmp_path / "stacks" / f"{os.getpid()}.txt").read_text()
+    assert "in test_heartbeats_are_sent_and_stacks_are_dumped_on_the_signal" in stacks
+    assert "in send_heartbeats" in stacks
