@@ -36,6 +36,7 @@ class Measure:
 
     file_lines: list[int] = field(default_factory=list)
     code_lines: int = 0
+    statements: int = 0
     docstring_lines: int = 0
     comment_lines: int = 0
     body_lines: list[int] = field(default_factory=list)
@@ -64,6 +65,7 @@ def _add_file(measure: Measure, path: Path) -> None:
     code, comments = _token_lines(text)
     measure.file_lines.append(text.count("\n"))
     measure.code_lines += len(code - docstrings)
+    measure.statements += _count_statements(tree)
     measure.docstring_lines += len(docstrings)
     measure.comment_lines += comments
     measure.modules[path.stem].append(where)
@@ -87,6 +89,16 @@ def _add_function(measure: Measure, node: _Function, where: str, code: set[int])
     count = len([one for one in arguments if one.arg not in ("self", "cls")])
     if count > 7:
         measure.many_arguments.append(f"{where}:{node.lineno} {node.name} ({count})")
+
+
+def _count_statements(tree: ast.Module) -> int:
+    """Statements, branches of `match` and `except` clauses: independent of how lines are wrapped."""
+    kinds = ast.stmt | ast.ExceptHandler | ast.match_case
+    return sum(
+        isinstance(node, kinds)
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in ast.walk(tree)
+    )
 
 
 def _docstring_lines(tree: ast.Module) -> set[int]:
@@ -146,6 +158,7 @@ def _print_measure(name: str, measure: Measure, *, verbose: bool) -> None:
     print(f"  files                         {len(measure.file_lines)}")
     print(f"  physical lines                {sum(measure.file_lines)}")
     print(f"  code lines                    {measure.code_lines}")
+    print(f"  statements                    {measure.statements}")
     print(f"  comment lines / code lines    {measure.comment_lines / measure.code_lines:.3f}")
     print(f"  docstring lines / code lines  {measure.docstring_lines / measure.code_lines:.2f}")
     print(f"  median module, lines          {statistics.median(measure.file_lines):.0f}")

@@ -164,13 +164,19 @@ def test_held_writes_wait_until_released(
         wire.shutdown()
 
 
-def test_client_timeout_does_not_break_the_proxy(address: str) -> None:
-    start_stall(f"http://{address}", 600.0)
-    host, _, port = address.partition(":")
-    with socket.create_connection((host, int(port))) as impatient:
-        impatient.sendall(b"PUT /bucket/key HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello")
-    set_faults(f"http://{address}", NetworkFaults())
-    assert ask(address).status == 201
+def test_client_timeout_does_not_break_the_proxy(server: ThreadingHTTPServer) -> None:
+    gate = Gate()
+    with create_proxy(("127.0.0.1", server.server_address[1]), gate) as wire:
+        threading.Thread(target=wire.serve_forever).start()
+        host, port = "127.0.0.1", wire.server_address[1]
+        start_stall(f"http://{host}:{port}", 600.0)
+        with socket.create_connection((host, port)) as impatient:
+            impatient.sendall(b"PUT /bucket/key HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello")
+            assert gate.reached.wait(PATIENCE_S)
+        set_faults(f"http://{host}:{port}", NetworkFaults())
+        gate.opened.set()
+        assert ask(f"{host}:{port}").status == 201
+        wire.shutdown()
 
 
 def test_same_seed_gives_the_same_faults() -> None:
