@@ -36,10 +36,13 @@ _GENERIC_FSSPEC_MODULES = ("fsspec.spec", "fsspec.asyn")
 
 
 def open_filesystem_store(filesystem: Any, path: str) -> Store:
-    """Return the store at `path` of an fsspec or pyarrow file system.
+    """Return the store at `path` of a file system object of fsspec or pyarrow. Sends no request.
 
-    Supported buckets are opened with obstore and the credentials of the file system (0021). Raises
-    `ConfigError` for any other object.
+    `path` is within the file system, for example `"bucket/folder"`. For the user's
+    `RunConfig(storage_filesystem=...)`, and for checkpoints and results opened with a file system.
+    Supported buckets and local directories are opened with spotfit's own drivers and the
+    credentials of the file system (0021). Raises `ConfigError` for any other object, for an invalid
+    path, and for credentials that cannot be passed to machines, such as those of a profile.
     """
     # The order matters: wrappers are unwrapped before the generic base classes are matched.
     kinds = qualified_class_names(filesystem)
@@ -95,6 +98,7 @@ class FsspecStore:
 
     @property
     def url(self) -> str:
+        """The address of the root as fsspec writes it, for example `"sftp:///folder/runs"`."""
         return str(self._fs.unstrip_protocol(self._root))
 
     def get(self, key: str) -> bytes:
@@ -117,6 +121,11 @@ class FsspecStore:
         self._write(key, lambda full: self._fs.pipe_file(full, bytes(body)))
 
     def create(self, key: str, body: bytes) -> None:
+        """Write the object if it is absent, atomically; see `Store.create`.
+
+        Raises `AtomicCreateUnsupportedError` without a request if the file system does not
+        implement `pipe_file(mode="create")` itself.
+        """
         # It must implement mode="create" itself: the generic implementation of fsspec checks for
         # existence and then writes, which is not atomic.
         kind = type(self._fs)
@@ -177,6 +186,7 @@ class ArrowStore:
 
     @property
     def url(self) -> str:
+        """The type of the file system and the path of the root, such as `"hdfs://folder/runs"`."""
         return f"{self._fs.type_name}://{self._root.lstrip('/')}"
 
     def get(self, key: str) -> bytes:
@@ -199,6 +209,7 @@ class ArrowStore:
                 file.write(body)
 
     def create(self, key: str, body: bytes) -> None:
+        """Raise `AtomicCreateUnsupportedError`: pyarrow's file systems have no atomic create."""
         raise _no_atomic_create_error(self.url, f"pyarrow's {type(self._fs).__name__}")
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:

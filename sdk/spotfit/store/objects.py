@@ -44,10 +44,12 @@ _SINGLE_REQUEST_BYTES = 2**20
 
 
 class ObjectStore:
-    """Objects of one bucket below one prefix.
+    """Objects of one bucket (S3, GCS, Azure) below one prefix.
 
     Uses the explicit `credentials`, or without them those of this machine. It holds no connection,
-    so that it can be pickled and used after a fork.
+    so that it can be pickled and used after a fork. Every method except `create` retries temporary
+    failures within `retry_policy`; its total timeout is at least 600 s for uploads in parts and for
+    `get_memoryview`.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ObjectStore:
 
     @property
     def url(self) -> str:
+        """The address without credentials, such as `"s3://bucket/folder?region=eu-west-1"`."""
         return str(self._root)
 
     def get(self, key: str) -> bytes:
@@ -92,6 +95,7 @@ class ObjectStore:
             self._put_multipart(key, body, len(body))
 
     def create(self, key: str, body: bytes) -> None:
+        """Write the object if it is absent, in a single attempt; see `Store.create`."""
         # Once: a second attempt could fail because of the object that the first one wrote.
         self._call_once(key, lambda client: client.put(key, body, mode="create"), is_create=True)
 
@@ -138,7 +142,11 @@ class ObjectStore:
 
     @property
     def credentials(self) -> StorageCredentials:
-        """The explicit credentials; empty if it uses those of the machine."""
+        """A copy of the explicit credentials, as options of obstore; empty if it has none.
+
+        For example `{"access_key_id": ..., "secret_access_key": ...}`. They are secret. Without
+        any, those of the machine are used.
+        """
         return dict(self._credential_pairs)
 
     def _put_multipart(self, key: str, body: bytes | memoryview | Path, size_bytes: int) -> None:
@@ -214,7 +222,11 @@ class _ResumableListing:
         self._chunks: Iterator[Sequence[ObjectMeta]] | None = None
 
     def next_page(self, client: ObstoreClient) -> list[ObjectInfo]:
-        """Return the next page; empty at the end."""
+        """Request and return the next page of objects, sorted by key; empty at the end.
+
+        If it raises, the next call, which may use another client, continues after the last returned
+        key.
+        """
         if self._chunks is None:
             self._chunks = iter(client.list(self._prefix or None, offset=self._after or None))
         # Azurite ignores the offset of a listing, so earlier keys are filtered here. Buckets sort
