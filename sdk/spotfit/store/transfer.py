@@ -90,10 +90,10 @@ def upload_tree(
     The records are sorted by name, the path below `directory`. Follows links to files within the
     directory and skips empty folders and temporary files of killed downloads. Files that equal
     their record in `previous_records` are not sent again: pass the records of a failed attempt,
-    which its `StoreError` carries as `details["uploaded"]`. At most `concurrency` files are sent at
-    once, fewer if they are large. Blocks until all are sent. Raises `ConfigError` for a link out of
-    the directory or a cycle of links, `IntegrityError` for a file that is deleted, or a large one
-    that changes, during the upload.
+    which its `StoreError` carries as `details["uploaded"]`. `concurrency` limits the transfers at
+    once of each size class (small, medium, large). Blocks until all are sent. Raises `ConfigError`
+    for a link out of the directory or a cycle of links, `IntegrityError` for a file that is
+    deleted, or a large one that changes, during the upload.
     """
     root = directory.resolve()
     if not root.is_dir():
@@ -139,9 +139,9 @@ def download_tree(
     Without `records` (None) downloads all files below `prefix`, unverified; each record must have a
     hash (`FileRecord.has_digest`). Creates the directory. Files that already equal their record are
     kept, others replaced, and further files in the directory ignored. A file whose record has a
-    `source_prefix` comes from that folder. At most `concurrency` files are transferred at once,
-    fewer if they are large. Raises `IntegrityError`, naming the file, if one is missing or corrupt,
-    or would be written outside of `directory`.
+    `source_prefix` comes from that folder. `concurrency` limits the transfers at once of each size
+    class (small, medium, large). Raises `IntegrityError`, naming the file, if one is missing or
+    corrupt, or would be written outside of `directory`.
     """
     checks = {record.name: record for record in records or ()}
     if records is None:
