@@ -108,7 +108,7 @@ class ChildProcess:
         """Send SIGKILL to the process and its group, now or as soon as it is started.
 
         Does not wait: `on_exit` reports the end. Idempotent. With `as_failure` the exit counts as
-        the process's own failure (`was_killed` stays False), not as ordered by the agent.
+        the process's own failure (`was_killed` is not set), not as ordered by the agent.
         """
         self.is_kill_requested = True
         if self._status is None and not as_failure and not self.was_killed:

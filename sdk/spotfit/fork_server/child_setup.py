@@ -28,7 +28,7 @@ _SOCKET_SUFFIX_BYTES = len("/pymp-12345678/listener-12345678")  # as multiproces
 
 
 def isolate_process(parent_pid: int) -> None:
-    """Make this process the leader of a new group that ends with the process `parent_pid`.
+    """Make this process lead a new process group, and end when the process `parent_pid` ends.
 
     Called by a user process at its start. Also restores the default handlers of SIGTERM, SIGINT and
     SIGCHLD, sets the process name, and reseeds random generators.
@@ -55,9 +55,9 @@ def drop_inherited_finalizers() -> None:
 
 
 def redirect_streams(stdout_fd: int, stderr_fd: int) -> None:
-    """Use these descriptors as standard output and standard error of this process, and close them.
+    """Replace standard output and standard error of this process by these descriptors.
 
-    Both streams are line-buffered afterwards.
+    The passed numbers are closed. Both streams are line-buffered afterwards.
     """
     os.dup2(stdout_fd, 1)
     os.dup2(stderr_fd, 2)

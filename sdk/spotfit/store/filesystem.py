@@ -80,7 +80,10 @@ def _open_arrow_store(filesystem: Any, path: str) -> Store:
 
 
 class FsspecStore:
-    """Objects over an fsspec file system."""
+    """Objects over an fsspec file system of the user.
+
+    In a forked child the file system is created again.
+    """
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._filesystem = filesystem
@@ -115,9 +118,14 @@ class FsspecStore:
             return bytes(self._fs.cat_file(self._full_key(key), start=start, end=end))
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        """Return a read-only view of a new buffer; `scratch` is not used."""
         return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
+        """Write or replace the object, and create missing directories.
+
+        Readers may see a part of it unless the file system writes atomically.
+        """
         self._write(key, lambda full: self._fs.pipe_file(full, bytes(body)))
 
     def create(self, key: str, body: bytes) -> None:
@@ -136,6 +144,11 @@ class FsspecStore:
         self._write(key, lambda full: self._fs.pipe_file(full, bytes(body), mode="create"))
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects of a folder, sorted by key; see `Store.list`.
+
+        The cached listings of the file system are dropped first, because other machines write as
+        well.
+        """
         folder = self._full_key(prefix) if prefix else self._root
         with _translate_errors(self, folder):
             self._fs.invalidate_cache()  # fsspec caches listings; other machines write as well
@@ -178,7 +191,7 @@ class FsspecStore:
 
 
 class ArrowStore:
-    """Objects over a pyarrow file system, which has no atomic create."""
+    """Objects over a pyarrow file system of the user, which has no atomic create."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs = filesystem
@@ -199,9 +212,14 @@ class ArrowStore:
             return bytes(file.read_at(min(length, file.size() - start), start))
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        """Return a read-only view of a new buffer; `scratch` is not used."""
         return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
+        """Write or replace the object, and create missing directories.
+
+        Readers may see a part of it unless the file system writes atomically.
+        """
         with _translate_errors(self, key):
             # pyarrow creates no missing directories; for buckets this call does nothing or little.
             self._fs.create_dir(posixpath.dirname(self._full_key(key)), recursive=True)

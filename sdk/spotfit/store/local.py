@@ -77,6 +77,7 @@ class LocalStore:
             return scratch[:end]
 
     def put(self, key: str, body: bytes | memoryview) -> None:
+        """Write or replace the object, and create missing directories; atomic by a rename."""
         self._write_atomically(key, lambda part: part.write_bytes(body))
 
     def create(self, key: str, body: bytes) -> None:
@@ -124,17 +125,20 @@ class LocalStore:
                     folder = folder.parent
 
     def put_file(self, key: str, path: Path) -> None:
+        """Copy a local file to the object, atomically. Raises `OSError` if it cannot be read."""
         # An unreadable source raises OSError here, and not an error of the store.
         with path.open("rb"):
             self._write_atomically(key, lambda part: shutil.copyfile(path, part))
 
     def get_file(self, key: str, path: Path) -> None:
+        """Copy the object to a local file, which is written atomically; see `Store.get_file`."""
         with self._translate_errors(key, is_read=True):
             source = self._object_path(key).open("rb")
         with source, atomic_write(path) as part, part.open("xb") as copy:
             shutil.copyfileobj(source, copy, _COPY_CHUNK_BYTES)
 
     def subtree(self, prefix: str) -> Store:
+        """Return the store of the folder `prefix`, which need not exist."""
         return LocalStore(self._root.join(prefix))
 
     def _object_path(self, key: str) -> Path:

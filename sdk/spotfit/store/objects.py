@@ -69,9 +69,17 @@ class ObjectStore:
         return str(self._root)
 
     def get(self, key: str) -> bytes:
+        """Return the object; each attempt is one request with a timeout of 10 s.
+
+        See `Store.get`.
+        """
         return self._call_with_retries(key, lambda client: client.get(key).bytes().to_bytes())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of the object, `b""` beyond its end; see `Store.get_range`.
+
+        One request per attempt; an empty range also sends one.
+        """
         # Servers reject an empty range, so at least one byte is requested.
         options: GetOptions = {"range": (start, start + max(length, 1))}
         try:
@@ -83,12 +91,14 @@ class ObjectStore:
             return b""
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        """Return the object in a buffer of obstore, without a copy; `scratch` is not used."""
         # obstore returns a buffer of its own; copying it to `scratch` would gain nothing.
         return self._call_with_retries(
             key, lambda client: memoryview(client.get(key).bytes()), for_transfers=True
         )
 
     def put(self, key: str, body: bytes | memoryview) -> None:
+        """Write or replace the object: in one request up to 1 MiB, above in concurrent parts."""
         if len(body) <= _SINGLE_REQUEST_BYTES:
             self._call_with_retries(key, lambda client: client.put(key, body))
         else:
@@ -100,15 +110,24 @@ class ObjectStore:
         self._call_once(key, lambda client: client.put(key, body, mode="create"), is_create=True)
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects of a folder, sorted by key, one page per request; see `Store.list`.
+
+        A failed request is repeated, and the listing continues after its last key.
+        """
         pages = _ResumableListing(prefix=validate_key(prefix) if prefix else "", after=after)
         while page := self._call_with_retries(None, pages.next_page):
             yield from page
 
     def delete(self, key: str) -> None:
+        """Delete the object in one request. Does nothing if it does not exist."""
         with suppress(NotFoundError):
             self._call_with_retries(key, lambda client: client.delete(key))
 
     def put_file(self, key: str, path: Path) -> None:
+        """Upload a local file as the object: in one request up to 1 MiB, above in concurrent parts.
+
+        Raises `OSError` if the file cannot be read.
+        """
         size_bytes = path.stat().st_size
         if size_bytes <= _SINGLE_REQUEST_BYTES:
             self.put(key, path.read_bytes())
@@ -118,6 +137,12 @@ class ObjectStore:
             self._put_multipart(key, path, size_bytes)
 
     def get_file(self, key: str, path: Path) -> None:
+        """Download the object to a local file, in concurrent parts of 8 MiB; see `Store.get_file`.
+
+        Parts are compared by the ETag: if the object is replaced meanwhile, a `StoreError` is
+        raised.
+        """
+
         def get_first(client: ObstoreClient) -> tuple[bytes, int, str | None]:
             response = client.get(key, options={"range": (0, PART_BYTES)})
             return response.bytes().to_bytes(), response.meta["size"], response.meta["e_tag"]
@@ -136,6 +161,7 @@ class ObjectStore:
                 self._download_parts(file.fileno(), key, starts=starts, etag=etag)
 
     def subtree(self, prefix: str) -> Store:
+        """Return the store of the folder `prefix`, with the same retry policy and credentials."""
         return ObjectStore(
             self._root.join(prefix), self._retry_policy, credentials=dict(self._credential_pairs)
         )
