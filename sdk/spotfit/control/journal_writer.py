@@ -118,10 +118,10 @@ class JournalWriter:
     def write(self, event: JournalEvent, now: float) -> None:
         """Offer an event that was decided from `view` for the next slot of the journal.
 
-        Requires `is_settled` (`AssertionError` otherwise). Only starts the write: its outcome is
-        known once `is_settled` is True again, and `view` shows whether this entry or another one
-        has the slot. The event may thus be dropped; decide again from the new view. Errors of the
-        store are raised by `advance`, not here; `JournalError` may be raised.
+        Requires `is_settled` (`AssertionError` otherwise). With `ThreadedCalls` it only starts the
+        write. The outcome is known once `is_settled` is True again: `view` then shows whether this
+        entry or another one has the slot. The event may thus be dropped; decide again from the new
+        view. Errors of the store are raised by `advance`, not here; `JournalError` may be raised.
         """
         assert self.is_settled, "the outcome of the previous entry is not known yet"
         # Encoded once: a repeated offer must be byte for byte the same entry.

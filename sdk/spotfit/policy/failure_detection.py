@@ -173,7 +173,7 @@ def is_missing(view: View, state: LeaderState, assignment: NodeAssignment) -> bo
 
 
 def node_liveness(state: LeaderState, token: Token, node: int, since: float) -> NodeLiveness:
-    """Return whether a machine runs after `since`, as far as the backend's reports are certain.
+    """Return the state of a machine after `since`, as far as the backend's reports are certain.
 
     `node` is its index in the group `token`; `since`, in seconds of the leader's `Clock.now()`, is
     usually the time of a disconnect. UNKNOWN until a status is at least that new. TERMINATED also
@@ -195,8 +195,9 @@ def node_liveness(state: LeaderState, token: Token, node: int, since: float) -> 
 def is_machine_lost(view: View, state: LeaderState, assignment: NodeAssignment) -> bool:
     """Whether the assigned machine is gone, rather than running with an unreachable agent.
 
-    For a disconnected agent True only if it has a preemption notice or the backend reports the
-    machine as terminated; False for a connected agent.
+    For an agent recorded as lost, False only if the backend reports its machine as running. For a
+    disconnected agent, True only if it has a preemption notice or the backend reports the machine
+    as terminated. False for a connected agent.
     """
     if assignment.agent in view.lost_agents:
         return assignment.agent not in view.platform_outages

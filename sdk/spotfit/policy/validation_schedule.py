@@ -56,10 +56,10 @@ _POLL_S = 1.0
 
 
 def pending_validations(view: View) -> tuple[CheckpointCommitted, ...]:
-    """Return the committed checkpoints without a validation result, in commit order.
+    """Return the committed checkpoints to validate that have no result yet, in commit order.
 
-    Includes the one that is being validated. Empty if the trainer of the current fit has no
-    `ValidationConfig`.
+    Those reported with `validation=...`, including the one that is being validated. Empty if the
+    trainer of the current fit has no `ValidationConfig`.
     """
     return view.unvalidated_checkpoints if view.spec.validation is not None else ()
 
