@@ -148,9 +148,9 @@ _CANCEL_RETRY_PAUSE_S = 0.5
 def wait_for_result(handle: RunHandle) -> Result:
     """Wait for the end of a started run, printing its output, and return its result.
 
-    Ctrl-C requests the cancellation of the run, and KeyboardInterrupt is raised once it has ended;
-    the third Ctrl-C exits this process at once with code 130. Raises what `RunHandle.final_result`
-    raises.
+    Ctrl-C requests the cancellation of the run, and KeyboardInterrupt is raised once it has been
+    cancelled; the third Ctrl-C exits this process at once with code 130. Raises what
+    `RunHandle.final_result` raises.
     """
     with _cancel_on_interrupt(handle) as interrupted:
         handle.watch()
