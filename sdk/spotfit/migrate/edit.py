@@ -198,7 +198,7 @@ class Editor(cst.CSTTransformer):
         self._imports = imports
 
     def leave_Attribute(self, original_node: Any, updated_node: Any) -> cst.BaseExpression:
-        """Return the planned replacement of an expression, in its parentheses, else `updated_node`."""
+        """Return the planned replacement of an expression, in its parentheses, else the node."""
         # Plans refer to the nodes of the original tree; the updated node has edited children.
         if original_node not in self._replacements:
             return updated_node  # type: ignore[no-any-return]  # one of three node types
@@ -218,7 +218,10 @@ class Editor(cst.CSTTransformer):
     def leave_IndentedBlock(
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
     ) -> cst.IndentedBlock:
-        """Return the block with replaced imports and without deleted statements; `pass` if empty."""
+        """Return the block with replaced imports and without deleted statements.
+
+        A block that becomes empty contains `pass`.
+        """
         body, comments = self._edit_body(original_node.body, updated_node.body)
         if not body:  # a block must contain a statement
             body = [cst.SimpleStatementLine(body=[cst.Pass()], leading_lines=comments)]
