@@ -392,10 +392,10 @@ def fit_locally(
 ) -> Result:
     """Call the training function in this process and return its result (`num_workers=0`).
 
-    Its exceptions propagate unchanged; nothing is stored or retried. `open_peers` yields the group
-    of a launcher such as torchrun, or None: with one, every process calls the function and has its
-    own result. A call within another training function ignores the launcher. Raises `ConfigError`
-    for datasets with several processes.
+    Its exceptions propagate unchanged; nothing is uploaded or retried. `open_peers` returns a
+    context whose value is the group of a launcher such as torchrun, or None: with a group, every
+    process calls the function and has its own result. A call within another training function
+    ignores the launcher. Raises `ConfigError` for datasets with several processes.
     """
     log.use_default_handler()
     # Before the peers are opened: a function with an invalid signature must not form a group.

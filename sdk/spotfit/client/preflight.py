@@ -202,7 +202,7 @@ def check_latest_checkpoint(view: JournalView, store: Store) -> None:
     """Check that the latest checkpoint in the journal of a continued run exists in `store`.
 
     `store` is rooted at the run's directory. Does nothing if the run has no checkpoint. Raises
-    `IntegrityError` if files are missing.
+    `IntegrityError` if files are missing or have another size; their content is not read.
     """
     if view.latest_checkpoint is not None:
         check_present(store, view.latest_checkpoint.name)

@@ -189,7 +189,7 @@ class RunHandle:
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the end of the run and return its result; supervises the run meanwhile.
 
-        After the end it also waits up to 2 minutes for the release of the machines. Raises
+        With the run's key it also waits up to 2 minutes for the release of the machines. Raises
         `TimeoutError` if the run has not ended after `timeout_s` seconds (None: no limit), and what
         `final_result` raises.
         """

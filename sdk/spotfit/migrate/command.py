@@ -91,7 +91,9 @@ def migrate(
 ) -> None:
     """Migrate Ray Train scripts to spotfit: imports, and the names that depend on them.
 
-    Lists code that needs manual changes, with line numbers. Running it again changes nothing.
+    Shows the changes as a diff; changes the files only with --write. Lists code that needs manual
+    changes, with line numbers. Running it again changes nothing. Exit code: 0 if the migration is
+    complete, 1 if manual changes are left, 2 if a script could not be parsed.
     """
     require_module("libcst", extra="migrate")
     # All scripts are rewritten before the first is written: an unexpected error changes none.

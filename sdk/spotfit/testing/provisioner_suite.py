@@ -68,7 +68,7 @@ class ProvisionerSuite:
 
     @pytest.fixture
     def cloud(self) -> FaultInjectingCloud | None:
-        """The simulated cloud that injects faults; with None, tests that need faults are skipped."""
+        """The simulated cloud that injects faults; with None, tests with faults are skipped."""
         return None
 
     @pytest.fixture
@@ -268,7 +268,7 @@ class ProvisionerSuite:
         plan: GroupPlan,
         cloud: FaultInjectingCloud | None,
     ) -> None:
-        """It raises another error than `ProvisionError`; the request is retried with its token."""
+        """`submit` raises an error other than `ProvisionError`; repeated later it succeeds."""
         _require_cloud(cloud).inject_fault("unavailable", 1_000_000)
         with pytest.raises(Exception) as raised:  # noqa: PT011  # each client library has its own
             provisioner.submit(plan, launch)

@@ -255,7 +255,7 @@ class AgentSnapshotChannel:
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether a checkpoint of a Checkpointer was committed before the round started."""
+        """Whether a stored checkpoint of a Checkpointer existed when the round started."""
         return self._start.has_snapshots
 
     def open_in_memory(self) -> SavedState | None:

@@ -239,8 +239,9 @@ class Session:
     def wait_for_uploads(self) -> None:
         """Wait for all pending uploads of this worker, in this process and in the agent.
 
-        Includes snapshots of a Checkpointer. Uploads that failed count as ended and are logged.
-        Called after the training function returns, and before a synchronous report uploads.
+        Includes snapshots of a Checkpointer, whose failed uploads are only logged; a failed upload
+        of reported files ends this process. Called after the training function returns, and before
+        a synchronous report uploads.
         """
         self._uploads.wait()
         self.wait_for(lambda: None if self._delegated_reports else True, description="its uploads")
@@ -253,6 +254,7 @@ class Session:
 
         The latest checkpoint of this round that this worker has uploaded, with the files that other
         ranks have uploaded so far; else the committed checkpoint from which the round has started.
+        Raises `IntegrityError` if that is missing in the store.
         """
         self.drain()
         if self._latest_upload is None:
@@ -325,7 +327,7 @@ class Session:
 
         The n-th calls with the same `kind`, such as "barrier", on all ranks form one collective.
         Raises `CollectiveTimeoutError` after `timeout_s` seconds on this worker (None: only the
-        agent's timeout applies, SPOTFIT_COLLECTIVE_TIMEOUT_S) and `SessionMisuseError` if a rank
+        run's limit, SPOTFIT_COLLECTIVE_TIMEOUT_S, applies) and `SessionMisuseError` if a rank
         cannot join any more, for instance because its training function has returned.
         """
         # Numbered per kind: the n-th calls of a kind on all ranks belong together.

@@ -175,7 +175,7 @@ class TrainSession(Protocol):
 
     @property
     def devices(self) -> tuple[str, ...] | None:
-        """This worker's accelerators as torch device names, such as ("cuda:0",).
+        """This worker's accelerators by device name, such as ("cuda:0",).
 
         Numbered among the devices that the process sees. Empty if it requested none; None in local
         mode, which does not assign any.
@@ -298,7 +298,7 @@ def report(
     checkpoint_upload_fn: UploadFn | None = None,
     validation: bool | ValidationTaskConfig = False,  # noqa: FBT001, FBT002 - as in Ray Train
 ) -> None:
-    """Report metrics and, optionally, a checkpoint.
+    """Report metrics of this worker and, optionally, a checkpoint, from the training function.
 
     All ranks must make the same number of reports; the n-th reports of all ranks form one report.
     A report without a checkpoint does not wait. With a checkpoint, the call waits until all ranks
@@ -313,12 +313,16 @@ def report(
         checkpoint: This rank's files.
         checkpoint_dir_name: The directory below the run's root; generated if None.
         checkpoint_upload_mode: Whether the call waits for the upload.
-        delete_local_checkpoint_after_upload: Default: depends on `checkpoint_upload_mode`.
+        delete_local_checkpoint_after_upload: None means True for ASYNC and False otherwise.
         checkpoint_upload_fn: Called with the checkpoint and the directory name in place of the
             built-in upload. It returns a Checkpoint below the run's root.
         validation: Whether to validate the checkpoint with the trainer's `validation_config`, in
             the background; a `ValidationTaskConfig` adds arguments and a timeout. The value of the
             first rank that has files is used.
+
+    Raises `SessionMisuseError` outside of a training function, `ConfigError` (a ValueError) for
+    invalid arguments, and `CollectiveTimeoutError` or `SessionMisuseError` if another rank does not
+    report. In local mode nothing is uploaded: metrics and checkpoint are only kept for the result.
     """
     session = require_session("spotfit.report")
     request = _to_validation_request(validation)
