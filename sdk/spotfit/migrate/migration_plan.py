@@ -1,6 +1,6 @@
 """Decisions of the migration: which nodes are replaced or deleted, and which notes are shown.
 
-`make_plan` is a pure function of a `UsageScan`; `edit` and `imports` apply the plan.
+`make_plan` is a pure function of a `UsageScan`; `edit` applies the plan.
 """
 
 from __future__ import annotations
