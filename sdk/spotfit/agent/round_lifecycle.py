@@ -185,9 +185,9 @@ class OpenRound:
                 self._transport.send_to_agent(assignment.agent, message)
 
     def mark_disconnected(self, ranks: Sequence[int]) -> None:
-        """Ignore later frames of these ranks, whose agent lost its connection.
+        """Ignore later reports, broadcasts and returns of these ranks, whose agent disconnected.
 
-        Other ranks that need not wait for them are answered. Does not fail the round.
+        Sends answers to ranks that need not wait for them any more. Does not fail the round.
         """
         self.send_to_workers(self.coordinator.mark_disconnected(ranks))
 
