@@ -102,7 +102,10 @@ class ProcessBackendHookRunner:
         return self._user_code_error is not None or not self._pending_hooks
 
     def close(self) -> None:
-        """Kill the process."""
+        """Kill the hooks process, if there is one; its exit is not reported as an error.
+
+        Hooks that were submitted do not finish. Harmless if repeated.
+        """
         self._channel.close()
 
     def _on_message(self, message: FromHookRunner) -> None:
