@@ -272,10 +272,10 @@ class WorkerPool(Protocol):
 
     @property
     def snapshot_shards(self) -> tuple[SnapshotShard, ...]:
-        """Complete snapshot shards in this node's memory, of its own ranks and replicas of others.
+        """Complete snapshot shards on this node: those of its own ranks, and replicas of others.
 
-        Each access reads and verifies the segments, which is slow: use it only when no worker is
-        running.
+        They are in shared memory, or on disk if that was full. Each access reads and verifies them,
+        which is slow: use it only when no worker is running.
         """
         ...
 

@@ -93,8 +93,7 @@ class Roster:
     def assign_round(self, assignments: tuple[NodeAssignment, ...], round_number: int) -> None:
         """Mark all agents of a round that was opened as running until they report `WorkersStopped`.
 
-        Starts `disconnected_in_round` again: it then has only the agents of the round that are not
-        connected.
+        `disconnected_in_round` is reset to the agents of the round that are not connected.
         """
         self.disconnected_in_round.clear()
         for assignment in assignments:

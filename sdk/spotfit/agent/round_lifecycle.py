@@ -597,10 +597,10 @@ class RoundLifecycle:
             self.open_round = None
 
     def on_checkpoint_committed(self, event: CheckpointCommitted, now: float) -> None:
-        """Confirm a committed checkpoint, which may be of an earlier round, to all workers.
+        """Record a committed checkpoint; confirm it to the workers if it is of the open round.
 
-        Called for each `CheckpointCommitted` entry. Only workers of the round that saved it receive
-        `CommitConfirmed`.
+        Called for each `CheckpointCommitted` entry, which may be of an earlier round. The workers
+        that wait receive `CommitConfirmed`.
         """
         self._previous_rounds.mark_committed(event.name)
         # The state is the one that the commit was decided from, and still lists the checkpoint.

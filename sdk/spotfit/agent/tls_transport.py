@@ -301,6 +301,11 @@ class TlsTransport:
     # --- connection to the leader ------------------------------------------------------------
 
     def connect(self, address: str, join: Join) -> None:
+        """Start to connect to the leader at `address` and send `join` first; see `AgentTransport`.
+
+        After 5 s without a TLS session, `LeaderDisconnected` reports a timeout (not closed by the
+        peer).
+        """
         self.disconnect()
         if address == self._own_address:
             # Without TCP: messages of a node to itself must not fail when its network does.
@@ -364,6 +369,10 @@ class TlsTransport:
             self._agent_connections[agent].send(encode(message))
 
     def disconnect_agent(self, agent: AgentId) -> None:
+        """Close an agent's connection without an `AgentDisconnected` event.
+
+        For this agent itself, connected in memory, a `LeaderDisconnected` event follows.
+        """
         if agent == self._loopback_agent:
             self._loopback_agent = None
             self._events.append(

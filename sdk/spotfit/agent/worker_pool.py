@@ -117,10 +117,15 @@ class ProcessWorkerPool:
             self._check_liveness()
 
     def start(self, start_messages: Sequence[StartWorker]) -> None:
+        """Start one worker process per message, once the environment is unpacked; does not wait."""
         for start in start_messages:
             self._start_worker(start)
 
     def send(self, rank: int, frame: ToWorker) -> None:
+        """Send a frame to the worker with that global rank; dropped if it has exited.
+
+        A `CheckpointNamed` starts the upload of the rank's snapshot, even if the worker has exited.
+        """
         match frame:  # the snapshots of a worker that has exited are uploaded, too
             case CheckpointNamed():
                 upload = self._snapshots.make_upload(rank, frame)
@@ -136,6 +141,10 @@ class ProcessWorkerPool:
             self._workers[rank].send(encode(frame))
 
     def dump_stacks(self, dump_id: int) -> None:
+        """Collect the stacks of the running workers in a thread; see `WorkerPool`.
+
+        No event follows if none is running.
+        """
         pids = {rank: child.pid for rank, child in self._workers.items() if child.pid is not None}
         if pids:
             # In a thread: a hung process answers after seconds, or never.

@@ -26,9 +26,13 @@ MessageT = TypeVar("MessageT")
 class SidecarProcess(Protocol):
     """The part of `fork_server.ChildProcess` that a sidecar needs."""
 
-    def send(self, body: bytes) -> None: ...
+    def send(self, body: bytes) -> None:
+        """Queue one frame; dropped if the process has closed its socket. Does not block."""
+        ...
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Kill the process; its exit handler is called later, once it has exited."""
+        ...
 
 
 StartSidecarFn = Callable[

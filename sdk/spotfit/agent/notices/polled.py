@@ -41,6 +41,7 @@ class PolledNoticeSource:
         self._thread.start()
 
     def poll(self, now: float) -> Notice | PreemptionRisk | None:
+        """Return the notice that the thread has found, else its last risk, else None; no I/O."""
         return self._notice or self._risk
 
     def close(self) -> None:

@@ -57,6 +57,7 @@ class DetectedCloudNoticeSource:
         threading.Thread(target=self._detect, name="spotfit-machine-notice", daemon=True).start()
 
     def poll(self, now: float) -> Notice | PreemptionRisk | None:
+        """Return what the detected cloud's source returns; None before and without a cloud."""
         return self._source.poll(now) if self._source is not None else None
 
     def _detect(self) -> None:
@@ -139,7 +140,7 @@ _BUILTIN_SOURCES: dict[str, OpenNoticeSource] = {
 
 
 def open_notice_source(name: str, wake: Callable[[], None]) -> NoticeSource:
-    """Open the notice source of that name and return it; it starts to watch at once.
+    """Return a new notice source of that name, which watches this machine from now on.
 
     Built-in names are "aws", "azure", "gcp", "file", "kubernetes", "machine" (detects the cloud)
     and "signal"; others are entry points `spotfit.notices`. The source may call `wake` from any
