@@ -244,8 +244,8 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
     def from_directory(cls, path: str | os.PathLike[str]) -> Self:
         """Return a checkpoint of that local directory. Nothing is copied until it is reported.
 
-        A relative path is resolved now, against the current directory. Whether the directory exists
-        is not checked here: `report()` raises `ConfigError` if it does not.
+        A relative path is resolved now, against the current directory. The directory may be
+        missing: its upload by `report()` raises `ConfigError` if it is.
         """
         return cls(Path(path).expanduser().absolute())
 

@@ -320,7 +320,10 @@ class SharedRing:
         return memoryview(self._memory)[offset : offset + self._slot_bytes]
 
     def mark_filled(self, n: int) -> None:
-        """Mark chunk n as fetched and verified. Only the ring's owner calls it."""
+        """Mark chunk n as fetched and verified, which allows the other ranks to copy it.
+
+        Only the ring's owner calls it, after it has written the slot.
+        """
         self._write_word(0, n)
 
     def is_filled(self, n: int) -> bool:

@@ -186,9 +186,10 @@ class PeerStore:
             threading.Thread(target=loop, name="spotfit-peer-store", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening and sending, without waiting for transfers in progress. Idempotent.
+        """Stop listening and sending, without waiting for the threads. Idempotent.
 
-        Queued replicas are dropped; stored ones stay in their folder.
+        The transfer that is being sent is aborted, and queued replicas are dropped; stored ones
+        stay in their folder. Requests that are being served are still answered.
         """
         with self._queue_changed:
             self._queue = None

@@ -42,7 +42,9 @@ class ShardReader(Protocol):
     """One rank's shard of a snapshot."""
 
     @property
-    def index(self) -> SnapshotIndex: ...
+    def index(self) -> SnapshotIndex:
+        """The decoded index of this shard: its rank, step, pieces and chunks."""
+        ...
 
     @property
     def is_in_memory(self) -> bool:

@@ -148,7 +148,7 @@ class ReplicaStore:
 
     @property
     def replicas(self) -> dict[ReplicaId, Path]:
-        """Complete replicas by their ids, the earliest first, and their files.
+        """Files of the complete replicas, by replica id, the earliest first.
 
         Lists `folder` at each access; files may be deleted meanwhile. Empty if the folder is
         missing.

@@ -49,11 +49,17 @@ BroadcastFn = Callable[[Any], Any]
 class RankContext(Protocol):
     """The ranks of this process, as a training context reports them."""
 
-    def get_world_rank(self) -> int: ...
+    def get_world_rank(self) -> int:
+        """Return the rank of this process among all workers of the round, from 0."""
+        ...
 
-    def get_node_rank(self) -> int: ...
+    def get_node_rank(self) -> int:
+        """Return the number of this process's node among the nodes of the round, from 0."""
+        ...
 
-    def get_local_world_size(self) -> int: ...
+    def get_local_world_size(self) -> int:
+        """Return the number of workers on this process's node."""
+        ...
 
 
 class RestorePlan(NamedTuple):

@@ -75,7 +75,7 @@ class _SaveSample:
     slow_steps_s: list[float] = field(default_factory=list)
 
     def add_step(self, step_s: float) -> None:
-        """Add a step after the first; `step_s` is its duration."""
+        """Add a step between this save and its commit, after the first; `step_s` in seconds."""
         self.step_count += 1
         self.total_steps_s += step_s
         if step_s > self.slow_threshold_s:

@@ -92,7 +92,7 @@ class ShmSegment:
 
     @property
     def index_bytes(self) -> int:
-        """Maximum size in bytes of an encoded index."""
+        """Space in bytes that is reserved for the encoded index: `publish` rejects a larger one."""
         return len(self._memory) - _PAGE - self.capacity_bytes
 
     @property

@@ -28,8 +28,8 @@ def worker_devices(start: StartWorker, *, sees_peer_devices: bool) -> tuple[str,
 
     Derived from the node's devices and the request in `start`, the worker's first message; no
     device is opened. A request of less than one GPU yields one shared device, a request of none
-    yields (). With `sees_peer_devices` the worker also sees the devices of the other workers on its
-    node, and its own GPUs are numbered among them.
+    yields (), and of a TPU ("tpu",). With `sees_peer_devices` the worker also sees the devices of
+    the other workers on its node, and its own GPUs are numbered among them.
     """
     if _requested(start, "TPU"):
         return (TPU,)

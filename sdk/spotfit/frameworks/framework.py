@@ -106,7 +106,7 @@ class NoFramework:
         return rank_environment(start, sees_peer_devices=self.sees_peer_devices)
 
     def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
-        """Do nothing."""
+        """Do nothing: functions without a training library have no process group."""
 
     def leave_group(self) -> None:
-        """Do nothing."""
+        """Do nothing: `form_group` has formed no process group."""

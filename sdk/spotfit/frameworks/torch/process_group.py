@@ -88,9 +88,9 @@ class TorchFramework:
     def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
         """Set the CPU threads, network interface and device of this rank and join the group.
 
-        Blocks until all ranks have joined, at most `TorchConfig.timeout_s` seconds. Also sets
-        MASTER_ADDR and MASTER_PORT of this process to rank 0's. Raises `MissingExtraError` without
-        torch, and torch's exceptions.
+        Blocks until all ranks have joined, or raises after a timeout. Also sets MASTER_ADDR and
+        MASTER_PORT of this process to rank 0's. Raises `MissingExtraError` without torch, torch's
+        exceptions and those of `broadcast`.
         """
         # A clear error instead of an ImportError if the machine's image has no torch.
         require_module("torch", extra="torch")
@@ -141,8 +141,8 @@ def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastByt
     """Initialize torch's default process group over all ranks of the round.
 
     `backend` is torch's name, such as "nccl"; `broadcast` distributes the address of rank 0, which
-    opens a new port. Blocks until all ranks have joined, at most `TorchConfig.timeout_s` seconds.
-    Sets MASTER_ADDR and MASTER_PORT. Raises torch's exceptions.
+    opens a new port. Blocks until all ranks have joined, or raises after a timeout: torch's
+    exceptions and those of `broadcast`. Sets MASTER_ADDR and MASTER_PORT of this process.
     """
     import torch.distributed as dist
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported in fact

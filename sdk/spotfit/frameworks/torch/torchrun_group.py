@@ -26,13 +26,19 @@ class LauncherGroup:
         self.ranks = ranks
 
     def barrier(self) -> None:
-        """Wait until all processes of the launcher have called it."""
+        """Block until all processes of the launcher have called it.
+
+        Raises torch's exceptions, such as after the timeout of the process group.
+        """
         import torch.distributed as dist
 
         dist.barrier()
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank; a collective. Values are pickled."""
+        """Return rank 0's value on every rank; those of other ranks are ignored.
+
+        Blocks until all processes of the launcher have called it. Values are pickled.
+        """
         import torch.distributed as dist
 
         box = [value]
@@ -44,10 +50,10 @@ class LauncherGroup:
 def join_launcher_group(config: TorchConfig) -> Iterator[LauncherGroup | None]:
     """Yield the launcher's group, or None if the environment does not describe one.
 
-    For a trainer with `num_workers=0`. Blocks until all processes have joined, at most
-    `config.timeout_s` seconds. An existing process group is used and not destroyed; a new one is
-    destroyed after the block, unless the block raises. Raises `ConfigError` if the rank variables
-    are invalid, and `MissingExtraError` without torch.
+    For a trainer with `num_workers=0`. Blocks until all processes have joined; `config.timeout_s`
+    is torch's timeout for that and for collectives. An existing process group is used and not
+    destroyed; a new one is destroyed after the block, unless the block raises. Raises `ConfigError`
+    if the rank variables are invalid, and `MissingExtraError` without torch.
     """
     ranks = ranks_from_environment(env.copy_environment())
     if ranks is None:

@@ -202,7 +202,10 @@ def _components(
 
 
 def summarize_names(names: Sequence[str], separator: str = ", ") -> str:
-    """Return the first five names and the number of the others, for a message."""
+    """Join the first five names by `separator`, for a message; further ones are only counted.
+
+    The result is for example "a, b", or ends with " and 3 more".
+    """
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{separator.join(names[:5])}{more}"
 

@@ -100,7 +100,11 @@ class SamplerPosition(Sampler[int]):
 
     @property
     def is_at_end(self) -> bool:
-        """Whether no batch of the epoch is left to train on for this rank."""
+        """Whether no batch of the epoch is left to train on for this rank.
+
+        From `consumed`, so prefetched batches are still left. With `drop_last` an incomplete batch
+        does not count.
+        """
         count = len(self._rank_indices(self.consumed))
         return count < (self._batch_size if self._drop_last else 1)
 

@@ -56,7 +56,7 @@ class ShmArena:
 
     @property
     def path(self) -> Path:
-        """The segment's file. Call `reserve` first; a later `reserve` may change it."""
+        """The file of the current segment. Call `reserve` first; a later one may change it."""
         assert self._segment is not None, "reserve() was not called"
         return self._segment.path
 
