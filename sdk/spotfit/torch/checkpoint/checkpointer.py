@@ -474,10 +474,10 @@ def export_checkpoint(
     """Merge the shards of a Checkpointer's checkpoint into one file that does not need spotfit.
 
     Runs anywhere with access to the checkpoint's storage; `path` is a local file, which is
-    replaced. The suffix selects the format: `.safetensors`, or `.pt` for torch.save. Only `.pt`
-    supports `everything`, which adds the optimizer and all other state to the model's weights.
-    Raises `ConfigError` for another suffix, an unwritable path or a checkpoint of other files, and
-    `IntegrityError` for a corrupt checkpoint.
+    replaced. The suffix selects the format: `.safetensors`, or `.pt`, `.pth` and `.bin` for
+    torch.save. Only the latter support `everything`, which adds the optimizer and all other state
+    to the model's weights. Raises `ConfigError` for another suffix, an unwritable path or a
+    checkpoint of other files, and `IntegrityError` for a corrupt checkpoint.
     """
     # Imported here: a worker does not need the client package for training.
     from spotfit.client.stored_checkpoints import write_checkpoint_file
