@@ -73,13 +73,13 @@ class ThreadedCalls:
     """Executes calls in threads, and calls `wake` (from a thread) when one is done.
 
     One per event loop, which then calls `run` again to collect the result. `threads` is the number
-    of calls that run concurrently; calls of `send` have one further thread.
+    of calls that run concurrently; calls of `send` (cached views) have one further thread.
     """
 
     def __init__(self, wake: Callable[[], None], threads: int = 4) -> None:
         self._wake = wake
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="spotfit-background-call")
-        # A separate thread for leases: behind slow cloud calls, they would be renewed too late.
+        # A separate thread: large writes that nothing waits for must not delay the other calls.
         self._send_pool = ThreadPoolExecutor(1, thread_name_prefix="spotfit-background-send")
         self._in_flight: dict[str, Future[BackgroundResult]] = {}
 

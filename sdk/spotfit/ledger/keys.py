@@ -16,7 +16,7 @@ No object is read, modified and written back (docs/decisions/0002).
     .spotfit/refs/<folder>/<name>/<round>-<rank>     immutable      that rank, see `checkpoint_ref`
     .spotfit/failures/<round>-<rank>.pkl             single-writer  the agent of that rank
     .spotfit/failures/<agent>.pkl                    single-writer  that agent, see `agent_failure`
-    .spotfit/failures/hook-<sha256>.pkl              immutable      the callback sidecar
+    .spotfit/failures/hook-<sha256>.pkl              immutable      a callbacks or hooks sidecar
     .spotfit/results/<round>-<rank>.pkl              single-writer  the agent of that rank
     .spotfit/reports/<agent>/<n>.jsonl               immutable      that agent, while it leads
     .spotfit/stacks/<agent>-<round>-<n>.txt          immutable      that agent, while it leads

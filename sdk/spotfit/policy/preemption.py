@@ -440,7 +440,7 @@ def _warm_slots(view: View, state: LeaderState) -> int:
 
 
 def _is_saved_since_notice(view: View, agents: list[AgentId]) -> bool:
-    return view.latest_committed_slot > max(view.notice_slots[agent] for agent in agents)
+    return all(view.latest_committed_slot > view.notice_slots[agent] for agent in agents)
 
 
 def _deadline(view: View, state: LeaderState, agent: AgentId) -> float:

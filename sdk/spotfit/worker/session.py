@@ -160,6 +160,11 @@ class Session:
         self._preemption: PreemptionUpdate | None = None
         self._rebalance_recommendation: tuple[float, str] | None = None
 
+    @property
+    def host(self) -> str:
+        """The address at which other nodes reach this node; read by simulated clouds."""
+        return self._start.host
+
     # --- reports -----------------------------------------------------------------------------
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
