@@ -51,6 +51,6 @@ def test_demo_passes_its_checks(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "✗" not in ran.stdout
-    # The user's folder for downloads of checkpoints stays, like a cache directory; it must be empty.
+    # The user's folder for downloads of checkpoints stays, like a cache; it must be empty.
     assert [path for path in tmp_path.rglob("*") if path.parent != tmp_path] == []
     assert {path.name for path in tmp_path.iterdir()} <= {f"spotfit-checkpoints-{os.getuid()}"}
