@@ -205,7 +205,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
                     "machine.",
                     do="Pass an absolute path or a URL, or use Checkpoint.from_directory(path).",
                 )
-            root = RootUrl.parse(text)
+            root = RootUrl.parse(text, setting="Checkpoint(path)")
             if not root.prefix:
                 raise ConfigError(
                     f"Checkpoint({text!r}) is a bucket, not a folder in a bucket.",

@@ -81,7 +81,7 @@ def build_run_error(
     clock = clock or SystemClock()
     if ended.outcome == "cancelled":
         return RunCancelledError(
-            f"The run was cancelled: {ended.reason}",
+            f"The run in {store.url} was cancelled: {ended.reason}",
             do="Call fit() again with the same RunConfig(name=...) to continue from the latest "
             "checkpoint.",
         )
@@ -259,7 +259,7 @@ class Result:
         """
         text, location = os.fspath(path).rstrip("/"), None
         if storage_filesystem is None:
-            store = open_store(text)
+            store = open_store(text, setting="Result.from_path(path)")
         else:
             store = open_filesystem_store(storage_filesystem, text)
             location = StorageLocation(text, storage_filesystem)
@@ -281,12 +281,13 @@ class Result:
         """
         if mode not in ("max", "min"):
             raise ConfigError(
-                f"mode must be 'max' or 'min', not {mode!r}.",
+                f"get_best_checkpoint(mode={mode!r}): mode must be 'max' or 'min'.",
                 do="Pass mode='max' if higher values are better, mode='min' if lower values are.",
             )
+        where = f" in {self.path}" if self.path else ""
         if not self.best_checkpoints:
             raise ResultNotFoundError(
-                f"No checkpoint exists in this run, so none has the best {metric!r}.",
+                f"The run{where} has no checkpoint, so none has the best {metric!r}.",
                 do="Call report(metrics, checkpoint=...) in the training function.",
             )
         scored: list[tuple[Checkpoint, float]] = []
@@ -294,16 +295,17 @@ class Result:
             score = nested_metric(metrics, metric)
             if score is not None and not isinstance(score, (int, float)):
                 raise ConfigError(
-                    f"The metric {metric!r} of a checkpoint is {score!r}; only numbers can be "
-                    "compared.",
-                    do="Choose a metric with numeric values; 'a/b' selects a nested metric.",
+                    f"get_best_checkpoint(metric={metric!r}): the value in {each.path} is "
+                    f"{score!r}; only numbers can be compared.",
+                    do="Pass a metric with numeric values; 'a/b' selects a nested metric.",
                 )
             if score is not None:
                 scored.append((each, score))
         if not scored:
             known = sorted({key for _, metrics in self.best_checkpoints for key in metrics})
             raise ResultNotFoundError(
-                f"Invalid metric name {metric!r}: no checkpoint was reported with it.",
+                f"Invalid metric name {metric!r} in get_best_checkpoint(): no checkpoint of the "
+                f"run{where} was reported with it.",
                 do=f"Pass one of the reported metrics: {', '.join(known)}.",
             )
         # max() for both modes, so that NaN is the worst value in both.
@@ -387,8 +389,9 @@ def _read_view(store: Store) -> JournalView:
         view = Journal(store).catch_up()
     except JournalError as error:
         raise ResultNotFoundError(
-            f"Failed to restore the result from {store_path(store)}: {error}",
-            do="Pass the directory of a run that was written by this version of spotfit.",
+            f"Failed to restore the result from {store_path(store)}: the journal of the run cannot "
+            f"be read. {error.message}",
+            do=error.do,
         ) from error
     # Without reports there is no result, also if the run has finished.
     if not view.checkpoints and (view.fit_end is None or view.fit_end.metrics is None):

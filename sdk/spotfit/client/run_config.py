@@ -117,7 +117,7 @@ def open_run_storage(run: RunConfig) -> Store:
     assert run.storage_path is not None
     if run.storage_filesystem is not None:
         return open_filesystem_store(run.storage_filesystem, run.storage_path)
-    return open_store(run.storage_path)
+    return open_store(run.storage_path, setting="RunConfig(storage_path=...)")
 
 
 def resolve_filesystem_location(run: RunConfig) -> StorageLocation | None:
@@ -166,14 +166,14 @@ def _check_callbacks(callbacks: Any) -> list[UserCallback]:
         raise ConfigError(
             f"RunConfig(callbacks={callbacks!r}): callbacks must be a list, not "
             f"{qualified_type_name(callbacks)}.",
-            do="Write callbacks=[...].",
+            do="Write callbacks=[MyCallback()].",
         )
     invalid = [each for each in callbacks if not isinstance(each, UserCallback)]
     if invalid:
         raise ConfigError(
             f"RunConfig(callbacks=...) contains {invalid[0]!r}, which is not an instance of "
             "spotfit.UserCallback.",
-            do="Derive its class from UserCallback, and pass an instance.",
+            do="Derive the class of the callback from UserCallback, and pass an instance.",
         )
     return list(callbacks)
 

@@ -73,10 +73,14 @@ class RuntimeEnv(msgspec.Struct, frozen=True):
             remedy = (
                 "List files to exclude from working_dir in a .spotfitignore."
                 if key == "excludes"  # Ray's name for the same purpose
-                else "Correct or remove the key."
+                else f"Correct or remove the key {key!r}."
             )
             hint = did_you_mean(str(key), _PARSERS)
-            errors.add(ConfigError(f"worker_runtime_env has no key {key!r}. {hint}", do=remedy))
+            errors.add(
+                ConfigError(
+                    f"RunConfig(worker_runtime_env=...) has no key {key!r}. {hint}", do=remedy
+                )
+            )
         errors.raise_all()
         return cls(**fields)
 
@@ -263,7 +267,8 @@ def _parse_each(values: Iterable[Any], parse: Callable[[Any], Any]) -> tuple[Any
 
 def _wrong_type_error(what: str, value: Any, expected: str) -> ConfigError:
     return ConfigError(
-        f"worker_runtime_env: {what} must be {expected}, not {value!r}.", do=f"Pass {expected}."
+        f"RunConfig(worker_runtime_env={{{what!r}: ...}}) must be {expected}, not {value!r}.",
+        do=f"Pass {expected}.",
     )
 
 
@@ -273,7 +278,8 @@ def _missing_path_error(what: str, path: Path, kind: str) -> ConfigError:
     except FileNotFoundError:
         cwd = "a working directory that was removed"
     return ConfigError(
-        f"worker_runtime_env: {what}: the {kind} {str(path)!r} does not exist (relative to {cwd}).",
+        f"RunConfig(worker_runtime_env={{{what!r}: ...}}): the {kind} {str(path)!r} does not exist "
+        f"(relative to {cwd}).",
         do="Correct the path, or pass an absolute path.",
     )
 

@@ -99,9 +99,12 @@ LOG_LEVELS = {
 """Level names and numbers of the `logging` module, which `core` does not import."""
 
 
-def parse_log_level(name: Any) -> str:
+def parse_log_level(name: Any, *, owner: str = "") -> str:
     """Return the level name in upper case. Raises `ConfigError` for an unknown name."""
     level = name.upper() if isinstance(name, str) else repr(name)
     if level not in LOG_LEVELS:
-        raise ConfigError(f"Invalid log_level {name!r}.", do=did_you_mean(level, LOG_LEVELS))
+        setting = f" in {owner}" if owner else ""
+        raise ConfigError(
+            f"Invalid log_level {name!r}{setting}.", do=did_you_mean(level, LOG_LEVELS)
+        )
     return level

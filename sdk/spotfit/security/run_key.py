@@ -53,7 +53,7 @@ class RunKey:
     def __post_init__(self) -> None:
         if len(self._secret) != _SECRET_BYTES:
             raise ConfigError(
-                f"The run key has {len(self._secret)} bytes; it must have {_SECRET_BYTES}.",
+                f"The key of the run has {len(self._secret)} bytes; it must have {_SECRET_BYTES}.",
                 do="Use the key that fit() created for the run, and check SPOTFIT_RUN_SECRET.",
             )
 
@@ -99,10 +99,16 @@ class RunKey:
         Raises `IntegrityError` for anything else.
         """
         if len(envelope) < _HEADER_BYTES + _TAG_BYTES or not envelope.startswith(_MAGIC):
+            problem = (
+                "it is truncated"
+                if _MAGIC.startswith(envelope[: len(_MAGIC)])
+                else f"it does not start with {_MAGIC.decode().strip()!r}, as this version writes "
+                "it"
+            )
             raise IntegrityError(
-                f"This is not a sealed {purpose}: it is truncated, was not sealed, or was sealed "
-                "by another version of spotfit.",
-                do="Check who else can write to the bucket, then start the run again.",
+                f"The sealed {purpose} cannot be opened: {problem}.",
+                do="Use one version of spotfit on all machines of the run. Check who else can "
+                "write to the storage of the run, then start the run again.",
                 purpose=purpose,
             )
         nonce, body = envelope[len(_MAGIC) : _HEADER_BYTES], envelope[_HEADER_BYTES:]
@@ -110,9 +116,9 @@ class RunKey:
             return self._cipher(purpose).decrypt(nonce, body, self._associated_data(purpose))
         except InvalidTag:
             raise IntegrityError(
-                f"The sealed {purpose} was modified, or sealed with the key of another run. "
-                "It was not loaded.",
-                do="Check who else can write to the bucket, then start the run again.",
+                f"The sealed {purpose} was not loaded: it does not match the key of this run, "
+                "because it was modified or sealed in another run.",
+                do="Check who else can write to the storage of the run, then start the run again.",
                 purpose=purpose,
             ) from None
 

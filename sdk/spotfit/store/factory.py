@@ -38,13 +38,14 @@ def open_store(
     retry_policy: RetryPolicy | None = None,
     *,
     credentials: StorageCredentials | None = None,
+    setting: str = "The storage address",
 ) -> Store:
     """Return the store at that address. Reads and writes nothing.
 
     `retry_policy` applies to each call of a bucket; `credentials` replace those of this machine's
     environment. Raises `ConfigError` for an invalid address.
     """
-    root = url if isinstance(url, RootUrl) else RootUrl.parse(url)
+    root = url if isinstance(url, RootUrl) else RootUrl.parse(url, setting=setting)
     match root.scheme:
         case "file":
             from spotfit.store.local import LocalStore
