@@ -31,8 +31,8 @@ def load(group: str, name: str, *, entry_points: Iterable[EntryPoint] | None = N
         suggestion = did_you_mean(name, (point.name for point in offers))
         raise ConfigError(
             f"There is no {kind} {name!r}. {suggestion}".rstrip(),
-            do=f"Correct the name in the call, the environment (SPOTFIT_PROVISIONER) or spotfit.toml, "
-            f"or install the package that provides the {group!r} entry point.",
+            do="Correct the name in the call, SPOTFIT_PROVISIONER or spotfit.toml, "
+            f"or install the package that provides it as an entry point in {group!r}.",
         )
     # An arbitrary choice would change with the order of sys.path.
     if len(candidates) > 1:
