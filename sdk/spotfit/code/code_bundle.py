@@ -120,8 +120,8 @@ class CodeBundlePayload(msgspec.Struct, frozen=True):
             return msgspec.msgpack.decode(body, type=cls)
         except msgspec.DecodeError as error:
             raise ShippingError(
-                "The code bundle was packed by a version of spotfit that differs from the one on "
-                f"the machine {machine.hostname()}: {error}",
+                "The code bundle was packed by another version of spotfit than the machine "
+                f"{machine.hostname()} has: {error}",
                 do="Install the same version of spotfit on the machines and where fit() is called.",
             ) from error
 

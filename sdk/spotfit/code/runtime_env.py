@@ -267,7 +267,7 @@ def _parse_each(values: Iterable[Any], parse: Callable[[Any], Any]) -> tuple[Any
 
 def _wrong_type_error(what: str, value: Any, expected: str) -> ConfigError:
     return ConfigError(
-        f"RunConfig(worker_runtime_env={{{what!r}: ...}}) must be {expected}, not {value!r}.",
+        f"RunConfig(worker_runtime_env=...): {what} must be {expected}, not {value!r}.",
         do=f"Pass {expected}.",
     )
 
@@ -278,7 +278,7 @@ def _missing_path_error(what: str, path: Path, kind: str) -> ConfigError:
     except FileNotFoundError:
         cwd = "a working directory that was removed"
     return ConfigError(
-        f"RunConfig(worker_runtime_env={{{what!r}: ...}}): the {kind} {str(path)!r} does not exist "
+        f"RunConfig(worker_runtime_env=...): {what}: the {kind} {str(path)!r} does not exist "
         f"(relative to {cwd}).",
         do="Correct the path, or pass an absolute path.",
     )

@@ -34,7 +34,8 @@ from cryptography.x509.oid import NameOID
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.core.ids import RunId
 
-_MAGIC = b"spotfit envelope 2\n"
+_MAGIC_OF_ALL_VERSIONS = b"spotfit envelope "
+_MAGIC = _MAGIC_OF_ALL_VERSIONS + b"2\n"
 _DIGEST = hashlib.sha256
 _SECRET_BYTES = 32
 _NONCE_BYTES = 12  # of AES-GCM (NIST SP 800-38D)
@@ -99,12 +100,12 @@ class RunKey:
         Raises `IntegrityError` for anything else.
         """
         if len(envelope) < _HEADER_BYTES + _TAG_BYTES or not envelope.startswith(_MAGIC):
-            problem = (
-                "it is truncated"
-                if _MAGIC.startswith(envelope[: len(_MAGIC)])
-                else f"it does not start with {_MAGIC.decode().strip()!r}, as this version writes "
-                "it"
-            )
+            if _MAGIC.startswith(envelope[: len(_MAGIC)]):
+                problem = "it is truncated"
+            elif envelope.startswith(_MAGIC_OF_ALL_VERSIONS):
+                problem = "it was sealed by another version of spotfit"
+            else:
+                problem = "it was not sealed by spotfit"
             raise IntegrityError(
                 f"The sealed {purpose} cannot be opened: {problem}.",
                 do="Use one version of spotfit on all machines of the run. Check who else can "
@@ -116,8 +117,8 @@ class RunKey:
             return self._cipher(purpose).decrypt(nonce, body, self._associated_data(purpose))
         except InvalidTag:
             raise IntegrityError(
-                f"The sealed {purpose} was not loaded: it does not match the key of this run, "
-                "because it was modified or sealed in another run.",
+                f"The sealed {purpose} was not loaded: it was modified, or sealed with the key of "
+                "another run.",
                 do="Check who else can write to the storage of the run, then start the run again.",
                 purpose=purpose,
             ) from None
