@@ -202,7 +202,8 @@ class _NodeGroupRead:
         for ring in self._rings:
             if ring.error:
                 raise IntegrityError(
-                    f"Another process of this node failed to read its part: {ring.error}"
+                    "Another process of this node failed to read its part of the checkpoint: "
+                    f"{ring.error}"
                 )
 
     def _start_fetches(self) -> list[Future[None]]:

@@ -51,9 +51,9 @@ def save_directory(
     if not directory.is_dir():
         raise ConfigError(
             f"The directory of the reported checkpoint, {directory}, does not exist.",
-            do="Report it before it is removed, and use a separate directory on each rank: a SYNC "
-            "report inside the `with` block of a temporary directory, an ASYNC one without such a "
-            "block.",
+            do="Report the directory before it is removed, and use a separate directory on each "
+            "rank: a SYNC report inside the `with` block of a temporary directory, an ASYNC one "
+            "without such a block.",
         )
     return _write_manifest(store, manifest, upload_tree(store, manifest.folder, directory), parent)
 

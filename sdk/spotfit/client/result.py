@@ -108,7 +108,10 @@ def build_run_error(
             text = f"{ended.reason}\n{first.message if first else ''}".strip()
             return ControllerError(SpotfitError(text))
         case _:
-            return TrainingFailedError(ended.reason)
+            return TrainingFailedError(
+                f"The run in {store.url} failed: {ended.reason}",
+                do=f"Read the output of the workers with `spotfit logs {store.url}`.",
+            )
 
 
 def format_worker_failures(failures: Sequence[RankFailure]) -> str:
@@ -133,11 +136,12 @@ def _load_exception(
     failure: RankFailure, store: Store, key: RunKey | None, clock: Clock
 ) -> BaseException:
     """Return the original exception of a rank, or a spotfit error with its text."""
+    remedy = f"Read the output of the workers with `spotfit logs {store.url}`."
     # Only exceptions that the function raised were pickled; other kinds have just a text.
     if failure.kind == "timeout":
-        return WorkerTimeoutError(failure.message, rank=failure.rank)
+        return WorkerTimeoutError(failure.message, do=remedy, rank=failure.rank)
     if failure.kind != "raised":
-        return WorkerDiedError(failure.message, rank=failure.rank, kind=failure.kind)
+        return WorkerDiedError(failure.message, do=remedy, rank=failure.rank, kind=failure.kind)
     if failure.pickle_key is None or key is None:
         return TrainingFailedError(failure.message, rank=failure.rank)
     try:
@@ -146,7 +150,8 @@ def _load_exception(
     # ShippingError: the class of the exception may be missing on this machine. The text remains.
     except (StoreError, IntegrityError, ShippingError) as error:
         return TrainingFailedError(
-            f"{failure.message}\n(the original exception cannot be loaded: {error.message})",
+            f"{failure.message}\nThe original exception cannot be loaded: {error.message}",
+            do=error.do,
             rank=failure.rank,
         )
     # Unpickling calls the user's __reduce__, which may return anything.

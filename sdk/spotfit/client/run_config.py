@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 DEFAULT_STORAGE_PATH = "~/spotfit_results"
 _REMOVED_FIELDS = {
-    "sync_config": "files are uploaded directly to storage_path",
+    "sync_config": "remove it, files are uploaded directly to storage_path",
     "verbose": "use RunConfig(logging_config=LoggingConfig(log_level=...))",
     "stop": "return from the training function",
-    "progress_reporter": "fit() prints the progress; use a UserCallback to process reports",
-    "log_to_file": "output is always stored, see attach(url).logs()",
+    "progress_reporter": "remove it, fit() prints the progress; a UserCallback processes reports",
+    "log_to_file": "remove it, output is always stored; read it with attach(url).logs()",
 }
 _CONFIG_TYPES: tuple[tuple[str, type[Any]], ...] = (
     ("failure_config", FailureConfig),

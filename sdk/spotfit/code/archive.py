@@ -214,7 +214,7 @@ def _pack_tar(files: Sequence[_SourceFile]) -> bytes:
 
 def _unreadable_error(path: Path, error: OSError) -> ShippingError:
     return ShippingError(
-        f"{path} cannot be read: {error.strerror}. It is part of the code that is uploaded.",
+        f"The file {path} of the code that is uploaded cannot be read: {error.strerror}.",
         do="Make the file readable, or list it in a .spotfitignore.",
     )
 

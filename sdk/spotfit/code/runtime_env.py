@@ -155,7 +155,7 @@ def _parse_py_module(value: Any) -> CodeSource:
             raise ConfigError(
                 f"worker_runtime_env={{'py_modules': ...}}: the module {value.__name__!r} has no "
                 "files: it is built in, or was created at run time.",
-                do="Remove it from py_modules.",
+                do=f"Remove {value.__name__!r} from py_modules.",
             )
         code: CodeSource = Path(path)
     else:

@@ -269,5 +269,5 @@ def _parse_credentials(text: str) -> dict[str, dict[str, str]]:
         raise ConfigError(
             f"The environment variable {env.STORAGE_KEYS.name} is not a JSON object of credentials "
             "by bucket.",
-            do="Unset it: fit() sets it on the machines it starts.",
+            do="Unset the variable: fit() sets it on the machines of the run.",
         ) from None  # the cause's text would show secrets
