@@ -201,10 +201,7 @@ class _NodeGroupRead:
     def _raise_group_errors(self) -> None:
         for ring in self._rings:
             if ring.error:
-                raise IntegrityError(
-                    "Another process of this node failed to read its part of the checkpoint: "
-                    f"{ring.error}"
-                )
+                raise IntegrityError(ring.error)
 
     def _start_fetches(self) -> list[Future[None]]:
         def fetch_chunk(n: int, chunk_read: ChunkRead) -> None:

@@ -247,8 +247,7 @@ class PeerStore:
                 answer = framing.read_frame(connection)
             if answer is None:
                 raise IntegrityError(
-                    f"The peer {pending.target} closed the connection before it had stored the "
-                    "replica."
+                    f"The peer {pending.target} rejected the replica: it closed the connection."
                 )
             return step
 

@@ -139,7 +139,7 @@ class RestoreSelector:
             saved = self._try_read(candidate, plan, check_compatibility)
         if saved is None and found_any:
             raise IntegrityError(
-                "None of the run's checkpoints can be read: files of each are missing or corrupt.",
+                "None of this run's checkpoints can be read: files of each are missing or corrupt.",
                 do="Search the log for checkpoint.corrupt, which names the files, and restore "
                 "them from a backup, or start a run with another RunConfig(name=...).",
             )

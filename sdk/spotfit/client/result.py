@@ -292,7 +292,7 @@ class Result:
         where = f" in {self.path}" if self.path else ""
         if not self.best_checkpoints:
             raise ResultNotFoundError(
-                f"The run{where} has no checkpoint, so none has the best {metric!r}.",
+                f"No checkpoint exists in the run{where}, so none has the best {metric!r}.",
                 do="Call report(metrics, checkpoint=...) in the training function.",
             )
         scored: list[tuple[Checkpoint, float]] = []

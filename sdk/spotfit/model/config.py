@@ -464,7 +464,7 @@ class DataConfig:
 def datasets_unsupported_error() -> ConfigError:
     """The error for `datasets=` on a trainer with workers."""
     return ConfigError(
-        "Distributed datasets (datasets= of the trainer) are not supported yet.",
+        "Distributed datasets (datasets=) are not supported yet.",
         do="Read the data in the training function; get_context() gives rank and world size.",
     )
 

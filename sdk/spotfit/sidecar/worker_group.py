@@ -54,8 +54,7 @@ class WorkerGroup:
         """Call `fn` on the worker with that rank; return a future. Raises `ConfigError`."""
         if not 0 <= rank < self._world_size:
             raise ConfigError(
-                f"execute_single(rank={rank}): the group has {self._world_size} workers, so the "
-                "rank is out of range.",
+                f"Rank {rank} is out of range: the group has {self._world_size} workers.",
                 do=f"Pass a rank from 0 to {self._world_size - 1} (len(worker_group) - 1).",
             )
         return self._calls.submit(self._round, (rank,), (fn, args, kwargs))[0]

@@ -337,8 +337,8 @@ class Session:
             )
         limit_s = self._start.collective_timeout_s
         return CollectiveTimeoutError(
-            f"The collective {result.kind} timed out after {limit_s} s: the ranks [{missing}] have "
-            "not joined.",
+            f"The collective {result.kind} timed out after {limit_s} s: these ranks have not "
+            f"joined: [{missing}].",
             do=f"{_SAME_CALLS_REMEDY} The environment variable SPOTFIT_COLLECTIVE_TIMEOUT_S sets "
             "the timeout.",
             missing=result.missing_ranks,

@@ -137,7 +137,7 @@ class TrainContext:
 
 def _deprecation_warning(name: str, alternative: str) -> DeprecationWarning:
     return DeprecationWarning(
-        f"TrainContext.{name}() is no longer supported. Instead, {alternative}."
+        f"TrainContext.{name} is no longer supported. Instead, {alternative}."
     )
 
 
