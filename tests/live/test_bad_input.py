@@ -342,7 +342,7 @@ def test_modified_checkpoint_is_not_loaded(cloud: LiveTestCloud) -> None:
     cloud.fit(train)
     change_byte(Path(cloud.url(), "weights", "weights"))
     with pytest.raises(
-        spotfit.WorkerGroupError, match="is corrupt: its (size|hash) differs"
+        spotfit.WorkerGroupError, match=r"is corrupt: its (size|hash) differs"
     ) as raised:
         cloud.fit(train)
     assert isinstance(raised.value.worker_failures[0], IntegrityError)

@@ -151,7 +151,7 @@ def test_local_mode_passes_datasets_unchanged() -> None:
 
 def test_submit_without_workers_is_refused(harness: ClientHarness) -> None:
     here = DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=0))
-    with pytest.raises(ConfigError, match="not supported with .*num_workers=0"):
+    with pytest.raises(ConfigError, match=r"not supported with .*num_workers=0"):
         here.submit()
     assert harness.cloud.submitted_tokens == []
 

@@ -145,7 +145,8 @@ def test_added_or_removed_options_are_accepted() -> None:
         (
             ["model.w", "optimizer.param_groups.1.lr"],
             ["model.v is (2,), was (1,)"],
-            r"model and optimizer of the Checkpointer: model\.w was not saved; model\.v is \(2,\), was \(1,\)\.",
+            r"model and optimizer of the Checkpointer: model\.w was not saved; "
+            r"model\.v is \(2,\), was \(1,\)\.",
         ),
         (
             [f"optimizer.param_groups.{n}.{one}" for n in (1, 2) for one in ("lr", "betas")],
