@@ -72,7 +72,7 @@ def train_in_a_group() -> dict[str, Any]:
     try:
         prepare_model(plain_model(), parallel_strategy="fsdp")
         fsdp_error = ""
-    except RuntimeError as error:
+    except spotfit.ConfigError as error:
         fsdp_error = str(error)
     return {
         "ddp": trained(prepare_model(plain_model()), loader),

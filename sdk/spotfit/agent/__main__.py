@@ -20,10 +20,12 @@ CHECK_FLAG = "--check"
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Serve the assigned run and return the agent's exit code.
+    """Serve the run that the environment variables describe; return an `AgentExitCode`.
 
-    With `--check`: returns `DONE` if an agent could serve on this machine, `NODE_UNUSABLE` if the
-    report lists problems. Other arguments also return `NODE_UNUSABLE`.
+    Blocks until the run ends. With `["--check"]`: prints the `NodeReport` and returns `DONE` if an
+    agent could serve on this machine, `NODE_UNUSABLE` if the report lists problems. Other
+    arguments, and missing or invalid variables, also return `NODE_UNUSABLE`, with the reason in the
+    log.
     """
     log.use_default_handler()
     if arguments:

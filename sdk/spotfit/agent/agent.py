@@ -115,7 +115,11 @@ class Agent:
     # --- one tick ----------------------------------------------------------------------------
 
     def tick(self, now: float) -> float | None:
-        """Process events, act, and return when to call again; None once the agent has finished."""
+        """Process events and act; return when to call again, in event-loop seconds, or None.
+
+        None means that the agent has finished; `is_abandoned` and `is_drained` then give the
+        reason. Call it earlier if an event arrives. `now` must not decrease.
+        """
         self._now = now
         self._round_participant.poll_worker_events(now)
         self._validation.poll(now)

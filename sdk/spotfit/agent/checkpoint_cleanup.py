@@ -26,6 +26,7 @@ from spotfit.store.api import Store
 class CheckpointGarbageCollector:
     """Deletes checkpoints, and writes a marker for every name that is assigned to an upload.
 
+    For one term of leadership. Only `advance` starts work, as background calls; no method blocks.
     Deletions stop when `is_leader` returns False: the next leader may use the name again.
     """
 
@@ -51,28 +52,38 @@ class CheckpointGarbageCollector:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a deletion or a scan is pending."""
+        """Whether a deletion or a scan is pending.
+
+        Deletions that wait for uploads sharing the files do not count.
+        """
         return (
             not self._pending_deletions.keys() <= self._parent_checkpoints
             or self._pending_scan is not None
         )
 
     def schedule_deletion(self, name: str) -> None:
-        """Queue the deletion of a checkpoint that the journal has dropped."""
+        """Queue the deletion of a checkpoint that the journal has dropped. Idempotent.
+
+        It is not performed if the name is committed or uploaded again before.
+        """
         self._pending_deletions[name] = partial(
             delete_checkpoint, self._store, name, delete=self._delete_key
         )
 
     def record_name(self, name: str, round_number: int, *, is_generated: bool) -> None:
-        """Queue a marker for a name that workers will upload to.
+        """Queue a marker object for a name that workers of that round will upload to.
 
-        The marker lets a later leader find files that were uploaded without a manifest.
+        `is_generated`: spotfit generated the name, the user did not request it. The marker lets a
+        later leader find files that were uploaded without a manifest.
         """
         write = partial(write_name_marker, self._store, name, round_number, generated=is_generated)
         self._pending_name_markers[f"note {round_number} {name}"] = write
 
     def scan_for_debris(self, view: View, *, before_round: int) -> None:
-        """Search for uncommitted files of rounds before that one."""
+        """Queue a search for uncommitted files of rounds before `before_round`, to delete them.
+
+        Called when a round was opened. Replaces a search that is pending.
+        """
         scan = partial(
             find_abandoned,
             self._store,
@@ -85,9 +96,10 @@ class CheckpointGarbageCollector:
         self._needs_initial_scan = False
 
     def scan_for_undeleted(self, view: View) -> None:
-        """Search for dropped checkpoints that earlier leaders have not deleted.
+        """Queue a search for dropped checkpoints that earlier leaders have not deleted.
 
-        Called when training has ended: no further round will call `scan_for_debris`.
+        Called at each tick after training has ended, when no further round will call
+        `scan_for_debris`; no effect after an earlier call of either.
         """
         if self._needs_initial_scan and view.dropped_checkpoints:
             self._pending_scan = (
@@ -103,10 +115,11 @@ class CheckpointGarbageCollector:
         now: float,
         parent_checkpoints: Collection[str] = (),
     ) -> None:
-        """Start the next background call and record finished ones.
+        """Start the next background call and record finished ones; called at each tick.
 
         Names of committed checkpoints and `uploading_names` are not deleted. `parent_checkpoints`
-        are deleted later, because uploads in progress share their files.
+        are deleted later, because uploads in progress share their files. Transient errors are
+        retried; a denied deletion is logged and skipped. `now` is event-loop time in seconds.
         """
         # Kept for `is_busy`, which does not wait for the uploads that share these files.
         self._parent_checkpoints = set(parent_checkpoints)

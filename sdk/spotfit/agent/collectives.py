@@ -38,10 +38,11 @@ FindMissingRanks = Callable[[CollectiveKey], set[int]]
 
 
 class Collectives:
-    """The state of the collectives that at least one rank has joined.
+    """The state of the collectives of one round that at least one rank has joined.
 
     A collective is aborted after `timeout_s` (None: never). Every `warn_s` the lowest waiting rank
-    receives a `CollectiveWaiting`, so that only one rank logs the warning.
+    receives a `CollectiveWaiting`, so that only one rank logs the warning. `now` is event-loop time
+    in seconds; ranks are global.
     """
 
     def __init__(self, world_size: int, *, timeout_s: float | None, warn_s: float) -> None:
@@ -61,7 +62,11 @@ class Collectives:
         value: bytes = b"",
         is_blocking: bool = False,
     ) -> None:
-        """Add a rank. `is_blocking` means that its training thread waits for the answer."""
+        """Add a rank to the collective `key`, which is opened by its first rank.
+
+        The timeout counts from the `now` of that rank. `value`: what the rank contributes.
+        `is_blocking`: its training thread waits for the answer, which deadlock detection needs.
+        """
         # The timeout starts with the first rank: the others may never arrive.
         waiting = self._pending.setdefault(key, _PendingCollective(now, now))
         waiting.values[rank] = value
@@ -70,16 +75,19 @@ class Collectives:
 
     @property
     def pending(self) -> tuple[CollectiveKey, ...]:
-        """The collectives that are incomplete."""
+        """The collectives that at least one rank has joined and that were not closed; a copy."""
         return tuple(self._pending)
 
     def joined_ranks(self, key: CollectiveKey) -> set[int]:
-        """Return the ranks that have joined."""
+        """Return the ranks that have joined; empty for an unknown or closed collective."""
         waiting = self._pending.get(key)
         return set(waiting.values) if waiting else set()
 
     def close(self, key: CollectiveKey) -> Mapping[int, bytes]:
-        """Remove the collective. Returns the values of the ranks that had joined."""
+        """Remove a collective, for example because it is complete.
+
+        Returns the value of each rank that had joined; empty for an unknown collective.
+        """
         if key not in self._pending:
             return {}
         values = self._pending.pop(key).values
@@ -90,7 +98,10 @@ class Collectives:
         return values
 
     def check_timeouts(self, now: float, find_missing: FindMissingRanks) -> list[OutgoingFrame]:
-        """Abort collectives after the timeout; warn about those that have waited for long."""
+        """Abort collectives after the timeout; warn about those that have waited for long.
+
+        Returns the frames to send: an abort for each rank that waits, a warning for one of them.
+        """
         frames: list[OutgoingFrame] = []
         # A copy: `_abort` removes the collective.
         for key, waiting in list(self._pending.items()):
@@ -106,7 +117,7 @@ class Collectives:
         return frames
 
     def next_timeout_check(self) -> float | None:
-        """When to call `check_timeouts` again; None if no collective is pending."""
+        """Event-loop time in seconds to call `check_timeouts`; None if no collective is pending."""
         if not self._pending:
             return None
         warn_at = min(waiting.warned_at for waiting in self._pending.values()) + self._warn_s
@@ -118,10 +129,10 @@ class Collectives:
     def abort_deadlocked(
         self, returned_ranks: set[int], find_missing: FindMissingRanks
     ) -> list[OutgoingFrame]:
-        """Abort collectives that cannot complete.
+        """Abort collectives that cannot complete; return the aborts to send, each with its reason.
 
-        Either a required rank has returned from the training function, or every rank is blocked
-        and they wait in different collectives.
+        Either a required rank is in `returned_ranks` (its training function has returned), or every
+        other rank is blocked and they wait in different collectives.
         """
         # The usual case: called for every frame.
         if not self._pending:

@@ -61,7 +61,10 @@ _LOCAL_FLUSH_INTERVAL_S, _REMOTE_FLUSH_INTERVAL_S = 0.1, 0.5
 
 @cache
 def shared_fork_servers() -> ForkServerPool:
-    """Return the fork servers of this process, which stay warm for the next run."""
+    """Return the fork servers of this process, which stay warm for the next run.
+
+    Every call returns the same object. `python -m spotfit.agent` closes it before it exits.
+    """
     return ForkServerPool()
 
 
@@ -71,7 +74,11 @@ def serve(
     fork_servers: ForkServerPool | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """Run the agent of this machine until its run ends. Returns an `AgentExitCode`.
+    """Run the agent of this machine until its run ends; blocks. Returns an `AgentExitCode`.
+
+    Errors are logged, not raised: a `SpotfitError` gives `NODE_UNUSABLE`, any other `CRASHED`. The
+    run's key is removed from the environment variables. Without `fork_servers`, those of the
+    process are used; without `clock`, the machine's monotonic clock.
 
     May be called again in the same process. Signals are only handled in the main thread.
     """
@@ -229,7 +236,7 @@ def _tick_until_done(
 
 
 class LocalNodeServices:
-    """`NodeServices` of this machine; see there for the methods."""
+    """`NodeServices` of this machine for one agent; see there for the methods."""
 
     def __init__(self, node: _Node, worker_pool: ProcessWorkerPool) -> None:
         self._node = node
@@ -240,7 +247,7 @@ class LocalNodeServices:
         self._backend_hook_runner: ProcessBackendHookRunner | None = None
 
     def close(self) -> None:
-        """Kill the sidecars, and end the threads."""
+        """Kill the callback and hook processes, and end the journal's threads; does not wait."""
         self.stop_sidecars()
         self._journal_calls.close()
 

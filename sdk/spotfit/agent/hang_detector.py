@@ -57,7 +57,7 @@ class HangReport(NamedTuple):
 
 
 class HangDetector:
-    """Watches one round. `request_stacks` sends to every agent that has workers in it."""
+    """Watches one round, on the leader. `request_stacks` sends to every agent of the round."""
 
     def __init__(
         self,
@@ -83,19 +83,25 @@ class HangDetector:
         """The current hang if its stacks were already requested: it is reported only once."""
 
     def record_liveness(self, rank: int, silent_s: float) -> None:
-        """Record that a worker sent no heartbeat for `silent_s` seconds; 0: it responds again."""
+        """Record a worker (global rank) that sent no heartbeat for `silent_s` seconds.
+
+        0 means that it responds again.
+        """
         self._silent_s.pop(rank, None)
         if silent_s:
             self._silent_s[rank] = silent_s
 
     def add_stack_dump(self, stack_dump: StackDump) -> None:
-        """Record the stacks of one worker. Ignores answers to earlier requests."""
+        """Record the stacks of one worker; ignored for an earlier request (another `dump_id`)."""
         # Stacks of an earlier suspicion would show a state that has passed.
         if stack_dump.dump_id == self._dump_id:
             self._stack_texts[stack_dump.rank] = stack_dump.stack_text
 
     def next_check(self) -> float:
-        """When to call `check` again if no event arrives before."""
+        """Event-loop time in seconds at which to call `check` again if no event arrives before.
+
+        `math.inf` if nothing is due: the detection is disabled, or the hang was reported.
+        """
         if self._suspected_hang is not None:
             return self._requested_at + STACK_DUMP_TIMEOUT_S
         if self._known_hang is not None:
@@ -103,7 +109,12 @@ class HangDetector:
         return failure_detection.next_hang_check_at(self._config, self._coordinator.progress)
 
     def check(self, now: float) -> HangReport | None:
-        """Advance the detection. Returns the report of a hang once, when it is complete."""
+        """Advance the detection; called at each tick. Returns the report of a hang once, else None.
+
+        A suspected hang starts a request for stacks, then a background write to the bucket; the
+        report follows after at most twice `STACK_DUMP_TIMEOUT_S`, also if stacks are missing or the
+        write fails. Ranks that make progress meanwhile end the suspicion.
+        """
         suspected = failure_detection.detect_hang(
             self._config, self._silent_s, self._coordinator.progress, now
         )
@@ -161,12 +172,18 @@ _MAX_HEARTBEAT_INTERVAL_S = 5.0
 
 
 def heartbeat_interval_s(timeout_s: float) -> float:
-    """Return the heartbeat interval with which silence is detected after `timeout_s`."""
+    """Return the seconds between a worker's heartbeats: a quarter of `timeout_s`, at most 5.
+
+    0 (no heartbeats) if `timeout_s` is 0, which disables the worker timeout.
+    """
     return min(_MAX_HEARTBEAT_INTERVAL_S, timeout_s / _HEARTBEATS_PER_TIMEOUT)
 
 
 class WorkerLiveness:
-    """Counts for how long each worker has been silent, from its first message on."""
+    """Counts for how long each worker of this node has been silent, from its first message on.
+
+    For the node's agent. Ranks are global, of the round that runs.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self.check_interval_s = heartbeat_interval_s(timeout_s)
@@ -176,21 +193,25 @@ class WorkerLiveness:
         self._last_check_at: float | None = None
 
     def record_heartbeat(self, rank: int) -> bool:
-        """Record a message of any kind; return whether the worker was unresponsive before."""
+        """Record a message of any kind from a worker, which is responsive from now on.
+
+        Returns True if it was unresponsive before, so that the recovery must be reported.
+        """
         was_unresponsive = rank in self._unresponsive
         self._unresponsive.discard(rank)
         self._silent_s[rank] = 0.0
         return was_unresponsive
 
     def remove(self, rank: int) -> None:
-        """Forget a worker that has exited."""
+        """Remove a worker that has exited; harmless if it is unknown."""
         self._silent_s.pop(rank, None)
         self._unresponsive.discard(rank)
 
     def find_unresponsive(self, now: float) -> dict[int, float]:
-        """Return the silent time in seconds of each worker that has become unresponsive.
+        """Return the workers that have become unresponsive: seconds of silence by rank.
 
-        Call this every `check_interval_s`. Each worker is returned once per silence.
+        Call it every `check_interval_s` with the event-loop time `now` in seconds. Each worker is
+        returned once per silence. A late check adds at most twice the interval to the silence.
         """
         previous_at = now if self._last_check_at is None else self._last_check_at
         # A node that swaps or was suspended delays this process as much as its workers: a late
@@ -219,16 +240,23 @@ _PY_SPY_TIMEOUT_S = 10.0  # it reads the symbols of torch's libraries first
 
 
 def stacks_dir(scratch: str | Path) -> Path:
-    """Return the directory in which `worker.agent_connection` writes stacks, one file per pid."""
+    """Return the directory in which workers write their stacks on a signal, one file per pid.
+
+    It is below the agent's scratch directory, and created by the workers
+    (`worker.agent_connection`).
+    """
     return Path(scratch) / "stacks"
 
 
 def dump_stacks(pids: Mapping[int, int], directory: Path, clock: Clock) -> dict[int, str]:
-    """Return a description of each process of `pids` (rank to pid), by rank.
+    """Return a text for each process of `pids` (rank to pid), by rank: kernel state and all stacks.
 
-    Blocks for `DUMP_TIMEOUT_S` if a process does not answer. The workers write their Python stacks
-    on a signal, even while a thread holds the GIL. If py-spy is installed and permitted to attach,
-    it adds native frames.
+    Blocks for `DUMP_TIMEOUT_S` if a process does not answer, and up to 10 s per process for py-spy:
+    call it in a thread. `directory` is `stacks_dir`. Never fails for a process that has exited or
+    does not answer: the text says so.
+
+    The workers write their Python stacks on a signal, even while a thread holds the GIL. If py-spy
+    is installed and permitted to attach, it adds native frames.
     """
     files = {rank: directory / f"{pid}.txt" for rank, pid in pids.items()}
     before = {rank: _size(file) for rank, file in files.items()}

@@ -16,7 +16,10 @@ _LEADER_POLL_S = 0.1
 
 
 class JournalPoller:
-    """The reads of one agent. `writer` performs them, together with the writes of a leader."""
+    """The reads of one agent. `writer` performs them, together with the writes of a leader.
+
+    `now` and returned times are event-loop seconds.
+    """
 
     def __init__(self, writer: JournalWriter) -> None:
         self._writer = writer
@@ -29,20 +32,25 @@ class JournalPoller:
 
     @property
     def timing(self) -> RunTiming:
-        """The timing of the run; the default before the run is known."""
+        """The timing of the run; the default before the journal was first read."""
         view = self._writer.ledger.journal_view
         return view.spec.timing if isinstance(view, View) else RunTiming()
 
     @property
     def last_contact_at(self) -> float:
-        """When the bucket was last read, or else the start of this agent."""
+        """Event-loop time in seconds of the last read of the journal, else of the first `poll`.
+
+        Infinity before the first `poll`. The agent exits if it is too long ago.
+        """
         # A machine may boot while the bucket is unavailable: count from its start at the earliest.
         return max(self._started_at, self._writer.last_read_at)
 
     def poll(self, now: float, *, is_leading: bool, is_connected: bool) -> None:
-        """Read the journal if that is due, and advance the writer.
+        """Request a read of the journal if one is due, and advance the writer; called at each tick.
 
-        Errors of the store never stop the agent; only `orphan_timeout_s` without any contact does.
+        Does not block: reads and writes are background calls. Errors of the store are logged and
+        never stop the agent; only `orphan_timeout_s` without any contact does. Raises
+        `JournalError` if an entry cannot be decoded.
         """
         self._started_at = min(self._started_at, now)
         if now >= self.next_poll_at(now, is_leading=is_leading, is_connected=is_connected):
@@ -58,9 +66,9 @@ class JournalPoller:
                 log.warning("store.error", reason=error.message)
 
     def next_poll_at(self, now: float, *, is_leading: bool, is_connected: bool) -> float:
-        """When the next read is due.
+        """Event-loop time in seconds of the next read; in the past if one is overdue.
 
-        Agents that receive entries from the leader read rarely, others often.
+        Agents that receive entries from the leader (`is_connected`) read rarely, others often.
         """
         interval_s = self.timing.journal_poll_interval_s
         if not isinstance(self._writer.ledger.journal_view, View):
@@ -74,6 +82,9 @@ class JournalPoller:
         return self.polled_at + (self.timing.lease_timeout_s if is_connected else interval_s)
 
     def start_fast_polling(self, now: float) -> None:
-        """Read the journal at once and often for a while, because a new entry is likely."""
+        """Read the journal at the next `poll`, and often for 3 s, because a new entry is likely.
+
+        Called when the leader was lost or has rejected this agent.
+        """
         self._fast_poll_until = now + _FAST_POLL_DURATION_S
         self.polled_at = float("-inf")

@@ -71,7 +71,10 @@ _RETRY_DELAY_S = 0.1
 
 
 class Lease:
-    """Renews the lease of one term of leadership."""
+    """Renews the lease of one term of leadership: the object `.spotfit/leases/<agent>`.
+
+    `now` and returned times are event-loop seconds.
+    """
 
     def __init__(self, ledger: Ledger, background_calls: BackgroundCalls, now: float) -> None:
         self._ledger = ledger
@@ -80,11 +83,18 @@ class Lease:
         self._is_renewing = False
 
     def renew_soon(self, now: float) -> None:
-        """Renew at the next opportunity: the other agents start to use another timeout."""
+        """Make a renewal due at `now`; the next `renew_if_due` starts it.
+
+        Called when the end of the fit changes the lease timeout of the other agents.
+        """
         self._next_renewal_at = now
 
     def renew_if_due(self, interval_s: float, now: float) -> None:
-        """Start a renewal if one is due, and record the result of the one in progress."""
+        """Start a background renewal if one is due, and record the result of the one in progress.
+
+        Called at each tick; does not block. The next one is due after `interval_s` seconds, or 0.1
+        s after a failure, which is not reported otherwise.
+        """
         # During a renewal its result is collected, however early that is.
         if not self._is_renewing and now < self._next_renewal_at:
             return
@@ -94,7 +104,10 @@ class Lease:
             self._next_renewal_at = now + (interval_s if result.error is None else _RETRY_DELAY_S)
 
     def next_wake(self) -> float:
-        """Time of the next renewal; infinity during a renewal, whose end wakes the event loop."""
+        """Event-loop time in seconds of the next renewal.
+
+        `math.inf` during a renewal, whose end wakes the event loop.
+        """
         return math.inf if self._is_renewing else self._next_renewal_at
 
 
@@ -107,9 +120,10 @@ _CLEANUP_LEASE_INTERVAL_S = CLEANUP_LEASE_TIMEOUT_S / 4
 
 
 class Leader:
-    """One term of leadership.
+    """One term of leadership of this agent.
 
-    `on_agent_event` processes messages, `on_journal_entry` entries, and `tick` acts on both.
+    `on_agent_event` processes messages, `on_journal_entry` entries, and `tick` acts on both. All
+    are called by the agent's event loop with its time `now` in seconds; none blocks.
     """
 
     def __init__(self, services: LeaderServices, *, now: float) -> None:
@@ -148,14 +162,21 @@ class Leader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all machines are released, all reports written and all deletions done."""
+        """Whether all machines are released, all reports written and all deletions done.
+
+        After the end of the fit the agent exits once this is True.
+        """
         has_pending = self._services.report_sink.has_unwritten or self._checkpoint_gc.is_busy
         return self._services.reconciler.is_idle and not has_pending
 
     # --- messages of agents ------------------------------------------------------------------
 
     def on_agent_event(self, event: AgentMessageReceived | AgentDisconnected, now: float) -> None:
-        """Process a message or the disconnection of an agent."""
+        """Process a message or the disconnection of an agent, this one included.
+
+        An agent that has sent no `Join` to this leader is disconnected, so that it reconnects with
+        one.
+        """
         match event:
             case AgentDisconnected(agent=agent):
                 self._on_agent_disconnected(agent, now)
@@ -220,7 +241,11 @@ class Leader:
     # --- entries of the journal --------------------------------------------------------------
 
     def on_journal_entry(self, slot: int, body: bytes, entry: JournalEntry, now: float) -> None:
-        """Process an entry of any author that was applied, and send it to all agents."""
+        """Process an entry of any author after it was applied to the view; send it to all agents.
+
+        `slot` is its number in the journal, `body` its encoded form. Called once per entry, in
+        order.
+        """
         self._latest_entry_copy = JournalEntryCopy(slot=slot, body=body)
         self._observations.record()
         # Sent first: an agent needs the entry to process the messages that follow from it.
@@ -280,7 +305,11 @@ class Leader:
     # --- tick --------------------------------------------------------------------------------
 
     def tick(self, now: float) -> float:
-        """Do everything that is due. Returns the time of the next call."""
+        """Do everything that is due at `now`; return when to call again, in event-loop seconds.
+
+        That covers lease, heartbeats, checkpoints, reports, timeouts and decisions. Call it earlier
+        if an event arrives.
+        """
         view, observations = self._ledger.view, self._observations
         self._maintain_liveness(view, now)
         self._advance_checkpoints(view, now)

@@ -31,10 +31,11 @@ _RECONNECT_DELAY_S = 0.5
 
 
 class LeaderConnection:
-    """At most one connection, to the leader that the journal names.
+    """At most one connection of this agent, to the leader that the journal names.
 
     A single lost connection proves nothing. Only if the leader's host also refuses the second
-    attempt is the leader considered to have vanished.
+    attempt is the leader considered to have vanished. `now` and returned times are event-loop
+    seconds of this agent.
     """
 
     def __init__(
@@ -59,35 +60,48 @@ class LeaderConnection:
         self._observation: LeaderObservation | None = None
 
     def leader_observation(self, now: float) -> LeaderObservation:
-        """Return what is known about the leader's health."""
+        """Return what this agent has observed of the leader's health, the input of an election.
+
+        Before the first observation the lease counts as changed at `now`.
+        """
         return self._observation or LeaderObservation(lease_changed_at=now)
 
     def reset_observation(self) -> None:
-        """Discard all observations, because they are about the previous leader."""
+        """Discard all observations, because they are about the previous leader.
+
+        Called when this agent claims the leadership. The connection stays open.
+        """
         self._observation, self._retried_address = None, None
 
     # --- the connection ----------------------------------------------------------------------
 
     def on_message(self, now: float) -> None:
-        """Record that the leader sent a message."""
+        """Record that the leader sent a message at `now`: the connection is healthy."""
         self._last_message_at = now
         self._has_response = True
         self._retried_address = None
 
     def on_rejected(self, now: float) -> None:
-        """Disconnect from a peer that is not the leader, and retry after a delay."""
+        """Disconnect from a peer that is not the leader; `connect` retries 0.5 s after `now`."""
         self.disconnect()
         # The journal of this agent or of the peer is outdated, and is read before the next attempt.
         self._connect_at = now + _RECONNECT_DELAY_S
 
     def disconnect(self) -> None:
-        """Disconnect; the next call of `connect` reconnects at once."""
+        """Disconnect without an event; the next call of `connect` reconnects at once.
+
+        Called by an agent that becomes the leader, which then connects to itself.
+        """
         self._transport.disconnect()
         self.address = None
         self._connect_at = float("-inf")
 
     def on_disconnected(self, lost: LeaderDisconnected, now: float) -> bool:
-        """Record a lost connection. Returns False if it was not the current one."""
+        """Record a lost connection. Returns False if it was not the current one (no effect).
+
+        The next `connect` retries at once if the peer closed the connection, else after 0.5 s. The
+        second loss in a row that the peer of the same address reports marks the leader as vanished.
+        """
         # The event of a connection that was closed here may arrive after the next one is opened.
         if lost.address != self.address:
             return False
@@ -108,10 +122,11 @@ class LeaderConnection:
         return True
 
     def connect(self, view: View, join: Join, timing: RunTiming, now: float) -> bool:
-        """Connect to the current leader and send `join`.
+        """Start a connection to the leader of `view` and send `join`; called at each tick.
 
-        Returns False if that is not necessary, not yet due, or useless because the leader has
-        vanished.
+        Returns True if a connection was started, which is not established yet. Returns False if
+        there already is one, if a retry is not due, or if only an election helps because the leader
+        has vanished.
         """
         address = view.leader.coordinator_address if view.leader else None
         if address is None or self.address == address or now < self._connect_at:
@@ -128,15 +143,20 @@ class LeaderConnection:
         return True
 
     def report_warm(self) -> None:
-        """Report once per connection that the fork server of this node has imported everything."""
+        """Report to the leader that the fork server of this node has imported everything.
+
+        Sent once per connection, and not if `join` has reported it; no effect while disconnected.
+        """
         if self.address is not None and not self._has_reported_warm:
             self._has_reported_warm = True
             self._transport.send_to_leader(NodeWarm())
 
     def check_heartbeat(self, timing: RunTiming, now: float, *, is_leading: bool) -> bool:
-        """Send a heartbeat if one is due.
+        """Send a heartbeat if one is due; close the connection if the leader is silent too long.
 
-        Returns True if the connection was closed because no message arrived within the timeout.
+        Returns True only in the second case: no message for `timing.heartbeat_timeout_s`. The
+        caller then stops the workers. `is_leading`: this agent is the leader, and its own messages
+        cannot be lost.
         """
         if now < self._heartbeat_at:
             return False
@@ -154,7 +174,7 @@ class LeaderConnection:
 
     @property
     def wake_at(self) -> float:
-        """When the next heartbeat is due."""
+        """Event-loop time in seconds at which `check_heartbeat` must be called again."""
         return self._heartbeat_at
 
     # --- the lease ---------------------------------------------------------------------------
@@ -164,7 +184,8 @@ class LeaderConnection:
     ) -> None:
         """Update the observation: from the connection if it is healthy, else from the lease.
 
-        The lease is read only if `read_lease` is set or a read is in progress.
+        Called at each tick by an agent that does not lead. The lease is read, in the background,
+        only if `read_lease` is set or a read is in progress; a failed read changes nothing.
         """
         leader = view.leader
         if leader is None:

@@ -38,10 +38,10 @@ class Observations:
         """Whether an event may have changed what the policies decide."""
 
     def record(self, **changes: Any) -> None:
-        """Change fields of the state because of an event.
+        """Change fields of the state because of an event, and request a new decision.
 
-        Without changes, the event has changed another input of the decision: the journal or the
-        roster.
+        Without `changes`, only the decision is requested: the event has changed another input of
+        it, such as the journal or the roster.
         """
         if changes:
             self.state = replace(self.state, **changes)

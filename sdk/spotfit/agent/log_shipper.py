@@ -57,7 +57,11 @@ class LogShipper:
         self._thread.start()
 
     def add_line(self, round_number: int, rank: int, stream: str, text: str) -> None:
-        """Append a line of a worker, or of the callback process for `rank` -1. Never blocks."""
+        """Append a line of output for the writer thread. Never blocks and does no I/O.
+
+        `rank` is global, or a pseudo-rank such as `keys.SIDECAR_RANK`, with round -1. `stream` is
+        "out" or "err". Over 8 MiB of unwritten lines, the line is dropped and counted in the log.
+        """
         with self._condition:
             if self._buffered_bytes >= MAX_BUFFER_BYTES:
                 self._dropped_lines += 1
@@ -66,7 +70,11 @@ class LogShipper:
             self._append(t=self._wall_ms(), round=round_number, rank=rank, stream=stream, text=text)
 
     def close(self, *, timeout_s: float = 10.0) -> None:
-        """Write the buffered lines and a final `{"end": true}`; stop waiting after `timeout_s`."""
+        """Write the buffered lines and a final `{"end": true}`; wait at most `timeout_s` seconds.
+
+        Call it once, after the last `add_line`. Lines that could not be written in time are lost,
+        with a warning in the agent's log.
+        """
         with self._condition:
             self._report_dropped_lines(-1, -1)
             self._append(end=True)

@@ -76,36 +76,55 @@ class AgentTransport(Protocol):
 
     @property
     def address(self) -> str:
-        """host:port at which other agents connect to this one."""
+        """`host:port` of the socket at which this agent accepts other agents, `"10.0.0.7:41234"`.
+
+        The host is an IP address; IPv6 addresses are in brackets.
+        """
         ...
 
     def connect(self, address: str, join: Join) -> None:
-        """Connect to the leader at `address` and send `join` first.
+        """Start to connect to the leader at `address` (numeric `host:port`); `join` is sent first.
 
-        A previous connection to a leader is closed without an event. `address` may be this agent's
+        Returns before the connection exists; a failure is reported later as `LeaderDisconnected`. A
+        previous connection to a leader is closed without an event. `address` may be this agent's
         own: messages are then delivered in memory.
         """
         ...
 
     def disconnect(self) -> None:
-        """Close the connection to the leader, if any, without a `LeaderDisconnected` event."""
+        """Close the connection to the leader without a `LeaderDisconnected` event.
+
+        Harmless if there is none.
+        """
         ...
 
     def send_to_leader(self, message: ToLeader) -> None:
-        """Send to the leader. Without a connection the message is dropped: the `LeaderDisconnected`
-        event has reported the reason."""
+        """Queue a message for the leader of the last `connect`; its delivery is not confirmed.
+
+        Without a connection the message is dropped: the `LeaderDisconnected` event has reported the
+        reason. Messages sent while the connection is being established are sent after `join`.
+        """
         ...
 
     def send_to_agent(self, agent: AgentId, message: FromLeader) -> None:
-        """Send to an agent that has joined; dropped if it is no longer connected."""
+        """Queue a message for an agent that has joined this leader; its delivery is not confirmed.
+
+        Dropped without an error if the agent is not connected.
+        """
         ...
 
     def disconnect_agent(self, agent: AgentId) -> None:
-        """Close an agent's connection without an `AgentDisconnected` event."""
+        """Close an agent's connection to this leader, without an `AgentDisconnected` event.
+
+        The agent itself observes `LeaderDisconnected`. Harmless if it is not connected.
+        """
         ...
 
     def drain_events(self) -> list[TransportEvent]:
-        """Return the events since the last call, in order."""
+        """Return and remove the events since the last call, in order; empty if there are none.
+
+        Called by `Agent.tick`.
+        """
         ...
 
 
@@ -178,66 +197,109 @@ WorkerPoolEvent = (
 
 
 class WorkerPool(Protocol):
-    """The worker processes of this node, one per rank. No method blocks."""
+    """The worker processes of this node, one per rank, for the life of the agent.
+
+    No method blocks, except `snapshot_shards`. `rank` is the global rank in the round.
+    """
 
     def prepare(self, spec: RunSpec) -> None:
-        """Prepare what the workers of this run need (code, environment, fork server) in advance."""
+        """Start to prepare the run's code, its packages and the fork server for later workers.
+
+        Called once, when the agent has read the run's spec; the work continues in a thread. A
+        permanent error is reported as `EnvironmentBroken`; after a temporary one the next `start`
+        prepares again.
+        """
         ...
 
     def start(self, start_messages: Sequence[StartWorker]) -> None:
-        """Start one worker per message. All are of one round; no worker of another may be left."""
+        """Start one worker process per message. All are of one round; no other worker may be left.
+
+        Returns before the processes run. A process that cannot be started is reported like one that
+        failed: a `WorkerRaised` frame, then `WorkerExited`.
+        """
         ...
 
     def send(self, rank: int, frame: ToWorker) -> None:
-        """Send to one worker of the running round; dropped if it has exited."""
+        """Send a frame to the worker with that global rank; dropped if it has exited.
+
+        A `CheckpointNamed` also starts the upload of the rank's snapshot, even if the worker has
+        exited.
+        """
         ...
 
     def dump_stacks(self, dump_id: int) -> None:
-        """Request the stacks of every worker. A `WorkerStackDumped` event follows for each."""
+        """Request the stacks of every running worker, to diagnose a hang.
+
+        A `WorkerStackDumped` event with this `dump_id` (number of the request in the round) follows
+        for each, possibly after seconds.
+        """
         ...
 
     def kill_workers(self) -> None:
-        """Kill every worker and its child processes. A `WorkerExited` event follows for each."""
+        """Kill every worker and its child processes with SIGKILL; returns before they have exited.
+
+        A `WorkerExited` event follows for each. Sidecars and uploads continue. A repeated call is
+        harmless.
+        """
         ...
 
     @property
     def has_workers(self) -> bool:
-        """Whether any worker process is running."""
+        """Whether any worker was started whose `WorkerExited` event was not yet created.
+
+        False means that the next `drain_events` returns everything that the workers have sent.
+        """
         ...
 
     @property
     def is_warm(self) -> bool:
-        """Whether the fork server has imported everything that workers need."""
+        """Whether the fork server has imported everything that workers need to start.
+
+        Also True if no fork server is used: waiting would not make the start faster. Reported to
+        the leader.
+        """
         ...
 
     @property
     def uploading_round(self) -> int | None:
-        """The round whose workers queued uploads that are not complete; None if there is none.
+        """Number of the round whose workers queued uploads that are not complete; None without any.
 
-        A completed upload is reported as the worker's own `SaveCompleted`, a failed one as its
-        `WorkerRaised`.
+        Uploads continue after the workers have exited. A completed upload is reported as the
+        worker's own `SaveCompleted`; a failed one as `SaveFailed` for a snapshot, else as
+        `WorkerRaised` if the worker still runs.
         """
         ...
 
     @property
     def snapshot_shards(self) -> tuple[SnapshotShard, ...]:
-        """Complete snapshot shards in the shared memory of this node.
+        """Complete snapshot shards on this node: those of its own ranks, and replicas of others.
 
-        Verifies their contents, which is slow: call it only when no worker is running.
+        They are in shared memory, or on disk if that was full. Each access reads and verifies them,
+        which is slow: use it only when no worker is running.
         """
         ...
 
     # Needed before a new round starts, which may use the same names (docs/decisions/0017).
     def cancel_uploads(self) -> None:
-        """Cancel all queued uploads of `uploading_round`."""
+        """Cancel all uploads of `uploading_round` without events; harmless if there are none.
+
+        Called before a new round starts, which may use the same checkpoint names.
+        """
         ...
 
     def replicate_to(self, peer_store: str) -> None:
-        """Replicate the latest and all later shards to `peer_store` (host:port); '' stops it."""
+        """Replicate each rank's latest and all later snapshot shards to another node's peer store.
+
+        `peer_store` is its `host:port`; '' stops the replication. A `ReplicaConfirmed` event
+        follows for each stored replica.
+        """
         ...
 
     def drain_events(self) -> list[WorkerPoolEvent]:
-        """Return the events since the last call, in order."""
+        """Return and remove the events since the last call, in order; empty if there are none.
+
+        Called at each `Agent.tick`.
+        """
         ...
 
 
@@ -248,21 +310,36 @@ class CallbackRunner(Protocol):
     """The process on the leader's node that runs the user's callbacks. No method blocks."""
 
     def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
-        """Pass on a matched report: metrics by rank, and the name of its committed checkpoint."""
+        """Queue the `after_report` callbacks for a report that all ranks have made.
+
+        `metrics` has the JSON object of each rank, indexed by global rank. `checkpoint` is the name
+        of its committed checkpoint (`"checkpoint_2025-01-31_12-00-00.000000"`), None for a report
+        without files.
+        """
         ...
 
     def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
-        """Pass on the failure of a round: per rank the key of the exception and its text."""
+        """Queue the `after_exception` callbacks for a round that was closed with failures.
+
+        `traceback_texts` has the error text of every failed rank; `pickle_keys` the object key of
+        its pickled exception (`".spotfit/failures/3-0.pkl"`), only for ranks that have one.
+        """
         ...
 
     # A method, not an exception of `send_report`: callbacks run after the call has returned.
     def user_code_error(self) -> UserCodeError | None:
-        """The exception that a callback raised, or None."""
+        """The first exception of a callback, or the death of their process; None without one.
+
+        Once set it stays, and the leader ends the run with it.
+        """
         ...
 
     @property
     def is_idle(self) -> bool:
-        """Whether all reports and failures have been processed."""
+        """Whether no queued callback is waiting or running; also True after `user_code_error`.
+
+        The leader ends the run only once this is True.
+        """
         ...
 
 
@@ -276,33 +353,57 @@ class BackendHookRunner(Protocol):
     def submit(
         self, hook: BackendHook, round_number: int, world_size: int, resources: Mapping[str, float]
     ) -> None:
-        """Queue a call of `hook` for that round, after those queued before."""
+        """Queue a call of `hook` (such as `"on_start"`) for that round, after those queued before.
+
+        `resources` are those of one worker, for example `{"GPU": 1.0}`. `is_done` reports the end
+        of the hook, `user_code_error` its exception.
+        """
         ...
 
     def is_done(self, hook: BackendHook, round_number: int) -> bool:
-        """Whether a submitted hook has returned."""
+        """Whether a submitted hook of that round has returned or raised.
+
+        Call it only after `submit`: it cannot distinguish a finished hook from one never submitted.
+        """
         ...
 
     def drain_worker_calls(self) -> list[CallWorkers]:
-        """Return the calls of workers that hooks have requested since the last call."""
+        """Return and remove the function calls that hooks have requested since the last call.
+
+        The leader sends each to the workers in `CallWorkers.ranks` of its round.
+        """
         ...
 
     def deliver_call_result(self, round_number: int, rank: int, call_result: CallResult) -> None:
-        """Return the result of such a call to the hook."""
+        """Return the value or exception of a function call on worker `rank` to the waiting hook.
+
+        Ignored if the round was abandoned.
+        """
         ...
 
     # Without this a hook that waits for lost workers would block the hooks of the next round.
     def abandon_round(self, round_number: int) -> None:
-        """Fail all calls of workers of that round: the workers are gone."""
+        """Fail all present and later worker calls of that round, because its workers have exited.
+
+        The calls raise `StaleWorkerGroupError` in the hook. A hook that does not return within a
+        timeout is killed. A repeated call is harmless.
+        """
         ...
 
     def user_code_error(self) -> UserCodeError | None:
-        """The exception that a hook raised, or None."""
+        """The first exception of a hook, or the death of the hooks process; None without one.
+
+        Once set it stays, and the leader ends the run with it. Failures of a hook because its round
+        was abandoned do not count.
+        """
         ...
 
     @property
     def is_idle(self) -> bool:
-        """Whether no hook is queued or running."""
+        """Whether no hook is queued or running; also True after `user_code_error`.
+
+        The leader ends the run only once this is True.
+        """
         ...
 
 
@@ -313,21 +414,32 @@ class Validator(Protocol):
     """Runs the user's validation function for one checkpoint in a process. No method blocks."""
 
     def start(self, spec: RunSpec, checkpoint: CheckpointCommitted) -> None:
-        """Start the validation of `checkpoint`; no other one may be running."""
+        """Start a process that validates a committed checkpoint; no other one may be running.
+
+        Returns before the process runs. `take_result` also reports a process that cannot be
+        started.
+        """
         ...
 
     def stop(self) -> None:
-        """Kill the process and discard its result."""
+        """Kill the process, if there is one, and discard its result, also one not taken yet.
+
+        `is_running` stays True until the process has exited.
+        """
         ...
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is running."""
+        """Whether a process was started and has not exited, also while it is being killed."""
         ...
 
     # Not before the exit: until then the process occupies accelerators of the next assignment.
     def take_result(self) -> ValidationResult | None:
-        """Return the result once, after the process has exited; otherwise None."""
+        """Return the result once, after the process has exited; otherwise None.
+
+        A process that died without a result gives a `ValidationResult` without metrics. None after
+        `stop`.
+        """
         ...
 
 
@@ -335,60 +447,94 @@ class Validator(Protocol):
 
 
 class NoticeSource(Protocol):
-    """Detects preemption notices for this machine."""
+    """Detects preemption notices for this machine in one source: a cloud API, a file."""
 
     def poll(self, now: float) -> Notice | PreemptionRisk | None:
-        """Return the notice, else a reported preemption risk, else None.
+        """Return the preemption notice, else a reported preemption risk, else None (nothing known).
 
-        Never raises. Never blocks for longer than a file read.
+        Called at each `Agent.tick` with the event-loop time `now` in seconds; later calls repeat
+        what was found. Never raises. Never blocks for longer than a file read.
         """
         ...
 
 
 class NodeServices(Protocol):
-    """Services of the machine, implemented by the driver and by the simulator."""
+    """Services of the machine for one agent, implemented by the driver and by the simulator."""
 
     def open_provisioner(self, spec: RunSpec) -> Provisioner:
-        """Open the provisioner of the run. Only the leader needs it."""
+        """Return the provisioner that `spec.provisioner` names, for example `"aws_batch"`.
+
+        Called by an agent that was elected leader. Raises `ConfigError` for an unknown name or
+        option, and `MissingExtraError` if a package of the backend is not installed.
+        """
         ...
 
     def open_callback_runner(self, spec: RunSpec) -> CallbackRunner | None:
-        """Open the callback process; None if the run has no callbacks."""
+        """Return the runner of the user's callbacks for a new leader; None if the run has none.
+
+        An earlier runner of this node is closed. Its process starts with the first callback.
+        """
         ...
 
     def open_backend_hook_runner(self, spec: RunSpec) -> BackendHookRunner | None:
-        """Open the process of the backend's hooks; None if the backend has none."""
+        """Return the runner of the backend's hooks for a new leader; None if the backend has none.
+
+        An earlier runner of this node is closed. Its process starts with the first hook.
+        """
         ...
 
     def stop_sidecars(self) -> None:
-        """Stop the callback and hook processes. Called when this agent stops leading."""
+        """Kill the callback and hook processes of this node, if any; harmless if repeated.
+
+        Called when this agent stops leading. Uploader and validator continue.
+        """
         ...
 
     def write_run_log(self, text: str) -> None:
-        """Append a line to the log of the run itself."""
+        """Append a line to the log of the run itself, which the console of `fit()` shows.
+
+        Called by the leader, for example with the report of a hang. Does not block.
+        """
         ...
 
     def open_validator(self) -> Validator:
-        """Open the validator of this machine."""
+        """Return the validator of this node. Called once per agent; no process is started yet."""
         ...
 
     def background_calls(self) -> BackgroundCalls:
-        """Threads for slow calls to the bucket and the cloud."""
+        """Threads for slow calls to the bucket and the cloud, shared by all parts of the agent.
+
+        Every call returns the same object.
+        """
         ...
 
     # Separate threads: a lease that is renewed too late costs the leadership (docs/decisions/0023).
     def journal_background_calls(self) -> BackgroundCalls:
-        """Threads for the journal and the lease only: these never queue behind a slow cloud API."""
+        """Threads for the journal and the lease only: these never queue behind a slow cloud API.
+
+        Every call returns the same object.
+        """
         ...
 
     def seal(self, payload: bytes, purpose: str) -> bytes:
-        """Encrypt `payload` with the run's key; it can only be opened for the same `purpose`."""
+        """Return `payload` encrypted and authenticated with the run key, to store it in the bucket.
+
+        It can only be opened for the same `purpose`, by convention the object's key, for example
+        `".spotfit/results/0-0.pkl"`. Equal arguments give equal envelopes.
+        """
         ...
 
     def new_token(self) -> str:
-        """Return a new unique token for a machine request."""
+        """Return a new unique token by which the backend recognizes one request for machines.
+
+        Repeating the request with the same token rents nothing twice.
+        """
         ...
 
     def default_checkpoint_name(self, report_index: int) -> str:
-        """Return a directory name for a checkpoint that the user did not name."""
+        """Return a unique name for a checkpoint that the user did not name.
+
+        `report_index` is the number of the report in its round, from 0. An agent returns the time
+        of the call, `"checkpoint_2025-01-31_12-00-00.000000"`.
+        """
         ...

@@ -46,18 +46,21 @@ class PreviousRounds:
         """The first round that this leader has opened."""
 
     def begin_round(self, round_number: int) -> None:
-        """Forget uncommitted checkpoints: the new round starts from a committed one."""
+        """Discard uncommitted checkpoints: the opened round starts from a committed one."""
         self._ready_checkpoints = ()
         # Snapshots of earlier terms are not shared: see `parent_snapshot`.
         if self._first_opened_round is None:
             self._first_opened_round = round_number
 
     def adopt_ready_checkpoints(self, coordinator: RoundCoordinator) -> None:
-        """Keep the complete checkpoints of a round that was closed, to commit them."""
+        """Keep the complete checkpoints of a round that was closed, to commit them afterwards."""
         self._ready_checkpoints = tuple(coordinator.reports.ready_checkpoints)
 
     def absorb_round(self, coordinator: RoundCoordinator) -> None:
-        """Keep the names and the checkpoint states of a round that has ended."""
+        """Keep the names and the checkpoint states of a round that has ended.
+
+        Called once per round that this leader has opened, before its coordinator is discarded.
+        """
         self.parent_checkpoints = coordinator.reports.parent_checkpoints
         self._used_names = coordinator.reports.used_names
         self._abandoned_checkpoints |= coordinator.reports.abandoned_checkpoints
@@ -65,15 +68,17 @@ class PreviousRounds:
         self._corrupt_checkpoints |= coordinator.corrupt_checkpoints
 
     def mark_committed(self, name: str) -> None:
-        """Remove a checkpoint that the journal has committed."""
+        """Remove a checkpoint that the journal has committed; harmless if it is unknown."""
         self._ready_checkpoints = tuple(
             ready for ready in self._ready_checkpoints if ready.name != name
         )
 
     def find_complete_checkpoints(self, view: View, now: float) -> bool:
-        """Search the bucket for complete but uncommitted checkpoints.
+        """Search the bucket for complete but uncommitted checkpoints of the last round.
 
-        Returns False while the search is in progress: call it again then.
+        Does not block: returns False while the search is in progress or is retried; call it again
+        then. Returns True once the result is stored for `uncommitted_checkpoints`. `now` is
+        event-loop time in seconds.
         """
         known = (
             {checkpoint.name for checkpoint in view.checkpoints}
@@ -98,8 +103,9 @@ class PreviousRounds:
     def latest_checkpoint_named(self, name: str) -> str | None:
         """Return the latest committed checkpoint that the user requested under `name`.
 
-        Returns '' if it was deleted or never completed: files of it may still be deleted or
-        uploaded. Returns None if the name is new.
+        The result may have a suffix: `"best@3-17"` for `"best"`. Returns '' if it was deleted or
+        never completed: files of it may still be deleted or uploaded. Returns None if the name is
+        new.
         """
         # The names of committed checkpoints are among the used ones, too.
         latest = self._ledger.journal_view.latest_checkpoint_named(name)
@@ -108,7 +114,10 @@ class PreviousRounds:
     def uncommitted_checkpoints(
         self, view: View, coordinator: RoundCoordinator | None
     ) -> tuple[ReadyCheckpoint, ...]:
-        """Return the complete checkpoints that are newer than the committed ones."""
+        """Return the complete checkpoints that are newer than the committed ones, oldest first.
+
+        They are those of earlier rounds and of `coordinator`, the open round (None without one).
+        """
         # Older rounds first: checkpoints are committed in the order in which they were saved.
         complete = (
             *self._ready_checkpoints,
@@ -117,8 +126,9 @@ class PreviousRounds:
         return tuple(ready for ready in complete if _is_newer_than_committed(view, ready))
 
     def parent_snapshot(self, view: View, coordinator: RoundCoordinator | None) -> str:
-        """Return the latest committed snapshot, whose files the next one may share.
+        """Return the name of the latest committed snapshot, whose files the next one may share.
 
+        `coordinator`: the open round, whose ranks may have found it corrupt; None without one.
         Returns '' if there is none or it is known to be corrupt: a snapshot that shares its files
         would be corrupt, too. What an earlier leader knew about corruption is lost, so the first
         snapshot after a change of the leader is uploaded in full.

@@ -110,17 +110,24 @@ class ProcessLauncher:
 
     @property
     def live_count(self) -> int:
-        """The number of processes that have not ended and been reaped."""
+        """The number of processes that have not ended and been reaped, queued ones included."""
         return len(self._children) + self._spawner.live_count
 
     @property
     def is_warm(self) -> bool:
-        """Whether the fork server has imported everything that workers need."""
+        """Whether the fork server has imported everything that workers need.
+
+        Also True without a fork server, where processes are spawned and never become warm.
+        """
         # Without a fork server nothing will become warmer: do not make the leader wait.
         return self._fork_server is None or self._fork_server.is_fully_warm
 
     def prepare(self, spec: RunSpec) -> None:
-        """Start to unpack the environment in a thread, and to import the framework meanwhile."""
+        """Start to unpack the environment in a thread, and to import the framework meanwhile.
+
+        Called once per run. Errors are reported later: by `on_broken` if they are permanent, and as
+        failed launches.
+        """
         # Most runs set no environment variables: then this fork server is the one that is used.
         self._use_fork_server(
             RuntimeKey.of(spec.framework, sys.executable, build_worker_environment(self._slots, {}))
@@ -135,7 +142,12 @@ class ProcessLauncher:
         on_line: Callable[[str, str], None],
         on_exit: Callable[[str, bool], None],
     ) -> ChildProcess:
-        """Create the handle of a process, which `launch` starts. Frames may be sent before."""
+        """Create the handle of a process, which `launch` starts. Frames may be sent before.
+
+        `on_messages` receives lists of frames, `on_line` a stream ("out" or "err") and a line of
+        output, `on_exit` once the reason in words and whether the exit code is 0. All are called by
+        the event loop. The process counts as live from now on.
+        """
         child: ChildProcess
 
         def on_child_exit(reason: str, is_clean: bool) -> None:  # noqa: FBT001 - see ChildProcess
@@ -149,7 +161,11 @@ class ProcessLauncher:
         return child
 
     def launch(self, launch: ProcessLaunch) -> None:
-        """Start a process once the environment is unpacked. A failure is reported as its exit."""
+        """Start a process now, or once the environment is unpacked; does not wait for it.
+
+        A process that cannot be started is reported by `on_not_started`, then as an exit; nothing
+        is raised. After a temporary error of the previous attempt, unpacking starts again.
+        """
         if self._unpack_error is not None:
             _fail(launch, self._unpack_error)
             return
@@ -172,7 +188,10 @@ class ProcessLauncher:
             _fail(launch, InfrastructureError(reason, do=do))
 
     def cancel_pending(self, *, only: ChildKind | None = None) -> None:
-        """Cancel the queued launches, all or those of one kind; each is reported as killed."""
+        """Cancel the launches that wait for the environment, all or those of one kind.
+
+        Each is reported as killed. Processes that run are not affected.
+        """
         queued, self._pending_launches = self._pending_launches, []
         for launch in queued:
             if only is not None and launch.kind != only:
@@ -183,13 +202,19 @@ class ProcessLauncher:
             launch.child.on_reaped(signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill all processes. Their exits are still reported."""
+        """Kill all processes and cancel queued launches; returns before they have exited.
+
+        Their exits are still reported while the event loop runs. Harmless if repeated.
+        """
         for child in list(self._children):
             child.kill()
         self.cancel_pending()
 
     def detach(self) -> None:
-        """Stop reading from the fork server, which stays in its pool for the next run."""
+        """Stop reading from the fork server, which stays in its pool for the next run.
+
+        Its children's exits are not observed afterwards. Harmless if repeated.
+        """
         if self._fork_server is not None:
             self._loop.unregister(self._fork_server.control)
             self._fork_server = None
@@ -308,7 +333,13 @@ class ProcessLauncher:
 def unpack_environment(
     spec: RunSpec, *, store: Store, key: RunKey, scratch: Path
 ) -> PreparedRuntimeEnv:
-    """Fetch and check the code bundle of a run, and install its requirements below `scratch`."""
+    """Fetch and check the run's code bundle, and install its requirements below `scratch`.
+
+    Blocks, possibly for minutes. `key` decrypts the bundle, `store` is the root of the run. Raises
+    `IntegrityError` for a modified bundle, `ShippingError` for an unknown format or unsatisfiable
+    requirements, `EnvironmentMismatchError` for other package versions, and `StoreError`,
+    `InfrastructureError` or `OSError` for failures that may be temporary.
+    """
     bundle_ref = msgspec.convert(spec.code_bundle, CodeBundleRef)
     envelope = fetch_code_bundle(bundle_ref, store=store)
     payload = CodeBundlePayload.open(envelope, key=key)

@@ -83,7 +83,7 @@ class RankSets:
 
     @property
     def lost(self) -> frozenset[int]:
-        """Excluded ranks that have disconnected: nothing more arrives from them."""
+        """Excluded ranks (on nodes with a notice) that have disconnected: no frames follow."""
         return self.excluded & self.disconnected
 
 
@@ -102,14 +102,18 @@ class Open:
     validation_requests: dict[int, ValidationRequest | None] = field(default_factory=dict)
 
     def add_rank(self, rank: int, report: FilesReport) -> None:
-        """Add the files report of one rank."""
+        """Add the files report of one global rank. Called once per rank."""
         self.is_user_uploaded |= not report.managed_upload
         self.is_snapshot |= report.incremental
         self.reason = report.reason or self.reason
         self.validation_requests[rank] = report.validation
 
     def incomplete_reason(self, ranks: Sequence[int], world_size: int) -> str:
-        """Return why the checkpoint cannot become complete, or ''."""
+        """Return why the checkpoint cannot become complete; '' if it can.
+
+        `ranks` are those that made the report and can still upload. Only a snapshot needs all ranks
+        of the group.
+        """
         missing = sorted(set(range(world_size)).difference(ranks)) if self.is_snapshot else []
         left = f"ranks {missing} left without their part of the snapshot" if missing else ""
         return self.failure_reason or left
@@ -137,10 +141,11 @@ class Saving:
 
     @property
     def is_complete(self) -> bool:
+        """Whether all of `ranks` have uploaded their files."""
         return self.done_ranks.issuperset(self.ranks)
 
     def add_rank(self, rank: int, upload: SaveCompleted) -> None:
-        """Record that the files of that rank are stored."""
+        """Record that the files of that rank are stored in the bucket. Called once per rank."""
         self.done_ranks.add(rank)
         self.size_bytes += upload.size_bytes
         self.step = upload.step
@@ -148,6 +153,7 @@ class Saving:
             self.custom_folder = upload.custom_folder
 
     def to_ready_checkpoint(self, round_number: int) -> ReadyCheckpoint:
+        """Return the checkpoint for the commit; call it once the upload is complete."""
         requests = self.reported.validation_requests
         return ReadyCheckpoint(
             name=self.name,
@@ -170,11 +176,15 @@ GroupReport = Open | Saving | MatchedReport
 
 
 class ReportMatcher:
-    """The reports of one round.
+    """The reports of one round, on the leader.
 
     `default_checkpoint_name(n)` returns a name if rank 0 requested none. `parent_snapshot()`
-    returns the committed snapshot to share files with. `latest_checkpoint_named(name)` returns the
-    checkpoint of earlier rounds under a requested name, '' if it is gone, None for a new name.
+    returns the committed snapshot to share files with, '' for none. `latest_checkpoint_named(name)`
+    returns the checkpoint of earlier rounds under a requested name, '' if it is gone, None for a
+    new name.
+
+    Report numbers (`report_index`) count from 0 in each round and are equal on all ranks. Times are
+    event-loop seconds.
     """
 
     def __init__(
@@ -221,48 +231,67 @@ class ReportMatcher:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no checkpoint is being saved or uncommitted, and all reports are delivered."""
+        """Whether no checkpoint is being saved or uncommitted, and matched reports are delivered.
+
+        Reports that not all required ranks have made do not count.
+        """
         return not (self.is_saving or self.ready_checkpoints or self.matched_reports)
 
     @property
     def is_saving(self) -> bool:
-        """Whether the files of a checkpoint are being uploaded."""
+        """Whether the files of any named checkpoint are being uploaded."""
         return bool(self._saving)
 
     @property
     def latest_metrics(self) -> dict[str, Any] | None:
-        """Rank 0's metrics in the last matched report; None before the first one."""
+        """Rank 0's metrics in the last matched report, decoded per access; None before the first.
+
+        Automatic saves of a `Checkpointer` without metrics do not count.
+        """
         if self._latest_metrics_json is None:
             return None
         return _metrics_decoder.decode(self._latest_metrics_json)
 
     @property
     def uploading_ranks(self) -> frozenset[int]:
-        """Ranks that have not uploaded their files of the next checkpoint."""
+        """Global ranks that have not uploaded their files of the oldest checkpoint being saved.
+
+        Empty if no checkpoint is being saved.
+        """
         if not self._saving:
             return frozenset()
         return frozenset(self._saving[0].ranks) - self._saving[0].done_ranks
 
     @property
     def uncommitted_names(self) -> set[str]:
-        """Names of the checkpoints that are being uploaded or wait for their entry."""
+        """Names of the checkpoints that are being uploaded or wait for their entry in the journal.
+
+        The garbage collector must not delete them.
+        """
         return {saving.name for saving in self._saving} | {
             ready.name for ready in self.ready_checkpoints
         }
 
     @property
     def parent_checkpoints(self) -> set[str]:
-        """Committed checkpoints whose files are shared by uploads in progress."""
+        """Names of committed checkpoints whose files are shared by uploads in progress."""
         return {saving.parent for saving in self._saving} - {""}
 
     @property
     def last_save_error(self) -> str:
-        """Why the last report with files is not a checkpoint; '' if it is one or may become one."""
+        """Why the last report with files is not a checkpoint; '' if it is one or may become one.
+
+        '' also before the first report with files.
+        """
         return self._last_save[1]
 
     @property
     def used_names(self) -> frozenset[str]:
-        """All names that rank 0 requested or that were assigned for them."""
+        """All names that rank 0 requested in this round, or that were assigned for them.
+
+        A requested name that is in use gets a suffix: `"best"` becomes `"best@3-17"`. Generated
+        names are not included.
+        """
         return frozenset(self._names_by_request)
 
     # --- reports of ranks ----------------------------------------------------------------------
@@ -270,7 +299,11 @@ class ReportMatcher:
     def add_report(
         self, rank: int, report: MetricsReport | FilesReport, now: float
     ) -> list[OutgoingFrame]:
-        """Add a report of one rank. Returns the answers if it completes a report of the group."""
+        """Add the next report of one rank; return the answers if it completes reports of the group.
+
+        The answers are frames to send, by rank. `now`: event-loop time in seconds, from which
+        timeouts of waiting ranks count.
+        """
         number = report.report_index
         has_files = isinstance(report, FilesReport)
         # Ranks number their reports without gaps: the count tells which they have made.
@@ -293,7 +326,11 @@ class ReportMatcher:
         return self.match_complete_reports(now)
 
     def match_complete_reports(self, reported_at: float) -> list[OutgoingFrame]:
-        """Match all reports that every required rank has made. Returns the answers."""
+        """Match all reports that every required rank has made; return the frames to send, by rank.
+
+        Also called when fewer ranks are required. `reported_at`: event-loop time in seconds that
+        counts as the time of the last rank's report.
+        """
         frames: list[OutgoingFrame] = []
         while next(self.find_missing_ranks(self._matched_count), None) is None:
             frames += self._match_report(self._matched_count, reported_at)
@@ -301,7 +338,11 @@ class ReportMatcher:
         return frames
 
     def find_missing_ranks(self, report_index: int) -> Iterator[int]:
-        """Yield the required ranks that have not made that report."""
+        """Yield the required global ranks that have not made the report with that number.
+
+        Ranks on nodes with a notice are not required, except for a snapshot: then they are until
+        they have returned or disconnected.
+        """
         optional: AbstractSet[int] = self._ranks.excluded
         report = self._reports.get(report_index)
         # A snapshot is useless without the parts of all ranks, so excluded ranks are waited for
@@ -391,7 +432,11 @@ class ReportMatcher:
     def record_upload(
         self, rank: int, report_index: int, upload: SaveCompleted
     ) -> list[OutgoingFrame]:
-        """Record that a rank has uploaded its files. Ignored for abandoned checkpoints."""
+        """Record that a rank has uploaded its files of a report; ignored for abandoned checkpoints.
+
+        If the ranks have saved different steps, the checkpoint is abandoned: then returns the
+        frames that report it. Otherwise returns an empty list.
+        """
         saving = self._reports.get(report_index)
         if not isinstance(saving, Saving):
             return []
@@ -405,7 +450,12 @@ class ReportMatcher:
         return []
 
     def abandon_checkpoint(self, report_index: int, reason: str) -> list[OutgoingFrame]:
-        """Record that a part of the checkpoint is lost. Returns the messages to its ranks."""
+        """Record that a part of a report's checkpoint is lost, with the reason for the log.
+
+        Returns the `UploadFailed` frames for the ranks that upload it. Before all ranks have
+        reported, the list is empty: the report is then matched without a checkpoint. Ignored for
+        finished reports.
+        """
         saving = self._reports.get(report_index)
         if not isinstance(saving, Saving):
             # A rank may fail before the others report: then the report must not be saved later.
@@ -422,13 +472,16 @@ class ReportMatcher:
         ]
 
     def remove_committed(self, report_index: int) -> None:
-        """Remove a ready checkpoint whose entry is in the journal."""
+        """Remove a ready checkpoint whose entry is in the journal; harmless if it is not listed."""
         self.ready_checkpoints = [
             ready for ready in self.ready_checkpoints if ready.report_index != report_index
         ]
 
     def abandon_checkpoints_of_lost_ranks(self) -> list[OutgoingFrame]:
-        """Abandon the checkpoints that wait for files of lost ranks, which block later ones."""
+        """Abandon the checkpoints that wait for files of lost ranks, which block later ones.
+
+        Returns the `UploadFailed` frames for the ranks that upload them.
+        """
         frames: list[OutgoingFrame] = []
         # A copy: `abandon_checkpoint` removes the report from the list.
         for saving in list(self._saving):
@@ -481,7 +534,8 @@ _CHUNK_BYTES = 1 << 20
 class ReportSink:
     """Buffers and writes the reports that were matched while this agent led.
 
-    The chunk number grows over all terms of this agent, so that no chunk is overwritten.
+    One per agent. The chunk number grows over all its terms of leadership, so that no chunk is
+    overwritten.
     """
 
     def __init__(self, ledger: Ledger, background_calls: BackgroundCalls) -> None:
@@ -495,11 +549,11 @@ class ReportSink:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether any report is not in the bucket yet."""
+        """Whether any report is not in the bucket yet, which delays the end of the run."""
         return bool(self._lines) or self._pending_chunk is not None
 
     def add(self, round_number: int, report: MatchedReport) -> None:
-        """Buffer rank 0's metrics and the checkpoint name of a matched report."""
+        """Buffer rank 0's metrics and the checkpoint name of a matched report, without any I/O."""
         # Formatted by hand: the metrics are JSON already, and need not be decoded to be encoded.
         line = b'{"round":%d,"report_index":%d,"checkpoint":%s,"metrics":%s}' % (
             round_number,
@@ -511,7 +565,11 @@ class ReportSink:
         self._size_bytes += len(line)
 
     def flush(self, now: float, *, force: bool) -> None:
-        """Write a chunk if one is due or `force` is set; later calls retry a failed write."""
+        """Write the buffered reports as one object if that is due or `force` is set.
+
+        Due: a second after the last chunk, or over 1 MiB. Does not block: the write is a background
+        call that later calls poll and, after an error, retry. `now` is event-loop time in seconds.
+        """
         is_due = force or self._size_bytes > _CHUNK_BYTES or now >= self._next_flush_at
         # One chunk at a time: a later chunk must not be stored without the earlier ones.
         if self._pending_chunk is None and self._lines and is_due:

@@ -13,9 +13,11 @@ from spotfit.protocol.agent_leader import ConnectionHeartbeat, FromLeader, Join
 
 
 class Roster:
-    """The status of each connected agent, for one term of leadership.
+    """The status of each connected agent (member), for one term of leadership.
 
-    The dictionaries are public and not copied: a heartbeat of 1,000 agents must stay cheap.
+    The dictionaries are public and not copied: a heartbeat of 1,000 agents must stay cheap. Times
+    are event-loop seconds of the leader. Methods that change one status raise `KeyError` if the
+    agent is not a member, except where noted.
     """
 
     def __init__(self, agent_id: AgentId, transport: AgentTransport) -> None:
@@ -33,7 +35,10 @@ class Roster:
         """The last agent that joined from each machine (group token and node index)."""
 
     def join(self, agent: AgentId, join: Join, now: float) -> None:
-        """Add an agent that has opened a new connection."""
+        """Add an agent that has opened a new connection, with the state that its `Join` reports.
+
+        Replaces an earlier status. A notice that the agent repeats keeps its first arrival time.
+        """
         if join.notice is not None:
             self._store_notice(agent, join.notice, now)
         self.members[agent] = MemberStatus(
@@ -52,7 +57,10 @@ class Roster:
         self.last_agent_by_node[join.member.token, join.member.node] = agent
 
     def mark_disconnected(self, agent: AgentId, now: float) -> bool:
-        """Record the loss of an agent's connection. Returns False if it was not a member."""
+        """Record that an agent's connection was lost at `now`, and remove it from `members`.
+
+        Returns False, without any effect, if it was not a member.
+        """
         if self.members.pop(agent, None) is None:
             return False
         self.disconnected_since[agent] = now
@@ -61,7 +69,11 @@ class Roster:
         return True
 
     def forget(self, token: Token, node: int, agent: AgentId | None) -> None:
-        """Remove a machine that was declared lost, or only that agent of it."""
+        """Remove what is recorded about a machine (group token, node index) that was declared lost.
+
+        With `agent`, only those of that agent: another one that has since joined from the machine
+        stays. Unknown machines and agents are ignored.
+        """
         # Another agent may have joined from the same machine since, after a restart.
         if agent is None or self.last_agent_by_node.get((token, node)) == agent:
             self.last_agent_by_node.pop((token, node), None)
@@ -69,16 +81,19 @@ class Roster:
             self.disconnected_since.pop(agent, None)
 
     def touch(self, agent: AgentId, now: float) -> MemberStatus | None:
-        """Record that a message arrived. Returns the status, or None if it is not a member."""
+        """Record that a message of the agent arrived at `now`.
+
+        Returns its updated status, or None, without any effect, if it is not a member.
+        """
         status = self.members.get(agent)
         if status is not None:
             status = self.members[agent] = replace(status, last_heard_at=now)
         return status
 
     def assign_round(self, assignments: tuple[NodeAssignment, ...], round_number: int) -> None:
-        """Mark all agents of the round as running until they report `WorkersStopped`.
+        """Mark all agents of a round that was opened as running until they report `WorkersStopped`.
 
-        Agents that are not connected any more count as disconnected in this round.
+        `disconnected_in_round` is reset to the agents of the round that are not connected.
         """
         self.disconnected_in_round.clear()
         for assignment in assignments:
@@ -97,7 +112,12 @@ class Roster:
         is_uploading: bool = False,
         snapshot_shards: tuple[SnapshotShard, ...] = (),
     ) -> None:
-        """Record that an agent has no workers of that round or an older one."""
+        """Record that an agent has no workers of that round or an older one (`WorkersStopped`).
+
+        `is_uploading`: whether uploads of the round continue. `snapshot_shards`: all complete
+        shards in the node's memory; they replace those known. A newer round that the agent runs is
+        not ended.
+        """
         status = self.members[agent]
         # A late message about an older round must not end the current one.
         is_older = status.running_round is not None and round_number < status.running_round
@@ -110,19 +130,25 @@ class Roster:
         )
 
     def mark_uploads_drained(self, agent: AgentId, round_number: int) -> None:
-        """Record that an agent has no uploads of that round in progress."""
+        """Record that an agent has completed its uploads of that round; others are ignored."""
         # A late message about an earlier round says nothing about the uploads of the last one.
         if self.members[agent].uploading_round == round_number:
             self.members[agent] = replace(self.members[agent], uploading_round=None)
 
     def can_enter(self, assignment: NodeAssignment, round_number: int) -> bool:
-        """Whether the agent is connected and has neither entered nor aborted that round."""
+        """Whether the assignment's agent is connected and has not entered or aborted that round.
+
+        An agent enters a round at most once.
+        """
         status = self.members.get(assignment.agent)
         # Ranks that a node has started once have joined collectives: it never enters again.
         return status is not None and status.last_entered_round < round_number
 
     def record_notice(self, agent: AgentId, notice: Notice, now: float) -> None:
-        """Record a preemption notice, or an earlier deadline of a known one."""
+        """Record a preemption notice of a member, or an earlier deadline of a known one.
+
+        An equal notice does not change its arrival time in `noticed_at`.
+        """
         self._store_notice(agent, notice, now)
         self.members[agent] = replace(self.members[agent], notice=notice)
 
@@ -133,15 +159,18 @@ class Roster:
             self.noticed_at[agent] = now
 
     def mark_unusable(self, agent: AgentId, failure: RankFailure) -> None:
-        """Record why no worker can be started on that node."""
+        """Record the permanent error because of which the agent's node can start no worker."""
         self.members[agent] = replace(self.members[agent], node_failure=failure)
 
     def mark_warm(self, agent: AgentId) -> None:
-        """Record that the fork server of that node has imported everything."""
+        """Record that the agent's fork server has imported everything that workers need."""
         self.members[agent] = replace(self.members[agent], is_warm=True)
 
     def find_unresponsive(self, timeout_s: float, now: float) -> list[AgentId]:
-        """Return the other agents from which no message arrived for `timeout_s`."""
+        """Return the members from which no message arrived for more than `timeout_s` seconds.
+
+        They stay members. The leader's own agent is never among them.
+        """
         return [
             agent
             for agent, status in self.members.items()
@@ -150,16 +179,16 @@ class Roster:
         ]
 
     def are_all_stopped(self, assignments: tuple[NodeAssignment, ...]) -> bool:
-        """Whether each of these agents is disconnected or has no workers."""
+        """Whether each agent of these assignments is disconnected or has no workers at all."""
         # A disconnected agent stops its workers by itself: it has lost its leader.
         statuses = (self.members.get(assignment.agent) for assignment in assignments)
         return all(status is None or status.running_round is None for status in statuses)
 
     def broadcast(self, message: FromLeader) -> None:
-        """Send to all connected agents."""
+        """Send a message to all members, the leader's own agent included; does not block."""
         for agent in self.members:
             self._transport.send_to_agent(agent, message)
 
     def send_heartbeats(self) -> None:
-        """Send a heartbeat to all connected agents."""
+        """Send a `ConnectionHeartbeat` to all members; called at the heartbeat interval."""
         self.broadcast(ConnectionHeartbeat())

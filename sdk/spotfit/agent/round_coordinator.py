@@ -55,7 +55,11 @@ _frame_decoder: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: 
 
 
 class RoundCoordinator:
-    """One round. The callbacks are described in `ReportMatcher`."""
+    """The leader's part of one round. The callbacks are described in `ReportMatcher`.
+
+    Ranks are global. `now` is event-loop time in seconds. Returned frames are for
+    `OpenRound.send_to_workers`: pairs of rank (None: all) and message.
+    """
 
     def __init__(
         self,
@@ -100,12 +104,15 @@ class RoundCoordinator:
 
     @property
     def returned_ranks(self) -> set[int]:
-        """Ranks whose training function has returned."""
+        """Ranks whose training function has returned; the live set, not a copy.
+
+        A return that arrives after `mark_disconnected` does not count.
+        """
         return self._ranks.returned
 
     @property
     def progress(self) -> RoundProgress:
-        """The progress of the ranks, for hang detection."""
+        """The progress of the ranks, for hang detection. The sets of ranks in it are live."""
         return RoundProgress(
             progress_counts=tuple(self._progress_counts),
             progressed_at=self._progressed_at,
@@ -116,14 +123,20 @@ class RoundCoordinator:
         )
 
     def set_validation_pending(self, *, is_pending: bool, now: float) -> None:
-        """Set whether ranks may be waiting for a validation. Its end counts as progress."""
+        """Set whether ranks may be waiting for a validation: then they do not count as hung.
+
+        Called before each hang check. The end of a validation counts as progress at `now`.
+        """
         # Ranks that waited for it need time until their next step.
         if self._is_validating and not is_pending:
             self.opened_at = self._progressed_at = now
         self._is_validating = is_pending
 
     def are_all_at_gate(self, phase: WorkerPhase) -> bool:
-        """Whether every rank waits to enter that phase."""
+        """Whether every rank waits to enter that phase (`"setup"`, `"train"` or `"leave"`).
+
+        For "leave": whether every training function has returned.
+        """
         # Workers do not announce the last gate: their return is the announcement.
         ranks = self.returned_ranks if phase == "leave" else self._ranks_at_gate.get(phase, ())
         return len(ranks) == self.world_size
@@ -131,9 +144,11 @@ class RoundCoordinator:
     # --- changes of the group ------------------------------------------------------------------
 
     def exclude_ranks(self, ranks: frozenset[int]) -> list[OutgoingFrame]:
-        """Complete reports and internal broadcasts without these ranks. Returns the answers.
+        """Complete reports and internal broadcasts without these ranks, from now on.
 
-        Ignored if rank 0 is among them: names, metrics and broadcast values come from rank 0.
+        For ranks on nodes with a preemption notice; replaces the ranks of an earlier call. Returns
+        the frames that answer the others. Ignored if rank 0 is among them: names, metrics and
+        broadcast values come from rank 0.
         """
         if 0 in ranks:
             return []
@@ -144,10 +159,11 @@ class RoundCoordinator:
         return frames + [frame for key in broadcasts for frame in self._try_complete_broadcast(key)]
 
     def mark_disconnected(self, ranks: Iterable[int]) -> list[OutgoingFrame]:
-        """Ignore later reports, broadcasts and returns of these ranks. Returns the answers.
+        """Ignore later reports, broadcasts and returns of these ranks, until the round ends.
 
-        Frames may have been lost with the connection. A report of the group must not be completed,
-        or a checkpoint saved, by a later frame that hides the loss.
+        Returns the frames that answer other ranks. Frames may have been lost with the connection: a
+        report of the group must not be completed, or a checkpoint saved, by a later frame that
+        hides the loss.
         """
         self._ranks.disconnected.update(ranks)
         return self._settle_lost_ranks()
@@ -159,9 +175,9 @@ class RoundCoordinator:
     # --- frames of workers ---------------------------------------------------------------------
 
     def handle_frame(self, rank: int, frame: msgspec.Raw, now: float) -> list[OutgoingFrame]:
-        """Process a frame of that rank. Returns the frames to send.
+        """Process a frame (the JSON of a `FromWorker`) of that rank; return the frames to send.
 
-        Raises `msgspec.ValidationError` if the frame is invalid.
+        Raises `msgspec.ValidationError` or `msgspec.DecodeError` if the frame is invalid.
         """
         message = _frame_decoder.decode(frame)
         # Calls of hooks are not progress of the training function.
@@ -207,11 +223,11 @@ class RoundCoordinator:
     # --- collectives ---------------------------------------------------------------------------
 
     def check_timeouts(self, now: float) -> list[OutgoingFrame]:
-        """Return warnings and aborts of collectives that wait for too long."""
+        """Abort collectives after their timeout; return the aborts and the warnings to send."""
         return self._collectives.check_timeouts(now, self._missing_ranks)
 
     def next_timeout_check(self) -> float | None:
-        """When to call `check_timeouts` again; None if no collective is pending."""
+        """Event-loop time in seconds to call `check_timeouts`; None if no collective is pending."""
         return self._collectives.next_timeout_check()
 
     def _join_broadcast(
@@ -257,7 +273,7 @@ _HOOK_PHASES: tuple[tuple[BackendHook, WorkerPhase], ...] = (
 
 
 class BackendHookGates:
-    """Runs the hooks of one round and forwards the calls of workers that hooks make."""
+    """Runs the hooks of one round on the leader, and forwards the worker calls that hooks make."""
 
     def __init__(
         self,
@@ -274,11 +290,15 @@ class BackendHookGates:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last hook has returned."""
+        """Whether the last hook, `on_shutdown`, has returned and its gate was opened."""
         return self._phase_index == len(_HOOK_PHASES)
 
     def advance(self) -> list[OutgoingFrame]:
-        """Submit the next hook if it is due. Returns the frames to send to workers."""
+        """Submit the next hook if all ranks wait for it; open the gate of a hook that has returned.
+
+        Called at each tick; does not block. Also passes worker calls of hooks and their results on.
+        Returns the frames for workers, as pairs of rank (None: all) and message.
+        """
         # Answers of workers first: the hook that runs may return because of them.
         while self._coordinator.call_results:
             rank, result = self._coordinator.call_results.popleft()
@@ -310,11 +330,18 @@ class BackendHookGates:
         return frames
 
     def abandon_workers(self) -> None:
-        """Fail the hook that is waiting for workers, because the round has failed."""
+        """Fail the worker calls for which a hook waits, because the round has failed.
+
+        A repeated call is harmless.
+        """
         self._backend_hook_runner.abandon_round(self._coordinator.round)
 
     def close(self) -> None:
-        """End the round. A backend that was started is shut down even without workers."""
+        """End the round: fail worker calls, and queue `on_shutdown` if it is due, without waiting.
+
+        It is due if `on_start` has returned and `on_shutdown` was not submitted, also without
+        workers.
+        """
         # First: the hook that is running would wait forever for workers that were killed.
         self.abandon_workers()
         is_shutting_down = (

@@ -74,7 +74,7 @@ _RECHECK_INTERVAL_S = 0.1
 
 
 class OpenRound:
-    """State of one round, discarded when the round ends.
+    """State of one round on the leader that has opened it; discarded when the round ends.
 
     `PreviousRounds.absorb_round` saves before what later rounds need.
     """
@@ -109,7 +109,12 @@ class OpenRound:
         """When the last rank returned."""
 
     def phase(self, failing_since: float | None, *, workers_stopped: bool) -> RoundPhase:
-        """The phase of the round, from which the policies decide."""
+        """Return the phase of the round, from which the policies decide.
+
+        `failing_since`: event-loop time in seconds of the first failure, None without one.
+        `workers_stopped`: whether no connected node has workers of the round. If all functions have
+        returned, the phase is `Returned` even after a failure.
+        """
         coordinator, reports = self.coordinator, self.coordinator.reports
         # Before failures: a machine that is lost after its function returned does not matter.
         if len(coordinator.returned_ranks) == self._round.world_size:
@@ -144,9 +149,10 @@ class OpenRound:
     def on_worker_message(
         self, agent: AgentId, message: WorkerToLeader, now: float
     ) -> RankFailure | None:
-        """Process the frames of a worker and send the answers.
+        """Process the frames of one worker and send the answers to workers.
 
-        Returns a failure if a frame is invalid. Ignores frames of ranks that are not the agent's.
+        Returns a failure of that rank if one of its frames is invalid (the others still count),
+        else None. Ignores frames of ranks that do not run on the node of `agent`.
         """
         assignment = self._round.assignment_of(agent)
         # A frame counts only if its rank runs on the node of the agent that sent it.
@@ -163,7 +169,10 @@ class OpenRound:
         return failure
 
     def send_to_workers(self, frames: Sequence[OutgoingFrame]) -> None:
-        """Send frames to workers; rank None means all workers of the round."""
+        """Send frames to workers by way of their agents; rank None means all workers of the round.
+
+        Frames for agents that are not connected are dropped.
+        """
         for rank, frame in frames:
             # For all ranks one message per node, which the agent distributes to its workers.
             assignments = (
@@ -176,11 +185,18 @@ class OpenRound:
                 self._transport.send_to_agent(assignment.agent, message)
 
     def mark_disconnected(self, ranks: Sequence[int]) -> None:
-        """Ignore later frames of these ranks; answer the others if they need not wait for them."""
+        """Ignore later reports, broadcasts and returns of these ranks, whose agent disconnected.
+
+        Sends answers to ranks that need not wait for them any more. Does not fail the round.
+        """
         self.send_to_workers(self.coordinator.mark_disconnected(ranks))
 
     def announce_preemption(self, view: View, state: LeaderState, now: float) -> None:
-        """Send all workers the nodes with preemption notices.
+        """Send all workers the nodes with preemption notices, and whether a replacement is ready.
+
+        Does nothing if no node of this round has a notice. Called for each new notice, and once
+        when the replacement becomes ready (`replacement_ready_at`). With `spec.relax_collectives`,
+        reports and internal broadcasts then do not wait for the ranks of these nodes.
 
         Ranks receive the update at different steps; `preemption_info`, a collective, makes them
         agree on it.
@@ -208,7 +224,10 @@ class OpenRound:
     # --- results of the coordinator ----------------------------------------------------------
 
     def record_assigned_names(self) -> None:
-        """Write a marker for every checkpoint name that was assigned since the last call."""
+        """Queue a marker object for every checkpoint name assigned since the last call.
+
+        The markers are written by later calls of `CheckpointGarbageCollector.advance`.
+        """
         while self.coordinator.reports.assigned_names:
             assigned = self.coordinator.reports.assigned_names.popleft()
             self._checkpoint_gc.record_name(
@@ -216,9 +235,9 @@ class OpenRound:
             )
 
     def deliver_matched_reports(self) -> None:
-        """Pass matched reports to the callbacks and to the metrics file in the bucket.
+        """Pass matched reports to the callbacks and to the `ReportSink`, each once, in order.
 
-        Reports stay in order: one with an uncommitted checkpoint delays those after it.
+        Called at each tick. A report whose checkpoint is not committed yet delays those after it.
         """
         # A callback may read the checkpoint: only committed ones are protected from deletion.
         uncommitted = {ready.name for ready in self.coordinator.reports.ready_checkpoints}
@@ -230,18 +249,28 @@ class OpenRound:
                 self._callback_runner.send_report(report.metrics_by_rank, report.checkpoint)
 
     def advance_hooks(self) -> None:
-        """Run the backend hooks that are due and send their frames."""
+        """Run the backend hooks that are due and send their frames to workers; called at each tick.
+
+        Does nothing if the backend has no hooks.
+        """
         if self.hook_gates is not None:
             self.send_to_workers(self.hook_gates.advance())
 
     def check_for_hangs(self, view: View, now: float) -> HangReport | None:
-        """Return the report of a hang whose stacks were collected, once."""
+        """Return the report of a hang once, when its stacks were collected and stored; else None.
+
+        Called at each tick: it also requests the stacks. Ranks that may wait for a pending
+        validation do not count as hung.
+        """
         # A rank that waits for a validation makes no progress, and does not hang.
         self.coordinator.set_validation_pending(is_pending=bool(pending_validations(view)), now=now)
         return self.hang_detector.check(now)
 
     def next_wake(self, now: float) -> float:
-        """When the next timeout or hang check is due."""
+        """Event-loop time in seconds at which the next timeout or hang check is due.
+
+        `math.inf` if there is none. A hang check that is overdue is due 0.1 s after `now`.
+        """
         timeout_check_at = self.coordinator.next_timeout_check()
         hang_check_at = max(self.hang_detector.next_check(), now + _RECHECK_INTERVAL_S)
         return min(hang_check_at, math.inf if timeout_check_at is None else timeout_check_at)
@@ -249,12 +278,12 @@ class OpenRound:
     # --- end of the round --------------------------------------------------------------------
 
     def abandon_workers(self) -> None:
-        """Fail the hook that waits for workers of this failed round."""
+        """Fail the hook that waits for workers of this failed round; no effect without hooks."""
         if self.hook_gates is not None:
             self.hook_gates.abandon_workers()
 
     def close(self) -> None:
-        """End the round; the backend is shut down."""
+        """End the round: fail the hooks' worker calls; queue `on_shutdown` of a started backend."""
         if self.hook_gates is not None:
             self.hook_gates.close()
 
@@ -265,10 +294,10 @@ RoundMessage = QueueableMessage | SnapshotReplicated | WorkerUnresponsive | Stac
 
 
 class RoundLifecycle:
-    """The open round, and what later rounds need of the previous ones.
+    """The open round, and what later rounds need of the previous ones, for one term of leadership.
 
     Records in `observations` what the policies decide from. It decides nothing itself except to
-    stop the workers of a round that cannot continue.
+    stop the workers of a round that cannot continue. `now` is event-loop time in seconds.
     """
 
     def __init__(
@@ -299,17 +328,27 @@ class RoundLifecycle:
 
     @property
     def coordinator(self) -> RoundCoordinator | None:
-        """The coordinator of the open round."""
+        """The live coordinator of the open round; None if no round is open.
+
+        Also None if the open round was opened by another leader: its coordinator is lost.
+        """
         return self.open_round.coordinator if self.open_round else None
 
     @property
     def is_bucket_searched(self) -> bool:
-        """Whether the bucket was searched for complete checkpoints since the last round ended."""
+        """Whether the bucket was searched for complete checkpoints since the last round ended.
+
+        False for a new leader. Only meaningful while no round is open.
+        """
         return self._no_round.bucket_searched
 
     @property
     def parent_checkpoints(self) -> set[str]:
-        """Committed checkpoints whose files are shared by uploads in progress."""
+        """Names of committed checkpoints whose files are shared by uploads in progress.
+
+        They must not be deleted meanwhile. Without an open round: those of the last one, whose
+        uploads may continue.
+        """
         # Uploads of a closed round continue on the nodes until the next round is opened.
         source = self.open_round.coordinator.reports if self.open_round else self._previous_rounds
         return source.parent_checkpoints
@@ -325,7 +364,11 @@ class RoundLifecycle:
     # --- messages of agents ------------------------------------------------------------------
 
     def on_message(self, agent: AgentId, message: RoundMessage, now: float) -> None:
-        """Process a message about a round; ignore it if that round is over."""
+        """Process a message of an agent about the round whose number it carries.
+
+        A message about a round whose entry is not confirmed yet is processed by `open`. If the
+        round is over or of another leader, only `WorkersStopped` has an effect, on the roster.
+        """
         last_round = self._ledger.view.last_round
         if isinstance(message, QueueableMessage) and message.round > (
             last_round.number if last_round else 0
@@ -390,7 +433,11 @@ class RoundLifecycle:
         self.fail(now)
 
     def on_agent_joined(self, agent: AgentId, join: Join, now: float) -> None:
-        """Compare what a new connection reports with the open round."""
+        """Compare what an agent's `Join` on a new connection reports with the open round.
+
+        Fails the round if the agent still runs workers of it: frames may have been lost. If the
+        round has failed before, the agent receives `AbortRound` again.
+        """
         if self._find_open_round(join.running_round) is not None:
             self.fail(now)  # frames of its workers may have been lost before it rejoined
         opened = self._ledger.view.round
@@ -399,7 +446,10 @@ class RoundLifecycle:
             self._services.transport.send_to_agent(agent, AbortRound(round=opened.number))
 
     def on_agent_disconnected(self, agent: AgentId, now: float) -> None:
-        """Fail the open round unless it may continue without the ranks of that agent."""
+        """Fail the open round at `now` unless it may continue without the ranks of that agent.
+
+        No effect if the agent is not part of the open round.
+        """
         view = self._ledger.view
         assignment = view.round.assignment_of(agent) if view.round else None
         if assignment is None or self.open_round is None:
@@ -409,7 +459,11 @@ class RoundLifecycle:
             self.fail(now)
 
     def fail(self, now: float) -> None:
-        """Stop all workers at once; the entry that closes the round follows."""
+        """Mark the open round as failing since `now`, and send `AbortRound` to all its agents.
+
+        Only the first call for a round does this. The journal entry that closes the round follows
+        from a later decision, once all workers have stopped.
+        """
         self._observations.record()
         if self.failing_since is not None:
             return
@@ -428,7 +482,11 @@ class RoundLifecycle:
     # --- entries of the journal --------------------------------------------------------------
 
     def open(self, opened: Round, now: float) -> None:
-        """Create the state of a round that the journal has opened."""
+        """Create the state of a round whose `RoundOpened` entry was applied to the view.
+
+        Then processes the messages that arrived early. The round fails at once if one of its agents
+        has disconnected or may not enter it any more.
+        """
         self._previous_rounds.begin_round(opened.number)
         self.open_round = open_round = self._create_open_round(opened, now)
         self._checkpoint_gc.scan_for_debris(self._ledger.view, before_round=opened.number)
@@ -483,7 +541,11 @@ class RoundLifecycle:
         )
 
     def close(self, closed: RoundClosed, now: float) -> None:
-        """End a round that the journal has closed, keeping its complete checkpoints."""
+        """End a round whose `RoundClosed` entry was applied, keeping its complete checkpoints.
+
+        Delivers its reports and failures to the callbacks, and aborts workers that still run. Works
+        also for a round that another leader opened.
+        """
         callback_runner = self._services.callback_runner
         # Infinity if another leader opened the round: the time of its commits is unknown.
         uncommitted_work_s = math.inf
@@ -509,13 +571,19 @@ class RoundLifecycle:
         )
 
     def end_training(self, now: float) -> None:
-        """End the last round: deliver its reports, because no later round would."""
+        """End the last round after the entry `TrainingEnded`; no round follows.
+
+        Delivers its matched reports first, because no later call would.
+        """
         if self.open_round is not None:
             self.open_round.deliver_matched_reports()
         self._discard_open_round(replace(self._no_round, since=now))
 
     def end_fit(self, now: float) -> None:
-        """Start the time that agents have to exit; the last reports are still delivered."""
+        """Start the time that agents have to exit, after the entry `FitEnded`.
+
+        That time counts from `now`. The last reports are still delivered.
+        """
         self._no_round = replace(self._no_round, since=now)
         self._observations.record()
 
@@ -529,7 +597,11 @@ class RoundLifecycle:
             self.open_round = None
 
     def on_checkpoint_committed(self, event: CheckpointCommitted, now: float) -> None:
-        """Confirm a committed checkpoint to the workers that wait for it."""
+        """Record a committed checkpoint; confirm it to the workers if it is of the open round.
+
+        Called for each `CheckpointCommitted` entry, which may be of an earlier round. The workers
+        that wait receive `CommitConfirmed`.
+        """
         self._previous_rounds.mark_committed(event.name)
         # The state is the one that the commit was decided from, and still lists the checkpoint.
         ready_checkpoints = self._observations.state.ready_checkpoints
@@ -553,13 +625,20 @@ class RoundLifecycle:
     # --- tick --------------------------------------------------------------------------------
 
     def search_bucket(self, view: View, now: float) -> None:
-        """Search for complete but uncommitted checkpoints; repeat until `is_bucket_searched`."""
+        """Start or poll the search for complete but uncommitted checkpoints in the bucket.
+
+        Does not block; errors of the store are retried. Call it at each tick between rounds until
+        `is_bucket_searched`.
+        """
         if self._previous_rounds.find_complete_checkpoints(view, now):
             self._no_round = replace(self._no_round, bucket_searched=True)
             self._observations.record()
 
     def deliver_reports(self) -> None:
-        """Pass matched reports to callbacks and metrics file, and run the hooks that are due."""
+        """Pass matched reports to callbacks and `ReportSink`, and run the hooks that are due.
+
+        Called at each tick. No effect without an open round.
+        """
         if self.open_round is not None:
             self.open_round.deliver_matched_reports()
             # The end of the run then depends on callbacks and hooks, which cause no event.
@@ -568,7 +647,11 @@ class RoundLifecycle:
             self.open_round.advance_hooks()
 
     def check_timeouts(self, view: View, now: float) -> None:
-        """Abort collectives after their timeout, and fail the round if ranks hang."""
+        """Abort collectives after their timeout, and fail the round if ranks hang.
+
+        Called at each tick. The report of a hang is written to the run's log once; it fails the
+        round only if the configuration requires that. No hang checks while the round is failing.
+        """
         if self.open_round is None:
             return
         self.open_round.send_to_workers(self.open_round.coordinator.check_timeouts(now))
@@ -585,7 +668,11 @@ class RoundLifecycle:
             self._record_rank_failure(self.open_round, rank, failure, now=now)
 
     def observed_facts(self, view: View) -> dict[str, Any]:
-        """Return the fields of the leader state that follow from the open round."""
+        """Return the fields of `LeaderState` that follow from the rounds, by field name.
+
+        They are `phase`, `reports_delivered`, `latest_metrics` and `ready_checkpoints`. Called by
+        the leader before each decision.
+        """
         open_round, coordinator = self.open_round, self.coordinator
         reports = coordinator.reports if coordinator else None
         callback_runner, hooks = self._services.callback_runner, self._services.backend_hook_runner

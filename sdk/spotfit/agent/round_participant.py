@@ -80,7 +80,11 @@ class _PendingWrite(NamedTuple, Generic[MessageT]):
 
 
 class RoundParticipant:
-    """Manages the workers of this node, one round after the other."""
+    """Manages the workers of this node, one round after the other, for the life of the agent.
+
+    No method blocks. Messages to the leader are dropped while the agent is disconnected; its next
+    `Join` contains the state.
+    """
 
     def __init__(
         self,
@@ -129,21 +133,22 @@ class RoundParticipant:
 
     @property
     def has_workers(self) -> bool:
-        """Whether any worker is running."""
+        """Whether any worker was started whose exit was not observed yet."""
         return self._worker_pool.has_workers
 
     @property
     def has_pending_writes(self) -> bool:
-        """Whether exceptions of workers are not in the bucket yet."""
+        """Whether exceptions of workers are not in the bucket yet, which delays the exit."""
         return bool(self._pending_exceptions)
 
     # --- orders of the journal and the leader ------------------------------------------------
 
     def apply_view(self, view: View, leader_address: str | None) -> None:
-        """Enter the open round and stop the workers of a closed one.
+        """Enter the open round of the view, and stop the workers of a closed one. Idempotent.
 
-        A round is only entered while connected to the leader that opened it: after a change of the
-        leader the new one closes it.
+        Called at each tick. `leader_address`: `host:port` of the leader that this agent is
+        connected to, None without one. A round is only entered while connected to the leader that
+        opened it: after a change of the leader the new one closes it.
         """
         opened = view.round
         uploading_round = self._worker_pool.uploading_round
@@ -173,14 +178,21 @@ class RoundParticipant:
             self._enter_round(view, opened, assignment)
 
     def stop_workers(self) -> None:
-        """Kill all workers. Their later errors and exit codes are not reported as failures."""
+        """Kill all workers. Their later errors and exit codes are not reported as failures.
+
+        Returns before they have exited, which `WorkersStopped` reports to the leader. Harmless if
+        repeated.
+        """
         # Set before the kill, whose errors and exits must be recognized as its consequences.
         self._is_aborted = True
         self._pending_result = None  # the round did not finish
         self._worker_pool.kill_workers()
 
     def abort_round(self, round_number: int) -> None:
-        """Kill the workers of that round. A round that was not entered yet is never entered."""
+        """Kill the workers of that round, because the leader sent `AbortRound`.
+
+        A round that was not entered yet is never entered, and `WorkersStopped` is sent at once.
+        """
         self.last_entered_round = max(self.last_entered_round, round_number)
         if round_number == self.round:
             self.stop_workers()
@@ -191,14 +203,21 @@ class RoundParticipant:
             )
 
     def dump_stacks(self, round_number: int, dump_id: int) -> None:
-        """Request the stacks of the workers of that round."""
+        """Request the stacks of the workers of that round; ignored for other rounds.
+
+        Each is sent to the leader later, as a `StackDump` with the leader's `dump_id`.
+        """
         if round_number == self.round:
             self._worker_pool.dump_stacks(dump_id)
 
     def forward_to_workers(
         self, round_number: int, rank: int | None, frame: ToWorker, view: View
     ) -> None:
-        """Forward a frame to one worker of that round, or to all workers of this node."""
+        """Forward a frame of the leader to one worker of that round, or to all of this node.
+
+        `rank` is global; None means all. Ignored for other rounds, ranks of other nodes and workers
+        that have exited.
+        """
         # After the last gate hooks call no workers any more: an exit is then regular.
         self._awaits_shutdown_hook = self._awaits_shutdown_hook and frame != OpenGate(phase="leave")
         if view.round is None or round_number != self.round:
@@ -281,7 +300,11 @@ class RoundParticipant:
     # --- events of the workers ---------------------------------------------------------------
 
     def poll_worker_events(self, now: float) -> None:
-        """Forward the events of workers, and report when all of them have exited."""
+        """Forward the events of workers to the leader, and report when all of them have exited.
+
+        Called at each tick. Also advances the background writes of exceptions and results; errors
+        of the store are retried.
+        """
         # Read before the events: if no worker is left now, the events contain all their frames.
         has_workers = self._worker_pool.has_workers
         uploading_round = self._worker_pool.uploading_round

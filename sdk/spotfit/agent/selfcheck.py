@@ -47,7 +47,11 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 def inspect_node() -> NodeReport:
-    """Check everything that an agent needs from its machine, except for the run itself."""
+    """Check everything that an agent needs from its machine, except for the run itself.
+
+    For `python -m spotfit.agent --check`. Reads environment variables, binds the agent's port and
+    writes a temporary file. Failed checks are listed in `NodeReport.problems`, not raised.
+    """
     errors = ErrorCollector()
     errors.check(env.check_all)
     # Bound as the agent would, then closed: an address of another machine or a taken port fails.
@@ -74,7 +78,7 @@ def inspect_node() -> NodeReport:
 
 
 def format_report(node_report: NodeReport) -> str:
-    """Return the report as one line of JSON."""
+    """Return the report as one line of JSON, without a line break."""
     return msgspec.json.encode(node_report).decode()
 
 

@@ -39,7 +39,10 @@ _metrics_decoder = decoder(dict)
 
 
 class SnapshotRegistry:
-    """The snapshots below `directory`, and the replicas that peers have stored there."""
+    """The snapshots of this node's workers below `directory`, and the replicas of peers there.
+
+    Used by the node's worker pool; one per agent. Ranks are global.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -59,7 +62,11 @@ class SnapshotRegistry:
         """Snapshots without a checkpoint name, by rank and report index."""
 
     def prepare_start(self, start: StartWorker) -> StartWorker:
-        """Return `start` with the segment directory and the local segments to resume from."""
+        """Return `start` with the segment directory and the local segments to resume from.
+
+        Called for each worker before its start; the first one of a new round discards what is known
+        of the previous round's snapshots. Segments of earlier rounds stay.
+        """
         if start.round != self._round:  # the first worker of a new round
             self._round = start.round
             self._unnamed.clear()
@@ -86,11 +93,17 @@ class SnapshotRegistry:
         return replace(start, segment_dir=self._directory, local_segments=segments)
 
     def find_shard(self, shard: SnapshotShard) -> Path | None:
-        """Return the path of a shard that the last `scan_shards` has found, or None."""
+        """Return the path of a shard that the last `scan_shards` has found; None for any other.
+
+        Called by the peer store, which serves the shard to other nodes.
+        """
         return self._paths_by_shard.get(shard)
 
     def scan_shards(self) -> tuple[SnapshotShard, ...]:
-        """Read the index of every segment and replica; return the shards that are complete."""
+        """Read the index of every segment and replica; return the complete shards, sorted.
+
+        Blocks for file reads: call it only when no worker is running. Incomplete ones are ignored.
+        """
         found: list[tuple[int, SnapshotShard, Path]] = []
         for path in [*self.replicas.replicas.values(), *self._segment_paths()]:
             try:
@@ -110,15 +123,16 @@ class SnapshotRegistry:
         return tuple(sorted(self._paths_by_shard))
 
     def add(self, rank: int, snapshot: SnapshotReport) -> None:
-        """Register a complete snapshot that has no checkpoint name yet."""
+        """Register a complete snapshot of a worker whose report has no checkpoint name yet."""
         self._unnamed[rank, snapshot.report_index] = snapshot
         # The worker has chosen the directory: memory, or the disk if that is full.
         self._directories.add(Path(snapshot.segment).parent)
 
     def make_upload(self, rank: int, assignment: CheckpointNamed) -> QueuedUpload | None:
-        """Return the upload of the snapshot that was named, and replicate it to the peer.
+        """Return the upload job of the snapshot that the leader has named; start its replication.
 
-        Returns None if this rank has submitted no snapshot with that report.
+        Returns None if this rank has submitted no snapshot with that report, or if the name is
+        empty. Otherwise deletes the segments of earlier rounds: all ranks have a newer snapshot.
         """
         number = assignment.report_index
         snapshot = self._unnamed.pop((rank, number), None)
@@ -150,7 +164,10 @@ class SnapshotRegistry:
         return QueuedUpload(self._round, rank, request, is_snapshot=True)
 
     def set_replication_target(self, peer_store: str) -> None:
-        """Send replicas to that peer store from now on, including the latest one of each rank."""
+        """Send replicas to that peer store from now on, including the latest one of each rank.
+
+        `peer_store` is `host:port`; '' stops the replication. Returns before anything is sent.
+        """
         self._replication_target = peer_store
         # The node that holds the previous replicas leaves: copy the latest ones again.
         for replica in self._last_replicas.values():
@@ -161,11 +178,14 @@ class SnapshotRegistry:
             self.replicate(pending)
 
     def forget(self, rank: int, report_index: int) -> None:
-        """Drop the snapshot of a report that was rejected."""
+        """Drop the snapshot of a report that was rejected, which is then not uploaded.
+
+        Harmless if it is unknown. The segment itself stays.
+        """
         self._unnamed.pop((rank, report_index), None)
 
     def roll_back(self, before: int) -> None:
-        """Delete the snapshots of earlier rounds, and replicas of reports before `before`.
+        """Delete the snapshots of earlier rounds, and replicas of reports before number `before`.
 
         The workers delete their own segments. All ranks send `RolledBack`, so every node does this.
         """

@@ -77,7 +77,10 @@ class ConnectionCallbacks(NamedTuple):
 
 
 class TlsConnection:
-    """A client (`server=False`) or server end of a connection. No method blocks."""
+    """A client (`server=False`) or server end of a connection. No method blocks.
+
+    The owner assigns `callbacks` after the construction.
+    """
 
     def __init__(
         self, loop: EventLoop, sock: socket.socket, tls: ssl.SSLContext, *, server: bool
@@ -98,11 +101,19 @@ class TlsConnection:
 
     @property
     def is_established(self) -> bool:
-        """Whether both sides have verified the certificate of the other."""
+        """Whether the TLS handshake is complete: both sides have verified the other's certificate.
+
+        Stays True after the connection was closed.
+        """
         return self._is_handshake_done
 
     def send(self, body: bytes) -> None:
-        """Queue one frame and send as much as the socket accepts. Ignored after `close()`."""
+        """Queue one frame and send as much as the socket accepts. Ignored once closed.
+
+        Frames sent before the handshake is complete follow it. An error, or more than
+        `MAX_SEND_BUFFER_BYTES` unsent, closes the connection: `on_lost` is called, possibly before
+        this returns.
+        """
         if self._is_closed:
             return
         if not self._is_handshake_done:
@@ -112,7 +123,10 @@ class TlsConnection:
         self._flush()
 
     def close(self) -> None:
-        """Close without a callback. Data that the kernel has accepted is still delivered."""
+        """Close without calling `on_lost`. Data that the kernel has accepted is still delivered.
+
+        Harmless if repeated.
+        """
         if not self._is_closed:
             self._is_closed = True
             self._loop.unregister(self._sock)
@@ -236,7 +250,7 @@ _MAX_PENDING_CONNECTIONS = 1024
 
 
 class TlsTransport:
-    """`AgentTransport` over TCP. The TLS handshake fails for peers without the run's key."""
+    """`AgentTransport` over TCP, for one agent. Handshakes fail for peers without the run's key."""
 
     def __init__(
         self, loop: EventLoop, *, secret: str, run_id: RunId, host: str, port: int = 0
@@ -266,11 +280,17 @@ class TlsTransport:
 
     @property
     def has_events(self) -> bool:
-        """Whether `drain_events` would return any. Loopback messages do not wake the event loop."""
+        """Whether `drain_events` would return any event.
+
+        The driver then must not wait: messages of an agent to itself do not wake the event loop.
+        """
         return bool(self._events)
 
     def close(self) -> None:
-        """Close the listening socket and all connections."""
+        """Close the listening socket and all connections, without events.
+
+        Peers observe a closed socket and look for another leader at once.
+        """
         # Agents see a closed socket, so that they look for another leader at once (0012).
         self.disconnect()
         for connection in [*self._pending_connections, *self._agent_connections.values()]:
@@ -281,6 +301,11 @@ class TlsTransport:
     # --- connection to the leader ------------------------------------------------------------
 
     def connect(self, address: str, join: Join) -> None:
+        """Start to connect to the leader at `address` and send `join` first; see `AgentTransport`.
+
+        After 5 s without a TLS session, `LeaderDisconnected` reports a timeout (not closed by the
+        peer).
+        """
         self.disconnect()
         if address == self._own_address:
             # Without TCP: messages of a node to itself must not fail when its network does.
@@ -344,6 +369,10 @@ class TlsTransport:
             self._agent_connections[agent].send(encode(message))
 
     def disconnect_agent(self, agent: AgentId) -> None:
+        """Close an agent's connection without an `AgentDisconnected` event.
+
+        For this agent itself, connected in memory, a `LeaderDisconnected` event follows.
+        """
         if agent == self._loopback_agent:
             self._loopback_agent = None
             self._events.append(
@@ -422,7 +451,8 @@ class TlsTransport:
 def listen(host: str, port: int) -> socket.socket:
     """Return a non-blocking socket that listens on `host`; port 0 lets the kernel choose.
 
-    Raises `ConfigError` if the address is not this machine's or the port is taken.
+    Raises `ConfigError` if `host` (name or IP address) does not belong to this machine, cannot be
+    resolved, or the port is taken.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -25,7 +25,7 @@ class NodeValidation:
     """Runs the validation assigned to this node, and reports its result to the leader.
 
     The report is repeated to every new leader until the journal contains the result: the previous
-    leader may have died before it appended the entry.
+    leader may have died before it appended the entry. One per agent; no method blocks.
     """
 
     def __init__(self, agent_id: AgentId, net: AgentTransport, validator: Validator) -> None:
@@ -42,16 +42,20 @@ class NodeValidation:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a validator process exists on this node."""
+        """Whether a validator process exists on this node, also one that is being killed."""
         return self._validator.is_running
 
     @property
     def wake_at(self) -> float:
-        """The deadline of the running validation; infinity without one."""
+        """Event-loop time in seconds of the running validation's timeout; infinity without one."""
         return float("inf") if self._deadline is None else self._deadline
 
     def apply_view(self, view: View, now: float) -> None:
-        """Start the validation that the journal assigns to this node; stop any other."""
+        """Start the validation that the journal assigns to this node; stop any other.
+
+        Called at each tick. Each attempt is started once; its timeout counts from `now`, event-loop
+        time in seconds.
+        """
         assigned = view.current_validation
         if assigned is not None and assigned.agent != self._agent_id:
             assigned = None
@@ -84,7 +88,10 @@ class NodeValidation:
         self._validator.start(view.spec, checkpoint)
 
     def poll(self, now: float) -> None:
-        """Check for a result or a timeout."""
+        """Take the result of the process, or kill it after its timeout; called at each tick.
+
+        The outcome is kept for `send_report`. `now` is event-loop time in seconds.
+        """
         # Taken even if it is not needed: the result of a killed process must not be used later.
         result = self._validator.take_result()
         if self._current is None:
@@ -109,13 +116,16 @@ class NodeValidation:
             )
 
     def send_report(self, *, is_reconnected: bool) -> None:
-        """Send the result to the leader, once per connection."""
+        """Send the result to the leader, once per connection; no effect without a result.
+
+        Call it only while connected. `is_reconnected`: whether the connection is new.
+        """
         if self._pending_report is not None and (is_reconnected or not self._is_reported):
             self._is_reported = True
             self._net.send_to_leader(self._pending_report)
 
     def stop(self) -> None:
-        """Kill the process and discard its result."""
+        """Kill the process, if there is one, and discard its result. Harmless if repeated."""
         self._validator.stop()
         self._current = self._deadline = self._pending_report = None
 

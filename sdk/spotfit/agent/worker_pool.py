@@ -102,7 +102,11 @@ class ProcessWorkerPool:
     # --- the protocol `WorkerPool` -----------------------------------------------------------
 
     def prepare(self, spec: RunSpec) -> None:
-        """Start to unpack the environment in a thread, and to import the framework meanwhile."""
+        """Start to unpack the environment in a thread, and to import the framework meanwhile.
+
+        Called once per run. Also applies the run's log level, starts the liveness checks of workers
+        (unless their timeout is 0), and creates the uploader proxy that later calls need.
+        """
         log.set_level(spec.log_level)
         self._launcher.prepare(spec)
         self._uploader = UploaderProxy(
@@ -113,10 +117,15 @@ class ProcessWorkerPool:
             self._check_liveness()
 
     def start(self, start_messages: Sequence[StartWorker]) -> None:
+        """Start one worker process per message, once the environment is unpacked; does not wait."""
         for start in start_messages:
             self._start_worker(start)
 
     def send(self, rank: int, frame: ToWorker) -> None:
+        """Send a frame to the worker with that global rank; dropped if it has exited.
+
+        A `CheckpointNamed` starts the upload of the rank's snapshot, even if the worker has exited.
+        """
         match frame:  # the snapshots of a worker that has exited are uploaded, too
             case CheckpointNamed():
                 upload = self._snapshots.make_upload(rank, frame)
@@ -132,6 +141,10 @@ class ProcessWorkerPool:
             self._workers[rank].send(encode(frame))
 
     def dump_stacks(self, dump_id: int) -> None:
+        """Collect the stacks of the running workers in a thread; see `WorkerPool`.
+
+        No event follows if none is running.
+        """
         pids = {rank: child.pid for rank, child in self._workers.items() if child.pid is not None}
         if pids:
             # In a thread: a hung process answers after seconds, or never.
@@ -177,7 +190,11 @@ class ProcessWorkerPool:
     # --- for the driver ------------------------------------------------------------------------
 
     def record_replica(self, round_number: int, rank: int, step: int, peer_store: str) -> None:
-        """Record that a peer store has a replica. Thread-safe."""
+        """Report by `ReplicaConfirmed` that a peer store has a replica of a rank's snapshot shard.
+
+        `step` is the training step, `peer_store` the other node's `host:port`. Called by
+        `PeerStore` from its own thread; the event appears at the next turn of the event loop.
+        """
         event = ReplicaConfirmed(round_number, rank, step=step, peer_store=peer_store)
         # A lambda: `drain_events` replaces the list before the loop calls this.
         self._loop.call_soon_threadsafe(lambda: self._events.append(event))
@@ -185,7 +202,13 @@ class ProcessWorkerPool:
     def start_sidecar(
         self, kind: ChildKind, on_messages: OnMessagesFn, on_exit: OnExitFn
     ) -> ChildProcess:
-        """Start a sidecar process in the same environment as the workers."""
+        """Start a sidecar process in the environment of the workers; return its handle at once.
+
+        It starts once the environment is unpacked; frames sent before are kept. `on_messages`
+        receives lists of frames. `on_exit` is called once, with the reason in words and whether the
+        exit code is 0; also, even before this returns, for a process that cannot be started. Its
+        output is stored with the run's logs.
+        """
         # Sidecars are not ranks of a round; their output is stored under these pseudo ranks.
         log_source = keys.VALIDATION_RANK if kind == "validation" else keys.SIDECAR_RANK
         child = self._launcher.create_child(
@@ -198,17 +221,23 @@ class ProcessWorkerPool:
 
     @property
     def live_process_count(self) -> int:
-        """The number of processes of any kind that have not ended and been reaped."""
+        """The number of workers and sidecars that were not reaped, with those not started yet."""
         return self._launcher.live_count
 
     def close(self) -> None:
-        """Kill all processes. Their exits are still reported as events."""
+        """Cancel uploads and kill all workers and sidecars; returns before they have exited.
+
+        Their exits are still reported while the event loop runs. Harmless if repeated.
+        """
         # First: the uploader proxy would start another process for what it has not uploaded.
         self.cancel_uploads()
         self._launcher.close()
 
     def detach(self) -> None:
-        """Stop reading from the fork server, which stays in its pool for the next run."""
+        """Stop reading from the fork server, which stays in its pool for the next run.
+
+        Called last: exits of its children are not observed afterwards.
+        """
         self._launcher.detach()
 
     # --- workers -------------------------------------------------------------------------------

@@ -41,8 +41,13 @@ from spotfit.store.url import RootUrl, validate_key
 def shared_directory(directory: Path, fill: Callable[[Path], None]) -> Iterator[Path]:
     """Yield `directory`, filled by exactly one of its readers and removed by the last.
 
-    `fill` writes into the directory that it is passed, which may hold the remains of a killed
-    process. If it raises, `directory` does not appear, and the next reader calls `fill` again.
+    For `Checkpoint.as_directory`: readers are all blocks, of any process on this machine, that pass
+    the same path. Its parent must exist; the lock files are created there. Blocks while another
+    process fills the directory.
+
+    `fill` writes into the directory that it is passed (`<directory>.part`), which may hold the
+    remains of a killed process. If it raises, the exception propagates, `directory` does not
+    appear, and the next reader calls `fill` again.
     """
     while True:
         lock = _lock_file(_reader_lock_path(directory), fcntl.LOCK_SH)
@@ -67,8 +72,10 @@ def shared_directory(directory: Path, fill: Callable[[Path], None]) -> Iterator[
 def fill_once(target: Path, lock_folder: Path, fill: Callable[[Path], None]) -> None:
     """Call `fill(target)`, unless another process finishes doing so during this call.
 
-    Waits for the other process, and fills the target itself if that one fails. `lock_folder` must
-    be private to this user.
+    For `Checkpoint.to_directory`. Waits for another process of this machine that fills the same
+    target, and fills the target itself if that one fails. A call that starts later fills it again.
+    An exception of `fill` propagates and may leave the target incomplete. `lock_folder` must exist
+    and be private to this user; a small lock file per target remains in it.
     """
     name = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
     lock = os.open(lock_folder / f"{name}.filling", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -92,7 +99,9 @@ def _fill_count(lock: int) -> int:
 def private_folder(parent: Path) -> Path:
     """Return a folder below `parent` that only this user can access, and create it if absent.
 
-    Raises `StorePermissionError` if the name exists but is not such a folder.
+    `parent` is the system's directory for temporary files; the folder is for example
+    `/tmp/spotfit-checkpoints-1000`, with the user's number. Raises `StorePermissionError` if the
+    name exists but is not such a folder.
     """
     folder = parent / f"spotfit-checkpoints-{os.getuid()}"
     with suppress(FileExistsError):
@@ -190,8 +199,9 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
     def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
         """Refer to the folder at `path`: an absolute local path or URL, or a path in `filesystem`.
 
-        `filesystem` is from pyarrow or fsspec, or a `Store`. Reads nothing. Raises `ConfigError`
-        if `path` is relative, a whole bucket or empty.
+        For example `"s3://bucket/run/checkpoint_000001"`, or with a `filesystem` from pyarrow or
+        fsspec, or a `Store`, `"bucket/run/checkpoint_000001"`. Reads nothing, so the folder may be
+        missing. Raises `ConfigError` if `path` is relative, a whole bucket or empty.
         """
         text = os.fspath(path)
         self._user_filesystem = filesystem
@@ -232,7 +242,11 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Self:
-        """Return a checkpoint of that local directory. Nothing is copied until it is reported."""
+        """Return a checkpoint of that local directory. Nothing is copied until it is reported.
+
+        A relative path is resolved now, against the current directory. The directory may be
+        missing: its upload by `report()` raises `ConfigError` if it is.
+        """
         return cls(Path(path).expanduser().absolute())
 
     @classmethod
@@ -244,10 +258,13 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         files: Sequence[FileRecord] | None = None,
         location: StorageLocation | None = None,
     ) -> Self:
-        """Return the checkpoint in that folder of a run's store.
+        """Return the checkpoint in that folder of a run's store, for example `"checkpoint_000001"`.
 
-        With `files` it consists of those, which are verified when they are read, and all processes
-        of a node share one download. `location` is the run's storage as the user passed it.
+        Called by spotfit's own processes; reads nothing. With `files` the checkpoint consists of
+        those, which are verified when they are read, and all processes of a node share one
+        download. With None it consists of all files in the folder, unverified, and each object
+        downloads its own copy. `location` is the run's storage as the user passed it; by default
+        `path` and `filesystem` are those of `store`.
         """
         self = cls.__new__(cls)
         self._user_filesystem = None if location is None else location.filesystem
@@ -267,7 +284,8 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         """The file system in which `path` refers to this checkpoint.
 
         The one it was created with; else pyarrow's, if pyarrow is installed and supports the
-        storage; else spotfit's `Store`, rooted at the checkpoint's folder.
+        storage; else spotfit's `Store` of the checkpoint's folder, whose keys are relative to that
+        folder.
         """
         if self._user_filesystem is not None:
             return self._user_filesystem
@@ -278,8 +296,9 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         """Yield a local directory with its files; treat it as read-only.
 
         A local checkpoint yields its own directory; others a temporary one, which is downloaded
-        once per node and removed after its last reader. Raises `IntegrityError`, naming the file,
-        if one is missing or corrupt.
+        before the block, once per node, and removed after its last reader. Raises `NotFoundError`
+        if the folder in the bucket is empty, and `IntegrityError`, naming the file, if one is
+        missing or corrupt. The files of a checkpoint that was created from a path are not verified.
         """
         if self.local_directory is not None and self._is_self_contained:
             # Verified at each use: nothing protects a local folder from changes after the report.
@@ -292,8 +311,9 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy its files to `path`, or to a temporary directory that is kept; returns the path.
 
-        Concurrent calls with the same target on one machine copy once. Raises `NotFoundError`, and
-        `IntegrityError` if a file is missing or corrupt.
+        Blocks until all files are copied. Other files in the target stay, equal names are replaced.
+        Concurrent calls with the same target on one machine copy once. Raises `NotFoundError` if
+        there is no such checkpoint, and `IntegrityError` if a file is missing or corrupt.
         """
         # Not the name used by as_directory(), which removes its directory after the last reader.
         target = (
@@ -303,9 +323,9 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         return str(target)
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return its metadata; empty if none was set.
+        """Return the user's metadata from the file `.metadata.json`; {} if none was set.
 
-        Raises `IntegrityError` if the metadata file is not a JSON object.
+        Reads the storage at each call. Raises `IntegrityError` if the file is not a JSON object.
         """
         try:
             return _metadata_decoder.decode(self._store.get(self._metadata_key))
@@ -320,29 +340,43 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
             ) from None
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
-        """Replace its metadata."""
+        """Replace the user's metadata, the file `.metadata.json` in the checkpoint's folder.
+
+        Writes to the storage at once, also for a checkpoint that is already committed. Values must
+        be JSON-compatible: others raise `TypeError`.
+        """
         self._store.put(self._metadata_key, msgspec.json.encode(metadata))
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:
-        """Add these keys to its metadata, replacing equal ones."""
+        """Add these keys to the user's metadata, replacing equal ones.
+
+        Reads and rewrites the file `.metadata.json`: of concurrent updates one may be lost. Raises
+        `IntegrityError` if the present file is not a JSON object, and `TypeError` for values that
+        JSON cannot represent.
+        """
         self.set_metadata({**self.get_metadata(), **metadata})
 
     def open_snapshot(self) -> SavedState:
-        """Open the snapshot that a Checkpointer saved in it.
+        """Open the snapshot that a `Checkpointer` saved in this checkpoint, to export its tensors.
 
-        Raises `ConfigError` if it holds none, and `IntegrityError` if it is missing or corrupt.
+        Reads the index of each rank, but no tensors. Raises `ConfigError` if the folder is missing
+        or holds no snapshot, and `IntegrityError` if an index is missing or corrupt.
         """
         return open_snapshot_folder(self._store, self._folder, self._expected_files)
 
     def without_extras(self) -> Checkpoint:
         """Return a plain `Checkpoint` of the same files, which another process can unpickle.
 
-        A user-defined subclass and its attributes may not be importable there.
+        For upload jobs: a user-defined subclass and its attributes may not be importable there.
         """
         return Checkpoint.from_store(self._store, self._folder, files=self._expected_files)
 
     def folder_relative_to(self, store: Store) -> str | None:
-        """Return its folder as a key below the root of `store`; None if it is not in that store."""
+        """Return its folder as a key below the root of `store`; None if it is not in that store.
+
+        For example `"checkpoint_000001"`, if `store` is the run's. Links in local paths are
+        resolved; the folder need not exist.
+        """
         folder, root = f"{store_path(self._store)}/{self._folder}", store_path(store)
         # Links: a user may report a path that leads to the run's directory by another way.
         if self.local_directory is not None:
@@ -351,7 +385,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
 
     @property
     def local_directory(self) -> Path | None:
-        """Its directory on this machine; None if it is in a bucket."""
+        """Its directory on this machine, which may not exist; None if it is in a bucket."""
         url = self._store.url
         is_local = "://" not in url or url.startswith("file://")
         return Path(store_path(self._store), self._folder) if is_local else None
@@ -455,12 +489,17 @@ def _not_found_error(path: str) -> NotFoundError:
 
 
 def pyarrow_filesystem_or_store(store: Store) -> Any:
-    """Return pyarrow's file system for that store; the store itself if pyarrow has none."""
+    """Return pyarrow's file system for the storage of `store`; the store itself if there is none.
+
+    For user code. Paths in pyarrow's file system begin with `store_path(store)`; keys of the store
+    are relative to its root. There is none if pyarrow is not installed or does not support the
+    storage.
+    """
     return to_arrow_filesystem(store) or store
 
 
 def store_path(store: Store) -> str:
-    """Return the path of the store's root, without a scheme."""
+    """Return the path of the store's root without a scheme: `"bucket/run"` or `"/data/run"`."""
     try:
         return RootUrl.parse(store.url).path
     except ConfigError:  # the scheme of a user's file system, such as hdfs

@@ -31,8 +31,9 @@ _REUSE_SUFFIX = re.compile(r"@(\d+)-(\d+)")
 def open_committed(store: Store, name: str) -> Checkpoint:
     """Open that checkpoint of the run at `store`; its files are verified when they are read.
 
-    Opens the latest complete report if the name was saved in several rounds. Raises
-    `IntegrityError` if no report is complete.
+    `name` is from the journal, such as "checkpoint_000003". Reads its manifests. Opens the latest
+    complete report if the name was saved in several rounds. Raises `IntegrityError` if no report is
+    complete.
     """
     return _to_checkpoint(store, _complete_manifests(store, name))
 
@@ -40,7 +41,9 @@ def open_committed(store: Store, name: str) -> Checkpoint:
 def open_uncommitted(store: Store, name: str, folder: str) -> Checkpoint:
     """Open a checkpoint that may not be committed yet, with the files uploaded to `folder` so far.
 
-    Without manifests the checkpoint consists of all files in the folder.
+    For `get_checkpoint()` after this worker's upload. `folder` is a key below the run's root,
+    mostly equal to `name`. Reads the manifests at the time of the call; without any the checkpoint
+    consists of all files in the folder, unverified.
     """
     parts = [part for part in newest_manifests(manifests_of(store, name)) if part.folder == folder]
     return _to_checkpoint(store, parts) if parts else Checkpoint.from_store(store, folder)
@@ -51,8 +54,9 @@ def open_all(
 ) -> dict[str, Checkpoint]:
     """Open these checkpoints of the run from one listing; returns them by name.
 
-    A checkpoint without complete manifests is included, and its files are not verified.
-    `location` is the run's storage as the user passed it.
+    For the run's `Result` and the reported checkpoints. A checkpoint without complete manifests is
+    included, and its files are not verified. `location` is the run's storage as the user passed it;
+    None if the user passed a URL.
     """
     manifests = _manifests_by_name(store, names)
     opened = {}
@@ -69,13 +73,18 @@ def open_all(
 def check_present(store: Store, name: str) -> None:
     """Compare a listing with the manifests of that checkpoint, without reading its files.
 
-    Raises `IntegrityError` for the first file that is missing or has another size.
+    Called before a run resumes from it or a new leader commits it. `store` is rooted at the run.
+    Raises `IntegrityError` if no report of the name is complete, and for the first file that is
+    missing or has another size.
     """
     _check_listed(store, name, _complete_manifests(store, name))
 
 
 def check_all_present(store: Store, names: Collection[str]) -> None:
-    """Call `check_present` for these checkpoints, with one listing of the manifests."""
+    """Call `check_present` for these checkpoints, with one listing of the manifests.
+
+    Raises `IntegrityError` for one of those that are incomplete or lack a file.
+    """
     manifests = _manifests_by_name(store, names)
     # Each check lists one or more folders of its own.
     concurrent_map(
@@ -174,7 +183,11 @@ def _upload_order(file: FileRecord, requested_name: str) -> tuple[int, int, int]
 
 
 def listed_sizes(store: Store, folder: str) -> dict[str, int]:
-    """Return the sizes of the files in that folder, by their names relative to it."""
+    """Return the sizes of the files in that folder, by their names relative to it.
+
+    `folder` is a key below the root of `store`. Files in subfolders are included as "sub/name"; {}
+    for an empty or missing folder. Lists at each call.
+    """
     prefix = f"{folder}/"
     return {
         info.key.removeprefix(prefix): info.size_bytes

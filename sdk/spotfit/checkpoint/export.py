@@ -51,7 +51,8 @@ TensorPieces = dict[StateKey, list[tuple[int, TensorPiece]]]
 def tensor_pieces(saved: SavedState, section: str = "model") -> TensorPieces:
     """Return the pieces, with their ranks, of each tensor in that section of the state.
 
-    Of pieces that several ranks saved alike only the first is returned.
+    `section` is the first part of the key: "model", "optimizer" or "stateful_objects". Reads
+    nothing. Of pieces that several ranks saved alike only the first is returned.
     """
     found: dict[StateKey, dict[tuple[int, ...], tuple[int, TensorPiece]]] = defaultdict(dict)
     for index in saved.indices:
@@ -62,10 +63,12 @@ def tensor_pieces(saved: SavedState, section: str = "model") -> TensorPieces:
 
 
 def export_safetensors(saved: SavedState, path: Path) -> None:
-    """Write the model's tensors to one file, atomically.
+    """Write the model's tensors to one safetensors file, atomically.
 
-    Raises `IntegrityError` if bytes are missing or corrupt, `ConfigError` for a dtype that
-    safetensors does not support, and `OSError` if the disk is full.
+    Blocks while the chunks of all ranks are read. The names are those of the model's
+    `state_dict()`; values that are not tensors, optimizers and other state are left out. Raises
+    `IntegrityError` if bytes are missing or corrupt, `ConfigError` for a dtype that safetensors
+    does not support, and `OSError` if the disk is full; then no file appears.
     """
     tensors = tensor_pieces(saved)
     header, offsets = _plan_layout(tensors, step=saved.indices[0].step)

@@ -47,10 +47,12 @@ class TensorPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def name(self) -> str:
+        """Name of the tensor in the state: the parts of `key`, as "model.layer.weight"."""
         return dotted_name(self.key)
 
     @property
     def end(self) -> int:
+        """Offset in the rank's snapshot bytes behind the last byte of the piece."""
         return self.start + self.size_bytes
 
 
@@ -66,11 +68,15 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def file(self) -> str:
-        """File name below that folder."""
+        """Name of the chunk's file below that folder: "chunks/<content hash>".
+
+        Valid only after the upload, when the hash is set.
+        """
         return f"{CHUNK_PREFIX}{self.content_hash}"
 
     @property
     def end(self) -> int:
+        """Offset in the rank's snapshot bytes behind the last byte of the chunk."""
         return self.start + self.size_bytes
 
 
@@ -100,7 +106,7 @@ class SnapshotIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def size_bytes(self) -> int:
-        """Size of all pieces."""
+        """Size of all pieces of this rank with the gaps between them; 0 without tensors."""
         return max((piece.end for piece in self.pieces), default=0)
 
 
@@ -113,17 +119,20 @@ _format_decoder = decoder(_FormatProbe)
 
 
 def dotted_name(key: StateKey) -> str:
-    """Return the key joined by dots, as in torch.distributed.checkpoint."""
+    """Return the key joined by dots, as in torch.distributed.checkpoint: "model.layer.weight"."""
     return ".".join(str(part) for part in key)
 
 
 def index_filename(rank: int) -> str:
-    """Return the name of that rank's index file in the checkpoint's folder."""
+    """Return the name of that rank's index file in the checkpoint's folder, such as "index-0.json".
+
+    `rank` is the world rank that has saved the shard.
+    """
     return f"index-{rank}.json"
 
 
 def decode_index(body: bytes | memoryview, *, source: str) -> SnapshotIndex:
-    """Decode an index file.
+    """Decode an index, from a file in the bucket, a segment or a peer.
 
     Raises `IntegrityError` if it is corrupt, and `ConfigError` if its format is a later one.
     """
@@ -145,12 +154,15 @@ def decode_index(body: bytes | memoryview, *, source: str) -> SnapshotIndex:
 
 
 def encode_index(index: SnapshotIndex) -> bytes:
-    """Encode an index file."""
+    """Encode an index as JSON, with the current format version, for a file or a segment."""
     return encode(replace(index, format=FORMAT_VERSION))
 
 
 def aligned_offsets(sizes_bytes: Iterable[int]) -> list[int]:
-    """Return the aligned start offsets of consecutive pieces of these sizes."""
+    """Return the start offset of each piece if pieces of these sizes are stored in this order.
+
+    Offsets are multiples of 64 bytes, beginning with 0.
+    """
     offsets, end = [], 0
     for size_bytes in sizes_bytes:
         offsets.append(end)
@@ -159,7 +171,12 @@ def aligned_offsets(sizes_bytes: Iterable[int]) -> list[int]:
 
 
 def split_into_chunks(pieces: Sequence[TensorPiece]) -> tuple[Chunk, ...]:
-    """Split all bytes into chunks: small pieces together, each large piece separately."""
+    """Split all bytes of a rank into chunks: small pieces together, each large piece separately.
+
+    `pieces` are sorted by `start`. Pieces of 1 MiB and more share their chunks with no other piece,
+    so that later snapshots can reference them; no chunk exceeds 32 MiB. The chunks are contiguous,
+    include the gaps between pieces and have no hash yet.
+    """
     chunks: list[Chunk] = []
     start = 0
     for piece in pieces:

@@ -37,7 +37,10 @@ ABANDONED_GRACE_ROUNDS = 3
 def delete_checkpoint(store: Store, name: str, *, delete: ObjectDeleter | None = None) -> None:
     """Delete the files of that checkpoint, then its manifests.
 
-    Call it only for a name that the journal has dropped. Idempotent, also for a new leader.
+    Called by the leader, on a background thread, and by `spotfit checkpoints rm`, only for a name
+    that the journal has dropped. `store` is rooted at the run. Files that other checkpoints list
+    stay. `delete` deletes one key; by default `store.delete`. Blocks for many requests. Idempotent,
+    also for a new leader: a deletion that was interrupted is repeated whole.
     """
     parts = manifests_of(store, name)
     # Its own folder also without manifests: a rank that died may have left files in it.
@@ -97,7 +100,9 @@ def _delete_objects_below(
 def write_references(store: Store, manifest: Manifest, folders: Iterable[str]) -> None:
     """Record that the manifest lists files in these folders. Call it before writing the manifest.
 
-    The checkpoint's own folder and '' are skipped. Idempotent.
+    The references protect the files when the checkpoints of these folders are deleted. `folders`
+    are keys below the run's root, such as "checkpoint_000002"; the checkpoint's own folder and ''
+    are skipped. `store` is rooted at the run. Idempotent.
     """
 
     # The body is empty: a listing of the keys finds the manifests, and no object has to be read.
@@ -174,7 +179,10 @@ class _NameUsage(NamedTuple):
 
     @property
     def is_generated(self) -> bool:
-        """Whether only spotfit ever assigned the name, which then is never used again."""
+        """Whether only spotfit ever assigned the name, which then is never used again.
+
+        False for a name that user code has chosen, and for one without a name marker.
+        """
         return "made" in self.marker_kinds and "chosen" not in self.marker_kinds
 
     @property
@@ -184,21 +192,31 @@ class _NameUsage(NamedTuple):
 
 
 def write_name_marker(store: Store, name: str, round_number: int, *, generated: bool) -> None:
-    """Record that the name was assigned in that round to files that spotfit uploads."""
+    """Record that the name was assigned in that round to files that spotfit uploads.
+
+    Called by the leader for every assigned name, so that a later leader finds files without a
+    manifest. `generated`: spotfit has generated the name, such as "checkpoint_000003"; otherwise
+    user code chose it. `store` is rooted at the run. Idempotent.
+    """
     store.put(keys.name_marker(name, round_number, generated=generated), b"")
 
 
 def checkpoint_names_in(listed_keys: Iterable[str]) -> frozenset[str]:
-    """Return all checkpoint names in a listing of the manifest folder.
+    """Return all checkpoint names in a listing of the manifest folder, `.spotfit/manifests`.
 
-    They include checkpoints whose deletion has not finished.
+    They are the names of manifests and of name markers, committed or not, and include checkpoints
+    whose deletion has not finished. Keys of other objects are ignored.
     """
     parsed = map(keys.parse_manifest_key, listed_keys)
     return frozenset(key.name for key in parsed if key is not None)
 
 
 def partially_deleted(store: Store, dropped: Collection[str]) -> tuple[str, ...]:
-    """Return the names in `dropped` whose deletion has not finished."""
+    """Return the names in `dropped` whose deletion has not finished, sorted.
+
+    `dropped` are the checkpoints that the journal has dropped. Lists the manifest folder of the run
+    at `store`. The leader deletes the returned ones again.
+    """
     listed = (info.key for info in store.list(keys.MANIFESTS.rstrip("/")))
     return tuple(sorted(checkpoint_names_in(listed).intersection(dropped)))
 
@@ -206,9 +224,12 @@ def partially_deleted(store: Store, dropped: Collection[str]) -> tuple[str, ...]
 def find_abandoned(
     store: Store, *, retained: Collection[str], before_round: int, dropped: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return names outside `retained` that were last used before `before_round`.
+    """Return names outside `retained` that were last used before round `before_round`.
 
-    A name that the user chose is returned `ABANDONED_GRACE_ROUNDS` later, unless it was `dropped`.
+    The leader passes the result to `delete_uncommitted`, or to `delete_checkpoint` for `dropped`
+    names. `retained` are the committed checkpoints, `dropped` those that the journal has dropped. A
+    name that the user chose is returned `ABANDONED_GRACE_ROUNDS` later, unless it was dropped.
+    Lists the manifest folder of the run at `store`.
     """
 
     def grace_rounds(name: str, usage: _NameUsage) -> int:
@@ -224,7 +245,9 @@ def find_abandoned(
 def delete_uncommitted(store: Store, name: str, *, delete: ObjectDeleter | None = None) -> None:
     """Delete uploads under a name that was never committed, as `delete_checkpoint` does.
 
-    Files that users wrote to a folder themselves stay. Idempotent, also for a new leader.
+    Called by the leader, on a background thread, for names from `find_abandoned`. Files that users
+    wrote to a folder themselves stay. `delete` deletes one key; by default `store.delete`. Blocks
+    for many requests. Idempotent, also for a new leader.
     """
     parts = manifests_of(store, name)
     usage = _name_usage(store, name).get(name, _NameUsage())

@@ -50,26 +50,36 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Folder of this rank's files below the run's root."""
+        """Folder of this rank's files, a key below the run's root such as "checkpoint_000003".
+
+        It is the checkpoint's name, unless the user has written the files to another folder.
+        """
         return self.custom_folder or self.name
 
     @property
     def requested_name(self) -> str:
-        """Name as the user chose it, without the suffix of a reused name."""
+        """Checkpoint name as the user chose it: "best" for the reused name "best@2-5".
+
+        spotfit appends the round and report index if a user's name was used before.
+        """
         return self.name.removesuffix(f"@{self.round}-{self.report_index}")
 
     @property
     def key(self) -> str:
-        """Key of this manifest in the run's store."""
+        """Key of this manifest below the run's root.
+
+        For example ".spotfit/manifests/checkpoint_000003/2-0.json", for round 2 and rank 0.
+        """
         return keys.manifest(self.name, self.round, self.rank)
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it is a rank's shard of a Checkpointer's snapshot."""
+        """Whether it describes a shard of a Checkpointer's snapshot, not user-defined files."""
         return any(file.name == index_filename(self.rank) for file in self.files)
 
     @property
     def size_bytes(self) -> int:
+        """Total size of the files listed, including those that earlier checkpoints store."""
         return sum(file.size_bytes for file in self.files)
 
 
@@ -77,7 +87,10 @@ _manifest_decoder = decoder(Manifest)
 
 
 def is_complete(manifests: Sequence[Manifest]) -> bool:
-    """Whether these are all manifests of one report, and of one step if it is a snapshot."""
+    """Whether these are all manifests of one report, and of one step if it is a snapshot.
+
+    False for an empty sequence, if a rank's manifest is missing, or if they are of several reports.
+    """
     if not manifests:
         return False
     first = manifests[0]
@@ -94,9 +107,10 @@ def ready_checkpoints(
 ) -> list[ReadyCheckpoint]:
     """Return complete checkpoints that are not in `known_names`, oldest report first.
 
-    A new leader calls it to commit what the previous leader did not. The caller must reject
-    checkpoints that are older than the latest committed one. `listed_keys` is a listing of the
-    manifest folder; other objects in it are ignored.
+    A new leader calls it to commit what the previous leader did not. `listed_keys` are the keys in
+    a listing of the manifest folder, `.spotfit/manifests`; other objects are ignored. Reads the
+    manifests of unknown names from `store`, which is rooted at the run. The caller must reject
+    checkpoints that are older than the latest committed one.
     """
     unknown = _read_manifests(store, listed_keys, lambda name: name not in known_names)
     parts = sorted(unknown, key=lambda part: (part.name, _report_order(part)))
@@ -109,19 +123,28 @@ def ready_checkpoints(
 
 
 def manifests_of(store: Store, name: str) -> list[Manifest]:
-    """Return all manifests of that checkpoint name, of any rank and round."""
+    """Return all manifests of that checkpoint name, of any rank and round, in any order.
+
+    Lists and reads the storage; `store` is rooted at the run. Empty if there are none; unreadable
+    manifests are left out.
+    """
     return _read_manifests(store, _list_keys(store, f"{_MANIFEST_FOLDER}/{name}"))
 
 
 def manifests_of_all(store: Store, names: Collection[str]) -> list[Manifest]:
-    """Return all manifests of these checkpoint names, from one listing."""
+    """Return all manifests of these checkpoint names, of any rank and round, from one listing.
+
+    Lists and reads the storage; `store` is rooted at the run. Names without manifests contribute
+    nothing; unreadable manifests are left out.
+    """
     return _read_manifests(store, _list_keys(store, _MANIFEST_FOLDER), lambda name: name in names)
 
 
 def latest_manifest_of(store: Store, name: str, rank: int) -> Manifest | None:
-    """Return the latest manifest of that rank, None if there is none.
+    """Return the manifest of that rank's latest report under this name; None if there is none.
 
-    Manifests of other ranks are not read.
+    Lists and reads the storage; `store` is rooted at the run. The report may be incomplete or
+    uncommitted, because manifests of other ranks are not read.
     """
     found = _list_keys(store, f"{_MANIFEST_FOLDER}/{name}")
     # A key ends with round and rank: other ranks are excluded without reading their manifests.
@@ -130,7 +153,11 @@ def latest_manifest_of(store: Store, name: str, rank: int) -> Manifest | None:
 
 
 def newest_complete_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """Return the manifests of the latest complete report, by rank; empty if none is complete."""
+    """Return the manifests of the latest complete report, by rank; empty if none is complete.
+
+    `manifests` are all of one checkpoint name, from `manifests_of`. A name can have several
+    reports, from several rounds.
+    """
     # A later report that was interrupted has manifests as well, but not all of them.
     for order in sorted({_report_order(part) for part in manifests}, reverse=True):
         parts = tuple(part for part in manifests if _report_order(part) == order)
@@ -147,14 +174,22 @@ def describe_missing_manifests(manifests: Sequence[Manifest]) -> str:
 
 
 def newest_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """Return the manifests of the latest report, complete or not, by rank."""
+    """Return the manifests of the latest report, complete or not, in the order of the ranks.
+
+    `manifests` are all of one checkpoint name, from `manifests_of`; empty for none.
+    """
     newest = max(map(_report_order, manifests), default=None)
     parts = (part for part in manifests if _report_order(part) == newest)
     return tuple(sorted(parts, key=lambda part: part.rank))
 
 
 def read_manifest(store: Store, key: str) -> Manifest | None:
-    """Return the manifest at that key; None if it is missing, corrupt or belongs to another key."""
+    """Return the manifest at that key of the run's store; None if it is missing or invalid.
+
+    A manifest that is stored under another key than its own, such as a copy, is invalid. Raises no
+    exception for missing or corrupt objects, because users and other leaders may delete or write
+    objects meanwhile.
+    """
     # Users may write files of their own below the run, and a leader may delete a checkpoint
     # between listing and reading: neither may fail the caller.
     try:

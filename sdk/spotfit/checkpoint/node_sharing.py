@@ -65,7 +65,11 @@ class NodeGroup(NamedTuple):
 
 
 def needed_chunk_mask(reads: Sequence[ChunkRead]) -> int:
-    """Return the mask of the chunks that must be fetched: those not in this node's memory."""
+    """Return the mask of the chunks that this rank must fetch: those not in this node's memory.
+
+    Bit n is set for `ChunkRead.chunk_number` n, the same number on all ranks. 0 means that the rank
+    fetches nothing.
+    """
     # An int as a bit set: thousands of chunks of thousands of ranks are gathered.
     mask = 0
     for read in reads:
@@ -78,7 +82,13 @@ def needed_chunk_mask(reads: Sequence[ChunkRead]) -> int:
 def create_shared_ring(
     path: Path, *, local_world_size: int, chunk_count: int, slot_bytes: int
 ) -> Iterator[bool]:
-    """Create this rank's ring for the time of the block; yields False if memory is short."""
+    """Create this rank's ring for the time of the block; yields False if memory is short.
+
+    `path` is a new file in shared memory, which the node's other ranks map; it is removed after the
+    block. The ring has up to four slots of `slot_bytes`, the size of the largest chunk;
+    `chunk_count` is the number of chunks that this rank reads. Without a ring, all ranks of the
+    node read alone, which is logged as a warning.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         SharedRing.create(
@@ -105,8 +115,10 @@ def create_shared_ring(
 def read_with_node_group(reads: Sequence[ChunkRead], group: NodeGroup, clock: Clock) -> None:
     """Fetch and deliver these chunks, sharing those that other ranks of the group need as well.
 
-    A collective: all ranks of the group must call it, and keep their rings until all have returned.
-    Raises `IntegrityError` on every rank if any of them finds a chunk missing or corrupt.
+    `reads` are this rank's, from `SavedState.plan_reads`. A collective: all ranks of the group must
+    call it, and keep their rings until all have returned. Blocks until this rank's chunks are
+    delivered. Raises `IntegrityError` on every rank if any of them finds a chunk missing or
+    corrupt.
     """
     assignments = _assign_chunks(group.chunk_masks)
     shared_numbers = {number for numbers in assignments for number in numbers}
@@ -250,7 +262,11 @@ class _NodeGroupRead:
 
 
 class SharedRing:
-    """One rank's slots, mapped by all ranks of its node. Chunk n uses slot n modulo `slots`."""
+    """One rank's slots for chunks, mapped by all ranks of its node during a restore.
+
+    n numbers the chunks that pass through this ring from 0, in the order in which its owner fetches
+    them. Chunk n uses slot n modulo `slots`. Nothing blocks: ranks poll.
+    """
 
     def __init__(self, memory: mmap.mmap) -> None:
         _, self.slots, self._local_world_size, self._slot_bytes, _ = _HEAD.unpack_from(memory)
@@ -259,20 +275,31 @@ class SharedRing:
 
     @classmethod
     def create(cls, path: Path, *, local_world_size: int, slots: int, slot_bytes: int) -> None:
-        """Create an empty ring. Raises `OSError` if memory is short, and removes the file."""
+        """Create the file of an empty ring at `path`, with memory allocated; call `open` to map it.
+
+        `local_world_size` is the number of ranks on this node. Raises `OSError` if memory is short
+        or the file exists; if memory is short the file is removed.
+        """
         size_bytes = _PAGE + _word_area_bytes(slots, local_world_size) + slots * slot_bytes
         with create_allocated_file(path, size_bytes) as file:
             os.pwrite(file, _HEAD.pack(_MAGIC, slots, local_world_size, slot_bytes, 0), 0)
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Map the ring of any rank. Raises `OSError`."""
+        """Map the ring that this or another rank of the node has created at `path`.
+
+        Call `close` on the result. Raises `OSError` if there is no such file.
+        """
         with path.open("r+b") as file:
             return cls(mmap.mmap(file.fileno(), 0))
 
     @property
     def error(self) -> str:
-        """Why the owner failed; '' if it has not."""
+        """Why the ring's owner failed, for the other ranks; '' if it has not.
+
+        The owner sets it once, and the others then fail with the same message. Long messages are
+        cut to fit into 4 KiB.
+        """
         length = _HEAD.unpack_from(self._memory)[-1]
         return self._memory[_HEAD.size : _HEAD.size + length].decode(errors="replace")
 
@@ -284,28 +311,49 @@ class SharedRing:
         _WORD.pack_into(self._memory, _HEAD.size - _WORD.size, len(body))
 
     def slot_for(self, n: int) -> memoryview:
-        """Return the slot of chunk n."""
+        """Return the memory of chunk n's slot: all `slot_bytes` of it, also for a smaller chunk.
+
+        Its owner may write there once the chunk that used the slot before is consumed; other ranks
+        may read once `is_filled(n)`.
+        """
         offset = self._slots_offset + n % self.slots * self._slot_bytes
         return memoryview(self._memory)[offset : offset + self._slot_bytes]
 
     def mark_filled(self, n: int) -> None:
-        """Mark chunk n as fetched and verified."""
+        """Mark chunk n as fetched and verified, which allows the other ranks to copy it.
+
+        Only the ring's owner calls it, after it has written the slot.
+        """
         self._write_word(0, n)
 
     def is_filled(self, n: int) -> bool:
-        """Whether the slot of chunk n holds that chunk."""
+        """Whether the slot of chunk n holds that chunk, completely.
+
+        False before it is filled, and again once the slot is filled with a later chunk.
+        """
         return self._word_matches(0, n)
 
     def mark_consumed(self, local_index: int, n: int) -> None:
-        """Mark chunk n as no longer needed by that rank."""
+        """Mark chunk n as no longer needed by that rank, which calls it after its copy.
+
+        `local_index` is the rank's index in the `NodeGroup`. Chunks of one slot are consumed in
+        order.
+        """
         self._write_word(1 + local_index, n)
 
     def is_consumed(self, local_index: int, n: int) -> bool:
-        """Whether that rank has consumed chunk n."""
+        """Whether that rank has consumed chunk n, as the latest one of the slot.
+
+        The owner asks for every rank that needs the chunk before it reuses the slot. `local_index`
+        is the rank's index in the `NodeGroup`.
+        """
         return self._word_matches(1 + local_index, n)
 
     def close(self) -> None:
-        """Unmap the memory. While views of it exist, it is unmapped with the last of them."""
+        """Unmap the memory. While views of it exist, it is unmapped with the last of them.
+
+        The file stays until `create_shared_ring` of its owner removes it. Idempotent.
+        """
         with suppress(BufferError):
             self._memory.close()
 

@@ -64,7 +64,11 @@ class PeerShardReader:
         tls: ssl.SSLContext,
         index: SnapshotIndex | None = None,
     ) -> None:
-        """Requests the index if it is not passed. Raises `IntegrityError`."""
+        """Prepare reads of one shard from the peer store at `address`, such as "10.0.0.5:41234".
+
+        With `index=None` the index is requested from the peer at once. Raises `IntegrityError` if
+        the peer cannot be reached or no longer holds the shard.
+        """
         self._address = address
         self._shard = shard
         self._tls = tls
@@ -73,6 +77,11 @@ class PeerShardReader:
         )
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
+        """Request a chunk from the peer, on a new connection; `scratch` is not used.
+
+        Raises `IntegrityError` if the peer cannot be reached, does not answer within 30 s, or no
+        longer holds the shard. See `ShardReader.fetch`.
+        """
         body = self._request(
             ReadShardBytes(shard=self._shard, offset=chunk.start, size_bytes=chunk.size_bytes)
         )
@@ -101,9 +110,11 @@ class PeerShardReader:
 def connect_to_peer(
     address: str, tls: ssl.SSLContext, *, admission_timeout_s: float = RESPONSE_TIMEOUT_S
 ) -> Iterator[ssl.SSLSocket]:
-    """Connect to a peer store; it may have no free slot for `admission_timeout_s`.
+    """Connect to the peer store at `address` and yield the socket, which is closed afterwards.
 
-    Raises `OSError`.
+    `address` is for example "10.0.0.5:41234" or "[::1]:41234", `tls` the client context of the run.
+    The peer store may have no free slot for `admission_timeout_s`; later each read or write may
+    take 30 s. Raises `OSError` (also `TimeoutError` and `ssl.SSLError`).
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S) as plain:
@@ -141,7 +152,11 @@ OnReplicaStoredFn = Callable[[int, int, int, str], None]
 
 
 class PeerStore:
-    """Listens and sends from construction until `close`."""
+    """Keeps replicas for peers, serves shards of this machine, and sends its replicas to a peer.
+
+    Each agent has one. It listens and sends, on threads of its own, from construction until
+    `close`.
+    """
 
     def __init__(
         self,
@@ -152,7 +167,11 @@ class PeerStore:
         host: str,
         clock: Clock,
     ) -> None:
-        """Raises `OSError` if `host` is not an address of this machine."""
+        """Listen on a free port of `host`, an IP address of this machine, and start the threads.
+
+        `find_shard` is called on connection threads. The address for peers is then `address`.
+        Raises `OSError` if `host` is not an address of this machine.
+        """
         self._replicas = replicas
         self._find_shard = find_shard
         self.on_replica_stored: OnReplicaStoredFn | None = None
@@ -172,7 +191,11 @@ class PeerStore:
             threading.Thread(target=loop, name="spotfit-peer-store", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening and sending. Idempotent."""
+        """Stop listening and sending, without waiting for the threads. Idempotent.
+
+        The transfer that is being sent is aborted, and queued replicas are dropped; stored ones
+        stay in their folder. Requests that are being served are still answered.
+        """
         with self._queue_changed:
             self._queue = None
             self._queue_changed.notify()
@@ -182,9 +205,11 @@ class PeerStore:
         self._listener.close()
 
     def replicate(self, pending: PendingReplica) -> None:
-        """Queue a replica to be sent. Does not block.
+        """Queue a replica of this machine's snapshots to be sent to its `target`. Does not block.
 
-        If the segment is overwritten meanwhile, the replica is dropped: a newer one follows.
+        If the segment is overwritten meanwhile, the replica is dropped: a newer one follows. A
+        failure is only logged; after a success `on_replica_stored` is called on the sending thread.
+        Ignored after `close`.
         """
         with self._queue_changed:
             if self._queue is not None:
@@ -344,10 +369,10 @@ class PeerStore:
 
 
 def open_shard(path: Path, shard: SnapshotShard) -> ShmSegment:
-    """Open the segment of that shard.
+    """Map the segment of that shard; the caller closes it.
 
-    Raises `IntegrityError` if it is missing, or holds another shard: a later replica may have
-    replaced it after it was found.
+    `path` is from the peer store's `find_shard`. Raises `IntegrityError` if it is missing, or holds
+    another shard: a later replica may have replaced it after it was found.
     """
     segment = ShmSegment.open(path)
     index = segment.index()

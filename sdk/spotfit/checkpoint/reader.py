@@ -47,7 +47,9 @@ class ShardReader(Protocol):
     """One rank's shard of a snapshot."""
 
     @property
-    def index(self) -> SnapshotIndex: ...
+    def index(self) -> SnapshotIndex:
+        """The decoded index of this shard: its rank, step, pieces and chunks."""
+        ...
 
     @property
     def is_in_memory(self) -> bool:
@@ -55,9 +57,12 @@ class ShardReader(Protocol):
         ...
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
-        """Return the verified bytes of one of its chunks, possibly in `scratch`.
+        """Return the verified bytes of one chunk of this shard, possibly in `scratch`.
 
-        Raises `IntegrityError` if they are missing or corrupt.
+        `chunk` is from `index`. Blocks for the transfer and is called from several threads.
+        `scratch` is memory that the caller lends, of at least the chunk's size or empty; the result
+        is valid until it is used again. Raises `IntegrityError` if the bytes are missing or
+        corrupt.
         """
         ...
 
@@ -80,17 +85,25 @@ class ChunkRead(NamedTuple):
     requests: list[ReadRequest]
 
     def deliver(self, body: memoryview) -> None:
-        """Pass the chunk's bytes to the requests."""
+        """Pass the chunk's bytes `body` to the requests' sinks, each the part within its piece.
+
+        Called by a reader thread after `reader.fetch`. The sinks must not keep `body`, which is
+        reused.
+        """
         for _, piece, sink in self.requests:
             start, end = max(self.chunk.start, piece.start), min(self.chunk.end, piece.end)
             sink(start - piece.start, body[start - self.chunk.start : end - self.chunk.start])
 
 
 class SavedState:
-    """A complete snapshot: the shards of all ranks."""
+    """A complete snapshot: the shards of all ranks, with `name` as the checkpoint's name."""
 
     def __init__(self, readers: Iterable[ShardReader], name: str = "") -> None:
-        """Raises `IntegrityError` if shards are missing or belong to different saves."""
+        """Combine one reader per rank of the world size that has saved, in any order.
+
+        `name` is for messages, for example "checkpoint_000003" or "in memory". Raises
+        `IntegrityError` if shards are missing or belong to different saves.
+        """
         self.name = name
         self.readers = {reader.index.rank: reader for reader in readers}
         world_sizes = {reader.index.world_size for reader in self.readers.values()}
@@ -114,11 +127,15 @@ class SavedState:
 
     @property
     def indices(self) -> list[SnapshotIndex]:
-        """Indices by rank."""
+        """Indices of all shards, in the order of the ranks that have saved them; no I/O."""
         return [self.readers[rank].index for rank in sorted(self.readers)]
 
     def plan_reads(self, requests: Iterable[ReadRequest]) -> list[ChunkRead]:
-        """Return the chunks that hold these pieces, each once. Empty pieces are delivered now."""
+        """Return the chunks that hold these pieces, each once, in the order of ranks and offsets.
+
+        Reads nothing, but calls the sinks of empty pieces at once. Each request's rank is the one
+        that has saved the piece. Pass the result to `read_chunks` or `read_with_node_group`.
+        """
         planned: dict[int, ChunkRead] = {}
         starts = {index.rank: [chunk.start for chunk in index.chunks] for index in self.indices}
         first_numbers, chunk_count = {}, 0
@@ -140,16 +157,22 @@ class SavedState:
         return [planned[number] for number in sorted(planned)]
 
     def read(self, requests: Iterable[ReadRequest]) -> None:
-        """Fetch and deliver these pieces, several chunks concurrently.
+        """Fetch these pieces and deliver their bytes to the sinks, several chunks concurrently.
 
-        Raises `IntegrityError`, naming the file, if one is missing or corrupt; some bytes may have
-        been delivered by then.
+        Blocks until all are delivered; the sinks are called on other threads. Raises
+        `IntegrityError`, naming the file, if one is missing or corrupt; some bytes may have been
+        delivered by then.
         """
         read_chunks(self.plan_reads(requests))
 
 
 def read_chunks(reads: Iterable[ChunkRead]) -> None:
-    """Fetch and deliver these chunks, several concurrently. Raises `IntegrityError`."""
+    """Fetch and deliver these chunks of `SavedState.plan_reads`, eight at a time.
+
+    Blocks until all are delivered; the sinks are called on other threads. The first exception of a
+    read or sink is raised and the rest is cancelled: `IntegrityError` if a chunk is missing or
+    corrupt; some bytes may have been delivered by then.
+    """
     with ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-chunks") as pool:
         futures = submit_reads(reads, pool)
         try:
@@ -163,7 +186,11 @@ def read_chunks(reads: Iterable[ChunkRead]) -> None:
 
 
 def submit_reads(reads: Iterable[ChunkRead], pool: ThreadPoolExecutor) -> list[Future[None]]:
-    """Submit one task per chunk that fetches and delivers it."""
+    """Submit one task per chunk to `pool`, which fetches and delivers it; returns without waiting.
+
+    The futures are in the order of `reads`. Their exception is `IntegrityError` if the chunk is
+    missing or corrupt.
+    """
     # One scratch buffer per thread: allocating 32 MiB per chunk would cost page faults each time.
     thread_state = threading.local()
 
@@ -179,7 +206,8 @@ def submit_reads(reads: Iterable[ChunkRead], pool: ThreadPoolExecutor) -> list[F
 def whole_piece_sink(piece: TensorPiece, consume: Callable[[memoryview], None]) -> ChunkSink:
     """Return a sink that calls `consume` once, with all bytes of the piece.
 
-    It copies nothing if they arrive in one block.
+    For consumers that cannot write parts. `consume` is called on the thread that delivers the last
+    block; it must not keep the memory. Nothing is copied if the bytes arrive in one block.
     """
     lock = threading.Lock()
     buffer, remaining_bytes = EMPTY_BUFFER, piece.size_bytes
@@ -207,7 +235,7 @@ def whole_piece_sink(piece: TensorPiece, consume: Callable[[memoryview], None]) 
 
 
 class StoreShardReader:
-    """One rank's shard of a checkpoint below `folder` of a run's store."""
+    """One rank's shard of a checkpoint in the folder `folder` of a run's store."""
 
     is_in_memory = False
 
@@ -217,6 +245,7 @@ class StoreShardReader:
         self.folder = folder
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
+        """Download a chunk and compare its size and hash with the index, as `ShardReader.fetch`."""
         key = f"{chunk.source_prefix or self.folder}/{chunk.file}"
         try:
             body = self._store.get_memoryview(key, scratch)
@@ -237,7 +266,10 @@ class SavedStateDescriptor(NamedTuple):
 
 
 def describe_saved_state(saved: SavedState) -> SavedStateDescriptor:
-    """Return the descriptor that other ranks pass to `open_described`."""
+    """Return the descriptor that rank 0 broadcasts, so that other ranks need not read indices.
+
+    They pass it to `SnapshotChannel.reopen`. It contains the encoded indices of all ranks.
+    """
     readers = [saved.readers[rank] for rank in sorted(saved.readers)]
     shards = [
         (reader.folder if isinstance(reader, StoreShardReader) else "", encode_index(reader.index))
@@ -247,7 +279,10 @@ def describe_saved_state(saved: SavedState) -> SavedStateDescriptor:
 
 
 def open_described(store: Store, descriptor: SavedStateDescriptor) -> SavedState:
-    """Open a checkpoint in the bucket from the descriptor of another rank. Reads nothing."""
+    """Open a checkpoint in the bucket from the descriptor of another rank. Reads nothing.
+
+    `store` is rooted at the run. Not for states in memory, whose shards have no folder.
+    """
     readers = [
         StoreShardReader(store, folder, decode_index(body, source=descriptor.name))
         for folder, body in descriptor.shards
@@ -258,7 +293,9 @@ def open_described(store: Store, descriptor: SavedStateDescriptor) -> SavedState
 def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
     """Open that committed checkpoint of the run at `store`; None if it holds no snapshot.
 
-    Raises `IntegrityError` if its manifests or an index are missing or corrupt.
+    `name` is for example "checkpoint_000003"; None means that it consists of user-defined files.
+    Reads its manifests and indices, but no chunks. Raises `IntegrityError` if its manifests or an
+    index are missing or corrupt.
     """
     manifests = manifests_of(store, name)
     parts = newest_complete_manifests(manifests)
@@ -288,11 +325,12 @@ def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
 def open_snapshot_folder(
     store: Store, folder: str, files: Iterable[FileRecord] | None = None
 ) -> SavedState:
-    """Open the snapshot in that folder; `files` are the records of its files, if known.
+    """Open the snapshot in that folder of `store`, whose manifests may be missing.
 
-    Without `files` the hashes come from manifests of the folder, if there are any. Raises
-    `ConfigError` if the folder holds no snapshot, and `IntegrityError` if an index is missing or
-    corrupt.
+    `files` are the records of its files, with which the indices are verified; with None they come
+    from manifests of the folder, and without any the indices are not verified. Reads the indices,
+    but no chunks. Raises `ConfigError` if the folder holds no snapshot or does not exist, and
+    `IntegrityError` if an index is missing or corrupt.
     """
     if files is None:
         parts = newest_complete_manifests(manifests_of(store, folder))
@@ -378,4 +416,5 @@ class MemoryShardReader:
         self._bytes = segment.payload
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
+        """Return a view of the chunk in the mapped segment; copies nothing, ignores `scratch`."""
         return self._bytes[chunk.start : chunk.end]

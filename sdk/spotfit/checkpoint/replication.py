@@ -36,6 +36,7 @@ class ReplicaId(NamedTuple):
 
     @property
     def file_name(self) -> str:
+        """Name of its file in `ReplicaStore.folder`: "<round>-<rank>-<report>.segment"."""
         return f"{self.round}-{self.rank}-{self.report}.segment"
 
 
@@ -53,12 +54,15 @@ class PendingReplica(NamedTuple):
 
     @property
     def batch(self) -> tuple[int, int, str]:
-        """Equal for the replicas of one save that go to one peer."""
+        """Round, report index and peer: equal for the replicas of one save to one peer."""
         return self.replica.round, self.replica.report, self.target
 
 
 class ReplicationQueue:
-    """Replicas to send: the rest of the current save, and of the waiting saves only the last."""
+    """Replicas to send: the rest of the current save, and of the waiting saves only the last.
+
+    Not thread-safe: `PeerStore` guards it with a lock. It only orders; `PeerStore` sends.
+    """
 
     def __init__(self) -> None:
         self._current_batch: tuple[int, int, str] | None = None
@@ -72,7 +76,11 @@ class ReplicationQueue:
         self._abandoned_batch: object = None
 
     def add(self, pending: PendingReplica) -> None:
-        """Queue a replica; drops waiting replicas of earlier saves and those for another peer."""
+        """Queue a replica; drops waiting replicas of earlier saves and those for another peer.
+
+        Ignored if a later save for the same peer is queued or current, or a replica of the same
+        save has just failed. May abandon the save that is being sent (`is_abandoned`).
+        """
         batches = [self._current_batch, *(queued.batch for queued in self._waiting.values())]
         # A later save for the same peer is current or waiting: batches sort from early to late.
         is_outdated = pending.batch != self._current_batch and any(
@@ -101,18 +109,27 @@ class ReplicationQueue:
         self._waiting[pending.replica.rank] = pending
 
     def pop(self) -> PendingReplica | None:
-        """Remove and return the next replica to send; None if nothing is queued."""
+        """Remove and return the next replica to send; None if nothing is queued.
+
+        Replicas of the current save come first, the lowest rank first. Does not block.
+        """
         if not self._current and self._waiting:
             self._current, self._waiting = self._waiting, {}
             self._current_batch = next(iter(self._current.values())).batch
         return self._current.pop(min(self._current)) if self._current else None
 
     def is_abandoned(self, pending: PendingReplica) -> bool:
-        """Whether the transfer of a popped replica should stop."""
+        """Whether the transfer of a popped replica should stop, in favor of a later save.
+
+        The sender asks between the parts of a replica.
+        """
         return pending.batch == self._abandoned_batch
 
     def mark_failed(self, pending: PendingReplica) -> None:
-        """Record that a popped replica was not sent; drops the rest of its save."""
+        """Record that a popped replica was not sent; drops the rest of its save.
+
+        The sender calls it after an error. The replica is not sent again; the next save is.
+        """
         if pending.batch == self._current_batch:
             # A peer without all ranks' replicas of a save cannot restore it: the rest is useless.
             self._current_batch, self._current = None, {}
@@ -131,7 +148,11 @@ class ReplicaStore:
 
     @property
     def replicas(self) -> dict[ReplicaId, Path]:
-        """All complete replicas, the earliest first."""
+        """Files of the complete replicas, by replica id, the earliest first.
+
+        Lists `folder` at each access; files may be deleted meanwhile. Empty if the folder is
+        missing.
+        """
         found = {}
         for path in self.folder.glob("*.segment"):
             round_number, rank, report = map(int, path.stem.split("-"))
@@ -141,8 +162,10 @@ class ReplicaStore:
     def reserve(self, replica: ReplicaId, local_ranks: Collection[int]) -> bool:
         """Delete what the replica makes superfluous; False if it is outdated or rolled back.
 
-        Deletes before the transfer, because shared memory may not have room for both. Raises
-        `OSError` if the folder cannot be created.
+        Called when a peer offers `replica`: its transfer should begin only after True.
+        `local_ranks` are the world ranks of all workers on the sending machine. Deletes before the
+        transfer, because shared memory may not have room for both. Raises `OSError` if the folder
+        cannot be created.
         """
         # Without parents: a parent that is missing means that this agent is shutting down.
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -155,7 +178,11 @@ class ReplicaStore:
             return True
 
     def put(self, temp_path: Path, replica: ReplicaId) -> bool:
-        """Move a completely received file to its place; False if it is rejected by now."""
+        """Move a completely received file to its place; False if it is rejected by now.
+
+        `temp_path` must be in `folder`; after False it still exists, and the caller deletes it.
+        Later replicas or a roll-back may have come since `reserve`.
+        """
         # Checked again: a later replica or a roll-back may have come during the transfer.
         with self._lock:
             if self._is_rejected(replica, self.replicas):
@@ -164,9 +191,11 @@ class ReplicaStore:
             return True
 
     def roll_back(self, before: ReplicaId) -> None:
-        """Delete replicas of earlier snapshots and reject them from now on.
+        """Delete replicas of snapshots before that one, and reject them from now on.
 
-        The training was rolled back; a later round must not restart from what it discarded.
+        Called when a worker reports that the training was rolled back to a checkpoint: a later
+        round must not restart from what it discarded. `before` is the first report that may follow,
+        with rank 0.
         """
         with self._lock:
             self._rolled_back_before = max(self._rolled_back_before, before)
@@ -179,7 +208,7 @@ class ReplicaStore:
 
 
 def is_outdated(replica: ReplicaId, stored: Iterable[ReplicaId]) -> bool:
-    """Whether `stored` has a later replica of that rank, or one of a later round."""
+    """Whether `stored` has a later replica of that rank, or one of any rank of a later round."""
     return any(
         other.round > replica.round or (other.rank == replica.rank and other > replica)
         for other in stored
@@ -191,8 +220,9 @@ def replicas_to_delete(
 ) -> Iterator[ReplicaId]:
     """Yield stored replicas that are superfluous once `replica` is received.
 
-    These are all of earlier rounds, and those of earlier saves of the sending machine, whose ranks
-    are `local_ranks`, except the last complete save.
+    These are all of earlier rounds, and those of earlier saves of the sending machine, whose
+    workers have the world ranks `local_ranks`, except the last complete save. Deletes nothing
+    itself.
     """
     ranks_by_report: dict[int, set[int]] = defaultdict(set)
     for other in stored:

@@ -49,11 +49,17 @@ BroadcastFn = Callable[[Any], Any]
 class RankContext(Protocol):
     """The ranks of this process, as a training context reports them."""
 
-    def get_world_rank(self) -> int: ...
+    def get_world_rank(self) -> int:
+        """Return the rank of this process among all workers of the round, from 0."""
+        ...
 
-    def get_node_rank(self) -> int: ...
+    def get_node_rank(self) -> int:
+        """Return the number of this process's node among the nodes of the round, from 0."""
+        ...
 
-    def get_local_world_size(self) -> int: ...
+    def get_local_world_size(self) -> int:
+        """Return the number of workers on this process's node."""
+        ...
 
 
 class RestorePlan(NamedTuple):
@@ -94,7 +100,7 @@ class _RankRestoreStatus(NamedTuple):
 
 
 class RestoreSelector:
-    """Restores one rank; all ranks must make the same calls."""
+    """Restores one rank of a Checkpointer; all ranks must make the same calls."""
 
     def __init__(
         self,
@@ -120,12 +126,15 @@ class RestoreSelector:
         *,
         has_saved: bool = False,
     ) -> SavedState | None:
-        """Read the newest readable state on all ranks; None if there is no state.
+        """Read the newest readable state on all ranks; None if the run has no state.
 
-        Starts with the state that the round began from, or, if this round `has_saved`, with the
-        latest checkpoint. A corrupt state is logged, and an earlier one is tried. Raises
-        `IntegrityError` if checkpoints exist but none is readable, and `ConfigError` on all ranks
-        if a state does not fit one of them; then nothing of it was read.
+        A collective that blocks until all ranks have read. `plan` and `check_compatibility` are
+        called on every rank for each candidate; the sinks in the plan receive the bytes. Starts
+        with the state that the round began from, or, if this round `has_saved`, with the latest
+        checkpoint. A corrupt state is logged, and an earlier one is tried.
+
+        Raises `IntegrityError` if checkpoints exist but none is readable, and `ConfigError` on all
+        ranks if a state does not fit one of them; then nothing of it was read.
         """
         if has_saved:
             # A barrier: in local mode the ranks upload themselves, and all must have finished.

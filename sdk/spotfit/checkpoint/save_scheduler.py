@@ -75,7 +75,7 @@ class _SaveSample:
     slow_steps_s: list[float] = field(default_factory=list)
 
     def add_step(self, step_s: float) -> None:
-        """Add a step after the first."""
+        """Add a step between this save and its commit, after the first; `step_s` in seconds."""
         self.step_count += 1
         self.total_steps_s += step_s
         if step_s > self.slow_threshold_s:
@@ -103,7 +103,11 @@ class _SaveSample:
 
 
 class SaveCostTracker:
-    """Measures saves and steps. Rank 0 reports each step, submission and status to it."""
+    """Measures the saves and steps of rank 0, in seconds of its process's monotonic clock.
+
+    Only rank 0 uses it: its `SaveScheduler` records steps and submissions, its Checkpointer
+    statuses. Measurements are of this process only, so they begin again in every round.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -126,22 +130,28 @@ class SaveCostTracker:
 
     @property
     def in_flight(self) -> int:
-        """Number of snapshots that are neither committed nor failed."""
+        """Number of submitted snapshots that `record_status` has not seen committed or failed."""
         return len(self._in_flight_saves)
 
     @property
     def mean_step_s(self) -> float:
-        """Mean duration of recent steps; 0 before the first."""
+        """Mean duration in seconds of the last 1000 steps; 0 before the first.
+
+        The first step after each save, in which rank 0 waits for slower ranks, is left out.
+        """
         return fmean(self._steps_s) if self._steps_s else 0.0
 
     @property
     def slowest_step_s(self) -> float:
-        """Duration of the slowest recent step; 0 before the first."""
+        """Duration in seconds of the slowest of the last 1000 steps; 0 before the first.
+
+        The first step after each save, in which rank 0 waits for slower ranks, is left out.
+        """
         return max(self._steps_s, default=0.0)
 
     @property
     def costs(self) -> SaveCostEstimate | None:
-        """Estimated cost of a save; None until one is committed.
+        """Estimated cost of a save, from the last five; None until a save is committed.
 
         Counts the stall of this rank, the wait for ranks that save longer (in the step after the
         save), and the slowdown of all steps until the commit. Low medians ignore single saves that
@@ -168,22 +178,36 @@ class SaveCostTracker:
 
     @property
     def upload_bytes_per_s(self) -> float:
-        """Upload speed of the slowest rank."""
+        """Upload speed of the slowest rank: bytes of the largest shard per second until the commit.
+
+        The median of the last five committed saves; 50e6 before the first commit.
+        """
         return median(self._upload_speeds) if self._upload_speeds else _DEFAULT_BYTES_PER_S
 
     @property
     def oldest_in_flight_s(self) -> float:
-        """Age of the oldest save in flight. Raises ValueError if there is none."""
+        """Seconds since the oldest save in flight was submitted.
+
+        Raises ValueError if there is none.
+        """
         return self._clock.now() - min(save.submitted_at for save in self._in_flight_saves.values())
 
     def reset(self) -> None:
-        """Forget the time of the last step: the training was restored to another state."""
+        """Forget when the last step and snapshot were: the training was restored to another state.
+
+        Called by `SaveScheduler.reset`. The time since the last snapshot counts from now. Measured
+        durations and saves in flight are kept.
+        """
         self.last_snapshot_at = self._clock.now()
         self._last_step_at = None
         self._committed_this_step = []
 
     def record_step(self) -> None:
-        """Record the end of a step. Call `record_status` for commits during the step before."""
+        """Record that a training step ends now; its duration counts from the last step or save.
+
+        Called on rank 0 after every step; the first call only starts the measurement. Call
+        `record_status` for commits during the step before.
+        """
         now = self._clock.now()
         if self._last_step_at is not None:
             self._add_step(now - self._last_step_at)
@@ -195,10 +219,11 @@ class SaveCostTracker:
     def record_save(
         self, report: int, stall_s: float, size_bytes: int, *, is_timed: bool = True
     ) -> None:
-        """Record a submitted snapshot; `size_bytes` is the size of its largest shard.
+        """Record that a snapshot is submitted now, as report number `report` of the round.
 
-        `is_timed`: saved because of the elapsed time, not at a place in the training such as the
-        end of an epoch.
+        `stall_s` is how long the save has blocked the training loop in seconds, `size_bytes` the
+        size of the snapshot's largest shard. `is_timed`: saved because of the elapsed time, not at
+        a place in the training such as the end of an epoch.
         """
         # The next step is measured from the end of the save: the stall is recorded separately.
         self.last_snapshot_at = self._last_step_at = self._clock.now()
@@ -214,7 +239,12 @@ class SaveCostTracker:
         self._stalls_s.append(stall_s)
 
     def record_status(self, report: int, status: SnapshotStatus) -> None:
-        """Record the status of a submitted snapshot. Idempotent."""
+        """Record the status that the snapshot with report index `report` has now.
+
+        Call it after each step for each slot: the time of the first call with "committed" counts as
+        the commit. "submitted", "uploaded" and snapshots that are not in flight are ignored, so
+        repeated calls are harmless.
+        """
         if report not in self._in_flight_saves or status in ("submitted", "uploaded"):
             return
         save = self._in_flight_saves.pop(report)
@@ -264,7 +294,10 @@ _decision_decoder = decoder(_SaveDecision)
 
 
 class SaveScheduler:
-    """Save decisions of one rank. All ranks must make the same calls after the same steps."""
+    """Save decisions of one rank for one Checkpointer.
+
+    All ranks must make the same calls after the same steps.
+    """
 
     def __init__(
         self,
@@ -276,7 +309,12 @@ class SaveScheduler:
         outlook: Callable[[], GroupOutlook],
         max_in_flight: int = 2,
     ) -> None:
-        """`outlook` is called on rank 0 only, once per check."""
+        """Start with step 0 as the last saved one; the first check is after step 1.
+
+        `outlook` is called on rank 0 only, once per check. `broadcast_bytes` is the channel's
+        collective. While `max_in_flight` snapshots are neither committed nor failed, no periodic
+        save is due.
+        """
         self._trigger = trigger
         # Epochs and steps are counted by each rank; the decision by time must not repeat them.
         self._timed_trigger = replace(trigger, epochs=False, every_steps=None)
@@ -299,23 +337,41 @@ class SaveScheduler:
         self.cost_tracker = SaveCostTracker(clock)
 
     def reset(self, step: int) -> None:
-        """Continue after that step: the training was restored to it."""
+        """Continue after `step`, the number of steps completed in the state that was restored.
+
+        Called by `Checkpointer.restore` on all ranks: the step counts as saved, and the ranks check
+        after the next one.
+        """
         self._last_saved_step, self._next_check_step = step, step + 1
         self._last_check_step, self._last_check_at = step, self._clock.now()
         self.cost_tracker.reset()
 
     def record_snapshot(self, step: int) -> None:
-        """Record that a snapshot of that step is being taken."""
+        """Record on every rank that a snapshot of that step is being taken.
+
+        `step` counts completed steps. Called before the memory is copied, also if the save then
+        fails on this rank: `every_steps` counts from it on all ranks equally.
+        """
         self._last_saved_step = step
 
     def record_submitted(self, report: int, stall_s: float, size_bytes: int) -> None:
-        """Record a submitted snapshot; `size_bytes` is the size of its largest shard."""
+        """Record that this rank's snapshot was submitted as report number `report` of the round.
+
+        `stall_s` is how long the save has blocked the training loop in seconds, `size_bytes` the
+        size of the snapshot's largest shard on any rank. Only rank 0 keeps the measurements.
+        """
         if self._is_rank_zero:
             self.cost_tracker.record_save(report, stall_s, size_bytes, is_timed=self._is_timed)
         self._is_timed = False
 
     def reason_to_save(self, step: int, *, is_epoch_end: bool) -> str | None:
-        """Return why to save after this step; None for not saving. Call it after every step."""
+        """Return why to save after this step, such as "an epoch has ended"; None for not saving.
+
+        `step` counts completed steps, including those before a restart. Called by
+        `Checkpointer.step` on every rank after every optimizer step, with equal arguments; the
+        answer is the same on all ranks. Most calls only count. After the steps that rank 0 has
+        announced the ranks join a broadcast, which blocks until all have arrived.
+        """
         self._is_timed = False
         if self._is_rank_zero:
             self.cost_tracker.record_step()

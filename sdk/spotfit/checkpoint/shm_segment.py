@@ -42,7 +42,10 @@ _MAGIC = b"spotfit1"
 
 
 class ShmSegment:
-    """One open segment."""
+    """One open segment: a file in shared memory, mapped until `close`, that holds one snapshot.
+
+    The worker that has created it writes it; others map it read-only with `open`.
+    """
 
     def __init__(self, path: Path, memory: mmap.mmap, capacity_bytes: int) -> None:
         self.path = path
@@ -53,7 +56,8 @@ class ShmSegment:
     def create(cls, path: Path, capacity_bytes: int, index_bytes: int = 2**20) -> Self:
         """Create an empty segment for at most this many bytes of pieces and of an index.
 
-        Allocates all of its memory. Raises `OSError` if there is not enough, and removes the file.
+        Both sizes are rounded up to pages. Allocates and maps all of its memory. Raises `OSError`
+        if there is not enough or the file exists; if memory is short the file is removed.
         """
         size_bytes = _PAGE + _round_up_to_page(capacity_bytes) + _round_up_to_page(index_bytes)
         with create_allocated_file(path, size_bytes) as file:
@@ -65,7 +69,11 @@ class ShmSegment:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a published segment to read. Raises `IntegrityError` if it is missing or empty."""
+        """Map a published segment read-only. Raises `IntegrityError` if it is missing or empty.
+
+        Call `close` on the result. Its writer may overwrite it meanwhile: compare `version_stamp`
+        before and after reading.
+        """
         try:
             with path.open("rb") as file:
                 memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
@@ -82,30 +90,39 @@ class ShmSegment:
 
     @property
     def payload(self) -> memoryview:
-        """Bytes of the pieces."""
+        """View of the mapped bytes of the pieces, `capacity_bytes` long; writable after `create`.
+
+        Release it before `close`, or the memory stays mapped as long as the view exists.
+        """
         return memoryview(self._memory)[_PAGE : _PAGE + self.capacity_bytes]
 
     @property
     def index_bytes(self) -> int:
-        """Maximum size of an index."""
+        """Space in bytes that is reserved for the encoded index: `publish` rejects a larger one."""
         return len(self._memory) - _PAGE - self.capacity_bytes
 
     @property
     def buffer(self) -> memoryview:
-        """The whole segment, as replicated to a peer."""
+        """View of the whole mapped segment, with header and index, as a peer receives it."""
         return memoryview(self._memory)
 
     @property
     def version_stamp(self) -> tuple[object, ...]:
-        """Header fields. They change whenever the contents change."""
+        """Header fields, read now: equal stamps mean that the contents have not changed between.
+
+        They change when a writer invalidates the segment or publishes another snapshot.
+        """
         return _HEAD.unpack_from(self._memory)
 
     def invalidate(self) -> None:
-        """Mark the segment empty."""
+        """Mark the segment empty. The writer calls it before it changes the first byte."""
         self._write_head(0, 0)
 
     def publish(self, index: SnapshotIndex) -> None:
-        """Mark the segment complete. Raises `OSError` if the index does not fit."""
+        """Write the index and mark the segment complete. Raises `OSError` if it does not fit.
+
+        The writer calls it after the last byte of the payload. After an error the segment is empty.
+        """
         body = encode_index(index)
         offset = _PAGE + self.capacity_bytes
         if len(body) > self.index_bytes:
@@ -117,7 +134,10 @@ class ShmSegment:
         self._write_head(len(body), zlib.crc32(body))
 
     def index(self) -> SnapshotIndex:
-        """Return the index of the published snapshot. Raises `IntegrityError` if there is none."""
+        """Return the decoded index of the published snapshot. Raises `IntegrityError` if empty.
+
+        The same error is raised while a writer overwrites the segment. Decodes at each call.
+        """
         magic, _, length, checksum = _HEAD.unpack_from(self._memory)
         offset = _PAGE + self.capacity_bytes
         body = self._memory[offset : offset + length]
@@ -129,7 +149,10 @@ class ShmSegment:
         return decode_index(body, source=f"in {self.path}")
 
     def close(self) -> None:
-        """Unmap the memory. While views of it exist, it is unmapped with the last of them."""
+        """Unmap the memory. While views of it exist, it is unmapped with the last of them.
+
+        The file stays. Idempotent.
+        """
         with suppress(BufferError):
             self._memory.close()
 
@@ -147,7 +170,9 @@ class ShmSegment:
 def create_allocated_file(path: Path, size_bytes: int) -> Iterator[int]:
     """Create a file of that size and yield its descriptor, which is open during the block.
 
-    Raises `OSError` if there is not enough memory. If it or the block does, the file is removed.
+    All of its space is reserved at once. For segments and shared rings. Raises `OSError` if there
+    is not enough memory or the file exists. After an `OSError` of the reservation or the block the
+    new file is removed.
     """
     # O_EXCL: another process may have mapped an existing file, and would see it change.
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

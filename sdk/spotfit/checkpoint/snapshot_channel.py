@@ -46,84 +46,148 @@ class GroupOutlook:
 
 
 class SnapshotChannel(Protocol):
-    """Submission and lookup of one rank's snapshots."""
+    """Submission and lookup of one rank's snapshots, during one round.
+
+    A report index counts the reports of this rank in the round from 0, snapshots and `report()`
+    calls together.
+    """
 
     @property
     def segment_dirs(self) -> Sequence[Path]:
-        """Directories for segments, in order of preference: shared memory, then the disk."""
+        """Directories of this node for segments, the preferred first: shared memory, then the disk.
+
+        The last one is the fallback. They may not exist yet.
+        """
         ...
 
     def new_segment_path(self, directory: Path) -> Path:
-        """Return an unused path for a segment in that directory."""
+        """Return an unused path for a segment in that directory, for example `3-0-1.segment`.
+
+        Creates nothing. Every call returns another path, also across the ranks and rounds of a
+        node.
+        """
         ...
 
     def submit(self, metrics: dict[str, Any], segment: Path, reason: str = "") -> int:
         """Submit the snapshot in that segment as this rank's next report; returns the report index.
 
-        `reason` says why it is saved now, for the run's log. Does not block. The caller must not
-        change the segment while the status is "submitted".
+        All ranks must submit or skip the same reports. `metrics` of rank 0 are stored with the
+        checkpoint. `reason` says why it is saved now, for the run's log. In a run the agent uploads
+        the segment after this call has returned, and the caller must not change it while the status
+        is "submitted"; in local mode the files are written during the call. A failed upload is a
+        status, not an exception.
         """
         ...
 
     def skip(self, metrics: dict[str, Any], reason: str) -> None:
-        """Take part in the report without a snapshot: no checkpoint results from it."""
+        """Take part in the next report without a snapshot: no checkpoint results from it.
+
+        Called by a rank that cannot save, because the others wait for its part. `reason` is logged.
+        Does not block.
+        """
         ...
 
     def status_of(self, report_index: int) -> SnapshotStatus:
-        """Return the latest status of a submitted snapshot that this rank has received."""
+        """Return the latest status of a submitted snapshot that this rank has received.
+
+        `report_index` is from `submit`. Does not block.
+        """
         ...
 
     def wait_for_upload(self, report_index: int) -> SnapshotStatus:
-        """Wait until the status is not "submitted", and return it."""
+        """Block until the status is not "submitted", and return it; the segment is then free.
+
+        `report_index` is from `submit`. There is no timeout; a failed upload returns "failed".
+        """
         ...
 
     def roll_back(self) -> None:
-        """Exclude all snapshots submitted so far from later restores: training restarts from a
-        checkpoint. Does not block; the agent processes it even if this worker dies."""
+        """Exclude all snapshots submitted so far from later restores.
+
+        Called on every rank by a `Checkpointer.restore` after saves: training restarts from a
+        checkpoint. Does not block; the agent processes it even if this worker dies.
+        """
         ...
 
     def broadcast_bytes(self, kind: str, value: bytes) -> bytes:
-        """Return rank 0's value. A collective: all ranks must call it."""
+        """Return rank 0's `value`; those of the other ranks are ignored.
+
+        A collective: blocks until all ranks have called it with the same `kind`, a label such as
+        "checkpoint" that pairs the calls and names them in errors. In a run raises
+        `CollectiveTimeoutError` if a rank does not arrive, and `SessionMisuseError` if one has
+        already returned.
+        """
         ...
 
     def outlook(self) -> GroupOutlook:
-        """Return the current outlook of the group. Does not block."""
+        """Return notices and estimates for the worker group, as of this call. Does not block.
+
+        In local mode there are none: all fields have their defaults.
+        """
         ...
 
     @property
     def initial_checkpoint(self) -> str | None:
-        """Name of the checkpoint that the round starts from; None for a new run."""
+        """Name of the committed checkpoint that the round starts from; None for a new run.
+
+        For example "checkpoint_000003". It may hold user-defined files instead of a snapshot. In
+        local mode the latest one that this process has saved.
+        """
         ...
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether a committed checkpoint of a Checkpointer exists."""
+        """Whether a committed checkpoint of a Checkpointer existed when the round started.
+
+        In local mode: whether this process has saved one.
+        """
         ...
 
     def open_in_memory(self) -> SavedState | None:
-        """Open the state in memory that the round starts from; None if there is none.
+        """Open the state in the machines' memory that the round starts from; None if there is none.
 
-        Contacts all machines that hold shards, so one rank should call it for all. Raises
-        `IntegrityError`.
+        Its tensors are read later, chunk by chunk. Contacts all machines that hold shards, so one
+        rank should call it for all. Raises `IntegrityError` if a shard is missing or incomplete.
         """
         ...
 
     def open_checkpoint(self, name: str) -> SavedState | None:
-        """Open that checkpoint; None if it holds no snapshot. Raises `IntegrityError`."""
+        """Open that committed checkpoint of the run; None if it holds no snapshot.
+
+        Reads its manifests and indices; tensors are read later, chunk by chunk. `name` is for
+        example "checkpoint_000003". Raises `IntegrityError` if it is incomplete or an index is
+        corrupt.
+        """
         ...
 
     def mark_corrupt(self, name: str) -> None:
-        """Report that the checkpoint cannot be read: no snapshot may reference its files."""
+        """Report that the checkpoint cannot be read: no snapshot may reference its files.
+
+        Called on every rank when a restore has found it corrupt. Does not block, and deletes
+        nothing.
+        """
         ...
 
     def reopen(self, opened: SavedStateDescriptor) -> SavedState:
-        """Open a state that another rank has opened. Raises `IntegrityError`."""
+        """Open on this rank a state that another rank has opened, without reading its indices.
+
+        `opened` is the `describe_saved_state` of that rank. Raises `IntegrityError` if a segment on
+        this node is missing.
+        """
         ...
 
     def committed_checkpoints(self) -> Iterator[str]:
-        """Yield the names of all checkpoints that are committed by now, the latest first."""
+        """Yield the names of all checkpoints that are committed by now, the latest first.
+
+        Reads the journal when the first name is requested. Checkpoints of user-defined files are
+        included. In local mode those that this process has saved.
+        """
         ...
 
     def earlier_checkpoints(self) -> Iterator[str]:
-        """Yield the names of checkpoints before `initial_checkpoint`, the latest first."""
+        """Yield the names of checkpoints that were committed before `initial_checkpoint`.
+
+        The latest first, each once; read from the journal when the first name is requested.
+        Checkpoints of user-defined files are included. Empty in local mode.
+        """
         ...

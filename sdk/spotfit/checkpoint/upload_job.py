@@ -46,21 +46,30 @@ class UploadJob(NamedTuple):
     """Whether to delete the local copy after the upload."""
 
     def to_bytes(self) -> bytes:
-        """Pickle the job for the uploader process, which cannot import user-defined classes."""
+        """Pickle the job for the uploader process, which cannot import user-defined classes.
+
+        A subclass of `Checkpoint` becomes a plain one. `load_upload_job` is the inverse.
+        """
         return pickle.dumps(self._replace(checkpoint=self.checkpoint.without_extras()))
 
 
 def load_upload_job(body: bytes) -> UploadJob:
-    """Unpickle a job that a worker of this node has sent."""
+    """Unpickle a job that a worker of this node has sent; the inverse of `UploadJob.to_bytes`.
+
+    Called by the uploader process. Only for bytes from the run's own workers: unpickling runs code.
+    """
     job = pickle.loads(body)  # noqa: S301 - from this node's worker, over its own socket
     assert isinstance(job, UploadJob)
     return job
 
 
 def run_upload_job(job: UploadJob, store: Store) -> Manifest:
-    """Upload the files, then write and return the manifest. Idempotent.
+    """Upload the files, then write and return the manifest, now with its files. Idempotent.
 
-    `store` is rooted at the run.
+    Called by a worker or by the uploader process. `store` is rooted at the run. Blocks, and logs a
+    warning while the upload is slow. The local copy stays. Raises `ConfigError` if the local
+    directory does not exist, `IntegrityError` for missing or corrupt files of a checkpoint in a
+    bucket, and the errors of the store.
     """
     # Also while a checkpoint in another bucket is downloaded first.
     with warn_while_slow(job.manifest.name), job.checkpoint.as_directory() as directory:
@@ -68,9 +77,11 @@ def run_upload_job(job: UploadJob, store: Store) -> Manifest:
 
 
 def upload_with_user_fn(upload_fn: UploadFn, checkpoint: Checkpoint, name: str) -> Any:
-    """Return the result of the user-defined upload function.
+    """Return what the user-defined upload function returns, without checking it.
 
-    Calls it again, at most twice, after a transient storage error.
+    `name` is the checkpoint's directory name, such as "checkpoint_000003". Calls the function
+    again, after 0.5 s and 2 s, if it raises a transient storage error; any other exception, and the
+    third, propagates. Blocks, and logs a warning while it is slow.
     """
     with warn_while_slow(name):
         for delay_s in _RETRY_DELAYS_S:
@@ -89,8 +100,9 @@ def upload_with_user_fn(upload_fn: UploadFn, checkpoint: Checkpoint, name: str) 
 def delete_local_copy(checkpoint: Checkpoint, store: Store) -> None:
     """Delete the uploaded local directory, unless it is inside the run's own storage.
 
-    A directory in the run may be an earlier checkpoint, or hold files of ranks that have not
-    uploaded them yet.
+    Called after the upload if the report has `delete_after_upload`. `store` is rooted at the run; a
+    directory in it may be an earlier checkpoint, or hold files of ranks that have not uploaded them
+    yet. Does nothing for a checkpoint in a bucket; errors are ignored.
     """
     local = checkpoint.local_directory
     if local is not None and checkpoint.folder_relative_to(store) is None:
@@ -99,7 +111,11 @@ def delete_local_copy(checkpoint: Checkpoint, store: Store) -> None:
 
 @contextmanager
 def warn_while_slow(name: str) -> Iterator[None]:
-    """Log a warning every `UPLOAD_WARN_INTERVAL_S` while the block runs."""
+    """Log a warning at intervals while the block, an upload, runs; it is not stopped.
+
+    The interval is SPOTFIT_CHECKPOINT_UPLOAD_WARN_INTERVAL_S, 60 s by default. `name` is the
+    checkpoint's name for the log. Exceptions of the block propagate.
+    """
     interval_s = env.read(env.UPLOAD_WARN_INTERVAL_S)
     finished = threading.Event()
 
@@ -138,7 +154,10 @@ class UploadQueue:
         self._thread: threading.Thread | None = None
 
     def put(self, task: UploadTask) -> None:
-        """Run the task after the tasks that were put before."""
+        """Run the task on the queue's thread, after the tasks that were put before; does not block.
+
+        After a task has raised, tasks are accepted but never run.
+        """
         with self._idle:
             self._pending_count += 1
         self._tasks.put(task)
@@ -150,7 +169,10 @@ class UploadQueue:
             self._thread.start()
 
     def wait(self) -> None:
-        """Wait until all tasks are done or one has failed."""
+        """Block, without a timeout, until all tasks are done or one has failed.
+
+        Raises nothing: the failure was passed to `on_error`, on the queue's thread.
+        """
         with self._idle:
             self._idle.wait_for(lambda: self._pending_count == 0 or self._has_failed)
 

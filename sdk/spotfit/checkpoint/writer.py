@@ -43,10 +43,11 @@ def save_directory(
 ) -> Manifest:
     """Upload all files of `directory` to the checkpoint's folder, then write the manifest.
 
-    `store` is rooted at the run. Returns the manifest with its files. Files that this rank saved to
-    the checkpoint `parent` and does not replace are listed as well, and are not copied. Files of
-    other ranks in the folder stay; a file of the same name is replaced. Idempotent. Raises
-    `ConfigError` if the directory does not exist.
+    `store` is rooted at the run; `manifest` names the checkpoint and rank, still without files.
+    Returns the manifest with its files. Files that this rank saved to the checkpoint `parent` (''
+    for none), and that the directory does not replace, are listed as well and not copied. Files of
+    other ranks in the folder stay; a file of the same name is replaced. Blocks. Idempotent. Raises
+    `ConfigError` if the directory does not exist, and the errors of the store.
     """
     if not directory.is_dir():
         raise ConfigError(
@@ -59,10 +60,11 @@ def save_directory(
 
 
 def save_existing_files(store: Store, manifest: Manifest, *, parent: str = "") -> Manifest:
-    """Write the manifest of files that the user has put into `manifest.folder`.
+    """Write and return the manifest of files that the user has put into `manifest.folder`.
 
-    The files are not read: restoring verifies only their names and sizes. Raises `ConfigError` if
-    the folder has no files.
+    Called for a report without upload, or after the user's upload function. `store` is rooted at
+    the run; `parent` is as in `save_directory`. The files are not read: restoring verifies only
+    their names and sizes. Idempotent. Raises `ConfigError` if the folder has no files.
     """
     sizes = listed_sizes(store, manifest.folder)
     if not sizes:
@@ -121,32 +123,38 @@ _job_decoder = decoder(SnapshotUploadJob)
 
 
 def encode_upload_job(job: SnapshotUploadJob) -> bytes:
-    """Encode the job for the uploader process."""
+    """Encode the job as JSON for the uploader process, which calls `decode_upload_job`."""
     return encode(job)
 
 
 def decode_upload_job(body: bytes) -> SnapshotUploadJob | None:
-    """Decode a job; None if it is not a snapshot upload (`upload_job.UploadJob` is pickled)."""
+    """Decode what `encode_upload_job` returned, in the uploader process.
+
+    None if the bytes are the other kind of job, a pickled `upload_job.UploadJob`.
+    """
     return _job_decoder.decode(body) if body.startswith(b"{") else None
 
 
 class UploadedManifests:
     """The latest manifest that this process has written for each rank.
 
-    Spares the requests for the manifests of the parent: mostly that is the previous snapshot.
+    The uploader process keeps one. It spares the requests for the manifests of the parent: mostly
+    that is the previous snapshot.
     """
 
     def __init__(self) -> None:
         self._last_by_rank: dict[int, Manifest] = {}
 
     def record(self, manifest: Manifest) -> None:
-        """Remember a manifest that was written."""
+        """Remember a manifest that was written, instead of the previous one of its rank."""
         self._last_by_rank[manifest.rank] = manifest
 
     def chunks_by_hash(self, store: Store, parent: str, rank: int) -> dict[str, FileRecord]:
         """Return chunks of checkpoint `parent` by content hash, with the folders that store them.
 
-        Only this rank's chunks if its manifest is remembered, else those of all ranks.
+        Only this rank's chunks if its manifest is remembered; otherwise those of all ranks, for
+        which the manifests are read from `store`, rooted at the run. Empty if the parent is
+        incomplete.
         """
         last = self._last_by_rank.get(rank)
         parts = (
@@ -165,10 +173,12 @@ class UploadedManifests:
 def upload_snapshot(
     store: Store, job: SnapshotUploadJob, uploaded: UploadedManifests | None = None
 ) -> Manifest:
-    """Upload the new chunks of a segment, then its index, then its manifest. Idempotent.
+    """Upload the new chunks of a segment, then its index, then its manifest, and return that.
 
-    `store` is rooted at the run. Chunks that the parent lists are referenced, not uploaded. Raises
-    `IntegrityError` if the segment holds no complete snapshot or is overwritten meanwhile.
+    Called by the uploader process, and by the worker itself in local mode. `store` is rooted at the
+    run. Chunks that the job's parent lists are referenced, not uploaded; `uploaded` remembers
+    manifests for the next job. Blocks. Idempotent. Raises `IntegrityError` if the segment holds no
+    complete snapshot or is overwritten meanwhile, and the errors of the store.
     """
     part, uploaded = job.manifest, uploaded or UploadedManifests()
     # Equal hashes mean equal bytes: unchanged tensors are stored once (decision 0040).

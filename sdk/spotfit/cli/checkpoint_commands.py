@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="Name of the checkpoint; default: the 
 
 @app.command("ls")
 def list_all(url: Url) -> None:
-    """List the stored checkpoints of a run, oldest first."""
+    """List the stored checkpoints of a run, oldest first: name, step, size and metrics."""
     # An empty output would look like a failure.
     stored = list_checkpoints(url)
     if not stored:
@@ -32,7 +32,7 @@ def list_all(url: Url) -> None:
 
 @app.command()
 def show(url: Url, name: Name = "") -> None:
-    """Show the content of a checkpoint."""
+    """Show size, metrics and content of a checkpoint, and why it was saved."""
     render.checkpoint(describe_checkpoint(url, name))
 
 
@@ -55,5 +55,5 @@ def export(
 # The name is required, unlike in the other commands: a forgotten one must not delete the latest.
 @app.command("rm")
 def delete(url: Url, name: Annotated[str, typer.Argument(help="Name of the checkpoint.")]) -> None:
-    """Delete a checkpoint of a run that has ended."""
+    """Delete a checkpoint of a run that has ended, from the journal and the storage."""
     render.success(f"Deleted {remove_checkpoint(url, name)}.")

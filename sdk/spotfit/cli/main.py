@@ -27,14 +27,14 @@ Url = checkpoint_commands.Url
 
 @app.command()
 def status(url: Url) -> None:
-    """Show the current state of a run."""
+    """Show the state of a run: round, workers, machines, checkpoints and failures."""
     handle = attach(url)
     render.status(handle.status(), handle.url)
 
 
 @app.command()
 def events(url: Url) -> None:
-    """List all events of a run from its journal."""
+    """List all events of a run from its journal: number, local time and description."""
     render.lines(read_event_lines(open_store(url, setting="The URL of the run")))
 
 
@@ -59,14 +59,17 @@ def logs(
 
 @app.command()
 def follow(url: Url) -> None:
-    """Wait for the end of a run and show its output. Ctrl-C does not cancel the run."""
+    """Wait for the end of a run and show its output. Ctrl-C does not cancel the run.
+
+    If this machine has the run's key, the command also requests new machines if all are lost.
+    """
     # watch() installs no signal handler; only fit() cancels the run on Ctrl-C.
     attach(url).watch()
 
 
 @app.command()
 def cancel(url: Url) -> None:
-    """Cancel a run and release its machines."""
+    """Request the end of a run and the release of its machines; does not wait for it."""
     attach(url).cancel("spotfit cancel")
     render.success("Cancellation was requested.")
 
@@ -75,7 +78,11 @@ def cancel(url: Url) -> None:
 def sweep(
     url: Url, duration_s: Annotated[float, typer.Option(help="Maximum duration in seconds.")] = 60.0
 ) -> None:
-    """Request machines for a run that lost all of them; release those of a run that has ended."""
+    """Request machines for a run that lost all of them; release those of a run that has ended.
+
+    For cron jobs: returns after the duration, or earlier if nothing is left to do. The run's key
+    must be on this machine or in SPOTFIT_RUN_SECRET.
+    """
     render.success(supervise_run(url, duration_s=duration_s))
 
 
@@ -109,7 +116,10 @@ def doctor(
 
 
 def main() -> None:
-    """Run the command line. A `SpotfitError` is printed without a traceback; exit code 2."""
+    """Run the command line `spotfit` and exit the process.
+
+    A `SpotfitError` is printed without a traceback; exit code 2.
+    """
     log.use_default_handler()
     try:
         app()

@@ -28,7 +28,10 @@ _STATE_COLORS = {
 
 
 def status(run: RunStatus, url: str) -> None:
-    """Print the state of a run."""
+    """Print the state of a run on standard output, for `spotfit status`.
+
+    `url` is the run's directory.
+    """
     colour = _STATE_COLORS.get(run.state, "red")
     latest = f", latest {run.checkpoints[-1]}" if run.checkpoints else ""
     failures = ", ".join(f"{kind}: {count}" for kind, count in run.failures.items())
@@ -43,13 +46,16 @@ def status(run: RunStatus, url: str) -> None:
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Print lines unchanged."""
+    """Print lines unchanged on standard output, without wrapping or markup."""
     for text in texts:
         _console.file.write(f"{text}\n")  # not print(): rich would wrap lines and expand tabs
 
 
 def findings(results: Iterable[AccountCheck]) -> None:
-    """Print the results of checks, with the remedy of those that failed or are inconclusive."""
+    """Print the results of checks, with the remedy of those that failed or are inconclusive.
+
+    For `spotfit doctor`. Each result is printed as soon as the iterable yields it.
+    """
     for check in results:
         mark = "[green]✓[/green]" if check.passed else "[red]✗[/red]"
         # An inconclusive check counts as passed, but was not carried out.
@@ -60,12 +66,12 @@ def findings(results: Iterable[AccountCheck]) -> None:
 
 
 def success(text: str) -> None:
-    """Print a success message."""
+    """Print one line that reports success on standard output, after a check mark."""
     _console.print(f"[green]✓[/green] {escape(text)}")
 
 
 def error(failure: SpotfitError) -> None:
-    """Print message, remedy and notes of an error on standard error."""
+    """Print message, remedy and notes of an error on standard error; does not exit."""
     _error_console.print(f"[red]error:[/red] {escape(failure.message)}")
     if failure.do:
         _error_console.print(f"[bold]What to do:[/bold] {escape(failure.do)}")
@@ -74,7 +80,11 @@ def error(failure: SpotfitError) -> None:
 
 
 def checkpoints(infos: Iterable[CheckpointInfo]) -> None:
-    """Print one line per checkpoint: name, step, size and metrics."""
+    """Print one line per checkpoint: name, step, size and metrics.
+
+    The step is "files" for a checkpoint that no Checkpointer saved, and "corrupt" after a read
+    error.
+    """
     for info in infos:
         step = "files" if info.step is None else f"step {info.step}"
         step = "[red]corrupt[/red]" if info.read_error else step
@@ -83,7 +93,10 @@ def checkpoints(infos: Iterable[CheckpointInfo]) -> None:
 
 
 def checkpoint(info: CheckpointInfo) -> None:
-    """Print all properties of a checkpoint."""
+    """Print all properties of a checkpoint, for `spotfit checkpoints show`.
+
+    Without content, the error of reading it is printed, or that it holds files of the user.
+    """
     _print_row("checkpoint", escape(info.name))
     _print_row("size", format_bytes(info.size_bytes))
     _print_row("metrics", escape(_format_metrics(info)))

@@ -3,7 +3,7 @@
 Agents append the output of their workers to numbered objects in the store; `WorkerLogTailer` reads
 them incrementally. `RunConsole` prints the lines and logs every journal entry.
 
-One sentence for each journal event: for the console, `spotfit events` and `status()`.
+One sentence for each journal event: for the console and `spotfit events`.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ _MachineEvent = (
 
 
 def read_event_lines(store: Store) -> list[str]:
-    """Return one line per journal entry: slot, local time and sentence.
+    """Return one line per entry of the run's journal: slot, local time (HH:MM:SS) and sentence.
 
-    Raises `RunNotFoundError` if the store holds no journal.
+    For `spotfit events`. `store` is rooted at the run's directory. Raises `RunNotFoundError` if it
+    holds no journal.
     """
     lines: list[str] = []
 
@@ -77,7 +78,7 @@ def read_event_lines(store: Store) -> list[str]:
 
 
 def run_not_found_error(store: Store) -> RunNotFoundError:
-    """Return the error for a store without a run."""
+    """Return (not raise) the error for a store without a run, with its URL and a remedy."""
     return RunNotFoundError(
         f"There is no run at {store.url}.",
         do="Pass the directory of one run: <storage_path>/<name>, as shown by RunHandle.url.",
@@ -85,7 +86,10 @@ def run_not_found_error(store: Store) -> RunNotFoundError:
 
 
 def format_event(event: JournalEvent) -> str:
-    """Return a sentence that describes the event, for users."""
+    """Return a sentence for users about a journal event, without a final period.
+
+    For example "cancellation requested: Ctrl-C". For the console and `spotfit events`.
+    """
     match event:
         case FitStarted(spec=spec):
             at_least = f"{spec.min_workers} to " if spec.is_elastic else ""
@@ -151,12 +155,13 @@ LogLine = dict[str, Any]
 # Machines of clouds usually need some minutes, so a wait is reported a few times, not constantly.
 REMINDER_INTERVAL_S = 30.0
 # Polls for further output of a lost agent. Its last upload may still be in flight; a machine that
-# was terminated never writes its end marker, so waiting must be bounded.
-_POLLS_AFTER_LOSS = 10
+# was terminated never writes its end marker, so waiting must be bounded: to a second at the end of
+# a run, where the output is polled every 20 ms. A released agent uploads its last lines in it.
+_POLLS_AFTER_LOSS = 50
 
 
 class WorkerLogTailer:
-    """Reads new lines from the log of each registered agent in the store."""
+    """Reads new lines from the log of each registered agent of one run in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -166,20 +171,25 @@ class WorkerLogTailer:
         self._polls_left: dict[AgentId, int] = {}
 
     def add_agent(self, agent: AgentId) -> None:
-        """Read the output of this agent's workers from now on. Idempotent."""
+        """Read the output of this agent's workers from now on, from the first line. Idempotent."""
         # A second registration must not reset the position: its lines would be printed again.
         self._next_chunk.setdefault(agent, 0)
 
     def mark_lost(self, agent: AgentId) -> None:
-        """Stop waiting for the end marker of an agent whose machine was lost."""
+        """Stop waiting for the end marker of an agent whose machine was lost.
+
+        Its log is still polled 50 times for output whose upload is in flight. Idempotent; ignores
+        agents that were not added.
+        """
         # setdefault: a loss that is reported twice does not extend the wait.
         if agent in self._next_chunk:
             self._polls_left.setdefault(agent, _POLLS_AFTER_LOSS)
 
     def read_new_lines(self) -> Iterator[LogLine]:
-        """Yield the lines written since the last call, agent by agent.
+        """Yield the lines that were uploaded since the last call, agent by agent; reads the store.
 
-        Raises `StoreError`; lines that were not yielded are returned by a later call.
+        A line is a dictionary with "rank" and "text". Does not wait for further lines. Raises
+        `StoreError`; lines that were not yielded are returned by a later call.
         """
         # A copy: the consumer may register agents while this generator is suspended.
         for agent in list(self._next_chunk):
@@ -187,7 +197,7 @@ class WorkerLogTailer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every registered agent has written its end marker or was abandoned."""
+        """Whether no lines will come: each added agent has ended its log or was abandoned."""
         return self._ended_agents.issuperset(self._next_chunk)
 
     def _read_agent_lines(self, agent: AgentId) -> Iterator[LogLine]:
@@ -212,14 +222,19 @@ class WorkerLogTailer:
 
 
 class WaitReminder:
-    """Periodically reports what a run without an open round waits for."""
+    """Decides when to report again what a run without an open round waits for."""
 
     def __init__(self) -> None:
         # Time of the next message; None while a round is open and after the end of the run.
         self._remind_at: float | None = None
 
     def next_message(self, view: View, now: float) -> str | None:
-        """Return the message that is due at `now`, or None."""
+        """Return the message that is due at `now`, or None; for a console that polls.
+
+        `now` is monotonic time in seconds. The first message is due `REMINDER_INTERVAL_S` (30 s)
+        after the first call without an open round, the next ones at the same interval. None while a
+        round is open and after the end of the run.
+        """
         if view.round is not None or not view.is_active:
             self._remind_at = None
             return None
@@ -247,7 +262,7 @@ def _describe_wait(view: View) -> str:
 
 
 class RunConsole:
-    """Prints worker output, prefixed with the rank, and logs the events of the journal."""
+    """Prints worker output of a run, prefixed with the rank, and logs the events of its journal."""
 
     def __init__(self, store: Store) -> None:
         self._log_tailer = WorkerLogTailer(store)
@@ -256,7 +271,10 @@ class RunConsole:
         self._validators: dict[Token, AgentId] = {}
 
     def on_entry(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
-        """Log the entry, and follow the output of the agents that it names."""
+        """Log a journal entry at level INFO, and follow the output of the agents that it names.
+
+        Called by the handle for each new entry, in journal order.
+        """
         event_type = entry.event.__struct_config__.tag
         log.info("run.event", type=event_type, text=format_event(entry.event))
         match entry.event:
@@ -278,23 +296,33 @@ class RunConsole:
                 return
 
     def write_text(self, text: str) -> None:
-        """Print a line or several lines unchanged, and flush."""
+        """Print a line or several lines unchanged on standard output, and flush."""
         # Looked up on every call: tests and notebooks replace sys.stdout.
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
     def show_reminder(self, view: View, now: float) -> None:
-        """Log what a run without an open round waits for, every `REMINDER_INTERVAL_S`."""
+        """Log what a run without an open round waits for, every `REMINDER_INTERVAL_S` (30 s).
+
+        Called at each poll, with `now` in seconds of monotonic time; logs nothing while none is
+        due.
+        """
         if text := self._reminder.next_message(view, now):
             log.info("run.waiting", text=text)
 
     def follow_round(self, round_: Round) -> None:
-        """Show the output of all workers of this round, from their first line."""
+        """Show the output of all workers of this round, from their first line. Idempotent.
+
+        Prints nothing itself: `show_new_lines` does.
+        """
         for assignment in round_.assignments:
             self._log_tailer.add_agent(assignment.agent)
 
     def show_new_lines(self) -> bool:
-        """Print worker output since the last call; return whether there was any."""
+        """Print worker output that was uploaded since the last call; return whether there was any.
+
+        Reads the store. A `StoreError` is logged as a warning, and the next call continues there.
+        """
         shown = False
         try:
             for line in self._log_tailer.read_new_lines():
@@ -306,10 +334,10 @@ class RunConsole:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output of all agents seen so far is complete."""
+        """Whether all output of the agents seen so far is printed and no more will come."""
         return self._log_tailer.is_complete
 
 
 def format_log_line(line: LogLine) -> str:
-    """Return the text of a log line, prefixed with its rank or other source."""
+    """Return the text of a log line with its source in front, such as "(rank 0) epoch 1"."""
     return f"({format_log_source(line.get('rank', RUN_RANK))}) {line.get('text', '')}"

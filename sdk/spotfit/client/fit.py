@@ -81,8 +81,10 @@ def rejoin_run(
 ) -> RunSpec:
     """Return the spec of the active run if the request describes the same run.
 
-    Raises `RunActiveError` if the function, its configuration or any uploaded code has changed:
-    otherwise the user would mistake the result of the old code for that of the new code.
+    `view` is that of the active run, and `objects` are those that would be uploaded with the
+    function, by name. A warning names settings whose changes have no effect. Raises
+    `RunActiveError` if the function, its configuration or any uploaded code has changed: otherwise
+    the user would mistake the result of the old code for that of the new code.
     """
     spec = view.spec
     # Two steps: `fit_id` covers the function itself, the bundle fingerprint all modules and files.
@@ -145,9 +147,11 @@ _CANCEL_RETRY_PAUSE_S = 0.5
 
 
 def wait_for_result(handle: RunHandle) -> Result:
-    """Wait for the end of a started run and return its result. Ctrl-C cancels the run.
+    """Wait for the end of a started run, printing its output, and return its result.
 
-    Raises `TrainingFailedError` or `RunCancelledError` if the run does not finish.
+    Ctrl-C requests the cancellation of the run, and KeyboardInterrupt is raised once it has been
+    cancelled; the third Ctrl-C exits this process at once with code 130. Raises what
+    `RunHandle.final_result` raises.
     """
     with _cancel_on_interrupt(handle) as interrupted:
         handle.watch()
@@ -162,9 +166,10 @@ def wait_for_result(handle: RunHandle) -> Result:
 
 
 def submit(request: FitRequest) -> RunHandle:
-    """Start the run and return its handle.
+    """Start the run and return its handle without waiting for its end.
 
-    While this process exists, a thread of it supervises the run; the run does not depend on it.
+    While this process exists, a daemon thread supervises the run; the run does not depend on it.
+    Raises what `start_run` raises.
     """
     handle = start_run(request)
     handle.supervise_in_background()
@@ -174,8 +179,11 @@ def submit(request: FitRequest) -> RunHandle:
 def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     """Start the run, or rejoin it if the same run is active, and request the first machines.
 
-    Raises `ConfigError`, `ShippingError` or `StoreError` before any machine is requested, and
-    `RunActiveError` if a different run with this name is active.
+    Returns after the request, before the machines run. `show_output` makes the handle print worker
+    output and log events. Raises `ConfigError`, `ShippingError`, `IntegrityError` or `StoreError`
+    before any machine is requested, and `RunActiveError` if a different run with this name is
+    active. An interruption (Ctrl-C) while machines are requested cancels a run that this call has
+    started.
     """
     log.use_default_handler()
     preflight = run_preflight(request)
@@ -383,10 +391,12 @@ Its value is None if there is no launcher."""
 def fit_locally(
     request: FitRequest, open_peers: Callable[[], PeersContext] = nullcontext
 ) -> Result:
-    """Call the training function in this process and return its result.
+    """Call the training function in this process and return its result (`num_workers=0`).
 
-    Its exceptions propagate unchanged. With a launcher, every process calls the function and has
-    its own result. A call within another training function ignores the launcher.
+    Its exceptions propagate unchanged; nothing is uploaded or retried. `open_peers` returns a
+    context whose value is the group of a launcher such as torchrun, or None: with a group, every
+    process calls the function and has its own result. A call within another training function
+    ignores the launcher. Raises `ConfigError` for datasets with several processes.
     """
     log.use_default_handler()
     # Before the peers are opened: a function with an invalid signature must not form a group.

@@ -13,13 +13,20 @@ from spotfit.security.run_key import RunKey
 
 
 class RunKeyring:
-    """One file per run in `directory`, readable by its owner only."""
+    """The run keys of this user: one file per run in `directory`, readable by its owner only.
+
+    `directory` is by default `keys` in SPOTFIT_HOME (`~/.spotfit`).
+    """
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory or Path(env.read(env.HOME_DIR)).expanduser() / "keys"
 
     def find(self, run_id: RunId) -> RunKey | None:
-        """Return the run's key from SPOTFIT_RUN_SECRET, else from its file, or None."""
+        """Return the run's key from SPOTFIT_RUN_SECRET, else from its file; None without both.
+
+        The variable applies to every run id. Raises `ConfigError` if the text is not a key, or the
+        id is not a plain name.
+        """
         # For machines without the file, such as those of cron jobs and CI.
         if text := env.read(env.RUN_SECRET):
             return RunKey.from_text(text, run_id)
@@ -27,9 +34,11 @@ class RunKeyring:
         return RunKey.from_text(file.read_text().strip(), run_id) if file.is_file() else None
 
     def create(self, run_id: RunId) -> RunKey:
-        """Return a new key for the run, after writing it to its file.
+        """Return a new random key for the run, after writing it to its file.
 
-        It is stored before use: a run whose key is lost can neither be supervised nor read.
+        An existing file is overwritten, so call `find` first. The key is stored before use: a run
+        whose key is lost can neither be supervised nor read. Raises OSError if it cannot be
+        written.
         """
         key = RunKey(system.new_secret_bytes(), run_id)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # no access for others

@@ -51,7 +51,10 @@ class GrantedMachines:
     _nodes_by_token: dict[str, int] = field(default_factory=dict)
 
     def on_entry(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
-        """Update the collection with a journal entry."""
+        """Update the collection with the next entry of the journal.
+
+        Entries must be passed in order, from the first.
+        """
         match entry.event:
             case FitStarted(spec=spec):  # losses of an earlier fit do not explain this one's error
                 self.spec, self.lost_before_join = spec, []
@@ -68,9 +71,10 @@ class GrantedMachines:
                 pass
 
     def select(self, selector: str) -> list[str]:
-        """Return the names for a machine name, a machine number or 'all'.
+        """Return machine names for `selector`: a name, a number, or 'all'.
 
-        Raises `ConfigError` if there is no such machine.
+        A name is '<group token>/<node index>' ('t-…/0'), a number the index in the order in which
+        machines were granted, from 0. Raises `ConfigError` if there is no such machine.
         """
         names = list(self.by_name)
         # A number cannot be mistaken for a name: names contain a slash.
@@ -87,9 +91,11 @@ class GrantedMachines:
         return [selector]
 
     def read_output(self, name: str, *, max_lines: int) -> list[str]:
-        """Return the last lines of each start of the machine, prefixed with its name.
+        """Return the last lines of each start of the machine `name`, prefixed with the name.
 
-        Raises the exceptions of the backend's client library.
+        Queries the backend, which may take seconds. `max_lines` limits each start. If there is no
+        output, the only line says why. Raises `ConfigError` if the backend cannot be opened here,
+        and the exceptions of its client library.
         """
         # With the spec of the fit that rented it: a later fit may use another backend.
         handle, node, spec = self.by_name[name]
@@ -104,7 +110,10 @@ class GrantedMachines:
 
 
 def read_granted_machines(store: Store) -> GrantedMachines:
-    """Return all machines in the journal of this store."""
+    """Return all machines that were granted to a run, from all entries of its journal.
+
+    `store` is rooted at the run's directory. Raises `StoreError` or `JournalError`.
+    """
     machines = GrantedMachines()
     # The entries are needed: a view does not name the machines that were lost before their agent
     # joined, nor the specs of earlier fits.
@@ -115,10 +124,11 @@ def read_granted_machines(store: Store) -> GrantedMachines:
 
 
 def read_machine_output(store: Store, selector: str, *, max_lines: int) -> Iterator[str]:
-    """Yield the last lines of the selected machines.
+    """Yield the last lines of the selected machines, each prefixed with the machine's name.
 
-    If the backend fails for a machine, its error is a line. Raises `ConfigError` for an unknown
-    machine.
+    For `RunHandle.machine_logs`; `selector` as in `GrantedMachines.select`, `max_lines` per start
+    of a machine. If the backend fails for a machine, its error is a line. Raises `ConfigError` for
+    an unknown machine, at the first iteration.
     """
     machines = read_granted_machines(store)
     for name in machines.select(selector):
@@ -131,8 +141,8 @@ def read_machine_output(store: Store, selector: str, *, max_lines: int) -> Itera
 def read_unjoined_output(ledger: Ledger, *, max_machines: int = 3) -> str:
     """Return the output of the latest machines that were lost before their agent joined.
 
-    Returns '' if there is none. Failures are only logged, because the text is a supplement to an
-    error that must reach the user.
+    Of at most `max_machines` machines of the latest fit, 20 lines each; '' if there is none.
+    Failures are only logged, because the text is a supplement to an error that must reach the user.
     """
     lines: list[str] = []
     try:

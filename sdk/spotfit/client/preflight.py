@@ -54,7 +54,9 @@ class PlannedGroup(NamedTuple):
 def plan_group(request: FitRequest) -> PlannedGroup:
     """Open the request's provisioner and plan a group for the maximum number of workers.
 
-    Raises `ConfigError` for an unknown provisioner, invalid options or unavailable resources.
+    For checks and prewarming only: no machine is requested. Raises `ConfigError` for an unknown
+    provisioner, invalid options or unavailable resources, and `MissingExtraError` if a package of
+    the backend is not installed.
     """
     name, options = request.resolve_provisioner()
     provisioner = open_provisioner(name, options)
@@ -72,7 +74,8 @@ def plan_group(request: FitRequest) -> PlannedGroup:
 def prewarm_backend(request: FitRequest) -> Iterator[None]:
     """Let the backend start free preparations, such as local processes, within the context.
 
-    Errors are only logged here; the preflight checks report them. See `provision.api.prewarm` and
+    Machines that the run has not used by the end of the context are ended. Errors of the
+    preparation are only logged; the preflight checks report them. See `provision.api.prewarm` and
     decision 0033.
     """
     with ExitStack() as prewarming:
@@ -104,7 +107,7 @@ class PreflightResult:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
+        """Name of the run, as checked: valid as a directory name."""
         assert self.run.name is not None
         return self.run.name
 
@@ -112,7 +115,9 @@ class PreflightResult:
 def run_preflight(request: FitRequest) -> PreflightResult:
     """Check the function, name, callbacks, backend hooks, store, provisioner and environment.
 
-    Logs settings without effect. Raises the only error, or `ConfigErrors` with all of them.
+    Called by `fit()` and `submit()` before anything is uploaded. Writes and deletes probe objects
+    in the run's directory, and logs settings without effect as warnings. Raises the only error, or
+    `ConfigErrors` with all of them; errors of the store are raised alone.
     """
     checks = ErrorCollector()
     checks.check(lambda: takes_config(request.fn))
@@ -183,7 +188,10 @@ def _check_reachable(store: Store) -> None:
 
 
 def ignored_settings(request: FitRequest) -> Iterator[tuple[str, str]]:
-    """Yield the settings of the request and the environment without effect, each with a reason."""
+    """Yield (setting, reason) for each setting of the request or environment that has no effect.
+
+    For example ("label_selector", "the options of the provisioner select the machines").
+    """
     yield from ignored_ray_variables()
     if request.scaling.placement_strategy != "PACK":
         yield "placement_strategy", "spotfit always fills one machine after the other"
@@ -192,7 +200,11 @@ def ignored_settings(request: FitRequest) -> Iterator[tuple[str, str]]:
 
 
 def check_latest_checkpoint(view: JournalView, store: Store) -> None:
-    """Check that the latest checkpoint of a continued run exists. Raises `IntegrityError`."""
+    """Check that the latest checkpoint in the journal of a continued run exists in `store`.
+
+    `store` is rooted at the run's directory. Does nothing if the run has no checkpoint. Raises
+    `IntegrityError` if files are missing or have another size; their content is not read.
+    """
     if view.latest_checkpoint is not None:
         check_present(store, view.latest_checkpoint.name)
 

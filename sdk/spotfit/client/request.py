@@ -39,7 +39,7 @@ from spotfit.provision.profile import non_default_options, provisioner_from_prof
 
 @dataclass(frozen=True)
 class FitRequest:
-    """All arguments of one call of `fit()`, before the preflight checks."""
+    """All arguments of one call of `fit()` or `submit()`, before the preflight checks."""
 
     fn: Callable[..., Any]
     config: dict[str, Any] | None
@@ -54,18 +54,21 @@ class FitRequest:
     validation: ValidationConfig | None = None
 
     def resolve_provisioner(self) -> tuple[str, dict[str, Any]]:
-        """Return provisioner name and options, merged with environment and `spotfit.toml`.
+        """Return provisioner name and options, such as ("aws_batch", {"queues": ("spot",)}).
 
-        See `provision.profile`. Raises `ConfigError` for invalid values.
+        The options are the non-default ones, merged from the call, environment variables and
+        `spotfit.toml`; reads these files. Raises `ConfigError` for invalid values or an unknown
+        provisioner.
         """
         name, options = self.select_provisioner()
         return name, resolve_options(name, options)
 
     def select_provisioner(self) -> tuple[str, dict[str, Any]]:
-        """Return name and explicit options of the provisioner= argument or its default.
+        """Return name and explicit options of the trainer's `provisioner` or of its default.
 
-        A string may contain options as a query: 'local?nodes=2'. Of an options object, fields with
-        non-default values count. Raises `ConfigError` for other values.
+        A string may contain options as a query: 'local?nodes=2'. Of an options object, only fields
+        with non-default values are returned. The name is not looked up. Raises `ConfigError` for a
+        value that is neither.
         """
         value = default_provisioner() if self.provisioner is None else self.provisioner
         if isinstance(value, str):
@@ -83,7 +86,12 @@ class FitRequest:
     def build_spec(
         self, *, run_id: RunId, name: str, storage_url: str, code_bundle: dict[str, Any]
     ) -> RunSpec:
-        """Return the `RunSpec` of this request, which is written to the journal."""
+        """Return the `RunSpec` of this request, which `fit()` writes to the journal.
+
+        `name` is the run's name, `storage_url` the run's directory, and `code_bundle` a
+        `CodeBundleRef` as plain data. Reads environment variables and `spotfit.toml` of this
+        process. Raises `ConfigError` for invalid settings.
+        """
         provisioner, options = self.resolve_provisioner()
         hooks = backend_hooks_class(self.backend_config)
         failure, checkpoint = self.run.failure_config, self.run.checkpoint_config
@@ -126,7 +134,8 @@ class FitRequest:
     def fingerprint(self) -> str:
         """Return a hash of function code, configuration, scaling, framework and validation.
 
-        It is equal if the unchanged script runs again, also in another process.
+        It is equal if the unchanged script runs again, also in another process: `fit()` recognizes
+        by it that an active run is the same. 32 hexadecimal digits; not for authentication.
         """
         # Provisioner, storage, failure limits and callbacks are left out: they do not change what
         # the function computes.
@@ -154,7 +163,11 @@ class FitRequest:
 
 
 def default_provisioner() -> str:
-    """Return the provisioner of SPOTFIT_PROVISIONER, else of the profile, else 'local'."""
+    """Return the provisioner for trainers without one, such as "local" or "local?nodes=2".
+
+    SPOTFIT_PROVISIONER, else `provisioner` in `spotfit.toml`, else "local". Raises `ConfigError` if
+    the file cannot be read.
+    """
     return env.read(env.PROVISIONER) or provisioner_from_profile() or "local"
 
 
@@ -188,7 +201,9 @@ def _hang_detection_config() -> HangDetectionConfig:
 def parse_provisioner(text: str) -> tuple[str, dict[str, Any]]:
     """Return name and options of 'local?nodes=2' or 'sim://aws_batch?seed=1'.
 
-    Option values are parsed as JSON if possible. Raises `ConfigError` for an empty name.
+    The results are ("local", {"nodes": 2}) and ("sim", {"seed": 1, "cloud": "aws_batch"}). Option
+    values are parsed as JSON if possible, else kept as text. Raises `ConfigError` for an empty
+    name.
     """
     address, _, query = text.partition("?")
     name, _, cloud = address.partition("://")
@@ -219,13 +234,13 @@ ContextFactory = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class NestedContexts:
-    """Combines context factories; the first is the outermost. It is pickled to the workers."""
+    """Combines context factories into one, the first outermost. It is pickled to the workers."""
 
     factories: tuple[ContextFactory, ...]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Enter all contexts in order; exit them in reverse order."""
+        """Enter all contexts in order; exit them in reverse order, also after an exception."""
         with ExitStack() as stack:
             # The stack exits what it has entered also if a later factory raises.
             for factory in self.factories:
@@ -236,9 +251,10 @@ class NestedContexts:
 def nest_train_contexts(
     outermost: ContextFactory, callbacks: Sequence[UserCallback]
 ) -> ContextFactory:
-    """Return a factory of the backend's context with the context of each callback inside.
+    """Return one factory of the context in which each worker calls the training function.
 
-    Returns `nullcontext` if there is none.
+    `outermost` is the backend's; inside are the contexts of `callbacks` that define one, in order.
+    Returns `nullcontext` if there is none: `outermost` is then `nullcontext`, too.
     """
     factories = [outermost] if outermost is not nullcontext else []
     factories += [
@@ -249,9 +265,10 @@ def nest_train_contexts(
 
 
 def load_callbacks_from_env() -> list[UserCallback]:
-    """Return an instance of every class in SPOTFIT_CALLBACKS.
+    """Return a new instance of every class in SPOTFIT_CALLBACKS; an empty list if it is unset.
 
-    Raises `ConfigError` for a class that cannot be imported or instantiated, or `ConfigErrors`.
+    Classes are named as `package.module.Class`; their modules are imported. Raises `ConfigError`
+    for a class that cannot be imported or instantiated, `ConfigErrors` for several.
     """
     errors = ErrorCollector()
     callbacks = [errors.check(partial(_create_callback, path)) for path in env.read(env.CALLBACKS)]

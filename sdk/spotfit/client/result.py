@@ -73,10 +73,11 @@ _PICKLE_TIMEOUT_S, _PICKLE_POLL_PAUSE_S = 12.0, 0.05
 def build_run_error(
     ended: FitEnded, store: Store, key: RunKey | None, *, clock: Clock | None = None
 ) -> SpotfitError:
-    """Return the exception for a failed or cancelled run.
+    """Return (not raise) the exception that `fit()` raises for a failed or cancelled run.
 
-    With the run's `key`, it contains the original exceptions of workers, callbacks and hooks;
-    without, their text.
+    `store` is rooted at the run's directory. With the run's `key`, the exception contains the
+    original exceptions of workers, callbacks and hooks, which are read from the store, waiting up
+    to 12 s for an upload; without, their text. `clock` is for tests.
     """
     clock = clock or SystemClock()
     if ended.outcome == "cancelled":
@@ -115,7 +116,11 @@ def build_run_error(
 
 
 def format_worker_failures(failures: Sequence[RankFailure]) -> str:
-    """Return all tracebacks as text; equal ones appear once, with the list of their ranks."""
+    """Return the tracebacks of failed ranks as one text for the exception message.
+
+    Tracebacks that differ only in numbers appear once, with the list of their ranks; long ones are
+    shortened in the middle.
+    """
     groups: dict[str, list[RankFailure]] = {}
     for failure in failures:
         # Numbers such as ranks, devices and addresses differ between otherwise equal tracebacks.
@@ -244,7 +249,7 @@ class Result:
         """The file system in which `path` is valid.
 
         It is the storage_filesystem= of the run, else a pyarrow file system, or a spotfit store if
-        pyarrow is not installed.
+        pyarrow is not installed or has none for the storage. In local mode, that of the local disk.
         """
         return self._filesystem or pyarrow_filesystem_or_store(open_store("/"))
 
@@ -259,8 +264,11 @@ class Result:
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
         """Read the result of a run from its directory: a path, a URL, or a path in the filesystem.
 
-        `return_value` is not restored. Raises `ResultNotFoundError`, a RuntimeError, if there is
-        no run or it reported nothing, and `IntegrityError` if a checkpoint is missing.
+        The directory is `<storage_path>/<name>`; with `storage_filesystem`, a pyarrow or fsspec
+        file system, `path` belongs to it. The run may still be active. `return_value` is not
+        restored; `error` is the failure of the run, not raised. Raises `ResultNotFoundError`, a
+        RuntimeError, if there is no run or it reported nothing, and `IntegrityError` if a
+        checkpoint is missing.
         """
         text, location = os.fspath(path).rstrip("/"), None
         if storage_filesystem is None:
@@ -281,8 +289,9 @@ class Result:
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
         """Return the checkpoint with the highest ("max") or lowest ("min") value of `metric`.
 
-        'a/b' selects a nested metric. Checkpoints without the metric are ignored, and NaN is the
-        worst value. Raises `ResultNotFoundError` if no checkpoint has the metric.
+        Considers `best_checkpoints`. 'a/b' selects a nested metric. Checkpoints without the metric
+        are ignored, and NaN is the worst value. Raises `ResultNotFoundError` if no checkpoint has
+        the metric, and `ConfigError` for another `mode` or a metric that is not a number.
         """
         if mode not in ("max", "min"):
             raise ConfigError(
@@ -327,11 +336,12 @@ def build_result(
     error: Exception | None = None,
     include_latest: bool = False,
 ) -> Result:
-    """Return the result of the run with this view, whose directory is `store`.
+    """Return the `Result` of the run whose journal was read as `view`.
 
-    `filesystem_location` is the same directory in the user's file system, if there is one.
-    `best_checkpoints` holds at most num_to_keep checkpoints; with `include_latest` also the latest
-    one, which is stored even if it is not among the best.
+    `store` is rooted at the run's directory, and `filesystem_location` is the same directory in the
+    user's storage_filesystem=; None without one. `best_checkpoints` holds at most num_to_keep
+    checkpoints; with `include_latest` also the latest one, which is stored even if it is not among
+    the best. `error` is kept in the result, not raised. Opens only the latest checkpoint.
     """
     retention = view.spec.retention if isinstance(view, View) else RetentionConfig()
     # A checkpoint directory that the user has overwritten has several journal entries (decision

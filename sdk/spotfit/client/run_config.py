@@ -98,7 +98,10 @@ class RunConfig:
 
     @property
     def storage_context(self) -> StorageContext:
-        """The storage of this run, as in Ray Train. For developers of integrations."""
+        """The storage of this run, as in Ray Train. For developers of integrations.
+
+        Opens storage_path at each access. Raises `ConfigError` if it is invalid.
+        """
         # Imported on use, like the stores below: `import spotfit` imports this module and is cheap.
         from spotfit.worker.training_api import StorageContext
 
@@ -109,7 +112,8 @@ class RunConfig:
 def open_run_storage(run: RunConfig) -> Store:
     """Open the store at storage_path, which contains one directory per run.
 
-    Raises `ConfigError` for an invalid path or file system.
+    With storage_filesystem, storage_path is a path in it. Raises `ConfigError` for an invalid path
+    or file system.
     """
     from spotfit.store.factory import open_store
     from spotfit.store.filesystem import open_filesystem_store
@@ -121,7 +125,7 @@ def open_run_storage(run: RunConfig) -> Store:
 
 
 def resolve_filesystem_location(run: RunConfig) -> StorageLocation | None:
-    """Return the run's directory in storage_filesystem, or None if that is not set."""
+    """Return the run's directory in storage_filesystem; None if that is not set. Does no I/O."""
     if run.storage_filesystem is None:
         return None
     assert run.storage_path is not None
@@ -134,9 +138,10 @@ def resolve_filesystem_location(run: RunConfig) -> StorageLocation | None:
 def check_config_type(
     name: str, value: Any, expected_type: type[Any], *, module: str = "spotfit"
 ) -> Any:
-    """Return `value`, or a default `expected_type()` for None.
+    """Return `value` if it is an `expected_type`, or a default `expected_type()` for None.
 
-    Raises `ConfigError` if the value has another type.
+    `name` is the trainer's argument, such as "scaling_config", and `module` the module that exports
+    the type; both are used in the error. Raises `ConfigError` if the value has another type.
     """
     if value is None:
         return expected_type()
@@ -150,9 +155,10 @@ def check_config_type(
 
 
 def qualified_type_name(value: Any) -> str:
-    """Return the class name of `value` with its module, except for built-in types.
+    """Return the class name of `value` with its module, such as "ray.train.ScalingConfig".
 
-    The module distinguishes classes of Ray from ours, which have the same names.
+    For error messages; without the module for built-in types. The module distinguishes classes of
+    Ray from ours, which have the same names.
     """
     cls = type(value)
     return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"

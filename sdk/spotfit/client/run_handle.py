@@ -62,7 +62,7 @@ _CANCEL_RETRY_PAUSE_S = 0.2
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A summary of a run's current state."""
+    """A summary of a run's state at the time of `RunHandle.status()`."""
 
     name: str
     state: str
@@ -82,7 +82,7 @@ class RunStatus:
 
 
 class RunHandle:
-    """Handle of a run. The run does not depend on it.
+    """Handle of a run in any process that can read its storage. The run does not depend on it.
 
     While the handle waits, it also supervises the run: if all machines are lost at once, it
     requests new ones. That requires the run's secret key, which is stored on the machine that
@@ -118,11 +118,15 @@ class RunHandle:
 
     @property
     def url(self) -> str:
-        """URL of the run's directory, for `spotfit.attach(url)`."""
+        """URL of the run's directory, such as "s3://bucket/my-run", for `spotfit.attach(url)`."""
         return self._ledger.store.url
 
     def status(self) -> RunStatus:
-        """Return the current state of the run."""
+        """Read the journal and return the current state of the run.
+
+        If a thread of this handle supervises the run, its last read is used. Raises `StoreError` or
+        `JournalError` if the journal cannot be read.
+        """
         # A supervisor thread keeps the ledger up to date, and the ledger is not thread-safe.
         if self._supervisor is None:
             self._ledger.catch_up()
@@ -149,7 +153,8 @@ class RunHandle:
     def cancel(self, reason: str = "cancel() was called") -> None:
         """Request the end of the run and the release of its machines.
 
-        Returns before that has happened. Idempotent, also after the end of the run.
+        Appends the request to the journal and returns before the leader has carried it out.
+        Idempotent, also after the end of the run. `reason` is shown to users. Raises `StoreError`.
         """
         ledger = self._ledger.clone()  # the supervisor thread may be using the handle's ledger
         # `append` fails if another process appended first; the next iteration reads its entry.
@@ -158,7 +163,11 @@ class RunHandle:
                 self._clock.wait(_CANCEL_RETRY_PAUSE_S)
 
     def logs(self) -> Iterator[str]:
-        """Yield all output of the workers so far, each line prefixed with its rank."""
+        """Yield the stored output of all workers of all rounds so far, agent by agent.
+
+        Each line is prefixed with its source, such as "(rank 0) " or "(sidecar) ". Does not wait
+        for further output. Raises `StoreError` during iteration.
+        """
         # Agents that joined, not only those of the last round: earlier ones left output as well.
         tailer = WorkerLogTailer(self._ledger.store)
         for member in self._ledger.list_members():
@@ -170,15 +179,19 @@ class RunHandle:
         """Yield the console output of machines outside of workers, as stored by their backend.
 
         `machine` is the name in the journal's events ('t-…/0'), its number in the order in which
-        machines were granted, or 'all'. Clouds return a line after some seconds, and delete output
-        after some time. Raises `ConfigError` for an unknown machine.
+        machines were granted, from 0, or 'all'. At most the last `max_lines` lines of each start of
+        a machine, prefixed with its name. Clouds return a line after some seconds, and delete
+        output after some time. Raises `ConfigError` for an unknown machine, at the first iteration;
+        a backend that fails yields a line with its error.
         """
         return read_machine_output(self._ledger.store, machine, max_lines=max_lines)
 
     def result(self, timeout_s: float | None = None) -> Result:
-        """Wait for the end of the run and return its result.
+        """Wait for the end of the run and return its result; supervises the run meanwhile.
 
-        Raises the exceptions of `fit()`, or `TimeoutError` after `timeout_s`.
+        With the run's key it also waits up to 2 minutes for the release of the machines. Raises
+        `TimeoutError` if the run has not ended after `timeout_s` seconds (None: no limit), and what
+        `final_result` raises.
         """
         if self._supervisor is not None:
             self._supervisor.join(timeout_s)
@@ -194,7 +207,12 @@ class RunHandle:
         return self.final_result()
 
     def final_result(self) -> Result:
-        """Return the result of a run that has ended. Raises the exceptions of `fit()`."""
+        """Return the result of a run whose end this handle has seen; for use after `watch()`.
+
+        Raises `TrainingFailedError` or a subclass such as `PreemptionError` if the run failed,
+        `RunCancelledError` if it was cancelled, and `StoreError`. The return value of the training
+        function is None, with a warning, if this machine does not have the run's key.
+        """
         ended, view = self._fit_end, self._final_view
         assert ended is not None
         assert view is not None
@@ -221,11 +239,15 @@ class RunHandle:
     # --- waiting -----------------------------------------------------------------------------
 
     def wait_for_release(self) -> None:
-        """Wait briefly for the release of the machines of a cancelled run."""
+        """Wait up to 10 seconds for the end of a cancelled run and the release of its machines."""
         self._poll_until_ended(_CANCEL_RELEASE_WAIT_S)
 
     def supervise_in_background(self) -> None:
-        """Supervise the run in a daemon thread until it ends or this process exits."""
+        """Supervise the run in a daemon thread until it ends or this process exits.
+
+        Returns at once. An error that ends the thread is raised by `result()` and `watch()`. Call
+        it once.
+        """
 
         def supervise() -> None:
             try:
@@ -240,9 +262,10 @@ class RunHandle:
         self._supervisor.start()
 
     def watch(self) -> None:
-        """Wait for the end of the run, printing worker output and logging journal events.
+        """Block until the end of the run, printing worker output and logging journal events.
 
-        The run is supervised in a thread: a store that hangs must not block Ctrl-C.
+        The run is supervised in a thread: a store that hangs must not block Ctrl-C. Ctrl-C ends the
+        wait, not the run. Raises errors of the supervision, but not the failure of the run.
         """
         log.use_default_handler()
         self.show_output = True
@@ -286,9 +309,11 @@ class RunHandle:
             self._clock.wait(0.02)
 
     def supervise_once(self) -> float | None:
-        """Advance the run once; return when to do so again, or None after its end.
+        """Read the journal and, with the run's key, do what is due; return when to call it again.
 
-        For a new run it requests machines before it returns.
+        That is monotonic time in seconds, as of `SystemClock.now()`; None after the end of the run,
+        when its machines are released. For a new run it requests machines before it returns. A
+        `StoreError` is only logged, and the next call is due in 1 s.
         """
         now = self._clock.now()
         wake = None
@@ -333,7 +358,11 @@ class RunHandle:
     # --- the journal -------------------------------------------------------------------------
 
     def load_view(self, view: View) -> None:
-        """Initialise the handle from a view that was read before the handle existed."""
+        """Initialise this handle from a view of the run that was read before the handle existed.
+
+        Called once, by `attach()` and by `fit()` for an active run. It selects the workers whose
+        output `watch()` prints.
+        """
         self._fit_end, self._final_view = view.fit_end, view if view.fit_end else None
         self._ended_at = self._clock.now()
         # Also after the end of the run, so that `follow` prints the output of its last round.
@@ -369,8 +398,10 @@ class RunHandle:
 
 
 def attach(url: str | Path) -> RunHandle:
-    """Return a handle of the run at `<storage_path>/<name>`, from any process or machine.
+    """Return a handle of the run at `url`, `<storage_path>/<name>`, from any process or machine.
 
+    `url` is a directory or a URL such as "s3://bucket/prefix/my-run". Reads the journal; starts no
+    thread. The handle can supervise the run if its key is on this machine or in SPOTFIT_RUN_SECRET.
     Raises `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
     """
     log.use_default_handler()
@@ -382,9 +413,10 @@ def attach(url: str | Path) -> RunHandle:
 
 
 def open_ledger(url: str | Path) -> Ledger:
-    """Return the ledger of the run at `<storage_path>/<name>`, with its journal read to the end.
+    """Return the ledger of the run at `url`, with its journal read to the end.
 
-    Raises `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
+    `url` is `<storage_path>/<name>`, such as "s3://bucket/prefix/my-run". Raises
+    `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
     """
     # The id is replaced below: it is read from the journal.
     ledger = create_driver_ledger(open_store(url, setting="The URL of the run"), RunId(""))
@@ -397,16 +429,21 @@ def open_ledger(url: str | Path) -> Ledger:
 
 
 def create_driver_ledger(store: Store, run_id: RunId) -> Ledger:
-    """Return a ledger without entries; those that it appends have a new author "d…", a driver."""
+    """Return a ledger of the run at `store`, with nothing read yet; does no I/O.
+
+    Entries that it appends have a new author "d…" (driver). `store` is rooted at the run's
+    directory.
+    """
     return Ledger(store, run_id, AgentId(f"d{system.new_agent_id()}"), wall_ms=system.wall_ms)
 
 
 def attach_headless_leader(
     handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
 ) -> RunHandle:
-    """Give the handle a headless leader if the run's key is available; return the handle.
+    """Let the handle supervise the run and decrypt its results with `key`; return the handle.
 
-    If the provisioner cannot be opened here, the handle only observes the run, with a warning.
+    Without a key, or, with a warning, if the provisioner in `spec` cannot be opened here, the
+    handle only observes the run. Changes the handle in place; starts no thread.
     """
     if key is None:
         return handle
@@ -436,11 +473,12 @@ def attach_headless_leader(
 
 
 def supervise_run(url: str | Path, *, duration_s: float) -> str:
-    """Supervise the run for up to `duration_s`; return its state in a sentence.
+    """Supervise the run for up to `duration_s` seconds; return its state in a sentence.
 
-    If all machines of an active run are lost, it requests new ones; if the run has ended, it
-    releases remaining machines. Raises `ConfigError` if the run's key is not on this machine:
-    machines that it requested could not authenticate.
+    For `spotfit sweep` in a cron job. If all machines of an active run are lost, it requests new
+    ones; if the run has ended, it releases remaining machines and returns early. `url` as in
+    `attach`. Raises `ConfigError` if the run's key is not on this machine: machines that it
+    requested could not authenticate. Raises `RunNotFoundError` and `StoreError`.
     """
     handle = attach(url)
     if handle.headless_leader is None:

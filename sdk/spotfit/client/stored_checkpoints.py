@@ -39,7 +39,7 @@ class CheckpointContent(NamedTuple):
 
 
 class CheckpointInfo(NamedTuple):
-    """A stored checkpoint of a run."""
+    """A stored checkpoint of a run, for `spotfit checkpoints`."""
 
     name: str
     size_bytes: int
@@ -55,7 +55,11 @@ class CheckpointInfo(NamedTuple):
 
 
 def list_checkpoints(url: str) -> list[CheckpointInfo]:
-    """Return the stored checkpoints of a run, oldest first, from its journal."""
+    """Return the stored checkpoints of a run, oldest first, from its journal.
+
+    `url` is the run's directory, `<storage_path>/<name>`. An empty list if it has none. `content`
+    is normally not read. Raises `RunNotFoundError`, `JournalError` or `StoreError`.
+    """
     ledger = open_ledger(url)
     return [
         # Journal entries of early versions lack the step; then the checkpoint itself is read.
@@ -65,17 +69,23 @@ def list_checkpoints(url: str) -> list[CheckpointInfo]:
 
 
 def describe_checkpoint(url: str, name: str) -> CheckpointInfo:
-    """Return a checkpoint with its content; the latest one for ''. Raises `NotFoundError`."""
+    """Return the stored checkpoint `name` with its content; the latest one for ''.
+
+    `url` is the run's directory, `<storage_path>/<name>`. For a corrupt checkpoint the result has a
+    `read_error`. Raises `NotFoundError` if there is no such checkpoint, and `RunNotFoundError`.
+    """
     ledger = open_ledger(url)
     return _inspect(ledger.store, _find_checkpoint(ledger, name))
 
 
 def export_checkpoint(url: str, name: str, path: Path, *, full_state: bool = False) -> str:
-    """Write the model of a checkpoint, the latest for '', to one file; return its name.
+    """Write the model of a checkpoint to one file; return the checkpoint's name.
 
-    The suffix selects the format: `.safetensors`, or `.pt` (needs torch), which with `full_state`
-    also contains the optimizer and all other state. Raises `ConfigError`, also for a checkpoint
-    that was not saved by a Checkpointer, and `NotFoundError`.
+    `url` is the run's directory, `name` the checkpoint or '' for the latest, `path` the file, which
+    is replaced if it exists. Its suffix selects the format: `.safetensors`, or `.pt` (needs torch),
+    which with `full_state` also contains the optimizer and all other state. Raises `ConfigError`
+    for an invalid path and for a checkpoint that was not saved by a Checkpointer, `NotFoundError`
+    and `RunNotFoundError`, and `IntegrityError` if it is corrupt.
     """
     # Before the journal is read, which may take seconds.
     _check_target(path, full_state=full_state)
@@ -93,10 +103,12 @@ def export_checkpoint(url: str, name: str, path: Path, *, full_state: bool = Fal
 
 
 def write_checkpoint_file(saved: SavedState, path: Path, *, full_state: bool) -> None:
-    """Write a snapshot to one file in the format that the suffix selects.
+    """Write a snapshot to one file in the format that the suffix of `path` selects.
 
-    Raises `ConfigError` for an invalid or unwritable path, and `IntegrityError` for a corrupt
-    snapshot.
+    `.safetensors`, or `.pt`, `.pth` or `.bin` for the format of `torch.save`, which with
+    `full_state` also contains the optimizer and all other state. Parent directories are created.
+    Raises `ConfigError` for an invalid or unwritable path, or `full_state` with safetensors;
+    `MissingExtraError` without torch; and `IntegrityError` for a corrupt snapshot.
     """
     _check_target(path, full_state=full_state)
     try:
@@ -116,9 +128,10 @@ def write_checkpoint_file(saved: SavedState, path: Path, *, full_state: bool) ->
 
 
 def remove_checkpoint(url: str, name: str) -> str:
-    """Delete a checkpoint of a run that has ended; return its name.
+    """Delete a checkpoint of a run that has ended, from journal and storage; return its name.
 
-    Raises `ConfigError` if the name is empty or the run is active, and `NotFoundError`.
+    `url` is the run's directory, `<storage_path>/<name>`. Raises `ConfigError` if `name` is empty
+    or the run is active, `NotFoundError` if there is no such checkpoint, and `RunNotFoundError`.
     """
     ledger = open_ledger(url)
     # Unlike elsewhere, '' does not mean the latest: a forgotten argument must not delete it.

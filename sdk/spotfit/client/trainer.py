@@ -87,10 +87,13 @@ class DataParallelTrainer:
         self.provisioner = provisioner
 
     def fit(self) -> Result:
-        """Train to the end and return the result.
+        """Train to the end and return the result. Blocks, and prints the output of the workers.
 
-        Raises `ConfigError`, `ShippingError` or `StoreError` before any machine is requested,
-        `TrainingFailedError` if training fails, and `RunCancelledError` if the run is cancelled.
+        A run with the same name and storage_path is continued, or followed if it is active. Raises
+        `ConfigError`, `ShippingError`, `StoreError` or `RunActiveError` before any machine is
+        requested, `TrainingFailedError` if training fails, and `RunCancelledError` if another
+        process cancels the run. Ctrl-C cancels it and raises KeyboardInterrupt. With num_workers=0
+        the function is called in this process, and its exceptions propagate unchanged.
         """
         if self.scaling_config.num_workers == 0:
             return self._fit_locally()
@@ -105,7 +108,8 @@ class DataParallelTrainer:
     def submit(self) -> RunHandle:
         """Start training and return a handle without waiting. This process may exit afterwards.
 
-        Raises the errors that `fit()` raises before machines are requested.
+        Requests the first machines before it returns. Raises the errors that `fit()` raises before
+        machines are requested, and `ConfigError` with num_workers=0.
         """
         if self.scaling_config.num_workers == 0:
             raise ConfigError(
@@ -123,7 +127,7 @@ class DataParallelTrainer:
 
     @classmethod
     def restore(cls, *_args: Any, **_kwargs: Any) -> Any:
-        """Removed, as in Ray Train V2. Raises `DeprecationWarning`."""
+        """Removed, as in Ray Train V2: `fit()` continues a run. Raises `DeprecationWarning`."""
         raise DeprecationWarning(
             "restore() is no longer supported. Instead, call fit() with the same name and "
             "storage_path, which continues the run from its latest checkpoint."
@@ -131,7 +135,7 @@ class DataParallelTrainer:
 
     @classmethod
     def can_restore(cls, *_args: Any, **_kwargs: Any) -> bool:
-        """Removed, as in Ray Train V2. Raises `DeprecationWarning`."""
+        """Removed, as in Ray Train V2: `fit()` continues a run. Raises `DeprecationWarning`."""
         raise DeprecationWarning(
             "can_restore() is no longer supported. Instead, call fit() with the same name and "
             "storage_path, which continues the run if there is one."

@@ -54,7 +54,7 @@ _ALWAYS_IGNORED = (
 
 
 class CodeArchive(NamedTuple):
-    """An archive, its digest, and the files that it was built from."""
+    """An archive (tar.gz) of the user's code, its digest, and the files that it was built from."""
 
     sha256: str
     body: bytes
@@ -63,7 +63,11 @@ class CodeArchive(NamedTuple):
     file_names: frozenset[str]
 
     def contains_module(self, module: ModuleType) -> bool:
-        """Return whether `module` can be imported under its name from the unpacked archive."""
+        """Whether `module` can be imported under its name from the unpacked archive.
+
+        `upload_code_bundle` pickles the functions and classes of other modules of the project by
+        value.
+        """
         file = Path(module.__dict__.get("__file__") or "")
         module_path = module.__name__.replace(".", "/")
         if not file.is_relative_to(self.root):
@@ -78,9 +82,10 @@ class CodeArchive(NamedTuple):
 def archive_directory(folder: Path, *, limit_bytes: int = MAX_ARCHIVE_BYTES) -> CodeArchive:
     """Archive all files below `folder` that .gitignore and .spotfitignore files do not exclude.
 
-    A .spotfitignore has the syntax of a .gitignore and takes precedence over it: `!data/` includes
-    files that git ignores. Raises `ShippingError` if there are no files, or more than
-    `limit_bytes`.
+    For `working_dir` of `worker_runtime_env`. A .spotfitignore has the syntax of a .gitignore and
+    takes precedence over it: `!data/` includes files that git ignores. The archive is held in
+    memory; equal files give an equal digest. Raises `ShippingError` if there are no files, more
+    than `limit_bytes` of them (uncompressed), or one that cannot be read.
     """
     top = Path(os.path.abspath(folder))  # noqa: PTH100 - symbolic links must not be resolved
     return _build_archive(
@@ -91,7 +96,9 @@ def archive_directory(folder: Path, *, limit_bytes: int = MAX_ARCHIVE_BYTES) -> 
 def archive_module(path: Path, *, limit_bytes: int = MAX_ARCHIVE_BYTES) -> CodeArchive:
     """Archive a package directory or a module file, importable under its own name.
 
-    Raises `ShippingError` as `archive_directory` does.
+    For `py_modules` of `worker_runtime_env`: `src/mypkg` gives entries such as `mypkg/__init__.py`.
+    `path` must exist. Ignore files in a directory apply, and `ShippingError` is raised, as in
+    `archive_directory`.
     """
     source = Path(os.path.abspath(path))  # noqa: PTH100 - symbolic links must not be resolved
     if source.is_dir():
@@ -223,15 +230,20 @@ def _unreadable_error(path: Path, error: OSError) -> ShippingError:
 
 
 def archive_key(sha256: str) -> str:
-    """Return the key of a code archive, relative to the run's root."""
+    """Return the object key of a code archive, relative to the root of the run's store.
+
+    For example `".spotfit/code/<sha256>.tar.gz"`. `sha256` is the digest of the archive in hex.
+    """
     return f".spotfit/code/{sha256}.tar.gz"
 
 
 def ensure_unpacked(sha256: str, *, store: Store, directory: Path) -> Path:
-    """Return the directory with the archive's files; download and unpack them if it is missing.
+    """Return the directory of the archive's files; download and unpack them if it is missing.
 
-    Safe to call from several processes at once: the directory is created atomically. Raises
-    `IntegrityError` if the archive does not match its digest, or contains unsafe paths.
+    The result is `directory/<sha256>`. Called on nodes, with the run's store. Safe to call from
+    several processes at once: the directory is created atomically. Raises `IntegrityError` if the
+    archive does not match its digest or contains unsafe paths, `NotFoundError` or another
+    `StoreError` if it cannot be downloaded.
     """
     target = directory / sha256
     if not target.is_dir():
@@ -240,7 +252,12 @@ def ensure_unpacked(sha256: str, *, store: Store, directory: Path) -> Path:
 
 
 def unpack_archive(body: bytes, sha256: str, *, target: Path) -> None:
-    """Verify the archive and unpack it to `target` atomically. No error if `target` exists."""
+    """Verify the archive `body` against its digest and unpack it to directory `target`, atomically.
+
+    No error if `target` exists and is not empty: it is left unchanged. Raises `IntegrityError` if
+    the digest differs, the archive is damaged, or an entry is not a regular file below `target`;
+    `OSError` if the disk cannot be written.
+    """
     if hashlib.sha256(body).hexdigest() != sha256:
         raise _untrusted_archive_error(sha256, "its content does not match its digest")
     target.parent.mkdir(parents=True, exist_ok=True)

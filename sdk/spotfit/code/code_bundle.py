@@ -62,9 +62,11 @@ class CodeBundleRef(msgspec.Struct, frozen=True):
     """A digest for each user module of which code is pickled by value."""
 
     def list_changes(self, current: CodeFingerprint) -> tuple[str, ...]:
-        """Return which parts of the user's code differ from this bundle.
+        """Return which parts of the user's code differ between this bundle and `current`.
 
-        Modules are not compared if the reference has no module digests.
+        `fit()` calls it before it follows an active run. The result has names for a message, such
+        as `("the script itself", "mypkg.model", "the files of working_dir or py_modules")`, and is
+        empty if the code is equal. Modules are not compared if the reference has no module digests.
         """
         # Of both: a module that was added or removed is a change as well.
         modules = {*self.module_digests, *current.module_digests} if self.module_digests else set()
@@ -96,7 +98,10 @@ class LoadedFunction(NamedTuple):
     """Creates the context manager in which the function is called."""
 
     def call(self) -> Any:
-        """Call the function, with the config if it takes one, and return its result."""
+        """Call the training function, with the config if it takes one, and return its result.
+
+        Runs within `context`. Exceptions of the function are passed on.
+        """
         with self.context():
             return self.fn(self.config) if self.takes_config else self.fn()
 
@@ -111,9 +116,10 @@ class CodeBundlePayload(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, envelope: bytes, *, key: RunKey) -> Self:
-        """Decrypt and authenticate `envelope` without unpickling anything.
+        """Decrypt and authenticate `envelope` with the run key, without unpickling anything.
 
-        Raises `IntegrityError` if it was modified, `ShippingError` if its format is unknown.
+        `envelope` is the result of `fetch_code_bundle`. Raises `IntegrityError` if it was modified
+        or belongs to another run, `ShippingError` if another version of spotfit has packed it.
         """
         body = key.open(envelope, purpose=_PURPOSE)
         try:
@@ -126,7 +132,11 @@ class CodeBundlePayload(msgspec.Struct, frozen=True):
             ) from error
 
     def load_function(self) -> LoadedFunction:
-        """Load the function and its config. Raises `ShippingError` if they cannot be loaded."""
+        """Unpickle the training function, its config and its context, which runs code of the user.
+
+        Each call loads new objects. Raises `ShippingError` if they cannot be loaded on this
+        machine.
+        """
         fn, config = unpickle(self.function_pickle, description="training function")
         context = (
             self.load_object(TRAIN_FUNC_CONTEXT)
@@ -136,7 +146,11 @@ class CodeBundlePayload(msgspec.Struct, frozen=True):
         return LoadedFunction(fn=fn, takes_config=self.takes_config, config=config, context=context)
 
     def load_object(self, name: str) -> Any:
-        """Load the object packed as `name`. Raises `KeyError` or `ShippingError`."""
+        """Unpickle the object that `fit()` packed as `name`, for example `"callbacks"`.
+
+        Each call loads a new object. Raises `KeyError` if the bundle has no object of that name,
+        `ShippingError` if it cannot be loaded on this machine.
+        """
         return unpickle(self.object_pickles[name], description=name)
 
 
@@ -149,10 +163,12 @@ def upload_code_bundle(
     store: Store,
     objects: Mapping[str, Any] | None = None,
 ) -> CodeBundleRef:
-    """Upload the function, its environment and its code archives to the run's store. Idempotent.
+    """Upload the function, its config, environment and code archives to the run's store.
 
-    `objects` are pickled separately, so that each process loads only the objects that it needs.
-    Raises `ConfigError` or `ShippingError` before anything is uploaded.
+    Called by `fit()` for each new run. `objects`, by name, are pickled separately, so that each
+    process loads only those that it needs (`CodeBundlePayload.load_object`). Idempotent: what is
+    stored already is not replaced. Raises `ConfigError` or `ShippingError` before anything is
+    uploaded, and the `StoreError` of a failed upload. The result becomes part of the run's spec.
     """
     # First, because it rejects an unsuitable function before the directories are read.
     needs_config = takes_config(fn)
@@ -189,7 +205,9 @@ def compute_code_fingerprint(
 ) -> CodeFingerprint:
     """Return the digests of the code that `upload_code_bundle` would pack, without uploading.
 
-    Raises the same errors.
+    `fit()` compares it with the code of an active run of the same name. Reads the files of the
+    runtime environment and pickles all objects. Raises `ShippingError` as `upload_code_bundle`
+    does, but does not check the signature of `fn`.
     """
     code = _CodeArchives.from_runtime_env(runtime_env)
     pickles = _CodeBundlePickles.create(fn, config, objects, code=code)
@@ -197,7 +215,11 @@ def compute_code_fingerprint(
 
 
 def fetch_code_bundle(code_bundle: CodeBundleRef, *, store: Store) -> bytes:
-    """Download the encrypted payload. Raises `IntegrityError` if its digest does not match."""
+    """Download the encrypted payload, to be opened by `CodeBundlePayload.open`.
+
+    Called on machines, with the run's store. Raises `IntegrityError` if its digest does not match,
+    `NotFoundError` or another `StoreError` if it cannot be downloaded.
+    """
     envelope = download_bytes(store, payload_key(code_bundle.sha256))
     if _sha256(envelope) != code_bundle.sha256:
         raise IntegrityError(
@@ -210,9 +232,11 @@ def fetch_code_bundle(code_bundle: CodeBundleRef, *, store: Store) -> bytes:
 
 
 def check_environment(code_bundle: CodeBundleRef, env: PackagedRuntimeEnv) -> None:
-    """Compare the Python and package versions of this machine with those of the caller.
+    """Compare the Python and package versions of this machine with those of the caller of `fit()`.
 
-    Raises one `EnvironmentMismatchError` that names all differences.
+    Called by each agent before it installs `env`; packages in `env.pip` are not compared. Does
+    nothing if the reference has no environment. Raises one `EnvironmentMismatchError` that names
+    all differences that would prevent unpickling.
     """
     source = code_bundle.environment
     if source is None:  # the field is optional in the spec
@@ -232,7 +256,10 @@ def check_environment(code_bundle: CodeBundleRef, env: PackagedRuntimeEnv) -> No
 
 
 def payload_key(sha256: str) -> str:
-    """Return the key of the encrypted payload, relative to the run's root."""
+    """Return the object key of the encrypted payload, relative to the root of the run's store.
+
+    For example `".spotfit/fn/<sha256>.pkl"`. `sha256` is `CodeBundleRef.sha256`.
+    """
     return f".spotfit/fn/{sha256}.pkl"
 
 

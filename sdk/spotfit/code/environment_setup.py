@@ -56,10 +56,12 @@ def prepare_runtime_env(
 ) -> PreparedRuntimeEnv:
     """Download, unpack and install the environment below `scratch_dir`, a directory of this node.
 
-    Idempotent, and safe to call from several processes at once. Raises `IntegrityError` for a
-    modified archive, `ShippingError` for requirements that pip cannot satisfy, and
-    `InfrastructureError` or `OSError` for failures of the index, the network or the node, which
-    may be transient.
+    Returns what a process must apply; changes nothing in the calling one. Called on nodes, by
+    agents and by the processes that load the user's code. Idempotent, and safe to call from several
+    processes at once: one installs, the others wait. Blocks, for pip at most 30 minutes. Raises
+    `IntegrityError` for a modified archive, `ShippingError` for requirements that pip cannot
+    satisfy, `StoreError` if an archive cannot be downloaded, and `InfrastructureError` or `OSError`
+    for failures of the index, the network or the node, which may be transient.
     """
     code = scratch_dir / "code"
     cwd = ensure_unpacked(env.working_dir, store=store, directory=code) if env.working_dir else None
@@ -73,7 +75,10 @@ def prepare_runtime_env(
 
 
 def pip_install_command(python: str, requirements: Path) -> list[str]:
-    """Return the pip command for a requirements file; pip writes a complete log beside the file."""
+    """Return the pip command that installs a requirements file for the interpreter `python`.
+
+    Does not run it. pip writes its complete log to `pip.log` beside the file.
+    """
     quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
     log = ["--log", str(requirements.with_name(_PIP_LOG))]
     return [python, "-m", "pip", "install", *quiet, *log, "--requirement", str(requirements)]

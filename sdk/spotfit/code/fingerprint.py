@@ -15,7 +15,12 @@ _CONSTANTS = (bool, int, float, str, bytes, tuple, frozenset, type(None))
 
 
 def fingerprint_function(fn: Callable[..., Any]) -> str:
-    """Return the fingerprint of a function: name, bytecode, bound arguments, defaults, closure."""
+    """Return the fingerprint of a function: name, bytecode, bound arguments, defaults, closure.
+
+    Equal code gives an equal text in every process. `fit()` compares it to detect that a run of the
+    same name has another function. A callable without bytecode, such as a builtin or an object with
+    `__call__`, is identified by its name only.
+    """
     if isinstance(fn, functools.partial):
         bound_args = f"{stable_repr(fn.args)} {stable_repr(fn.keywords)}"
         # A partial has no code of its own.
@@ -35,9 +40,10 @@ def fingerprint_function(fn: Callable[..., Any]) -> str:
 
 
 def fingerprint_definition(definition: types.FunctionType | types.ModuleType | type) -> str:
-    """Return the fingerprint of a definition that is pickled by value.
+    """Return the fingerprint of a function, class or module that is pickled by value.
 
-    Includes the values of the constants that the definition uses.
+    Includes the values of the constants that it uses. Equal code gives an equal text in every
+    process.
     """
     if isinstance(definition, types.FunctionType):
         referenced = {
@@ -50,12 +56,16 @@ def fingerprint_definition(definition: types.FunctionType | types.ModuleType | t
 
 
 def combine_fingerprints(parts: Iterable[str]) -> str:
-    """Return one digest of several fingerprints, independent of their order."""
+    """Return one digest (16 hex digits) of several fingerprints, independent of their order."""
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:16]
 
 
 def stable_repr(value: Any) -> str:
-    """Return a text that is equal for equal plain data. Other objects are reduced to their type."""
+    """Return a text that is equal for equal plain data in every process.
+
+    Plain data are numbers, strings, bytes, None and containers of them. Other objects are reduced
+    to the name of their type, code objects to a hash.
+    """
     if isinstance(value, Mapping):
         return (
             "{"

@@ -78,7 +78,11 @@ class UnpicklablePart(NamedTuple):
 def find_unpicklable_part(
     value: Any, name: str, check_pickle: PickleCheck
 ) -> UnpicklablePart | None:
-    """Return the innermost part of `value` that cannot be pickled, or None if there is none."""
+    """Return the innermost part of `value` that cannot be pickled; None if `value` can be.
+
+    `name` labels `value` in the path of the result, for example `("train_loop_config",
+    "['lock']")`. `check_pickle` is called for `value` and many of its parts.
+    """
     if error := check_pickle(value):
         suspect = UnpicklablePart((name,), value, error)
         return _UnpicklableSearch(check_pickle).find_innermost(suspect)
@@ -88,13 +92,20 @@ def find_unpicklable_part(
 def largest_parts(
     value: Any, size: Callable[[Any], int], *, count: int = 3
 ) -> list[tuple[str, int]]:
-    """Return labels and sizes of the `count` largest direct parts, largest first."""
+    """Return label and size of the `count` largest direct parts of `value`, largest first.
+
+    `size` returns the size of a part in bytes; it is called for every direct part.
+    """
     sizes = [(label, size(part)) for label, part in iterate_parts(value)]
     return sorted(sizes, key=lambda item: -item[1])[:count]
 
 
 def iterate_parts(value: Any) -> Iterator[LabeledPart]:
-    """List the objects that a by-value pickle of `value` references directly."""
+    """Yield label and value of each object that a by-value pickle of `value` references directly.
+
+    Labels are for messages, such as `"closure variable 'model'"`, `"[3]"` or `".optimizer"`. Yields
+    nothing for objects without parts or that cannot be reduced.
+    """
     match value:
         case FunctionType():
             yield from _function_parts(value)
@@ -249,11 +260,12 @@ class PickledObject(NamedTuple):
 
 
 def takes_config(fn: Callable[..., Any]) -> bool:
-    """Return whether the function is called as `fn(config)` rather than `fn()`.
+    """Whether the training function is called as `fn(config)` rather than `fn()`.
 
     True if it has one required positional parameter, or `*args`. Parameters with a default are
-    ignored. Raises `ConfigError` for more required parameters, `ConfigTypeError` for an object
-    that is not callable.
+    ignored. Called by `fit()` before it starts a run. Raises `ConfigError` for more required
+    parameters or a required keyword, `ConfigTypeError` for an object that is not callable or has no
+    signature.
     """
     if not callable(fn):
         raise ConfigTypeError(
@@ -282,7 +294,10 @@ def takes_config(fn: Callable[..., Any]) -> bool:
 
 
 def function_name(fn: Any) -> str:
-    """Return the name of the function for messages."""
+    """Return the name of the function for messages; for a partial, that of the function it wraps.
+
+    Objects without `__name__` give the name of their class.
+    """
     fn = getattr(fn, "func", fn)  # a partial has the name of the function that it wraps
     return getattr(fn, "__name__", None) or type(fn).__name__
 
@@ -290,10 +305,12 @@ def function_name(fn: Any) -> str:
 def pickle_object(
     value: Any, *, labeled_parts: Mapping[str, Any], by_value_modules: Iterable[ModuleType]
 ) -> PickledObject:
-    """Pickle `value`, with `by_value_modules` by value; `labeled_parts` names its parts for errors.
+    """Pickle `value` with cloudpickle, code of `__main__` and of `by_value_modules` by value.
 
-    Raises `ShippingError` naming the path to a part that cannot be pickled, or the largest parts
-    if the pickle exceeds `MAX_PICKLE_BYTES`.
+    `labeled_parts` maps names such as `"train_loop_config"` to parts of `value`, for messages.
+    Warns (`UserWarning`) with the largest parts if the pickle exceeds 16 MiB. Raises
+    `ShippingError` naming the path to a part that cannot be pickled, or the largest parts if the
+    pickle exceeds 512 MiB (`MAX_PICKLE_BYTES`).
     """
     sink = io.BytesIO()
     pickler = _RecordingPickler(sink)
@@ -317,10 +334,10 @@ def pickle_object(
 
 
 def project_modules(*, roots: Iterable[str] | None = None) -> tuple[ModuleType, ...]:
-    """Return the loaded modules of the user's project.
+    """Return the loaded modules of the user's project, without `__main__`. Imports nothing.
 
-    Their files are below the script's directory or the working directory (or below `roots`), and
-    are neither installed packages nor part of Python or of spotfit.
+    Their files are below the script's directory or the working directory (or below `roots`,
+    absolute paths), and are neither installed packages nor part of Python or of spotfit.
     """
     if not roots:
         roots = set()
@@ -345,15 +362,22 @@ def project_modules(*, roots: Iterable[str] | None = None) -> tuple[ModuleType, 
 
 
 def load_sealed_pickle(envelope: bytes, key: RunKey, *, purpose: str) -> Any:
-    """Decrypt, authenticate and load an object that was sealed for `purpose`.
+    """Decrypt, authenticate and unpickle an object that `RunKey.seal` has sealed for `purpose`.
 
-    Raises `IntegrityError` before anything is unpickled, and `ShippingError` if loading fails.
+    For the results and exceptions that a run has stored; `purpose` is their object key. Raises
+    `IntegrityError` before anything is unpickled if the envelope was modified or has another
+    purpose, and `ShippingError` if loading fails.
     """
     return unpickle(key.open(envelope, purpose=purpose), description=purpose)
 
 
 def unpickle(body: bytes, *, description: str) -> Any:
-    """Load a pickle of authenticated bytes. Raises `ShippingError` if it cannot be loaded."""
+    """Load a pickle of authenticated bytes, which runs code of the user.
+
+    `description` names it in messages, for example `"training function"`. Raises `ShippingError` if
+    it cannot be loaded, with `details["module"]` if a module is missing, else with
+    `details["retryable"]`: whether another machine may be able to load it.
+    """
     try:
         return pickle.loads(body)  # noqa: S301 - authenticated by the caller
     except ModuleNotFoundError as missing:
@@ -499,7 +523,11 @@ _PICKLE_LIMIT_BYTES = 16 * 2**20
 
 
 def to_failure_message(error: BaseException) -> WorkerRaised:
-    """Return the message to the agent for an exception of the training function."""
+    """Return the message to the agent for an exception of the training function. Does not send it.
+
+    It has the traceback, a pickle of the exception (empty if it cannot be pickled), and whether a
+    retry would fail in the same way.
+    """
     return WorkerRaised(
         traceback_text=format_traceback(error),
         pickled_exception=pickle_exception(error),
@@ -508,7 +536,11 @@ def to_failure_message(error: BaseException) -> WorkerRaised:
 
 
 def to_setup_failure_message(error: BaseException) -> WorkerRaised:
-    """Return the message to the agent for an exception raised before the function was called."""
+    """Return the message to the agent for an exception raised before the function is called.
+
+    For errors of the training function's setup. As `to_failure_message`, and with the diagnosed
+    cause, such as a failure of the node. Does not send it.
+    """
     fault = diagnose_setup_failure(error)
     return WorkerRaised(
         traceback_text=format_traceback(error),
@@ -519,17 +551,20 @@ def to_setup_failure_message(error: BaseException) -> WorkerRaised:
 
 
 def format_traceback(error: BaseException) -> str:
-    """Format the traceback without spotfit's frames above the user's code."""
+    """Return the traceback as text, without spotfit's frames above the user's code.
+
+    All frames are included if all are spotfit's. The text does not end with a line break.
+    """
     # If all frames are spotfit's, the error is spotfit's own and its frames are needed.
     shown = _skip_own_frames(error.__traceback__) or error.__traceback__
     return "".join(traceback.format_exception(type(error), error, shown)).rstrip("\n")
 
 
 def pickle_exception(error: BaseException) -> bytes:
-    """Return a pickle that is known to load, or b'' if there is none.
+    """Return a pickle of the exception that is known to load, or `b""` if there is none.
 
     An exception class that cannot be called with `args` alone is rebuilt without calling
-    `__init__`, and without attributes that cannot be pickled.
+    `__init__`, and without attributes that cannot be pickled. Pickles above 16 MiB are dropped.
     """
     return _pickle_round_trip(error) or _pickle_round_trip(_ExceptionState.of(error))
 

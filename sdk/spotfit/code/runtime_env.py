@@ -57,12 +57,13 @@ class RuntimeEnv(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None) -> Self:
-        """Parse a `worker_runtime_env` dictionary. Raises `ConfigError`.
+        """Parse the `worker_runtime_env` dictionary of the user; None is an empty environment.
 
-        `working_dir` and `py_modules` are local paths, or 'sha256:…' of stored archives; `pip` is
-        a list of requirements or the path of a requirements file. A requirement without an exact
-        version is pinned to the installed version if that satisfies it, so that machines that join
-        later install the same version as the first ones.
+        `working_dir` and `py_modules` are local paths, or 'sha256:…' of stored archives; `pip` is a
+        list of requirements or the path of a requirements file, which is read. A requirement
+        without an exact version is pinned to the installed version if that satisfies it, so that
+        machines that join later install the same version as the first ones. Raises `ConfigError`,
+        or `ConfigErrors` with all invalid values.
         """
         errors = ErrorCollector()
         fields: dict[str, Any] = {}
@@ -85,7 +86,11 @@ class RuntimeEnv(msgspec.Struct, frozen=True):
         return cls(**fields)
 
     def pip_distributions(self) -> frozenset[str]:
-        """Return the canonical names of the distributions in `pip`."""
+        """Return the canonical names (PEP 503) of the distributions in `pip`.
+
+        For example `"scikit-learn"`, without versions; options of pip are left out. `fit()` does
+        not compare the versions of these with those of the machines, where they will be installed.
+        """
         return _distribution_names(self.pip)
 
 
@@ -101,11 +106,18 @@ class PackagedRuntimeEnv(msgspec.Struct, frozen=True):
 
     @property
     def pip_digest(self) -> str:
-        """A digest of the requirements, independent of their order."""
+        """The SHA-256 of the requirements as 64 hex digits, independent of their order.
+
+        Processes of a node with equal requirements share one virtual environment, named by it.
+        """
         return hashlib.sha256("\n".join(sorted(self.pip)).encode()).hexdigest()
 
     def pip_distributions(self) -> frozenset[str]:
-        """Return the canonical names of the distributions in `pip`."""
+        """Return the canonical names (PEP 503) of the distributions in `pip`.
+
+        For example `"scikit-learn"`, without versions; options of pip are left out. Machines do not
+        compare the versions of these with those of the caller.
+        """
         return _distribution_names(self.pip)
 
 

@@ -47,26 +47,34 @@ class SoftwareEnvironment(msgspec.Struct, frozen=True):
 
 
 def local_environment(packages: Iterable[str] = ()) -> SoftwareEnvironment:
-    """Return the Python version and the installed versions of `packages` (import names).
+    """Return the Python version and the installed versions of packages of this machine.
 
-    Reads package metadata and imports none of the packages.
+    Of the distributions of `packages` (import names such as `"sklearn"`), and of torch, numpy,
+    cloudpickle and spotfit; those not installed are left out. Reads package metadata and imports
+    none of the packages.
     """
     required = {distribution_name(package) for package in packages}
     return _describe_environment(required.union(_ALWAYS_COMPARED), required)
 
 
 def distribution_name(package: str) -> str:
-    """Return the name of the distribution that provides the top-level package."""
+    """Return the name of the distribution that provides a top-level package.
+
+    For example `"scikit-learn"` for `"sklearn"`. A table has the known exceptions; other names are
+    only lowercased, with '-' instead of '_'. Nothing is looked up.
+    """
     return _DISTRIBUTION_NAMES.get(package, package).replace("_", "-").lower()
 
 
 def compare_environments(
     source: SoftwareEnvironment, target: SoftwareEnvironment, *, to_install: Collection[str] = ()
 ) -> list[EnvironmentMismatchError]:
-    """Return the differences that prevent loading a `source` code bundle on `target`.
+    """Return the differences that prevent loading a code bundle of `source` on `target`.
 
-    Different platforms and minor package versions are compatible. Distributions `to_install` are
-    not compared, because they are installed on the target before loading.
+    `source` is the machine that calls `fit()`, `target` a machine of the run. The errors are
+    returned, not raised; empty if there are none. Different platforms and minor versions of
+    packages are compatible, except of Python and spotfit. Distributions `to_install` are not
+    compared, because they are installed on the target before loading.
     """
     mismatches = []
     # Functions are pickled as bytecode, which changes with every minor version of Python.
@@ -92,7 +100,10 @@ def predict_mismatches(
 ) -> list[EnvironmentMismatchError]:
     """Return the known differences between this environment and machines that run `target`.
 
-    Versions that `target` leaves open are not compared; the machines compare them later.
+    `fit()` calls it before machines are rented, with what the provisioner declares about their
+    image. The errors are returned, not raised; empty if there are none. Versions that `target`
+    leaves open are not compared here, but later by the machines; the distributions `to_install` are
+    never compared.
     """
     source = _describe_environment(target.packages)
     declared = SoftwareEnvironment(

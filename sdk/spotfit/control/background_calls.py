@@ -23,24 +23,37 @@ _MAX_RETRY_DELAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class BackgroundResult:
-    """The value that a call returned, or the exception it raised."""
+    """The outcome of a background call: the value returned by its job, or the exception it raised.
+
+    `error` is None if the job succeeded.
+    """
 
     value: Any = None
     error: Exception | None = None
 
 
 class BackgroundCalls(Protocol):
-    """Runs calls by name; at most one call of a name is in flight."""
+    """Runs calls by name; at most one call of a name is in flight.
+
+    Used by one event loop: its methods are called in the loop's thread only, and never block it
+    unless the implementation is `SynchronousCalls`.
+    """
 
     def run(self, name: str, job: Callable[[], Any]) -> BackgroundResult | None:
-        """Return the result of the call with that name once, or None while it is in flight.
+        """Start `job` under `name`, or return the result of the call of that name once it is done.
 
-        Starts `job` if no call of that name is in flight or waiting to be collected.
+        Returns None while the call is in flight: call it again with the same name until there is a
+        result, which is returned once; a further call starts `job` again. While a call is in flight
+        `job` is ignored. An `Exception` of the job is returned in `BackgroundResult.error`, not
+        raised. The name contains what distinguishes calls, such as "append 42".
         """
         ...
 
     def send(self, name: str, job: Callable[[], Any]) -> None:
-        """Start `job` unless a call of that name is in flight; its result is discarded."""
+        """Start `job` under `name` and discard its outcome; do nothing if one is in flight.
+
+        For writes whose failure does no harm, such as cached views. Do not pass the name to `run`.
+        """
         ...
 
 
@@ -48,23 +61,30 @@ class SynchronousCalls:
     """Executes every call at once: for simulations, and for callers that may block."""
 
     def run(self, name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        """Execute `job` before returning; the result is never None. Every call executes a job."""
         return _run_call(job)
 
     def send(self, name: str, job: Callable[[], Any]) -> None:
+        """Execute `job` before returning; its result, also an exception, is discarded."""
         _run_call(job)
 
 
 class ThreadedCalls:
-    """Executes calls in threads, and calls `wake` (from a thread) when one is done."""
+    """Executes calls in threads, and calls `wake` (from a thread) when one is done.
+
+    One per event loop, which then calls `run` again to collect the result. `threads` is the number
+    of calls that run concurrently; calls of `send` (cached views) have one further thread.
+    """
 
     def __init__(self, wake: Callable[[], None], threads: int = 4) -> None:
         self._wake = wake
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="spotfit-background-call")
-        # A separate thread for leases: behind slow cloud calls, they would be renewed too late.
+        # A separate thread: large writes that nothing waits for must not delay the other calls.
         self._send_pool = ThreadPoolExecutor(1, thread_name_prefix="spotfit-background-send")
         self._in_flight: dict[str, Future[BackgroundResult]] = {}
 
     def run(self, name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        """Start `job` in a thread and return None; later, return its result once it is done."""
         if name not in self._in_flight:
             self._in_flight[name] = self._start(job, self._pool)
             return None
@@ -73,12 +93,16 @@ class ThreadedCalls:
         return self._in_flight.pop(name).result()
 
     def send(self, name: str, job: Callable[[], Any]) -> None:
+        """Start `job` in the thread reserved for `send`, unless one of that name is in flight."""
         future = self._in_flight.get(name)
         if future is None or future.done():
             self._in_flight[name] = self._start(job, self._send_pool)
 
     def close(self) -> None:
-        """Start no further calls; calls in flight finish in the background."""
+        """Start no further calls, and cancel those that are queued. Does not block.
+
+        Calls that are executing finish in the background. Nothing may be called afterwards.
+        """
         for pool in (self._pool, self._send_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -90,7 +114,10 @@ class ThreadedCalls:
 
 
 class RetryingCalls:
-    """Repeats calls with exponential backoff until they succeed."""
+    """Repeats background calls with exponential backoff until they succeed.
+
+    Schedules nothing: a call is repeated when its owner calls `run` again after the delay.
+    """
 
     def __init__(self, background_calls: BackgroundCalls) -> None:
         self._background_calls = background_calls
@@ -98,7 +125,13 @@ class RetryingCalls:
         self._retry_at: dict[str, float] = {}
 
     def run(self, name: str, job: Callable[[], Any], now: float) -> BackgroundResult | None:
-        """Return the result of the call with that name once it has succeeded, else None."""
+        """Return the result of the call with that name once it has succeeded, else None.
+
+        Call it repeatedly, for example in every tick, with `now` from the event loop's
+        `Clock.now()`, in seconds. A failed job is started again 0.1 s later, after further failures
+        up to 2 s later. The first failure of a series is logged; the returned result never has an
+        `error`.
+        """
         if now < self._retry_at.get(name, now):
             return None
         result = self._background_calls.run(name, job)
@@ -119,7 +152,10 @@ class RetryingCalls:
 
 
 def retry_delay_s(failures: int) -> float:
-    """Delay before the next retry after `failures` previous consecutive failures."""
+    """Return the seconds to wait before a retry: 0.1, doubled per earlier failure, at most 2.
+
+    `failures`, from 0, is the number of consecutive failures before the last one.
+    """
     # The exponent is limited so that 2.0**failures cannot overflow.
     return min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(failures, 10))
 

@@ -31,7 +31,9 @@ _LEASE_POLL_S = 1.0
 class HeadlessLeader:
     """A state machine driven by `tick(now)`; see the table in the module docstring.
 
-    It may call the bucket synchronously: no agent is connected to it that would have to wait.
+    Exists in a driver process (`fit()`, `spotfit.attach`, a sweep) for one run. `now` is always
+    that process's `Clock.now()` in seconds. Its calls block: no agent is connected to it that would
+    have to wait.
     """
 
     def __init__(self, journal_writer: JournalWriter, reconciler: Reconciler, now: float) -> None:
@@ -53,13 +55,19 @@ class HeadlessLeader:
 
     @property
     def view(self) -> View:
-        """The current view of the run."""
+        """The state of the run as of the last `tick`; reads nothing.
+
+        Raises `AssertionError` if the journal has no `FitStarted` entry.
+        """
         return self._journal_writer.view
 
     def tick(self, now: float) -> float | None:
         """Read the journal, claim the leadership if it is due, and act while leading.
 
-        Returns when to be called again, or None once nothing is left to do. Raises `StoreError`.
+        Returns the time of the next call, in seconds of the same clock as `now`, or None once the
+        run has ended and its machines are released. An earlier call is harmless. Blocks during
+        calls of the bucket and the cloud. Raises `StoreError`, after which it may be called again,
+        and `JournalError`.
         """
         self._journal_writer.request_read()
         self._journal_writer.advance(now)
@@ -156,10 +164,12 @@ class HeadlessLeader:
 
 
 def sweep(leader: HeadlessLeader, clock: Clock, *, duration_s: float) -> View:
-    """Supervise a run for `duration_s`, for example from a scheduled job.
+    """Supervise a run for up to `duration_s` seconds and return its last view.
 
-    Returns early once the run has ended and all machines are released. Detecting a lost leader
-    takes `RunTiming.lease_timeout_s`; with a shorter duration, the leadership is never claimed.
+    For `spotfit sweep`, for example in a cron job. Blocks, calling `leader.tick` and `clock.wait`.
+    Returns early once the run has ended and all machines are released. If machines are left,
+    detecting a lost leader takes `RunTiming.lease_timeout_s`: a shorter duration may never claim
+    the leadership. Raises `StoreError` and `JournalError`.
     """
     deadline = clock.now() + duration_s
     while (now := clock.now()) < deadline:

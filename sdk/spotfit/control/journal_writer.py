@@ -39,10 +39,12 @@ class _PendingEntry:
 
 
 class JournalWriter:
-    """Reads and writes the journal of one run for one process.
+    """Reads and writes the journal of one run for one process, through background calls.
 
-    An entry is offered again, byte for byte, until it is known which entry has its slot. A request
-    that timed out may be executed late: it then finds the slot taken and has no effect.
+    Owned by the event loop of an agent, or by a headless leader; `now` is that process's
+    `Clock.now()` in seconds. An entry is offered again, byte for byte, until it is known which
+    entry has its slot. A request that timed out may be executed late: it then finds the slot taken
+    and has no effect.
     """
 
     def __init__(self, ledger: Ledger, background_calls: BackgroundCalls) -> None:
@@ -63,13 +65,19 @@ class JournalWriter:
 
     @property
     def view(self) -> View:
-        """The current view of the run."""
+        """The state after the entries folded so far, which may be outdated unless `is_settled`.
+
+        Raises `AssertionError` if no `FitStarted` entry was read yet; see `Ledger.journal_view`.
+        """
         return self.ledger.view
 
     @property
     def is_settled(self) -> bool:
-        """Whether decisions may be made from `view`: the journal was read, no entry of this process
-        has an unknown outcome, and no later entry is known to exist."""
+        """Whether decisions may be made from `view`, and `write` may be called.
+
+        True if the journal was read to its end once, no entry of this process has an unknown
+        outcome, and no later entry is known to exist.
+        """
         return (
             self._has_read_to_end
             and self._pending is None
@@ -78,8 +86,11 @@ class JournalWriter:
 
     @property
     def wake_at(self) -> float:
-        """When `advance` must be called again, unless a background call wakes the caller
-        earlier."""
+        """When `advance` must be called again, in seconds of `Clock.now()`.
+
+        `math.inf` if nothing is due, or only calls in flight are awaited: `ThreadedCalls` wakes the
+        event loop for these. A time in the past, also `-math.inf`, means at once.
+        """
         must_offer = self._pending is not None and not (
             self._pending.in_flight or self._pending.slot_taken
         )
@@ -87,19 +98,30 @@ class JournalWriter:
         return self._retry_at if must_offer or must_read else _NEVER
 
     def request_read(self) -> None:
-        """Request a read of the journal that starts after this call."""
+        """Request a read of the journal, which the next `advance` starts; does no I/O itself.
+
+        A read that is in flight already does not count, because it may miss later entries. Repeated
+        requests before `advance` cause one read.
+        """
         self._read_requested = True
 
     def apply_entry(self, slot: int, body: bytes) -> None:
-        """Fold a copy of an entry received from another process. Raises `JournalError`."""
+        """Fold the encoded entry `body` of `slot`, which the leader has sent to this process.
+
+        Entries that are folded already are ignored. If entries before it are missing, it is not
+        folded and `advance` reads them; `is_settled` is False until then. Raises `JournalError` if
+        the entry cannot be decoded or does not fit. Does no I/O.
+        """
         self._highest_known_slot = max(self._highest_known_slot, slot)
         self.ledger.apply_entry(slot, body)
 
     def write(self, event: JournalEvent, now: float) -> None:
-        """Offer an entry that was decided from `view`; its outcome is known once `is_settled`
-        again.
+        """Offer an event that was decided from `view` for the next slot of the journal.
 
-        Requires `is_settled`. Errors of the store are raised by `advance`, not here.
+        Requires `is_settled` (`AssertionError` otherwise). With `ThreadedCalls` it only starts the
+        write. The outcome is known once `is_settled` is True again: `view` then shows whether this
+        entry or another one has the slot. The event may thus be dropped; decide again from the new
+        view. Errors of the store are raised by `advance`, not here; `JournalError` may be raised.
         """
         assert self.is_settled, "the outcome of the previous entry is not known yet"
         # Encoded once: a repeated offer must be byte for byte the same entry.
@@ -109,10 +131,11 @@ class JournalWriter:
         self._advance(now)
 
     def advance(self, now: float) -> None:
-        """Process the results of background calls and start those that are due.
+        """Process the results of background calls, and start the reads and writes that are due.
 
-        Raises the `StoreError` of a failed call once; the call is retried after a delay. Raises
-        `JournalError` if an entry cannot be decoded.
+        Called by the owner in every tick, and at `wake_at`. Raises the `StoreError` of a failed
+        call once; the call is retried after 0.1 to 2 s, so the caller may log it and continue.
+        Raises `JournalError` if an entry cannot be decoded or does not fit.
         """
         self._advance(now)
         error, self._store_error = self._store_error, None

@@ -53,9 +53,11 @@ _IDLE_WAIT_S = 3600.0
 
 
 class Reconciler:
-    """Executes the leader's actions for one run.
+    """Executes the leader's actions for one run, and observes its groups of machines.
 
-    It may be lost at any time: everything that a new leader needs is in the journal.
+    Used by the leading agent and by a headless leader in their event loop; `now` is that process's
+    `Clock.now()` in seconds. It may be lost at any time: everything that a new leader needs is in
+    the journal.
     """
 
     def __init__(
@@ -89,10 +91,16 @@ class Reconciler:
         self._retry_at: dict[Token, float] = {}
 
     def reconcile(self, state: LeaderState, now: float) -> tuple[bool, Wait]:
-        """Decide and execute one action. Requires that the journal writer `is_settled`.
+        """Decide one action with `policy.scheduler.next_action` and execute it.
 
-        Returns True if the journal was written, so that the caller decides again as soon as the
-        writer is settled; otherwise False and how long to wait.
+        Requires that the journal writer `is_settled`, and that this process is the leader. `state`
+        is what it observes at `now`. Returns (True, wait) if an entry was offered to the journal,
+        so that the caller decides again as soon as the writer is settled; otherwise (False, wait),
+        where nothing is due before `wait.until` unless an event occurs.
+
+        Calls of the provisioner are background calls, and their results are collected by a later
+        call. Their errors are retried, or recorded as a refusal if they are `ProvisionError`s, and
+        not raised. `is_idle` is True once nothing is left to do.
         """
         action = next_action(self._journal_writer.view, state, now)
         match action:
@@ -117,7 +125,12 @@ class Reconciler:
         assert_never(action)
 
     def observe(self, now: float, *, every_s: float) -> None:
-        """Query the status of every group that is granted and not released, every `every_s`."""
+        """Query the provisioner for the status of every group that is granted and not released.
+
+        Call it in every tick: `every_s` seconds after the last queries, and once all of these were
+        answered, it starts the next ones as background calls. It collects the results in
+        `group_statuses`, `status_as_of` and `granted_at`. A failed call leaves the previous status.
+        """
         held = self._held_groups()
         # A new interval starts only after all calls of the last one were answered: a slow backend
         # must not accumulate calls.
@@ -134,7 +147,10 @@ class Reconciler:
 
     @property
     def all_groups_terminated(self) -> bool:
-        """Whether there are groups, and the backend reports all their machines as terminated."""
+        """Whether machines were granted and the backend reports every one of them as terminated.
+
+        False without groups, while a request is pending, and until every group was observed.
+        """
         if any(group.is_pending for group in self._journal_writer.view.groups.values()):
             return False
         statuses = [self.group_statuses.get(token) for token in self._held_groups()]
@@ -168,7 +184,11 @@ class Reconciler:
         return True
 
     def observe_soon(self) -> None:
-        """Query the backend at the next `observe` call, without waiting for its interval."""
+        """Let the next `observe` query the backend at once, without waiting for its interval.
+
+        Called after a disconnect, whose reason the backend may know. Calls in flight are awaited
+        first.
+        """
         self._observed_at = None
 
     def _record_refusal(self, token: Token, now: float) -> None:

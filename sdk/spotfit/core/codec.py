@@ -20,10 +20,18 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def encode(value: Any) -> bytes:
-    """Return `value` as JSON. Equal values give equal bytes."""
+    """Return `value`, usually a `msgspec.Struct`, as UTF-8 JSON. Equal values give equal bytes.
+
+    Raises `TypeError` for a type that msgspec cannot encode. NaN and infinities become null: encode
+    metrics with `model.reporting.metrics_to_json` first.
+    """
     return _encoder.encode(value)
 
 
 def decoder(struct_type: type[StructT]) -> msgspec.json.Decoder[StructT]:
-    """Return a reusable decoder. It raises one of `DECODE_ERRORS` for any other input."""
+    """Return a reusable decoder of JSON into `struct_type`, a `msgspec.Struct` or a union of them.
+
+    Its `decode(body)` ignores unknown fields and raises one of `DECODE_ERRORS` for any other input
+    that does not fit. Build it once per module.
+    """
     return msgspec.json.Decoder(struct_type)

@@ -21,9 +21,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@ -]{0,127}")
 
 
 def parse_name(text: str, *, what: str) -> str:
-    """Return `text` if it is a valid single path component.
+    """Return `text` unchanged if it is valid as one directory name in a bucket or file system.
 
-    Raises `ConfigError`, which refers to the value as `what`, for any other text.
+    For names that users choose, such as `RunConfig(name=...)`: 1 to 128 letters, digits, inner
+    spaces or ._=+@-, starting with a letter or digit. Raises `ConfigError` for any other text.
+    `what` is the subject of its message, such as "The run's name".
     """
     if not _NAME.fullmatch(text) or ".." in text or text != text.strip():
         raise ConfigError(

@@ -15,17 +15,24 @@ from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
 
 
 class ErrorCollector:
-    """Runs checks and collects the errors they raise."""
+    """Runs checks and collects the `SpotfitError`s they raise, to report them together.
+
+    Created for one call or object that is validated; ends with `raise_all`.
+    """
 
     def __init__(self) -> None:
         self._errors: list[SpotfitError] = []
 
     def add(self, error: SpotfitError) -> None:
-        """Record `error`. A `ConfigErrors` is split into its individual errors."""
+        """Record `error` without raising it; the errors of a `ConfigErrors` are recorded singly."""
         self._errors += error.errors if isinstance(error, ConfigErrors) else [error]
 
     def check(self, check: Callable[[], Any]) -> Any:
-        """Return the result of `check`, or None after recording the `SpotfitError` it raised."""
+        """Return the result of `check()`, or None after recording the `SpotfitError` it raised.
+
+        Other exceptions are not caught. A check that other checks depend on returns a value other
+        than None.
+        """
         try:
             return check()
         except SpotfitError as error:
@@ -34,11 +41,14 @@ class ErrorCollector:
 
     @property
     def errors(self) -> tuple[SpotfitError, ...]:
-        """All recorded errors, in order."""
+        """All recorded errors in the order of recording; empty if all checks passed so far."""
         return tuple(self._errors)
 
     def raise_all(self) -> None:
-        """Raise the single recorded error, or `ConfigErrors` with all; return if there is none."""
+        """Raise the single recorded error, or `ConfigErrors` with all; return if there is none.
+
+        The errors stay recorded: a second call raises again.
+        """
         if len(self._errors) == 1:
             raise self._errors[0]
         if self._errors:
@@ -46,9 +56,10 @@ class ErrorCollector:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a hint with the most similar known name and all known names.
+    """Return a hint for an error message: the most similar known name, and all known names.
 
-    Returns '' if `known` is empty.
+    Example: "Did you mean 'epoch'? Known: at_notice, auto, epoch." Without a similar name only the
+    list; '' if `known` is empty.
     """
     names = sorted(known)
     if not names:
@@ -72,7 +83,10 @@ def reject_deprecated_arguments(
 ) -> None:
     """Raise one `DeprecationWarning` that names every passed argument and its replacement.
 
-    Arguments whose value is `unset` count as not passed. Ray raises the same exception type.
+    Returns if none was passed. `owner` is the callable as the user writes it ("ScalingConfig").
+    `arguments` maps the deprecated arguments to the values that they have; those that are `unset`
+    count as not passed. `replacements` has a text for each of them ("use max_failures=0"). Ray
+    raises the same exception type.
     """
     # Only strings are compared with ==: arrays and tensors return arrays from `==`.
     passed = [
@@ -100,7 +114,11 @@ LOG_LEVELS = {
 
 
 def parse_log_level(name: Any, *, owner: str = "") -> str:
-    """Return the level name in upper case. Raises `ConfigError` for an unknown name."""
+    """Return the level name in upper case, such as "INFO" for "info".
+
+    For `LoggingConfig` and SPOTFIT_LOG_LEVEL. Raises `ConfigError` for an unknown name and for a
+    value that is not a string.
+    """
     level = name.upper() if isinstance(name, str) else repr(name)
     if level not in LOG_LEVELS:
         setting = f" in {owner}" if owner else ""

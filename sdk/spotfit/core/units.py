@@ -11,9 +11,10 @@ _AMOUNT_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_seconds(text: str | float, *, setting: str = "") -> float:
-    """Return the seconds of '90s' or '1.5h'; a number is returned as a float.
+    """Return a duration in seconds: 90.0 for "90s", 5400.0 for "1.5h".
 
-    Raises `ConfigError` for any other text.
+    The units are ms, s, m or min, h and d; without a unit, and for numbers, seconds. Raises
+    `ConfigError` for any other text. Negative texts are invalid, but numbers are not checked.
     """
     if isinstance(text, (int, float)):
         return float(text)
@@ -28,7 +29,7 @@ def parse_seconds(text: str | float, *, setting: str = "") -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a duration for display: '0.13 s', '95 s', '2.5 h'."""
+    """Format a duration in seconds for display: "0.13 s", "95 s", "90.0 min", "2.5 h"."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     # Keep seconds up to 2 min and minutes up to 2 h: '95 s' is more precise than '1.6 min'.
@@ -38,7 +39,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Format a size for display in binary units: '3.2 MiB'."""
+    """Format a number of bytes for display in binary units: "512 B", "3.2 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"

@@ -9,7 +9,11 @@ from spotfit.host import log
 
 
 def main(argv: list[str]) -> None:
-    """Prepare this process as the fork server prepares its children, then run the child."""
+    """Prepare this process as the fork server prepares its children, then run the child.
+
+    `argv` has the descriptor of the socket to the agent, the process id of the agent, and the kind
+    of the child, such as `"worker"`. `Spawner` starts this program.
+    """
     log.use_default_handler()
     socket_fd, parent_pid, kind = int(argv[0]), int(argv[1]), argv[2]
     child_setup.isolate_process(parent_pid)

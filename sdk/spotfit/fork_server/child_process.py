@@ -74,17 +74,30 @@ class ChildProcess:
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        """The child's ends: its socket, standard output and standard error."""
+        """The child's ends of its socket, standard output and standard error, in this order.
+
+        The code that starts the process passes them on. They are closed once it is started or
+        discarded.
+        """
         return (self._child_socket.fileno(), *self._child_pipes)
 
     def send(self, body: bytes) -> None:
-        """Send one frame; dropped if the process has closed its socket."""
+        """Send one frame to the process. Does not block: the event loop sends what remains.
+
+        Allowed before the start: the process reads the frame once it runs. Dropped if the process
+        has ended or closed its socket. A process that leaves more than 64 MiB unread is killed, and
+        its exit counts as its own failure.
+        """
         if self._socket is not None:
             self._send_buffer += encode_frame(body)
             self._flush_send_buffer()
 
     def on_started(self, pid: int) -> None:
-        """Record that the process runs as leader of its process group."""
+        """Record that the process runs, with the id `pid`, as leader of its process group.
+
+        Called once, by the code that started it. Closes the child's ends of the descriptors. Kills
+        the process at once if `kill` was called before.
+        """
         self.pid = pid
         self._close_child_ends()
         if self.is_kill_requested:
@@ -92,9 +105,10 @@ class ChildProcess:
             process.kill_group(pid)
 
     def kill(self, *, as_failure: bool = False) -> None:
-        """Kill the process and its group, now or as soon as it is started.
+        """Send SIGKILL to the process and its group, now or as soon as it is started.
 
-        With `as_failure` the exit counts as the process's own failure, not as ordered by the agent.
+        Does not wait: `on_exit` reports the end. Idempotent. With `as_failure` the exit counts as
+        the process's own failure (`was_killed` is not set), not as ordered by the agent.
         """
         self.is_kill_requested = True
         if self._status is None and not as_failure and not self.was_killed:
@@ -115,9 +129,12 @@ class ChildProcess:
             self._close_stream(descriptor)
 
     def on_reaped(self, status: int, *, reason: str = "") -> None:
-        """Record the wait status, and read the remaining output, at most for a second.
+        """Record the wait status of `os.waitpid`, and deliver the remaining frames and lines.
 
-        `reason` replaces the description of the status in `on_exit`.
+        Called by the code that started or reaped the process, or that could not start it; repeated
+        calls do nothing. `on_exit` is called here, or from the event loop at most a second later,
+        even if a grandchild keeps the pipes open. It gets `reason`, unless that is '', instead of a
+        description of the status. Kills the rest of the process group.
         """
         if self._status is not None:
             return

@@ -28,7 +28,11 @@ _SOCKET_SUFFIX_BYTES = len("/pymp-12345678/listener-12345678")  # as multiproces
 
 
 def isolate_process(parent_pid: int) -> None:
-    """Lead a new process group, exit when the parent exits, and restore the signal defaults."""
+    """Make this process lead a new process group, and end when the process `parent_pid` ends.
+
+    Called by a user process at its start. Also restores the default handlers of SIGTERM, SIGINT and
+    SIGCHLD, sets the process name, and reseeds random generators.
+    """
     # Its own group, so that the agent can kill it with everything that it has started.
     os.setpgid(0, 0)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
@@ -40,7 +44,10 @@ def isolate_process(parent_pid: int) -> None:
 
 
 def drop_inherited_finalizers() -> None:
-    """Do not run the exit finalizers of objects that the fork server's imports have created."""
+    """Do not run, when this child exits, finalizers of objects that its fork server created.
+
+    Only those of `weakref.finalize`. Finalizers that the child registers later do run.
+    """
     # Torch registers hundreds, which would take longer at exit than a restart of the worker. There
     # is no public way to list them.
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001
@@ -48,7 +55,10 @@ def drop_inherited_finalizers() -> None:
 
 
 def redirect_streams(stdout_fd: int, stderr_fd: int) -> None:
-    """Use the descriptors as standard output and standard error."""
+    """Replace standard output and standard error of this process by these descriptors.
+
+    The passed numbers are closed. Both streams are line-buffered afterwards.
+    """
     os.dup2(stdout_fd, 1)
     os.dup2(stderr_fd, 2)
     os.close(stdout_fd)
@@ -64,16 +74,20 @@ def enable_line_buffering() -> None:
 
 
 def reseed() -> None:
-    """Reseed Python's and NumPy's generators: forked workers must not share RNG state."""
+    """Reseed the global random generators of Python and NumPy from the operating system.
+
+    Forked workers must not share RNG state. NumPy's only if it is imported.
+    """
     system.reseed()
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
 
 
 def shorten_socket_paths() -> None:
-    """Give multiprocessing a short alias of a TMPDIR that is too long for socket paths.
+    """Set a short alias of the temporary directory for multiprocessing, if its path is too long.
 
-    Otherwise a DataLoader whose workers cannot bind their sockets waits for them indefinitely.
+    Socket paths are limited to 107 bytes. Otherwise a DataLoader whose workers cannot bind their
+    sockets waits for them indefinitely. Called by workers. Does nothing on systems without /proc.
     """
     directory = os.fsencode(tempfile.gettempdir())
     if len(directory) + _SOCKET_SUFFIX_BYTES <= _MAX_SOCKET_PATH_BYTES or not _FD_DIR.is_dir():
@@ -87,5 +101,10 @@ def shorten_socket_paths() -> None:
 
 
 def run_child(kind: str, socket_fd: int) -> None:
-    """Run the program of that kind. Imports its module unless the fork server already has."""
+    """Run the program of that kind, such as `"worker"`, in this process until its end.
+
+    `socket_fd` is its end of the socket to the agent. Imports the module of `CHILD_MODULES` unless
+    the fork server already has. The program ends the process; `run_child` returns only if that
+    fails.
+    """
     importlib.import_module(CHILD_MODULES[kind]).main(socket_fd)

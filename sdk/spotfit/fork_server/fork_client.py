@@ -56,16 +56,28 @@ class RuntimeKey:
 
     @classmethod
     def of(cls, framework: str, python: str, variables: dict[str, str]) -> RuntimeKey:
+        """Return the key of these imports; equal variables give an equal key in any order.
+
+        `framework` is its registered name, such as `"torch"`, `python` the path of the interpreter.
+        """
         return cls(framework, python, tuple(sorted(variables.items())))
 
     def environment(self) -> dict[str, str]:
-        """Return the agent's environment without its own settings, updated with `variables`."""
+        """Return the environment variables of processes with this key, as a new dict.
+
+        These are the agent's own, without those that configure the agent, updated with `variables`.
+        """
         inherited = env.copy_environment().items()
         return {k: v for k, v in inherited if k not in _AGENT_VARIABLES} | dict(self.variables)
 
 
 def build_worker_environment(slots: int, run_variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables to set for the workers of a node with that many worker slots."""
+    """Return the variables to set for the workers of this node, in addition to the agent's.
+
+    `slots` is the number of workers on the node: with more than one, OMP_NUM_THREADS is 1 unless
+    the agent has it. Includes SPOTFIT_STORAGE_KEYS if it is set. `run_variables` ('env_vars' of
+    `worker_runtime_env`) take precedence.
+    """
     # As torchrun does: several workers that each start a thread per core slow each other down.
     limit_threads = slots > 1 and env.lookup("OMP_NUM_THREADS") is None
     keys = env.read(env.STORAGE_KEYS)  # the credentials of this run's bucket only
@@ -77,9 +89,10 @@ def build_worker_environment(slots: int, run_variables: dict[str, str]) -> dict[
 
 
 class ForkServerClient:
-    """A fork server process, and the socket to it.
+    """A fork server process, and the socket to it. Used by the thread of the agent's event loop.
 
-    Raises `OSError` if the process cannot be started.
+    The constructor starts the process and does not wait for its imports. It raises `OSError` if the
+    process cannot be started.
     """
 
     def __init__(self, runtime_key: RuntimeKey) -> None:
@@ -111,16 +124,20 @@ class ForkServerClient:
 
     @property
     def pid(self) -> int:
+        """The process id of the fork server, also after its end."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
+        """Whether the fork server still runs and the end of its socket was not read."""
         return not self._is_closed and self._process.poll() is None
 
     def fork(self, kind: ChildKind, descriptors: Sequence[int]) -> int:
-        """Request a child with that socket, stdout and stderr; return the request id.
+        """Request a child and return the id of the request; does not wait for the fork.
 
-        `read_messages` returns the outcome. Raises `OSError` if the fork server is dead.
+        `descriptors` are the child's socket, stdout and stderr (`ChildProcess.descriptors`). They
+        can be closed afterwards. `read_messages` returns `ChildForked` and later `ChildExited` with
+        this id. Raises `OSError` if the fork server is dead.
         """
         self._last_serial += 1
         request = encode(ForkChild(request_id=self._last_serial, kind=kind))
@@ -128,7 +145,11 @@ class ForkServerClient:
         return self._last_serial
 
     def read_messages(self) -> list[FromForkServer] | None:
-        """Return the messages since the last call; None once the fork server has ended."""
+        """Return the messages since the last call; None once the fork server has ended.
+
+        Does not block: empty if there are none. The agent calls it when `control` is readable.
+        Updates `is_ready`, `is_fully_warm`, `has_forked` and `fork_unsafe_reason`.
+        """
         messages: list[FromForkServer] = []
         while True:
             try:
@@ -150,7 +171,10 @@ class ForkServerClient:
             messages.append(message)
 
     def kill(self) -> None:
-        """End the fork server and all its children."""
+        """End the fork server and all its children, and close its socket.
+
+        Blocks until the server has ended, usually for less than 0.2 s. Idempotent.
+        """
         with contextlib.suppress(OSError):
             # At the end of its socket the server kills its children's groups, then exits.
             self.control.shutdown(socket.SHUT_RDWR)
@@ -163,7 +187,11 @@ class ForkServerClient:
 
 
 class ForkServerPool:
-    """Fork servers by runtime key. It outlives a run, so that the next one finds them warm."""
+    """Fork servers by runtime key, in one agent process.
+
+    It outlives a run, so that the next run on this machine finds them warm. It reads no messages:
+    the agent registers the socket of the server that it uses with its event loop.
+    """
 
     def __init__(self) -> None:
         self._servers: dict[RuntimeKey, ForkServerClient] = {}
@@ -171,9 +199,10 @@ class ForkServerPool:
         """The number of servers that died before their first fork."""
 
     def prewarm(self, assignment: AgentAssignment) -> None:
-        """Start a fork server for the assignment's framework.
+        """Start a fork server for the framework of the assignment, if it names one. Does not wait.
 
-        Called before anything else: importing the framework takes longest of all.
+        Called before anything else: importing the framework takes longest of all. Does nothing if
+        that server runs already or children are not forked here; a failure to start is logged.
         """
         if framework := assignment.launch_spec.framework:
             self.get_or_start(
@@ -183,7 +212,13 @@ class ForkServerPool:
             )
 
     def get_or_start(self, runtime_key: RuntimeKey) -> ForkServerClient | None:
-        """Return a running fork server; None where children must be spawned instead."""
+        """Return the running fork server of that key, starting it if there is none.
+
+        Does not wait for it. It may still be importing: it forks once it is ready. Returns None
+        where children must be spawned as new interpreters instead (`Spawner`): not on Linux,
+        SPOTFIT_FORK=never, the framework's imports cannot be forked or ended the server twice, or
+        the server could not be started.
+        """
         if sys.platform != "linux" or env.read(env.FORK_MODE) == "never":
             return None
         server = self._servers.pop(runtime_key, None)  # reinserted below as the latest one used
@@ -207,14 +242,14 @@ class ForkServerPool:
         return server
 
     def evict_unused(self, in_use: RuntimeKey) -> None:
-        """End the least recently used servers, except `in_use` and one more."""
+        """End the least recently used servers and their children, except `in_use` and one more."""
         # The latest other one stays: without variables of a run, it is what the next run needs.
         unused = [key for key in self._servers if key != in_use]
         for key in unused[: -(_MAX_SERVERS - 1)]:
             self._servers.pop(key).kill()
 
     def close(self) -> None:
-        """End all fork servers."""
+        """End all fork servers and their children, and forget them. Idempotent."""
         for server in self._servers.values():
             server.kill()
         self._servers.clear()
@@ -228,7 +263,7 @@ _POLL_S = 0.05
 
 
 class Spawner:
-    """Starts a new interpreter for each child, and reaps it."""
+    """Starts a new interpreter for each child, and reaps it in the agent's event loop."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
@@ -240,7 +275,12 @@ class Spawner:
         return len(self._running)
 
     def spawn(self, kind: ChildKind, runtime_key: RuntimeKey, child: ChildProcess) -> None:
-        """Start a child. Raises `OSError` if the interpreter cannot be executed."""
+        """Start the program `kind`, such as `"uploader"`, in a new interpreter.
+
+        `runtime_key` gives the interpreter and its environment. Calls `child.on_started` before it
+        returns, and `child.on_reaped` from the event loop after its end. Does not wait for the
+        imports. Raises `OSError` if the interpreter cannot be executed.
+        """
         socket_fd, stdout_fd, stderr_fd = child.descriptors
         arguments = [str(socket_fd), str(os.getpid()), kind]
         started = subprocess.Popen(  # noqa: S603 - our own module in a given interpreter

@@ -76,7 +76,11 @@ class _ForkRequest(NamedTuple):
 
 
 def main() -> None:
-    """Serve the agent; the arguments are those in the module's docstring."""
+    """Serve as the fork server of an agent until that closes the control socket or ends.
+
+    The arguments, in `sys.argv`, are the descriptor of the control socket, the process id of the
+    agent and the framework.
+    """
     log.use_default_handler()
     descriptor, agent_pid, framework = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     server = ForkServer(socket.socket(fileno=descriptor), *plan_imports(framework))
@@ -108,7 +112,11 @@ class ForkServer:
         self._poll.register(self._wakeup_reader, select.POLLIN)
 
     def install_signal_handlers(self, parent_pid: int) -> None:
-        """Exit with all children on SIGTERM, which the kernel sends when the parent dies."""
+        """Exit with all children on SIGTERM, which the kernel sends when `parent_pid` ends.
+
+        Called once, before `serve_forever`. Ignores SIGINT, lets SIGCHLD end the wait for requests,
+        and sets the process name.
+        """
         signal.signal(signal.SIGTERM, lambda *_: self._shut_down())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C
         # With a handler, SIGCHLD writes to the wakeup socket, which ends the poll.
@@ -118,7 +126,12 @@ class ForkServer:
         process.die_with_parent(parent_pid, signal.SIGTERM)
 
     def serve_forever(self) -> NoReturn:
-        """Import the eager modules, then serve requests until the agent closes the socket."""
+        """Import the eager modules, then fork children until the agent closes the control socket.
+
+        Ends the process, with all children; also, after `ForkUnsafe`, if the imports have started
+        threads. Modules that cannot be imported are logged: the child that needs them raises the
+        error. Disables garbage collection in the server.
+        """
         # A collection writes to every object: children would no longer share those pages.
         gc.disable()
         for module in self._eager:
@@ -253,7 +266,7 @@ class ForkServer:
 
 
 class WarmForkServer:
-    """The first server's side of the warm server."""
+    """The first server's side of the warm server: its pid, socket and running children."""
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self._pid = pid
@@ -265,7 +278,10 @@ class WarmForkServer:
         """The pids of its running children by request id; 0 until `ChildForked`."""
 
     def forward(self, request: _ForkRequest) -> None:
-        """Let the warm server fork the child."""
+        """Send the request to the warm server, which forks the child; close its descriptors here.
+
+        If the warm server is dead, `read_messages` reports the exit of the child.
+        """
         self._child_pids[request.message.request_id] = 0
         try:
             socket.send_fds(self.control, [encode(request.message)], request.descriptors)
@@ -276,7 +292,11 @@ class WarmForkServer:
             os.close(descriptor)
 
     def read_messages(self) -> list[FromForkServer]:
-        """Return the messages for the agent; after its exit, those about its killed children."""
+        """Return the messages of the warm server that concern the agent, without blocking.
+
+        Empty if there are none. Once it has ended, kills its children and returns a `ChildExited`
+        for each of them, and `is_dead` is True.
+        """
         messages: list[FromForkServer] = []
         while not self.is_dead:
             try:
@@ -314,7 +334,12 @@ class WarmForkServer:
 
 
 def plan_imports(framework: str) -> tuple[list[str], list[str]]:
-    """Return the modules to import before the first fork, and those to import afterwards."""
+    """Return the modules to import before the first fork, and those to import afterwards.
+
+    They come from the framework, such as `"torch"`, and from spotfit. The second list is empty if
+    the framework has no deferred modules. An unknown framework is logged and counts as one without
+    modules: a worker raises the error again.
+    """
     try:
         stages = open_framework(framework).preload_stages
     except SpotfitError as error:  # a worker raises it again, and reports it to the user

@@ -41,13 +41,26 @@ class Backend(metaclass=_SingletonMeta):
     """Always False: the workers of a round form a single group."""
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Called when the workers have started, before the framework forms its process group."""
+        """Called when the workers have started, before the framework forms its process group.
+
+        Blocks the round until it returns. `worker_group` calls functions on the workers:
+        `worker_group.execute(fn, *args)` returns the results by rank. `backend_config` is the
+        object that the user passed to the trainer. The base class does nothing.
+        """
 
     def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Called when the process group exists, directly before the training function."""
+        """Called when the process group exists, directly before the training function.
+
+        Blocks the round until it returns. The arguments are those of `on_start`. The base class
+        does nothing.
+        """
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        """Called when the round has ended. The workers can be called only after a success."""
+        """Called when the round has ended. The workers can be called only after a success.
+
+        Called once in each round whose `on_start` has returned, also if the round has failed. The
+        arguments are those of `on_start`. The base class does nothing.
+        """
 
 
 class BackendConfig:
@@ -58,27 +71,42 @@ class BackendConfig:
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """The class whose hooks are called around the training function."""
+        """The class whose hooks are called around the training function in every round.
+
+        Read by the trainer. `Backend` itself, the default, means that there are no hooks.
+        """
         return Backend
 
     @property
     def framework(self) -> str:
-        """The name under which workers look up the framework."""
+        """The name under which workers look up the framework, such as "torch"; "none" by default.
+
+        spotfit has "torch", "torch_xla", "torchft" and "none"; packages may add others with an
+        entry point of the group `spotfit.frameworks`.
+        """
         return NO_FRAMEWORK
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Factory of the context manager in which each worker runs the training function."""
+        """Factory of the context manager in which each worker runs the training function.
+
+        Called without arguments, once per worker and round; it is pickled with the function. The
+        default context does nothing.
+        """
         return nullcontext
 
     def framework_options(self, scaling: ScalingConfig) -> tuple[str, dict[str, Any]]:
-        """Return the framework's name and its JSON-compatible options for the given workers."""
+        """Return the framework's name and its JSON-compatible options for the given workers.
+
+        Called by the trainer before machines are requested; workers receive both in every round. {}
+        for the name "none". Subclasses raise `ConfigError` for invalid fields.
+        """
         # A class without framework may have fields that cannot be serialized for the workers.
         name = self.framework
         return name, {} if name == NO_FRAMEWORK else self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary."""
+        """Return the fields as a new dictionary by attribute name; nested values are not copied."""
         # Not dataclasses.asdict: subclasses need not be dataclasses, and nested values stay as is.
         return dict(vars(self))
 
@@ -86,7 +114,8 @@ class BackendConfig:
 def backend_hooks_class(config: BackendConfig) -> type[Backend] | None:
     """Return the class whose hooks must be called, or None if the configuration has no hooks.
 
-    Raises `ConfigError` if `backend_cls` is not a subclass of `Backend`.
+    Called by the trainer: with None no process for hooks is started. Raises `ConfigError` if
+    `backend_cls` is not a subclass of `Backend`.
     """
     hooks: Any = config.backend_cls
     if not (isinstance(hooks, type) and issubclass(hooks, Backend)):

@@ -24,10 +24,12 @@ _spec_decoder: msgspec.json.Decoder[RunSpec | None] = msgspec.json.Decoder(RunSp
 
 
 def worker_devices(start: StartWorker, *, sees_peer_devices: bool) -> tuple[str, ...]:
-    """Return the devices of this worker, numbered among the devices that it sees.
+    """Return the devices of this worker, such as "cuda:0", as numbered in its own process.
 
-    A request of less than one GPU yields one shared device, a request of none yields none. With
-    `sees_peer_devices` the worker also sees the devices of the other workers on its node.
+    Derived from the node's devices and the request in `start`, the worker's first message; no
+    device is opened. A request of less than one GPU yields one shared device, a request of none
+    yields (), and of a TPU ("tpu",). With `sees_peer_devices` the worker also sees the devices of
+    the other workers on its node, and its own GPUs are numbered among them.
     """
     if _requested(start, "TPU"):
         return (TPU,)
@@ -42,9 +44,11 @@ def worker_devices(start: StartWorker, *, sees_peer_devices: bool) -> tuple[str,
 def visible_device_variables(
     start: StartWorker, node_visible_devices: str | None, *, sees_peer_devices: bool
 ) -> dict[str, str]:
-    """Return the variables that limit a worker to the devices `worker_devices` numbers.
+    """Return the variables that limit a worker to the devices that `worker_devices` numbers.
 
-    `node_visible_devices` is CUDA_VISIBLE_DEVICES of the node's agent, or None if it is unset.
+    CUDA_VISIBLE_DEVICES for GPUs, NEURON_RT_VISIBLE_CORES for NeuronCores; {} for other devices.
+    `node_visible_devices` is CUDA_VISIBLE_DEVICES of the node's agent, or None if it is unset. Sets
+    nothing. Raises `ConfigError` if that variable hides a GPU of the worker.
     """
     variables = {}
     if start.devices and _are_gpus(start.devices):
@@ -61,7 +65,9 @@ def visible_device_variables(
 def cuda_visible_devices(gpus: Sequence[str], node_visible_devices: str | None) -> dict[str, str]:
     """Return CUDA_VISIBLE_DEVICES for a process that must see exactly these GPUs of its node.
 
-    Raises `ConfigError` if `node_visible_devices`, the value for the node's agent, hides one.
+    `gpus` are the node's names, such as "cuda:1". The result is a dictionary of this one variable,
+    and nothing is set. Raises `ConfigError` if `node_visible_devices`, the value for the node's
+    agent (None if it is unset), hides one.
     """
     numbers = [int(gpu.removeprefix("cuda:")) for gpu in gpus]
     if node_visible_devices is None:
@@ -80,7 +86,10 @@ def cuda_visible_devices(gpus: Sequence[str], node_visible_devices: str | None) 
 
 
 def require_enough_devices(start: StartWorker) -> None:
-    """Raise `ConfigError` if the node has fewer GPUs than its workers request."""
+    """Raise `ConfigError` if the node has too few GPUs for this worker's request.
+
+    Called in the worker, for a clear error before a library looks for the GPU.
+    """
     if len(_assigned_devices(start)) >= _gpus_per_worker(start):
         return
     raise ConfigError(

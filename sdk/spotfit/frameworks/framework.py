@@ -24,7 +24,9 @@ from spotfit.protocol.worker_agent import StartWorker
 def rank_environment(start: StartWorker, *, sees_peer_devices: bool) -> dict[str, str]:
     """Return the variables with this worker's ranks and visible devices.
 
-    The names are those of torchrun. Raises `ConfigError` if the node has too few devices.
+    The names are those of torchrun, such as RANK and LOCAL_WORLD_SIZE; the caller sets them. With
+    `sees_peer_devices` the worker also sees the devices of the other workers on its node. Raises
+    `ConfigError` if the node has too few devices.
     """
     # First of all: a missing GPU would otherwise show as an obscure error of the library.
     require_enough_devices(start)
@@ -45,34 +47,51 @@ BroadcastBytesFn = Callable[[str, bytes], bytes]
 
 
 class Framework(Protocol):
-    """Adapter of one training library. It runs in the worker process."""
+    """Adapter of one training library. It runs in the worker process, one instance per round.
+
+    The fork server of a node also creates one, to read `preload_stages`.
+    """
 
     @property
     def preload_stages(self) -> tuple[tuple[str, ...], ...]:
         """Modules that the fork server imports before it forks workers, most urgent stage first.
 
+        The first stage is imported before the first fork, the others while workers may be forked.
         They must not start threads or initialize an accelerator: neither survives a fork.
         """
         ...
 
     @property
     def sees_peer_devices(self) -> bool:
-        """Whether a worker sees the accelerators of the other workers on its node."""
+        """Whether a worker sees the accelerators of the other workers on its node.
+
+        The same for all workers of the run; devices are then numbered among all of them.
+        """
         ...
 
     def environment(self, start: StartWorker) -> dict[str, str]:
-        """Return the variables to set before the library or user code is imported.
+        """Return the variables that a worker sets before the library or user code is imported.
 
+        `start` is the worker's first message, with its ranks and devices. Changes nothing itself.
         Raises `ConfigError` if the node lacks devices that the worker requests.
         """
         ...
 
     def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
-        """Form the process group of this round. Raises the library's own exceptions."""
+        """Form the process group of this round; return when all ranks have joined.
+
+        Called once in each worker, before the training function. `start` has the ranks and the
+        framework's options, `broadcast` distributes rank 0's address. Raises the library's own
+        exceptions, which fail the worker.
+        """
         ...
 
     def leave_group(self) -> None:
-        """Leave the group within a bounded time. A no-op if no group was formed."""
+        """Leave the group within a bounded time. A no-op if no group was formed.
+
+        Called once in a worker whose function has returned, before it exits; not after a failure,
+        when other ranks may be inside a collective.
+        """
         ...
 
 
@@ -83,10 +102,11 @@ class NoFramework:
     sees_peer_devices = False
 
     def environment(self, start: StartWorker) -> dict[str, str]:
+        """Return torchrun's rank variables and the visible devices; see `rank_environment`."""
         return rank_environment(start, sees_peer_devices=self.sees_peer_devices)
 
     def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
-        """Do nothing."""
+        """Do nothing: functions without a training library have no process group."""
 
     def leave_group(self) -> None:
-        """Do nothing."""
+        """Do nothing: `form_group` has formed no process group."""

@@ -19,10 +19,12 @@ _BUILT_IN_FRAMEWORKS: dict[str, type[Framework]] = {
 
 
 def open_framework(name: str) -> Framework:
-    """Return a new instance of the framework with that name.
+    """Return a new instance of the framework with that name, such as "torch".
 
-    Built-in frameworks take precedence over entry points of the group `spotfit.frameworks`. Raises
-    `ConfigError` for an unknown name.
+    Called in each worker and in the fork server; does not import the training library. Built-in
+    frameworks ("none", "torch", "torch_xla", "torchft") take precedence over entry points of the
+    group `spotfit.frameworks`. Raises `ConfigError` for an unknown name or an entry point that
+    cannot be imported, and `MissingExtraError` if it lacks a dependency.
     """
     framework_class = _BUILT_IN_FRAMEWORKS.get(name) or plugins.load(ENTRY_POINT_GROUP, name)
     framework: Framework = framework_class()

@@ -180,7 +180,9 @@ ENV_VARS: tuple[EnvVar[Any], ...] = tuple(
 def read(env_var: EnvVar[Value], environment: Mapping[str, str] | None = None) -> Value:
     """Return the parsed value of `env_var`, or its default if it is unset or empty.
 
-    Raises `ConfigError` with the name of the variable for an invalid value.
+    Reads `environment`, or that of this process (None). If only the equivalent variable of Ray
+    Train (`EnvVar.ray_name`) is set, that one is read. Raises `ConfigError` with the name of the
+    variable for an invalid value.
     """
     environment = os.environ if environment is None else environment
     # Our name takes precedence over Ray's. An empty value counts as unset, as in most shells.
@@ -199,7 +201,11 @@ def read(env_var: EnvVar[Value], environment: Mapping[str, str] | None = None) -
 
 
 def check_all(environment: Mapping[str, str] | None = None) -> None:
-    """Parse every variable. Raises `ConfigError`, or `ConfigErrors` with all invalid ones."""
+    """Parse every variable of spotfit, to report invalid values before a run starts.
+
+    Reads `environment`, or that of this process (None). Called by `fit()` and by each agent at its
+    start. Raises `ConfigError`, or `ConfigErrors` with all invalid ones.
+    """
     errors = ErrorCollector()
     for env_var in ENV_VARS:
         errors.check(partial(read, env_var, environment))
@@ -207,35 +213,47 @@ def check_all(environment: Mapping[str, str] | None = None) -> None:
 
 
 def copy_environment() -> dict[str, str]:
-    """Return a copy of the environment of this process."""
+    """Return all environment variables of this process as a new dict."""
     return dict(os.environ)
 
 
 def lookup(name: str) -> str | None:
-    """Return the unparsed value of any variable, or None if it is unset."""
+    """Return the unparsed value of any environment variable, or None if it is unset.
+
+    Unlike `read` it returns '' for an empty variable, and knows no default.
+    """
     return os.environ.get(name)
 
 
 def update(values: Mapping[str, str]) -> None:
-    """Set variables of this process and its future child processes."""
+    """Set environment variables of this process, which its future child processes inherit.
+
+    Replaces variables that are set, and keeps those that are not in `values`.
+    """
     os.environ.update(values)
 
 
 def set_defaults(values: Mapping[str, str]) -> None:
-    """Set the variables that are not set yet."""
+    """Set those environment variables of this process that are not set yet.
+
+    A variable with an empty value counts as set.
+    """
     for name, text in values.items():
         os.environ.setdefault(name, text)
 
 
 def replace_all(values: Mapping[str, str]) -> None:
-    """Replace the environment of this process by `values`."""
+    """Replace the whole environment of this process, which future children inherit, by `values`."""
     # In place: assigning a new os.environ would not change the environment of the C library.
     os.environ.clear()
     os.environ.update(values)
 
 
 def unset(*names: str) -> None:
-    """Unset variables, for example secrets that child processes must not inherit."""
+    """Remove environment variables of this process; those that are not set are ignored.
+
+    For example secrets that child processes must not inherit.
+    """
     for name in names:
         os.environ.pop(name, None)
 
@@ -295,7 +313,11 @@ UNSUPPORTED_RAY_VARIABLES: Mapping[str, UnsupportedRayVariable] = {
 def ignored_ray_variables(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name of every ignored Ray variable that is set, and how spotfit behaves instead."""
+    """Yield each variable of Ray Train that is set without effect, and how spotfit behaves instead.
+
+    Reads `environment`, or that of this process (None). `fit()` logs the pairs (name, explanation),
+    sorted by name. A variable that is set to Ray's default is left out.
+    """
     environment = os.environ if environment is None else environment
     supported = {env_var.ray_name for env_var in env.ENV_VARS}
     for name in sorted(environment):

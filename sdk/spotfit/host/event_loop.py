@@ -28,21 +28,25 @@ FileDescriptorLike = int | HasFileno
 
 
 class TimerHandle:
-    """A scheduled callback."""
+    """A callback scheduled with `EventLoop.call_later`."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Drop the callback. Idempotent, also after it has run."""
+        """Do not call the callback any more.
+
+        Idempotent, also after it has run. Loop's thread only.
+        """
         # The entry stays in the heap until it is due: removing it from the middle is O(n).
         self.callback = None
 
 
 class EventLoop:
-    """Waits for events and runs callbacks.
+    """Waits for events and runs callbacks in the thread that calls `run_once`.
 
-    Only `call_soon_threadsafe` and `wake` may be called from other threads.
+    Timers use the injected `clock`. Only `call_soon_threadsafe` and `wake` may be called from other
+    threads.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -60,9 +64,10 @@ class EventLoop:
     def register(
         self, fileobj: FileDescriptorLike, events: int, callback: Callable[[int], None]
     ) -> None:
-        """Call `callback(ready_events)` whenever `fileobj` is ready.
+        """Call `callback(ready_events)` in `run_once` whenever `fileobj` is ready.
 
-        Replaces the events and the callback of an earlier registration.
+        `events` and `ready_events` are bit masks of READ and WRITE. Replaces the events and the
+        callback of an earlier registration of `fileobj`.
         """
         try:
             self._selector.modify(fileobj, events, callback)
@@ -75,24 +80,40 @@ class EventLoop:
             self._selector.unregister(fileobj)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
-        """Call `callback` once, `delay_s` seconds from now."""
+        """Call `callback` once, `delay_s` seconds of the loop's clock from now, in `run_once`.
+
+        It is never called directly, also with a delay of 0. `TimerHandle.cancel` of the result
+        prevents the call.
+        """
         timer = TimerHandle(callback)
         heapq.heappush(self._timers, (self.clock.now() + delay_s, next(self._sequence), timer))
         return timer
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in the loop's thread. May be called from any thread."""
+        """Call `callback` once in the loop's thread.
+
+        Returns at once; may be called from any thread. Callbacks run in the order of these calls. A
+        wait in progress is ended.
+        """
         self._posted_callbacks.append(callback)
         self.wake()
 
     def wake(self) -> None:
-        """End the current wait. May be called from any thread and from signal handlers."""
+        """End the current wait of `run_once`, or the next one if there is none.
+
+        May be called from any thread and from signal handlers, also after `close`.
+        """
         # A full buffer already wakes the loop; after close() there is no wait to end.
         with contextlib.suppress(OSError):
             self._wake_sender.send(b"w")
 
     def run_once(self, timeout_s: float | None) -> None:
-        """Wait for events, at most `timeout_s` (None: no limit), and run all due callbacks."""
+        """Wait once for an event, at most `timeout_s` seconds, then run all callbacks that are due.
+
+        None waits without a limit, 0 does not wait. The wait also ends when the next timer is due,
+        and after `wake`. An exception of a callback is raised here; those that remain are run by
+        the next call.
+        """
         if self._timers:
             until_timer_s = max(0.0, self._timers[0][0] - self.clock.now())
             timeout_s = until_timer_s if timeout_s is None else min(until_timer_s, timeout_s)

@@ -31,7 +31,7 @@ class LineFormatter(logging.Formatter):
     """Formats a record as `12:00:00.250 INFO    round.opened round=3 reason="no capacity"`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without a line break at its end."""
+        """Return the record as one line in local time, without a line break at its end."""
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
         millis = int(record.created * 1000) % 1000
         fields = "".join(
@@ -60,9 +60,11 @@ _default_handler.setFormatter(LineFormatter())
 
 
 def use_default_handler() -> None:
-    """Print records of "spotfit" on standard error, unless the user configured that logger.
+    """Print records of the logger "spotfit" on standard error, unless the user configured it.
 
-    Idempotent. A level that the user has set is kept.
+    The user has configured it by adding a handler. Called by `fit()`, the command line and the
+    processes of spotfit. Idempotent. A level that the user has set is kept; otherwise it is
+    SPOTFIT_LOG_LEVEL or INFO.
     """
     if _ROOT.handlers:
         return
@@ -74,9 +76,10 @@ def use_default_handler() -> None:
 
 
 def set_level(level: str) -> None:
-    """Set the least level that is logged; SPOTFIT_LOG_LEVEL takes precedence over `level`.
+    """Set the least level that this process logs, a name such as `"INFO"`.
 
-    Does nothing if the user has configured the logger "spotfit".
+    SPOTFIT_LOG_LEVEL takes precedence over `level`. Does nothing before `use_default_handler`, or
+    if the user has configured a handler or the level of the logger "spotfit".
     """
     if _default_handler in _ROOT.handlers and _default_handler.owns_level:
         # An invalid variable counts as unset; env.check_all() reports it together with all others.
@@ -88,22 +91,34 @@ def set_level(level: str) -> None:
 
 
 def debug(event: str, /, **fields: Any) -> None:
-    """Log details for diagnosis."""
+    """Log details for diagnosis. `event` is a constant such as `"worker.started"`.
+
+    The record is emitted on the logger "spotfit.worker"; `fields` are its attributes.
+    """
     _log(logging.DEBUG, event, fields)
 
 
 def info(event: str, /, **fields: Any) -> None:
-    """Log a change of state that users want to see."""
+    """Log a change of state that users want to see, such as `"round.opened"`.
+
+    The record is emitted on the logger "spotfit.round"; `fields` are its attributes.
+    """
     _log(logging.INFO, event, fields)
 
 
 def warning(event: str, /, **fields: Any) -> None:
-    """Log a problem that spotfit handles without stopping."""
+    """Log a problem that spotfit handles without stopping, such as `"fork_server.died"`.
+
+    The record is emitted on the logger "spotfit.fork_server"; `fields` are its attributes.
+    """
     _log(logging.WARNING, event, fields)
 
 
 def error(event: str, /, **fields: Any) -> None:
-    """Log a failure that ended an operation."""
+    """Log a failure that ended an operation, such as `"worker_pool.start_failed"`.
+
+    The record is emitted on the logger "spotfit.worker_pool"; `fields` are its attributes.
+    """
     _log(logging.ERROR, event, fields)
 
 

@@ -20,9 +20,10 @@ _ROUTE_PROBE_ADDRESS = ("192.0.2.1", 9)
 
 
 def own_address() -> str:
-    """Return SPOTFIT_HOST if set, else the local address of the default route.
+    """Return the address at which other nodes reach this machine, such as '10.0.0.7'.
 
-    Returns 127.0.0.1 without a default route.
+    SPOTFIT_HOST if set, else the local IPv4 address of the default route, else 127.0.0.1 (no
+    network). Sends no packet.
     """
     if configured := env.read(env.HOST):
         return configured
@@ -35,9 +36,10 @@ def own_address() -> str:
 
 
 def interface_with_address(address: str) -> str | None:
-    """Return the name of the network interface with this IPv4 address, or None. Linux only.
+    """Return the name of the network interface with this IPv4 address, such as 'eth0'. Linux only.
 
-    All loopback addresses (127.0.0.0/8) belong to the loopback interface.
+    All loopback addresses (127.0.0.0/8) belong to the loopback interface. None if no interface has
+    the address, or `address` is a host name.
     """
     try:
         target = ipaddress.ip_address(address)
@@ -58,7 +60,11 @@ def interface_with_address(address: str) -> str | None:
 
 
 def cpu_count() -> int:
-    """Return the number of processors that this process may use."""
+    """Return the number of processors that this process may use, at least 1.
+
+    Where the system allows it, the processors that a container or batch system withholds are left
+    out.
+    """
     # Containers and batch systems restrict a process to some of the machine's processors.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -66,10 +72,11 @@ def cpu_count() -> int:
 
 
 def devices() -> tuple[str, ...]:
-    """Return the accelerators of this machine: SPOTFIT_DEVICES, else the NVIDIA GPUs in /proc.
+    """Return the accelerators of this machine, such as ('cuda:0', 'cuda:1'); () without any.
 
-    No driver is loaded and no CUDA context is created. GPUs are numbered among the visible ones:
-    with CUDA_VISIBLE_DEVICES=2,3 the result is ('cuda:0', 'cuda:1').
+    SPOTFIT_DEVICES if set, else the NVIDIA GPUs in /proc. No driver is loaded and no CUDA context
+    is created. GPUs are numbered among the visible ones: with CUDA_VISIBLE_DEVICES=2,3 the result
+    is ('cuda:0', 'cuda:1').
     """
     if configured := env.read(env.DEVICES):
         return tuple(part.strip() for part in configured.split(",") if part.strip())
@@ -83,8 +90,9 @@ def devices() -> tuple[str, ...]:
 def visible_gpus(count: int, visible_devices: str | None) -> tuple[str, ...]:
     """Return the entries of CUDA_VISIBLE_DEVICES that CUDA honours on a machine with `count` GPUs.
 
-    Entries are indices or UUIDs (GPU-…, MIG-…). As in CUDA, the list ends at the first invalid
-    entry. Returns all indices if the variable is unset (None), and () if it is empty.
+    `visible_devices` is the value of the variable. Entries are indices or UUIDs (GPU-…, MIG-…). As
+    in CUDA, the list ends at the first invalid entry. Returns all indices, such as ('0', '1'), if
+    the variable is unset (None), and () if it is empty or `count` is 0.
     """
     indices = tuple(str(n) for n in range(count))
     if visible_devices is None or not indices:
@@ -96,15 +104,15 @@ def visible_gpus(count: int, visible_devices: str | None) -> tuple[str, ...]:
 
 
 def python_version() -> str:
-    """Return the Python version, for example '3.11.7'."""
+    """Return the Python version of this process, for example '3.11.7'."""
     return platform.python_version()
 
 
 def pid() -> int:
-    """Return the id of this process."""
+    """Return the process id of this process. A forked child gets its own."""
     return os.getpid()
 
 
 def hostname() -> str:
-    """Return the host name of this machine."""
+    """Return the host name of this machine, as the operating system has it."""
     return socket.gethostname()

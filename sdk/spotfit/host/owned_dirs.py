@@ -21,9 +21,10 @@ SHARED_MEMORY_DIR = Path("/dev/shm")  # noqa: S108 - there is no other name for 
 
 
 def shared_memory_directory(name: str) -> AbstractContextManager[Path]:
-    """Create an owned directory in shared memory, or in the temporary directory without /dev/shm.
+    """Create a directory in shared memory (/dev/shm) that is removed when the context exits.
 
-    See `owned_directory`.
+    Without a writable /dev/shm it is in the temporary directory. The agent stores snapshots in it.
+    `name` must be unique on the machine; see `owned_directory`.
     """
     # Some containers mount no /dev/shm, or a read-only one.
     is_usable = SHARED_MEMORY_DIR.is_dir() and os.access(SHARED_MEMORY_DIR, os.W_OK)
@@ -39,8 +40,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def owned_directory(parent: Path, name: str) -> Iterator[Path]:
     """Create the directory spotfit-<uid>-<name> in `parent` with mode 0700; remove it on exit.
 
-    Directories of dead owners on this machine, including those of other containers, are removed
-    first. Raises `FileExistsError` if `name` is in use.
+    `parent` is created if necessary. If this process is killed, the next call with an equal
+    `parent` removes its directory: before it creates its own, a call removes those of dead owners
+    on this machine, including those of other containers. Raises `FileExistsError` if `name` is in
+    use.
     """
     parent.mkdir(parents=True, exist_ok=True)
     prefix = f"spotfit-{os.getuid()}-"

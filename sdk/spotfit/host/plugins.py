@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 def load(group: str, name: str, *, entry_points: Iterable[EntryPoint] | None = None) -> Any:
     """Import and return the object of the entry point `name` in `group`.
 
-    Raises `ConfigError` if no package or several packages provide it, or if it cannot be imported,
-    and `MissingExtraError` if one of its dependencies is not installed.
+    For example the class of the provisioner 'aws_batch' in `"spotfit.provisioners"`. `entry_points`
+    replace those of the installed packages (None). Raises `ConfigError` if no package or several
+    packages provide it, or if it cannot be imported, and `MissingExtraError` if one of its
+    dependencies is not installed.
     """
     offers = _entry_points(group) if entry_points is None else entry_points
     # By value: a package may appear twice in sys.path, with the same entry point.
@@ -45,7 +47,10 @@ def load(group: str, name: str, *, entry_points: Iterable[EntryPoint] | None = N
 
 
 def names(group: str) -> tuple[str, ...]:
-    """Return the sorted names of all entry points in `group`, without importing them."""
+    """Return the sorted names of all entry points in `group`, without importing them.
+
+    `group` is for example `"spotfit.provisioners"`. Empty if no installed package provides one.
+    """
     return tuple(sorted({point.name for point in _entry_points(group)}))
 
 
@@ -72,9 +77,10 @@ def _load_entry_point(point: EntryPoint) -> Any:
 
 
 def require_module(module: str, *, extra: str) -> ModuleType:
-    """Import and return `module`.
+    """Import and return the module of an optional dependency, for example `"pyarrow.fs"`.
 
-    Raises `MissingExtraError` with the extra of spotfit that installs it.
+    Raises `MissingExtraError` if it is not installed, with the command that installs `extra`, an
+    extra of spotfit such as `"arrow"`.
     """
     try:
         return importlib.import_module(module)
@@ -83,7 +89,11 @@ def require_module(module: str, *, extra: str) -> ModuleType:
 
 
 def missing_extra_error(missing: ImportError, *, feature: str, extra: str) -> MissingExtraError:
-    """Return the error for a missing dependency of `feature` that `extra` installs."""
+    """Return, without raising it, the error for a dependency that could not be imported.
+
+    `feature` begins the message ("pyarrow.fs needs …"); `extra` is the extra of spotfit that
+    installs the dependency, as in `pip install 'spotfit[arrow]'`.
+    """
     package = f"the package {missing.name!r}" if missing.name else "a package"
     return MissingExtraError(
         f"{feature} needs {package}, which is not installed: {missing}",

@@ -31,10 +31,11 @@ _PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
-    """Let the kernel send `sig` to this process when the parent thread that forked it ends.
+    """Let the kernel send `sig` to this process when the parent thread that started it ends.
 
-    `parent` is the expected parent process id. Exits at once if that process has already ended.
-    Linux only; on other systems the process ends when it reads from the closed pipe of its parent.
+    Called by a child at its start; `parent` is the process id that it expects as its parent's.
+    Exits at once, with code 128 + `sig`, if that process has already ended. Linux only; on other
+    systems the process ends when it reads from the closed pipe of its parent.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, sig)
@@ -44,26 +45,35 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """Set the name that `ps` and `top` show, cut to 15 bytes. Linux only."""
+    """Set the name of this process that `ps` and `top` show, cut to 15 bytes. Linux only."""
     if sys.platform == "linux":
         _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def kill_group(leader: int, sig: int = signal.SIGKILL) -> None:
-    """Send `sig` to every process of the process group. Idempotent if the group has ended."""
+    """Send `sig`, by default SIGKILL, to every process of the group whose id is `leader`.
+
+    Does not wait for their end. Does nothing if the group has ended or may not be signalled.
+    """
     # macOS reports a group that consists only of zombies as PermissionError.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, sig)
 
 
 def kill(pid: int, sig: int = signal.SIGKILL) -> None:
-    """Send `sig` to one process. Idempotent if the process has ended."""
+    """Send `sig`, by default SIGKILL, to one process, without its children.
+
+    Does not wait for its end. Does nothing if the process has ended.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, sig)
 
 
 def session_members(session: int) -> list[int]:
-    """Return the ids of all processes of a session, except zombies. Linux only."""
+    """Return the process ids of all members of the session with id `session`, except zombies.
+
+    Linux only: reads /proc.
+    """
     members = []
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
@@ -83,12 +93,18 @@ def thread_count() -> int:
 
 
 def exists(pid: int) -> bool:
-    """Return whether the process exists, including zombies. Returns True on other systems."""
+    """Whether a process with id `pid` exists; zombies exist.
+
+    Always True on systems other than Linux.
+    """
     return sys.platform != "linux" or Path(f"/proc/{pid}").exists()
 
 
 def zombie_wait_status(pid: int) -> int | None:
-    """Return the wait status of a zombie process, or None if it is not a zombie. Linux only."""
+    """Return the wait status of a zombie process, as `os.waitpid` would, without reaping it.
+
+    None if it still runs, or does not exist any more, and on systems other than Linux.
+    """
     try:
         fields = _read_stat(pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -97,9 +113,10 @@ def zombie_wait_status(pid: int) -> int | None:
 
 
 def describe_state(pid: int) -> str:
-    """Return the kernel's state of a process, such as 'waiting, in futex_wait_queue'.
+    """Return the kernel's state of a process as text, such as 'waiting, in futex_wait_queue'.
 
-    Returns '' if the process does not exist. Linux only.
+    For the report of a hang. Returns '' if the process does not exist, and on systems other than
+    Linux.
     """
     try:
         fields = _read_stat(pid)
@@ -111,7 +128,10 @@ def describe_state(pid: int) -> str:
 
 
 def describe_exit(waitstatus: int) -> tuple[str, bool]:
-    """Return a phrase ('exited with code 1', 'was killed by SIGKILL') and whether it succeeded."""
+    """Return a phrase for a wait status of `os.waitpid`, and whether it is exit code 0.
+
+    For example `("exited with code 1", False)` or `("was killed by SIGKILL", False)`.
+    """
     code = os.waitstatus_to_exitcode(waitstatus)
     if code >= 0:
         return f"exited with code {code}", code == 0

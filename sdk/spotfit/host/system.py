@@ -14,51 +14,64 @@ class SystemClock:
     """This machine's monotonic clock, as a `core.clock.Clock`."""
 
     def now(self) -> float:
-        """Return seconds since an arbitrary fixed moment."""
+        """Return seconds of the monotonic clock of this machine; only differences are meaningful.
+
+        Comparable between processes of this machine until it restarts, and never with other
+        machines.
+        """
         return time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Sleep for `seconds`; return at once if that is negative."""
+        """Block the calling thread for `seconds`; return at once if that is negative."""
         time.sleep(max(0.0, seconds))
 
 
 def wall_ms() -> int:
-    """Return milliseconds since 1970, for display only.
+    """Return the wall-clock time in milliseconds since 1970 (UTC).
 
-    Decisions must not depend on it: wall clocks of machines differ, and are adjusted.
+    For display and for the deadlines of preemption notices. Decisions must not depend on it: wall
+    clocks of machines differ, and are adjusted.
     """
     return time.time_ns() // 1_000_000
 
 
 def utc_timestamp() -> str:
-    """Return the UTC date and time in microseconds, in a form that is valid in directory names."""
+    """Return the UTC date and time with microseconds, such as '2026-01-31_08-15-00.000250'.
+
+    It is valid in names of directories, for example of runs and checkpoints.
+    """
     return datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S.%f")
 
 
 def new_run_id() -> RunId:
-    """Return a new, globally unique run id."""
+    """Return a new, globally unique run id: 32 random hex digits."""
     # From the operating system, not `random`: forked or seeded processes must not share ids.
     return RunId(secrets.token_hex(16))
 
 
 def new_agent_id() -> AgentId:
-    """Return a new, globally unique agent id."""
+    """Return a new, globally unique agent id, such as 'a-0123456789ab'."""
     return AgentId(f"a-{secrets.token_hex(6)}")
 
 
 def new_token() -> Token:
-    """Return a new idempotency token, which is valid in resource names of every cloud."""
+    """Return a new idempotency token, such as 't-0123456789ab'.
+
+    A machine request and its repetitions carry the same one. It is valid in resource names of every
+    cloud.
+    """
     return Token(f"t-{secrets.token_hex(6)}")
 
 
 def new_secret_bytes(count: int = 32) -> bytes:
-    """Return cryptographically secure random bytes."""
+    """Return `count` cryptographically secure random bytes, by default the length of a run key."""
     return secrets.token_bytes(count)
 
 
 def reseed() -> None:
-    """Seed Python's random module from the operating system, in a newly forked process.
+    """Seed Python's `random` module from the operating system, in a newly forked process.
 
-    Without it, all children of a fork server would share the RNG state of their parent.
+    Without it, all children of a fork server would share the RNG state of their parent. Python's
+    generator only: `child_setup.reseed` also does NumPy's.
     """
     random.seed()

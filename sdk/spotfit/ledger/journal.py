@@ -42,7 +42,7 @@ VIEW_CACHE_INTERVAL = 256
 
 
 class CachedView(msgspec.Struct, frozen=True, kw_only=True):
-    """A view and the version of its format."""
+    """The body of a cached view object: the view, and the version of this format."""
 
     view: View
     format_version: int = 1
@@ -52,12 +52,19 @@ _cached_view_decoder = decoder(CachedView)
 
 
 def is_cache_due(view: View) -> bool:
-    """Whether the leader should write this view to the cache."""
+    """Whether the leader should now write this view to the cache, with `write_cached_view`.
+
+    True once per `VIEW_CACHE_INTERVAL` entries: ask after every folded entry.
+    """
     return view.next_slot > 0 and view.next_slot % VIEW_CACHE_INTERVAL == 0
 
 
 def write_cached_view(store: Store, view: View) -> None:
-    """Write a cached view. A transient error or an existing object is ignored: it is a cache."""
+    """Create the cached view object of `view` below the run's root. Blocks.
+
+    Returns without an error if the object exists or the store fails temporarily, because readers
+    work without it. Raises other `StoreError`s.
+    """
     try:
         store.create(keys.cached_view(view.next_slot), encode(CachedView(view=view)))
     except (AlreadyExistsError, TransientStoreError):
@@ -65,7 +72,10 @@ def write_cached_view(store: Store, view: View) -> None:
 
 
 def read_newest_view(store: Store) -> JournalView:
-    """The newest cached view that can be decoded; the empty view if there is none."""
+    """Read the newest cached view of the run that can be decoded; the empty view if there is none.
+
+    Entries after it may exist: they start at its `next_slot`. Blocks; raises `StoreError`.
+    """
     # Newest first; one that is corrupt or of another version falls back to the one before it.
     for found in sorted(store.list(keys.VIEWS.rstrip("/")), reverse=True):
         try:
@@ -114,9 +124,10 @@ class Journal:
         self.view = JournalView()
 
     def catch_up(self) -> JournalView:
-        """Read and fold all new entries, starting from the newest cached view if nothing was read.
+        """Read and fold all new entries, and return the resulting view. Blocks.
 
-        Raises `JournalError` if an entry cannot be decoded or does not fit.
+        Starts from the newest cached view if nothing was read yet, unless `ignore_view_cache` is
+        set. Raises `JournalError` if an entry cannot be decoded or does not fit, and `StoreError`.
         """
         with self._lock:
             while not self.apply_page(self.read(self.view.next_slot)):
@@ -124,12 +135,15 @@ class Journal:
             return self.view
 
     def append(self, entry: JournalEntry, after: JournalView) -> JournalView:
-        """Offer `entry` for the slot after `after`, then read what the journal contains.
+        """Create `entry` in the slot after `after`, then read; return the view with all entries.
 
         `after` is the view from which the entry was decided. If other entries were appended since,
         the slot is taken and the entry is dropped; the returned view shows the outcome. A create
         request that timed out may still be executed later, so the next entry offered for that slot
         must be equivalent. `control.JournalWriter` ensures that for decisions.
+
+        Blocks. Raises `JournalError` and `StoreError`, except for a taken slot and a temporary
+        failure of the write.
         """
         with contextlib.suppress(AlreadyExistsError, TransientStoreError):
             self.create_entry(after.next_slot, encode(entry))
@@ -138,7 +152,9 @@ class Journal:
     def read(self, slot: int) -> JournalPage:
         """Read entries from `slot` on, up to the end, the page limit or an error of the store.
 
-        Raises `StoreError` only if no entry could be read.
+        Does not fold them: pass the page to `apply_page`. With `slot` 0 the page starts at the
+        newest cached view if there is one, unless `ignore_view_cache` is set. Blocks; raises
+        `StoreError` only if no entry could be read.
         """
         cached_view = None
         if slot == 0 and not self._ignore_view_cache:
@@ -161,15 +177,21 @@ class Journal:
         return JournalPage(slot, tuple(bodies), cached_view, reached_end=False)
 
     def create_entry(self, slot: int, body: bytes) -> None:
-        """Create the entry of that slot.
+        """Create the object of that slot with an encoded `JournalEntry`. Does not fold it. Blocks.
 
         Raises `AlreadyExistsError` if the slot is taken, possibly by this entry if the answer to an
-        earlier request was lost. After any other `StoreError` the outcome is unknown.
+        earlier request was lost. After any other `StoreError` the outcome is unknown: read the
+        slot.
         """
         self._store.create(keys.entry(slot), body)
 
     def apply_page(self, page: JournalPage) -> bool:
-        """Fold the new entries and return `page.reached_end`. Raises `JournalError`."""
+        """Fold a page returned by `read`, and return its `reached_end`: False if more must be read.
+
+        Entries that are folded already are ignored. Does not access the store. Raises
+        `JournalError` if an entry cannot be decoded or does not fit; the entries before it are
+        folded.
+        """
         with self._lock:
             # Entries received from other processes may have been folded while the page was read.
             if page.cached_view is not None and page.cached_view.next_slot > self.view.next_slot:
@@ -179,7 +201,12 @@ class Journal:
             return page.reached_end
 
     def apply_entry(self, slot: int, body: bytes) -> JournalView:
-        """Fold a copy of an entry if it is the next one; ignore it otherwise."""
+        """Fold the encoded entry `body` if `slot` is the next one; ignore it otherwise.
+
+        For copies that the leader sends to agents. Calls `on_entry` after folding; returns the
+        resulting view. Raises `JournalError` if the entry cannot be decoded, belongs to another run
+        or refers to an unknown group of machines.
+        """
         with self._lock:
             if slot != self.view.next_slot:
                 return self.view
@@ -213,10 +240,11 @@ _REMEDY = (
 
 
 def check_no_gaps(store: Store) -> None:
-    """Check that no entry between the first and the last is missing. Raises `JournalError`.
+    """Check that no journal entry between the first and the last is missing.
 
-    A reader takes a gap for the end of the journal, and a writer would fill it. Call this before
-    resuming a run whose folder may have been copied or cleaned up by other tools.
+    Raises `JournalError` for the first gap. A reader takes a gap for the end of the journal, and a
+    writer would fill it. Called by `fit()` and by clients that open a run, whose folder may have
+    been copied or cleaned up by other tools. Lists the journal without reading the entries.
     """
     for slot, found in enumerate(store.list(keys.JOURNAL.rstrip("/"))):
         if found.key != keys.entry(slot):

@@ -16,7 +16,7 @@ No object is read, modified and written back (docs/decisions/0002).
     .spotfit/refs/<folder>/<name>/<round>-<rank>     immutable      that rank, see `checkpoint_ref`
     .spotfit/failures/<round>-<rank>.pkl             single-writer  the agent of that rank
     .spotfit/failures/<agent>.pkl                    single-writer  that agent, see `agent_failure`
-    .spotfit/failures/hook-<sha256>.pkl              immutable      the callback sidecar
+    .spotfit/failures/hook-<sha256>.pkl              immutable      a callbacks or hooks sidecar
     .spotfit/results/<round>-<rank>.pkl              single-writer  the agent of that rank
     .spotfit/reports/<agent>/<n>.jsonl               immutable      that agent, while it leads
     .spotfit/stacks/<agent>-<round>-<n>.txt          immutable      that agent, while it leads
@@ -43,33 +43,54 @@ REFS = ".spotfit/refs/"
 
 
 def entry(slot: int) -> str:
-    """The journal entry of that slot."""
+    """Return the object key of the journal entry in `slot`, counted from 0.
+
+    Like all keys of this module it is relative to the run's root. Example:
+    ".spotfit/journal/00000000000000000042.json".
+    """
     # 20 digits, so that the lexicographic order of a bucket listing is the order of the slots.
     return f"{JOURNAL}{slot:020d}.json"
 
 
 def cached_view(slot: int) -> str:
-    """The cached view of all entries before that slot."""
+    """Return the object key of the cached view of the journal entries before `slot`.
+
+    The leader creates it, see `ledger.journal.write_cached_view`.
+    """
     return f"{VIEWS}{slot:020d}.json"
 
 
 def lease(agent: AgentId) -> str:
-    """The lease of a leader: a counter that it increments while it is alive."""
+    """Return the object key of an agent's lease: a decimal counter, incremented while it leads.
+
+    Overwritten only by that agent. Other processes read it to detect that the leader is lost.
+    """
     return f".spotfit/leases/{agent}"
 
 
 def member(agent: AgentId) -> str:
-    """The `Member` of an agent."""
+    """Return the object key of an agent's `Member` as JSON: its addresses and worker slots.
+
+    Overwritten only by that agent; kept after the agent has ended, so that its logs can be found.
+    """
     return f"{MEMBERS}{agent}.json"
 
 
 def manifest(name: str, round_number: int, rank: int) -> str:
-    """The manifest of the files that one rank saved for a checkpoint."""
+    """Return the object key of the JSON list of files that one rank saved for a checkpoint.
+
+    `name` is the checkpoint's unique name, `round_number` the round that saved it and `rank` a
+    world rank. Example: ".spotfit/manifests/step-500/3-0.json". Created by that rank after its
+    files.
+    """
     return f"{MANIFESTS}{name}/{round_number}-{rank}.json"
 
 
 class CheckpointRef(NamedTuple):
-    """A rank's shard of a checkpoint that references files in the folder of another checkpoint."""
+    """A rank's shard of checkpoint `name` that references files in another checkpoint's folder.
+
+    Parsed from a key by `parse_checkpoint_ref`; `round` and `rank` are those of its manifest.
+    """
 
     name: str
     round: int
@@ -77,16 +98,20 @@ class CheckpointRef(NamedTuple):
 
 
 def checkpoint_ref(folder: str, name: str, round_number: int, rank: int) -> str:
-    """A marker that the rank's manifest of `name` references files in `folder`.
+    """Return the object key of a marker that a rank's manifest of `name` lists files in `folder`.
 
-    Incremental checkpoints reference unchanged files of earlier ones; garbage collection must not
-    delete a folder that has such markers.
+    Incremental checkpoints list unchanged files in the folder of an earlier checkpoint. Garbage
+    collection keeps files that a manifest with such a marker lists. The object is empty; the rank
+    creates it before its manifest.
     """
     return f"{REFS}{folder}/{name}/{round_number}-{rank}"
 
 
 def parse_checkpoint_ref(key: str, folder: str) -> CheckpointRef | None:
-    """Parse a key made by `checkpoint_ref` for that folder; None for any other key."""
+    """Parse a key made by `checkpoint_ref` for that `folder`; return None for any other key.
+
+    Called by garbage collection with the keys of a listing.
+    """
     match = _CHECKPOINT_REF.fullmatch(key.removeprefix(f"{REFS}{folder}/"))
     return CheckpointRef(match[1], int(match[2]), int(match[3])) if match else None
 
@@ -95,9 +120,11 @@ _CHECKPOINT_REF = re.compile(r"([^/]+)/(\d+)-(\d+)")
 
 
 def name_marker(name: str, round_number: int, *, generated: bool) -> str:
-    """A marker that the checkpoint name was assigned in that round.
+    """Return the object key of a marker that the checkpoint name was assigned in that round.
 
-    `generated`: spotfit generated the name; otherwise user code chose it.
+    `generated` is True if spotfit generated the name and False if user code chose it. The object is
+    empty. The leader writes it when the name is assigned, so that a later leader finds files that
+    were uploaded without a manifest. Example: ".spotfit/manifests/step-500/3.made".
     """
     return f"{MANIFESTS}{name}/{round_number}.{'made' if generated else 'chosen'}"
 
@@ -112,7 +139,10 @@ class ManifestKey(NamedTuple):
 
 
 def parse_manifest_key(key: str) -> ManifestKey | None:
-    """Parse a key made by `manifest` or `name_marker`; None for any other key."""
+    """Parse a key made by `manifest` or `name_marker`; return None for any other key.
+
+    Called with the keys of a listing of `MANIFESTS`; does not access the store.
+    """
     match = _MANIFEST_KEY.fullmatch(key)
     return ManifestKey(match[1], int(match[2]), match[3]) if match else None
 
@@ -121,37 +151,61 @@ _MANIFEST_KEY = re.compile(re.escape(MANIFESTS) + r"(.+)/(\d+)(?:-\d+)?\.(json|m
 
 
 def failure(round_number: int, rank: int) -> str:
-    """The sealed pickle of a rank's exception."""
+    """Return the object key of the exception that a world rank raised in that round.
+
+    The object is a sealed pickle: encrypted and authenticated with the run's key. The agent of that
+    rank writes it; the client and the callback sidecar load it.
+    """
     return f".spotfit/failures/{round_number}-{rank}.pkl"
 
 
 def agent_failure(agent: AgentId) -> str:
-    """The sealed pickle of the error because of which an agent's node can start no worker."""
+    """Return the object key of the error because of which an agent's node can start no worker.
+
+    The object is a sealed pickle (see `failure`), written by that agent.
+    """
     return f".spotfit/failures/{agent}.pkl"
 
 
 def hook_failure(sha256: str) -> str:
-    """The sealed pickle of an exception raised by a callback or hook, by its hash."""
+    """Return the object key of an exception raised by a callback or backend hook in a sidecar.
+
+    `sha256` is the hex digest of the pickled exception, so that a repeated one is stored once. The
+    object is a sealed pickle (see `failure`).
+    """
     return f".spotfit/failures/hook-{sha256}.pkl"
 
 
 def result(round_number: int, rank: int) -> str:
-    """The sealed pickle of the return value of a rank's training function."""
+    """Return the object key of the return value of a world rank's training function.
+
+    The object is a sealed pickle (see `failure`), written by the agent of that rank. `fit()`
+    returns the one of rank 0 in the last round.
+    """
     return f".spotfit/results/{round_number}-{rank}.pkl"
 
 
 def stack_dump(agent: AgentId, round_number: int, index: int) -> str:
-    """The stacks of all workers of a round, collected for its n-th suspected hang."""
+    """Return the object key of the stacks of all workers of a round, as text.
+
+    `agent` is the leader that collected them; `index` counts suspected hangs of the round from 1.
+    """
     return f".spotfit/stacks/{agent}-{round_number}-{index}.txt"
 
 
 def reports(agent: AgentId, index: int) -> str:
-    """A chunk of reported metrics, one JSON object per line."""
+    """Return the object key of a chunk of metrics that the leader has matched, as JSON lines.
+
+    `agent` is that leader; `index` counts its chunks from 0 over all rounds.
+    """
     return f".spotfit/reports/{agent}/{index:08d}.jsonl"
 
 
 def logs(agent: AgentId, index: int) -> str:
-    """A chunk of the output of one node's workers, one JSON object per line."""
+    """Return the object key of a chunk of the output of one node, one JSON object per line.
+
+    `index` counts the chunks of that agent from 0; read them until one is missing.
+    """
     return f".spotfit/logs/{agent}/{index:08d}.jsonl"
 
 
@@ -167,5 +221,9 @@ _SOURCE_NAMES = {SIDECAR_RANK: "sidecar", RUN_RANK: "run", VALIDATION_RANK: "val
 
 
 def format_log_source(rank: int) -> str:
-    """The name of a log line's source as it is displayed."""
+    """Return the displayed source of a log line: "rank 3" for a world rank, or a name like "run".
+
+    The pseudo-ranks are `SIDECAR_RANK` ("sidecar"), `RUN_RANK` ("run") and `VALIDATION_RANK`
+    ("validation"). Called by the console output of `fit()` and `spotfit logs`.
+    """
     return _SOURCE_NAMES.get(rank, f"rank {rank}")

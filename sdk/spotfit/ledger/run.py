@@ -18,7 +18,11 @@ _member_decoder = decoder(Member)
 
 
 class Ledger:
-    """The run below the root of `store`, as `agent_id` reads and writes it."""
+    """The run below the root of `store`, as `agent_id` reads and writes it.
+
+    Each object has its own position in the journal. Methods that access the store block, raise its
+    `StoreError`s and do not retry. `agent_id` names an agent or a driver.
+    """
 
     def __init__(
         self,
@@ -37,63 +41,106 @@ class Ledger:
         self._lease_counter = 0
 
     def clone(self) -> Ledger:
-        """A new ledger of the same run with its own position, for use by another thread."""
+        """Return a ledger of the same run that has read nothing yet, for use by another thread.
+
+        It shares the store, and has no entry listener.
+        """
         return Ledger(self.store, self.run_id, self.agent_id, wall_ms=self._wall_ms)
 
     def set_entry_listener(self, on_entry: EntryListener) -> None:
-        """Call `on_entry` for every entry that is folded from now on."""
+        """Call `on_entry(slot, body, entry)` for every entry that this ledger folds from now on.
+
+        Replaces an earlier listener. It is called in slot order, by the thread that folds, after
+        the view was updated. Entries before a cached view that was used are not passed to it.
+        """
         self._journal.on_entry = on_entry
 
     @property
     def journal_view(self) -> JournalView:
-        """The current view, which is a `View` once the journal has a `FitStarted` entry."""
+        """The state after the entries folded so far; reads nothing from the store.
+
+        It is a `View` once the journal has a `FitStarted` entry, an empty `JournalView` before.
+        """
         return self._journal.view
 
     @property
     def view(self) -> View:
-        """The current view of the run, for callers that have found it in `journal_view`."""
+        """`journal_view` as a `View`; reads nothing from the store.
+
+        Only for callers that know that the run was started: raises `AssertionError` otherwise.
+        """
         view = self._journal.view
         assert isinstance(view, View), "the journal has no FitStarted entry"
         return view
 
     def catch_up(self) -> JournalView:
-        """Read and fold all new entries. Raises `JournalError` and `StoreError`."""
+        """Read and fold all new entries from the store, and return the resulting view. Blocks.
+
+        Raises `JournalError` for an entry that cannot be decoded or does not fit, and `StoreError`.
+        """
         return self._journal.catch_up()
 
     def read(self, slot: int) -> JournalPage:
-        """Read a page of entries for `apply_page`; see `Journal.read`."""
+        """Read a page of entries from `slot` on, without folding them. Any thread may call it.
+
+        Blocks. Pass the result to `apply_page`. Raises `StoreError` if no entry could be read; see
+        `Journal.read`.
+        """
         return self._journal.read(slot)
 
     def apply_page(self, page: JournalPage) -> bool:
-        """Fold a page and return whether it reached the end; see `Journal.apply_page`."""
+        """Fold a page and return True if no entry followed it when it was read.
+
+        Does not access the store. Entries that are folded already are ignored. Raises
+        `JournalError`.
+        """
         return self._journal.apply_page(page)
 
     def apply_entry(self, slot: int, body: bytes) -> JournalView:
-        """Fold a copy of an entry received from another process, if it is the next one."""
+        """Fold the encoded entry `body` that another process sent, if `slot` is the next one.
+
+        Any other slot is ignored. Returns the resulting view, and does not access the store. Raises
+        `JournalError` if the entry cannot be decoded or does not fit.
+        """
         return self._journal.apply_entry(slot, body)
 
     def append(self, event: JournalEvent, after: JournalView) -> JournalView:
-        """Offer an event that was decided from `after`, then read; see `Journal.append`."""
+        """Offer an event for the slot after the view `after`, then read; return the resulting view.
+
+        If another process has taken the slot, or the write failed temporarily, the event is not in
+        that view: check the view, decide again. Blocks. Raises `StoreError` and `JournalError`; see
+        `Journal.append`.
+        """
         return self._journal.append(self._make_entry(event), after)
 
     def encode_entry(self, event: JournalEvent) -> bytes:
-        """Encode the journal entry of an event by this agent."""
+        """Encode an event by this agent as the body for `create_entry`, with the present wall time.
+
+        Two calls may give different bytes: to repeat an offer, reuse the first result.
+        """
         return encode(self._make_entry(event))
 
     def create_entry(self, slot: int, body: bytes) -> None:
-        """Create the entry of a slot; see `Journal.create_entry`."""
+        """Create the entry of a slot from its body, without folding it. Any thread may call it.
+
+        Blocks. Raises `AlreadyExistsError` if the slot is taken; see `Journal.create_entry`.
+        """
         self._journal.create_entry(slot, body)
 
     def renew_lease(self) -> None:
-        """Increment the counter in this leader's lease object."""
+        """Increment the counter in this process's lease object, to show that the leader is alive.
+
+        Called by the leader every `RunTiming.lease_interval_s`. Blocks; raises `StoreError`.
+        """
         # Never persisted: a restarted process has another agent id, and thereby another lease.
         self._lease_counter += 1
         self.store.put(keys.lease(self.agent_id), str(self._lease_counter).encode())
 
     def read_lease(self, leader: AgentId) -> bytes:
-        """The counter in the leader's lease object; b"" if there is none.
+        """Return the counter in the lease object of the process `leader`; b"" if there is none.
 
-        Only changes are meaningful: no time is stored, because clocks of machines are not compared.
+        Compare it only with an earlier value: the lease holds no time, because clocks of machines
+        are never compared. Blocks; raises `StoreError`.
         """
         try:
             return self.store.get(keys.lease(leader))
@@ -101,11 +148,18 @@ class Ledger:
             return b""
 
     def publish_member(self, member: Member) -> None:
-        """Write this agent's `Member`, from which clients read the nodes of a run."""
+        """Write this agent's `Member`, from which clients read the nodes of a run.
+
+        Overwrites the previous one. Blocks; raises `StoreError`.
+        """
         self.store.put(keys.member(self.agent_id), encode(member))
 
     def list_members(self) -> Iterator[Member]:
-        """Yield every agent that has ever joined the run; skips objects that cannot be decoded."""
+        """Yield the `Member` of every agent that has ever joined the run, ended ones included.
+
+        Reads one object per agent while iterating. Objects that were deleted meanwhile or cannot be
+        decoded are skipped; other `StoreError`s are raised.
+        """
         for found in self.store.list(keys.MEMBERS.rstrip("/")):
             try:
                 yield _member_decoder.decode(self.store.get(found.key))

@@ -34,8 +34,8 @@ _SKIPPED_DIRECTORIES = {"__pycache__", "node_modules", "site-packages"}
 def find_scripts(paths: Iterable[Path]) -> list[Path]:
     """Return all given files and all Python files in the given directories, each once.
 
-    Skips hidden directories, virtual environments and installed packages. Raises `ConfigError` for
-    a path that does not exist.
+    Skips hidden directories, virtual environments and installed packages below the directories;
+    files are accepted with any suffix. Raises `ConfigError` for a path that does not exist.
     """
     found: dict[Path, None] = {}
     for path in paths:
@@ -49,7 +49,10 @@ def find_scripts(paths: Iterable[Path]) -> list[Path]:
 
 
 def write_script(script: Path, text: bytes) -> None:
-    """Replace the content of a script atomically. Permissions and symbolic links are preserved."""
+    """Replace the content of the file `script` atomically.
+
+    Permissions and symbolic links are preserved. Raises OSError.
+    """
     # rename() would replace a symbolic link by a file, and is atomic only within a directory.
     target = script.resolve()
     temporary = target.with_name(f".{target.name}.spotfit")
@@ -88,7 +91,9 @@ def migrate(
 ) -> None:
     """Migrate Ray Train scripts to spotfit: imports, and the names that depend on them.
 
-    Lists code that needs manual changes, with line numbers. Running it again changes nothing.
+    Shows the changes as a diff; changes the files only with --write. Lists code that needs manual
+    changes, with line numbers. Running it again changes nothing. Exit code: 0 if the migration is
+    complete, 1 if manual changes are left, 2 if a script could not be parsed.
     """
     require_module("libcst", extra="migrate")
     # All scripts are rewritten before the first is written: an unexpected error changes none.
@@ -118,7 +123,11 @@ def migrate(
 
 
 def main() -> None:
-    """Run the command line. A `SpotfitError` is printed without a traceback; exit code 2."""
+    """Run the command line `python -m spotfit.migrate` and exit the process.
+
+    Exit code 0 if the migration is complete, 1 if manual changes are left. A `SpotfitError` is
+    printed without a traceback; exit code 2.
+    """
     try:
         app(prog_name="python -m spotfit.migrate")
     except SpotfitError as error:

@@ -32,7 +32,11 @@ from spotfit.migrate.usage_scan import SPOTFIT, ImportBinding, UsageScan, dotted
 def rewrite_imports(
     scan: UsageScan, plan: MigrationPlan
 ) -> dict[cst.CSTNode, list[SmallStatement]]:
-    """Return the replacement statements of each import statement of Ray."""
+    """Return the replacement statements of each import statement of Ray in the script.
+
+    An empty list means that the statement is deleted. Statements of Ray that must remain replace
+    themselves. The syntax tree is not changed; `Editor` applies the result.
+    """
     statements = list(dict.fromkeys(binding.statement for binding in scan.bindings))
     rewritten: dict[cst.CSTNode, list[SmallStatement]] = {}
     for node in statements:
@@ -180,7 +184,10 @@ LeadingLines = Sequence[cst.EmptyLine]
 
 
 class Editor(cst.CSTTransformer):
-    """Replaces and deletes the nodes of a plan, and replaces import statements."""
+    """Replaces and deletes the nodes of a plan, and replaces import statements, in one syntax tree.
+
+    libcst calls `leave_<node type>` after it has visited a node; the result takes its place.
+    """
 
     def __init__(
         self, plan: MigrationPlan, imports: Mapping[cst.CSTNode, list[SmallStatement]]
@@ -191,6 +198,7 @@ class Editor(cst.CSTTransformer):
         self._imports = imports
 
     def leave_Attribute(self, original_node: Any, updated_node: Any) -> cst.BaseExpression:
+        """Return the planned replacement of an expression, in its parentheses, else the node."""
         # Plans refer to the nodes of the original tree; the updated node has edited children.
         if original_node not in self._replacements:
             return updated_node  # type: ignore[no-any-return]  # one of three node types
@@ -203,12 +211,17 @@ class Editor(cst.CSTTransformer):
     leave_SimpleString = leave_Attribute  # noqa: N815
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
+        """Return the module with replaced imports and without deleted statements."""
         body, comments = self._edit_body(original_node.body, updated_node.body)
         return updated_node.with_changes(body=body, footer=[*comments, *updated_node.footer])
 
     def leave_IndentedBlock(
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
     ) -> cst.IndentedBlock:
+        """Return the block with replaced imports and without deleted statements.
+
+        A block that becomes empty contains `pass`.
+        """
         body, comments = self._edit_body(original_node.body, updated_node.body)
         if not body:  # a block must contain a statement
             body = [cst.SimpleStatementLine(body=[cst.Pass()], leading_lines=comments)]
@@ -218,6 +231,7 @@ class Editor(cst.CSTTransformer):
     def leave_SimpleStatementSuite(
         self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
     ) -> cst.SimpleStatementSuite:
+        """Return the one-line block without deleted statements; `pass` if none is left."""
         # `if x: ray.init()` on one line needs a statement after the colon.
         smalls = self._edit_small_statements(original_node.body, updated_node.body)
         return updated_node.with_changes(body=smalls or [cst.Pass()])
@@ -298,14 +312,16 @@ class RewrittenScript:
 
     @property
     def manual_notes(self) -> tuple[MigrationNote, ...]:
-        """Notes that require a manual change."""
+        """Notes that require a manual change, by line."""
         return tuple(note for note in self.notes if note.is_manual)
 
 
 def rewrite_script(source: bytes, *, name: str = "<script>") -> RewrittenScript:
-    """Migrate a script. A script that does not use Ray is returned unchanged.
+    """Return the migrated text of a script with notes. The script is not executed or written.
 
-    Raises `ConfigError` if the source is not valid Python.
+    `source` is the file's content and `name` names it in errors. A script that does not use Ray, or
+    uses a trainer without an equivalent, is returned unchanged. Raises `ConfigError` if the source
+    is not valid Python.
     """
     try:
         module = cst.parse_module(source)

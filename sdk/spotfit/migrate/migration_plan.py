@@ -1,6 +1,6 @@
 """Decisions of the migration: which nodes are replaced or deleted, and which notes are shown.
 
-`make_plan` is a pure function of a `UsageScan`; `edit` and `imports` apply the plan.
+`make_plan` is a pure function of a `UsageScan`; `edit` applies the plan.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class MigrationPlan:
 
 
 def make_plan(scan: UsageScan) -> MigrationPlan:
-    """Return the changes for all uses, imports and strings of a scan."""
+    """Return all changes and notes for a scanned script, except the new import statements.
+
+    Pure: neither the scan nor the syntax tree is changed. Notes are sorted by line.
+    """
     plan = MigrationPlan(spotfit_alias=f"_{SPOTFIT}" if scan.is_spotfit_taken else SPOTFIT)
     for use in scan.uses:
         _plan_use(use, plan)
@@ -79,7 +82,7 @@ def make_plan(scan: UsageScan) -> MigrationPlan:
 
 
 def unsupported_trainers(scan: UsageScan) -> list[MigrationNote]:
-    """Return a note for each Ray trainer without an equivalent.
+    """Return a note for each Ray trainer without an equivalent; usually an empty list.
 
     A script with such a trainer is left unchanged, because a Ray trainer does not accept spotfit's
     configuration objects.
@@ -103,9 +106,10 @@ def unsupported_trainers(scan: UsageScan) -> list[MigrationNote]:
 
 
 def counterpart_of(binding: ImportBinding) -> SpotfitName | None:
-    """Return the equivalent of the bound object, or None.
+    """Return the spotfit equivalent of the object that an import binds; None without one.
 
-    If there is one, the local name is kept and bound to the equivalent.
+    If there is one, the local name is kept and bound to the equivalent. None for the package `ray`
+    itself.
     """
     if binding.bound_name == RAY_ROOT:
         return None
@@ -117,9 +121,10 @@ def counterpart_of(binding: ImportBinding) -> SpotfitName | None:
 
 
 def is_still_needed(binding: ImportBinding, scan: UsageScan, plan: MigrationPlan) -> bool:
-    """Return whether an import of Ray must remain.
+    """Return whether an import of Ray must remain after the changes of `plan`.
 
-    An import that the script never uses remains as well: other modules may import the name.
+    True if a use still requires Ray, and for an import without an equivalent that the script never
+    uses: other modules may import the name.
     """
     return _is_used(binding, plan.ray_uses) or _is_unused_import(binding, scan)
 

@@ -99,7 +99,7 @@ class SpotfitName:
 
     @property
     def dotted(self) -> str:
-        """The full dotted name."""
+        """The full dotted name, such as "spotfit.torch.prepare_model" or "spotfit"."""
         return f"{self.module}.{self.name}" if self.name else self.module
 
 
@@ -111,10 +111,11 @@ class NoCounterpart:
 
 
 def find_counterpart(path: DottedName) -> SpotfitName | NoCounterpart:
-    """Return the spotfit equivalent of a Ray name.
+    """Return the spotfit equivalent of a Ray name, or advice if there is none.
 
-    Attributes of a mapped name are not checked: `ray.train.Checkpoint.from_directory` maps to
-    `spotfit.Checkpoint` with 3 matched parts.
+    `path` is the name in parts, such as ("ray", "train", "report"). Attributes of a mapped name are
+    not checked: `ray.train.Checkpoint.from_directory` maps to `spotfit.Checkpoint` with 3 matched
+    parts.
     """
     # The longest mapped prefix: ray.train.torch before ray.train.
     ray_module = next((path[:n] for n in range(len(path), 1, -1) if path[:n] in MODULE_MAP), None)
@@ -138,12 +139,15 @@ def find_counterpart(path: DottedName) -> SpotfitName | NoCounterpart:
 
 
 def find_variable(name: str) -> str | None:
-    """Return the spotfit variable that is equivalent to a Ray variable, or None."""
+    """Return the spotfit variable equivalent to a Ray environment variable; None without one."""
     return next((each.name for each in ENV_VARS if name and each.ray_name == name), None)
 
 
 def explain_ignored_variable(name: str) -> str:
-    """Return how spotfit behaves instead of reading this Ray variable."""
+    """Return how spotfit behaves instead of reading the Ray environment variable `name`.
+
+    A part of a sentence without a period; also for unknown names.
+    """
     known = UNSUPPORTED_RAY_VARIABLES.get(name)
     return known.explanation if known else "spotfit has no variable of this name"
 

@@ -17,10 +17,10 @@ _RAY_NAME_PATTERN = re.compile(r"\bray(?:\.\w+)+")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ImportBinding:
-    """One alias of an import statement.
+    """One alias of an import statement of a script.
 
-    `import ray.train` imports `ray.train` and binds the local name `ray` to `ray`;
-    `import ray.train as t` binds `t` to `ray.train`.
+    `import ray.train` imports `ray.train` and binds the local name `ray` to `ray`; `import
+    ray.train as t` binds `t` to `ray.train`.
     """
 
     statement: cst.Import | cst.ImportFrom
@@ -49,7 +49,7 @@ class RayUse:
 
     @property
     def ray_name(self) -> DottedName:
-        """The full name in Ray."""
+        """The full name in Ray, such as ("ray", "train", "report") for `train.report`."""
         return (*self.bindings[0].bound_name, *self.source_name[1:])
 
 
@@ -68,7 +68,11 @@ class UsageScan:
 
 
 def scan_usage(wrapper: metadata.MetadataWrapper) -> UsageScan:
-    """Collect imports first, then the uses of the imported names."""
+    """Collect all imports and uses of Ray in one parsed script, and its strings.
+
+    Imports are collected first: a function may use a name that is imported further below. The
+    script is not changed or executed.
+    """
     scan = UsageScan(parents=wrapper.resolve(metadata.ParentNodeProvider))
     # Imports of spotfit, which a migrated script has, are the only bindings that do not count.
     scopes = set(wrapper.resolve(metadata.ScopeProvider).values())
@@ -86,7 +90,7 @@ def scan_usage(wrapper: metadata.MetadataWrapper) -> UsageScan:
 
 
 def dotted_name(node: cst.BaseExpression | None) -> DottedName:
-    """Return the parts of `a.b.c`, or () for any other expression."""
+    """Return the parts of the expression `a.b.c`: ("a", "b", "c"); () for any other expression."""
     parts: list[str] = []
     while isinstance(node, cst.Attribute):
         parts.append(node.attr.value)
@@ -95,7 +99,10 @@ def dotted_name(node: cst.BaseExpression | None) -> DottedName:
 
 
 def chain_head(node: cst.BaseExpression, length: int) -> cst.BaseExpression:
-    """Return the subexpression of a chain that contains its first `length` names."""
+    """Return the subexpression of a chain that contains its first `length` names.
+
+    Of `a.b.c` with length 2 it is the node of `a.b`.
+    """
     for _ in range(len(dotted_name(node)) - length):
         node = cst.ensure_type(node, cst.Attribute).value
     return node

@@ -89,22 +89,36 @@ class ScalingConfig:
 
     @property
     def elasticity_enabled(self) -> bool:
-        """Whether `num_workers` is a tuple; `(n, n)` counts as elastic, as in Ray Train."""
+        """Whether `num_workers` is a tuple, so that rounds may run with fewer than `max_workers`.
+
+        `(n, n)` counts as elastic, as in Ray Train.
+        """
         return isinstance(self.num_workers, tuple)
 
     @property
     def min_workers(self) -> int:
-        """The smallest number of workers a round may have."""
+        """The smallest number of workers of a round; equal to `max_workers` unless elastic.
+
+        0 if `num_workers` is 0: training runs in the process that calls `fit()`.
+        """
         return self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
     def max_workers(self) -> int:
-        """The largest number of workers a round may have."""
+        """The number of workers that machines are requested for; 0 to train in the calling process.
+
+        No round has more workers.
+        """
         return self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
     def worker_resources(self) -> dict[str, float]:
-        """The resources of one worker by name, with defaults and without zero amounts."""
+        """The resources of one worker by name, with defaults and without zero amounts.
+
+        Example: {"GPU": 1, "accelerator_type:A100": 0.001}. Amounts are counts, as in Ray; an
+        accelerator type is a tiny amount of a resource with that name. A new dictionary on each
+        access.
+        """
         if self.resources_per_worker is None:
             resources: dict[str, float] = {} if self.use_gpu or self.use_tpu else {"CPU": 1}
         else:
@@ -125,36 +139,42 @@ class ScalingConfig:
 
     @property
     def total_resources(self) -> dict[str, float]:
-        """The resources of `max_workers` workers together."""
+        """The resources of `max_workers` workers together, by name as in `worker_resources`."""
         return {name: amount * self.max_workers for name, amount in self.worker_resources.items()}
 
     @property
     def num_cpus_per_worker(self) -> float:
-        """The number of CPUs of one worker."""
+        """The number of CPUs of one worker; 0 if only accelerators were requested."""
         return self.worker_resources.get("CPU", 0)
 
     @property
     def num_gpus_per_worker(self) -> float:
-        """The number of GPUs of one worker."""
+        """The number of GPUs of one worker; 0 without `use_gpu`."""
         return self.worker_resources.get("GPU", 0)
 
     @property
     def num_tpus_per_worker(self) -> float:
-        """The number of TPU chips of one worker."""
+        """The number of TPU chips of one worker; 0 without `use_tpu`."""
         return self.worker_resources.get("TPU", 0)
 
     @property
     def additional_resources_per_worker(self) -> dict[str, float]:
-        """The resources of one worker other than CPUs and GPUs."""
+        """The resources of one worker by name, other than "CPU" and "GPU"; "TPU" is included."""
         return {name: n for name, n in self.worker_resources.items() if name not in ("CPU", "GPU")}
 
     def as_placement_group_factory(self) -> Any:
-        """Not supported: always raises `DeprecationWarning`."""
+        """Always raises `DeprecationWarning`: spotfit has no placement groups.
+
+        Kept so that scripts for Ray Train get a clear error.
+        """
         raise _placement_groups_unsupported()
 
     @classmethod
     def from_placement_group_factory(cls, pgf: Any) -> ScalingConfig:
-        """Not supported: always raises `DeprecationWarning`."""
+        """Always raises `DeprecationWarning`: spotfit has no placement groups.
+
+        Kept so that scripts for Ray Train get a clear error.
+        """
         raise _placement_groups_unsupported()
 
     # --- checks ------------------------------------------------------------------------------
@@ -421,11 +441,12 @@ TRAIN_DATASET_KEY = "train"
 
 
 class DataConfig:
-    """Which datasets are split among the workers; every worker reads the others completely.
+    """Which of a trainer's datasets are split among the workers; they read the others completely.
 
     `datasets_to_split` is "all" or a list of dataset names. Trainers accept datasets only with
     `num_workers=0`, where nothing is split. `execution_options` and `enable_shard_locality` are
-    accepted for compatibility with Ray Train and have no effect.
+    accepted for compatibility with Ray Train and have no effect. Raises `ConfigTypeError` for
+    another `datasets_to_split`.
     """
 
     def __init__(
@@ -452,17 +473,23 @@ class DataConfig:
         worker_node_ids: Any,
         **kwargs: Any,
     ) -> list[dict[str, Any]]:
-        """Not supported: always raises `ConfigError`, see `datasets_unsupported_error`."""
+        """Always raises `ConfigError`: distributed datasets are not supported.
+
+        spotfit never calls it. Kept so that subclasses written for Ray Train can be imported.
+        """
         raise datasets_unsupported_error()
 
     @staticmethod
     def default_ingest_options() -> Any:
-        """Not supported: always raises `ConfigError`, see `datasets_unsupported_error`."""
+        """Always raises `ConfigError`: distributed datasets are not supported.
+
+        Kept so that scripts for Ray Train get a clear error.
+        """
         raise datasets_unsupported_error()
 
 
 def datasets_unsupported_error() -> ConfigError:
-    """The error for `datasets=` on a trainer with workers."""
+    """Return the error for `datasets=` on a trainer with workers; the caller raises it."""
     return ConfigError(
         "Distributed datasets (datasets=) are not supported yet.",
         do="Read the data in the training function; get_context() gives rank and world size.",
@@ -470,7 +497,11 @@ def datasets_unsupported_error() -> ConfigError:
 
 
 def unknown_dataset_error(name: str | None, dataset_names: Iterable[str]) -> UnknownDatasetError:
-    """The error for a dataset name that was not passed to the trainer."""
+    """Return the error for `get_dataset_shard(name)` with a name that the trainer does not have.
+
+    `dataset_names` are the names in the trainer's `datasets=`, for a suggestion in the message. The
+    caller raises the error.
+    """
     hint = did_you_mean(str(name), dataset_names)
     return UnknownDatasetError(
         f"The trainer has no dataset {name!r}.",

@@ -190,17 +190,26 @@ class CheckpointCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="checkp
 
     @property
     def folder(self) -> str:
-        """The folder of its files below the run's root."""
+        """The folder of the checkpoint's files below the run's root: usually its `name`.
+
+        `custom_folder` if user code wrote the files itself; then several checkpoints may share it.
+        """
         return self.custom_folder or self.name
 
     @property
     def uid(self) -> str:
-        """Unique id within the run; a name may be used by several checkpoints."""
+        """The id of the checkpoint within the run, "<round>-<report index>" such as "3-0".
+
+        Unlike `name` it is never used twice.
+        """
         return f"{self.round}-{self.report_index}"
 
     @property
     def requested_name(self) -> str:
-        """The name chosen by user code, without the `@uid` suffix that a reused name gets."""
+        """`name` without the suffix "@<uid>" that spotfit appends to a name that was used before.
+
+        Equal to `name` for its first use, and for names that spotfit generated.
+        """
         return self.name.removesuffix(f"@{self.uid}")
 
 

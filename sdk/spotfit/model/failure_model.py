@@ -67,7 +67,7 @@ class SaveCostEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_per_save_s(self) -> float:
-        """Training time lost per save, in seconds."""
+        """Training time lost per save in seconds: the stall, plus the slowdown until the commit."""
         return self.stall_s + self.slowdown_fraction * self.commit_s
 
 
@@ -87,19 +87,24 @@ class LifetimeHistogram(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_count(self) -> int:
+        """The number of groups that ended involuntarily, of all ages; the sum of `end_counts`."""
         return sum(self.end_counts)
 
     def with_observed(self, lifetime_s: float) -> LifetimeHistogram:
-        """Add the exposure of a group that still runs or was ended on purpose (censored)."""
+        """Return a copy with the exposure of a group that still runs or was ended on purpose.
+
+        `lifetime_s` is the group's age in seconds; its end is not counted (a censored observation).
+        """
         edges = (0.0, *AGE_BUCKET_EDGES_S, math.inf)
         added = (max(0.0, min(lifetime_s, end) - start) for start, end in itertools.pairwise(edges))
         exposure = zip(self.observed_s, added, strict=True)
         return replace(self, observed_s=tuple(before + more for before, more in exposure))
 
     def with_end(self, lifetime_s: float, *, saved_in_time: bool) -> LifetimeHistogram:
-        """Add a group that ended involuntarily at that age.
+        """Return a copy with a group that ended involuntarily at the age of `lifetime_s` seconds.
 
-        `saved_in_time`: the end was announced and its state was saved after the notice.
+        Adds the group's exposure, too. `saved_in_time` is True if the end was announced and the
+        training state was saved after the notice.
         """
         counts = list(self.end_counts)
         counts[age_bucket(lifetime_s)] += 1
@@ -129,14 +134,23 @@ class FailureModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def age_bucket(age_s: float) -> int:
-    """The index of the age bucket that contains `age_s`."""
+    """Return the index of the age bucket that contains `age_s` seconds: 0 up to 10 min, 4 from 8 h.
+
+    For the tuples of `LifetimeHistogram`. An edge belongs to the bucket above it.
+    """
     return sum(age_s >= edge for edge in AGE_BUCKET_EDGES_S)
 
 
 def parse_save_trigger(every: Any, *, max_overhead: Any = DEFAULT_MAX_OVERHEAD) -> SaveTrigger:
-    """Parse `every`: "auto", "10m", 500 or "500 steps", "epoch", "at_notice", or a list of them.
+    """Parse the arguments `every` and `max_overhead` of `Checkpointer`.
 
-    Raises `ConfigError`, or `ConfigErrors` with all problems if there are several.
+    `every` is "auto", a duration ("10m"), a number of steps (500 or "500 steps"), "epoch",
+    "at_notice", or a list of them, where the first satisfied condition triggers a save.
+    `max_overhead` is the largest share of the training time that "auto" may spend on saves, between
+    0 and 1.
+
+    Raises `ConfigError` (`ConfigTypeError` for a wrong type), or `ConfigErrors` with all problems
+    if there are several.
     """
     errors = ErrorCollector()
     conditions = list(every) if isinstance(every, list | tuple) else [every]

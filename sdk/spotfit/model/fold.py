@@ -57,7 +57,9 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView: ...
 def fold(view: JournalView, entry: JournalEntry) -> JournalView:
     """Return the view after one more entry; it is a `View` from the first `FitStarted` on.
 
-    Raises `KeyError` for an unknown group token.
+    `entry` must be the one in slot `view.next_slot`: neither the slot nor the run id is checked.
+    Pure: `view` is unchanged. Called by `ledger.journal`, which reads the entries. Raises
+    `KeyError` for an unknown group token, which shows that an earlier entry is missing.
     """
     after = _apply_event(view, entry.event, run_id=entry.run_id)
     return replace(after, next_slot=view.next_slot + 1, run_id=view.run_id or entry.run_id)

@@ -85,7 +85,10 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     # WAITING is not terminated, also not after RUNNING: the backend has requeued the machine.
     @property
     def is_terminated(self) -> bool:
-        """Whether the machine has ended permanently."""
+        """Whether the machine has ended permanently: it is GONE, FAILED or REFUSED.
+
+        False while the backend may still start it, also after a restart by the backend.
+        """
         return self.state in (NodeState.GONE, NodeState.FAILED, NodeState.REFUSED)
 
 
@@ -97,14 +100,18 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_terminated(self) -> bool:
-        """Whether all machines of the group have ended permanently (true without any machine)."""
+        """Whether all machines of the group have ended permanently; True if `nodes` is empty."""
         return all(node.is_terminated for node in self.nodes)
 
 
 def missing_group_status(
     num_nodes: int, reason: str = "the backend has no record of it"
 ) -> GroupStatus:
-    """The status of a group that the backend has no record of: all nodes are GONE."""
+    """Return the status of a group that the backend has no record of: `num_nodes` GONE machines.
+
+    For implementations of `Provisioner.observe`. `reason` is shown as the reason of each loss, such
+    as "Slurm does not know the job".
+    """
     return GroupStatus(
         nodes=tuple(NodeStatus(state=NodeState.GONE, reason=reason) for _ in range(num_nodes))
     )

@@ -30,7 +30,10 @@ class CheckpointUploadMode(enum.Enum):
 
     @property
     def deletes_local_copy(self) -> bool:
-        """The default of `delete_local_checkpoint_after_upload`."""
+        """Whether `report` by default deletes the local files after the upload: only for `ASYNC`.
+
+        The argument `delete_local_checkpoint_after_upload` of `report` overrides it.
+        """
         return self is CheckpointUploadMode.ASYNC
 
 
@@ -65,10 +68,12 @@ _JSON_BASE_TYPES: tuple[type[Any], ...] = (list, tuple, str, int, float)
 
 
 def metrics_to_json(metrics: Any, *, label: str = "metrics") -> bytes:
-    """Encode the metrics of one report. NumPy scalars are encoded as numbers.
+    """Encode the metrics of one report as a JSON object, for messages and the journal.
 
-    Raises `ConfigError` (a ValueError) with the path of the value for torch tensors and all other
-    values that JSON cannot represent.
+    NumPy scalars become numbers; NaN and infinities become {"__float__": "nan"}, see
+    `metrics_from_json`. Raises `ConfigError` (a ValueError) with the path of the value, such as
+    metrics['eval']['loss'], for torch tensors and all other values that JSON cannot represent, and
+    if `metrics` is not a mapping. `label` is the name of the argument in that message.
     """
     if not isinstance(metrics, Mapping):
         raise ConfigError(
@@ -92,13 +97,21 @@ def metrics_to_json(metrics: Any, *, label: str = "metrics") -> bytes:
 
 
 def metrics_to_plain_json(metrics: Any, *, label: str = "metrics") -> dict[str, Any]:
-    """The decoded result of `metrics_to_json`."""
+    """Return a copy of `metrics` that contains only JSON types, as all other processes receive it.
+
+    NaN and infinities stay encoded as {"__float__": "nan"}. `label` names the argument in errors,
+    such as "fn_kwargs". Raises `ConfigError` like `metrics_to_json`.
+    """
     plain: dict[str, Any] = msgspec.json.decode(metrics_to_json(metrics, label=label))
     return plain
 
 
 def metrics_from_json(plain: Any) -> Any:
-    """Restore NaN and infinities in decoded JSON."""
+    """Return a copy of a decoded JSON value in which NaN and infinities are floats again.
+
+    Reverses the encoding of `metrics_to_json`. Called before metrics are passed to user code; None
+    and other values that hold no such float are returned unchanged.
+    """
     if isinstance(plain, dict):
         if plain.keys() == {_FLOAT_KEY}:
             return float(plain[_FLOAT_KEY])

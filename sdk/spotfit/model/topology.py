@@ -58,7 +58,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """host:port of its peer snapshot server; '' if it stores no replicas of peers."""
 
     def assign(self, *, node_rank: int, first_rank: int, num_workers: int) -> NodeAssignment:
-        """The assignment of these ranks to the node, with its address and machine."""
+        """Return the assignment of `num_workers` world ranks from `first_rank` on to this node.
+
+        `node_rank` is the node's position in the round, from 0. The caller ensures that
+        `num_workers` does not exceed `slots`.
+        """
         return NodeAssignment(
             agent=self.agent,
             node_rank=node_rank,
@@ -87,11 +91,12 @@ class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> range:
+        """The world ranks of the node's workers, in the order of their local ranks."""
         return range(self.first_rank, self.first_rank + self.num_workers)
 
     @property
     def machine_name(self) -> str:
-        """The machine's name in messages: group token and index."""
+        """The machine's name in messages and in `PreemptedNodes`: "<group token>/<node index>"."""
         return f"{self.token}/{self.node}"
 
 
@@ -112,14 +117,18 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world_size(self) -> int:
+        """The number of workers of the round, on all of its nodes."""
         return sum(assignment.num_workers for assignment in self.assignments)
 
     def assignment_of(self, agent: AgentId) -> NodeAssignment | None:
-        """The assignment of that agent, or None if it takes no part in the round."""
+        """Return the assignment of that agent's node, or None if it takes no part in the round."""
         return next((one for one in self.assignments if one.agent == agent), None)
 
     def assignment_for_rank(self, rank: int) -> NodeAssignment:
-        """The assignment that contains that world rank."""
+        """Return the assignment of the node that runs that world rank.
+
+        `rank` must be less than `world_size`; `StopIteration` is raised otherwise.
+        """
         return next(assignment for assignment in self.assignments if rank in assignment.ranks)
 
 
@@ -164,10 +173,10 @@ class PreemptionInfo:
 
     @property
     def preempted_node_ids(self) -> list[str]:
-        """The node ids, sorted."""
+        """The ids of nodes with a preemption notice, sorted, such as "<group token>/0"."""
         return sorted(self.preempted_node_to_ranks)
 
     @property
     def preempted_ranks(self) -> list[int]:
-        """All ranks on those nodes, sorted."""
+        """The world ranks on all nodes with a preemption notice, sorted."""
         return sorted(rank for ranks in self.preempted_node_to_ranks.values() for rank in ranks)

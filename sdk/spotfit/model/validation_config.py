@@ -94,8 +94,11 @@ class ValidationConfig:
 
     @property
     def resources(self) -> dict[str, float]:
-        """Resources of one validation, in the format of
-        `ScalingConfig(resources_per_worker=...)`."""
+        """The resources of one validation by name, without zero amounts, such as {"CPU": 1.0}.
+
+        In the format of `ScalingConfig(resources_per_worker=...)`; "memory" is in bytes. Entries of
+        `ray_remote_kwargs["resources"]` override the others. One CPU by default.
+        """
         options = self.ray_remote_kwargs
         resources: dict[str, float] = {
             "CPU": _amount(options, "num_cpus", 1),

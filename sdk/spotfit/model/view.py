@@ -52,23 +52,33 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the request was planned and its outcome is not recorded yet."""
+        """Whether the request was planned, and the journal has neither a grant nor a refusal of it.
+
+        The leader then submits it to the backend, possibly again: submitting is idempotent.
+        """
         return self.handle is None and self.refusal is None
 
     @property
     def is_closed(self) -> bool:
-        """Whether the group cannot cause further cost."""
+        """Whether the group was released or refused, and thus cannot cause further cost."""
         return self.is_released or self.refusal is not None
 
     def is_node_active(self, node: int) -> bool:
-        """Whether the machine with that index is running or may still start."""
+        """Whether the machine with that index in the group is not known to have ended.
+
+        `node` counts from 0. True also before the machine has booted or was granted; False for an
+        index outside of the plan, and for all machines of a closed group.
+        """
         if self.is_closed or node in self.lost_nodes:
             return False
         return 0 <= node < self.plan.num_nodes
 
     @property
     def active_nodes(self) -> tuple[int, ...]:
-        """The indices of the machines that are running or may still start."""
+        """The indices from 0 of all machines that may still run, see `is_node_active`.
+
+        Empty for a closed group.
+        """
         if self.is_closed:
             return ()
         return tuple(node for node in range(self.plan.num_nodes) if node not in self.lost_nodes)
@@ -148,17 +158,26 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_active(self) -> bool:
-        """Whether a fit is in progress."""
+        """Whether a fit was started and has not ended; always False before the first `FitStarted`.
+
+        Machines may still have to be released after the fit has ended.
+        """
         return False
 
     @property
     def latest_checkpoint(self) -> CheckpointCommitted | None:
+        """The last committed checkpoint that is not dropped, of any fit; None if there is none.
+
+        The next round resumes from it.
+        """
         return self.checkpoints[-1] if self.checkpoints else None
 
     def latest_checkpoint_named(self, name: str) -> str | None:
-        """The unique name of the latest checkpoint with that name or requested name.
+        """Return the unique name of the latest checkpoint under `name`, a unique or requested name.
 
-        Returns '' if it was dropped and None if the name was never used.
+        Returns '' if it was dropped and None if the name was never used, as far as the view knows:
+        it contains only the last `MAX_DROPPED_CHECKPOINTS` dropped names. A requested name is the
+        one that user code passed to `report`, before a suffix "@<round>-<index>" made it unique.
         """
         # Without `num_to_keep` a requested name has at most one checkpoint, otherwise several
         # (docs/decisions/0043); the last one is meant.
@@ -168,7 +187,10 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
         return "" if name in self.dropped_checkpoints else None
 
     def status_of(self, checkpoint: CheckpointCommitted) -> ReportedCheckpointStatus:
-        """The validation status of a committed checkpoint."""
+        """Return the validation status of a checkpoint of this view, for user code.
+
+        `COMMITTED` if it was reported without validation.
+        """
         if checkpoint.validation is None:
             return ReportedCheckpointStatus.COMMITTED
         if checkpoint.uid not in self.validation_results:
@@ -176,11 +198,17 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
         return _VALIDATION_STATUSES[self.validation_results[checkpoint.uid].status]
 
     def is_leader(self, agent: AgentId) -> bool:
-        """Whether that agent may append decisions after this view."""
+        """Whether that agent, or driver, may append the next decision after this view.
+
+        True until the journal has the election of another process, also if the lease has expired.
+        """
         return self.leader is not None and self.leader.leader == agent
 
     def metrics_of(self, name: str) -> dict[str, Any] | None:
-        """The metrics of that checkpoint; None if it does not exist."""
+        """Return the metrics of the checkpoint with that unique name; None if it does not exist.
+
+        In JSON form: pass them to `metrics_from_json` before user code sees them.
+        """
         return next((one.metrics for one in self.checkpoints if one.name == name), None)
 
 
@@ -195,6 +223,7 @@ class View(JournalView, frozen=True, kw_only=True):
 
     @property
     def is_active(self) -> bool:
+        """Whether the last fit has not ended; True also while only validations are pending."""
         return self.fit_end is None
 
 

@@ -36,7 +36,11 @@ _MAX_BOOT_FAILURES_PER_NODE = 20
 
 
 def usable_members(view: View, state: LeaderState, role: Role = "train") -> list[MemberStatus]:
-    """Connected agents of that role that are not lost, not released and have no notice."""
+    """Return the connected agents that may be assigned workers or, with "validate", validations.
+
+    Those on machines of groups with that role that are not lost, not released and have no
+    preemption notice. Their workers may still be starting or stopping.
+    """
     return [
         status
         for agent, status in state.members.items()
@@ -52,8 +56,9 @@ def usable_members(view: View, state: LeaderState, role: Role = "train") -> list
 def is_last_attempt(state: LeaderState, token: Token, node: int) -> bool:
     """Whether the backend would not restart that machine if it is lost once more.
 
-    It is replaced while it works: if it was lost while no process watches the run, nothing would
-    resume the run (docs/decisions/0032).
+    `node` is its index in the group `token`. False for backends that restart nothing, and while the
+    group is not observed. Such a machine is replaced while it works: if it was lost while no
+    process watches the run, nothing would resume the run (docs/decisions/0032).
     """
     group_status = state.group_statuses.get(token)
     if group_status is None:
@@ -62,7 +67,10 @@ def is_last_attempt(state: LeaderState, token: Token, node: int) -> bool:
 
 
 def requeueable_members(view: View, state: LeaderState) -> list[MemberStatus]:
-    """Usable members whose machines are not on their last backend restart."""
+    """Return the `usable_members` whose machines the backend would restart, or never restarts.
+
+    Excludes those on their last restart, see `is_last_attempt`.
+    """
     return [
         status
         for status in usable_members(view, state)
@@ -71,20 +79,30 @@ def requeueable_members(view: View, state: LeaderState) -> list[MemberStatus]:
 
 
 def pending_slots(view: View, state: LeaderState) -> int:
-    """Worker slots of machines that were requested and whose agents have not joined yet."""
+    """Return the worker slots of machines that were requested and whose agents are not connected.
+
+    Includes machines that are not granted yet, boot, or have lost their connection; excludes lost
+    ones and machines for validations.
+    """
     connected = {(status.member.token, status.member.node) for status in state.members.values()}
     return _slots_without(view, connected)
 
 
 def has_too_few_slots(view: View, state: LeaderState) -> bool:
-    """Whether joined and pending slots together are fewer than `min_workers`."""
+    """Whether connected and pending worker slots together are fewer than `min_workers`.
+
+    Then the run cannot continue without a further request; see `pending_slots`.
+    """
     joined = sum(status.member.slots for status in usable_members(view, state))
     return joined + pending_slots(view, state) < max(1, view.spec.min_workers)
 
 
 def missing_workers(view: View, state: LeaderState) -> int:
-    """`max_workers` minus joined and pending slots; a machine on its last restart does not
-    count."""
+    """Return `max_workers` minus the worker slots of machines that run or were requested.
+
+    The scheduler requests machines for that many workers; 0 or less means none. Machines with a
+    preemption notice or on their last backend restart do not count as slots.
+    """
     if not state.is_headless:
         joined = sum(status.member.slots for status in requeueable_members(view, state))
         return view.spec.max_workers - joined - pending_slots(view, state)
@@ -106,9 +124,10 @@ def _slots_without(view: View, excluded: AbstractSet[tuple[Token, int]]) -> int:
 
 
 def workers_to_request(view: View, missing: int) -> int:
-    """The size of the next request: all missing workers, halved per refusal if the run is elastic.
+    """Return the number of workers of the next request, of the `missing` ones (at least 1).
 
-    Never less than `min_workers` requires: machines below it could not train, but would cost money.
+    All of them, but for an elastic run halved per refused request since the last grant. Never less
+    than `min_workers` requires: machines below it could not train, but would cost money.
     """
     if not view.spec.is_elastic:
         return missing
@@ -120,8 +139,11 @@ def workers_to_request(view: View, missing: int) -> int:
 
 
 def next_request_at(view: View, state: LeaderState) -> float:
-    """The earliest time of the next request: exponential backoff after refusals and boot
-    failures."""
+    """Return the earliest time of the next request, in seconds of the leader's `Clock.now()`.
+
+    `-math.inf` (at once) without refusals and boot failures since the last success, and for a new
+    leader; otherwise exponential backoff of 1 to 60 s after the last one.
+    """
     failures = max(view.refusals, view.boot_failures)
     if state.refused_at is None or failures == 0:
         return float("-inf")
@@ -130,7 +152,11 @@ def next_request_at(view: View, state: LeaderState) -> float:
 
 
 def boot_failure_reason(view: View) -> str | None:
-    """Why no more machines should be requested: too many failed to boot; None if they should."""
+    """Return why no more machines should be requested: too many in a row failed to boot, else None.
+
+    The limit is 20 per machine of the largest group. The scheduler then ends the run if too few
+    slots are left.
+    """
     group_sizes = [group.plan.num_nodes for group in view.groups.values() if group.role == "train"]
     if view.boot_failures <= _MAX_BOOT_FAILURES_PER_NODE * max(group_sizes, default=1):
         return None
@@ -138,7 +164,12 @@ def boot_failure_reason(view: View) -> str | None:
 
 
 def find_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[NodeLost]:
-    """Yield the nodes that are lost and not yet recorded as lost, with reason and cause."""
+    """Yield the nodes that are lost and not yet recorded as lost, with reason and cause.
+
+    `now` is the leader's `Clock.now()` in seconds. The scheduler appends the yielded events to the
+    journal, one at a time. After the end of the training, machines of workers are expected to exit
+    and are not yielded, unless one runs the current validation or the leader is headless.
+    """
     connected = {
         (status.member.token, status.member.node): agent for agent, status in state.members.items()
     }

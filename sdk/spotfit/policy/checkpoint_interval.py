@@ -65,7 +65,11 @@ class SaveInterval(NamedTuple):
 
 
 class TrainingProgress(msgspec.Struct, frozen=True):
-    """The state of the training after a step, as rank 0 observes it."""
+    """The state of the training after a step, as rank 0 observes it.
+
+    Times are seconds of the `Clock.now()` of rank 0's worker process; steps count from the start of
+    the training.
+    """
 
     now: float
     step: int
@@ -90,7 +94,11 @@ class SaveNow(NamedTuple):
 
 
 class SaveLater(NamedTuple):
-    """Do not save before `until`, unless another condition of the trigger is satisfied earlier."""
+    """Do not save before `until`, unless another condition of the trigger is satisfied earlier.
+
+    `until` is a time like `TrainingProgress.now`; that value itself means that the next check
+    decides again, `math.inf` that no time interval is set.
+    """
 
     until: float
     reason: str
@@ -99,10 +107,11 @@ class SaveLater(NamedTuple):
 def estimate_lifetime(
     failure_model: FailureModel, *, round_age_s: float, notice_save_s: float = 0.0
 ) -> LifetimeEstimate:
-    """Estimate the remaining lifetime of a group whose round was opened `round_age_s` ago.
+    """Estimate the remaining lifetime of a group whose round was opened `round_age_s` seconds ago.
 
-    `notice_save_s`: duration of a save after a notice; a backend with a shorter notice counts as
-    one without notices.
+    Called by rank 0 before each `decide_save`; `failure_model` is what was known when the round was
+    opened. `notice_save_s` is the duration of a save after a notice: a backend with a shorter
+    notice counts as one without notices.
 
     Lifetimes are modeled as piecewise exponential: a constant hazard rate per age bucket. Rates
     have conjugate gamma priors and the announced share has a beta prior; the posterior means are
@@ -138,11 +147,12 @@ def estimate_lifetime(
 def optimal_interval(
     costs: SaveCostEstimate, lifetime: LifetimeEstimate, *, max_overhead: float
 ) -> SaveInterval:
-    """The interval that minimizes the time lost to saves plus the work lost at unannounced ends.
+    """Return the interval between saves that minimizes the training time lost to saves and losses.
 
     Over an interval T a save costs c, and an unannounced end, whose rate is (1 - r) / m, loses T/2
     on average. c/T + (1 - r)·T/(2·m) is minimal at T = sqrt(2·c·m / (1 - r)), the Young/Daly
-    formula.
+    formula. The interval is longer if saves would exceed the share `max_overhead` of the training
+    time, or overlap.
     """
     # Without the lower bound the interval would be infinite if every end so far was announced.
     unannounced_fraction = max(1e-6, 1 - lifetime.announced_fraction)
@@ -175,10 +185,12 @@ def decide_save(
     costs: SaveCostEstimate | None,
     lifetime: LifetimeEstimate | None,
 ) -> SaveNow | SaveLater:
-    """Decide whether to save at this step.
+    """Decide whether rank 0 requests a save after the step in `progress`. Pure.
 
     `costs` is None until the first save was measured; `lifetime` may be None unless `trigger.auto`.
-    A saved step is not saved again, and no save starts without memory for its snapshot.
+    A saved step is not saved again, and no save starts without memory for its snapshot. A reported
+    preemption risk triggers one save with every trigger; preemption notices are handled by
+    `policy.preemption.decide_final_save`.
     """
     if progress.step <= progress.last_save_step:
         return SaveLater(progress.now, "no step was completed since the last save")
@@ -233,12 +245,20 @@ def _decide_after_interval(
 
 
 def check_interval_s(check_s: float) -> float:
-    """The time between two checks if one check takes `check_s`: as short as its costs allow."""
+    """Return the seconds between two checks, at which all ranks agree on whether to save.
+
+    `check_s` is the measured duration of one check in seconds. Checks take at most 0.1 % of the
+    time, but at least one is made per `MAX_CHECK_INTERVAL_S`.
+    """
     return min(MAX_CHECK_INTERVAL_S, max(_MIN_CHECK_INTERVAL_S, check_s / _CHECK_TIME_FRACTION))
 
 
 def steps_until_check(steps_done: int, elapsed_s: float, *, within_s: float) -> int:
-    """The number of steps that take `within_s` at the speed of the last `steps_done` steps."""
+    """Return the number of steps until a check that is due in `within_s` seconds; at least 1.
+
+    The last `steps_done` steps took `elapsed_s` seconds. The result exceeds `steps_done` by at most
+    half (or one step), so that a slow phase does not delay the check too long.
+    """
     steps = within_s * steps_done / elapsed_s if elapsed_s > 0 else math.inf
     # Grow by at most 1.5x per check: after a slow phase (evaluation, data stall) the measured speed
     # is not representative, and an overestimate would delay the check past a preemption deadline.
@@ -246,5 +266,8 @@ def steps_until_check(steps_done: int, elapsed_s: float, *, within_s: float) -> 
 
 
 def format_steps_since_save(steps_done: int) -> str:
-    """The reason of a save that is due after a number of steps."""
+    """Return the reason of a save that is due after a number of steps.
+
+    For 500: "500 steps since the last save".
+    """
     return f"{steps_done} step{'' if steps_done == 1 else 's'} since the last save"

@@ -53,7 +53,10 @@ class LeaderObservation(msgspec.Struct, frozen=True):
 
 
 class LeadershipClaim(msgspec.Struct, frozen=True):
-    """A claim to the leadership: its reason, and the earliest time at which it may be made."""
+    """A claim to the leadership: its reason, and the earliest time at which it may be made.
+
+    Times are seconds of the claimant's `Clock.now()`.
+    """
 
     not_before: float
     reason: str
@@ -64,15 +67,23 @@ class LeadershipClaim(msgspec.Struct, frozen=True):
     found unchanged after `not_before`."""
 
     def is_due(self, now: float) -> bool:
-        """Whether the leadership may be claimed now."""
+        """Whether the claimant may append its `LeaderElected` entry now.
+
+        `now` is the claimant's `Clock.now()` in seconds. A claim for an unchanged lease is due only
+        after the lease was read again at or after `not_before`.
+        """
         return now >= self.not_before and self.lease_read_at >= self.not_before
 
 
 def after_lease_read(
     observation: LeaderObservation, now: float, *, has_changed: bool
 ) -> LeaderObservation:
-    """The observation after the lease was read. Time without access to the bucket does not
-    count."""
+    """Return the observation after the leader's lease was read at `now`.
+
+    `now` is the reader's `Clock.now()` in seconds; `has_changed` is True if the counter differs
+    from the one read before. If the previous read was more than 2 s ago, the gap does not count as
+    time without a renewal: neither this process nor the leader could reach the bucket.
+    """
     previous_read_at = now if observation.lease_read_at is None else observation.lease_read_at
     unobserved_s = max(0.0, now - previous_read_at - _MAX_READ_GAP_S)
     changed_at = now if has_changed else min(now, observation.lease_changed_at + unobserved_s)
@@ -82,7 +93,13 @@ def after_lease_read(
 def leadership_claim(
     view: View, agent_id: AgentId, observation: LeaderObservation, *, headless: bool = False
 ) -> LeadershipClaim | None:
-    """When and why `agent_id` may claim the leadership; None while there is no reason to."""
+    """Return when and why `agent_id` may claim the leadership; None while there is no reason to.
+
+    None if it is the leader already, is connected to the leader, or the fit has ended; a headless
+    process may still claim it to release machines. Judged by `observation` only, whose times are
+    seconds of the claimant's own clock. Called repeatedly by agents and `HeadlessLeader`; the
+    `is_due` of the claim shows whether it may be made now.
+    """
     if view.is_leader(agent_id):
         return None
     if view.fit_end is not None:
@@ -108,7 +125,11 @@ def leadership_claim(
 
 
 def handover(view: View, successor: Member, *, reason: str) -> LeaderElected:
-    """The entry by which the leader transfers the leadership to a connected agent."""
+    """Return the entry by which the leader transfers the leadership to the agent `successor`.
+
+    The agent is connected and on a machine that stays. The caller appends the entry; the epoch is
+    the next one. `reason` is shown to users.
+    """
     return LeaderElected(
         leader=successor.agent,
         epoch=view.epoch + 1,

@@ -49,9 +49,13 @@ def detect_hang(
     progress: RoundProgress,
     now: float,
 ) -> SuspectedHang | None:
-    """Return the suspected hang of a round, or None.
+    """Return the suspected hang of the open round, or None if there is none. Pure.
 
-    `silent_s_by_rank`: seconds since the last heartbeat, for workers over their timeout.
+    `silent_s_by_rank` has the seconds since the last heartbeat of the world ranks whose workers
+    exceed `worker_timeout_s`; any such rank is a hang that ends the round. Otherwise a hang is
+    suspected if no rank made progress for `no_progress_timeout_s` (0 disables this) while all were
+    training and no upload or validation is in flight. `now` and `progress.progressed_at` are times
+    of the leader's `Clock.now()` in seconds. A hang that continues is returned again.
     """
     if silent_s_by_rank:
         longest_s = max(silent_s_by_rank.values())
@@ -78,7 +82,11 @@ def detect_hang(
 
 
 def next_hang_check_at(config: HangDetectionConfig, progress: RoundProgress) -> float:
-    """When a round without further progress is suspected to hang; infinite if that is disabled."""
+    """Return when a round without further progress is suspected to hang.
+
+    In seconds of the leader's `Clock.now()`; `math.inf` if `no_progress_timeout_s` is 0. Called by
+    the leader's hang detector.
+    """
     return (
         progress.progressed_at + config.no_progress_timeout_s
         if config.no_progress_timeout_s
@@ -89,7 +97,12 @@ def next_hang_check_at(config: HangDetectionConfig, progress: RoundProgress) -> 
 def close_unstarted_round(
     view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
-    """Close a round whose workers have not called the training function in `start_timeout_s`."""
+    """Return the end of a round whose workers have not all called the training function in time.
+
+    The limit is `start_timeout_s` since the round was opened, and the cause PLATFORM. A `Wait`
+    before that; None if all have started or the limit is 0 (none). `now` is the leader's
+    `Clock.now()` in seconds. Called by the scheduler.
+    """
     timeout_s = view.spec.hang_detection.start_timeout_s
     world_size = training.round.world_size
     late_ranks = tuple(sorted(set(range(world_size)) - training.running_ranks))
@@ -134,8 +147,11 @@ class NodeLiveness(enum.Enum):
 
 
 def disconnected_since(view: View, state: LeaderState, agent: AgentId) -> float | None:
-    """When the agent was disconnected, by the leader's clock; None if it is connected or
-    unknown."""
+    """Return when the agent was disconnected, in seconds of the leader's `Clock.now()`.
+
+    None if it is connected, or was never connected to this leader. For the previous leader, lost
+    before this one was elected, the time of the election.
+    """
     if agent in state.members:
         return None
     if agent in state.disconnected_since:
@@ -146,7 +162,10 @@ def disconnected_since(view: View, state: LeaderState, agent: AgentId) -> float 
 
 
 def is_missing(view: View, state: LeaderState, assignment: NodeAssignment) -> bool:
-    """Whether the assigned agent is lost or disconnected."""
+    """Whether the assigned agent is recorded as lost, or is disconnected from the leader.
+
+    False for an agent that has not connected yet to a new leader.
+    """
     return (
         assignment.agent in view.lost_agents
         or disconnected_since(view, state, assignment.agent) is not None
@@ -154,7 +173,12 @@ def is_missing(view: View, state: LeaderState, assignment: NodeAssignment) -> bo
 
 
 def node_liveness(state: LeaderState, token: Token, node: int, since: float) -> NodeLiveness:
-    """The state of a machine after `since`, as far as the backend's reports are certain."""
+    """Return the state of a machine after `since`, as far as the backend's reports are certain.
+
+    `node` is its index in the group `token`; `since`, in seconds of the leader's `Clock.now()`, is
+    usually the time of a disconnect. UNKNOWN until a status is at least that new. TERMINATED also
+    if the backend has requeued the machine.
+    """
     group_status = state.group_statuses.get(token)
     if group_status is None or node >= len(group_status.nodes):
         return NodeLiveness.UNKNOWN
@@ -169,7 +193,12 @@ def node_liveness(state: LeaderState, token: Token, node: int, since: float) -> 
 
 
 def is_machine_lost(view: View, state: LeaderState, assignment: NodeAssignment) -> bool:
-    """Whether the machine is gone, rather than running with an unreachable agent."""
+    """Whether the assigned machine is gone, rather than running with an unreachable agent.
+
+    For an agent recorded as lost, False only if the backend reports its machine as running. For a
+    disconnected agent, True only if it has a preemption notice or the backend reports the machine
+    as terminated. False for a connected agent.
+    """
     if assignment.agent in view.lost_agents:
         return assignment.agent not in view.platform_outages
     since = disconnected_since(view, state, assignment.agent)
@@ -182,7 +211,10 @@ def is_machine_lost(view: View, state: LeaderState, assignment: NodeAssignment) 
 
 
 def is_unexplained_loss(view: View, state: LeaderState, assignment: NodeAssignment) -> bool:
-    """Whether the agent is disconnected and a newer report of the backend may show why."""
+    """Whether the agent is disconnected and a newer report of the backend may show why.
+
+    The scheduler then delays closing the round, up to `RunTiming.failure_settle_s`.
+    """
     since = disconnected_since(view, state, assignment.agent)
     if since is None or assignment.agent in view.lost_agents or assignment.agent in view.notices:
         return False

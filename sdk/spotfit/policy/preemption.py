@@ -124,9 +124,12 @@ class NoTimeToSave(NamedTuple):
 def replace_preempted_nodes(
     view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
-    """End a round with a preemption notice once replaced and saved, or at the deadline.
+    """Decide when a round with a notice ends: once replaced and saved, or at the deadline.
 
-    Returns None if no assigned node has a notice.
+    Returns the end of the round, a `Wait` until it is decided again, or None if no assigned node
+    has a preemption notice. The deadline is the announced one, or `DEFAULT_NOTICE_S` after the
+    notice, plus `preemption_grace_s`. `now` is the leader's `Clock.now()` in seconds. Called by the
+    scheduler in every decision during a round.
     """
     leaving = [one for one in training.round.assignments if one.agent in view.notices]
     if not leaving:
@@ -230,11 +233,13 @@ def _close_after_save(
 def decide_final_save(
     deadline_state: PreDeadlineState,
 ) -> FinalSave | ContinueTraining | AwaitSaveInFlight | NoTimeToSave:
-    """Decide when to take the last snapshot before the deadline, and where to upload it.
+    """Decide when to take the last snapshot before the deadline, and where to upload it. Pure.
 
-    Normally as late as it is certain to be complete in time: all work until then is kept. At once
-    if the replacement is ready, because then the round waits for nothing else, or if much work is
-    unsaved. Never if the training would block on an earlier save.
+    Called by rank 0 in its periodic checks after a preemption notice; times in the input and the
+    result are relative, in seconds. Normally as late as it is certain to be complete in time: all
+    work until then is kept. At once if the replacement is ready, because then the round waits for
+    nothing else, or if much work is unsaved. `AwaitSaveInFlight` and `NoTimeToSave` mean that no
+    snapshot is taken. None is taken while the training would block on an earlier save.
     """
     time_left = f"{format_seconds(max(0.0, deadline_state.time_left_s))} left"
     targets: tuple[SaveTarget, ...] = ("bucket", "peer")
@@ -312,10 +317,11 @@ def _time_needed_s(deadline_state: PreDeadlineState, target: SaveTarget) -> floa
 
 
 def may_continue_without(view: View, assignment: NodeAssignment) -> bool:
-    """Whether the remaining ranks may continue and save after that node was preempted.
+    """Whether the remaining ranks may continue and save after the assigned node was disconnected.
 
-    That requires a notice, an option that enables it, and rank 0 on another node: rank 0 decides
-    about saves and reports the metrics.
+    That requires a preemption notice of the node, an option that enables it
+    (`relax_collectives_on_preemption` or `preemption_grace_s`), and rank 0 on another node: rank 0
+    decides about saves and reports the metrics. Otherwise the leader ends the round at once.
     """
     is_enabled = view.spec.relax_collectives or view.spec.failure_limits.preemption_grace_s > 0
     return is_enabled and assignment.agent in view.notices and 0 not in assignment.ranks
@@ -324,10 +330,12 @@ def may_continue_without(view: View, assignment: NodeAssignment) -> bool:
 def close_after_preemption(
     view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
-    """Close a round whose announced nodes are gone, after the remaining ranks have saved.
+    """Decide when a round with disconnected or lost nodes ends, so that other ranks save first.
 
-    They may finish a checkpoint that needs no lost rank and, with relaxed collectives, start one;
-    both until the deadline plus `preemption_grace_s`. Returns None if no node is lost.
+    Returns the end of the round, charged to its cause, a `Wait` while the remaining ranks save, or
+    None if no node is missing. They may finish a checkpoint that needs no lost rank and, with
+    relaxed collectives, start one; both until the deadline plus `preemption_grace_s`, and only
+    after a notice. `now` is the leader's `Clock.now()` in seconds. Called by the scheduler.
     """
     lost = [one for one in training.round.assignments if is_missing(view, state, one)]
     if not lost:
@@ -345,10 +353,12 @@ def close_after_preemption(
 def leave_last_attempt_nodes(
     view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
-    """Replace machines on their last backend restart, directly after a commit so that no step is
-    lost.
+    """Decide when a round ends to replace machines that their backend would not restart again.
 
-    Returns None if there are none, or if not enough other machines are ready.
+    The end comes directly after a commit, so that no step is lost, with the cause RESIZE; before
+    that a `Wait`. Returns None if no assigned machine is on its last restart, or if not enough
+    other machines are ready. `now` is the leader's `Clock.now()` in seconds. Called by the
+    scheduler.
     """
     last = [
         one for one in training.round.assignments if is_last_attempt(state, one.token, one.node)
@@ -370,8 +380,13 @@ def leave_last_attempt_nodes(
 def resize_group(
     view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
-    """Grow an elastic group when more machines are ready, directly after a commit so that no step
-    is lost. Returns None if the group cannot grow."""
+    """Decide when the round of an elastic group ends so that the next one has more workers.
+
+    The end comes directly after a commit, so that no step is lost, and not before
+    `elastic_resize_monitor_interval_s` since the round was opened; before that a `Wait`. Returns
+    None if the group cannot grow. `now` is the leader's `Clock.now()` in seconds. Called by the
+    scheduler.
+    """
     spec = view.spec
     if not spec.is_elastic or training.round.world_size >= spec.max_workers:
         return None
@@ -406,7 +421,12 @@ def _is_commit_fresh(view: View, training: Training, now: float) -> bool:
 
 
 def is_replacement_ready(view: View, state: LeaderState) -> bool:
-    """Whether the next round could be opened at once, with workers that start without delay."""
+    """Whether the next round could be opened at once without the machines that have a notice.
+
+    True if usable agents whose workers start without delay have slots for `max_workers` or, in an
+    elastic run without pending machines, for `min_workers`. The leader then informs the workers,
+    which save for the last time.
+    """
     slots = _warm_slots(view, state)
     if slots >= view.spec.max_workers:
         return True
@@ -420,7 +440,7 @@ def _warm_slots(view: View, state: LeaderState) -> int:
 
 
 def _is_saved_since_notice(view: View, agents: list[AgentId]) -> bool:
-    return view.latest_committed_slot > max(view.notice_slots[agent] for agent in agents)
+    return all(view.latest_committed_slot > view.notice_slots[agent] for agent in agents)
 
 
 def _deadline(view: View, state: LeaderState, agent: AgentId) -> float:

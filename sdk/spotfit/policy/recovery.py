@@ -47,7 +47,13 @@ def plan_recovery(
     assignments: Sequence[NodeAssignment],
     shards_by_holder: Mapping[ShardHolder, Iterable[SnapshotShard]],
 ) -> RecoveryPlan:
-    """Choose the newest complete snapshot, and the nearest source of each shard for each rank."""
+    """Choose the newest complete snapshot, and the nearest source of each shard for each rank.
+
+    `assignments` are the nodes of the round that resumes, `shards_by_holder` the available shards
+    by agent, or by None for those in the bucket. A snapshot is complete if every shard has a
+    holder. The plan has `snapshot_id` None and no sources if none is complete. Equal inputs give
+    equal plans on all nodes.
+    """
     holders: dict[tuple[SnapshotId, int], dict[SnapshotShard, list[ShardHolder]]] = defaultdict(
         dict
     )
@@ -75,7 +81,7 @@ def plan_recovery(
 
 
 class MemoryRecovery(NamedTuple):
-    """A snapshot that is completely in the memory of a round's nodes."""
+    """A snapshot that is completely in the memory of a round's nodes, for `Round`."""
 
     snapshot_id: SnapshotId
     shard_holders: tuple[tuple[AgentId, ...], ...]
@@ -85,10 +91,11 @@ class MemoryRecovery(NamedTuple):
 def plan_memory_recovery(
     view: View, assignments: Sequence[NodeAssignment], members: Iterable[MemberStatus]
 ) -> MemoryRecovery | None:
-    """The newest snapshot that the assigned nodes hold completely in memory.
+    """Return the newest snapshot that the assigned nodes hold completely in memory. Pure.
 
-    Returns None if there is none, if the latest checkpoint is newer, or if a needed shard is on a
-    node without a peer snapshot server.
+    Called by the leader for the round that it opens; `members` report their shards. Returns None if
+    there is none, if the latest checkpoint is newer, or if a needed shard is on a node without a
+    peer snapshot server. The round then resumes from the checkpoint.
     """
     agents = {assignment.agent for assignment in assignments}
     shards: dict[ShardHolder, tuple[SnapshotShard, ...]] = {
@@ -126,8 +133,12 @@ def _is_newer(committed: CheckpointCommitted, snapshot_id: SnapshotId) -> bool:
 
 
 def peer_store_addresses(round_: Round, agent: AgentId) -> tuple[str, ...]:
-    """The peer store that the agent's node reads each shard of `memory_snapshot` from, by the rank
-    that saved the shard; '' for shards in the node's own memory."""
+    """Return the address that the agent's node reads each shard of `memory_snapshot` from.
+
+    One "host:port" of a peer snapshot server per shard, by the rank that saved it; '' for shards in
+    the node's own memory. Called by each agent when it enters the round. Requires that the round
+    has a `memory_snapshot` with `shard_holders`, and assigns the agent.
+    """
     assert round_.memory_snapshot is not None
     shards: dict[ShardHolder, list[SnapshotShard]] = defaultdict(list)
     for rank, holders in enumerate(round_.shard_holders):
@@ -151,10 +162,11 @@ def peer_store_addresses(round_: Round, agent: AgentId) -> tuple[str, ...]:
 def assign_replica_peers(
     assignments: Sequence[NodeAssignment], *, leaving: Collection[AgentId] = ()
 ) -> dict[AgentId, AgentId]:
-    """The peer that stores the replicas of each agent: the next node of the ring that is not
-    leaving.
+    """Return by agent the peer that stores the replicas of its snapshots: the next one in a ring.
 
-    An agent without such a peer is missing in the result.
+    The ring is ordered by node rank. Agents in `leaving`, those with a preemption notice, store no
+    replicas. An agent without such a peer, as on a single node, is missing in the result. Every
+    node computes the same result.
     """
     # A ring gives every node one replica to store, so that memory and bandwidth are balanced.
     ring = [one.agent for one in sorted(assignments, key=lambda one: one.node_rank)]

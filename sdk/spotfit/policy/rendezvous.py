@@ -32,7 +32,14 @@ _MAX_BACKOFF_S = 30.0
 
 
 def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
-    """The round that can be opened now, or how long to wait and for what."""
+    """Return the round to open now, or a `Wait` until it is decided again, with what is missing.
+
+    Waits for `min_workers`, for workers of the last round to stop, up to `round_fill_timeout_s` for
+    machines that boot, and longer after rounds without a checkpoint. The round has the next number,
+    the assignments of all ranks, and the checkpoint or memory snapshot to resume from. `now` is the
+    leader's `Clock.now()` in seconds. Called by the scheduler between rounds; the caller appends
+    `RoundOpened`.
+    """
     failures = view.rounds_without_progress - _ROUNDS_BEFORE_BACKOFF
     # The exponent is limited so that 2.0**failures cannot overflow.
     backoff_s = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
@@ -99,11 +106,12 @@ def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:
 
 
 def wait_for_uploads(view: View, state: LeaderState, now: float) -> Wait | None:
-    """Wait for uploads of the last round, or None if waiting cannot save more than it costs.
+    """Return the `Wait` for uploads of the last round, or None if there is nothing to wait for.
 
     A commit saves the work done since the last commit, `uncommitted_work_s`; whether it will
     succeed is unknown. Waiting at most that long costs at most twice the optimal choice (the ski
-    rental argument). If no round follows, all uploads are awaited: the nodes' memory is lost then.
+    rental argument). If no round follows, all uploads are awaited for up to `upload_timeout_s`: the
+    nodes' memory is lost then. `now` is the leader's `Clock.now()` in seconds.
     """
     last, phase = view.last_round, state.phase
     if not isinstance(phase, NoRound) or last is None:

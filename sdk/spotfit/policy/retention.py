@@ -31,12 +31,16 @@ def checkpoints_to_drop(
     *,
     protected: Collection[str] = (),
 ) -> tuple[DroppableCheckpoint, ...]:
-    """The checkpoints (given in commit order) that may be dropped, worst first.
+    """Return the checkpoints that may be dropped, each with the reason. Pure.
 
-    Never dropped are the latest one, the latest one that a `Checkpointer` can resume from, and
-    those in `protected`, so more than `num_to_keep` may remain. Without a limit a checkpoint is
-    dropped when another one with the same requested name is committed. Checkpoints whose folder was
-    overwritten are always dropped. Raises `ConfigError` if a score is not a number.
+    `checkpoints` are all committed ones in commit order; `protected` has the names of those whose
+    validation is pending, which are never returned. First come those whose folder was overwritten.
+    With `num_to_keep` follow the excess ones, worst first; the latest one and the latest one that a
+    `Checkpointer` can resume from stay, so more than `num_to_keep` may remain. Without a limit,
+    those follow whose requested name was committed again.
+
+    The leader drops them and deletes their files; the caller of `get_all_reported_checkpoints` does
+    not see them. Raises `ConfigError` if a score that is compared is not a number.
     """
     existing = without_overwritten(checkpoints)
     writers = {one.folder: one.name for one in existing}
@@ -59,7 +63,10 @@ def checkpoints_to_drop(
 
 
 def without_overwritten(checkpoints: Sequence[CheckpointCommitted]) -> list[CheckpointCommitted]:
-    """The checkpoints whose folder was not reused by a later one that user code wrote there."""
+    """Return the checkpoints, in the given commit order, whose files are still their own.
+
+    Excludes those whose folder, written by user code, belongs to a later checkpoint.
+    """
     last_index = {one.folder: n for n, one in enumerate(checkpoints)}
     return [one for n, one in enumerate(checkpoints) if last_index[one.folder] == n]
 
@@ -84,9 +91,10 @@ def _beyond_limit(
 def worst_to_best(
     checkpoints: Sequence[CheckpointCommitted], retention: RetentionConfig
 ) -> list[CheckpointCommitted]:
-    """Sort by score, or by time without `score_attribute`; of equal scores the later one is better.
+    """Sort checkpoints by score; of equal scores the later one is better. Returns a new list.
 
-    A missing score is worse than every number and NaN is worst, with either `score_order`. Raises
+    `checkpoints` are in commit order, which is the result without `score_attribute`. A missing
+    score is worse than every number and NaN is worst, with either `score_order`. Raises
     `ConfigError` if a score is not a number.
     """
     if retention.score_attribute is None:
@@ -95,7 +103,10 @@ def worst_to_best(
 
 
 def nested_metric(metrics: Any, path: str, default: Any = None) -> Any:
-    """The value at path 'a/b' in nested metrics. A key that contains the slash takes precedence."""
+    """Return the value at a path such as "eval/loss" in nested metrics; `default` if there is none.
+
+    A key that contains the slash takes precedence. A value that is None is returned as None.
+    """
     if isinstance(metrics, dict):
         if path in metrics:
             return metrics[path]

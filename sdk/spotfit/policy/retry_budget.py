@@ -30,6 +30,9 @@ class FailureDiagnosis(NamedTuple):
 def diagnose_setup_failure(error: BaseException) -> FailureDiagnosis:
     """Classify an error that was raised before the training function was called.
 
+    Called on the node that could not start a worker or a validation; the result is sent to the
+    leader with the failure.
+
     error                                | cause    | permanent
     -------------------------------------|----------|-------------------------------
     bucket, machine, OS, out of memory   | PLATFORM | no
@@ -51,9 +54,10 @@ def diagnose_setup_failure(error: BaseException) -> FailureDiagnosis:
 
 
 def is_permanent_error(error: BaseException) -> bool:
-    """Whether a retry of the training function would raise the error again.
+    """Whether a retry of the training function would certainly raise the error again.
 
-    True only for spotfit errors with `retryable=False`: for errors of user code it is unknown.
+    True only for a `SpotfitError` created with `retryable=False`; False for errors of user code, of
+    which it is unknown. A permanent error ends the run without a retry.
     """
     return isinstance(error, SpotfitError) and error.details.get("retryable") is False
 
@@ -61,11 +65,12 @@ def is_permanent_error(error: BaseException) -> bool:
 def round_closed_by_failure(
     view: View, state: LeaderState, round_: Round, rank_failures: Iterable[RankFailure] = ()
 ) -> RoundClosed:
-    """The `RoundClosed` of a round with failures, charged to their root cause.
+    """Return the `RoundClosed` of a round that failed, charged to the root cause. Pure.
 
-    In order of precedence: lost nodes and broken connections, workers that died on a node with a
-    notice, other failures. Errors of the remaining ranks (such as NCCL errors) are consequences of
-    a lost node and are not charged.
+    `rank_failures` are the failures reported so far. In order of precedence: lost nodes and broken
+    connections, workers that died on a node with a notice, other failures; without any of them,
+    LEADER_CHANGE. Errors of the remaining ranks (such as NCCL errors) are consequences of a lost
+    node and are not charged. `duration_s` is left to the caller.
     """
     # A process that died without an exception precedes those that raised because it is gone.
     failures = tuple(sorted(rank_failures, key=lambda one: (one.kind == "raised", one.rank)))
@@ -130,7 +135,11 @@ def _closed_by_disconnect(
 
 
 def fit_ended_by_unusable_node(failure: RankFailure) -> FitEnded:
-    """The end of a run whose environment can start workers on no machine."""
+    """Return the end of a fit whose environment can start workers on no machine.
+
+    `failure` is the permanent failure that one node has reported. Its cause is PLATFORM or WORKER;
+    `metrics` is left to the caller.
+    """
     cause, _ = _find_cause((failure,))
     return FitEnded(
         outcome="failed",
@@ -141,7 +150,13 @@ def fit_ended_by_unusable_node(failure: RankFailure) -> FitEnded:
 
 
 def fit_ended_by_budget(view: View) -> FitEnded | None:
-    """The end of the run if the last round exceeded its budget or failed permanently, else None."""
+    """Return the failed end of the fit if the last round exceeded its limit, else None.
+
+    Counts all rounds of the fit with the same cause against `FailureLimits`. Unless the round was
+    preempted, a permanent failure ends the fit with any limit. NETWORK, RESIZE and LEADER_CHANGE
+    have no limit. Called by the scheduler after each round, and to ask whether another round
+    follows; `metrics` is left to the caller.
+    """
     closed = view.last_round_closed
     limits = view.spec.failure_limits
     limit_by_cause = {
@@ -178,7 +193,12 @@ def fit_ended_by_budget(view: View) -> FitEnded | None:
 def preempted_nodes(
     assignments: Sequence[NodeAssignment], view: View, *, drain_timed_out: bool = False
 ) -> PreemptedNodes:
-    """The preempted nodes and their ranks, with the earliest deadline of their notices."""
+    """Return the given nodes of a round by machine name, with their world ranks.
+
+    For `RoundClosed` and for the message to the workers. `deadline_ms` is the earliest announced
+    deadline of those that have a notice, in milliseconds since 1970, or 0. `drain_timed_out` is
+    True if workers were still running at the deadline.
+    """
     notices = [view.notices[one.agent] for one in assignments if one.agent in view.notices]
     deadlines = [notice.deadline_ms for notice in notices if notice.deadline_ms]
     nodes = {assignment.machine_name: tuple(assignment.ranks) for assignment in assignments}

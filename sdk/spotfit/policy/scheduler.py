@@ -69,7 +69,13 @@ _AGENT_POLL_S = 1.0
 
 
 def next_action(view: View, state: LeaderState, now: float) -> LeaderAction:
-    """Return the action of the first rule that has one, else the `Wait` that ends first."""
+    """Return the action of the first rule that has one, else the `Wait` that ends first. Pure.
+
+    Valid only for exactly this view: append its event, or execute it, and decide again from the
+    view that follows. `state` is what the leader `state.agent_id` observes at `now`, its
+    `Clock.now()` in seconds. `Idle` means that the fit has ended and its machines are released.
+    Called by `control.reconciler`; the longest wait is 30 s.
+    """
     waits = [Wait(now + _MAX_WAIT_S, "nothing to do")]
     for rule in _RULES_AFTER_END if view.fit_end else _RULES_WHILE_RUNNING:
         for action in rule(view, state, now):

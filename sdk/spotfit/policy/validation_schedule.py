@@ -56,18 +56,29 @@ _POLL_S = 1.0
 
 
 def pending_validations(view: View) -> tuple[CheckpointCommitted, ...]:
-    """The checkpoints to validate, in commit order; none if the trainer has no
-    `ValidationConfig`."""
+    """Return the committed checkpoints to validate that have no result yet, in commit order.
+
+    Those reported with `validation=...`, including the one that is being validated. Empty if the
+    trainer of the current fit has no `ValidationConfig`.
+    """
     return view.unvalidated_checkpoints if view.spec.validation is not None else ()
 
 
 def fit_end_action(view: View, fit_end: FitEnded) -> AppendEvent:
-    """End the fit, or only its training if validations are pending."""
+    """Return the action that ends the fit with `fit_end`, or only its training.
+
+    With validations pending it appends `TrainingEnded`; `end_after_validations` appends `fit_end`
+    later.
+    """
     return AppendEvent(TrainingEnded(fit_end=fit_end) if pending_validations(view) else fit_end)
 
 
 def record_result(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    """Append the reported result of the current validation."""
+    """Yield the entry with the result that an agent has reported for the current validation.
+
+    Nothing without a report, for one of an earlier attempt, and for a lost attempt, which
+    `start_validation` repeats. A rule of `scheduler.next_action`.
+    """
     current, reported = view.current_validation, state.validation_reported
     # A report of an earlier attempt may arrive late, from an agent that was assumed lost.
     if current is None or reported is None or reported.attempt != current.attempt:
@@ -85,7 +96,11 @@ def record_result(view: View, state: LeaderState, now: float) -> Iterator[Leader
 
 
 def end_after_validations(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    """End the fit once no validation is pending, or no node is and will be available for them."""
+    """Yield the recorded end of the fit once the training has ended and no validation is pending.
+
+    Also if validations are pending but no node is and will be available for them. A rule of
+    `scheduler.next_action`.
+    """
     if view.pending_fit_end is None:
         return
     is_impossible = _no_validator_available(view) and not _has_candidate(view, state)
@@ -94,7 +109,12 @@ def end_after_validations(view: View, state: LeaderState, now: float) -> Iterato
 
 
 def start_validation(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    """Assign the next validation, or retry one whose attempt was lost, once a node is available."""
+    """Yield the assignment of the first pending validation to a node, also for a lost attempt.
+
+    Yields a `Wait` while no node is available or a retry is not due, the result "failed" if no
+    attempt can succeed, and nothing while a validation runs. `now` is the leader's `Clock.now()` in
+    seconds. A rule of `scheduler.next_action`.
+    """
     pending = pending_validations(view)
     is_running = view.current_validation is not None and not _is_lost(view, state)
     if not pending or state.is_headless or is_running:
@@ -137,7 +157,11 @@ def start_validation(view: View, state: LeaderState, now: float) -> Iterator[Lea
 def give_up_unusable_validators(
     view: View, state: LeaderState, now: float
 ) -> Iterator[LeaderAction]:
-    """Record machines on which the environment cannot be installed as boot failures."""
+    """Yield machines for validations that cannot install the environment, as lost while booting.
+
+    Each counts as a refused machine, so that the next request is delayed. A rule of
+    `scheduler.next_action`.
+    """
     for status in capacity.usable_members(view, state, "validate"):
         if status.node_failure is not None:
             lines = status.node_failure.message.strip().splitlines() or ["unknown reason"]
@@ -150,7 +174,11 @@ def give_up_unusable_validators(
 
 
 def request_validator(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    """Request a dedicated machine if one is needed and none is running or pending."""
+    """Yield a request for one dedicated machine if one is needed and none is running or pending.
+
+    Yields a `Wait` during the backoff after refused machines. `now` is the leader's `Clock.now()`
+    in seconds. A rule of `scheduler.next_action`.
+    """
     pending = pending_validations(view)
     if not pending or _has_validator_machine(view, state) or _no_validator_available(view):
         return
@@ -170,7 +198,13 @@ def request_validator(view: View, state: LeaderState, now: float) -> Iterator[Le
 
 
 def release_validators(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    """Release dedicated machines that were idle for a while, or whose capacity workers need."""
+    """Yield the release of dedicated machines that are not needed any more.
+
+    That is after `RunTiming.validator_idle_timeout_s` without a pending validation (until then a
+    `Wait`), or when workers' machines are refused while they are held, or after the training if
+    their agents have not joined and the workers' machines suffice. `now` is the leader's
+    `Clock.now()` in seconds. A rule of `scheduler.next_action`; excludes the leader's own machine.
+    """
     idle_since = max(state.validation_changed_at, state.leading_since)
     idle_until = idle_since + view.spec.timing.validator_idle_timeout_s
     is_idle = not pending_validations(view)
@@ -191,9 +225,10 @@ def release_validators(view: View, state: LeaderState, now: float) -> Iterator[L
 
 
 def leader_handover(view: View, state: LeaderState) -> LeaderElected | None:
-    """Transfer the leadership to a node of the workers, or of the validations after the training.
+    """Return the election of an agent on a worker node or, after the training, a validation node.
 
-    Returns None if the leader is on such a node, or if there is no candidate.
+    The machines of the other role are released soon. The caller appends it. Returns None if the
+    leader is on such a node, while a round is open, without a candidate, and for a headless leader.
     """
     own = state.members.get(state.agent_id)
     if own is None or view.round is not None:
@@ -214,7 +249,12 @@ def leader_handover(view: View, state: LeaderState) -> LeaderElected | None:
 
 
 def release_idle_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    """After the training: release the workers' groups once their agents have exited."""
+    """Yield the release of the workers' groups after the training, once their agents have exited.
+
+    Waits for connected agents for at most `capacity.SELF_EXIT_TIMEOUT_S`; excludes the machines of
+    the leader and of the current validation. `now` is the leader's `Clock.now()` in seconds. A rule
+    of `scheduler.next_action`.
+    """
     if view.pending_fit_end is None or state.is_headless:
         return
     connected = {status.member.token for status in state.members.values()}

@@ -18,14 +18,20 @@ _MAX_RECV_BYTES = 256 * 1024
 
 
 def encode_frame(body: bytes) -> bytes:
-    """Return the frame of `body`. Raises `IntegrityError` if it exceeds `MAX_FRAME_BYTES`."""
+    """Return the frame of `body`: its length in 4 bytes, then the body.
+
+    Raises `IntegrityError` if the body exceeds `MAX_FRAME_BYTES`. Does not send anything.
+    """
     if len(body) > MAX_FRAME_BYTES:
         raise _frame_too_large(len(body), MAX_FRAME_BYTES)
     return _HEADER.pack(len(body)) + body
 
 
 class FrameReader:
-    """Splits a byte stream into frames, independent of how the bytes are chunked."""
+    """Splits the byte stream of one connection into frames, independent of the received chunks.
+
+    Does no I/O: the caller passes what it has received. `limit_bytes` is the largest body.
+    """
 
     def __init__(self, *, limit_bytes: int = MAX_FRAME_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -34,9 +40,10 @@ class FrameReader:
         """The total number of bytes passed to `feed`."""
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Append bytes; return the bodies of the frames that are complete now.
+        """Append received bytes; return the bodies of the frames that are now complete, in order.
 
-        Raises `IntegrityError` as soon as the header of a frame exceeds the limit.
+        Returns an empty list while the first frame is incomplete. Raises `IntegrityError` as soon
+        as the header of a frame exceeds the limit; the connection must then be closed.
         """
         self._buffer += received
         self.received_bytes += len(received)
@@ -51,7 +58,10 @@ class FrameReader:
 
     @property
     def missing_bytes(self) -> int:
-        """The number of bytes until the current header or, once that is read, frame is complete."""
+        """The number of bytes until the current header or, once that is read, frame is complete.
+
+        For a caller that must not receive beyond the frame. Raises `IntegrityError` like `feed`.
+        """
         end = self._end_of_frame(0)
         return (_HEADER.size if end is None else end) - len(self._buffer)
 
@@ -66,12 +76,21 @@ class FrameReader:
 
 
 def write_frame(sock: socket.socket, body: bytes) -> None:
-    """Send one frame; blocks while the send buffer is full. Raises `OSError` without a peer."""
+    """Send one frame on a blocking socket; blocks while the send buffer is full.
+
+    Raises `OSError` if the connection is closed or its timeout expires (part of the frame may be
+    sent), and `IntegrityError` if the body exceeds `MAX_FRAME_BYTES`.
+    """
     sock.sendall(encode_frame(body))
 
 
 def read_frame(sock: socket.socket) -> bytes | None:
-    """Wait for one frame; return None if the stream ends before the frame is complete."""
+    """Wait for one frame on a blocking socket and return its body, without reading beyond it.
+
+    Returns None if the peer closes the connection before the frame is complete. Raises `OSError` if
+    the connection breaks or the socket's timeout expires, and `IntegrityError` for a frame above
+    `MAX_FRAME_BYTES`.
+    """
     # Never reads beyond the frame: the next call starts with an empty buffer.
     reader = FrameReader()
     missing = _HEADER.size

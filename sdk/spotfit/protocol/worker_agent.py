@@ -203,9 +203,11 @@ _TAG_START = b'{"type":"'
 
 
 def message_tag(frame: bytes) -> str:
-    """Return the tag of an encoded message without decoding the message.
+    """Return the type of an encoded worker message, such as "worker_raised", without decoding it.
 
-    Raises `IntegrityError` if the frame does not start with a tag.
+    `frame` is the body of one frame. The agent routes messages by it; an unknown tag is returned as
+    it is. Raises `IntegrityError` if the frame does not start with a tag, which happens if user
+    code writes to the worker's socket.
     """
     # msgspec writes the tag first. Reading only that keeps the cost of routing independent of the
     # message's size, which can be megabytes for a return value.

@@ -91,35 +91,48 @@ class Refusal:
 class Provisioner(Protocol):
     """A backend that rents groups of machines.
 
-    `plan` is pure. `submit`, `observe` and `cancel` are idempotent and may be called from any
-    process. The entry point names the class, which has `with_options(**options)` as constructor.
+    `plan` is pure. `submit`, `observe` and `cancel` block on the backend's API, are idempotent, and
+    may be called from any process. The entry point names the class, which has
+    `with_options(**options)` as constructor.
     """
 
     @property
     def name(self) -> str:
-        """The name of the entry point."""
+        """The name of the entry point, such as "aws_batch", as in `provisioner="aws_batch"`."""
 
     @property
-    def traits(self) -> Traits: ...
+    def traits(self) -> Traits:
+        """Capabilities and timings of the backend, which policies read."""
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         """Translate a request into the backend's API fields, without network or clock.
 
-        Returns the same plan for the same request. Raises `ConfigError`.
+        Returns the same plan for the same request. Raises `ConfigError` if the request cannot be
+        satisfied with the backend's options, for instance if it needs too many machines.
         """
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
-        """Request the machines. A second call with the same token returns the first group.
+        """Request the machines of `plan` under its token, and return before they run.
 
-        `launch` holds the environment of every agent. Its secrets may be sent only in the
-        backend's launch request, and must not be written anywhere else.
+        A second call with the same token returns the first group. A `Refusal` means that there is
+        no capacity or quota at present. `launch` holds the environment of every agent; its secrets
+        may be sent only in the backend's launch request, and must not be written anywhere else.
+        Raises `ProvisionError` for permanent failures, such as `QuotaError` or
+        `ProvisionPermissionError`; after other exceptions the caller repeats the request with its
+        token.
         """
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        """Return the state of every node. The nodes of an unknown group are GONE."""
+        """Return the present state of every node of the group, in the order of node indices.
+
+        The nodes of an unknown group are GONE. May be out of date by `Traits.status_lag_s`.
+        """
 
     def cancel(self, handle: GroupHandle) -> None:
-        """Request termination without waiting for it. No error for a group that has ended."""
+        """Request termination of all machines of the group without waiting for it.
+
+        No error for a group that is unknown or has ended.
+        """
 
 
 def prewarm(
@@ -127,8 +140,10 @@ def prewarm(
 ) -> AbstractContextManager[object]:
     """Return a context in which machines for `plan` may already import `framework`.
 
-    Optional: a backend implements `prewarm(plan, framework)` only if a machine is free of charge
-    before it is submitted. `submit` uses prewarmed machines; leaving the context ends the others.
+    `framework` is the name of its entry point, such as "torch". Optional: a backend implements
+    `prewarm(plan, framework)` only if a machine is free of charge before it is submitted; for
+    others the context does nothing. `submit` uses prewarmed machines; leaving the context ends the
+    others.
     """
     # Not a part of the protocol, so that backends without it need no empty method (decision 0033).
     method = getattr(provisioner, "prewarm", None)
@@ -153,16 +168,22 @@ class MachineOutputReader(Protocol):
     def fetch_machine_output(
         self, handle: GroupHandle, node: int, *, max_lines: int
     ) -> Sequence[MachineOutput]:
-        """Return the last `max_lines` lines of every attempt, oldest attempt first.
+        """Return the last `max_lines` lines of every attempt of machine `node`, oldest first.
 
-        Output that the backend does not have yet, or has deleted, is missing.
+        `node` is the index in the group, from 0. Output that the backend does not have yet, or has
+        deleted, is missing. Raises the exceptions of the backend's client library.
         """
 
 
 def fetch_machine_output(
     provisioner: Provisioner, handle: GroupHandle, node: int, *, max_lines: int = 200
 ) -> Sequence[MachineOutput]:
-    """Return the output of machine `node` of the group; empty if the backend keeps no output."""
+    """Return the last `max_lines` lines of each attempt of machine `node` of the group.
+
+    `node` is the index in the group, from 0. Oldest attempt first; empty if the backend keeps no
+    output, does not have it yet, or has deleted it. Raises the exceptions of the backend's client
+    library.
+    """
     if not provisioner.traits.keeps_output:
         return ()
     return cast("MachineOutputReader", provisioner).fetch_machine_output(
@@ -171,7 +192,7 @@ def fetch_machine_output(
 
 
 def last_lines(text: str, max_lines: int) -> tuple[str, ...]:
-    """Return the last `max_lines` lines of `text`."""
+    """Return the last `max_lines` lines of `text`, without line ends; none for 0."""
     # A slice that starts at -0 would return all lines.
     return tuple(text.splitlines()[-max_lines:]) if max_lines > 0 else ()
 
@@ -194,7 +215,7 @@ class AccountCheck:
 
 
 class CheckSkippedError(Exception):
-    """Raised by a check that cannot be carried out. `run_check` catches it."""
+    """Raised by a check of `spotfit doctor` that cannot be carried out. `run_check` catches it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -203,9 +224,10 @@ class CheckSkippedError(Exception):
 
 @contextmanager
 def skip_if_denied() -> Iterator[None]:
-    """Turn a denied query into a skipped check.
+    """Within the context, turn a denied query into a skipped check, for use with `run_check`.
 
-    A missing permission to inspect a prerequisite does not prove that the prerequisite is missing.
+    `ProvisionPermissionError` becomes `CheckSkippedError`: a missing permission to inspect a
+    prerequisite does not prove that the prerequisite is missing.
     """
     try:
         yield
@@ -214,9 +236,11 @@ def skip_if_denied() -> Iterator[None]:
 
 
 def run_check(name: str, check: Callable[[], Any], *, do: str = "") -> AccountCheck:
-    """Run `check`; its return value becomes the detail, and an exception makes it fail.
+    """Run `check` and return the result for `spotfit doctor`; never raises an exception of `check`.
 
-    `CheckSkippedError` makes the result inconclusive.
+    `name` describes the prerequisite. The return value of `check` becomes the detail, and an
+    exception makes it fail; `do` is the remedy unless the exception has its own.
+    `CheckSkippedError` makes the result inconclusive, which counts as passed.
     """
     try:
         detail = check()
@@ -230,7 +254,12 @@ def run_check(name: str, check: Callable[[], Any], *, do: str = "") -> AccountCh
 
 
 def run_account_checks(provisioner: Provisioner, storage: str = "") -> Iterator[AccountCheck]:
-    """Check that one worker can be planned, then run the backend's own checks."""
+    """Yield the checks of `spotfit doctor` for a backend: a plan for one worker, then its own.
+
+    `storage` is the URL of the bucket that the machines have to reach, or ''. The backend's checks
+    query its API; they are omitted if the plan is invalid or the backend has none. Nothing is
+    rented.
+    """
 
     def describe_plan() -> str:
         plan = provisioner.plan(request)

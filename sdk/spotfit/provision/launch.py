@@ -51,10 +51,12 @@ class AgentLaunchSpec:
     def environment_for(
         self, token: Token, node: int, slots: int, *, node_index_variable: str = ""
     ) -> dict[str, str]:
-        """Return the environment variables of machine `node` of the group.
+        """Return the environment variables with which a backend starts the agent of machine `node`.
 
-        `node_index_variable` names the variable in which an array scheduler passes the index of a
-        machine. The agent adds its value to `node`.
+        `token` is that of the group, `node` the index in it, from 0, and `slots` the number of
+        workers that the machine can hold. `node_index_variable`, such as
+        "AWS_BATCH_JOB_ARRAY_INDEX", names the variable in which an array scheduler passes the index
+        of a machine: the agent adds its value to `node`. The result contains secrets.
         """
         # Variables without a value are left out: golden files and job sizes stay minimal.
         node_index = {"SPOTFIT_NODE_FROM": node_index_variable} if node_index_variable else {}
@@ -91,7 +93,10 @@ class AgentAssignment:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> AgentAssignment:
-        """Parse the variables. Raises `ConfigError` for missing or malformed ones."""
+        """Parse the variables of `AgentLaunchSpec.environment_for` on the machine.
+
+        Raises `ConfigError` for missing or malformed ones.
+        """
         # All missing ones are reported at once: each attempt costs the start of a machine.
         missing = [name for name in _REQUIRED_VARIABLES if not environment.get(name)]
         if missing:
@@ -144,9 +149,10 @@ def _parse_number(environment: Mapping[str, str], name: str) -> int:
 
 
 def count_nodes(request: GroupRequest, *, slots: int, max_nodes: int, backend: str) -> int:
-    """Return how many machines with `slots` workers each the request needs.
+    """Return how many machines with `slots` workers each the request needs, for a backend's `plan`.
 
-    Raises `ConfigError` if the request has no workers, or needs more than `max_nodes` machines.
+    `backend` is its name in error messages. Raises `ConfigError` if the request has no workers or
+    an invalid token, or needs more than `max_nodes` machines.
     """
     # The token becomes part of job names and paths, so its characters are checked first.
     parse_name(request.token, what="The token")

@@ -43,8 +43,9 @@ OptionsT = TypeVar("OptionsT")
 def parse_options(options_class: type[OptionsT], values_by_name: Mapping[str, Any]) -> OptionsT:
     """Construct `options_class`, a dataclass; strings are converted to the types of the fields.
 
-    'a,b' is a tuple of strings, '3' a number; nested values are written as JSON. Raises
-    `ConfigError`, or `ConfigErrors` if several options are invalid.
+    `values_by_name` maps option names to plain data or text: 'a,b' is a tuple of strings, '3' a
+    number; nested values are written as JSON. Raises `ConfigError`, or `ConfigErrors` if several
+    options are invalid.
     """
     hints = typing.get_type_hints(options_class)
     known = [field.name for field in dataclasses.fields(options_class)]  # type: ignore[arg-type]  # a dataclass
@@ -68,7 +69,10 @@ def parse_options(options_class: type[OptionsT], values_by_name: Mapping[str, An
 
 
 def non_default_options(options: Any) -> dict[str, Any]:
-    """Return the options that differ from their defaults, as plain data."""
+    """Return the options that differ from their defaults, by name, as plain data.
+
+    `options` is an instance of an options dataclass of a backend.
+    """
     plain = dataclasses.asdict(options)
     # A required option has the default MISSING, which differs from every value.
     defaults = {
@@ -83,10 +87,11 @@ def non_default_options(options: Any) -> dict[str, Any]:
 
 
 def check_minimums(options: Any, *, above_zero: Sequence[str] = (), **minimums: float) -> None:
-    """Check that numeric fields of `options` are not below their minimums; None is accepted.
+    """Check that numeric fields of the dataclass `options` are not below their minimums.
 
-    The fields `above_zero` must be greater than 0. Raises `ConfigError`, or `ConfigErrors` if
-    several fields are invalid.
+    `minimums` are given by field name, such as `nodes=1`; the fields `above_zero` must be greater
+    than 0. None is accepted. Called by options classes of backends. Raises `ConfigError`, or
+    `ConfigErrors` if several fields are invalid.
     """
     rules: dict[str, tuple[float, str]] = {
         name: (minimum, f"at least {minimum}") for name, minimum in minimums.items()
@@ -140,9 +145,11 @@ _PROFILES_TABLE = "profiles"
 
 
 def resolve_options(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the validated non-default options of backend `name`, as plain data.
+    """Return the validated non-default options of backend `name`, such as "aws_batch".
 
-    Raises `ConfigError` for an unknown backend or profile, an unreadable file, or invalid options.
+    They are plain data by option name. `overrides` are the options of the call; they take
+    precedence over environment variables, and those over `spotfit.toml`, all read here. Raises
+    `ConfigError` for an unknown backend or profile, an unreadable file, or invalid options.
     """
     provisioner_class = plugins.load(PROVISIONER_ENTRY_POINTS, name)
     options_class = getattr(provisioner_class, "Options", None)
@@ -158,13 +165,21 @@ def resolve_options(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def provisioner_from_profile() -> str | None:
-    """Return the backend named by the profile (`provisioner = "aws_batch"`), or None."""
+    """Return the `provisioner` set in `spotfit.toml`, such as "aws_batch"; None if it is not set.
+
+    The table of SPOTFIT_PROFILE takes precedence. Raises `ConfigError` for an unreadable file or an
+    unknown profile.
+    """
     name = _merge_config_files().get("provisioner")
     return str(name) if name else None
 
 
 def options_from_profile(name: str) -> dict[str, Any]:
-    """Return the profile's options for backend `name`. Raises `ConfigError` if not a table."""
+    """Return the options of backend `name` in `spotfit.toml`; empty without file or table.
+
+    These are the table `[name]`, overridden by that of SPOTFIT_PROFILE; not validated. Raises
+    `ConfigError` if it is not a table, for an unreadable file or an unknown profile.
+    """
     table = _merge_config_files().get(name, {})
     if not isinstance(table, Mapping):
         raise ConfigError(
@@ -247,10 +262,11 @@ def _merge_tables(target: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 
 
 def open_provisioner(name: str, options: Mapping[str, Any] | None = None) -> Provisioner:
-    """Construct the provisioner `name` with the keyword arguments `options`.
+    """Construct the provisioner `name`, such as "aws_batch", with the keyword arguments `options`.
 
-    Raises `ConfigError` for an unknown name or unknown options, and `MissingExtraError` if a
-    package of the backend is not installed.
+    `options` are those of `resolve_options`; `spotfit.toml` is not read. Raises `ConfigError` for
+    an unknown name or invalid options, and `MissingExtraError` if a package of the backend is not
+    installed.
     """
     provisioner_class = plugins.load(PROVISIONER_ENTRY_POINTS, name)
     try:

@@ -63,7 +63,11 @@ class RunKey:
 
     @classmethod
     def from_text(cls, text: str, run_id: RunId) -> Self:
-        """Parse the text of `to_text`. Raises `ConfigError` if it is not a key."""
+        """Parse the text of `to_text` into the key of the run `run_id`.
+
+        The text comes from SPOTFIT_RUN_SECRET or the user's key file. Raises `ConfigError` if it is
+        not a key; whether it is the key of that run is not checked here.
+        """
         try:
             secret = base64.b64decode(text.encode(), altchars=b"-_", validate=True)
         except (binascii.Error, UnicodeEncodeError):
@@ -71,13 +75,14 @@ class RunKey:
         return cls(secret, run_id)
 
     def to_text(self) -> str:
-        """Return the key as URL-safe base64, for an environment variable. It is a secret."""
+        """Return the key as URL-safe base64, for SPOTFIT_RUN_SECRET. It is a secret."""
         return base64.urlsafe_b64encode(self._secret).decode()
 
     def derive(self, purpose: str) -> bytes:
-        """Return 32 secret bytes for one purpose of this run.
+        """Return 32 secret bytes for one purpose of this run, always the same ones.
 
-        They reveal neither the run key nor the bytes of other purposes or other runs.
+        `purpose` is any text, such as `"wire"` for TLS. The bytes reveal neither the run key nor
+        the bytes of other purposes or other runs.
         """
         # HKDF-SHA256 (RFC 5869) of one block, written out because importing cryptography's module
         # takes 40 ms.
@@ -85,7 +90,11 @@ class RunKey:
         return hmac.digest(root, self._derivation_context(purpose) + b"\x01", _DIGEST)
 
     def seal(self, payload: bytes, *, purpose: str) -> bytes:
-        """Return the payload in an envelope. Idempotent: equal payloads give equal envelopes."""
+        """Return `payload` in an envelope, encrypted and authenticated for this run and purpose.
+
+        `open` with an equal `purpose` reverses it: an object key, or a text such as `"code
+        bundle"`. Idempotent: equal payloads give equal envelopes.
+        """
         # The nonce is derived with a key of its own: it must not be related to the cipher's key.
         nonce = hmac.digest(self.derive(f"nonce {purpose}"), payload, _DIGEST)[:_NONCE_BYTES]
         return (
@@ -95,9 +104,10 @@ class RunKey:
         )
 
     def open(self, envelope: bytes, *, purpose: str) -> bytes:
-        """Return the payload of an envelope that was sealed in this run for this purpose.
+        """Return the payload of an envelope that `seal` made in this run for this purpose.
 
-        Raises `IntegrityError` for anything else.
+        Raises `IntegrityError` for anything else: other bytes, or an envelope that was modified, or
+        sealed in another run, for another purpose or by an incompatible version.
         """
         if len(envelope) < _HEADER_BYTES + _TAG_BYTES or not envelope.startswith(_MAGIC):
             if _MAGIC.startswith(envelope[: len(_MAGIC)]):
@@ -153,7 +163,9 @@ class TlsContexts(NamedTuple):
 def make_tls_contexts(secret: str, run_id: RunId) -> TlsContexts:
     """Return contexts of TLS 1.3 in which both sides must present the run's certificate.
 
-    Raises `ConfigError` if `secret` is not a run key.
+    Agents and workers use them for connections between nodes. `secret` is the run key as text
+    (`RunKey.to_text`). Host names are not checked. Raises `ConfigError` if `secret` is not a run
+    key.
     """
     key = Ed25519PrivateKey.from_private_bytes(RunKey.from_text(secret, run_id).derive("wire"))
     with tempfile.TemporaryDirectory(prefix="spotfit-wire-") as folder:
@@ -172,7 +184,10 @@ def make_tls_contexts(secret: str, run_id: RunId) -> TlsContexts:
 
 
 def self_signed_certificate_pem(key: Ed25519PrivateKey) -> bytes:
-    """Return the certificate of that key. Equal keys give equal bytes on every machine."""
+    """Return the self-signed certificate of `key` in PEM format, without the key.
+
+    Equal keys give equal bytes on every machine, so that all processes of a run have the same one.
+    """
     # Constant fields, and Ed25519 because its signatures are deterministic.
     builder = x509.CertificateBuilder(
         issuer_name=_SUBJECT,

@@ -66,6 +66,7 @@ class ProcessBackendHookRunner:
         self._channel.send(request)
 
     def is_done(self, hook: BackendHook, round_number: int) -> bool:
+        """Whether no such hook of that round is queued or running. True if it was abandoned."""
         return not any(
             pending.hook == hook and pending.round == round_number
             for pending in self._pending_hooks
@@ -87,6 +88,11 @@ class ProcessBackendHookRunner:
         )
 
     def abandon_round(self, round_number: int) -> None:
+        """Fail the worker calls of that round in the process, if it was started.
+
+        If a hook of the round still runs after `STUCK_HOOK_TIMEOUT_S`, the process is killed; hooks
+        of other rounds run in a new one, without the backend's attributes.
+        """
         # Without a process there is no hook to fail, and this must not start one.
         if self._channel.is_started:
             # Fails the worker calls for which a hook of that round waits.
@@ -102,7 +108,10 @@ class ProcessBackendHookRunner:
         return self._user_code_error is not None or not self._pending_hooks
 
     def close(self) -> None:
-        """Kill the process."""
+        """Kill the hooks process, if there is one; its exit is not reported as an error.
+
+        Hooks that were submitted do not finish. Harmless if repeated.
+        """
         self._channel.close()
 
     def _on_message(self, message: FromHookRunner) -> None:

@@ -40,7 +40,11 @@ _message_decoder: msgspec.json.Decoder[ToHookRunner] = decoder(ToHookRunner)  # 
 
 
 def main(socket_fd: int) -> NoReturn:
-    """Serve the agent until it closes the socket, then exit the process."""
+    """Run the backend's hooks for the agent until it closes the socket, then exit the process.
+
+    `socket_fd`: the inherited end of a socket pair. Called in the main thread, which runs the
+    hooks.
+    """
     connection = SidecarConnection(socket_fd, _message_decoder)
     init = connection.receive()
     assert isinstance(init, SidecarInit), "the first message is SidecarInit"
@@ -64,7 +68,7 @@ def _read_messages(
 
 
 class HookDispatcher:
-    """Queues hook requests, and runs them in the main thread."""
+    """Queues hook requests of the agent, and runs them in the main thread of the hooks process."""
 
     def __init__(self, send: Callable[[FromHookRunner], None], store: Store, key: RunKey) -> None:
         self._send = send
@@ -76,7 +80,10 @@ class HookDispatcher:
         self._config: Any = None
 
     def on_message(self, message: ToHookRunner) -> None:
-        """Handle a message of the agent. Called by the reading thread."""
+        """Queue a hook, or pass a result or the loss of workers to the calls that wait for it.
+
+        Called by the thread that reads messages; does not wait for hooks.
+        """
         match message:
             case RunHook():
                 self._requests.put(message)
@@ -88,12 +95,21 @@ class HookDispatcher:
                 pass  # `main` has received the only one
 
     def serve(self, load_config: Callable[[], Any]) -> NoReturn:
-        """Run the queued hooks until the process exits."""
+        """Run the queued hooks one after the other and send their results; never returns.
+
+        Called in the main thread. `load_config`: see `run_hook`.
+        """
         while True:
             self._send(self.run_hook(self._requests.get(), load_config))
 
     def run_hook(self, request: RunHook, load_config: Callable[[], Any]) -> HookFinished:
-        """Call one hook. `load_config` returns the backend's config; it is called once."""
+        """Call one hook and return its outcome; blocks until the hook returns.
+
+        `load_config` returns the user's backend config; it is called by the first hook, and again
+        only if it raised. Any exception, of it or of the hook, is returned as a traceback and the
+        object key of its pickle. Once the round's workers are gone, a failure counts as success,
+        except one of `on_shutdown` for another reason.
+        """
         try:
             # Loaded by the first hook, so that an error in user code is reported as its failure.
             if self._config is None:

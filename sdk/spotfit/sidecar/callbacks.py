@@ -58,7 +58,10 @@ class ProcessCallbackRunner:
         return self._user_code_error is not None or self._finished_count == self._sent_count
 
     def close(self) -> None:
-        """Kill the process."""
+        """Kill the callbacks process, if there is one; its exit is not reported as an error.
+
+        Callbacks that were queued do not run. Harmless if repeated.
+        """
         self._channel.close()
 
     def _on_finished(self, response: CallbackFinished) -> None:

@@ -40,7 +40,11 @@ _PICKLE_RETRY_S = 0.1
 
 
 def main(socket_fd: int) -> NoReturn:
-    """Serve the agent until it closes the socket, then exit the process."""
+    """Call the user's callbacks for the agent until it closes the socket, then exit the process.
+
+    `socket_fd`: the inherited end of a socket pair. If the callbacks cannot be loaded, every call
+    is answered with that error.
+    """
     connection = SidecarConnection(socket_fd, _message_decoder)
     init = connection.receive()
     assert isinstance(init, SidecarInit), "the first message is SidecarInit"
@@ -60,7 +64,7 @@ def main(socket_fd: int) -> NoReturn:
 
 
 class CallbackDispatcher:
-    """Calls the callbacks of a run."""
+    """Calls the callbacks of a run, in the callbacks process on the leader's node."""
 
     def __init__(self, callbacks: Iterable[Any], context: Any, store: Store, key: RunKey) -> None:
         self._callbacks = tuple(callbacks)
@@ -70,13 +74,22 @@ class CallbackDispatcher:
 
     @classmethod
     def load(cls, run: SidecarRun) -> CallbackDispatcher:
-        """Load the callbacks from the code bundle. Raises what loading raises."""
+        """Load the callbacks and their context from the code bundle of the run.
+
+        Blocks for downloads and pip. Raises what `SidecarRun.load_code` raises, and whatever
+        unpickling the user's objects raises.
+        """
         payload = run.load_code()
         callbacks, context = payload.load_object("callbacks"), payload.load_object("run_context")
         return cls(callbacks, context, store=run.store, key=run.key)
 
     def dispatch(self, message: ToCallbackRunner) -> CallbackFinished:
-        """Call the callbacks in order; stop at the first one that raises."""
+        """Call the callbacks in order; stop at the first one that raises.
+
+        Its `Exception` is stored in the bucket and returned as traceback and key. `SystemExit` is
+        not caught: the agent reports the death of the process. Blocks while they run, and about 2 s
+        per rank for exceptions that are not in the bucket yet.
+        """
         try:
             match message:
                 case CallAfterReport():
@@ -132,7 +145,11 @@ class CallbackDispatcher:
 
 
 def make_error_response(error: Exception, store: Store, key: RunKey) -> CallbackFinished:
-    """Return the response to a callback that raised, and store the exception if possible."""
+    """Return the response to a callback that raised, and store the exception if possible.
+
+    The response has the traceback, and the object key of the pickled exception or None. `store` is
+    the root of the run; `key` encrypts the exception.
+    """
     return CallbackFinished(
         traceback_text=function_pickle.format_traceback(error),
         pickle_key=store_exception(error, store, key),

@@ -26,9 +26,13 @@ MessageT = TypeVar("MessageT")
 class SidecarProcess(Protocol):
     """The part of `fork_server.ChildProcess` that a sidecar needs."""
 
-    def send(self, body: bytes) -> None: ...
+    def send(self, body: bytes) -> None:
+        """Queue one frame; dropped if the process has closed its socket. Does not block."""
+        ...
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Kill the process; its exit handler is called later, once it has exited."""
+        ...
 
 
 StartSidecarFn = Callable[
@@ -71,7 +75,11 @@ class SidecarChannel(Generic[MessageT]):
         return self._process is not None
 
     def send(self, message: Any) -> None:
-        """Send a message, starting the process if there is none."""
+        """Queue a message for the process, which is started first if there is none. Does not block.
+
+        Dropped if the process has exited and was not forgotten. If it cannot be started, `on_exit`
+        is called before this returns.
+        """
         if self._process is None:
             generation = self._generation
             process = self._start_process(
@@ -86,18 +94,24 @@ class SidecarChannel(Generic[MessageT]):
             self._process.send(encode(message))
 
     def kill(self) -> None:
-        """Kill the process, if there is one. `on_exit` follows."""
+        """Kill the process, if there is one. `on_exit` is called later, once it has exited."""
         if self._process is not None:
             self._process.kill()
 
     def forget(self) -> None:
-        """Ignore the current process from now on: the next message starts another one."""
+        """Ignore the current process from now on: the next message starts another one.
+
+        The process is not killed; its later messages and its exit are not reported.
+        """
         # The process may still run and send: the frames of its generation are ignored.
         self._process = None
         self._generation += 1
 
     def close(self) -> None:
-        """Kill the process and ignore its exit. The next message starts another one."""
+        """Kill the process, if any, and ignore its exit. The next message starts another one.
+
+        Does not wait for the exit. Harmless if repeated.
+        """
         process = self._process
         self.forget()  # first: the exit must not reach `on_exit`
         if process is not None:

@@ -37,12 +37,18 @@ class SidecarConnection(Generic[MessageT]):
         self._write_lock = threading.Lock()
 
     def receive(self) -> MessageT | None:
-        """Wait for the next message; return None once the agent has closed the socket."""
+        """Wait for the next message; return None once the agent has closed the socket.
+
+        Blocks without a timeout. Raises `msgspec.DecodeError` for an invalid message.
+        """
         body = framing.read_frame(self._socket)
         return None if body is None else self._decoder.decode(body)
 
     def send(self, message: Any) -> None:
-        """Send a message. Raises `OSError` if the agent is gone."""
+        """Send a message to the agent, from any thread. Raises `OSError` if the agent is gone.
+
+        Blocks while the socket's buffer is full.
+        """
         # The uploads of several ranks end in threads of their own: frames must not interleave.
         with self._write_lock:
             framing.write_frame(self._socket, encode(message))
@@ -57,7 +63,12 @@ class SidecarRun:
         self.key = RunKey.from_text(init.secret, init.run_id)
 
     def load_code(self) -> CodeBundlePayload:
-        """Make the user's code importable. Raises the errors of `activate_code_bundle`."""
+        """Make the user's code importable in this process, and return its code bundle.
+
+        Blocks for downloads and pip. Also sets the environment variables of the user's runtime
+        environment. Raises `ShippingError`, `IntegrityError` and those of the store and of pip, see
+        `activate_code_bundle`.
+        """
         # Not in `__init__`: its errors are reported by the first call, not as a dead process.
         init = self._init
         return activate_code_bundle(
@@ -68,7 +79,8 @@ class SidecarRun:
 def store_exception(error: BaseException, store: Store, key: RunKey) -> str | None:
     """Store an exception of user code, pickled and sealed, for the caller of `fit()`.
 
-    Returns its key in the bucket; None if it cannot be pickled or stored.
+    `store` is the root of the run. Returns the object key, `".spotfit/failures/hook-<sha256>.pkl"`,
+    or None if the exception cannot be pickled or stored. Blocks for the write.
     """
     body = function_pickle.pickle_exception(error)
     if not body:
@@ -85,6 +97,9 @@ def store_exception(error: BaseException, store: Store, key: RunKey) -> str | No
 
 
 def exit_sidecar() -> NoReturn:
-    """Exit without exit handlers: the agent is gone, and user code may have threads that hang."""
+    """End this process with code 0, without exit handlers and without waiting for threads.
+
+    Called when the agent is gone: user code may have threads that hang.
+    """
     sys.stdout.flush()  # an incomplete last line; complete ones are flushed at once
     os._exit(0)

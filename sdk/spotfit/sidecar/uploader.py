@@ -36,8 +36,8 @@ OnUploadFinishedFn = Callable[[QueuedUpload, UploadDone | UploadError], None]
 class UploaderProxy:
     """Submits uploads to a process that is started on demand and restarted after a crash.
 
-    All uploads belong to one round at a time. `on_finished` is called once for each upload, unless
-    it is cancelled.
+    For one node's worker pool. All uploads belong to one round at a time. `on_finished` is called
+    by the event loop, once for each upload unless it is cancelled, with its result or its error.
     """
 
     def __init__(
@@ -59,24 +59,30 @@ class UploaderProxy:
 
     @property
     def round(self) -> int | None:
-        """The round of the unfinished uploads; None if there are none."""
+        """The number of the round whose uploads are unfinished; None if there are none."""
         return next((upload.round for upload in self._uploads.values()), None)
 
     def submit(self, upload: QueuedUpload) -> None:
-        """Start an upload. The uploads of one rank are executed in order."""
+        """Queue an upload; the result is passed to `on_finished`. Does not block.
+
+        The uploads of one rank are executed in order, those of several in parallel.
+        """
         self._last_job_id += 1
         self._uploads[self._last_job_id] = upload
         self._send(self._last_job_id, upload)
 
     def cancel_all(self) -> None:
-        """Cancel all uploads: a new round may write the same names."""
+        """Cancel all uploads and kill the process: a new round may write the same names.
+
+        `on_finished` is not called for them. Does nothing if there are none.
+        """
         if self._uploads:
             log.warning("uploader.cancelled", round=self.round, uploads=len(self._uploads))
             self._uploads.clear()
             self.close()
 
     def close(self) -> None:
-        """Kill the process."""
+        """Kill the process and ignore its exit. Its uploads are not repeated: see `cancel_all`."""
         self._channel.close()
 
     def _send(self, job_id: int, upload: QueuedUpload) -> None:

@@ -30,7 +30,10 @@ _upload_cache = UploadedManifests()
 
 
 def main(socket_fd: int) -> NoReturn:
-    """Serve the agent until it closes the socket, then exit the process."""
+    """Execute upload jobs for the agent until it closes the socket, then exit the process.
+
+    `socket_fd`: the inherited end of a socket pair. Uploads in progress are then abandoned.
+    """
     process.set_process_name("spotfit-uploads")
     connection = SidecarConnection(socket_fd, decoder(StartUpload))
     server = UploadServer(connection.send)
@@ -40,14 +43,21 @@ def main(socket_fd: int) -> NoReturn:
 
 
 class UploadServer:
-    """One queue per rank: the jobs of one rank run in order, those of several in parallel."""
+    """Runs upload jobs in the uploader process, with one queue and thread per rank.
+
+    The jobs of one rank run in order, those of several in parallel. `send` is called by these
+    threads.
+    """
 
     def __init__(self, send: SendMessage) -> None:
         self._send = send
         self._queues: dict[int, UploadQueue] = {}
 
     def submit(self, request: StartUpload) -> None:
-        """Queue a job. Its result is sent when it ends; a failed job does not stop later ones."""
+        """Queue a job; returns at once. `UploadDone` or `UploadError` is sent when it ends.
+
+        A failed job does not stop later ones.
+        """
         # In order, because a job may share files with the previous one of its rank.
         queue = self._queues.setdefault(request.rank, UploadQueue(_raise_unexpected))
         queue.put(partial(self._upload, request))

@@ -25,7 +25,10 @@ from spotfit.worker.main import configure_logging, exit_process
 
 
 def main(socket_fd: int) -> NoReturn:
-    """Execute the task that the agent sends, then exit the process."""
+    """Execute the one validation that the agent sends, send its result, and exit the process.
+
+    `socket_fd`: the inherited end of a socket pair. Exits with code 1 if the agent is gone.
+    """
     faulthandler.enable()
     connection = SidecarConnection(socket_fd, decoder(ValidationTask))
     task = connection.receive()
@@ -40,7 +43,12 @@ def main(socket_fd: int) -> NoReturn:
 
 
 def validate_checkpoint(task: ValidationTask) -> ValidationResult:
-    """Load the function and the checkpoint, and call the function. Never raises."""
+    """Load the user's function and the checkpoint, call the function, and return its metrics.
+
+    Never raises: a failure is returned as a message without metrics. `retryable` is set only if it
+    happened before the function was called and may be temporary. Call it once per process: it
+    changes environment variables, `sys.path` and the working directory.
+    """
     try:  # separately: what fails before the user's function is called may be retried
         store = open_store(task.storage_url, PATIENT_RETRY_POLICY)
         key = RunKey.from_text(task.secret, task.run_id)

@@ -33,25 +33,40 @@ class WorkerGroup:
         self._resources = dict(resources)
 
     def execute(self, fn: Callable[..., Value], *args: Any, **kwargs: Any) -> list[Value]:
-        """Call `fn` on all workers, wait, and return the results by rank."""
+        """Call `fn` on all workers, wait, and return the results by rank.
+
+        Raises the exception of the lowest rank on which `fn` raised, `ShippingError` if the call
+        cannot be pickled or is too large, and `StaleWorkerGroupError` if the round ends.
+        """
         return [future.result() for future in self.execute_async(fn, *args, **kwargs)]
 
     def execute_async(
         self, fn: Callable[..., Value], *args: Any, **kwargs: Any
     ) -> list[Future[Value]]:
-        """Call `fn` on all workers; return futures of the results by rank."""
+        """Call `fn` on all workers; return futures of the results by rank, without waiting.
+
+        A future raises what `fn` raised, or `StaleWorkerGroupError` if the round ends first. Raises
+        `ShippingError` if the call cannot be pickled or is too large.
+        """
         return self._calls.submit(self._round, range(self._world_size), (fn, args, kwargs))
 
     def execute_single(
         self, rank: int, fn: Callable[..., Value], *args: Any, **kwargs: Any
     ) -> Value:
-        """Call `fn` on the worker with that rank, wait, and return its result."""
+        """Call `fn` on the worker with that global rank, wait, and return its result.
+
+        Raises the exception of `fn`, `ConfigError` for a rank out of range, and otherwise as
+        `execute`.
+        """
         return self.execute_single_async(rank, fn, *args, **kwargs).result()
 
     def execute_single_async(
         self, rank: int, fn: Callable[..., Value], *args: Any, **kwargs: Any
     ) -> Future[Value]:
-        """Call `fn` on the worker with that rank; return a future. Raises `ConfigError`."""
+        """Call `fn` on the worker with that global rank; return a future, without waiting.
+
+        Raises `ConfigError` for a rank out of range, and otherwise as `execute_async`.
+        """
         if not 0 <= rank < self._world_size:
             raise ConfigError(
                 f"Rank {rank} is out of range: the group has {self._world_size} workers.",
@@ -60,7 +75,7 @@ class WorkerGroup:
         return self._calls.submit(self._round, (rank,), (fn, args, kwargs))[0]
 
     def get_resources_per_worker(self) -> dict[str, float]:
-        """Return the resources of each worker, as in the scaling config."""
+        """Return a copy of the resources of one worker, as in the scaling config: `{"GPU": 1}`."""
         return dict(self._resources)
 
     def __len__(self) -> int:
@@ -68,7 +83,10 @@ class WorkerGroup:
 
 
 class RemoteCalls:
-    """The pending calls of a hooks process. One thread submits them, another completes them."""
+    """The pending calls of a hooks process. One thread submits them, another completes them.
+
+    `send` passes a call to the agent. All methods are thread-safe.
+    """
 
     def __init__(self, send: Callable[[CallWorkers], None]) -> None:
         self._send = send
@@ -81,10 +99,11 @@ class RemoteCalls:
     def submit(
         self, round_number: int, ranks: Sequence[int], call: tuple[Any, ...]
     ) -> list[Future[Any]]:
-        """Send a call (function, args, kwargs) to workers; return a future per rank.
+        """Send a call (function, args, kwargs) to workers; return a future per rank, in this order.
 
-        Raises `ShippingError` if the call cannot be pickled, and `StaleWorkerGroupError` if the
-        round has ended.
+        Does not wait for results. Raises `ShippingError` if the call cannot be pickled or is too
+        large, and `StaleWorkerGroupError` if the round has ended. A future raises what the function
+        raised.
         """
         # Pickled once for all ranks, before the lock: it may take long and may raise.
         body = pickle_payload(call, what="call")
@@ -103,7 +122,10 @@ class RemoteCalls:
         return futures
 
     def resolve(self, call_result: WorkerCallResult) -> None:
-        """Complete the future of a call."""
+        """Complete the future of a call with its result or exception, which is unpickled here.
+
+        Called by the thread that reads messages of the agent. Ignored for calls of a closed round.
+        """
         with self._lock:
             _, future = self._pending.pop((call_result.call_id, call_result.rank), (0, None))
         if future is None:  # its round was closed before the result arrived
@@ -124,7 +146,10 @@ class RemoteCalls:
         future.set_exception(raised)
 
     def close_round(self, round_number: int) -> None:
-        """Fail the pending calls of a round, and all later ones: its workers have exited."""
+        """Fail the pending calls of a round, and all later ones: its workers have exited.
+
+        Their futures raise `StaleWorkerGroupError`. A repeated call is harmless.
+        """
         with self._lock:
             self._closed_rounds.add(round_number)
             pending = [
@@ -136,7 +161,7 @@ class RemoteCalls:
             future.set_exception(_make_workers_gone_error(round_number))
 
     def is_round_closed(self, round_number: int) -> bool:
-        """Return whether the workers of that round have exited."""
+        """Return whether `close_round` was called for that round: its workers have exited."""
         return round_number in self._closed_rounds
 
 

@@ -46,9 +46,11 @@ _UNSIGNED_PAYLOAD_VARIABLE = "AWS_UNSIGNED_PAYLOAD"
 def build_client(
     root: RootUrl, credentials: StorageCredentials, *, for_transfers: bool
 ) -> ObstoreClient:
-    """Return a client that makes one attempt, or one that retries the parts of transfers.
+    """Create an obstore client for the bucket and prefix of `root`. Called by `client_for`.
 
-    Empty `credentials` make obstore use those of the machine.
+    With `for_transfers` it has a timeout of 5 minutes per request and retries requests itself, for
+    multipart transfers; without, a timeout of 10 s and one attempt. Empty `credentials` make
+    obstore use those of the machine.
     """
     from obstore.store import AzureStore, GCSStore, S3Store
 
@@ -143,8 +145,11 @@ def client_for(
 ) -> ObstoreClient:
     """Return the client for `root`, creating it at the first call in this process.
 
-    Without credentials it uses those of this machine's environment. A client for transfers retries
-    failed parts itself; any other makes one attempt.
+    Clients are cached per root, credentials and `for_transfers`; a forked child creates its own.
+    Without `credential_pairs` it uses those of SPOTFIT_STORAGE_KEYS, else those that obstore finds
+    on the machine. A client for transfers retries failed requests itself; any other makes one
+    attempt. Thread-safe. Raises `StoreError` if the child of a fork cannot load its own copy of
+    obstore.
     """
     global _is_fork_hook_registered  # hooks accumulate and cannot be unregistered
     client_key = (root, credential_pairs, for_transfers)
@@ -168,7 +173,11 @@ def client_for(
 
 
 def client_error_types() -> tuple[type[Exception], ...]:
-    """Return the exceptions of client calls, from the copy of the library in use."""
+    """Return the exception types that calls of a client raise, for an `except` clause.
+
+    They belong to the copy of obstore in use, which differs in a forked child: call it in that
+    clause.
+    """
     from obstore.exceptions import BaseError
 
     return (BaseError, OSError, ValueError)

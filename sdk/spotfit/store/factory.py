@@ -40,10 +40,12 @@ def open_store(
     credentials: StorageCredentials | None = None,
     setting: str = "The storage address",
 ) -> Store:
-    """Return the store at that address. Reads and writes nothing.
+    """Return the store at that address, for example `"s3://bucket/prefix"` or a local path.
 
-    `retry_policy` applies to each call of a bucket; `credentials` replace those of this machine's
-    environment. Raises `ConfigError` for an invalid address.
+    Sends no request and reads no file; the root need not exist. `retry_policy` is the budget of
+    each call of a bucket (None: `RetryPolicy()`); `credentials`, options of obstore, replace those
+    of this machine's environment (None). Directories and `memory://` ignore both. Raises
+    `ConfigError` for an invalid address.
     """
     root = url if isinstance(url, RootUrl) else RootUrl.parse(url, setting=setting)
     match root.scheme:
@@ -62,12 +64,21 @@ def open_store(
 
 
 def reopen_store(store: Store) -> Store:
-    """Open the store again by its address and credentials only, as a machine of the run does."""
+    """Open the store again by its address and credentials only, as a machine of the run does.
+
+    `fit()` reads an object through the result to check that machines will find the same storage.
+    Raises `ConfigError` if the address is one of a user's file system, such as `hdfs://`.
+    """
     return open_store(store.url, credentials=_explicit_credentials(store))
 
 
 def to_arrow_filesystem(store: Store) -> Any:
-    """Return pyarrow's file system for the store's path; None if pyarrow has none."""
+    """Return the `pyarrow.fs.FileSystem` of the store's storage, for `Checkpoint.filesystem`.
+
+    In it, `RootUrl.parse(store.url).path` is the store's root. None if pyarrow is not installed or
+    has no file system for the storage (`az://`, `memory://`, a user's file system). May look up the
+    region of an S3 bucket over the network.
+    """
     from spotfit.store.filesystem_bucket import open_arrow_filesystem
 
     try:
@@ -80,7 +91,11 @@ def to_arrow_filesystem(store: Store) -> Any:
 
 
 def credentials_for_nodes(store: Store) -> str:
-    """Return the value of `SPOTFIT_STORAGE_KEYS` that machines need; '' if they need none."""
+    """Return the value of SPOTFIT_STORAGE_KEYS that the machines of a run in this store need.
+
+    It contains the explicit credentials of the store, hence is a secret. '' if the store has none:
+    then machines use the credentials of their own environment.
+    """
     credentials = _explicit_credentials(store)
     return format_credentials(RootUrl.parse(store.url), credentials) if credentials else ""
 
@@ -106,11 +121,13 @@ _BARRIER_TIMEOUT_S = 120.0
 
 
 def probe_create(store: Store) -> None:
-    """Race `create` calls, then read, list and delete their objects. Leaves nothing behind.
+    """Check that the store creates objects atomically, and can read, list and delete them.
 
-    Raises `AtomicCreateUnsupportedError` if a race has no winner or several, an existing object is
-    created again, or reads and listings do not show what was written; `StorePermissionError` if
-    the credentials are insufficient; another `StoreError` if the bucket is missing or fails.
+    Races threads for the same new objects below `.spotfit-probe/`, which it deletes again. Called
+    before a run starts and by `spotfit doctor --storage`. Raises `AtomicCreateUnsupportedError` if
+    a race has no winner or several, an existing object is created again, or reads and listings do
+    not show what was written; `StorePermissionError` if the credentials are insufficient; another
+    `StoreError` if the bucket is missing or fails.
     """
     folder = f"{PROBE_FOLDER}/{uuid.uuid4().hex}"
     keys = tuple(f"{folder}/{n}" for n in range(KEY_COUNT))

@@ -43,10 +43,13 @@ _GENERIC_FSSPEC_MODULES = ("fsspec.spec", "fsspec.asyn")
 
 
 def open_filesystem_store(filesystem: Any, path: str) -> Store:
-    """Return the store at `path` of an fsspec or pyarrow file system.
+    """Return the store at `path` of a file system object of fsspec or pyarrow. Sends no request.
 
-    Supported buckets are opened with obstore and the credentials of the file system (0021). Raises
-    `ConfigError` for any other object.
+    `path` is within the file system, for example `"bucket/folder"`. For the user's
+    `RunConfig(storage_filesystem=...)`, and for checkpoints and results opened with a file system.
+    Supported buckets and local directories are opened with spotfit's own drivers and the
+    credentials of the file system (0021). Raises `ConfigError` for any other object, for an invalid
+    path, and for credentials that cannot be passed to machines, such as those of a profile.
     """
     # The order matters: wrappers are unwrapped before the generic base classes are matched.
     kinds = qualified_class_names(filesystem)
@@ -84,7 +87,10 @@ def _open_arrow_store(filesystem: Any, path: str) -> Store:
 
 
 class FsspecStore:
-    """Objects over an fsspec file system."""
+    """Objects over an fsspec file system of the user.
+
+    In a forked child the file system is created again.
+    """
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._filesystem = filesystem
@@ -102,6 +108,7 @@ class FsspecStore:
 
     @property
     def url(self) -> str:
+        """The address of the root as fsspec writes it, for example `"sftp:///folder/runs"`."""
         return str(self._fs.unstrip_protocol(self._root))
 
     def get(self, key: str) -> bytes:
@@ -118,12 +125,22 @@ class FsspecStore:
             return bytes(self._fs.cat_file(self._full_key(key), start=start, end=end))
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        """Return a read-only view of a new buffer; `scratch` is not used."""
         return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
+        """Write or replace the object, and create missing directories.
+
+        Readers may see a part of it unless the file system writes atomically.
+        """
         self._write(key, lambda full: self._fs.pipe_file(full, bytes(body)))
 
     def create(self, key: str, body: bytes) -> None:
+        """Write the object if it is absent, atomically; see `Store.create`.
+
+        Raises `AtomicCreateUnsupportedError` without a request if the file system does not
+        implement `pipe_file(mode="create")` itself.
+        """
         # It must implement mode="create" itself: the generic implementation of fsspec checks for
         # existence and then writes, which is not atomic.
         kind = type(self._fs)
@@ -134,6 +151,11 @@ class FsspecStore:
         self._write(key, lambda full: self._fs.pipe_file(full, bytes(body), mode="create"))
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects of a folder, sorted by key; see `Store.list`.
+
+        The cached listings of the file system are dropped first, because other machines write as
+        well.
+        """
         folder = self._full_key(prefix) if prefix else self._root
         with _translate_errors(self, folder):
             self._fs.invalidate_cache()  # fsspec caches listings; other machines write as well
@@ -176,7 +198,7 @@ class FsspecStore:
 
 
 class ArrowStore:
-    """Objects over a pyarrow file system, which has no atomic create."""
+    """Objects over a pyarrow file system of the user, which has no atomic create."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs = filesystem
@@ -184,6 +206,7 @@ class ArrowStore:
 
     @property
     def url(self) -> str:
+        """The type of the file system and the path of the root, such as `"hdfs://folder/runs"`."""
         return f"{self._fs.type_name}://{self._root.lstrip('/')}"
 
     def get(self, key: str) -> bytes:
@@ -196,9 +219,14 @@ class ArrowStore:
             return bytes(file.read_at(min(length, file.size() - start), start))
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        """Return a read-only view of a new buffer; `scratch` is not used."""
         return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
+        """Write or replace the object, and create missing directories.
+
+        Readers may see a part of it unless the file system writes atomically.
+        """
         with _translate_errors(self, key):
             # pyarrow creates no missing directories; for buckets this call does nothing or little.
             self._fs.create_dir(posixpath.dirname(self._full_key(key)), recursive=True)
@@ -206,6 +234,7 @@ class ArrowStore:
                 file.write(body)
 
     def create(self, key: str, body: bytes) -> None:
+        """Raise `AtomicCreateUnsupportedError`: pyarrow's file systems have no atomic create."""
         raise _no_atomic_create_error(self.url, f"pyarrow's {type(self._fs).__name__}")
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:

@@ -20,15 +20,21 @@ _AWS_REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 def qualified_class_names(filesystem: Any) -> set[str]:
-    """Return the qualified names of its class and all base classes."""
+    """Return the qualified names of the class of `filesystem` and of all its base classes.
+
+    They identify the kind of file system, for example `"s3fs.core.S3FileSystem"`, without an import
+    of fsspec or pyarrow.
+    """
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in type(filesystem).__mro__}
 
 
 def resolve_bucket(filesystem: Any, path: str) -> tuple[RootUrl, StorageCredentials] | None:
-    """Return the root at `path` of that file system, and its explicit credentials.
+    """Return the root at `path` of a pyarrow or fsspec file system, and its explicit credentials.
 
-    None if it is not a file system of a supported bucket. Raises `ConfigError` if its credentials
-    cannot be passed on to machines, such as those of a profile.
+    `path` is `"bucket/folder"`. None if it is not a file system of a supported bucket (S3, GCS,
+    Azure). The credentials are options of obstore, empty if the file system uses those of the
+    machine. Raises `ConfigError` if `path` is invalid, or if its credentials cannot be passed on to
+    machines, such as those of a profile. Sends no request.
     """
     kinds = qualified_class_names(filesystem)
     for kind, translate in _RESOLVERS.items():
@@ -213,7 +219,9 @@ def _untransferable_credentials_error(what: str, instead: str) -> ConfigError:
 def open_arrow_filesystem(root: RootUrl, credentials: StorageCredentials) -> Any:
     """Return pyarrow's file system in which `root.path` is the same location.
 
-    None if pyarrow is not installed, or does not support the storage.
+    `credentials` are options of obstore, empty for those of the machine. None if pyarrow is not
+    installed, or does not support the storage. May look up the region of an S3 bucket over the
+    network.
     """
     try:
         arrow = plugins.require_module("pyarrow.fs", extra="arrow")

@@ -50,6 +50,7 @@ class LocalStore:
 
     @property
     def url(self) -> str:
+        """The absolute path of the root directory, for example `"/mnt/shared/runs/my-run"`."""
         return str(self._root)
 
     def get(self, key: str) -> bytes:
@@ -61,6 +62,7 @@ class LocalStore:
             return os.pread(file.fileno(), length, start)
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        """Return a part of `scratch` if the object fits into it, otherwise a new buffer."""
         with (
             self._translate_errors(key, is_read=True),
             self._object_path(key).open("rb", buffering=0) as file,
@@ -75,9 +77,14 @@ class LocalStore:
             return scratch[:end]
 
     def put(self, key: str, body: bytes | memoryview) -> None:
+        """Write or replace the object, and create missing directories; atomic by a rename."""
         self._write_atomically(key, lambda part: part.write_bytes(body))
 
     def create(self, key: str, body: bytes) -> None:
+        """Write the object if it is absent, atomically; see `Store.create`.
+
+        Raises `AtomicCreateUnsupportedError` if the file system does not support hard links.
+        """
         file = self._object_path(key)
         with self._translate_errors(key):
             # A temporary file first: link() then makes it visible complete, or fails.
@@ -96,6 +103,10 @@ class LocalStore:
                 part.unlink(missing_ok=True)
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        """Return an iterator over all objects of a folder, sorted by key; see `Store.list`.
+
+        The directory is read completely by the call, which therefore raises all errors.
+        """
         folder = validate_key(prefix) if prefix else ""
         with self._translate_errors(folder):
             # Read completely: sorted by key, which is not the order of directories and files.
@@ -103,6 +114,7 @@ class LocalStore:
         return (item for item in found if item.key > after)
 
     def delete(self, key: str) -> None:
+        """Delete the object, and the directories below the root that are empty afterwards."""
         file = self._object_path(key)
         with self._translate_errors(key), suppress(FileNotFoundError, NotADirectoryError):
             file.unlink()
@@ -113,17 +125,20 @@ class LocalStore:
                     folder = folder.parent
 
     def put_file(self, key: str, path: Path) -> None:
+        """Copy a local file to the object, atomically. Raises `OSError` if it cannot be read."""
         # An unreadable source raises OSError here, and not an error of the store.
         with path.open("rb"):
             self._write_atomically(key, lambda part: shutil.copyfile(path, part))
 
     def get_file(self, key: str, path: Path) -> None:
+        """Copy the object to a local file, which is written atomically; see `Store.get_file`."""
         with self._translate_errors(key, is_read=True):
             source = self._object_path(key).open("rb")
         with source, atomic_write(path) as part, part.open("xb") as copy:
             shutil.copyfileobj(source, copy, _COPY_CHUNK_BYTES)
 
     def subtree(self, prefix: str) -> Store:
+        """Return the store of the folder `prefix`, which need not exist."""
         return LocalStore(self._root.join(prefix))
 
     def _object_path(self, key: str) -> Path:
@@ -215,10 +230,12 @@ _PARTIAL_FILE_NAME = re.compile(rf"{re.escape(PARTIAL_FILE_PREFIX)}\d+-\d+-[0-9a
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same directory; renames it to `path` after the block.
+    """Yield a temporary path in the same directory; rename it to `path` after the block.
 
-    Replaces an existing file. Readers see the old or the new file, never a part. If the block
-    raises, the temporary file is deleted; if the process is killed, it stays and is ignored.
+    The block creates the file at the yielded path; it does not exist yet. The directory must exist.
+    An existing `path` is replaced. Readers see the old or the new file, never a part. If the block
+    raises, the temporary file is deleted; if the process is killed, it stays and is ignored by
+    stores and uploads.
     """
     part = temporary_path(path)
     try:
@@ -230,12 +247,19 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def is_partial_file(name: str) -> bool:
-    """Whether that is the name of a temporary file of `atomic_write`."""
+    """Whether a file of this name (without directory) is a temporary file of `atomic_write`.
+
+    `upload_tree` skips such files: a download that was killed may have left them.
+    """
     return _PARTIAL_FILE_NAME.fullmatch(name) is not None
 
 
 def temporary_path(path: Path) -> Path:
-    """Return an unused path in the same directory, unique among all processes and machines."""
+    """Return an unused path in the directory of `path`, unique among all processes and machines.
+
+    Nothing is created. The name starts with `PARTIAL_FILE_PREFIX`, so that stores do not list the
+    file.
+    """
     # The process id is not unique on a directory that several machines mount; hence random bytes.
     return path.with_name(
         f"{PARTIAL_FILE_PREFIX}{os.getpid()}-{next(_temporary_counter)}-{os.urandom(3).hex()}"
@@ -272,6 +296,7 @@ class MemoryStore:
 
     @property
     def url(self) -> str:
+        """The address, for example `"memory://name/folder"`, or `"memory://private"`."""
         return str(self._root)
 
     def get(self, key: str) -> bytes:
@@ -286,6 +311,7 @@ class MemoryStore:
         return self.get(key)[start : start + length]
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        """Return a read-only view of the stored bytes, without a copy; `scratch` is not used."""
         return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
@@ -319,6 +345,7 @@ class MemoryStore:
             part.write_bytes(body)
 
     def subtree(self, prefix: str) -> Store:
+        """Return a store of the folder `prefix`, which shares the objects with this one."""
         if self._is_named:
             return MemoryStore(self._root.join(prefix))
         return _make_private_store(self._root.join(prefix), self._objects)

@@ -51,10 +51,12 @@ _SINGLE_REQUEST_BYTES = 2**20
 
 
 class ObjectStore:
-    """Objects of one bucket below one prefix.
+    """Objects of one bucket (S3, GCS, Azure) below one prefix.
 
     Uses the explicit `credentials`, or without them those of this machine. It holds no connection,
-    so that it can be pickled and used after a fork.
+    so that it can be pickled and used after a fork. Every method except `create` retries temporary
+    failures within `retry_policy`; its total timeout is at least 600 s for uploads in parts and for
+    `get_memoryview`.
     """
 
     def __init__(
@@ -70,12 +72,21 @@ class ObjectStore:
 
     @property
     def url(self) -> str:
+        """The address without credentials, such as `"s3://bucket/folder?region=eu-west-1"`."""
         return str(self._root)
 
     def get(self, key: str) -> bytes:
+        """Return the object; each attempt is one request with a timeout of 10 s.
+
+        See `Store.get`.
+        """
         return self._call_with_retries(key, lambda client: client.get(key).bytes().to_bytes())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of the object, `b""` beyond its end; see `Store.get_range`.
+
+        One request per attempt; an empty range also sends one.
+        """
         # Servers reject an empty range, so at least one byte is requested.
         options: GetOptions = {"range": (start, start + max(length, 1))}
         try:
@@ -87,31 +98,43 @@ class ObjectStore:
             return b""
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        """Return the object in a buffer of obstore, without a copy; `scratch` is not used."""
         # obstore returns a buffer of its own; copying it to `scratch` would gain nothing.
         return self._call_with_retries(
             key, lambda client: memoryview(client.get(key).bytes()), for_transfers=True
         )
 
     def put(self, key: str, body: bytes | memoryview) -> None:
+        """Write or replace the object: in one request up to 1 MiB, above in concurrent parts."""
         if len(body) <= _SINGLE_REQUEST_BYTES:
             self._call_with_retries(key, lambda client: client.put(key, body))
         else:
             self._put_multipart(key, body, len(body))
 
     def create(self, key: str, body: bytes) -> None:
+        """Write the object if it is absent, in a single attempt; see `Store.create`."""
         # Once: a second attempt could fail because of the object that the first one wrote.
         self._call_once(key, lambda client: client.put(key, body, mode="create"), is_create=True)
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects of a folder, sorted by key, one page per request; see `Store.list`.
+
+        A failed request is repeated, and the listing continues after its last key.
+        """
         pages = _ResumableListing(prefix=validate_key(prefix) if prefix else "", after=after)
         while page := self._call_with_retries(None, pages.next_page):
             yield from page
 
     def delete(self, key: str) -> None:
+        """Delete the object in one request. Does nothing if it does not exist."""
         with suppress(NotFoundError):
             self._call_with_retries(key, lambda client: client.delete(key))
 
     def put_file(self, key: str, path: Path) -> None:
+        """Upload a local file as the object: in one request up to 1 MiB, above in concurrent parts.
+
+        Raises `OSError` if the file cannot be read.
+        """
         size_bytes = path.stat().st_size
         if size_bytes <= _SINGLE_REQUEST_BYTES:
             self.put(key, path.read_bytes())
@@ -121,6 +144,12 @@ class ObjectStore:
             self._put_multipart(key, path, size_bytes)
 
     def get_file(self, key: str, path: Path) -> None:
+        """Download the object to a local file, in concurrent parts of 8 MiB; see `Store.get_file`.
+
+        Parts are compared by the ETag: if the object is replaced meanwhile, a `StoreError` is
+        raised.
+        """
+
         def get_first(client: ObstoreClient) -> tuple[bytes, int, str | None]:
             response = client.get(key, options={"range": (0, PART_BYTES)})
             return response.bytes().to_bytes(), response.meta["size"], response.meta["e_tag"]
@@ -139,13 +168,18 @@ class ObjectStore:
                 self._download_parts(file.fileno(), key, starts=starts, etag=etag)
 
     def subtree(self, prefix: str) -> Store:
+        """Return the store of the folder `prefix`, with the same retry policy and credentials."""
         return ObjectStore(
             self._root.join(prefix), self._retry_policy, credentials=dict(self._credential_pairs)
         )
 
     @property
     def credentials(self) -> StorageCredentials:
-        """The explicit credentials; empty if it uses those of the machine."""
+        """A copy of the explicit credentials, as options of obstore; empty if it has none.
+
+        For example `{"access_key_id": ..., "secret_access_key": ...}`. They are secret. Without
+        any, those of the machine are used.
+        """
         return dict(self._credential_pairs)
 
     def _put_multipart(self, key: str, body: bytes | memoryview | Path, size_bytes: int) -> None:
@@ -221,7 +255,11 @@ class _ResumableListing:
         self._chunks: Iterator[Sequence[ObjectMeta]] | None = None
 
     def next_page(self, client: ObstoreClient) -> list[ObjectInfo]:
-        """Return the next page; empty at the end."""
+        """Request and return the next page of objects, sorted by key; empty at the end.
+
+        If it raises, the next call, which may use another client, continues after the last returned
+        key.
+        """
         if self._chunks is None:
             self._chunks = iter(client.list(self._prefix or None, offset=self._after or None))
         # Azurite ignores the offset of a listing, so earlier keys are filtered here. Buckets sort

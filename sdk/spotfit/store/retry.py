@@ -13,7 +13,11 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Budget for one call. Delays double, with jitter, up to `max_backoff_s`."""
+    """Budget for one call of a bucket: attempts, and seconds since the first attempt began.
+
+    Delays between attempts double, with jitter, up to `max_backoff_s`. `total_timeout_s` is checked
+    after each failed attempt; a running one is not interrupted.
+    """
 
     # Six attempts wait for at most 3 s in between, which throttling by S3 or GCS rarely exceeds.
     # The timeout limits attempts that time out themselves (10 s each).
@@ -29,10 +33,12 @@ PATIENT_RETRY_POLICY = RetryPolicy(max_attempts=1000, total_timeout_s=900.0)
 
 
 def call_with_retries(function: Callable[[], ResultT], policy: RetryPolicy) -> ResultT:
-    """Call `function` until it does not raise `TransientStoreError` or the budget is spent.
+    """Return the result of `function`; repeat it while it raises `TransientStoreError`.
 
-    `function` must be idempotent. `Store.create` is not: after a lost response the second call
-    would report `AlreadyExistsError` for the object that the first one wrote.
+    Sleeps between attempts in the calling thread. Raises the last `TransientStoreError` once the
+    budget of `policy` is spent, and any other exception at once. `function` must be idempotent.
+    `Store.create` is not: after a lost response the second call would report `AlreadyExistsError`
+    for the object that the first one wrote.
     """
     # Imported late: processes that never touch a bucket need not pay its import time (40 ms).
     import tenacity

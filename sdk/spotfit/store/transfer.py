@@ -36,7 +36,11 @@ _NONCE = bytes(12)
 
 
 def compute_content_hash(body: bytes | bytearray | memoryview) -> str:
-    """Return the hash of at most 2 GiB, in hex."""
+    """Return the hash of a snapshot chunk below 2 GiB: 128 bits as 32 hex digits.
+
+    It identifies equal bytes and is compared when a chunk is read again. It is not collision
+    resistant: it does not protect against deliberate modification.
+    """
     # The body is authenticated data and nothing is encrypted: the result is the tag alone.
     return AESGCM(_KEY).encrypt(_NONCE, b"", body).hex()
 
@@ -69,7 +73,7 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def has_digest(self) -> bool:
-        """Whether a hash of the contents is known."""
+        """Whether the SHA-256 or content hash of the file is known, so that it can be verified."""
         return bool(self.sha256 or self.content_hash)
 
 
@@ -81,12 +85,15 @@ def upload_tree(
     previous_records: Iterable[FileRecord] = (),
     concurrency: int = MAX_FILE_CONCURRENCY,
 ) -> tuple[FileRecord, ...]:
-    """Upload every file of `directory` below `prefix`; returns their records, sorted by name.
+    """Upload every file of a local `directory` to the folder `prefix`; return their records.
 
-    Follows links to files within the directory and skips empty folders. Files that equal their
-    record in `previous_records` are not sent again: pass the records of a failed attempt, which
-    its `StoreError` carries as `details["uploaded"]`. Raises `ConfigError` for a link out of the
-    directory or a cycle of links, `IntegrityError` for a file that changes during the upload.
+    The records are sorted by name, the path below `directory`. Follows links to files within the
+    directory and skips empty folders and temporary files of killed downloads. Files that equal
+    their record in `previous_records` are not sent again: pass the records of a failed attempt,
+    which its `StoreError` carries as `details["uploaded"]`. `concurrency` limits the transfers at
+    once of each size class (small, medium, large). Blocks until all are sent. Raises `ConfigError`
+    for a link out of the directory or a cycle of links, `IntegrityError` for a file that is
+    deleted, or a large one that changes, during the upload.
     """
     root = directory.resolve()
     if not root.is_dir():
@@ -129,12 +136,14 @@ def download_tree(
     *,
     concurrency: int = MAX_FILE_CONCURRENCY,
 ) -> None:
-    """Download the files of `records` from `prefix` to `directory` and verify them.
+    """Download and verify the files of `records` from the folder `prefix` to a local `directory`.
 
-    Without `records` downloads all files below `prefix`, unverified. Files that already equal
-    their record are kept, others replaced, and further files in the directory ignored. A shared
-    file comes from the folder in its record. Raises `IntegrityError`, naming the file, if one is
-    missing or corrupt, or would be written outside of `directory`.
+    Without `records` (None) downloads all files below `prefix`, unverified; each record must have a
+    hash (`FileRecord.has_digest`). Creates the directory. Files that already equal their record are
+    kept, others replaced, and further files in the directory ignored. A file whose record has a
+    `source_prefix` comes from that folder. `concurrency` limits the transfers at once of each size
+    class (small, medium, large). Raises `IntegrityError`, naming the file, if one is missing or
+    corrupt, or would be written outside of `directory`.
     """
     checks = {record.name: record for record in records or ()}
     if records is None:
@@ -160,14 +169,21 @@ def download_tree(
 
 
 def content_differs(path: Path, record: FileRecord) -> bool:
-    """Whether the file's hash differs from the record's; False if the record has none."""
+    """Whether the hash of the file at `path` differs from its record; False if the record has none.
+
+    Reads the whole file, and does not compare sizes. Raises `OSError` if it cannot be read.
+    """
     if record.content_hash:
         return compute_content_hash(path.read_bytes()) != record.content_hash
     return bool(record.sha256) and _sha256_of_file(path) != record.sha256
 
 
 def download_bytes(store: Store, key: str) -> bytes:
-    """Return an object of any size. Raises `NotFoundError`."""
+    """Return an object of any size, held in memory. Raises `NotFoundError`.
+
+    By way of a temporary file, because `Store.get` must be answered within the timeout of one
+    request.
+    """
     # By way of a file: `Store.get` has the short timeout of a single request, `get_file` transfers
     # parts.
     with tempfile.TemporaryDirectory(prefix="spotfit-") as folder:
@@ -337,6 +353,7 @@ _SEQUENTIAL_LIMIT = 2  # starting threads would take longer
 def concurrent_map(function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT]:
     """Return `function` of each item, in order, with up to `MAX_CONCURRENCY` calls at once.
 
+    The calls run in threads, up to two items in the caller's own; it blocks until all have ended.
     After an exception no further calls start; it is raised once those that run have ended.
     `function` must not be concurrent itself: the numbers of requests would multiply.
     """

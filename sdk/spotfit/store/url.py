@@ -45,7 +45,11 @@ _URL_PREFIXES = tuple(f"{scheme}://" for scheme in _OPTIONS)
 
 
 def validate_key(key: str) -> str:
-    """Return `key` if it is valid. Raises `ConfigError` otherwise."""
+    """Return `key` unchanged if it is a valid object key or folder. Raises `ConfigError` otherwise.
+
+    Valid keys are relative, such as `"checkpoint_000001/model.pt"`, without parts that are empty,
+    '.' or '..', contain control characters, or start with `PARTIAL_FILE_PREFIX`.
+    """
     if not _KEY.fullmatch(key):
         raise ConfigError(
             f"{key!r} is not a valid object key: a key is relative, its parts are separated by "
@@ -73,11 +77,13 @@ class RootUrl:
 
     @classmethod
     def parse(cls, text: str | Path, *, setting: str = "The storage address") -> RootUrl:
-        """Parse a URL (`s3://`, `gs://`, `az://`, `file://`, `memory://`) or a path.
+        """Parse a storage address of the user: a URL or the path of a local directory.
 
-        Buckets accept the options of pyarrow's URIs, `?endpoint_override=host:port&scheme=http` and
-        `&region=…`, or `?endpoint_url=http://host:port`. Raises `ConfigError`; its text omits
-        everything that may be a secret.
+        URLs are `s3://`, `gs://`, `az://`, `file://` and `memory://`; a relative path is resolved
+        against the working directory. Sends no request. Buckets accept the options of pyarrow's
+        URIs, `?endpoint_override=host:port&scheme=http` and `&region=…`, or
+        `?endpoint_url=http://host:port`. Raises `ConfigError`; its text omits everything that may
+        be a secret.
         """
         try:
             return _parse_local_path(str(text)) if isinstance(text, Path) else _parse_root(text)
@@ -92,7 +98,10 @@ class RootUrl:
         return f"{self.bucket}/{self.prefix}".rstrip("/")
 
     def join(self, prefix: str) -> RootUrl:
-        """Return the root of the folder `prefix` below this one."""
+        """Return the root of the folder `prefix` below this one.
+
+        Raises `ConfigError` if it is invalid.
+        """
         validate_key(prefix)
         return replace(self, prefix=f"{self.prefix}/{prefix}" if self.prefix else prefix)
 
@@ -245,12 +254,19 @@ StorageCredentials = Mapping[str, str]
 
 
 def credentials_from_environment(root: RootUrl) -> StorageCredentials:
-    """Return the credentials passed to this machine for the bucket of `root`; empty if none."""
+    """Return the credentials that `fit()` passed to this machine for the bucket of `root`.
+
+    Read from SPOTFIT_STORAGE_KEYS. Empty if there are none; then obstore uses those that it finds
+    on the machine. Raises `ConfigError` if the variable is not valid JSON.
+    """
     return _parse_credentials(env.read(env.STORAGE_KEYS)).get(_bucket_id(root), {})
 
 
 def format_credentials(root: RootUrl, credentials: StorageCredentials) -> str:
-    """Return the value of the variable for machines; '' without credentials."""
+    """Return the value of SPOTFIT_STORAGE_KEYS for machines that access the bucket of `root`.
+
+    It is JSON with the credentials in plain text, hence a secret; '' if `credentials` is empty.
+    """
     return msgspec.json.encode({_bucket_id(root): credentials}).decode() if credentials else ""
 
 

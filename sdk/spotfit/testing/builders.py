@@ -36,12 +36,15 @@ _TWO_RUNNING = (NodeState.RUNNING, NodeState.RUNNING)
 
 
 def an_agent_id(n: int) -> AgentId:
-    """The id of the agent on machine `n` of the first group."""
+    """Return the id of the agent on machine `n` of the first group: "a0", "a1", ..."""
     return AgentId(f"a{n}")
 
 
 def a_spec(**fields: Any) -> RunSpec:
-    """A spec of two workers without retries. One of min_workers and max_workers sets both."""
+    """Return a run spec of two workers without retries; `fields` override those of `RunSpec`.
+
+    One of `min_workers` and `max_workers` sets both; different values make the run elastic.
+    """
     if "max_workers" in fields or "min_workers" in fields:
         fields.setdefault("min_workers", fields.get("max_workers"))
         fields.setdefault("max_workers", fields["min_workers"])
@@ -52,7 +55,10 @@ def a_spec(**fields: Any) -> RunSpec:
 
 
 def a_member(n: int = 0, **fields: Any) -> Member:
-    """The agent on machine `n` of the first group, with one worker slot."""
+    """Return the agent on machine `n` of the first group, with one worker slot.
+
+    `fields` override those of `Member`.
+    """
     usual: dict[str, Any] = {
         "agent": an_agent_id(n),
         "host": f"10.0.0.{n}",
@@ -65,7 +71,10 @@ def a_member(n: int = 0, **fields: Any) -> Member:
 
 
 def a_member_status(n: int = 0, *, member: Member | None = None, **fields: Any) -> MemberStatus:
-    """The status of a member that is connected since time 0 and idle."""
+    """Return the status of an agent that is connected since event-loop time 0 and idle.
+
+    `member` is by default `a_member(n)`; `fields` override those of `MemberStatus`.
+    """
     usual: dict[str, Any] = {
         "member": member or a_member(n),
         "joined_at": 0.0,
@@ -75,12 +84,16 @@ def a_member_status(n: int = 0, *, member: Member | None = None, **fields: Any) 
 
 
 def member_statuses(*statuses: MemberStatus) -> dict[AgentId, MemberStatus]:
-    """Statuses by agent id, as in `LeaderState.members`."""
+    """Return the statuses by agent id, as in `LeaderState.members`."""
     return {status.member.agent: status for status in statuses}
 
 
 def a_round(number: int = 1, *, members: Iterable[Member] = (), **fields: Any) -> Round:
-    """A round with these members as nodes, in this order; default: two members."""
+    """Return an open round with `members` as nodes, in this order; by default two members.
+
+    World ranks are assigned in this order, one per slot of a member. `fields` override those of
+    `Round`.
+    """
     assignments: list[NodeAssignment] = []
     first_rank = 0
     for member in tuple(members) or (a_member(0), a_member(1)):
@@ -93,7 +106,10 @@ def a_round(number: int = 1, *, members: Iterable[Member] = (), **fields: Any) -
 
 
 def a_group(*, token: Token = TOKEN, nodes: int = 2, slots: int = 1, **fields: Any) -> MachineGroup:
-    """A group whose machines were granted."""
+    """Return a group of `nodes` machines that were granted, with `slots` workers each.
+
+    `token` is that of its request; `fields` override those of `MachineGroup`.
+    """
     # The token is in the name, as backends derive it, so that groups of a test differ.
     handle = GroupHandle(token=token, provisioner="local", name=f"group-{token}")
     plan = GroupPlan(token=token, provisioner="local", num_nodes=nodes, slots_per_node=slots)
@@ -101,17 +117,23 @@ def a_group(*, token: Token = TOKEN, nodes: int = 2, slots: int = 1, **fields: A
 
 
 def a_request(token: Token = TOKEN, workers: int = 2) -> GroupRequest:
-    """A request for the machines of some workers."""
+    """Return a request for the machines of `workers` workers, for `Provisioner.plan`."""
     return GroupRequest(token=token, num_workers=workers, total_workers=workers)
 
 
 def a_group_status(*states: NodeState) -> GroupStatus:
-    """The status of a group with machines in these states; default: two running machines."""
+    """Return what `Provisioner.observe` returns for machines in `states`, by node index.
+
+    Without `states`: two running machines.
+    """
     return GroupStatus(nodes=tuple(NodeStatus(state=state) for state in states or _TWO_RUNNING))
 
 
 def a_final_group_status(*which: int, nodes: int = 2) -> GroupStatus:
-    """The status of running machines, of which those in `which` are on their last attempt."""
+    """Return the status of `nodes` running machines; those in `which` are on their last attempt.
+
+    `which` are node indices: the backend will not restart these machines again.
+    """
     return GroupStatus(
         nodes=tuple(
             NodeStatus(state=NodeState.RUNNING, is_last_attempt=node in which)
@@ -121,26 +143,32 @@ def a_final_group_status(*which: int, nodes: int = 2) -> GroupStatus:
 
 
 def a_notice(**fields: Any) -> Notice:
-    """A preemption notice with a deadline in two minutes."""
+    """Return a preemption notice with 120 seconds left; `fields` override those of `Notice`."""
     return Notice(**{"reason": "spot reclaim", "seconds_left": 120.0, **fields})
 
 
 def a_committed_checkpoint(name: str = "c1", **fields: Any) -> CheckpointCommitted:
-    """A committed checkpoint of one rank, from the first report of the first round."""
+    """Return the journal event of a checkpoint of one rank, from the first report of round 1.
+
+    `fields` override those of `CheckpointCommitted`.
+    """
     usual: dict[str, Any] = {"round": 1, "report_index": 0, "metrics": {"loss": 1.0}, "ranks": (0,)}
     return CheckpointCommitted(name=name, **{**usual, **fields})
 
 
 def an_uploaded_checkpoint(name: str = "c1", **fields: Any) -> ReadyCheckpoint:
-    """The same checkpoint as `a_committed_checkpoint`, uploaded but not yet committed."""
+    """Return the same checkpoint as `a_committed_checkpoint`, uploaded but not yet committed.
+
+    `fields` override those of `ReadyCheckpoint`.
+    """
     usual: dict[str, Any] = {"round": 1, "report_index": 0, "metrics": {"loss": 1.0}, "ranks": (0,)}
     return ReadyCheckpoint(name=name, **{**usual, **fields})
 
 
 def a_view(**fields: Any) -> View:
-    """A view of a run with two workers, leader a0, two granted machines and no open round.
+    """Return a view of a run with two workers, leader a0, two granted machines and no open round.
 
-    If `round` is passed, it was opened in the last journal slot.
+    `fields` override those of `View`. If `round` is passed, it was opened in the last journal slot.
     """
     usual: dict[str, Any] = {
         "next_slot": 5,
@@ -163,7 +191,10 @@ def a_view(**fields: Any) -> View:
 
 
 def a_leader_state(**fields: Any) -> LeaderState:
-    """The state of leader a0, with both agents connected and idle."""
+    """Return the state of leader a0, with agents a0 and a1 connected and idle.
+
+    `fields` override those of `LeaderState`.
+    """
     usual: dict[str, Any] = {
         "agent_id": an_agent_id(0),
         "members": member_statuses(a_member_status(0), a_member_status(1)),
@@ -172,25 +203,35 @@ def a_leader_state(**fields: Any) -> LeaderState:
 
 
 def a_training(**fields: Any) -> Training:
-    """The phase of a round of two workers that was opened at 0."""
+    """Return the phase of a round of two workers that was opened at event-loop time 0.
+
+    `fields` override those of `Training`.
+    """
     return Training(**{"round": a_round(), "since": 0.0, **fields})
 
 
 def a_returned(**fields: Any) -> Returned:
-    """The phase of a round of two workers that was opened at 0 and has returned at once."""
+    """Return the phase of a round of two workers that was opened and has returned at time 0.
+
+    Event-loop time in seconds; `fields` override those of `Returned`.
+    """
     return Returned(
         **{"round": a_round(), "since": 0.0, "opened_at": 0.0, "result_key": "r", **fields}
     )
 
 
 def an_entry(event: JournalEvent, **fields: Any) -> JournalEntry:
-    """A journal entry with this event, written by a0."""
+    """Return a journal entry of `event` by a0; `fields` override those of `JournalEntry`."""
     usual: dict[str, Any] = {"run_id": RUN_ID, "author": an_agent_id(0), "event": event}
     return JournalEntry(**{**usual, **fields})
 
 
 def fold_events(*events: JournalEvent, view: JournalView | None = None) -> View:
-    """The view after these events."""
+    """Return the view after these events, applied to `view`, by default an empty journal.
+
+    Each event takes the next journal slot, as an entry written by a0. Without a `view` of a run the
+    first event must be `FitStarted`.
+    """
     after = view or JournalView()
     for event in events:
         after = fold(after, an_entry(event))
@@ -208,11 +249,14 @@ class ManualClock:
         self._now = now
 
     def now(self) -> float:
-        """Return the virtual time in seconds."""
+        """Return the virtual time in seconds; it starts at the constructor's `now`."""
         return self._now
 
     def wait(self, seconds: float) -> None:
-        """Advance the time. Raises `ValueError` for negative values."""
+        """Advance the virtual time by `seconds` and return at once.
+
+        Raises `ValueError` for negative values.
+        """
         if seconds < 0:
             raise ValueError(f"cannot wait for {seconds} s: the duration is negative")
         self._now += seconds

@@ -33,20 +33,24 @@ _POLL_INTERVAL_S = 0.05
 
 
 class FaultInjectingCloud(Protocol):
-    """Test access to a simulated cloud."""
+    """Test access to a simulated cloud, which the fixture `cloud` of `ProvisionerSuite` returns."""
 
     def inject_fault(self, kind: str, times: int) -> None:
-        """Let the next `times` requests fail.
+        """Let the next `times` API requests fail; 0 ends earlier faults of this kind.
 
-        `kind` is 'quota', 'permission', 'capacity', 'credentials' or 'unavailable'.
+        `kind` is 'quota', 'permission', 'capacity', 'credentials' or 'unavailable'. An
+        implementation calls `pytest.skip` for kinds that it cannot cause.
         """
 
     def reclaim_newest(self) -> None:
-        """Terminate the newest machine without a preemption notice."""
+        """Preempt the newest running machine at once, without a preemption notice."""
 
 
 class ProvisionerSuite:
-    """Base class of tests. A subclass provides the fixture `provisioner`."""
+    """Base class of tests of a `Provisioner`. A subclass provides the fixture `provisioner`.
+
+    Tests that need faults are skipped unless it overrides the fixture `cloud`.
+    """
 
     timeout_s: ClassVar[float] = 60.0
     """Maximum time for the start or termination of machines."""
@@ -57,24 +61,24 @@ class ProvisionerSuite:
     def remembers_released_groups(self) -> bool:
         """Whether the cloud refuses to start a released group again for the same token.
 
-        If not, the agents of the new machines find in the journal that the group was released, and
-        exit.
+        Override it to return False if not: then the agents of the new machines find in the journal
+        that the group was released, and exit; one test is skipped.
         """
         return True
 
     @pytest.fixture
     def cloud(self) -> FaultInjectingCloud | None:
-        """None if the cloud cannot inject faults."""
+        """The simulated cloud that injects faults; with None, tests with faults are skipped."""
         return None
 
     @pytest.fixture
     def launch(self, tmp_path: Path) -> AgentLaunchSpec:
-        """Launch spec of a run without a journal: its agents wait for the journal."""
+        """Launch spec of a run without a journal in `tmp_path`: its agents wait for the journal."""
         return AgentLaunchSpec(str(tmp_path / "run"), system.new_run_id(), SECRET)
 
     @pytest.fixture
     def request_for(self) -> Callable[[int], GroupRequest]:
-        """Returns requests for a number of workers, each with a new token."""
+        """Function that returns a request for a number of workers, each with a new token."""
 
         def make(workers: int) -> GroupRequest:
             token = Token(f"t-{uuid.uuid4().hex[:12]}")
@@ -88,14 +92,14 @@ class ProvisionerSuite:
     def plan(
         self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest]
     ) -> GroupPlan:
-        """A plan for one worker, with a new token."""
+        """A plan for one worker, with a token that no other test uses."""
         return provisioner.plan(request_for(1))
 
     @pytest.fixture
     def handle(
         self, provisioner: Provisioner, launch: AgentLaunchSpec, plan: GroupPlan
     ) -> Iterator[GroupHandle]:
-        """The granted group of `plan`, released after the test."""
+        """The granted group of `plan`; its machines are released after the test."""
         granted = _assert_granted(provisioner.submit(plan, launch))
         yield granted
         self._release(provisioner, granted)
@@ -106,6 +110,7 @@ class ProvisionerSuite:
     def test_a_plan_has_a_slot_for_every_worker_and_can_be_serialised(
         self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest], workers: int
     ) -> None:
+        """`plan` is deterministic, keeps the token, and its result survives JSON."""
         request = request_for(workers)
         plan = provisioner.plan(request)
         assert plan == provisioner.plan(request), "plans must be deterministic"
@@ -117,6 +122,7 @@ class ProvisionerSuite:
     def test_a_replacement_has_machines_of_the_same_size(
         self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest]
     ) -> None:
+        """`total_workers` determines the size of the machines, `num_workers` only their number."""
         group = provisioner.plan(request_for(8))
         # `total_workers` stays: it determines the size of the machines, `num_workers` their number.
         replacement = provisioner.plan(msgspec.structs.replace(request_for(8), num_workers=1))
@@ -126,6 +132,7 @@ class ProvisionerSuite:
     def test_a_plan_of_more_than_max_nodes_is_refused(
         self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest]
     ) -> None:
+        """`plan` raises `ConfigError` for more machines than `Traits.max_nodes`."""
         too_many = (provisioner.traits.max_nodes + 1) * provisioner.plan(
             request_for(1)
         ).slots_per_node
@@ -141,6 +148,7 @@ class ProvisionerSuite:
         launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
     ) -> None:
+        """All machines run after `submit` and are terminated after `cancel`, also if repeated."""
         plan = provisioner.plan(request_for(2))
         handle = _assert_granted(provisioner.submit(plan, launch))
         assert len(provisioner.observe(handle).nodes) == plan.num_nodes
@@ -156,6 +164,7 @@ class ProvisionerSuite:
         plan: GroupPlan,
         handle: GroupHandle,
     ) -> None:
+        """A second `submit` of a plan returns the same handle and requests no further machines."""
         assert _assert_granted(provisioner.submit(plan, launch)) == handle
         self._wait_until(provisioner, handle, _all_running)
         # Also after the start: a new leader repeats a submit whose outcome was not recorded.
@@ -169,6 +178,7 @@ class ProvisionerSuite:
         plan: GroupPlan,
         remembers_released_groups: bool,  # noqa: FBT001  # a fixture
     ) -> None:
+        """`submit` with a released token is refused or returns the terminated group."""
         if not remembers_released_groups:
             pytest.skip("this cloud does not remember released groups")
         handle = _assert_granted(provisioner.submit(plan, launch))
@@ -181,6 +191,7 @@ class ProvisionerSuite:
     def test_a_serialised_handle_identifies_its_group(
         self, provisioner: Provisioner, handle: GroupHandle
     ) -> None:
+        """A handle that was written to and read from JSON can be observed and cancelled."""
         # The journal stores the handle as JSON; another agent reads it.
         read = _json_round_trip(handle, GroupHandle)
         assert read == handle
@@ -190,6 +201,7 @@ class ProvisionerSuite:
     def test_an_unknown_group_is_terminated(
         self, provisioner: Provisioner, handle: GroupHandle
     ) -> None:
+        """`observe` reports a group that never existed as terminated; `cancel` raises no error."""
         self._release(provisioner, handle)
         unknown = self._unknown_handle(handle)
         assert provisioner.observe(unknown).is_terminated
@@ -198,6 +210,7 @@ class ProvisionerSuite:
     def test_the_secret_of_the_run_is_never_serialised(
         self, provisioner: Provisioner, plan: GroupPlan, handle: GroupHandle
     ) -> None:
+        """The run's secret is in none of the plan, the handle and the status."""
         for value in (plan, handle, provisioner.observe(handle)):
             assert SECRET.encode() not in msgspec.json.encode(value)
 
@@ -220,6 +233,7 @@ class ProvisionerSuite:
         kind: str,
         error: type[ProvisionError],
     ) -> None:
+        """`submit` raises `error` for a fault of `kind`, without the run's secret in the text."""
         # More faults than the client libraries retry.
         _require_cloud(cloud).inject_fault(kind, 100)
         with pytest.raises(error) as raised:
@@ -234,6 +248,7 @@ class ProvisionerSuite:
         plan: GroupPlan,
         cloud: FaultInjectingCloud | None,
     ) -> None:
+        """Without capacity, `submit` or the status refuses with a reason; later it succeeds."""
         _require_cloud(cloud).inject_fault("capacity", 1_000_000)
         answer = provisioner.submit(plan, launch)
         if isinstance(answer, Refusal):
@@ -253,7 +268,7 @@ class ProvisionerSuite:
         plan: GroupPlan,
         cloud: FaultInjectingCloud | None,
     ) -> None:
-        """It raises another error than `ProvisionError`; the request is retried with its token."""
+        """`submit` raises an error other than `ProvisionError`; repeated later it succeeds."""
         _require_cloud(cloud).inject_fault("unavailable", 1_000_000)
         with pytest.raises(Exception) as raised:  # noqa: PT011  # each client library has its own
             provisioner.submit(plan, launch)
@@ -268,6 +283,7 @@ class ProvisionerSuite:
         plan: GroupPlan,
         cloud: FaultInjectingCloud | None,
     ) -> None:
+        """A preempted machine is terminated, with a reason, or requeued by the backend."""
         simulator = _require_cloud(cloud)
         handle = _assert_granted(provisioner.submit(plan, launch))
         self._wait_until(provisioner, handle, _all_running)

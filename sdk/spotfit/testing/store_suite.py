@@ -67,7 +67,10 @@ LARGE_FILE_BYTES = 20 * 2**20 + 17
 
 
 class StoreSuite:
-    """Base class of tests. A subclass provides the fixture `store`."""
+    """Base class of tests of a `Store`. A subclass provides the fixture `store`.
+
+    The fixture returns an empty store that is not shared with other tests.
+    """
 
     supports_create: ClassVar[bool] = True
     """Whether the store offers an atomic `create`; otherwise `create` and the probe must raise."""
@@ -78,15 +81,18 @@ class StoreSuite:
     # ── objects ──────────────────────────────────────────────────────────────────────────────────
 
     def test_get_returns_what_was_put(self, store: Store) -> None:
+        """`put` creates and replaces objects, also empty ones, and `get` returns their bytes."""
         for body in (b"", b"words", bytes(range(256)) * 999):
             store.put("folder/object", body)
             assert store.get("folder/object") == body
 
     def test_put_accepts_a_memoryview(self, store: Store) -> None:
+        """`put` writes a slice of a memoryview, not its whole buffer."""
         store.put("object", memoryview(b"0123456789")[2:5])
         assert store.get("object") == b"234"
 
     def test_a_missing_object_raises_not_found(self, store: Store, tmp_path: Path) -> None:
+        """All reads raise `NotFoundError` and leave no file, also for the prefix of a key."""
         store.put("folder/object", b"")
         _assert_raises(NotFoundError, lambda: store.get("nothing"))
         _assert_raises(NotFoundError, lambda: store.get("folder"))
@@ -95,6 +101,7 @@ class StoreSuite:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_range_ends_where_the_object_ends(self, store: Store) -> None:
+        """`get_range` returns fewer bytes, or none, at the end of the object; it does not raise."""
         store.put("object", b"0123456789")
         assert store.get_range("object", 2, 3) == b"234"
         assert store.get_range("object", 8, 100) == b"89"
@@ -103,6 +110,7 @@ class StoreSuite:
         assert store.get_range("object", 99, 1) == b""
 
     def test_an_object_is_read_into_the_buffer_of_the_caller(self, store: Store) -> None:
+        """`get_memoryview` works with a buffer of any size and writes no more than the object."""
         store.put("object", b"0123456789")
         for spare_bytes in (10, 12, 4, 0):
             spare = memoryview(bytearray(b"-" * spare_bytes))
@@ -113,6 +121,7 @@ class StoreSuite:
         )
 
     def test_delete_is_idempotent(self, store: Store) -> None:
+        """`delete` of a missing object is no error, and a deleted object is not listed."""
         store.put("folder/object", b"x")
         store.delete("folder/object")
         store.delete("folder/object")
@@ -121,6 +130,7 @@ class StoreSuite:
         assert list(store.list()) == []
 
     def test_unusual_keys_are_listed_unchanged(self, store: Store) -> None:
+        """Keys with blanks, "%" or non-ASCII characters are neither encoded nor normalised."""
         for key in UNUSUAL_KEYS:
             store.put(key, key.encode())
         assert _keys(store) == sorted(UNUSUAL_KEYS)
@@ -130,6 +140,7 @@ class StoreSuite:
         assert _keys(store) == []
 
     def test_invalid_keys_are_refused(self, store: Store, tmp_path: Path) -> None:
+        """Every method raises `ConfigError` for keys such as "", "a//b" and "../up"."""
         file = tmp_path / "file"
         file.write_bytes(b"x")
         for key in INVALID_KEYS:
@@ -148,11 +159,13 @@ class StoreSuite:
     # ── listings ─────────────────────────────────────────────────────────────────────────────────
 
     def test_a_listing_is_sorted_and_contains_sizes(self, store: Store) -> None:
+        """`list` yields (key, size in bytes), sorted by key, below all prefixes."""
         for n, key in enumerate(("b", "a/2", "a.b", "a/10", "ab/1")):
             store.put(key, b"x" * n)
         assert list(store.list()) == [("a.b", 2), ("a/10", 3), ("a/2", 1), ("ab/1", 4), ("b", 0)]
 
     def test_a_prefix_matches_whole_path_components(self, store: Store) -> None:
+        """`list("a")` yields "a/1" but not "ab/1"."""
         for key in ("a/1", "a/b/2", "ab/1", "b"):
             store.put(key, b"")
         assert _keys(store, "a") == ["a/1", "a/b/2"]
@@ -160,6 +173,7 @@ class StoreSuite:
         assert _keys(store, "nothing") == []
 
     def test_a_listing_starts_after_an_existing_or_missing_key(self, store: Store) -> None:
+        """`list(after=key)` yields only greater keys, whether or not `key` exists."""
         for key in ("a/1", "a/2", "a/3", "b"):
             store.put(key, b"")
         assert _keys(store, after="a/2") == ["a/3", "b"]
@@ -168,6 +182,7 @@ class StoreSuite:
         assert _keys(store, after="c") == []
 
     def test_a_subtree_contains_only_keys_below_it(self, store: Store) -> None:
+        """The keys of `subtree` are relative to it, and it writes below it."""
         store.put("out", b"")
         store.put("deep/er/in", b"1")
         deeper = store.subtree("deep").subtree("er")
@@ -180,6 +195,7 @@ class StoreSuite:
     # ── files ────────────────────────────────────────────────────────────────────────────────────
 
     def test_small_and_large_files_are_transferred(self, store: Store, tmp_path: Path) -> None:
+        """`put_file` and `get_file` copy files of 0 bytes, 1 byte and several upload parts."""
         # An empty upload is a special case in many APIs; the large one has several parts.
         for size_bytes in (0, 1, LARGE_FILE_BYTES):
             there, back = tmp_path / "there", tmp_path / "back"
@@ -190,10 +206,12 @@ class StoreSuite:
         assert sorted(tmp_path.iterdir()) == [tmp_path / "back", tmp_path / "there"]
 
     def test_a_missing_local_file_raises_an_os_error(self, store: Store, tmp_path: Path) -> None:
+        """`put_file` of a missing file raises OSError and creates no object."""
         _assert_raises(OSError, lambda: store.put_file("file", tmp_path / "nothing"))
         assert _keys(store) == []
 
     def test_a_directory_is_uploaded_and_downloaded(self, store: Store, tmp_path: Path) -> None:
+        """`upload_tree` and `download_tree` copy nested directories through the store."""
         there, back = tmp_path / "there", tmp_path / "back"
         (there / "sub").mkdir(parents=True)
         (there / "small").write_bytes(b"")
@@ -210,6 +228,10 @@ class StoreSuite:
     # ── create ───────────────────────────────────────────────────────────────────────────────────
 
     def test_create_refuses_an_existing_object(self, store: Store) -> None:
+        """`create` raises `AlreadyExistsError` for an existing object and keeps its content.
+
+        It raises `AtomicCreateUnsupportedError` if `supports_create` is False.
+        """
         if not self.supports_create:
             _assert_raises(AtomicCreateUnsupportedError, lambda: store.create("object", b"first"))
             return
@@ -220,6 +242,7 @@ class StoreSuite:
         assert (store.get("object"), store.get("other")) == (b"first", b"first")
 
     def test_create_succeeds_after_delete(self, store: Store) -> None:
+        """`create` succeeds for a deleted key. Checks nothing unless `supports_create`."""
         if not self.supports_create:
             return
         store.create("folder/object", b"first")
@@ -228,6 +251,10 @@ class StoreSuite:
         assert store.get("folder/object") == b"second"
 
     def test_create_has_one_winner_among_threads(self, store: Store) -> None:
+        """Of 8 threads that create a key at the same time, one succeeds.
+
+        Checks nothing unless `supports_create`.
+        """
         if not self.supports_create:
             return
         with ThreadPoolExecutor(8) as racers:
@@ -244,6 +271,10 @@ class StoreSuite:
                 assert store.get(f"race/{n}") == str(winners[0]).encode()
 
     def test_create_has_one_winner_among_processes(self, store: Store) -> None:
+        """Of 4 forked processes that create the same keys, one succeeds per key.
+
+        Checks nothing unless `supports_create` and `is_shared`.
+        """
         if not (self.supports_create and self.is_shared):
             return
         store.put("warm", b"")  # forked children inherit a client that was used
@@ -257,6 +288,7 @@ class StoreSuite:
         )
 
     def test_the_probe_detects_whether_create_is_atomic(self, store: Store) -> None:
+        """`probe_create` raises only if `supports_create` is False, and leaves no object."""
         if self.supports_create:
             probe_create(store)
         else:
@@ -266,11 +298,16 @@ class StoreSuite:
     # ── other processes ──────────────────────────────────────────────────────────────────────────
 
     def test_a_store_can_be_pickled(self, store: Store) -> None:
+        """A pickled and unpickled store reads the same objects."""
         store.put("object", b"x")
         again = pickle.loads(pickle.dumps(store))  # noqa: S301  # pickled in the same line
         assert again.get("object") == b"x"
 
     def test_a_child_forked_after_use_can_use_the_store(self, store: Store) -> None:
+        """A used store works in forked children and grandchildren.
+
+        Checks nothing unless `is_shared`.
+        """
         if not self.is_shared:
             return
         store.put("from parent", b"parent")

@@ -46,11 +46,11 @@ def shard_data_loader(
 ) -> Loader:
     """Return a new loader over this worker's shard of the data; its batch size is per worker.
 
-    The new loader shuffles unless the given one reads in order, and copies all other options. The
-    given loader is returned unchanged for one worker, an iterable dataset or the user's own
-    DistributedSampler. A single worker's stateful loader is replaced if the group `is_elastic`,
-    because its state cannot be resumed by several workers. Raises `ConfigError` for a custom
-    batch sampler.
+    `rank` is the world rank. The new loader shuffles unless the given one reads in order, and
+    copies all other options. The given loader is returned unchanged for one worker, an iterable
+    dataset or the user's own DistributedSampler. A single worker's stateful loader is replaced if
+    the group `is_elastic`, because its state cannot be resumed by several workers. Raises
+    `ConfigError` for a custom batch sampler.
     """
     # Of the samples or, inside a batch sampler, of the batches.
     batches = loader.batch_sampler
@@ -119,10 +119,10 @@ def _sampling_of(loader: Loader) -> Any:
 
 
 def with_device_transfer(loader: Loader, device: torch.device, *, prefetch: bool) -> Loader:
-    """Return a loader that moves each batch to `device`.
+    """Return a loader that moves each batch to `device`, with the methods of `loader`.
 
-    On a GPU `prefetch` copies the next batch while the current one is used. On the CPU the given
-    loader is returned, because batches are created there.
+    On a GPU `prefetch` copies the next batch while the current one is used, except from stateful
+    loaders. On the CPU the given loader is returned, because batches are created there.
     """
     return loader if device.type == "cpu" else DeviceDataLoader(loader, device, prefetch=prefetch)
 
@@ -156,7 +156,11 @@ class DeviceDataLoader(Loader):
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors, also those in dicts, lists and tuples, on `device`."""
+    """Return the batch with its tensors, also those in dicts, lists and tuples, on `device`.
+
+    Other objects with a method `to` are moved with it, all other values kept. The batch's own
+    containers are not changed.
+    """
 
     def move(value: Any) -> Any:
         return value.to(device)

@@ -30,7 +30,8 @@ STRATEGIES = ("ddp", "fsdp", "fsdp2")
 def torch_devices(assigned: Sequence[str] | None) -> list[torch.device]:
     """Return this worker's accelerators, or its CPU if it has none.
 
-    With `assigned=None`, outside of a managed worker, that is torch's current CUDA device.
+    `assigned` are names such as "cuda:0", from `worker_devices`. With None, outside of a managed
+    worker, that is torch's current CUDA device.
     """
     if assigned is None:
         has_gpu = torch.cuda.is_available()
@@ -49,9 +50,11 @@ def prepare_model(
 ) -> torch.nn.Module:
     """Move the model to `device` if `move` is set, and wrap it for its group.
 
-    `strategy` is "ddp", "fsdp", "fsdp2" or None; `options` are passed to the wrapper. With one
-    worker only "fsdp2" wraps, because its parameters are DTensors at every world size. Raises
-    `ConfigError` for another strategy.
+    Every rank calls it: wrapping is a collective. `strategy` is "ddp", "fsdp", "fsdp2" or None;
+    `options` are passed to the wrapper. With one worker only "fsdp2" wraps, because its parameters
+    are DTensors at every world size; it places its shards on `device` also without `move`. On a
+    GPU, `device` becomes the process's current device. Raises `ConfigError` for another strategy,
+    an invalid wrap policy, and "fsdp" of several workers without GPUs.
     """
     if strategy is not None and strategy not in STRATEGIES:
         raise ConfigError(
@@ -85,7 +88,10 @@ def prepare_model(
 
 
 def ddp_options(model: torch.nn.Module) -> dict[str, Any]:
-    """Return DistributedDataParallel's device options if all parameters are on one GPU, else {}."""
+    """Return DistributedDataParallel's device options if all parameters are on one GPU, else {}.
+
+    The keys are "device_ids" and "output_device".
+    """
     # For a model on the CPU or on several GPUs DDP requires that these options are not given.
     devices = {weight.device for weight in model.parameters()}
     if len(devices) != 1 or "cuda" not in {device.type for device in devices}:
@@ -109,7 +115,10 @@ def _wrap_ddp(model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Modul
 
 
 def enable_reproducibility(seed: int) -> None:
-    """Seed all RNGs of this process and make torch raise for nondeterministic operations."""
+    """Seed all RNGs of this process and make torch raise for nondeterministic operations.
+
+    Sets CUBLAS_WORKSPACE_CONFIG too, which takes effect only before the first use of cuBLAS.
+    """
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)  # numpy accepts 32 bits only
@@ -132,9 +141,10 @@ def shard_model(
 ) -> torch.nn.Module:
     """Shard the model in place over all workers, with its shards on `device`, and return it.
 
-    `options` are passed to `fully_shard`, except `auto_wrap_policy`: the classes of modules whose
-    weights are gathered together, or an FSDP wrap policy; by default all weights form one group.
-    A model on the "meta" device stays there. Raises `ConfigError` for an invalid policy.
+    A collective of torch's default process group, which must exist. `options` are passed to
+    `fully_shard`, except `auto_wrap_policy`: the classes of modules whose weights are gathered
+    together, or an FSDP wrap policy; by default all weights form one group. A model on the "meta"
+    device stays there. Raises `ConfigError` for an invalid policy.
     """
     options = dict(options)
     policy = _wrap_policy(options.pop("auto_wrap_policy", None))

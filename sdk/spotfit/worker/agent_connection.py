@@ -31,7 +31,7 @@ _encode_text = msgspec.json.Encoder().encode
 
 
 class AgentConnection:
-    """The connection to this node's agent.
+    """The socket of a worker process to this node's agent, for the life of the process.
 
     If the agent dies, the worker process exits at once: without an agent its results are lost, and
     the next round may start on the same accelerators.
@@ -48,11 +48,17 @@ class AgentConnection:
         self._poller.register(sock, select.POLLIN)
 
     def send(self, message: FromWorker) -> None:
-        """Send a message, from any thread. Blocks only while the socket's buffer is full."""
+        """Send a message, from any thread. Blocks only while the socket's buffer is full.
+
+        Does not return if the agent is gone: the process and its children exit.
+        """
         self._send_bytes(encode(message))
 
     def send_report(self, report_index: int, metrics: bytes, dir_name: str | None = None) -> None:
-        """Send a `MetricsReport` whose metrics are already JSON."""
+        """Send a `MetricsReport` with metrics that are already JSON; from any thread, like `send`.
+
+        `dir_name` is the `checkpoint_dir_name` of `report()`.
+        """
         # Training loops may call this every step. Formatting the frame takes half the time of
         # encoding the struct (0.15 against 0.32 µs); a test checks that both decode alike.
         name = b"" if dir_name is None else b',"checkpoint_dir_name":' + _encode_text(dir_name)
@@ -62,9 +68,10 @@ class AgentConnection:
         )
 
     def receive_available(self) -> list[ToWorker]:
-        """Return the messages that can be read without waiting.
+        """Return the messages that can be read without waiting, in order; often none.
 
-        Returns an empty list while another thread is in `receive`: that thread will get them.
+        Returns an empty list while another thread is in `receive`: that thread will get them. Exits
+        the process if the agent is gone.
         """
         if not self._read_lock.acquire(blocking=False):
             return []
@@ -77,7 +84,10 @@ class AgentConnection:
             self._read_lock.release()
 
     def receive(self, timeout_s: float | None) -> ToWorker | None:
-        """Wait for one message; return None after `timeout_s`. None waits indefinitely."""
+        """Wait for one message; return None after `timeout_s` seconds.
+
+        `timeout_s=None` waits indefinitely. Exits the process if the agent is gone.
+        """
         with self._read_lock:
             while not self._received:
                 if not self._poller.poll(None if timeout_s is None else timeout_s * 1000):
@@ -119,7 +129,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Inbox:
-    """Passes each received message to `on_message`, one at a time, under one lock.
+    """Passes each message of the agent to `on_message`, one at a time, under one lock.
 
     There is no reader thread. A thread that waits reads the socket for all waiting threads, so a
     training loop that does not wait has no competitor for the GIL.
@@ -136,7 +146,7 @@ class Inbox:
         """Whether a thread reads the socket; the other threads wait for the condition."""
 
     def drain(self) -> None:
-        """Deliver the messages that can be read without waiting."""
+        """Pass the messages that can be read without waiting to `on_message`, in this thread."""
         with self._message_arrived:
             for message in self._connection.receive_available():
                 self._on_message(message)
@@ -144,9 +154,10 @@ class Inbox:
             self._message_arrived.notify_all()
 
     def wait(self, ready: Callable[[], ResultT | None], timeout_s: float) -> ResultT | None:
-        """Wait until `ready()` is not None and return that; return None after `timeout_s`.
+        """Wait until `ready()` is not None and return its value; None after `timeout_s` seconds.
 
-        `ready` is called after each message, never concurrently with `on_message`.
+        `ready` is called first and after each message, under the lock: never concurrently with
+        `on_message`. Several threads may wait at the same time.
         """
         deadline = self._clock.now() + timeout_s
         with self._message_arrived:
@@ -182,10 +193,10 @@ class Inbox:
 def start_heartbeat(
     connection: AgentConnection, *, interval_s: float, stacks_dir: Path
 ) -> threading.Thread:
-    """Start a daemon thread that sends `WorkerHeartbeat` every `interval_s`, and return it.
+    """Start a daemon thread that sends `WorkerHeartbeat` every `interval_s` seconds, and return it.
 
-    On `process.STACK_DUMP_SIGNAL` the stacks of all threads are appended to
-    `<stacks_dir>/<pid>.txt`.
+    Also registers `process.STACK_DUMP_SIGNAL`, by which the agent asks a silent worker for its
+    stacks: those of all threads are appended to `<stacks_dir>/<pid>.txt`. Called once per process.
     """
     stacks_dir.mkdir(parents=True, exist_ok=True)
     # Never closed: faulthandler writes to its descriptor until the process exits.

@@ -64,31 +64,40 @@ ResultT = TypeVar("ResultT")
 
 
 class SnapshotSession(Protocol):
-    """The part of `Session` that the snapshot channel uses."""
+    """The part of `Session` that `AgentSnapshotChannel` uses. See there for errors and waiting."""
 
     report_count: int
     """The number of reports made in this round."""
 
     def allocate_report_index(self) -> int:
-        """Return the index of the next report."""
+        """Return the index of this worker's next report in the round, from 0, and count it."""
 
     def drain(self) -> None:
-        """Process the agent's messages that have arrived."""
+        """Process the agent's messages that have arrived, without waiting."""
 
     def outlook(self) -> GroupOutlook:
-        """Return what this rank knows about the future of the group."""
+        """Return notices and estimates about the worker group, as this rank knows them now."""
 
     def wait_for(
         self, ready: Callable[[], ResultT | None], *, description: str | None = None
     ) -> ResultT | None:
-        """Wait until `ready()` is not None, and return that."""
+        """Process messages until `ready()` is not None, without a time limit; return its value.
+
+        With a `description`, such as "its snapshots", it logs a warning with it once a minute.
+        """
 
     def broadcast_bytes(self, kind: str, value: bytes = b"") -> bytes:
-        """Return rank 0's value once all ranks have joined."""
+        """Return rank 0's `value` once all ranks have made their n-th call with this `kind`.
+
+        Raises `CollectiveTimeoutError` or `SessionMisuseError` if a rank does not.
+        """
 
 
 class AgentSnapshotChannel:
-    """The `SnapshotChannel` of one worker in one round."""
+    """The `SnapshotChannel` of one worker in one round.
+
+    Reports go to the node's agent, which uploads segments; the agent's replies reach `on_message`.
+    """
 
     def __init__(
         self,
@@ -107,16 +116,23 @@ class AgentSnapshotChannel:
 
     @property
     def segment_dirs(self) -> list[Path]:
+        """Directories for segments: shared memory if the node has it, then the scratch disk."""
         # The disk is the fallback for a /dev/shm that is full or missing.
         on_disk = Path(self._start.scratch_dir, "segments")
         return [Path(self._start.segment_dir), on_disk] if self._start.segment_dir else [on_disk]
 
     def new_segment_path(self, directory: Path) -> Path:
+        """Return an unused path in `directory`, such as `3-0-1.segment`: round, rank, counter."""
         # Round and rank keep the paths apart: segments of the last round may still be uploaded.
         self._segment_count += 1
         return directory / f"{self._start.round}-{self._start.rank}-{self._segment_count}.segment"
 
     def submit(self, metrics: dict[str, Any], segment: Path, reason: str = "") -> int:
+        """Send the snapshot in `segment` to the agent for upload; return its report index.
+
+        Does not block. The segment must not change while its status is "submitted". Raises
+        `ConfigError` if the metrics are not JSON-serializable.
+        """
         n = self._session.allocate_report_index()
         # Before the message: the reply may arrive in another thread at once.
         self._statuses[n] = "submitted"
@@ -131,6 +147,10 @@ class AgentSnapshotChannel:
         return n
 
     def skip(self, metrics: dict[str, Any], reason: str) -> None:
+        """Take part in the next report without a snapshot; no checkpoint results from it.
+
+        `reason` is logged here as a warning and sent to the agent. Does not block.
+        """
         n = self._session.allocate_report_index()
         log.warning("checkpoint.skipped", rank=self._start.rank, reason=reason)
         # The other ranks report files and wait for all ranks: take part, then declare the loss.
@@ -142,10 +162,19 @@ class AgentSnapshotChannel:
         self._connection.send(SaveFailed(report_index=n, reason=reason))
 
     def status_of(self, report_index: int) -> SnapshotStatus:
+        """Process pending messages and return the status of the snapshot with that report index.
+
+        Raises KeyError for an index that `submit` did not return.
+        """
         self._session.drain()
         return self._statuses[report_index]
 
     def wait_for_upload(self, report_index: int) -> SnapshotStatus:
+        """Wait until the snapshot is no longer "submitted" and return its status.
+
+        There is no time limit; a warning is logged once a minute. Raises KeyError for an index that
+        `submit` did not return.
+        """
         self._session.wait_for(
             lambda: None if self._statuses[report_index] == "submitted" else True,
             description="an earlier snapshot",
@@ -153,20 +182,32 @@ class AgentSnapshotChannel:
         return self._statuses[report_index]
 
     def wait_for_uploads(self) -> None:
-        """Wait until the agent has uploaded, or failed to upload, every snapshot."""
+        """Wait until no snapshot of this round is "submitted": each is uploaded or has failed.
+
+        Blocks without a time limit; failures are logged, not raised.
+        """
         self._session.wait_for(
             lambda: None if "submitted" in self._statuses.values() else True,
             description="its snapshots",
         )
 
     def roll_back(self) -> None:
+        """Ask the agent to exclude all snapshots submitted so far from later restores.
+
+        Does not block; the agent processes it even if this worker dies.
+        """
         self._connection.send(RolledBack(before_report_index=self._session.report_count))
 
     def broadcast_bytes(self, kind: str, value: bytes) -> bytes:
+        """Return rank 0's `value` once all ranks have called this, as `Session.broadcast_bytes`."""
         return self._session.broadcast_bytes(kind, value)
 
     def on_message(self, message: ToWorker) -> bool:
-        """Update the status of a snapshot; return whether the message concerned only snapshots."""
+        """Update the status of a snapshot; return False if the session must process `message` too.
+
+        Called by `Session` for every message of the agent, under the inbox's lock. New failures are
+        logged as warnings.
+        """
         match message:
             case CheckpointNamed(report_index=n, checkpoint_name=name) if n in self._statuses:
                 self._reports_by_name[name] = n
@@ -202,19 +243,26 @@ class AgentSnapshotChannel:
         self._statuses[report_index] = "failed"
 
     def outlook(self) -> GroupOutlook:
+        """Return the current outlook of the group, without blocking; see `Session.outlook`."""
         return self._session.outlook()
 
     # --- states to resume from -----------------------------------------------------------------
 
     @property
     def initial_checkpoint(self) -> str | None:
+        """Name of the committed checkpoint that the round starts from; None for a new run."""
         return self._start.checkpoint
 
     @property
     def has_snapshots(self) -> bool:
+        """Whether a stored checkpoint of a Checkpointer existed when the round started."""
         return self._start.has_snapshots
 
     def open_in_memory(self) -> SavedState | None:
+        """Open the state that surviving machines kept in memory; None if the round has none.
+
+        Contacts the machines of all ranks, in parallel. Raises `IntegrityError`.
+        """
         if self._start.memory_snapshot is None:
             return None
         ranks = range(len(self._start.local_segments))
@@ -250,12 +298,21 @@ class AgentSnapshotChannel:
         return make_tls_contexts(self._start.secret, RunId(self._start.run_id))
 
     def open_checkpoint(self, name: str) -> SavedState | None:
+        """Open the committed checkpoint `name`; None if it holds no snapshot. Reads the store.
+
+        Raises `IntegrityError` if it is incomplete or corrupt.
+        """
         return open_committed_snapshot(self._store, name)
 
     def mark_corrupt(self, name: str) -> None:
+        """Report to the agent that checkpoint `name` cannot be read. Does not block."""
         self._connection.send(CheckpointCorrupt(checkpoint_name=name))
 
     def reopen(self, opened: SavedStateDescriptor) -> SavedState:
+        """Open the state that rank 0 has opened and described in `opened`.
+
+        Reads no index: `opened` contains them.
+        """
         # Rank 0 has read the indices of all shards, and has broadcast them in `opened`.
         if opened.name != IN_MEMORY_NAME:
             return open_described(self._store, opened)
@@ -265,10 +322,19 @@ class AgentSnapshotChannel:
         )
 
     def committed_checkpoints(self) -> Iterator[str]:
+        """Yield the names of all checkpoints committed by now, the latest first, each once.
+
+        Reads the journal when iteration starts.
+        """
         # Without duplicates: a name that was committed twice is the later checkpoint.
         yield from dict.fromkeys(reversed(self._journaled_checkpoints()))
 
     def earlier_checkpoints(self) -> Iterator[str]:
+        """Yield the names of checkpoints before `initial_checkpoint`, the latest first, each once.
+
+        Reads the journal when iteration starts. All checkpoints if `initial_checkpoint` is None or
+        was deleted.
+        """
         # Those after the initial checkpoint were committed during this round.
         names = self._journaled_checkpoints()
         if self.initial_checkpoint in names:

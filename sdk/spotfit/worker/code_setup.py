@@ -20,9 +20,11 @@ from spotfit.store.api import Store
 def open_code_bundle(
     bundle_ref: dict[str, Any], key: RunKey, store: Store, scratch: str
 ) -> CodeBundlePayload:
-    """Read the code bundle from the node's copy or the bucket, and verify its signature.
+    """Read the code bundle from the node's copy or the store, verify and decrypt it.
 
-    Raises `IntegrityError` if the bundle was modified.
+    `bundle_ref` is a `CodeBundleRef` as plain JSON; `scratch` is the node's scratch directory, ''
+    for no local copy. Raises `IntegrityError` if the bundle was modified, `ShippingError` if
+    another version of spotfit packed it, and `StoreError` if it cannot be read.
     """
     reference = msgspec.convert(bundle_ref, CodeBundleRef)
     copy = Path(scratch) / "code_bundle" / reference.sha256
@@ -38,10 +40,12 @@ def open_code_bundle(
 def activate_code_bundle(
     bundle_ref: dict[str, Any], key: RunKey, store: Store, scratch: str, run_name: str | None = None
 ) -> CodeBundlePayload:
-    """Open the code bundle, then set the environment variables and `sys.path` of this process.
+    """Open the code bundle and set the environment variables and `sys.path` of this process.
 
-    With `run_name` it also enters the working directory of the workers. Raises the errors of
-    `spotfit.code`: `ShippingError`, `IntegrityError`, and those of pip.
+    Packages of its runtime environment are installed first if the node lacks them. With `run_name`
+    it also enters the working directory of the workers: `<scratch>/work/<run_name>`, or the one of
+    the runtime environment; None keeps the current one. Arguments as in `open_code_bundle`. Raises
+    `ShippingError`, `IntegrityError`, and the errors of pip.
     """
     payload = open_code_bundle(bundle_ref, key=key, store=store, scratch=scratch)
     scratch_dir = Path(scratch or ".")

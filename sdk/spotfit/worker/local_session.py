@@ -47,7 +47,8 @@ OnSnapshotFn = Callable[[dict[str, Any], Checkpoint], None]
 class LocalSnapshotChannel:
     """The `SnapshotChannel` of a process in local mode, alone or with torchrun peers.
 
-    There is no agent: a snapshot is "committed" as soon as `submit` returns.
+    There is no agent: a snapshot is "committed" as soon as `submit` returns. Snapshots are written
+    to a temporary directory that all peers share, and stay there after the process exits.
     """
 
     def __init__(self, ranks: Ranks, broadcast: BroadcastFn, on_snapshot: OnSnapshotFn) -> None:
@@ -61,13 +62,26 @@ class LocalSnapshotChannel:
 
     @property
     def segment_dirs(self) -> list[Path]:
+        """The only directory for segments, `segments` below the temporary directory.
+
+        The first access creates the temporary directory and is a collective of all peers.
+        """
         return [self._root / "segments"]
 
     def new_segment_path(self, directory: Path) -> Path:
+        """Return an unused path for a segment in `directory`, such as `0-1.segment`.
+
+        The first number is the rank, the second a counter.
+        """
         self._segment_count += 1
         return directory / f"{self._ranks.world_rank}-{self._segment_count}.segment"
 
     def submit(self, metrics: dict[str, Any], segment: Path, reason: str = "") -> int:
+        """Write the snapshot in `segment` to the temporary directory; return its report index.
+
+        Blocks until it is written; the first index is 0. `reason` is stored in its manifest. Raises
+        `ConfigError` if the metrics are not JSON-serializable.
+        """
         n, self._submitted_count = self._submitted_count, self._submitted_count + 1
         name, rank = f"checkpoint_{n:06d}", self._ranks.world_rank
         ranks = tuple(range(self._ranks.world_size))
@@ -91,51 +105,73 @@ class LocalSnapshotChannel:
         return n
 
     def skip(self, metrics: dict[str, Any], reason: str) -> None:
+        """Count a report without a snapshot and log `reason` as a warning."""
         # The other ranks may have submitted: equal counts keep the names of all ranks equal.
         self._submitted_count += 1
         log.warning("checkpoint.skipped", rank=self._ranks.world_rank, reason=reason)
 
     def status_of(self, report_index: int) -> SnapshotStatus:
+        """Return "committed": `submit` blocks until the snapshot is written."""
         return "committed"
 
     def wait_for_upload(self, report_index: int) -> SnapshotStatus:
+        """Return "committed" at once."""
         return "committed"
 
     def roll_back(self) -> None:
         """Do nothing: a restarted process does not resume from this one's snapshots."""
 
     def broadcast_bytes(self, kind: str, value: bytes) -> bytes:
+        """Return rank 0's value; without peers, `value`.
+
+        A collective of all peers; `kind` is ignored.
+        """
         result: bytes = self._broadcast(value)
         return result
 
     def outlook(self) -> GroupOutlook:
+        """Return an outlook without notices: nothing reports them in local mode."""
         return GroupOutlook()  # no agent runs here that could report notices
 
     @property
     def initial_checkpoint(self) -> str | None:
+        """Name of this process's latest snapshot, such as "checkpoint_000003".
+
+        None before the first one, and after the latest one was marked corrupt.
+        """
         return self._latest_name
 
     @property
     def has_snapshots(self) -> bool:
+        """Whether `initial_checkpoint` names a snapshot."""
         return self._latest_name is not None
 
     def open_in_memory(self) -> SavedState | None:
+        """Return None: local mode keeps no state in memory."""
         return None
 
     def open_checkpoint(self, name: str) -> SavedState | None:
+        """Open this process's snapshot `name`, such as "checkpoint_000003".
+
+        Raises `ConfigError` if there is none, and `IntegrityError` if it is corrupt.
+        """
         return open_snapshot_folder(self._store, name)
 
     def mark_corrupt(self, name: str) -> None:
+        """Exclude the snapshot `name` from later restores. Idempotent; its files are kept."""
         self._committed_names = [other for other in self._committed_names if other != name]
         self._latest_name = None if name == self._latest_name else self._latest_name
 
     def reopen(self, opened: SavedStateDescriptor) -> SavedState:
+        """Open a snapshot that another rank has opened and described in `opened`."""
         return open_described(self._store, opened)
 
     def committed_checkpoints(self) -> Iterator[str]:
+        """Yield the names of this process's snapshots, the latest first, without corrupt ones."""
         yield from reversed(self._committed_names)
 
     def earlier_checkpoints(self) -> Iterator[str]:
+        """Yield nothing: there are no checkpoints of an earlier process."""
         yield from ()
 
     @cached_property
@@ -164,17 +200,17 @@ class Peers(Protocol):
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks of this process in the group."""
+        """World, local and node rank of this process, and the sizes of the group."""
 
     def barrier(self) -> None:
-        """Wait until all processes have called this."""
+        """Wait until all processes of the group have called this."""
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value."""
+        """Return rank 0's `value` on every process, once all have called this; it is pickled."""
 
 
 class LocalSession:
-    """The session of a function that runs in the caller's process, alone or with torchrun peers.
+    """The `TrainSession` of a function in the caller's process, alone or with torchrun peers.
 
     It keeps the last reported metrics and checkpoint in memory, and uploads nothing.
     """
@@ -197,12 +233,19 @@ class LocalSession:
         self.last_checkpoint: Checkpoint | None = None
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
-        """Store the metrics. Raises ValueError if they are not JSON-serializable."""
+        """Keep `metrics` (not a copy) as those of the last report; `dir_name` is ignored.
+
+        Raises `ConfigError` (a ValueError) if they are not JSON-serializable.
+        """
         metrics_to_json(metrics)  # only for its check, which a worker makes, too
         self.metrics = metrics
 
     def report_checkpoint(self, metrics: dict[str, Any], report: CheckpointReport) -> None:
-        """Store the metrics and the checkpoint; no file is uploaded, copied or deleted."""
+        """Keep the metrics and the checkpoint as those of the last report.
+
+        No file is uploaded, copied or deleted, whatever the options in `report`. Does not wait for
+        peers. Raises `ConfigError` (a ValueError) if the metrics are not JSON-serializable.
+        """
         self._record_snapshot(metrics, report.checkpoint)
 
     def _record_snapshot(self, metrics: dict[str, Any], checkpoint: Checkpoint) -> None:
@@ -210,11 +253,15 @@ class LocalSession:
         self.last_checkpoint = checkpoint
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint that was reported last."""
+        """Return the checkpoint that this process has reported last; None before the first one."""
         return self.last_checkpoint
 
     def dataset_shard(self, name: str | None) -> Any:
-        """Return the complete dataset, or the result of calling it if it is a factory function."""
+        """Return the complete dataset `name` of the trainer, the same object on every call.
+
+        If the trainer was given a callable, the first call calls it and returns its result. Raises
+        `UnknownDatasetError` (a KeyError) for other names, also for None.
+        """
         if name not in self._dataset_sources:
             raise unknown_dataset_error(name, self._dataset_sources)
         if name not in self._loaded_datasets:
@@ -225,7 +272,7 @@ class LocalSession:
     def reported_checkpoints(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None
     ) -> list[ReportedCheckpoint]:
-        """Return an empty list: local mode has no journal of checkpoints."""
+        """Return an empty list at once: local mode has no journal of checkpoints."""
         return []
 
     def preemption_info(self) -> PreemptionInfo | None:
@@ -233,12 +280,12 @@ class LocalSession:
         return None
 
     def barrier(self) -> None:
-        """Wait for the peers; without peers, return at once."""
+        """Wait until all peers have called this; without peers, return at once."""
         if self._peers is not None:
             self._peers.barrier()
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value; without peers, `value`."""
+        """Return rank 0's `value` once all peers have called this; without peers, `value`."""
         return value if self._peers is None else self._peers.broadcast(value)
 
 

@@ -60,7 +60,11 @@ _MAX_RESULT_BYTES = 32 * 2**20
 
 
 def main(socket_fd: int) -> NoReturn:
-    """Run the worker for the agent at the other end of the socket, then exit the process."""
+    """Run one worker process for the agent at the other end of the socket, then exit the process.
+
+    `socket_fd` is the file descriptor of a connected Unix socket; its first message must be
+    `StartWorker`. Exits with 0 after success and 1 after an error, which is sent to the agent.
+    """
     faulthandler.enable()  # a segmentation fault prints the Python stacks to the worker's log
     connection = AgentConnection(socket.socket(fileno=socket_fd))
     # The run key arrives in this message: argv and the environment are visible to other processes.
@@ -79,7 +83,10 @@ def main(socket_fd: int) -> NoReturn:
 
 
 def configure_logging(level: str) -> None:
-    """Set spotfit's log level; the user's loggers print INFO and above to stderr."""
+    """Set spotfit's log level, such as "INFO", and print the user's log records to stderr.
+
+    Loggers of user code print INFO and above, unless the root logger has handlers already.
+    """
     log.set_level(level)
     # Without a handler, logging.info() in user code would print nothing.
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_LOG_FORMAT)
@@ -144,7 +151,8 @@ def load_training_function(
 ) -> LoadedFunction:
     """Load the training function, with its code importable and its environment variables set.
 
-    Raises the errors of `activate_code_bundle`.
+    Changes `os.environ`, `sys.path` and the working directory of this worker process. Raises the
+    errors of `activate_code_bundle`, and what importing the user's modules raises.
     """
     key = RunKey.from_text(start.secret, RunId(start.run_id))
     payload = activate_code_bundle(
@@ -204,7 +212,11 @@ def _pickle_result(value: Any) -> bytes:
 
 
 def exit_process(exit_code: int, leave_group: Callable[[], None]) -> NoReturn:
-    """Leave the process group, run exit handlers, and exit, at the latest after a timeout."""
+    """Leave the process group, run exit handlers and exit the worker with `exit_code`.
+
+    `leave_group` is called only for exit code 0, because it waits for the peers. If any of this
+    hangs, a timer exits after 10 s plus the time that the process group has to shut down.
+    """
     # A timer thread, because a destructor of a framework may hang while it holds no Python lock.
     watchdog = threading.Timer(
         _EXIT_TIMEOUT_S + env.read(env.PROCESS_GROUP_SHUTDOWN_TIMEOUT_S), os._exit, (exit_code,)

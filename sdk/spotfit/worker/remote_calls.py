@@ -28,9 +28,9 @@ WAIT_WARNING_S = 60.0
 
 
 class HookCallExecutor:
-    """Executes `CallFunction` requests, and waits for `OpenGate`.
+    """Executes the calls of backend hooks in a worker, and waits for its gates to open.
 
-    Without `has_hooks` every method returns at once.
+    Without `has_hooks` no gate is waited for and no thread is started.
     """
 
     def __init__(self, connection: AgentConnection, inbox: Inbox, *, has_hooks: bool) -> None:
@@ -42,14 +42,22 @@ class HookCallExecutor:
         self._thread: threading.Thread | None = None
 
     def on_message(self, message: CallFunction | OpenGate) -> None:
-        """Store a message; called by the inbox."""
+        """Store a call or an opened gate for the waiting threads.
+
+        Called by the inbox for each such message, under its lock.
+        """
         if isinstance(message, CallFunction):
             self._pending_calls.append(message)
         else:
             self._open_gates.add(message.phase)
 
     def wait_for_phase(self, phase: WorkerPhase) -> None:
-        """Wait until the hooks before that phase are complete, executing their calls meanwhile."""
+        """Wait until the agent opens the gate of `phase`: "setup", "train" or "leave".
+
+        It opens when the backend's hooks before that phase are complete. Blocks without a time
+        limit, and executes the calls of the hooks in this thread until `serve_in_background` is
+        called.
+        """
         if not self._has_hooks:
             return
         if phase != "leave":  # there, `WorkerReturned` has announced that this worker waits
@@ -68,7 +76,10 @@ class HookCallExecutor:
                 log.warning("worker.waiting", what="the hooks of the backend", before=phase)
 
     def serve_in_background(self) -> None:
-        """Execute calls in a daemon thread from now on: the main thread belongs to the user."""
+        """Execute calls in a daemon thread from now on: the main thread belongs to the user.
+
+        Called once, before the training function. Without hooks it does nothing.
+        """
 
         def serve_calls() -> None:
             # Without an end: the thread is a daemon. The timeout only causes one more iteration.
@@ -88,7 +99,10 @@ class HookCallExecutor:
 
 
 def execute_call(call: CallFunction) -> CallResult:
-    """Call the function, and return its value or its exception."""
+    """Call the pickled function in this thread; return its value or its exception as a message.
+
+    Never raises: also `SystemExit` and an unpicklable value become the result's exception.
+    """
     try:
         fn, args, kwargs = unpickle(call.pickled_call, description="worker call of a backend hook")
         return CallResult(
@@ -103,9 +117,9 @@ def execute_call(call: CallFunction) -> CallResult:
 
 
 def pickle_payload(value: object, *, what: str) -> bytes:
-    """Pickle a call or a result.
+    """Pickle a call or its return value; `what`, "call" or "result", names it in errors.
 
-    Raises `ShippingError` if it cannot be pickled or exceeds `MAX_PAYLOAD_BYTES`.
+    Raises `ShippingError` if it cannot be pickled or exceeds `MAX_PAYLOAD_BYTES` (8 MiB).
     """
     # Without modules by value: both sides import the user's modules from the code bundle.
     body = pickle_object(value, labeled_parts={what: value}, by_value_modules=()).body

@@ -109,11 +109,11 @@ _spec_decoder = decoder(RunSpec)
 
 
 class Session:
-    """One worker's session in one round.
+    """The `TrainSession` of one worker in one round. Its process ends with the round.
 
     Args:
         store: Rooted at the run's directory.
-        devices: The accelerators of this worker.
+        devices: The accelerators of this worker, such as ("cuda:0",).
         on_upload_error: Called in the upload thread if a background upload fails. By default it
             reports the error and exits the process, because the training function cannot be
             interrupted.
@@ -160,10 +160,20 @@ class Session:
         self._preemption: PreemptionUpdate | None = None
         self._rebalance_recommendation: tuple[float, str] | None = None
 
+    @property
+    def host(self) -> str:
+        """The address at which other nodes reach this node; read by simulated clouds."""
+        return self._start.host
+
     # --- reports -----------------------------------------------------------------------------
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
-        """Send the next report without files. Returns without waiting."""
+        """Send this worker's next report, without files, to the agent.
+
+        Does not wait for other ranks. `dir_name` is the `checkpoint_dir_name` of `report()`. Raises
+        `ConfigError` (a ValueError) if the metrics are not JSON-serializable; then no report is
+        made.
+        """
         # Serialized first: metrics that are not JSON raise without taking a report index.
         body = metrics_to_json(metrics)
         n = self.allocate_report_index()
@@ -172,9 +182,13 @@ class Session:
             self.drain()
 
     def report_checkpoint(self, metrics: dict[str, Any], report: CheckpointReport) -> None:
-        """Wait for the directory name that all ranks share, then upload or start the upload.
+        """Wait for the checkpoint name that all ranks share, then upload or start the upload.
 
-        Raises `CollectiveTimeoutError` or `SessionMisuseError` if another rank does not report.
+        SYNC and NO_UPLOAD return when the files are in the store; a failed upload raises. ASYNC
+        returns after handing the upload to the agent, or to a thread if there is an `upload_fn`.
+        Returns without an upload, with a warning, if the leader completed the report without this
+        rank. Raises `ConfigError` before the report is sent if it is invalid, and
+        `CollectiveTimeoutError` or `SessionMisuseError` if another rank does not report.
         """
         # All checks come first: an error after the report was sent would leave other ranks waiting.
         self._check_report(report)
@@ -220,12 +234,20 @@ class Session:
         return reply
 
     def allocate_report_index(self) -> int:
-        """Return the index of the next report."""
+        """Return the index of this worker's next report in the round and count it as made.
+
+        The first one is 0.
+        """
         n, self.report_count = self.report_count, self.report_count + 1
         return n
 
     def wait_for_uploads(self) -> None:
-        """Wait for all pending uploads of this worker, in this process and in the agent."""
+        """Wait for all pending uploads of this worker, in this process and in the agent.
+
+        Includes snapshots of a Checkpointer, whose failed uploads are only logged; a failed upload
+        of reported files ends this process. Called after the training function returns, and before
+        a synchronous report uploads.
+        """
         self._uploads.wait()
         self.wait_for(lambda: None if self._delegated_reports else True, description="its uploads")
         self.snapshot_channel.wait_for_uploads()
@@ -233,8 +255,12 @@ class Session:
     # --- checkpoints -------------------------------------------------------------------------
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """Return the latest checkpoint that this worker has uploaded, with other ranks' files so
-        far; else the checkpoint from which the round has started."""
+        """Return the checkpoint to resume from, for `get_checkpoint()`; None if there is none.
+
+        The latest checkpoint of this round that this worker has uploaded, with the files that other
+        ranks have uploaded so far; else the committed checkpoint from which the round has started.
+        Raises `IntegrityError` if that is missing in the store.
+        """
         self.drain()
         if self._latest_upload is None:
             return self._initial_checkpoint
@@ -242,16 +268,17 @@ class Session:
         return open_uncommitted(self._store, name, folder)
 
     def dataset_shard(self, name: str | None) -> Any:
-        """Raise `UnknownDatasetError`: datasets are supported in local mode only."""
+        """Raise `UnknownDatasetError` (a KeyError): datasets are supported in local mode only."""
         raise unknown_dataset_error(name, ())
 
     def reported_checkpoints(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None
     ) -> list[ReportedCheckpoint]:
-        """Return the retained checkpoints, worst to best.
+        """Return the checkpoints of the run that retention keeps, worst to best, from the journal.
 
-        Waits until this worker's checkpoints are committed and, with `VALIDATED`, until no
-        validation is pending; after `timeout_s` returns the current state.
+        Waits until the checkpoints with files of this worker are committed and, with `VALIDATED`,
+        until no validation of the run is pending. After `timeout_s` seconds (None: no limit) it
+        returns the current state. Reports whose upload failed are not waited for.
         """
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
 
@@ -301,10 +328,12 @@ class Session:
     def broadcast_bytes(
         self, kind: str, value: bytes = b"", timeout_s: float | None = None
     ) -> bytes:
-        """Return rank 0's value once all ranks have joined the collective.
+        """Return rank 0's `value` once all ranks have joined; the values of others are ignored.
 
-        Raises `CollectiveTimeoutError` if a rank does not join in time, and `SessionMisuseError` if
-        it cannot join any more, for instance because its training function has returned.
+        The n-th calls with the same `kind`, such as "barrier", on all ranks form one collective.
+        Raises `CollectiveTimeoutError` after `timeout_s` seconds on this worker (None: only the
+        run's limit, SPOTFIT_COLLECTIVE_TIMEOUT_S, applies) and `SessionMisuseError` if a rank
+        cannot join any more, for instance because its training function has returned.
         """
         # Numbered per kind: the n-th calls of a kind on all ranks belong together.
         # Counted before the wait, so that a call that times out does not shift the later ones.
@@ -345,11 +374,19 @@ class Session:
         )
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this. Raises what `broadcast_bytes` raises."""
+        """Wait until all ranks of the round have called this.
+
+        Raises what `broadcast_bytes` raises.
+        """
         self.broadcast_bytes("barrier")
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value, which is pickled. Raises `ConfigError` if that is too large."""
+        """Return rank 0's `value` on every rank, for `broadcast_from_rank_zero()`.
+
+        The value is pickled. Blocks until all ranks have called it. On rank 0, raises
+        `ShippingError` if the value cannot be pickled and `ConfigError` if it exceeds 4 MiB
+        pickled; a warning is logged above 1 KiB. Raises what `broadcast_bytes` raises.
+        """
         pickled = b""  # values of other ranks are ignored, so they need not be picklable
         if self._start.rank == 0:
             parts = {"broadcast": value}
@@ -370,11 +407,16 @@ class Session:
         return unpickle(received, description="broadcast")
 
     def drain(self) -> None:
-        """Process the agent's messages that have arrived, without waiting."""
+        """Process the agent's messages that have arrived, in this thread, without waiting."""
         self._inbox.drain()
 
     def outlook(self) -> GroupOutlook:
-        """Return what this rank knows about the future of the group."""
+        """Return notices and estimates about the worker group, as this rank knows them now.
+
+        Used by a Checkpointer to schedule saves. Does not block. `time_to_preemption_s` is in
+        seconds from now: 120 after a notice without a deadline, negative after the deadline, None
+        without a notice.
+        """
         self.drain()
         notice = self._preemption
         preempted_ranks = sum(map(len, notice.node_to_ranks.values())) if notice else 0
@@ -397,11 +439,18 @@ class Session:
         )
 
     def wait_for_preemption(self, timeout_s: float) -> bool:
-        """Wait for a preemption notice of the group; return False after `timeout_s`."""
+        """Wait for a preemption notice of the group; return False after `timeout_s` seconds.
+
+        Returns True at once if a notice has arrived in this round before.
+        """
         return self._inbox.wait(lambda: self._preemption, timeout_s) is not None
 
     def preemption_info(self) -> PreemptionInfo | None:
-        """Return the notices that rank 0 knows, so that all ranks take the same decision."""
+        """Return the preemption notices that rank 0 knows; None if it knows none.
+
+        A collective of all ranks, so that all take the same decision; raises what `broadcast_bytes`
+        raises.
+        """
         self.drain()
         update = _preempted_decoder.decode(
             self.broadcast_bytes("preemption_info", encode(self._preemption))
@@ -532,9 +581,11 @@ class Session:
         description: str | None = None,
         timeout_s: float | None = None,
     ) -> ResultT | None:
-        """Wait until `ready()` is not None and return that; return None after `timeout_s`.
+        """Wait until `ready()` is not None and return its value; None after `timeout_s` seconds.
 
-        With a `description`, a warning is logged every `WAIT_WARNING_S`.
+        `ready` is called after each message of the agent, under the inbox's lock. Without
+        `timeout_s` it waits indefinitely. With a `description`, such as "its uploads", a warning
+        with it is logged every `WAIT_WARNING_S` (60 s).
         """
         started_at = self._clock.now()
         while True:

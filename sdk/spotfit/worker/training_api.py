@@ -33,7 +33,7 @@ from spotfit.store.transfer import upload_tree
 
 
 class StorageContext:
-    """The storage location of the run, for developers of integrations."""
+    """The storage location of one run; returned by `TrainContext.get_storage` for integrations."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -41,27 +41,39 @@ class StorageContext:
 
     @property
     def storage_filesystem(self) -> Any:
-        """The file system to which the paths of this object belong."""
+        """The file system in which the paths of this object are valid.
+
+        A `pyarrow.fs.FileSystem`, or the spotfit `Store` of the run if pyarrow is not installed or
+        has no file system for the storage.
+        """
         return pyarrow_filesystem_or_store(self._store)
 
     @property
     def experiment_fs_path(self) -> str:
-        """The run's directory, without a URL scheme."""
+        """The run's directory without a URL scheme, such as "bucket/prefix/my-run"."""
         return store_path(self._store)
 
     @property
     def storage_fs_path(self) -> str:
-        """The parent of the run's directory, without a URL scheme."""
+        """The parent of the run's directory without a URL scheme, such as "bucket/prefix"."""
         return self.experiment_fs_path.rpartition("/")[0]
 
     def build_checkpoint_path_from_name(self, checkpoint_dir_name: str) -> str:
-        """Return the path of the checkpoint directory with that name."""
+        """Return the path of a checkpoint in the run's directory: "bucket/prefix/my-run/epoch-3".
+
+        Does no I/O; the checkpoint need not exist.
+        """
         return f"{self.experiment_fs_path}/{checkpoint_dir_name}"
 
     def persist_current_checkpoint(
         self, checkpoint: Checkpoint, checkpoint_dir_name: str
     ) -> Checkpoint:
-        """Upload the checkpoint's files to the run's directory without reporting them."""
+        """Upload a checkpoint's files to `<run>/<checkpoint_dir_name>` and return that copy.
+
+        Blocks until the upload is complete. Nothing is reported or committed: the run does not
+        resume from these files unless the returned checkpoint is passed to `report()`, with
+        `CheckpointUploadMode.NO_UPLOAD`. Raises `StoreError` if the upload fails.
+        """
         # A checkpoint in a bucket is downloaded first, to a temporary directory.
         with checkpoint.as_directory() as directory:
             upload_tree(self._store, checkpoint_dir_name, Path(directory))
@@ -69,38 +81,47 @@ class StorageContext:
 
 
 class TrainContext:
-    """The identity of this worker. World ranks are ordered by node, then by local rank."""
+    """Ranks, sizes, run name and storage of this worker, fixed for the round.
+
+    World ranks are ordered by node, then by local rank.
+    """
 
     def __init__(self, start: StartWorker, store: Store | None) -> None:
         self._start = start
         self._store = store
 
     def get_experiment_name(self) -> str:
-        """Return the name of the run."""
+        """Return the name of the run, `RunConfig(name=...)`."""
         return self._start.run_name
 
     def get_world_size(self) -> int:
-        """Return the number of workers in the group."""
+        """Return the number of workers in the round.
+
+        In an elastic run the next round may have another number.
+        """
         return self._start.world_size
 
     def get_world_rank(self) -> int:
-        """Return the rank of this worker in the group."""
+        """Return the global rank of this worker in the round, from 0 to `get_world_size() - 1`."""
         return self._start.rank
 
     def get_local_rank(self) -> int:
-        """Return the rank of this worker on its node."""
+        """Return the rank of this worker among the workers on its node, starting at 0."""
         return self._start.local_rank
 
     def get_local_world_size(self) -> int:
-        """Return the number of workers on this node."""
+        """Return the number of workers of this round on this node."""
         return self._start.local_world_size
 
     def get_node_rank(self) -> int:
-        """Return the rank of this node among the nodes of the group."""
+        """Return the rank of this worker's node among the nodes of the round, starting at 0."""
         return self._start.node_rank
 
     def get_storage(self) -> StorageContext:
-        """Return the run's storage. Raises `SessionMisuseError` in local mode."""
+        """Return the storage location of the run.
+
+        Raises `SessionMisuseError` (a RuntimeError) in local mode (`num_workers=0`).
+        """
         if self._store is None:
             raise SessionMisuseError(
                 "get_storage() is not available in local mode (num_workers=0), "
@@ -145,65 +166,104 @@ def _deprecation_warning(name: str, alternative: str) -> DeprecationWarning:
 
 
 class TrainSession(Protocol):
-    """The operations available to a training function, on a worker or in local mode."""
+    """What the functions of this module need of a process: one implementation for workers, one for
+
+    local mode.
+    """
 
     @property
     def context(self) -> TrainContext:
-        """The identity of this worker."""
+        """Ranks, sizes, run name and storage of this worker."""
 
     @property
     def devices(self) -> tuple[str, ...] | None:
-        """The accelerators of this worker; None in local mode, which does not assign any."""
+        """This worker's accelerators by device name, such as ("cuda:0",).
+
+        Numbered among the devices that the process sees. Empty if it requested none; None in local
+        mode, which does not assign any.
+        """
 
     @property
     def snapshot_channel(self) -> SnapshotChannel:
-        """The interface of a Checkpointer."""
+        """The channel by which a `Checkpointer` of this process submits and finds snapshots."""
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
-        """Make the next report without files. Does not wait for other ranks."""
+        """Make this worker's next report without files. Does not wait for other ranks.
+
+        `dir_name` is the `checkpoint_dir_name` of `report()`. Raises `ConfigError` (a ValueError)
+        if the metrics are not JSON-serializable.
+        """
 
     def report_checkpoint(self, metrics: dict[str, Any], report: CheckpointReport) -> None:
-        """Make the next report with a checkpoint."""
+        """Make this worker's next report with files, and upload them as `report.upload_mode` says.
+
+        On a worker it waits until all ranks have made this report. Raises `ConfigError` for invalid
+        metrics or an unsuitable path, and `CollectiveTimeoutError` or `SessionMisuseError` if
+        another rank does not report.
+        """
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint to resume from; None if there is none."""
+        """Return the checkpoint to resume from, for `get_checkpoint()`; None if there is none."""
 
     def dataset_shard(self, name: str | None) -> Any:
-        """Return this worker's shard of a dataset. Raises `UnknownDatasetError`."""
+        """Return this worker's shard of the trainer's dataset `name`; the same object every time.
+
+        Raises `UnknownDatasetError` (a KeyError).
+        """
 
     def reported_checkpoints(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None
     ) -> list[ReportedCheckpoint]:
-        """Return all checkpoints of the run, worst to best."""
+        """Return all checkpoints of the run that retention has kept, worst to best.
+
+        Waits as `mode` says, at most `timeout_s` seconds (None: without a limit); then returns the
+        current state.
+        """
 
     def preemption_info(self) -> PreemptionInfo | None:
-        """Return the preemption notices that rank 0 has received. A collective of all ranks."""
+        """Return the preemption notices that rank 0 has received; None if there are none.
+
+        A collective: blocks until all ranks have called it.
+        """
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this."""
+        """Wait until all ranks have called this.
+
+        Raises `CollectiveTimeoutError` or `SessionMisuseError` if a rank does not.
+        """
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value. A collective of all ranks."""
+        """Return rank 0's `value` on every rank; the argument of other ranks is ignored.
+
+        A collective: blocks until all ranks have called it, with the errors of `barrier`.
+        """
 
 
 _session: TrainSession | None = None
 
 
 def set_session(session: TrainSession) -> None:
-    """Make `session` the current session of this process."""
+    """Make `session` the current session of this process; called once when a worker process starts.
+
+    Replaces an earlier session. Process-wide: all threads use it.
+    """
     global _session  # a process trains in one session at a time
     _session = session
 
 
 def clear_session() -> None:
-    """Leave this process without a current session."""
+    """Leave this process without a current session. Harmless if there is none."""
     global _session
     _session = None
 
 
 @contextmanager
 def use_session(session: TrainSession) -> Iterator[None]:
-    """Make `session` the current session within the block, then restore the previous one."""
+    """Make `session` the current session of this process within the block; used by local mode.
+
+    At the end of the block, also after an exception, the previous session (or none) is current
+    again.
+    """
     global _session
     # Nested: a training function may call a trainer in local mode.
     previous, _session = _session, session
@@ -214,12 +274,15 @@ def use_session(session: TrainSession) -> Iterator[None]:
 
 
 def has_session() -> bool:
-    """Return whether this process is executing a training function."""
+    """Return whether this process has a current session: it executes a training function."""
     return _session is not None
 
 
 def require_session(caller: str) -> TrainSession:
-    """Return the current session. Raises `SessionMisuseError` (a RuntimeError) without one."""
+    """Return the current session, for the public function `caller`, such as "spotfit.report".
+
+    Raises `SessionMisuseError` (a RuntimeError), which names `caller`, if there is no session.
+    """
     if _session is None:
         raise SessionMisuseError(
             f"`{caller}` cannot be used outside of a spotfit training function.",
@@ -237,7 +300,7 @@ def report(
     checkpoint_upload_fn: UploadFn | None = None,
     validation: bool | ValidationTaskConfig = False,  # noqa: FBT001, FBT002 - as in Ray Train
 ) -> None:
-    """Report metrics and, optionally, a checkpoint.
+    """Report metrics of this worker and, optionally, a checkpoint, from the training function.
 
     All ranks must make the same number of reports; the n-th reports of all ranks form one report.
     A report without a checkpoint does not wait. With a checkpoint, the call waits until all ranks
@@ -252,12 +315,16 @@ def report(
         checkpoint: This rank's files.
         checkpoint_dir_name: The directory below the run's root; generated if None.
         checkpoint_upload_mode: Whether the call waits for the upload.
-        delete_local_checkpoint_after_upload: Default: depends on `checkpoint_upload_mode`.
+        delete_local_checkpoint_after_upload: None means True for ASYNC and False otherwise.
         checkpoint_upload_fn: Called with the checkpoint and the directory name in place of the
             built-in upload. It returns a Checkpoint below the run's root.
         validation: Whether to validate the checkpoint with the trainer's `validation_config`, in
             the background; a `ValidationTaskConfig` adds arguments and a timeout. The value of the
             first rank that has files is used.
+
+    Raises `SessionMisuseError` outside of a training function, `ConfigError` (a ValueError) for
+    invalid arguments, and `CollectiveTimeoutError` or `SessionMisuseError` if another rank does not
+    report. In local mode nothing is uploaded: metrics and checkpoint are only kept for the result.
     """
     session = require_session("spotfit.report")
     request = _to_validation_request(validation)
@@ -297,22 +364,28 @@ def report(
 def get_checkpoint() -> Checkpoint | None:
     """Return the checkpoint to resume from; None if the run has none.
 
-    This is the last checkpoint that this worker has reported and uploaded, including the files that
-    other ranks have uploaded so far; before that, the checkpoint from which the round has started.
+    This is the last checkpoint that this worker has reported and uploaded in this round, including
+    the files that other ranks have uploaded so far; before that, the committed checkpoint from
+    which the round has started. In local mode: the last reported one. Raises `SessionMisuseError`
+    outside of a training function.
     """
     return require_session("spotfit.get_checkpoint").latest_checkpoint()
 
 
 def get_context() -> TrainContext:
-    """Return the ranks, sizes, run name and storage of this worker."""
+    """Return the ranks, sizes, run name and storage of this worker, fixed for the round.
+
+    Raises `SessionMisuseError` (a RuntimeError) outside of a training function.
+    """
     return require_session("spotfit.get_context").context
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> Any:
-    """Return this worker's shard of a dataset of the trainer; the same object on every call.
+    """Return the trainer's dataset `datasets[dataset_name]`; the same object on every call.
 
-    In local mode (`num_workers=0`) this is the complete dataset. Raises `UnknownDatasetError`,
-    a KeyError.
+    Only in local mode (`num_workers=0`), where it is the complete dataset, or what it returns if it
+    is callable. On workers, and for an unknown name, raises `UnknownDatasetError`, a KeyError.
+    Raises `SessionMisuseError` outside of a training function.
     """
     return require_session("spotfit.get_dataset_shard").dataset_shard(dataset_name)
 
@@ -323,8 +396,10 @@ def get_all_reported_checkpoints(
 ) -> list[ReportedCheckpoint]:
     """Return all checkpoints of the run that retention has kept, worst to best.
 
-    Waits until the checkpoints that this worker has reported are committed and, with `VALIDATED`,
-    until no validation is pending. After `timeout_s` it returns the current state.
+    Waits until the checkpoints that this worker has reported in this round are committed and, with
+    `VALIDATED`, until no validation of the run is pending. After `timeout_s` seconds (None: no
+    limit) it returns the current state. The list is empty in local mode. Raises
+    `SessionMisuseError` outside of a training function.
     """
     mode = CheckpointConsistencyMode(consistency_mode)
     return require_session("spotfit.get_all_reported_checkpoints").reported_checkpoints(
@@ -333,9 +408,11 @@ def get_all_reported_checkpoints(
 
 
 def get_preemption_info() -> PreemptionInfo | None:
-    """Return the preemption notices of this group's nodes; None if there is none.
+    """Return the nodes of this round that will be preempted, and when; None without a notice.
 
-    A collective: all ranks must call it, and all receive what rank 0 knows.
+    A collective: it blocks until all ranks have called it, and all receive what rank 0 knows. In
+    local mode always None. Raises `CollectiveTimeoutError` or `SessionMisuseError` if a rank does
+    not call it, and `SessionMisuseError` outside of a training function.
     """
     return require_session("spotfit.get_preemption_info").preemption_info()
 

@@ -106,7 +106,9 @@ def test_frames_of_ours_above_the_user_s_are_left_out() -> None:
 def test_an_error_of_ours_keeps_its_traceback() -> None:
     with pytest.raises(AttributeError) as raised:
         function_pickle._skip_own_frames(1)  # type: ignore[arg-type]
-    assert "exceptions.py" in function_pickle.format_traceback(from_below_the_test(raised.value))
+    assert "function_pickle.py" in function_pickle.format_traceback(
+        from_below_the_test(raised.value)
+    )
 
 
 def from_below_the_test(error: BaseException) -> BaseException:

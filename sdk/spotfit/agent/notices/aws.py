@@ -42,7 +42,10 @@ _action_decoder = decoder(SpotInstanceAction)
 
 
 class Ec2Metadata:
-    """Client of the metadata service. The session token is renewed when it is rejected."""
+    """Client of the metadata service, for the thread of `AwsNoticeSource`.
+
+    The session token is renewed when it is rejected.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -51,7 +54,11 @@ class Ec2Metadata:
         self._is_rebalance_recommended = False
 
     def check(self) -> Notice | PreemptionRisk | None:
-        """Return the interruption notice, else the rebalance recommendation, else None."""
+        """Return the interruption notice, else the rebalance recommendation as a risk, else None.
+
+        Blocks for the requests. Raises `OSError`, `http.client.HTTPException` or
+        `msgspec.DecodeError` if a request fails or its answer is invalid.
+        """
         status, body = self._get(_ACTION_PATH)
         if status != 200:
             # EC2 never withdraws a recommendation: one request less per second once it was sent.

@@ -51,7 +51,7 @@ _events_decoder = decoder(ScheduledEvents)
 
 
 class AzureMetadata:
-    """Client of the metadata service of this VM."""
+    """Client of the metadata service of this VM, for the thread of `AzureNoticeSource`."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -59,7 +59,12 @@ class AzureMetadata:
         self._logged_event_ids: set[str] = set()
 
     def check(self) -> Notice | None:
-        """Return the notice for this VM, or None."""
+        """Return the notice of the first event that terminates this VM's processes, or None.
+
+        Events of other VMs are ignored; other events of this VM are logged once. Blocks: the first
+        request may take two minutes. Raises `OSError`, `http.client.HTTPException` or
+        `msgspec.DecodeError` if a request fails or its answer is invalid.
+        """
         status, body = request_metadata(
             self._url, _EVENTS_PATH, headers=_METADATA_HEADERS, timeout_s=_FIRST_REQUEST_TIMEOUT_S
         )

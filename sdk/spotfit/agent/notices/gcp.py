@@ -27,7 +27,7 @@ _DEFAULT_GRACE_S = 30.0
 
 
 class GceMetadata:
-    """Client of the metadata server of this VM."""
+    """Client of the metadata server of this VM, for the thread of `GcpNoticeSource`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -35,7 +35,11 @@ class GceMetadata:
         self._maintenance = "NONE"
 
     def check(self) -> Notice | None:
-        """Return the notice or None, after at most `_LONG_POLL_S`."""
+        """Return a preemption or termination notice, or None after a long poll of about 3 s.
+
+        The deadline of a preemption is SPOTFIT_SIGNAL_GRACE_S (default 30 s) from now; a host
+        maintenance has none. Raises `OSError` or `http.client.HTTPException` if a request fails.
+        """
         # Without an etag the server answers at once; with it, when the value changes.
         query = f"{_LONG_POLL_QUERY}{self._etag}" if self._etag else ""
         if self._request(_PREEMPTED_KEY, query) == "TRUE":

@@ -53,7 +53,7 @@ class _Node(msgspec.Struct):
 
 
 class KubernetesNodeTaints:
-    """Client of the API server, for the node of this pod."""
+    """Client of the API server, for this pod's node. Without `url` or `node` it finds nothing."""
 
     def __init__(
         self, url: str, node: str, service_account_dir: Path = _SERVICE_ACCOUNT_DIR
@@ -65,7 +65,12 @@ class KubernetesNodeTaints:
         self._can_read_node = bool(url and node)
 
     def check(self) -> Notice | PreemptionRisk | None:
-        """Return a notice or a risk according to the node's taints, or None."""
+        """Return a notice or a risk according to the node's taints, or None if it has neither.
+
+        Sends a request to the API server: blocks, and raises `OSError` or
+        `http.client.HTTPException` if it fails. If reading the node is denied, this call and all
+        later ones return None. Called by the thread of `KubernetesNoticeSource`.
+        """
         taints = self._fetch_taints() if self._can_read_node else []
         # A node may have both kinds: an eviction that is certain precedes a risk.
         for key in taints:

@@ -36,6 +36,11 @@ class FileNoticeSource:
         self._path = path or (Path(configured) if configured else None)
 
     def poll(self, now: float) -> Notice | None:
+        """Return a notice while the file exists, else None; reads the file at each call.
+
+        `seconds_left` in the file counts from the call. A file with invalid contents is a notice
+        without a deadline.
+        """
         if self._path is None:
             return None
         try:
@@ -70,6 +75,10 @@ class SignalNoticeSource:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def poll(self, now: float) -> Notice | None:
+        """Return a notice after the first SIGTERM, else None.
+
+        Its time left is SPOTFIT_SIGNAL_GRACE_S, counted from the call, or unknown if that is 0.
+        """
         if not self._received:
             return None
         # 0 is the default: the time between SIGTERM and SIGKILL depends on the scheduler.

@@ -41,10 +41,11 @@ class PolledNoticeSource:
         self._thread.start()
 
     def poll(self, now: float) -> Notice | PreemptionRisk | None:
+        """Return the notice that the thread has found, else its last risk, else None; no I/O."""
         return self._notice or self._risk
 
     def close(self) -> None:
-        """Stop polling."""
+        """Stop polling after the check in progress; does not wait for it. Harmless if repeated."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -81,7 +82,10 @@ def request_metadata(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = _RESPONSE_TIMEOUT_S,
 ) -> tuple[int, bytes]:
-    """Send a request without a proxy and return its status and body."""
+    """Send an HTTP request without a proxy; return its status and body.
+
+    As `http_request`, without the headers of the response.
+    """
     response = http_request(url, path, method=method, headers=headers, timeout_s=timeout_s)
     return response.status, response.body
 
@@ -95,7 +99,12 @@ def http_request(
     tls_context: ssl.SSLContext | None = None,
     timeout_s: float = _RESPONSE_TIMEOUT_S,
 ) -> HttpResponse:
-    """Like `request_metadata`, with the response headers and an optional TLS context."""
+    """Send an HTTP request to `url` plus `path`, without a proxy, and return the response.
+
+    `url` is a base such as `"http://169.254.169.254"`. Blocks, for up to `timeout_s` seconds per
+    socket operation. Any status is returned. Raises `OSError` (no connection, timeout) or
+    `http.client.HTTPException`. `tls_context` applies to https; None means the default.
+    """
     address = urlsplit(url)
     host, port = str(address.hostname), address.port
     # `http.client` ignores proxy variables: link-local addresses are not reachable by a proxy.

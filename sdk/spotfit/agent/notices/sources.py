@@ -57,6 +57,7 @@ class DetectedCloudNoticeSource:
         threading.Thread(target=self._detect, name="spotfit-machine-notice", daemon=True).start()
 
     def poll(self, now: float) -> Notice | PreemptionRisk | None:
+        """Return what the detected cloud's source returns; None before and without a cloud."""
         return self._source.poll(now) if self._source is not None else None
 
     def _detect(self) -> None:
@@ -71,7 +72,10 @@ class DetectedCloudNoticeSource:
 
 
 def detect_cloud_by_firmware(dmi_dir: Path = DMI_DIR) -> str | None:
-    """Return 'aws', 'azure' or 'gcp', '' for other machines, or None if DMI is unreadable."""
+    """Return 'aws', 'azure' or 'gcp', '' for other machines, or None if DMI is unreadable.
+
+    `dmi_dir` has the DMI strings of the machine as files, such as `sys_vendor`.
+    """
     dmi: dict[str, str] = {}
     for name in ("sys_vendor", "bios_vendor", "bios_version", "product_name", "chassis_asset_tag"):
         with contextlib.suppress(OSError):  # some fields are readable by root only
@@ -88,7 +92,10 @@ def detect_cloud_by_firmware(dmi_dir: Path = DMI_DIR) -> str | None:
 
 
 def detect_cloud_by_metadata() -> str:
-    """Return the cloud whose metadata service answers within a second; '' if none does."""
+    """Return the cloud whose metadata service answers: 'aws', 'gcp' or 'azure'; '' if none does.
+
+    Blocks for up to a second for each of the three: call it in a thread. Errors count as no answer.
+    """
     gce_host = env.lookup(gcp.ENDPOINT_ENV)
     # Each requires its own header or path, so that no service answers a request for another.
     responds = {
@@ -133,9 +140,12 @@ _BUILTIN_SOURCES: dict[str, OpenNoticeSource] = {
 
 
 def open_notice_source(name: str, wake: Callable[[], None]) -> NoticeSource:
-    """Open the source of that name. Raises `ConfigError` if there is none.
+    """Return a new notice source of that name, which watches this machine from now on.
 
-    The source may call `wake` from any thread to be polled at once.
+    Built-in names are "aws", "azure", "gcp", "file", "kubernetes", "machine" (detects the cloud)
+    and "signal"; others are entry points `spotfit.notices`. The source may call `wake` from any
+    thread to be polled at once. Raises `ConfigError` if there is none, and `MissingExtraError` if a
+    dependency of a plug-in is not installed.
     """
     create = _BUILTIN_SOURCES.get(name) or plugins.load(ENTRY_POINT_GROUP, name)
     source: NoticeSource = create(wake)
@@ -150,7 +160,10 @@ _MIN_DEADLINE_CHANGE_S = 1.0
 
 
 class NodeNotice:
-    """The notice with the earliest deadline, and the risks that were reported to the leader."""
+    """The notice of this machine with the earliest deadline, and the risks reported to the leader.
+
+    For its agent. Times are event-loop seconds.
+    """
 
     def __init__(self, sources: Sequence[NoticeSource]) -> None:
         self._sources = sources
@@ -162,9 +175,12 @@ class NodeNotice:
     def poll(
         self, now: float, *, is_connected: bool
     ) -> Iterator[NoticeReceived | PreemptionRiskReported]:
-        """Yield what the leader does not know yet; a risk only while connected to it.
+        """Poll all sources; yield what the leader has not received yet. Called at each tick.
 
-        A notice without a connection is not repeated: the next `Join` contains it.
+        Each risk is yielded once, and only while connected to the leader. A notice is yielded when
+        it is found or its deadline moves to an earlier time; without a connection it is not
+        repeated, because the next `Join` contains it. Iterate to the end: the state is updated
+        meanwhile.
         """
         for source in self._sources:
             notice = source.poll(now)

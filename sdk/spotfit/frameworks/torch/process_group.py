@@ -74,6 +74,11 @@ class TorchFramework:
     sees_peer_devices = True
 
     def environment(self, start: StartWorker) -> dict[str, str]:
+        """Return torchrun's rank variables, visible devices, MASTER_ADDR and Accelerate's device.
+
+        MASTER_ADDR is this node's own address until `form_group` sets rank 0's. Raises
+        `ConfigError` if the node has too few devices.
+        """
         return {
             **rank_environment(start, sees_peer_devices=self.sees_peer_devices),
             "MASTER_ADDR": start.host,
@@ -81,7 +86,12 @@ class TorchFramework:
         }
 
     def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
-        """Set the CPU threads, network interface and device of this rank and join the group."""
+        """Set the CPU threads, network interface and device of this rank and join the group.
+
+        Blocks until all ranks have joined, or raises after a timeout. Also sets MASTER_ADDR and
+        MASTER_PORT of this process to rank 0's. Raises `MissingExtraError` without torch, torch's
+        exceptions and those of `broadcast`.
+        """
         # A clear error instead of an ImportError if the machine's image has no torch.
         require_module("torch", extra="torch")
         import torch
@@ -102,7 +112,11 @@ class TorchFramework:
         init_default_group(options.backend, start, broadcast)
 
     def leave_group(self) -> None:
-        """Destroy the group; wait TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S at most."""
+        """Destroy torch's default process group, if there is one; wait for a limited time.
+
+        At most TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S seconds; then a warning is logged and the
+        group is abandoned in its thread.
+        """
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()):
@@ -119,12 +133,17 @@ class TorchFramework:
 
 
 def torch_options(start: StartWorker) -> TorchOptions:
-    """Return the options of the user's `TorchConfig`."""
+    """Return the options of the user's `TorchConfig`, as this worker has received them."""
     return msgspec.convert(start.framework_options, TorchOptions)
 
 
 def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
-    """Initialize torch's default process group over all ranks of the round."""
+    """Initialize torch's default process group over all ranks of the round.
+
+    `backend` is torch's name, such as "nccl"; `broadcast` distributes the address of rank 0, which
+    opens a new port. Blocks until all ranks have joined, or raises after a timeout: torch's
+    exceptions and those of `broadcast`. Sets MASTER_ADDR and MASTER_PORT of this process.
+    """
     import torch.distributed as dist
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported in fact
 
@@ -142,7 +161,8 @@ def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastByt
 def nccl_variables(backend: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variable with which NCCL aborts the process if a collective fails or times out.
 
-    Empty if `backend` does not use NCCL or the environment already sets such a variable.
+    {} if `backend`, such as "cpu:gloo,cuda:nccl", does not use NCCL, or `environment` already sets
+    such a variable. Sets nothing.
     """
     # A backend may be a list of devices and backends: "cpu:gloo,cuda:nccl".
     uses_nccl = "nccl" in (part.rpartition(":")[2] for part in backend.split(","))
@@ -179,7 +199,10 @@ def _rendezvous_store(
 
 
 def import_optional(module: str, *, package: str) -> Any:
-    """Import a module that only some machines have. Raises `MissingExtraError`."""
+    """Import and return a module that only some machines have, such as "torchft.coordination".
+
+    Raises `MissingExtraError`, which says to install `package`, if it cannot be imported.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as missing:

@@ -35,9 +35,10 @@ class FrameworkCheckpoint(Checkpoint):
         )
 
     def get_preprocessor(self) -> Any:
-        """Return the stored preprocessor, or None if the checkpoint has none.
+        """Return the preprocessor in the checkpoint's metadata, or None if there is none.
 
-        It is unpickled, which can run arbitrary code: use it only with trusted checkpoints.
+        It is unpickled, which can run arbitrary code: use it only with trusted checkpoints. Reads
+        the storage at each call.
         """
         encoded = self.get_metadata().get(_PREPROCESSOR)
         if encoded is None:
@@ -45,14 +46,17 @@ class FrameworkCheckpoint(Checkpoint):
         return unpickle(bytes.fromhex(encoded), description="preprocessor")
 
     def set_preprocessor(self, preprocessor: Any) -> None:
-        """Pickle the preprocessor into the checkpoint's metadata."""
+        """Pickle the preprocessor into the checkpoint's metadata, replacing an earlier one.
+
+        Writes to the storage at once.
+        """
         parts = {"preprocessor": preprocessor}
         body = pickle_object(preprocessor, labeled_parts=parts, by_value_modules=()).body
         self.update_metadata({_PREPROCESSOR: body.hex()})
 
 
 def warn_deprecated(message: str) -> None:
-    """Emit a `DeprecationWarning` for the caller of the calling function."""
+    """Emit a `DeprecationWarning` with the line of the code that called the calling function."""
     warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
@@ -73,9 +77,11 @@ class TorchCheckpoint(FrameworkCheckpoint):
 
     @classmethod
     def from_state_dict(cls, state_dict: dict[str, Any], *, preprocessor: Any = None) -> Self:
-        """Create a checkpoint of a state dict in a new temporary directory.
+        """Create a checkpoint of a state dict, as `model.pt` in a new temporary directory.
 
-        The prefix 'module.' that DistributedDataParallel adds to names is removed.
+        The directory stays unless a report deletes it after the upload. The prefix 'module.' that
+        DistributedDataParallel adds to names is removed. `preprocessor` is pickled into the
+        metadata; None for none.
         """
         from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
@@ -88,9 +94,10 @@ class TorchCheckpoint(FrameworkCheckpoint):
 
     @classmethod
     def from_model(cls, model: torch.nn.Module, *, preprocessor: Any = None) -> Self:
-        """Create a checkpoint of a whole pickled model in a new temporary directory.
+        """Create a checkpoint of a whole pickled model, as `model.pt` in a new temporary directory.
 
-        Deprecated: loading it runs the code in the pickle. Prefer `from_state_dict`.
+        Deprecated, with a warning: loading it runs the code in the pickle. Prefer
+        `from_state_dict`. `preprocessor` is pickled into the metadata; None for none.
         """
         warn_deprecated("TorchCheckpoint.from_model pickles the model: use from_state_dict.")
         return cls._from_object(model, preprocessor)
@@ -98,9 +105,11 @@ class TorchCheckpoint(FrameworkCheckpoint):
     def get_model(self, model: torch.nn.Module | None = None) -> torch.nn.Module:
         """Return the stored model on the CPU, or `model` with the stored weights loaded.
 
-        The file is unpickled, which can run arbitrary code: use it only with trusted checkpoints.
-        Raises `NoModelError` (a RuntimeError) if there is no model file and `ConfigError` (a
-        ValueError) if the file holds a state dict and `model` is None, or something else.
+        Pass `model` for a checkpoint of a state dict: it is changed in place and keeps its device.
+        For one of a whole model it is ignored, with a warning. The file is unpickled, which can run
+        arbitrary code: use it only with trusted checkpoints. Raises `NoModelError` (a RuntimeError)
+        if there is no model file and `ConfigError` (a ValueError) if the file holds a state dict
+        and `model` is None, or something else.
         """
         import torch
 

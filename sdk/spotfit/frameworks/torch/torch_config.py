@@ -27,13 +27,14 @@ class TorchConfig(BackendConfig):
 
     @property
     def framework(self) -> str:
-        """The name under which workers look up the framework."""
+        """The name under which workers look up the framework: "torch"."""
         return "torch"
 
     def framework_options(self, scaling: ScalingConfig) -> tuple[str, dict[str, Any]]:
         """Return the framework's name and its options with the backend chosen.
 
-        Raises `ConfigError` for an invalid `init_method` or `timeout_s`.
+        Called by the trainer before machines are requested. `scaling` says which devices the
+        workers have. Raises `ConfigError` for an invalid `init_method` or `timeout_s`.
         """
         # Checked when the trainer starts, before machines are requested.
         if self.init_method not in _INIT_METHODS:
@@ -51,12 +52,18 @@ class TorchConfig(BackendConfig):
         return self.framework, {**self.to_dict(), "backend": self.backend_for(scaling)}
 
     def backend_for(self, scaling: ScalingConfig) -> str:
-        """Return the configured backend, else the default for the workers' devices."""
+        """Return the configured backend, else the default for the workers' devices.
+
+        "nccl" with GPUs, "tpu_dist" with TPUs, else "gloo". `scaling` says which devices they have.
+        """
         return self.backend or default_backend(gpu=scaling.use_gpu, tpu=scaling.use_tpu)
 
 
 def default_backend(*, gpu: bool, tpu: bool) -> str:
-    """Return the torch.distributed backend for tensors on these devices."""
+    """Return the torch.distributed backend: "nccl" for GPUs, "tpu_dist" for TPUs, else "gloo".
+
+    If both are true, GPUs decide.
+    """
     if gpu:
         return "nccl"
     return "tpu_dist" if tpu else "gloo"

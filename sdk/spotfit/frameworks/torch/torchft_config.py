@@ -30,7 +30,11 @@ class TorchftFramework(TorchFramework):
     """
 
     def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
-        """Form the group of one rank; its store listens on this node's address."""
+        """Form torch's group of this rank alone; its store listens on this node's address.
+
+        `broadcast` is not used, and no other rank is waited for: torchft connects the workers
+        later.
+        """
         # torchft replaces failed replicas without a new round, which torch's group could not do.
         alone = msgspec.structs.replace(start, rank=0, world_size=1)
         super().form_group(alone, lambda _, value: value)
@@ -44,7 +48,11 @@ class TorchftBackend(Backend):
     _lighthouse: Any = None
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Start a new lighthouse: a previous one may still list workers that no longer exist."""
+        """Start a new lighthouse on this node and set its URL on all workers.
+
+        Called once per round. A lighthouse of a previous round is stopped: it may still list
+        workers that no longer exist. Raises `MissingExtraError` without torchft.
+        """
         self.on_shutdown(worker_group, backend_config)
         coordination = import_optional("torchft.coordination", package="torchft")
         address = machine.own_address()
@@ -55,7 +63,7 @@ class TorchftBackend(Backend):
         worker_group.execute(env.update, {LIGHTHOUSE: f"http://{host}:{port}"})
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        """Stop the lighthouse. Idempotent."""
+        """Stop the lighthouse, if there is one. Idempotent."""
         if self._lighthouse is not None:
             self._lighthouse.shutdown()
             self._lighthouse = None
@@ -74,10 +82,10 @@ class TorchftConfig(TorchConfig):
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """The hooks that start and stop the lighthouse."""
+        """The class whose hooks start and stop the lighthouse in every round."""
         return TorchftBackend
 
     @property
     def framework(self) -> str:
-        """The name under which workers look up the framework."""
+        """The name under which workers look up the framework: "torchft"."""
         return "torchft"

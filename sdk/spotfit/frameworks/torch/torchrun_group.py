@@ -26,13 +26,19 @@ class LauncherGroup:
         self.ranks = ranks
 
     def barrier(self) -> None:
-        """Wait until all processes have called it."""
+        """Block until all processes of the launcher have called it.
+
+        Raises torch's exceptions, such as after the timeout of the process group.
+        """
         import torch.distributed as dist
 
         dist.barrier()
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank."""
+        """Return rank 0's value on every rank; those of other ranks are ignored.
+
+        Blocks until all processes of the launcher have called it. Values are pickled.
+        """
         import torch.distributed as dist
 
         box = [value]
@@ -44,8 +50,10 @@ class LauncherGroup:
 def join_launcher_group(config: TorchConfig) -> Iterator[LauncherGroup | None]:
     """Yield the launcher's group, or None if the environment does not describe one.
 
-    An existing process group is used and not destroyed. Raises `ConfigError` if the rank
-    variables are invalid.
+    For a trainer with `num_workers=0`. Blocks until all processes have joined; `config.timeout_s`
+    is torch's timeout for that and for collectives. An existing process group is used and not
+    destroyed; a new one is destroyed after the block, unless the block raises. Raises `ConfigError`
+    if the rank variables are invalid, and `MissingExtraError` without torch.
     """
     ranks = ranks_from_environment(env.copy_environment())
     if ranks is None:
@@ -71,7 +79,11 @@ def join_launcher_group(config: TorchConfig) -> Iterator[LauncherGroup | None]:
 
 
 def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
-    """Return this process's ranks, or None without a launcher. Raises `ConfigError`."""
+    """Return this process's ranks from torchrun's variables, or None without a launcher.
+
+    None if one of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT is
+    missing or empty. Raises `ConfigError` if a number is invalid or they are inconsistent.
+    """
     if not all(environment.get(name) for name in (*_RANK_VARIABLES, *_ADDRESS_VARIABLES)):
         return None
     for name in _RANK_VARIABLES:
@@ -101,10 +113,11 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
 
 
 def select_backend(requested: str | None, *, has_gpus: bool) -> str:
-    """Return the backend for this machine's devices, or `requested` if it is not gloo or nccl.
+    """Return torch's backend for this machine's devices, or `requested` if it is another one.
 
-    The devices are unknown to a trainer with `num_workers=0` when it fills in "gloo" or "nccl", so
-    these two values are treated as defaults.
+    "cpu:gloo,cuda:nccl" with GPUs, else "gloo", unless `requested` is neither None, "gloo" nor
+    "nccl". The devices are unknown to a trainer with `num_workers=0` when it fills in "gloo" or
+    "nccl", so these two values are treated as defaults.
     """
     if requested is not None and requested not in _DEFAULT_BACKENDS:
         return requested

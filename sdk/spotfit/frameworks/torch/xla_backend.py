@@ -37,7 +37,12 @@ GRAPH_EXTRACTION_VARIABLES = {
 
 @contextmanager
 def compile_extracted_graphs() -> Iterator[None]:
-    """After the block, compile the graphs that were extracted in it into the node's cache."""
+    """After the block, compile the graphs that were extracted in it into the node's cache.
+
+    The context of the training function with `neuron_parallel_compile`. Only local rank 0 compiles,
+    and blocks meanwhile; nothing is compiled if the block raises. Raises `MissingExtraError`
+    without libneuronxla.
+    """
     yield
     # The cache is shared by the node's workers: one compilation per node is enough.
     if env.lookup("LOCAL_RANK") == "0":
@@ -49,7 +54,7 @@ def compile_extracted_graphs() -> Iterator[None]:
 
 
 def cache_folder(flags: str) -> str | None:
-    """Return the `--cache_dir` of NEURON_CC_FLAGS, or None if the flags do not set it."""
+    """Return the `--cache_dir` in `flags`, the value of NEURON_CC_FLAGS; None if it is not set."""
     found = re.search(r"--cache_dir[= ](\S+)", flags)
     return found and found[1]
 
@@ -67,6 +72,11 @@ class TorchXlaFramework(TorchFramework):
     """Framework for torch_xla: the process group over the NeuronCores of all nodes."""
 
     def environment(self, start: StartWorker) -> dict[str, str]:
+        """Return the variables of `TorchFramework` and of torch_xla, the Neuron runtime and EFA.
+
+        EFA's are left out where the node sets them. With `neuron_parallel_compile` they include
+        `GRAPH_EXTRACTION_VARIABLES`. Raises `ConfigError` if the node has too few devices.
+        """
         variables = super().environment(start)
         del variables["ACCELERATE_TORCH_DEVICE"]  # torch has no device name for a NeuronCore
         nodes = start.world_size // start.local_world_size
@@ -88,7 +98,10 @@ class TorchXlaFramework(TorchFramework):
         }
 
     def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
-        """Rendezvous at rank 0 as torch does; torch_xla transports the tensors."""
+        """Join torch's default process group with the backend "xla"; rendezvous at rank 0.
+
+        Blocks until all ranks have joined. Raises `MissingExtraError` without torch_xla.
+        """
         import_optional("torch_xla.core.xla_model", package="torch_xla")
         import_optional("torch_xla.distributed.xla_backend", package="torch_xla")
         init_default_group("xla", start, broadcast)
@@ -109,12 +122,16 @@ class TorchXLAConfig(TorchConfig):
 
     @property
     def framework(self) -> str:
-        """The name under which workers look up the framework."""
+        """The name under which workers look up the framework: "torch_xla"."""
         return "torch_xla"
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Compile the extracted graphs after the function if `neuron_parallel_compile` is set."""
+        """Factory of the context in which each worker runs the training function.
+
+        With `neuron_parallel_compile` it compiles the extracted graphs after the function;
+        otherwise it does nothing.
+        """
         if self.neuron_parallel_compile:
             return compile_extracted_graphs
         return super().train_func_context

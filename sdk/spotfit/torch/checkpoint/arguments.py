@@ -35,13 +35,16 @@ class CheckpointerArguments(NamedTuple):
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """The optimizers as a tuple, whether one, several or none were passed."""
+        """The optimizers as a tuple, whether one, several or none were passed; () for none."""
         is_sequence = isinstance(self.optimizer, list | tuple)
         optimizers = self.optimizer if is_sequence else [self.optimizer]
         return tuple(optimizer for optimizer in optimizers if optimizer is not None)
 
     def validate(self) -> None:
-        """Raise `ConfigError` with all problems found."""
+        """Raise one `ConfigError` that lists all problems found; return if there are none.
+
+        Local to this rank: no communication, and no object is changed.
+        """
         # The parameters of model and optimizers can be compared only if their types are right.
         problems = [*self._problems()] or [*self._parameter_problems()]
         if problems:

@@ -200,10 +200,15 @@ class Checkpointer:
     def step(self, metrics: dict[str, Any] | None = None, *, accumulating: bool = False) -> None:
         """Record that every rank has trained on one more batch, and save if a save is due.
 
-        `metrics` of rank 0 are stored with the checkpoint, and `CheckpointConfig` reads its score
-        from them; they are not a report. With gradient accumulation pass `accumulating=True` on
-        every rank after each batch whose gradients the optimizer has not used yet: gradients are
-        not saved, so such a step never saves. Raises `ConfigError` for metrics that are not JSON.
+        All ranks call it after each batch. It returns once the state is copied to shared memory;
+        the upload continues in the background, and its failure is logged. A save waits while two
+        earlier ones are still being uploaded. `metrics` of rank 0 are stored with the checkpoint,
+        and `CheckpointConfig` reads its score from them; they are not a report.
+
+        With gradient accumulation pass `accumulating=True` on every rank after each batch whose
+        gradients the optimizer has not used yet: gradients are not saved, so such a step never
+        saves. Raises `ConfigError` for metrics that are not JSON or state that cannot be saved, and
+        `SessionMisuseError` if a model from `init_module()` was not restored.
         """
         self._reject_unrestored()
         self.steps += 1
@@ -226,8 +231,11 @@ class Checkpointer:
     def save(self, metrics: dict[str, Any] | None = None) -> None:
         """Save now, on every rank, independently of `every`.
 
-        Gradients of an accumulating step are not saved, which is logged as a warning. Raises
-        `ConfigError` for metrics that are not JSON; then nothing is saved.
+        Like `step` it returns once the state is copied to shared memory; `metrics` of rank 0 are
+        stored with the checkpoint. Gradients of an accumulating step are not saved, which is logged
+        as a warning. Raises `ConfigError` for metrics that are not JSON or state that cannot be
+        saved, then nothing is saved, and `SessionMisuseError` if a model from `init_module()` was
+        not restored.
         """
         # Detects loops in which only some ranks call save(). Once is enough: such a loop shows it
         # at its first call, and a broadcast per save would make ranks wait for each other.
@@ -385,10 +393,11 @@ class Checkpointer:
     def restore(self) -> RestoreResult | None:
         """Restore the newest complete state; return None if the run has none.
 
-        Collective: all ranks call it before their loops, or between two steps. The newest state is
-        the last snapshot if it is still in the machines' memory, else the latest checkpoint. After
-        saves of the same training function it is the latest committed checkpoint, which rolls back
-        the steps since then. A corrupt state is logged, and an earlier one is restored.
+        Collective: all ranks call it before their loops, or between two steps; it blocks until the
+        state is loaded into all objects. The newest state is the last snapshot if it is still in
+        the machines' memory, else the latest checkpoint. After saves of the same training function
+        it is the latest committed checkpoint, which rolls back the steps since then. A corrupt
+        state is logged, and an earlier one is restored.
 
         Raises `IntegrityError` if no readable checkpoint is left, and `ConfigError` if the model or
         optimizer does not match the checkpoint or an object rejects its state. A mismatch changes
@@ -464,9 +473,11 @@ def export_checkpoint(
 ) -> None:
     """Merge the shards of a Checkpointer's checkpoint into one file that does not need spotfit.
 
-    The suffix selects the format: `.safetensors`, or `.pt` for torch.save. Only `.pt` supports
-    `everything`, which adds the optimizer and all other state to the model's weights. Raises
-    `ConfigError` for another suffix and `IntegrityError` for a corrupt checkpoint.
+    Runs anywhere with access to the checkpoint's storage; `path` is a local file, which is
+    replaced. The suffix selects the format: `.safetensors`, or `.pt`, `.pth` and `.bin` for
+    torch.save. Only the latter support `everything`, which adds the optimizer and all other state
+    to the model's weights. Raises `ConfigError` for another suffix, an unwritable path or a
+    checkpoint of other files, and `IntegrityError` for a corrupt checkpoint.
     """
     # Imported here: a worker does not need the client package for training.
     from spotfit.client.stored_checkpoints import write_checkpoint_file

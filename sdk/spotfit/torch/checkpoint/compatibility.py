@@ -62,13 +62,20 @@ class StateCompatibility(NamedTuple):
 
 
 def unused_components(ranks: Sequence[StateCompatibility]) -> list[str]:
-    """Return the names of components that were saved and that no rank has now."""
+    """Return the names of components that were saved and that no rank has now, sorted.
+
+    For a warning at a restore, for example ["scheduler"]. `ranks` has one entry per current rank.
+    """
     saved, current = _components(ranks)
     return sorted(name for _, name in saved - current)
 
 
 def new_components(ranks: Sequence[StateCompatibility]) -> list[str]:
-    """Return the names of components that some rank has now and that were not saved."""
+    """Return the names of components that some rank has now and that were not saved, sorted.
+
+    For a warning at a restore: they keep their initial state. `ranks` has one entry per current
+    rank.
+    """
     saved, current = _components(ranks)
     return sorted(name for _, name in current - saved)
 
@@ -78,7 +85,8 @@ def reject_moved_components(
 ) -> None:
     """Raise `ConfigError` if an object moved between `extra` and `per_rank`.
 
-    Its state would not be found under the new argument and would silently be reset.
+    Both sets are those of this rank and include all components besides the model. The object's
+    state would not be found under the new argument and would silently be reset.
     """
     saved_kinds = {name: kind for kind, name in saved - current - {LOADER_COMPONENT}}
     moved = sorted(
@@ -102,6 +110,7 @@ def reject_other_optimizer_type(
 ) -> None:
     """Raise `ConfigError` if a param_group has lost options and also has new ones.
 
+    The arguments are the names of the group's options, such as "lr", when it was saved and now.
     Only one of both is accepted: newer versions of torch add options, and those that schedulers
     write (`SCHEDULER_OPTIONS`) come and go with the scheduler.
     """
@@ -118,8 +127,8 @@ def reject_other_optimizer_type(
 def reject_mismatches(missing: Sequence[str], mismatches: Sequence[str]) -> None:
     """Raise `ConfigError` if the current state needs names that were not saved.
 
-    `missing` are such names of model and optimizers, `mismatches` descriptions of other
-    differences, such as shapes.
+    `missing` are such dotted names of model and optimizers ("model.head.weight"), `mismatches`
+    descriptions of other differences, such as shapes. Does nothing if both are empty.
     """
     missing_weights = [
         name
@@ -152,7 +161,8 @@ def reject_mismatches(missing: Sequence[str], mismatches: Sequence[str]) -> None
 def reject_unclaimed_state(ranks: Sequence[StateCompatibility]) -> None:
     """Raise `ConfigError` for saved weights or optimizer state that no rank has a place for.
 
-    Optimizer state may be left out only if there is no optimizer at all, as for inference.
+    Called on every rank with the entries of all ranks, so that all raise or none. Optimizer state
+    may be left out only if there is no optimizer at all, as for inference.
     """
     # The intersection: with pipeline stages every rank lacks the names of the other stages.
     names = sorted(frozenset.intersection(*(rank.unclaimed_names for rank in ranks)))
@@ -195,7 +205,10 @@ def _components(
 
 
 def summarize_names(names: Sequence[str], separator: str = ", ") -> str:
-    """Return the first five names and the number of the others."""
+    """Join the first five names by `separator`, for a message; further ones are only counted.
+
+    The result is for example "a, b", or ends with " and 3 more".
+    """
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{separator.join(names[:5])}{more}"
 
@@ -204,7 +217,11 @@ def summarize_names(names: Sequence[str], separator: str = ", ") -> str:
 
 
 def all_gather(value: Any) -> list[Any]:
-    """Return the values of all ranks, in rank order."""
+    """Return the values of all ranks, in rank order.
+
+    A collective of torch's default process group that blocks until all ranks call it; without a
+    group of several ranks it returns at once. Values are pickled: keep them small.
+    """
     import torch.distributed as dist
 
     world_size = _group_size()
@@ -217,7 +234,11 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def broadcast(value: Any) -> Any:
-    """Return rank 0's value on every rank."""
+    """Return rank 0's value on every rank; the values of other ranks are ignored.
+
+    A collective of torch's default process group that blocks until all ranks call it; without a
+    group of several ranks it returns `value` at once. Values are pickled.
+    """
     import torch.distributed as dist
 
     if _group_size() == 1:
@@ -228,9 +249,10 @@ def broadcast(value: Any) -> Any:
 
 
 def check_process_group(world_size: int) -> None:
-    """Raise `ConfigError` unless torch's process group contains all workers.
+    """Raise `ConfigError` unless torch's default process group contains all workers.
 
-    Ranks divide the state among themselves, which requires collectives over all of them.
+    `world_size` is the number of workers of the run. Without a group the size is 1. Ranks divide
+    the state among themselves, which requires collectives over all of them. No communication.
     """
     group_size = _group_size()
     if group_size != world_size:

@@ -54,10 +54,11 @@ def _noop() -> None:
 
 
 class SamplerPosition(Sampler[int]):
-    """Replaces a loader's sampler in order to track and restore the position in the data.
+    """Replaces a loader's sampler in order to track and restore one rank's position in the data.
 
-    A batch counts when `advance` is called, because prefetched batches are not trained on yet. The
-    epoch number is counted here: `set_epoch` of the user's sampler has no effect on the order.
+    The Checkpointer creates one per rank. A batch counts when `advance` is called, because
+    prefetched batches are not trained on yet. The epoch number is counted here from 0: `set_epoch`
+    of the user's sampler has no effect on the order.
     """
 
     def __init__(self, loader: Loader, *, world_size: int) -> None:
@@ -93,18 +94,26 @@ class SamplerPosition(Sampler[int]):
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """Number of batches that one rank reads in a whole epoch."""
+        """Number of batches that one rank reads in a whole epoch; never None for this class."""
         count = len(self._rank_indices(0))
         return int(count // self._batch_size if self._drop_last else -(-count // self._batch_size))
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the epoch has no batch left."""
+        """Whether no batch of the epoch is left to train on for this rank.
+
+        From `consumed`, so prefetched batches are still left. With `drop_last` an incomplete batch
+        does not count.
+        """
         count = len(self._rank_indices(self.consumed))
         return count < (self._batch_size if self._drop_last else 1)
 
     def rank_state(self) -> dict[str, Any]:
-        """Return what this rank saves besides `epoch` and `consumed`."""
+        """Return what this rank saves besides `epoch` and `consumed`, as values for `torch.save`.
+
+        Called by the Checkpointer at each save. The dictionary has the one key "sampler_position";
+        the snapshot's index stores it, and a restore passes it to `resume`.
+        """
         seed = getattr(self._epoch_sampler, "seed", None)
         is_open = self._is_pass_open or self.consumed > 0
         return {
@@ -116,7 +125,11 @@ class SamplerPosition(Sampler[int]):
         }
 
     def advance(self) -> bool:
-        """Record one more trained batch on every rank; return whether it ended the epoch."""
+        """Record one more trained batch on every rank; return whether it ended the epoch.
+
+        Called on each rank by `Checkpointer.step`, also for batches whose gradients are
+        accumulated. Logs a warning if more batches were trained on than the loader has yielded.
+        """
         was_at_end = self.is_at_end
         self._has_started, self._is_resuming = True, False
         self._trained_batches += 1
@@ -136,8 +149,10 @@ class SamplerPosition(Sampler[int]):
     ) -> None:
         """Let the next pass read the rest of that epoch, in its original order.
 
-        A loader draws random numbers when a pass begins. If the saved pass was open, the saved RNG
-        state is from after these draws: `restore_rng` is called again once the pass has begun.
+        For a restore at the same world size: `consumed` samples of epoch number `epoch` were
+        trained on by all replicas together, and `rank_state` is what this rank has saved. A loader
+        draws random numbers when a pass begins. If the saved pass was open, the saved RNG state is
+        from after these draws: `restore_rng` is called again once the pass has begun.
         """
         self._is_resuming, self._has_started = True, False
         self._yielded_batches = self._trained_batches = 0
@@ -153,11 +168,18 @@ class SamplerPosition(Sampler[int]):
 
     @property
     def is_bound_to_world_size(self) -> bool:
-        """Whether only the same number of ranks can resume from here."""
+        """Whether only the same number of ranks can resume from here, as with a custom sampler.
+
+        The Checkpointer rejects such a loader for an elastic group.
+        """
         return not self._is_shared
 
     def reject_resize(self, rank_states: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `ConfigError` if another number of ranks cannot read the rest of the epoch."""
+        """Raise `ConfigError` if another number of ranks cannot read the rest of the epoch.
+
+        `rank_states` are the `rank_state` of all ranks that have saved, by rank. Called before a
+        restore at another world size changes anything.
+        """
         can_resize = self._is_shared and all(
             "loader_state" not in state
             and state.get("sampler_position", _EMPTY_STATE).get("is_shared", True)
@@ -175,7 +197,12 @@ class SamplerPosition(Sampler[int]):
     def resume_resized(
         self, epoch: int, consumed: int, rank_states: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Resume with another number of ranks, after `reject_resize` has passed."""
+        """Resume with another number of ranks, after `reject_resize` has passed.
+
+        The next pass reads this rank's share of what is left of epoch number `epoch` after
+        `consumed` samples. `rank_states` are those of all ranks that have saved; RNG states are not
+        restored.
+        """
         self.resume(epoch, consumed, rank_states[0])
 
     def __getattr__(self, name: str) -> Any:
@@ -208,7 +235,9 @@ class SamplerPosition(Sampler[int]):
     def iterate_pass(self, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass with the iterator that `make_iterator` returns, and yield its batches.
 
-        When the pass is exhausted the epoch is over: later saves resume with the next epoch.
+        Called when the user iterates over the loader. With `every="epoch"` a warning is logged if
+        the previous pass was not trained on to its end. When the pass is exhausted the epoch is
+        over: later saves resume with the next epoch.
         """
         # At the end of the epoch the pass was complete and the loop is correct.
         if not self.is_at_end:
@@ -254,7 +283,10 @@ class SamplerPosition(Sampler[int]):
 
 
 class TrainingLoopMonitor:
-    """Logs training loops that do not match their loader; each warning once, on one rank."""
+    """Logs training loops that do not match their loader; each warning once, on one rank.
+
+    Each data position has one. It only logs: it neither raises nor changes the position.
+    """
 
     def __init__(self) -> None:
         self.is_reporting_rank = False
@@ -264,7 +296,11 @@ class TrainingLoopMonitor:
         """Whether saves are due at the end of epochs."""
 
     def check_batch_counts(self, yielded: int, trained: int) -> None:
-        """Warn if more batches of a pass were trained on than the loader yielded."""
+        """Warn if more batches of a pass were trained on than the loader yielded.
+
+        `yielded` and `trained` count the batches of this pass on this rank. Called for each batch;
+        logs once, on rank 0.
+        """
         if self.is_reporting_rank and self.counts_batches and trained > yielded:
             self.counts_batches = False
             log.warning(
@@ -278,6 +314,8 @@ class TrainingLoopMonitor:
     def check_epoch_end(self, yielded: int, trained: int, batches: int | None) -> None:
         """Warn if a pass begins although the previous one was trained on, but not to its end.
 
+        `yielded` and `trained` count the previous pass's batches on this rank, `batches` those of a
+        whole epoch. Called when a pass begins; logs once, on rank 0, and only with `every="epoch"`.
         A loop that prefetches past the end has read the last batch and will still train on it.
         """
         if self.is_reporting_rank and self.expects_epoch_saves and trained:
@@ -318,14 +356,21 @@ class LoaderPosition:
         self.monitor.counts_batches = _hook_iteration(loader, self)
 
     def rank_state(self) -> dict[str, Any]:
-        """Return what this rank saves besides `epoch` and `consumed`."""
+        """Return what this rank saves besides `epoch` and `consumed`, as values for `torch.save`.
+
+        Called by the Checkpointer at each save. The state of a stateful loader under the key
+        "loader_state"; {} for other loaders.
+        """
         # Until a batch was trained on, prefetching must not advance the saved position.
         if "loader_state" in self._resume_state:
             return {"loader_state": self._resume_state["loader_state"]}
         return {"loader_state": self._loader.state_dict()} if self._is_stateful else {}
 
     def advance(self) -> bool:
-        """Record one more trained batch. Returns False: the end of the epoch is unknown."""
+        """Record one more trained batch on this rank.
+
+        Called by `Checkpointer.step`. Returns False: the end of the epoch is unknown.
+        """
         self.consumed += 1
         self._trained_batches += 1
         self.monitor.check_batch_counts(self._yielded_batches, self._trained_batches)
@@ -339,7 +384,13 @@ class LoaderPosition:
         rank_state: Mapping[str, Any] = _EMPTY_STATE,
         restore_rng: Callable[[], None] = _noop,
     ) -> None:
-        """Let the next pass be the rest of that epoch, if the loader is stateful."""
+        """Let the next pass be the rest of that epoch, if the loader is stateful.
+
+        For a restore at the same world size: `rank_state` is what this rank has saved after
+        `consumed` batches of epoch number `epoch`. Loads the loader's state at once, and again when
+        the pass begins; then `restore_rng` is called unless `consumed` is 0. Other loaders begin
+        their data again.
+        """
         self._yielded_batches, self._trained_batches, self._resume_state = 0, 0, rank_state
         self._restore_rng = restore_rng if consumed else _noop
         self.epoch, self.consumed = epoch, consumed
@@ -347,11 +398,18 @@ class LoaderPosition:
 
     @property
     def is_bound_to_world_size(self) -> bool:
-        """Whether only the same number of ranks can resume from here."""
+        """Whether only the same number of ranks can resume from here: with a stateful loader.
+
+        The Checkpointer rejects such a loader for an elastic group.
+        """
         return self._is_stateful
 
     def reject_resize(self, rank_states: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `ConfigError` if each rank's loader saved a state of its own."""
+        """Raise `ConfigError` if each rank's loader saved a state of its own.
+
+        `rank_states` are the `rank_state` of all ranks that have saved, by rank. Called before a
+        restore at another world size changes anything.
+        """
         if self._is_stateful and any("loader_state" in state for state in rank_states):
             raise ConfigError(
                 "Checkpointer(loader=...): the state of a stateful loader can be restored only at "
@@ -363,11 +421,19 @@ class LoaderPosition:
     def resume_resized(
         self, epoch: int, consumed: int, rank_states: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Resume with another number of ranks, after `reject_resize` has passed."""
+        """Resume with another number of ranks, after `reject_resize` has passed.
+
+        Only the counts are restored: the loader begins its data again.
+        """
         self.resume(epoch, consumed)
 
     def iterate_pass(self, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Begin a pass with the iterator that `make_iterator` returns, and yield its batches."""
+        """Begin a pass with the iterator that `make_iterator` returns, and yield its batches.
+
+        Called when the user iterates over the loader. The previous pass counts as an epoch if a
+        batch of it was trained on; this one is counted when it ends with all its batches trained
+        on.
+        """
         if self._trained_batches:
             self._finish_epoch()
         # Loaded again in each pass: one that was only inspected has consumed the loader's state.
@@ -398,7 +464,10 @@ class LoaderPosition:
 def track_data_position(loader: Any, *, world_size: int) -> SamplerPosition | LoaderPosition:
     """Start tracking this rank's position in the loader's data, as precisely as possible.
 
-    The loader is modified: its class, and the sampler of a standard DataLoader, are replaced.
+    Called by the Checkpointer on every rank; `world_size` is the number of ranks. The loader is
+    modified: its class, and the sampler of a standard DataLoader, are replaced. Returns a
+    `LoaderPosition` for a stateful loader and, with a logged warning, for one whose order is
+    unknown.
     """
     inner = _unwrap_loader(loader)
     if is_stateful_loader(inner):
@@ -413,7 +482,10 @@ def track_data_position(loader: Any, *, world_size: int) -> SamplerPosition | Lo
 
 
 def is_stateful_loader(loader: Any) -> bool:
-    """Return whether the loader has `state_dict` and `load_state_dict`."""
+    """Return whether the loader has the methods `state_dict` and `load_state_dict`.
+
+    For example torchdata's StatefulDataLoader.
+    """
     return all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
 
 

@@ -35,8 +35,10 @@ _pending_weights: WeakKeyDictionary[object, list[ref[Parameter]]] = WeakKeyDicti
 def defer_init(training: object, *, deferred: bool) -> Iterator[None]:
     """Fill weights that are created in the block with NaN if `deferred`, else draw them.
 
-    Either way torch's default RNG advances by one number only: drawn weights use a separate
-    generator, seeded from it. All other random numbers, in the block and after it, are the same.
+    For `init_module()`. `training` identifies the training: it is the snapshot channel, which the
+    other functions of this module take as well. Either way torch's default RNG advances by one
+    number only: drawn weights use a separate generator, seeded from it. All other random numbers,
+    in the block and after it, are the same.
     """
     # Drawn also if deferred: the default RNG then advances equally with and without a checkpoint.
     seed = int(torch.randint(2**63 - 1, ()).item())
@@ -52,14 +54,15 @@ def defer_init(training: object, *, deferred: bool) -> Iterator[None]:
 
 
 def is_deferring_init() -> bool:
-    """Return whether weights that are created now are filled with NaN."""
+    """Return whether weights that this thread creates now are filled with NaN."""
     return _is_deferring.get()
 
 
 def check_initialized(training: object, stateful_objects: Mapping[str, Any]) -> None:
-    """Verify after a restore that no deferred weight is NaN any more.
+    """Verify after a restore that no deferred weight is NaN any more; forget these weights.
 
-    Raises `ConfigError` if one is, or if a state of `stateful_objects` has a NaN copy of one.
+    `training` is the object that was passed to `defer_init`. Raises `ConfigError` if a weight is
+    NaN, or if a state of `stateful_objects` (by name) has a NaN copy of one.
     """
     weights = [
         weight
@@ -86,7 +89,11 @@ def check_initialized(training: object, stateful_objects: Mapping[str, Any]) -> 
 
 
 def reject_missing_checkpoint(training: object) -> None:
-    """Raise `IntegrityError` if weights wait for a checkpoint that no longer exists."""
+    """Raise `IntegrityError` if weights wait for a checkpoint that no longer exists.
+
+    Called when a restore has found no state. `training` is the object that was passed to
+    `defer_init`; without deferred weights nothing happens.
+    """
     if training in _pending_weights:
         raise IntegrityError(
             "The checkpoint of the run that existed in init_module(), when the model was built, is "
@@ -96,7 +103,11 @@ def reject_missing_checkpoint(training: object) -> None:
 
 
 def reject_unrestored(training: object) -> None:
-    """Raise `SessionMisuseError` before weights that are still NaN are trained on or saved."""
+    """Raise `SessionMisuseError` before weights that are still NaN are trained on or saved.
+
+    Called at every `Checkpointer.step` and `save`. `training` is the object that was passed to
+    `defer_init`; after a restore nothing happens.
+    """
     if training in _pending_weights:
         raise SessionMisuseError(
             "The model was built in init_module(), which leaves its weights uninitialized until "

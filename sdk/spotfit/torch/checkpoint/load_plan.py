@@ -150,7 +150,10 @@ def _drop_new_options(state: StateDict, saved: SavedState) -> list[str]:
 
 
 def saved_group_options(saved: SavedState) -> Mapping[int, set[str]]:
-    """Return the names of the saved options, by the index of their param_group."""
+    """Return the names of the saved options, such as "lr", by the index of their param_group.
+
+    Of all ranks and optimizers together; empty without a saved optimizer. Reads nothing.
+    """
     options: dict[int, set[str]] = defaultdict(set)
     for key, _ in saved_entries(saved):
         if key[:2] == _PARAM_GROUPS_KEY:
@@ -213,8 +216,10 @@ def allocate_tensor_for(
 ) -> torch.Tensor:
     """Return an uninitialized tensor for a piece whose object has no such tensor yet.
 
-    It is on the weights' device if it was saved from such a device. If it was sharded, it is
-    sharded like the weight with its name and shape, else like one of its shape, else replicated.
+    It has the whole tensor's shape and the piece's dtype. `placement` is from `placement_of` when
+    it was saved; `weights` are this rank's by name. It is on the weights' device if it was saved
+    from such a device, else on the CPU. If it was sharded, it is sharded like the weight with its
+    name and shape, else like one of its shape, else replicated.
     """
     device, was_sharded = placement
     sharded = {name: one for name, one in weights.items() if isinstance(one, DTensor)}
@@ -272,7 +277,11 @@ def _unclaimed_optimizer_names(
 
 
 def saved_components(saved: SavedState) -> frozenset[StateComponent]:
-    """Return the optimizer and `extra` components that the ranks together have saved."""
+    """Return the optimizer and `extra` components that the ranks together have saved.
+
+    Such as ("optimizer", "optimizer") and ("extra", "scheduler"); model, loader and `per_rank` are
+    not included. Reads nothing.
+    """
     keys = {key[:2] for key, _ in saved_entries(saved)}
     optimizer = {OPTIMIZER_COMPONENT} if any(key[0] == "optimizer" for key in keys) else set()
     return frozenset(
@@ -281,7 +290,11 @@ def saved_components(saved: SavedState) -> frozenset[StateComponent]:
 
 
 def saved_entries(saved: SavedState) -> Iterator[tuple[StateKey, TensorPiece | None]]:
-    """Yield the keys that the ranks have saved, with the piece, or None for other values."""
+    """Yield the keys that the ranks have saved, with the piece, or None for other values.
+
+    In the order of the ranks; a tensor in several pieces, or a value of several ranks, occurs
+    several times. Reads nothing.
+    """
     for index in saved.indices:
         yield from ((piece.key, piece) for piece in index.pieces)
         yield from ((key, None) for key in index.value_keys)
@@ -302,6 +315,7 @@ class _ValueLoadPlanner(DefaultLoadPlanner):
     """Loads values that are not tensors as objects; torch's planner would unpickle bytes."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Set a saved value in the state that is loaded; torch calls it for non-tensors."""
         name = read_item.dest_index.fqn
         set_element(self.original_state_dict, self.mappings[name], value)
 
@@ -339,11 +353,19 @@ class SavedStateIndex:
         self.metadata = Metadata({**tensor_metadata, **value_metadata})
 
     def value(self, name: str, default: Any) -> Any:
-        """Return a saved value that is not a tensor, or `default` if it was not saved."""
+        """Return a saved value that is not a tensor, or `default` if it was not saved.
+
+        `name` is dotted, as "optimizer.param_groups.0.lr". The first rank's value is returned.
+        """
         return self._values.get(name, default)
 
     def read_requests(self, plan: LoadPlan, planner: LoadPlanner) -> list[ReadRequest]:
-        """Return the pieces that the plan needs; values that are not tensors are loaded now."""
+        """Return the pieces that the plan needs; values that are not tensors are loaded now.
+
+        `plan` is this rank's, made by `planner` for the current state. The sinks write the pieces'
+        bytes into its tensors. No chunk is read here; several tensors that need one piece share a
+        request.
+        """
         items: dict[tuple[int, TensorPiece], list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
@@ -359,7 +381,10 @@ class SavedStateIndex:
 
 
 def piece_as_tensor(piece: TensorPiece, body: memoryview) -> torch.Tensor:
-    """Return the piece as a tensor that shares memory with `body`, which must not change."""
+    """Return the piece as a CPU tensor that shares memory with `body`, which must not change.
+
+    `body` has all bytes of the piece; the shape is that of the piece, not of the whole tensor.
+    """
     if not piece.size_bytes:  # torch.frombuffer rejects empty buffers
         return torch.empty(piece.sizes, dtype=torch_dtype(piece))
     return torch.frombuffer(body, dtype=torch.uint8).view(torch_dtype(piece)).view(piece.sizes)

@@ -47,9 +47,10 @@ def allocate_optimizer_states(
 ) -> PreviousOptimizerStates:
     """Give optimizers uninitialized state in the saved layout if their current one differs.
 
-    The caller must either load the state or call `restore_optimizer_states`. Optimizers keep their
-    state if none was saved. Raises `ConfigError` if an optimizer does not support the layout; then
-    nothing has changed.
+    Returns the previous state of each optimizer that was changed. The caller must either load the
+    saved state or pass the result to `restore_optimizer_states`. Optimizers keep their state if
+    none was saved, and with FSDP1. Raises `ConfigError` if an optimizer does not support the
+    layout; then nothing has changed.
     """
     if has_flat_parameters(training.model) or OPTIMIZER_COMPONENT not in saved_components(saved):
         return {}
@@ -86,7 +87,10 @@ def allocate_optimizer_states(
 
 
 def restore_optimizer_states(previous: PreviousOptimizerStates) -> None:
-    """Give the optimizers the state that they had before the allocation."""
+    """Give the optimizers the state that they had before `allocate_optimizer_states`.
+
+    `previous` is its result; optimizers that are not in it are not changed. Idempotent.
+    """
     for optimizer, state in previous.items():
         # In place: the optimizer, a scheduler or a hook may hold a reference to the dictionary.
         optimizer.state.clear()

@@ -24,22 +24,30 @@ ParameterNames = Mapping[torch.Tensor, str]
 
 
 def parameter_names(model: Module) -> ParameterNames:
-    """Return the names of all parameters, without the prefixes of wrappers such as DDP."""
+    """Return the names of all parameters, without the prefixes of wrappers such as DDP.
+
+    Not for models with flat parameters (`has_flat_parameters`). Parameters that are shared by
+    several modules have one name.
+    """
     # A parameter has several names only if FSDP1 has flattened it, which callers exclude.
     return {weight: next(iter(_get_fqns(model, name))) for name, weight in model.named_parameters()}
 
 
 def has_flat_parameters(model: Module) -> bool:
-    """Return whether FSDP1 has flattened parameters, so that only torch can map their names."""
+    """Return whether FSDP1 has flattened parameters, so that only torch can map their names.
+
+    That is, whether a module of `model` is a FullyShardedDataParallel; False for `fully_shard`.
+    """
     return bool(FullyShardedDataParallel.fsdp_modules(model))
 
 
 def optimizer_state_dict(optimizers: Sequence[Optimizer], model: Module) -> dict[str, Any]:
     """Return the merged state of all optimizers, in the form of torch's `get_optimizer_state_dict`.
 
-    torch's function first takes a step with an optimizer that has no state, which its hooks see;
-    with plain SGD that would happen at every save. Raises `ConfigError` for parameters that are
-    not in the model, and for state that belongs to no parameter.
+    Tensors are those in use, not copies. Does not change the optimizers, unlike torch's function,
+    which first takes a step with an optimizer that has no state; with plain SGD that would happen
+    at every save. With FSDP1 a collective. Raises `ConfigError` for parameters that are not in the
+    model, and for state that belongs to no parameter.
     """
     if has_flat_parameters(model):
         return _flat_state_dict(optimizers, model)
@@ -62,7 +70,10 @@ def load_optimizer_state_dict(
 ) -> None:
     """Replace the state of all optimizers by the saved state of their parameters.
 
-    Options of param_groups that were not saved keep their values.
+    `saved` has the form of `optimizer_state_dict`, with tensors for this rank. Options of
+    param_groups that were not saved keep their values. With FSDP1 a collective. Raises
+    `ConfigError` for parameters that are not in the model, and what `Optimizer.load_state_dict`
+    raises.
     """
     if has_flat_parameters(model):
         _load_flat_state_dict(saved, optimizers, model)

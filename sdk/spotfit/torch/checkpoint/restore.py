@@ -53,10 +53,12 @@ class RestoreOperation:
         world_size: int,
         has_checkpoint: bool,
     ) -> None:
-        """`per_rank` are the objects of this rank only, `position` its position in the data.
+        """Prepare a restore of this rank; `rank` is its world rank.
 
-        With `has_checkpoint` no backup of overwritten tensors is made: if a snapshot in memory is
-        corrupt, the checkpoint overwrites them, or the run ends with an error.
+        `per_rank` are the objects of this rank only, `position` its position in the data, None
+        without a loader. With `has_checkpoint` no backup of overwritten tensors is made: if a
+        snapshot in memory is corrupt, the checkpoint overwrites them, or the run ends with an
+        error.
         """
         self._training_state = training_state
         self._per_rank = per_rank
@@ -76,7 +78,13 @@ class RestoreOperation:
         """Components that exist now and were not saved."""
 
     def plan(self, saved: SavedState) -> RestorePlan:
-        """Return this rank's reads and its compatibility with `saved`. Raises `ConfigError`."""
+        """Return this rank's reads and its compatibility with `saved`. Raises `ConfigError`.
+
+        Called by `RestoreSelector` on all ranks for each candidate; a new call replaces the
+        previous plan. Reads no chunks, but may allocate optimizer state: after an error or a plan
+        that is not used, call `roll_back`. The error means that this rank's objects do not match
+        `saved`.
+        """
         from spotfit.torch.checkpoint.compatibility import (
             StateCompatibility,
             reject_moved_components,
@@ -110,7 +118,11 @@ class RestoreOperation:
         )
 
     def check_compatibility(self, compatibilities: Sequence[StateCompatibility]) -> None:
-        """Raise `ConfigError` on all ranks, before any of them reads, if state would be lost."""
+        """Raise `ConfigError` on all ranks, before any of them reads, if state would be lost.
+
+        `compatibilities` are those of all ranks from `plan`, by rank. Saved components that no rank
+        has any more, and new ones, are only logged, by `apply`.
+        """
         from spotfit.torch.checkpoint.compatibility import (
             new_components,
             reject_unclaimed_state,
@@ -122,18 +134,21 @@ class RestoreOperation:
         self._new_components = new_components(compatibilities)
 
     def roll_back(self) -> None:
-        """Restore the state from before the restore. Idempotent.
+        """Restore the state from before the restore, also of tensors that were read. Idempotent.
 
-        With `has_checkpoint`, tensors that were overwritten are not restored.
+        After `apply` it does nothing. With `has_checkpoint`, tensors that were overwritten are not
+        restored.
         """
         if self._undo_overwrite is not None:
             self._undo_overwrite()
         self._restore_optimizer_states()
 
     def apply(self, saved: SavedState) -> int:
-        """Load the state that was read into all objects and return its epoch.
+        """Load the state that was read into all objects and return its epoch, counted from 0.
 
-        Raises `ConfigError` if an object rejects its state.
+        Called on every rank once all ranks have read; `saved` is the state of the last `plan`. Sets
+        the RNG states too, if the world size is the saved one. Cannot be rolled back. Raises
+        `ConfigError` if an object rejects its state.
         """
         # Release the backups first: each may be as large as the state.
         self._previous_optimizer_states, self._undo_overwrite = {}, None

@@ -59,7 +59,7 @@ class RankSavePlan(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the pieces including their alignment."""
+        """Size of the pieces including their alignment; values are not counted."""
         return max((piece.end for piece in self.pieces), default=0)
 
 
@@ -92,9 +92,12 @@ class SavePlanCache:
     ) -> RankSavePlan:
         """Return this rank's plan. Collective: all ranks call it for states of the same step.
 
-        The tensors named in `unsynchronized` may differ between ranks; the first rank that holds
-        one writes all of it, so that a restored tensor never mixes several ranks' values.
-        `last_save_bytes` is the size of this rank's last save, including values.
+        `state` is the result of `TrainingState.state_dict()`; the plan's tensors share memory with
+        it. Only calls number 1, 2, 4, 8, … communicate. The tensors named in `unsynchronized` may
+        differ between ranks; the first rank that holds one writes all of it, so that a restored
+        tensor never mixes several ranks' values. `last_save_bytes` is the size of this rank's last
+        save, including values; 0 before the first. Raises `ConfigError` on all ranks if a tensor
+        that is split among ranks has several shapes.
         """
         planner = DefaultSavePlanner()
         planner.set_up_planner(state)
@@ -393,7 +396,7 @@ def encode_values(values: Any, *, keys: Sequence[StateKey] = ()) -> bytes:
 
 
 def decode_values(body: bytes) -> Any:
-    """Decode what `encode_values` returned.
+    """Decode what `encode_values` returned, a list or dict, with its tensors on the CPU.
 
     Raises `IntegrityError` if the bytes are corrupt or would run code.
     """

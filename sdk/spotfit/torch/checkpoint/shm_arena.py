@@ -37,10 +37,16 @@ _CUDA_HOST_REGISTER_PORTABLE = 1
 
 
 class ShmArena:
-    """One shared-memory segment, reused while the layout of the pieces stays the same."""
+    """One shared-memory segment of a rank, reused while the layout of the pieces stays the same.
+
+    A Checkpointer has one per snapshot slot. One thread at a time may call it.
+    """
 
     def __init__(self, directories: Sequence[Path], make_path: SegmentPathFactory) -> None:
-        """`directories` are tried in order; the last one is the fallback on disk."""
+        """Allocate nothing yet. `directories` are tried in order; the last is the fallback on disk.
+
+        `make_path` returns a new path in one of them for each segment.
+        """
         self._directories = directories
         self._make_path = make_path
         self._segment: ShmSegment | None = None
@@ -50,14 +56,16 @@ class ShmArena:
 
     @property
     def path(self) -> Path:
-        """The segment's file."""
+        """The file of the current segment. Call `reserve` first; a later one may change it."""
         assert self._segment is not None, "reserve() was not called"
         return self._segment.path
 
     def reserve(self, pieces: tuple[TensorPiece, ...], *, values_bytes: int = 0) -> None:
         """Provide space for these pieces and for `values_bytes` of values in their index.
 
-        Idempotent. Raises `OSError` if neither shared memory nor the disk has enough space.
+        Keeps the segment if it has enough space for the same pieces, else deletes it and creates
+        another. May block for seconds, while memory is allocated and pinned. Raises `OSError` if
+        neither shared memory nor the disk has enough space.
         """
         # msgspec encodes bytes as base64, a third larger; twice the size leaves room to grow.
         index_bytes = _MIN_INDEX_BYTES + _INDEX_BYTES_PER_PIECE * len(pieces) + 2 * values_bytes
@@ -74,7 +82,11 @@ class ShmArena:
         self._pieces = pieces
 
     def copy_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy one tensor per reserved piece; the tensors may change when it returns."""
+        """Copy one tensor per reserved piece; the tensors may change when it returns.
+
+        In the order of the pieces and from any device. The snapshot is invalid from the first byte
+        until `publish`.
+        """
         assert self._segment is not None, "reserve() was not called"
         # A reader must never see an old index over new bytes.
         self._segment.invalidate()
@@ -88,12 +100,19 @@ class ShmArena:
             torch.cuda.current_stream().synchronize()
 
     def publish(self, index: SnapshotIndex) -> None:
-        """Write the index, which makes the snapshot valid. Raises `OSError` if it does not fit."""
+        """Write the index, which makes the snapshot valid for readers in other processes.
+
+        Call it after `copy_tensors`. Raises `OSError` if the index does not fit; the snapshot then
+        stays invalid.
+        """
         assert self._segment is not None, "reserve() was not called"
         self._segment.publish(index)
 
     def close(self) -> None:
-        """Release the memory and remove the file. Idempotent."""
+        """Release the memory and remove the file. Idempotent.
+
+        `reserve` may be called again. Processes that have mapped the segment keep their memory.
+        """
         if self._segment is None:
             return
         self._views = []  # they hold references to the mapped memory

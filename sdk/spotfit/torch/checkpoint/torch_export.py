@@ -19,7 +19,9 @@ from spotfit.torch.checkpoint.training_state import StateDict, insert_tensors, s
 def export_torch(saved: SavedState, path: Path, *, everything: bool = False) -> None:
     """Write the model's state dict, or with `everything` the whole state, in torch.save format.
 
-    `torch.load(path)` reads the file. Raises `IntegrityError` if bytes are missing or corrupt.
+    `torch.load(path)` reads the file, which is replaced atomically. Holds the tensors in main
+    memory, and blocks while they are read. Raises `IntegrityError` if bytes are missing or corrupt,
+    and `OSError` if the file cannot be written.
     """
     state = assemble_state(saved) if everything else assemble_state(saved, section="model")
     # A file object, because torch.save rejects the name of the temporary file.
@@ -30,7 +32,9 @@ def export_torch(saved: SavedState, path: Path, *, everything: bool = False) -> 
 def assemble_state(saved: SavedState, *, section: str | None = None) -> StateDict:
     """Return all tensors, unsharded on the CPU, and all values, nested as they were saved.
 
-    With `section`, such as "model", only that top-level part.
+    Keys are "model", "optimizer" and the names of stateful objects, such as "scheduler". With
+    `section`, such as "model", only that top-level part. Blocks while the chunks are read. Raises
+    `IntegrityError` if bytes are missing or corrupt.
     """
     state: StateDict = {}
     requests: list[ReadRequest] = []

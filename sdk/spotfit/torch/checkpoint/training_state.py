@@ -40,10 +40,12 @@ class TrainingState(NamedTuple):
     """Scheduler, scaler and the user's objects, by name; each has the state_dict methods."""
 
     def state_dict(self) -> StateDict:
-        """Return the nested state; its tensors are those in use, with their sharding.
+        """Return the nested state; its tensors are those in use, with their sharding, not copies.
 
-        Weights and optimizer state are keyed by the weights' names, which do not depend on the
-        world size. Raises `ConfigError` for sparse or expanded tensors of the model.
+        Keys are "model", "optimizer" (if there are any optimizers) and "stateful_objects". Weights
+        and optimizer state are keyed by the weights' names, which do not depend on the world size.
+        With FSDP1 a collective. Raises `ConfigError` for sparse or expanded tensors of the model,
+        and for optimizers of parameters that are not in the model.
         """
         state: StateDict = {"model": get_model_state_dict(self.model)}
         _reject_sparse_or_expanded(state["model"])
@@ -56,11 +58,12 @@ class TrainingState(NamedTuple):
         return state
 
     def unsynchronized_names(self, state: StateDict) -> frozenset[str]:
-        """Return the names of state that may differ between ranks.
+        """Return the names of state that may differ between ranks: "model.bn.running_mean".
 
-        These are the model's buffers, such as running means, which DDP synchronizes only at the
-        beginning of a step, and small stateful objects. Large objects are assumed to be equal on
-        all ranks, which write them together.
+        `state` is the result of `state_dict()`. These are the model's buffers, such as running
+        means, which DDP synchronizes only at the beginning of a step, and small stateful objects
+        (up to 1 MiB of tensors). Large objects are assumed to be equal on all ranks, which write
+        them together.
         """
         # State dicts have names but not kinds: buffers are recognized by their address, which is 0
         # for empty tensors and those on the "meta" device.
@@ -82,8 +85,9 @@ class TrainingState(NamedTuple):
     def load_state_dict(self, state: StateDict) -> list[str]:
         """Load `state`, which has the form of `state_dict()` and may lack stateful objects.
 
-        Returns the names of objects that keep their initial state because theirs was empty. Raises
-        `ConfigError` if an object rejects its state.
+        Called on every rank at the end of a restore, once all tensors were read. Returns the names
+        of objects that keep their initial state because theirs was empty: "scaler" or none. Raises
+        `ConfigError` if an object rejects its state; the objects before it are then changed.
         """
         set_model_state_dict(self.model, state["model"])
         if "optimizer" in state:  # absent if no optimizer was saved
@@ -99,7 +103,11 @@ class TrainingState(NamedTuple):
 
 
 def load_object_state(saved: Any, name: str, stateful: Any) -> None:
-    """Call `load_state_dict` of one object. Raises `ConfigError` if it fails."""
+    """Call `load_state_dict(saved)` of one object of the user. Raises `ConfigError` if it fails.
+
+    `name` is the object's name for the message, such as "scheduler". The error has the detail
+    `retryable=True`, because the cause may be temporary.
+    """
     try:
         stateful.load_state_dict(saved)
     except Exception as error:  # user-defined code may raise anything
@@ -115,7 +123,11 @@ def load_object_state(saved: Any, name: str, stateful: Any) -> None:
 
 
 def copy_containers(state: StateDict) -> StateDict:
-    """Return the same tensors and values in new dicts and lists, not shared with the objects."""
+    """Replace the nested containers of model and optimizer state by new dicts and lists.
+
+    Changes `state`, from `TrainingState.state_dict()`, and returns it; tensors and other values are
+    the same objects. A restore may then set entries without changing the objects' own containers.
+    """
     for values in (state["model"], state.get("optimizer", {})):
         for name, value in values.items():
             # The model's own dict is kept: it has torch's attribute with the modules' versions.
@@ -142,7 +154,11 @@ def _reject_sparse_or_expanded(weights: Mapping[str, Any]) -> None:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Return whether several elements share memory (stride 0), as `Tensor.expand` creates them."""
+    """Return whether several elements share memory (stride 0), as `Tensor.expand` creates them.
+
+    False for sparse tensors. Such tensors cannot be restored in place. Of a DTensor this rank's
+    shard is examined.
+    """
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return False
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -152,7 +168,11 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def backup_tensors(state: StateDict) -> Callable[[], None]:
-    """Copy all tensors of `state` to main memory; return a function that restores them."""
+    """Copy all tensors of `state` to main memory; return a function that restores them.
+
+    Of DTensors this rank's shards. Calling the function writes the copies back into the same
+    tensors, in place; it may be called again. The copies exist as long as the function.
+    """
     # Main memory, because a second copy of the state may not fit on the GPU.
     backups: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -172,7 +192,11 @@ def backup_tensors(state: StateDict) -> Callable[[], None]:
 
 
 def set_by_key(state: Any, key: StateKey, value: Any) -> None:
-    """Set a nested value, creating containers: dicts for names and lists for integers."""
+    """Set a nested value, creating containers: dicts for names and lists for integers.
+
+    `state` is a dict or list and changed in place: `set_by_key({}, ("a", 1), 5)` makes {"a": [None,
+    5]}. Lists are filled with None.
+    """
     for part, following in zip(key, (*key[1:], None), strict=True):
         new = value if following is None else [] if isinstance(following, int) else {}
         if isinstance(part, int):
@@ -194,7 +218,9 @@ class OpaqueValue:
 def extract_tensors(value: Any) -> StateDict:
     """Split a nested value into `tensors` by path and a `structure` with placeholders for them.
 
+    Returns a dictionary for `insert_tensors(**parts)`. Paths are like "/state/0/exp_avg".
     `placements` has the placement of each tensor that is not a plain CPU tensor, if there are any.
+    Nothing is copied; sparse tensors stay in the structure.
     """
     tensors: dict[str, torch.Tensor] = {}
     structure = OpaqueValue(_extract_tensors(value, "", tensors))
@@ -211,7 +237,11 @@ def extract_tensors(value: Any) -> StateDict:
 def insert_tensors(
     structure: Any, tensors: Mapping[str, torch.Tensor], placements: Any = None
 ) -> Any:
-    """Invert `extract_tensors`. `placements` is accepted for `**parts` and not needed."""
+    """Return the nested value from the parts that `extract_tensors` returned.
+
+    The `tensors` may be others than before, such as restored ones. `placements` is accepted for
+    `**parts` and not needed.
+    """
     return _insert_tensors(
         structure.value if isinstance(structure, OpaqueValue) else structure, tensors
     )
@@ -223,7 +253,7 @@ CPU_PLACEMENT = ("cpu", False)
 
 
 def placement_of(tensor: torch.Tensor) -> tuple[str, bool]:
-    """Return the tensor's device type and whether it is sharded."""
+    """Return the tensor's device type, such as "cuda", and whether it is sharded (a DTensor)."""
     return (tensor.device.type, isinstance(tensor, DTensor))
 
 
@@ -273,7 +303,10 @@ def gpu_in_use() -> bool:
 
 
 def rng_state() -> StateDict:
-    """Return the RNG states of Python, torch, the current GPU, and of numpy if it is imported."""
+    """Return the RNG states of Python, torch, the current GPU, and of numpy if it is imported.
+
+    Of this process, as copies. The GPU's only if CUDA is initialized.
+    """
     state: StateDict = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy.random")) is not None:
         # A list instead of numpy's array, which torch.load does not accept with weights_only.
@@ -285,7 +318,10 @@ def rng_state() -> StateDict:
 
 
 def set_rng_state(state: StateDict) -> None:
-    """Set the RNG states that `rng_state` returned; CUDA's only if this machine has a GPU."""
+    """Set the RNG states of this process that `rng_state` returned on any machine.
+
+    Those of CUDA only if this machine has a GPU. Those of numpy only if they were saved.
+    """
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
