@@ -221,7 +221,7 @@ def _pack_tar(files: Sequence[_SourceFile]) -> bytes:
 
 def _unreadable_error(path: Path, error: OSError) -> ShippingError:
     return ShippingError(
-        f"The file {path} of the code that is uploaded cannot be read: {error.strerror}.",
+        f"{path} cannot be read: {error.strerror}. It is part of the code that is uploaded.",
         do="Make the file readable, or list it in a .spotfitignore.",
     )
 
