@@ -231,7 +231,7 @@ def test_unreadable_journal_raises(cloud: LiveTestCloud, spoil: Any) -> None:
     spoil(entry(cloud, 2))
     before = entries(cloud)
 
-    with pytest.raises(JournalError, match="Journal entry 2 cannot be decoded"):
+    with pytest.raises(JournalError, match=r"Journal entry 2 in .* cannot be decoded"):
         cloud.fit(do_nothing)
     with pytest.raises(JournalError, match="Journal entry 2"):
         spotfit.attach(cloud.url())
@@ -342,7 +342,7 @@ def test_modified_checkpoint_is_not_loaded(cloud: LiveTestCloud) -> None:
     cloud.fit(train)
     change_byte(Path(cloud.url(), "weights", "weights"))
     with pytest.raises(
-        spotfit.WorkerGroupError, match="is corrupt: its size or hash differs"
+        spotfit.WorkerGroupError, match=r"is corrupt: its (size|hash) differs"
     ) as raised:
         cloud.fit(train)
     assert isinstance(raised.value.worker_failures[0], IntegrityError)

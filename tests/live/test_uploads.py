@@ -87,7 +87,7 @@ def test_failed_upload_ends_its_worker_during_training(
         )
         time.sleep(3600)
 
-    with pytest.raises(spotfit.WorkerGroupError, match="/nowhere does not exist") as failed:
+    with pytest.raises(spotfit.WorkerGroupError, match="/nowhere, does not exist") as failed:
         cloud.fit(train)
     assert isinstance(failed.value.worker_failures[0], spotfit.ConfigError)
 

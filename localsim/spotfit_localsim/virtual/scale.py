@@ -122,17 +122,17 @@ def shared_folds() -> Iterator[None]:
 class _FoldCache:
     """Decoded entries by their bytes, and views by their slot."""
 
-    def __init__(self, read: Callable[[int, bytes], JournalEntry]) -> None:
+    def __init__(self, read: Callable[[int, bytes, str], JournalEntry]) -> None:
         self._read = read
         self._entries: dict[tuple[int, bytes], JournalEntry] = {}
         self._views: dict[int, JournalView] = {}
         self._folded: dict[tuple[int, int], JournalView] = {}
 
-    def read(self, slot: int, body: bytes) -> JournalEntry:
+    def read(self, slot: int, body: bytes, url: str) -> JournalEntry:
         key = (slot, body)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = self._read(slot, body)
+            entry = self._entries[key] = self._read(slot, body, url)
         return entry
 
     def fold(self, view: JournalView, entry: JournalEntry) -> JournalView:

@@ -313,8 +313,8 @@ def _client(service: str, region: str, endpoint: str) -> Any:
         )
     except errors.NoRegionError as error:
         raise ConfigError(
-            "No AWS region is configured: neither AwsBatchOptions(region=…) nor the AWS "
-            "configuration of this machine sets one.",
+            "No AWS region is configured: neither AwsBatchOptions(region=…) nor AWS_REGION nor "
+            "~/.aws/config sets one.",
             do="Set AwsBatchOptions(region=…), AWS_REGION, or a region in ~/.aws/config.",
         ) from error
 
@@ -344,8 +344,8 @@ def _to_provision_error(action: str, code: str, message: str) -> ProvisionError 
     if code in _PERMISSION_CODES:
         return ProvisionPermissionError(
             f"AWS denied permission to {action}: {message}",
-            do="Grant the permissions that infra/terraform/modules/aws_batch lists under "
-            "'controller'.",
+            do="Grant the caller the permissions that infra/terraform/modules/aws_batch lists "
+            "under 'controller'.",
         )
     # AWS reports some exceeded limits as client errors, which only their message distinguishes.
     if code in _QUOTA_CODES or (
@@ -366,6 +366,6 @@ def _to_provision_error(action: str, code: str, message: str) -> ProvisionError 
 def _unauthenticated_error(action: str, message: str) -> ProvisionPermissionError:
     return ProvisionPermissionError(
         f"AWS authentication failed while trying to {action}: {message}",
-        do="Run `aws sts get-caller-identity` to see the credentials in use. Set AWS_PROFILE, or "
-        "give the job a role with AwsBatchOptions(job_role=…).",
+        do="Run `aws sts get-caller-identity` to see the credentials in use. Set AWS_PROFILE where "
+        "fit() is called; on the machines, set AwsBatchOptions(job_role=…).",
     )

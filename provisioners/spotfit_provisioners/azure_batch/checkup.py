@@ -14,14 +14,14 @@ from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResou
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
 
 REMEDY_NO_POOL = (
-    "Create it as docs/guides/azure_batch.md shows, or set account_id, vm_size and identity so "
-    "that spotfit creates it."
+    "Correct AzureBatchOptions(pool=…), or create the pool as docs/guides/azure_batch.md shows, or "
+    "set account_id, vm_size and identity so that spotfit creates it."
 )
 _BATCH_API_VERSION = "2024-07-01"
 _IDENTITY_API_VERSION = "2023-01-31"
 _PERMISSIONS_API_VERSION = "2022-04-01"
 _NO_ACCOUNT = "account_id is not set, so Azure Resource Manager cannot be queried"
-_REMEDY_ROLES = "Grant the roles that docs/guides/azure_batch.md lists."
+_REMEDY_ROLES = "Grant the caller the roles that docs/guides/azure_batch.md lists."
 _REMEDY_QUOTA = "Request a higher quota under Batch accounts → Quotas, or use smaller machines."
 
 # Data actions of the role 'Azure Batch Job Submitter'.
@@ -126,7 +126,8 @@ class _AzureAccountChecks:
             raise ConfigError(
                 f"The Batch account {self._options.account_id} is not ready: its provisioning "
                 f"state is {state}.",
-                do="Wait until it is Succeeded. If it is Failed, create the account again.",
+                do="Wait until the state is Succeeded. If the state is Failed, create the account "
+                "again.",
             )
         return f"{found['name']} in {found.get('location', 'an unknown location')}"
 

@@ -88,7 +88,7 @@ class AzureBatchClient:
             message = error.message.value if error and error.message else "no reason given"
             # The request as a whole succeeds, so the library raises no error for a single task.
             if result.status == "servererror":
-                raise OSError(f"Azure Batch could not add a task: {message}")
+                raise OSError(f"Azure Batch could not add a task to the job {job_id}: {message}")
             raise ProvisionError(
                 f"Azure Batch rejected a task of the job {job_id}: {message}",
                 do="Correct AzureBatchOptions; `spotfit doctor --provisioner azure_batch` checks "
@@ -300,7 +300,7 @@ def _to_provision_error(action: str, status: int, code: str, message: str) -> Pr
         return _unauthenticated_error(action, message)
     if code.endswith(("QuotaReached", "QuotaExceeded")):
         return QuotaError(
-            f"Azure quota exceeded while trying to {action}: {message}",
+            f"An Azure quota is exceeded; failed to {action}: {message}",
             do="Request a higher quota under Batch accounts → Quotas, or end unused jobs.",
         )
     if status == 403:
@@ -318,5 +318,6 @@ def _to_provision_error(action: str, status: int, code: str, message: str) -> Pr
 def _unauthenticated_error(action: str, message: str) -> ProvisionPermissionError:
     return ProvisionPermissionError(
         f"Azure authentication failed while trying to {action}: {message}",
-        do="Run `az login`, or give the machine a managed identity.",
+        do="Run `az login` on the computer that calls fit(), or set AzureBatchOptions(identity=…) "
+        "for the machines.",
     )

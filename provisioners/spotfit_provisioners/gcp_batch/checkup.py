@@ -29,7 +29,8 @@ AGENT_ROLES = ("roles/batch.agentReporter", "roles/batch.jobsEditor")
 # With any of these, a missing role above is no reason for doubt.
 _BROADER_ROLES = ("roles/owner", "roles/editor", "roles/batch.admin")
 _REMEDY_ROLES = (
-    "Grant the roles that docs/guides/gcp_batch.md lists, or apply infra/terraform/stacks/gcp."
+    "Grant the caller the roles that docs/guides/gcp_batch.md lists, or apply "
+    "infra/terraform/stacks/gcp."
 )
 
 
@@ -164,7 +165,7 @@ class _GcpAccountChecks:
             )
             raise ConfigError(
                 f"The {missing_name} does not exist.",
-                do="Create it, or correct GcpBatchOptions("
+                do=f"Create the {missing_name}, or correct GcpBatchOptions("
                 f"{'service_account' if is_account else 'project'}=…).",
             )
         missing = [name for name in permissions if name not in response.get("permissions", [])]

@@ -238,7 +238,7 @@ def _to_provision_error(action: str, code: int, reason: str, message: str) -> Pr
             f"Google Cloud denied permission to {action}: {message}",
             do="Enable the API: `gcloud services enable batch.googleapis.com`."
             if reason == _API_DISABLED_REASON
-            else "Grant the roles that docs/guides/gcp_batch.md lists, or apply "
+            else "Grant the caller the roles that docs/guides/gcp_batch.md lists, or apply "
             "infra/terraform/stacks/gcp.",
         )
     # 429 is the code of exceeded quotas and of rate limits; only the latter are transient.
@@ -259,5 +259,6 @@ def _to_provision_error(action: str, code: int, reason: str, message: str) -> Pr
 def _unauthenticated_error(action: str, message: str) -> ProvisionPermissionError:
     return ProvisionPermissionError(
         f"Google Cloud authentication failed while trying to {action}: {message}",
-        do="Run `gcloud auth application-default login`, or give the machine a service account.",
+        do="Run `gcloud auth application-default login` on the computer that calls fit(), or set "
+        "GcpBatchOptions(service_account=…) for the machines.",
     )

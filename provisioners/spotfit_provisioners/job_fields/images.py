@@ -52,6 +52,7 @@ def _installed_version(name: str, image: str) -> str:
         return metadata.version(name).partition("+")[0]
     except metadata.PackageNotFoundError:
         raise ConfigError(
-            f"image={image!r} contains the version of {name}, which is not installed here.",
+            f"The option image={image!r} of the provisioner contains the version of {name}, which "
+            "is not installed where fit() is called.",
             do=f"Install {name}, or write the version into the image name.",
         ) from None

@@ -225,7 +225,7 @@ def open_kubernetes_client(server: str, context: str, namespace: str) -> Kuberne
         _, current = config.list_kube_config_contexts()
     except config.ConfigException as error:
         raise ConfigError(
-            f"No Kubernetes cluster is configured: {error}",
+            f"No Kubernetes cluster is configured for context {context or '(current)'}: {error}",
             do="Set KUBECONFIG to a kubeconfig file, or KubernetesOptions(context=…) to one of "
             "`kubectl config get-contexts`, or run inside a pod.",
         ) from error
@@ -282,13 +282,15 @@ def to_provision_error(action: str, status: int, message: str) -> ProvisionError
     if status == 401:
         return ProvisionPermissionError(
             f"Kubernetes authentication failed while trying to {action}: {message}",
-            do="Log in again (`kubectl auth whoami`), or give the pod a service account.",
+            do="Log in again, until `kubectl auth whoami` succeeds; in a pod, give the pod a "
+            "service account.",
         )
     # The admission plugin of ResourceQuota answers with 403, as RBAC does.
     if status == 403 and "quota" in message.lower():
         return QuotaError(
             f"The ResourceQuota of the namespace is exceeded while trying to {action}: {message}",
-            do="Request a larger ResourceQuota, or use fewer or smaller machines.",
+            do="Request a larger ResourceQuota from the administrators of the cluster, or use "
+            "fewer or smaller machines.",
         )
     if status == 403:
         return ProvisionPermissionError(

@@ -159,7 +159,7 @@ def _load_agent_function(agent: str) -> Callable[..., int]:
     if not callable(found):
         raise ConfigError(
             f"LocalOptions(agent={agent!r}) does not name a function.",
-            do="Write it as 'module:function', or omit it.",
+            do="Write agent='module:function', or omit the option.",
         )
     return found  # type: ignore[no-any-return]  # the result is only compared with 0
 

@@ -373,8 +373,8 @@ def to_provision_error(
     if _is_named(error, *_PERMISSION_ERRORS):
         return ProvisionPermissionError(
             f"SkyPilot has no permission to {action}: {text}",
-            do="`sky check` shows which clouds it has access to; `sky api login` logs in to an API "
-            "server.",
+            do="Run `sky check`, which shows the clouds that SkyPilot has access to, and `sky api "
+            "login`, which logs in to an API server.",
         )
     if _is_named(error, *_NO_MACHINE_ERRORS):
         return ProvisionError(

@@ -62,8 +62,8 @@ class _SlurmChecks:
         if problems := [text for text, holds in self._access_conditions(partition) if not holds]:
             raise ConfigError(
                 f"The partition {name or '(default)'} {', '.join(problems)}.",
-                do="Choose another one with SlurmOptions(partitions=…, account=…, qos=…); `sinfo` "
-                "and `scontrol show partition` list them.",
+                do="Choose another partition with SlurmOptions(partitions=…, account=…, qos=…); "
+                "`sinfo` and `scontrol show partition` list them.",
             )
         return f"{partition.get('TotalNodes', '?')} nodes, up to {partition.get('MaxTime', '?')}"
 
@@ -129,13 +129,15 @@ class _SlurmChecks:
             raise ProvisionPermissionError(
                 f"The user may not use the Slurm account {account or '(default)'}; allowed: "
                 f"{allowed}.",
-                do="Set SlurmOptions(account=…), or ask the cluster's administrators for it.",
+                do="Set SlurmOptions(account=…) to an allowed account, or ask the cluster's "
+                "administrators for access.",
             )
         if qos and not any(qos in entry[2] for entry in matching):
             allowed = ", ".join(sorted({name for entry in matching for name in entry[2]}))
             raise ProvisionPermissionError(
                 f"The user may not use the QOS {qos}; allowed: {allowed}.",
-                do="Set SlurmOptions(qos=…), or ask the cluster's administrators for it.",
+                do="Set SlurmOptions(qos=…) to an allowed QOS, or ask the cluster's administrators "
+                "for access.",
             )
         return ", ".join(sorted({entry[0] for entry in matching}))
 

@@ -15,7 +15,7 @@ from spotfit.core.errors import (
     ProvisionPermissionError,
     QuotaError,
 )
-from spotfit.host import env
+from spotfit.host import env, machine
 from spotfit_provisioners.slurm.states import SlurmTask, parse_tasks
 
 # Commands repeat their requests themselves while the controller is busy.
@@ -198,7 +198,7 @@ def _find_command(command: str) -> str:
     path = shutil.which(command)
     if path is None:
         raise ProvisionError(
-            f"The command {command} is not on the PATH of this machine.",
+            f"The command {command} is not on the PATH of {machine.hostname()}.",
             do="Start the run from a login node of the cluster. The compute nodes need Slurm's "
             "commands as well, because agents submit replacements.",
         )

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 
 from spotfit.core.errors import InfrastructureError, ProvisionError, ProvisionPermissionError
+from spotfit.host import machine
 from spotfit_provisioners.ssh.options import SshOptions
 
 # ssh reports all its own errors with exit code 255; only their text distinguishes them.
@@ -80,16 +81,18 @@ def to_provision_error(host: str, code: int, message: str) -> ProvisionError | I
     text = " ".join(message.split()) or f"exit code {code}"
     low = message.lower()
     if code == _SSH_ERROR_CODE and _HOST_KEY_FAILURE in low:
+        problem = "has changed" if "has changed" in low else "is not in known_hosts"
         return ProvisionPermissionError(
-            f"The host key of {host} is unknown or has changed: {text}",
-            do="Compare it with the output of `ssh-keygen -lf "
+            f"The host key of {host} {problem}: {text}",
+            do="Compare the key with the output of `ssh-keygen -lf "
             "/etc/ssh/ssh_host_ed25519_key.pub` on the host, then add it to known_hosts with "
             f"`ssh {host} true`, or set SshOptions(host_key_checking='accept-new') for new hosts.",
         )
     if code == _SSH_ERROR_CODE and any(word in low for word in _ACCESS_DENIED_WORDS):
         return ProvisionPermissionError(
             f"The host {host} denied access: {text}",
-            do=f"Make `ssh -o BatchMode=yes {host} true` work: passwords cannot be entered.",
+            do=f"Set up a key or agent until `ssh -o BatchMode=yes {host} true` works; passwords "
+            "cannot be entered.",
         )
     if code == _SSH_ERROR_CODE and any(word in low for word in _UNKNOWN_HOST_WORDS):
         return ProvisionError(
@@ -104,8 +107,8 @@ def to_provision_error(host: str, code: int, message: str) -> ProvisionError | I
         )
     return ProvisionError(
         f"The host {host} cannot start an agent: {text}",
-        do="It needs Linux, /bin/sh, flock and setsid (util-linux), a writable directory, and a "
-        "Python with spotfit; `spotfit doctor --provisioner ssh` checks all of them.",
+        do="The host needs Linux, /bin/sh, flock and setsid (util-linux), a writable directory, "
+        "and a Python with spotfit; `spotfit doctor --provisioner ssh` checks all of them.",
     )
 
 
@@ -114,7 +117,8 @@ def find_ssh() -> str:
     path = shutil.which("ssh")
     if path is None:
         raise ProvisionError(
-            "The command ssh is not on the PATH of this machine.",
-            do="Install the OpenSSH client, also on the hosts, because agents submit replacements.",
+            f"The command ssh is not on the PATH of {machine.hostname()}.",
+            do="Install the OpenSSH client on that computer and on the hosts, because agents "
+            "submit replacements.",
         )
     return path

@@ -53,7 +53,7 @@ class SshOptions:
         if duplicates := {host for host in self.hosts if self.hosts.count(host) > 1}:
             raise ConfigError(
                 f"SshOptions(hosts) contains {', '.join(sorted(duplicates))} more than once.",
-                do="Remove the duplicates; workers_per_node sets the number of workers of a host.",
+                do="Write each host once; workers_per_node sets the number of workers of a host.",
             )
         if invalid := [host for host in self.hosts if not host.strip() or host.startswith("-")]:
             raise ConfigError(

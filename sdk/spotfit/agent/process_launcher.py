@@ -40,7 +40,7 @@ from spotfit.fork_server.fork_client import (
     Spawner,
     build_worker_environment,
 )
-from spotfit.host import log
+from spotfit.host import log, machine
 from spotfit.host.event_loop import READ, EventLoop
 from spotfit.model.spec import RunSpec
 from spotfit.policy.retry_budget import diagnose_setup_failure
@@ -183,8 +183,8 @@ class ProcessLauncher:
             else:
                 self._spawner.spawn(launch.kind, self._runtime_key, launch.child)
         except OSError as error:
-            do = "Check the node's limits of processes and open files (ulimit -a)."
-            reason = f"This node could not start a process: {error}"
+            do = "Check the machine's limits of processes and open files with `ulimit -a`."
+            reason = f"The machine {machine.hostname()} could not start a process: {error}"
             _fail(launch, InfrastructureError(reason, do=do))
 
     def cancel_pending(self, *, only: ChildKind | None = None) -> None:
@@ -235,7 +235,7 @@ class ProcessLauncher:
             outcome = self._unpack_environment(spec)
         except OSError as error:
             outcome = InfrastructureError(
-                f"This node could not unpack the run's code and environment: {error}",
+                f"The machine {machine.hostname()} could not unpack the run's code: {error}",
                 do="Check the free space of its disk, or use machines with a larger disk.",
             )
         except Exception as error:  # noqa: BLE001 - the user's code and pip may raise anything

@@ -93,6 +93,6 @@ def _free_scratch_bytes() -> int:
     except OSError as error:
         raise ConfigError(
             f"The agent cannot write to the scratch directory {folder}: {error}.",
-            do="Set SPOTFIT_SCRATCH to a directory that this user may write to.",
+            do="Set SPOTFIT_SCRATCH to a directory that the user of the agent may write to.",
         ) from error
     return shutil.disk_usage(folder).free

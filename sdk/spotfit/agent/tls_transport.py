@@ -41,7 +41,7 @@ from spotfit.agent.ports import (
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.core.ids import AgentId, RunId
-from spotfit.host import log
+from spotfit.host import log, machine
 from spotfit.host.event_loop import READ, WRITE, EventLoop
 from spotfit.protocol.agent_leader import FromLeader, Join, JoinRejected, ToLeader
 from spotfit.protocol.framing import FrameReader, encode_frame
@@ -459,8 +459,8 @@ def listen(host: str, port: int) -> socket.socket:
         sock = socket.create_server(address[:2], family=family, backlog=_LISTEN_BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"This machine cannot listen on {host!r}, port {port}: {error}",
-            do="Set SPOTFIT_HOST to an address of this machine and SPOTFIT_PORT to a free port.",
+            f"The agent on {machine.hostname()} cannot listen on {host!r}, port {port}: {error}",
+            do="Set SPOTFIT_HOST to an address of the machine and SPOTFIT_PORT to a free port.",
         ) from error
     sock.settimeout(0)
     return sock
@@ -471,7 +471,7 @@ def _decode(decoder: msgspec.json.Decoder[MessageT], frame: bytes) -> MessageT:
     try:
         return decoder.decode(frame)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise IntegrityError(f"received an invalid message: {error}") from error
+        raise IntegrityError(f"A process of the run sent an invalid message: {error}") from error
 
 
 def _start_connect(address: str) -> socket.socket:

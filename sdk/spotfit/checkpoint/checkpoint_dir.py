@@ -112,7 +112,7 @@ def private_folder(parent: Path) -> Path:
         raise StorePermissionError(
             f"The path {folder} is not a directory that only user {os.getuid()} can access: other "
             "users could change checkpoints in it.",
-            do="Remove it, or set TMPDIR to a directory of your own.",
+            do=f"Remove {folder}, or set TMPDIR to a directory of your own.",
         )
     return folder
 
@@ -161,15 +161,15 @@ _metadata_decoder = msgspec.json.Decoder(dict[str, Any])
 # Methods of `ray.train.Checkpoint` in earlier versions of Ray, and what replaces them.
 _REMOVED_METHODS = {
     "from_dict": "write a file into a directory and use Checkpoint.from_directory(directory)",
-    "to_dict": "read its files: with checkpoint.as_directory() as directory",
+    "to_dict": "read the files of the checkpoint: with checkpoint.as_directory() as directory",
     "from_bytes": "write a file into a directory and use Checkpoint.from_directory(directory)",
-    "to_bytes": "read its files: with checkpoint.as_directory() as directory",
+    "to_bytes": "read the files of the checkpoint: with checkpoint.as_directory() as directory",
     "from_uri": "use Checkpoint(uri)",
     "to_uri": "use checkpoint.path and checkpoint.filesystem",
     "uri": "use checkpoint.path and checkpoint.filesystem",
     "get_internal_representation": "use checkpoint.path and checkpoint.filesystem",
-    "get_preprocessor": "store it in a file of the checkpoint, or in its metadata",
-    "set_preprocessor": "store it in a file of the checkpoint, or in its metadata",
+    "get_preprocessor": "store the preprocessor in a file of the checkpoint, or in its metadata",
+    "set_preprocessor": "store the preprocessor in a file of the checkpoint, or in its metadata",
 }
 
 
@@ -215,7 +215,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
                     "machine.",
                     do="Pass an absolute path or a URL, or use Checkpoint.from_directory(path).",
                 )
-            root = RootUrl.parse(text)
+            root = RootUrl.parse(text, setting="Checkpoint(path)")
             if not root.prefix:
                 raise ConfigError(
                     f"Checkpoint({text!r}) is a bucket, not a folder in a bucket.",
@@ -335,7 +335,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
             raise IntegrityError(
                 f"The metadata file {METADATA_FILE} of the checkpoint at {self.path} is corrupt: "
                 f"it is not a JSON object ({error}).",
-                do="Replace it with set_metadata(), or read the file itself.",
+                do="Replace the metadata with Checkpoint.set_metadata(), or correct the file.",
                 file=METADATA_FILE,
             ) from None
 
@@ -474,7 +474,9 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
 
 def _missing_attribute_error(owner: str, name: str) -> AttributeError:
     if name in _REMOVED_METHODS:
-        return AttributeError(f"Checkpoint.{name} was removed: {_REMOVED_METHODS[name]}.")
+        return AttributeError(
+            f"Checkpoint.{name} is no longer supported. Instead, {_REMOVED_METHODS[name]}."
+        )
     return AttributeError(f"{owner!r} has no attribute {name!r}")
 
 

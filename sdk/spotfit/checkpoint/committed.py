@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from spotfit.checkpoint.checkpoint_dir import METADATA_FILE, Checkpoint, StorageLocation
 from spotfit.checkpoint.manifest import (
     Manifest,
+    describe_missing_manifests,
     manifests_of,
     manifests_of_all,
     newest_complete_manifests,
@@ -108,7 +109,7 @@ def _check_listed(store: Store, name: str, parts: Sequence[Manifest]) -> None:
         problem = "is missing" if found is None else f"has {found} bytes, not {record.size_bytes}"
         raise IntegrityError(
             f"The file {record.name!r} of checkpoint {name} in {store.url} {problem}.",
-            do="Restore it from a backup, or start a run with another name.",
+            do="Restore the file from a backup, or start a run with another RunConfig(name=...).",
             file=record.name,
         )
 
@@ -140,10 +141,9 @@ def _require_complete(
     parts = newest_complete_manifests(manifests)
     if not parts:
         raise IntegrityError(
-            f"Checkpoint {name} in {store.url} is missing or incomplete: the manifests of one or "
-            "more ranks are not in the storage.",
+            f"Checkpoint {name} in {store.url} {describe_missing_manifests(manifests)}",
             do="Restore the folder and its manifests from a backup, or start a run with another "
-            "name.",
+            "RunConfig(name=...).",
             checkpoint=name,
         )
     return parts

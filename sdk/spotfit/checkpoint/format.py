@@ -131,7 +131,7 @@ def index_filename(rank: int) -> str:
     return f"index-{rank}.json"
 
 
-def decode_index(body: bytes | memoryview) -> SnapshotIndex:
+def decode_index(body: bytes | memoryview, *, source: str) -> SnapshotIndex:
     """Decode an index, from a file in the bucket, a segment or a peer.
 
     Raises `IntegrityError` if it is corrupt, and `ConfigError` if its format is a later one.
@@ -143,13 +143,13 @@ def decode_index(body: bytes | memoryview) -> SnapshotIndex:
             return _index_decoder.decode(body)
     except DECODE_ERRORS as error:
         raise IntegrityError(
-            f"The index of a snapshot is corrupt: {error}",
+            f"The index of the snapshot {source} is corrupt: {error}",
             do="Use another checkpoint, or restore this one from a backup.",
         ) from None
     raise ConfigError(
-        f"The snapshot has format {written_format}, but this version of spotfit reads only "
-        f"formats up to {FORMAT_VERSION}.",
-        do="Install the version of spotfit that wrote it, or a later one.",
+        f"The snapshot {source} has format {written_format}, but the installed version of spotfit "
+        f"reads only formats up to {FORMAT_VERSION}.",
+        do="Install the version of spotfit that wrote the snapshot, or a later one.",
     )
 
 

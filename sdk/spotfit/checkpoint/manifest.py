@@ -166,6 +166,13 @@ def newest_complete_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, 
     return ()
 
 
+def describe_missing_manifests(manifests: Sequence[Manifest]) -> str:
+    """Return why the checkpoint of these manifests cannot be used, for error messages."""
+    if not manifests:
+        return "is missing: the storage has no manifest of it."
+    return "is incomplete: the storage has manifests of some ranks only."
+
+
 def newest_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
     """Return the manifests of the latest report, complete or not, in the order of the ranks.
 

@@ -72,7 +72,9 @@ class PeerShardReader:
         self._address = address
         self._shard = shard
         self._tls = tls
-        self.index = index or decode_index(self._request(ReadShardIndex(shard=shard)))
+        self.index = index or decode_index(
+            self._request(ReadShardIndex(shard=shard)), source=f"in the memory of {address}"
+        )
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
         """Request a chunk from the peer, on a new connection; `scratch` is not used.
@@ -126,7 +128,10 @@ def connect_to_peer(
 
 
 def _peer_unavailable(address: str, reason: str) -> IntegrityError:
-    return IntegrityError(f"Reading a snapshot from the memory of {address} failed: {reason}.")
+    return IntegrityError(
+        f"The snapshot in the memory of the machine {address} cannot be read: {reason}.",
+        do="No action is needed: the restore tries the next copy or checkpoint.",
+    )
 
 
 # Small enough to notice an overwritten segment soon, large enough to make frames cheap.
@@ -266,7 +271,9 @@ class PeerStore:
                 self._send_bytes(connection, segment, pending)
                 answer = framing.read_frame(connection)
             if answer is None:
-                raise IntegrityError("the peer rejected the replica or closed the connection")
+                raise IntegrityError(
+                    f"The peer {pending.target} rejected the replica: it closed the connection."
+                )
             return step
 
     def _send_bytes(
@@ -280,7 +287,7 @@ class PeerStore:
             with self._queue_changed:
                 is_abandoned = self._queue is None or self._queue.is_abandoned(pending)
             if is_abandoned:
-                raise IntegrityError("it gave way to a later save")
+                raise IntegrityError(f"The replica to {pending.target} gave way to a later save.")
             # The rate is limited, because the network is shared with the training's collectives.
             self._clock.wait(started_at + offset / REPLICATION_BYTES_PER_S - self._clock.now())
         framing.write_frame(connection, b"")
@@ -375,10 +382,14 @@ def open_shard(path: Path, shard: SnapshotShard) -> ShmSegment:
         shard.world_size,
     ):
         segment.close()
-        raise IntegrityError(f"{path} holds step {index.step} of rank {index.rank}, not {shard}.")
+        raise IntegrityError(
+            f"The memory file {path} holds step {index.step} of rank {index.rank}, not step "
+            f"{shard.snapshot_id.step} of rank {shard.rank}.",
+            do="No action is needed: the restore tries the next copy or checkpoint.",
+        )
     return segment
 
 
 def _check_unchanged(segment: ShmSegment, pending: PendingReplica) -> None:
     if segment.version_stamp != pending.seal:
-        raise IntegrityError("the segment was overwritten by a later save")
+        raise IntegrityError(f"{segment.path} was overwritten by a later save.")

@@ -23,7 +23,12 @@ from spotfit.checkpoint.format import (
     encode_index,
     index_filename,
 )
-from spotfit.checkpoint.manifest import Manifest, manifests_of, newest_complete_manifests
+from spotfit.checkpoint.manifest import (
+    Manifest,
+    describe_missing_manifests,
+    manifests_of,
+    newest_complete_manifests,
+)
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.store.api import Store
@@ -111,11 +116,13 @@ class SavedState:
             or len(world_sizes) != 1
             or self.readers.keys() != set(range(*world_sizes))
         ):
+            is_one_save = len(steps) == len(saves) == len(world_sizes) == 1
+            problem = "is incomplete" if is_one_save else "is not of one save"
             raise IntegrityError(
-                f"The snapshot {name} is incomplete or mixed: it has shards of ranks "
-                f"{sorted(self.readers)}, world sizes {sorted(world_sizes)}, steps "
+                f"The snapshot {name} {problem}: it has shards of ranks {sorted(self.readers)}, "
+                f"world sizes {sorted(world_sizes)}, steps "
                 f"{sorted(steps)} and {len(saves)} saves.",
-                do="Use an earlier checkpoint.",
+                do="Use an earlier checkpoint: `spotfit checkpoints ls` lists those of the run.",
             )
 
     @property
@@ -277,7 +284,8 @@ def open_described(store: Store, descriptor: SavedStateDescriptor) -> SavedState
     `store` is rooted at the run. Not for states in memory, whose shards have no folder.
     """
     readers = [
-        StoreShardReader(store, folder, decode_index(body)) for folder, body in descriptor.shards
+        StoreShardReader(store, folder, decode_index(body, source=descriptor.name))
+        for folder, body in descriptor.shards
     ]
     return SavedState(readers, descriptor.name)
 
@@ -289,11 +297,11 @@ def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
     Reads its manifests and indices, but no chunks. Raises `IntegrityError` if its manifests or an
     index are missing or corrupt.
     """
-    parts = newest_complete_manifests(manifests_of(store, name))
+    manifests = manifests_of(store, name)
+    parts = newest_complete_manifests(manifests)
     if not parts:
         raise IntegrityError(
-            f"Checkpoint {name} in {store.url} is missing or incomplete: the manifests of one or "
-            "more ranks are not in the storage.",
+            f"Checkpoint {name} in {store.url} {describe_missing_manifests(manifests)}",
             do="Use another checkpoint, or restore the folder and its manifests from a backup.",
         )
     if not any(_index_record(part) for part in parts):
@@ -303,7 +311,8 @@ def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
         record = _index_record(part)
         if record is None:
             raise IntegrityError(
-                f"Checkpoint {part.name} is incomplete: rank {part.rank} saved no snapshot to it.",
+                f"Checkpoint {part.name} in {store.url} is incomplete: rank {part.rank} saved no "
+                "snapshot to it.",
                 do="Use another checkpoint, or restore this one from a backup.",
             )
         index = _fetch_index(store, f"{part.folder}/{record.name}", record.sha256)
@@ -378,7 +387,7 @@ def _fetch_index(store: Store, key: str, sha256: str) -> SnapshotIndex:
         raise _integrity_error(store, key, "is missing") from error
     if sha256 and hashlib.sha256(body).hexdigest() != sha256:
         raise _integrity_error(store, key, "is corrupt")
-    return decode_index(body)
+    return decode_index(body, source=f"{key} in {store.url}")
 
 
 def _index_record(part: Manifest) -> FileRecord | None:

@@ -33,6 +33,8 @@ from typing import Self
 from spotfit.checkpoint.format import SnapshotIndex, decode_index, encode_index
 from spotfit.core.errors import IntegrityError
 
+_REMEDY = "No action is needed: a restore tries the next copy or checkpoint."
+
 # The header takes a whole page: the pieces behind it are aligned for every dtype.
 _PAGE = 4096
 _HEAD = struct.Struct("<8sQQI")
@@ -76,10 +78,14 @@ class ShmSegment:
             with path.open("rb") as file:
                 memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
-            raise IntegrityError(f"There is no snapshot in {path}: {error}") from error
+            raise IntegrityError(
+                f"The snapshot in the memory file {path} cannot be opened: {error}", do=_REMEDY
+            ) from error
         magic, capacity_bytes, length, _ = _HEAD.unpack_from(memory)
         if magic != _MAGIC or not length:
-            raise IntegrityError(f"The snapshot in {path} was not completed by its writer.")
+            raise IntegrityError(
+                f"The snapshot in {path} was not completed by its writer.", do=_REMEDY
+            )
         return cls(path, memory, capacity_bytes)
 
     @property
@@ -137,8 +143,10 @@ class ShmSegment:
         body = self._memory[offset : offset + length]
         # The checksum detects a reader that saw the header and index of different saves.
         if magic != _MAGIC or not length or zlib.crc32(body) != checksum:
-            raise IntegrityError(f"The snapshot in {self.path} was not completed by its writer.")
-        return decode_index(body)
+            raise IntegrityError(
+                f"The snapshot in {self.path} was not completed by its writer.", do=_REMEDY
+            )
+        return decode_index(body, source=f"in {self.path}")
 
     def close(self) -> None:
         """Unmap the memory. While views of it exist, it is unmapped with the last of them.

@@ -51,10 +51,10 @@ def save_directory(
     """
     if not directory.is_dir():
         raise ConfigError(
-            f"The checkpoint directory {directory} does not exist.",
-            do="Report it before it is removed, and use a separate directory on each rank: a SYNC "
-            "report inside the `with` block of a temporary directory, an ASYNC one without such a "
-            "block.",
+            f"The directory of the reported checkpoint, {directory}, does not exist.",
+            do="Report the directory before it is removed, and use a separate directory on each "
+            "rank: a SYNC report inside the `with` block of a temporary directory, an ASYNC one "
+            "without such a block.",
         )
     return _write_manifest(store, manifest, upload_tree(store, manifest.folder, directory), parent)
 
@@ -202,7 +202,8 @@ def upload_snapshot(
         if segment.version_stamp != stamp:
             raise IntegrityError(
                 f"The snapshot in {job.segment_path} was overwritten during its upload to "
-                f"{part.name}."
+                f"{part.name}.",
+                do="No action is needed: a later save is uploaded instead.",
             )
     body = encode_index(replace(index, chunks=chunks))
     name = index_filename(index.rank)

@@ -35,7 +35,7 @@ def status(url: Url) -> None:
 @app.command()
 def events(url: Url) -> None:
     """List all events of a run from its journal: number, local time and description."""
-    render.lines(read_event_lines(open_store(url)))
+    render.lines(read_event_lines(open_store(url, setting="The URL of the run")))
 
 
 @app.command()
@@ -107,7 +107,9 @@ def doctor(
     findings += run_account_checks(open_provisioner(name, options), storage)
     if storage:
         title = f"{storage} is writable and its `create` is atomic"
-        findings.append(run_check(title, lambda: probe_create(open_store(storage))))
+        findings.append(
+            run_check(title, lambda: probe_create(open_store(storage, setting="--storage")))
+        )
     render.findings(findings)
     if not all(finding.passed for finding in findings):
         sys.exit(1)

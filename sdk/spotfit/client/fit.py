@@ -112,7 +112,8 @@ def rejoin_run(
 def _run_conflict(spec: RunSpec, store: Store, difference: str) -> RunActiveError:
     return RunActiveError(
         f"A run named {spec.name!r} is active in {store.url}, {difference}.",
-        do=f"Follow it with spotfit.attach({store.url!r}); or cancel it with RunHandle.cancel() "
+        do=f"Follow that run with spotfit.attach({store.url!r}); or cancel it with `spotfit "
+        f"cancel {store.url}` "
         "and call fit() again, which continues from its latest checkpoint; or choose another "
         "RunConfig(name=...).",
     )

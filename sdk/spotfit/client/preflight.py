@@ -121,7 +121,7 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     """
     checks = ErrorCollector()
     checks.check(lambda: takes_config(request.fn))
-    name = checks.check(lambda: parse_name(request.run.name or "", what="The run's name"))
+    name = checks.check(lambda: parse_name(request.run.name or "", what="RunConfig(name=...):"))
     storage = checks.check(lambda: open_run_storage(request.run))
     runtime_env = checks.check(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
     provisioner = checks.check(lambda: _check_provisioner(request))
@@ -169,7 +169,8 @@ def _check_reachable(store: Store) -> None:
     """
     if store.url.startswith("memory:"):
         raise ConfigError(
-            f"storage_path={store.url!r} exists only in this process; nodes cannot read it.",
+            f"RunConfig(storage_path={store.url!r}) exists only in the process that called fit(); "
+            "machines cannot read it.",
             do="Use a directory or a bucket; memory:// is for num_workers=0 and for tests.",
         )
     key = f"{_REACHABILITY_PROBES}{system.new_token()}"
@@ -180,7 +181,7 @@ def _check_reachable(store: Store) -> None:
         raise ConfigError(
             f"An object that was written to storage_path cannot be read from {store.url}, which "
             "nodes will open.",
-            do="Set storage_path to a URL, or to a directory that all nodes share.",
+            do="Set RunConfig(storage_path=...) to a URL, or to a directory that all nodes share.",
         ) from error
     finally:  # also after a failure: no probe object must remain in the run's directory
         store.delete(key)

@@ -218,7 +218,9 @@ def parse_provisioner(text: str) -> tuple[str, dict[str, Any]]:
         options["cloud"] = cloud.rstrip("/")
     if not name:
         raise ConfigError(
-            f"provisioner={text!r} has no name.", do="Write 'local' or 'local?nodes=2'."
+            f"The provisioner {text!r} (provisioner=, --provisioner or SPOTFIT_PROVISIONER) has "
+            "no name.",
+            do="Write 'local' or 'local?nodes=2'.",
         )
     return name, options
 
@@ -286,5 +288,6 @@ def _create_callback(path: str) -> UserCallback:
         cause, reason = error, f"{type(error).__name__}: {error}"
     raise ConfigError(
         f"The callback {path!r} in {env.CALLBACKS.name} cannot be created: {reason}.",
-        do="Name classes as package.module.Class; they are instantiated without arguments.",
+        do=f"Write importable classes into {env.CALLBACKS.name} as package.module.Class. They are "
+        "instantiated without arguments.",
     ) from cause

@@ -82,7 +82,7 @@ def build_run_error(
     clock = clock or SystemClock()
     if ended.outcome == "cancelled":
         return RunCancelledError(
-            f"The run was cancelled: {ended.reason}",
+            f"The run in {store.url} was cancelled: {ended.reason}",
             do="Call fit() again with the same RunConfig(name=...) to continue from the latest "
             "checkpoint.",
         )
@@ -109,7 +109,10 @@ def build_run_error(
             text = f"{ended.reason}\n{first.message if first else ''}".strip()
             return ControllerError(SpotfitError(text))
         case _:
-            return TrainingFailedError(ended.reason)
+            return TrainingFailedError(
+                f"The run in {store.url} failed: {ended.reason}",
+                do=f"Read the output of the workers with `spotfit logs {store.url}`.",
+            )
 
 
 def format_worker_failures(failures: Sequence[RankFailure]) -> str:
@@ -138,11 +141,12 @@ def _load_exception(
     failure: RankFailure, store: Store, key: RunKey | None, clock: Clock
 ) -> BaseException:
     """Return the original exception of a rank, or a spotfit error with its text."""
+    remedy = f"Read the output of the workers with `spotfit logs {store.url}`."
     # Only exceptions that the function raised were pickled; other kinds have just a text.
     if failure.kind == "timeout":
-        return WorkerTimeoutError(failure.message, rank=failure.rank)
+        return WorkerTimeoutError(failure.message, do=remedy, rank=failure.rank)
     if failure.kind != "raised":
-        return WorkerDiedError(failure.message, rank=failure.rank, kind=failure.kind)
+        return WorkerDiedError(failure.message, do=remedy, rank=failure.rank, kind=failure.kind)
     if failure.pickle_key is None or key is None:
         return TrainingFailedError(failure.message, rank=failure.rank)
     try:
@@ -151,7 +155,8 @@ def _load_exception(
     # ShippingError: the class of the exception may be missing on this machine. The text remains.
     except (StoreError, IntegrityError, ShippingError) as error:
         return TrainingFailedError(
-            f"{failure.message}\n(the original exception cannot be loaded: {error.message})",
+            f"{failure.message}\nThe original exception cannot be loaded: {error.message}",
+            do=error.do,
             rank=failure.rank,
         )
     # Unpickling calls the user's __reduce__, which may return anything.
@@ -267,7 +272,7 @@ class Result:
         """
         text, location = os.fspath(path).rstrip("/"), None
         if storage_filesystem is None:
-            store = open_store(text)
+            store = open_store(text, setting="Result.from_path(path)")
         else:
             store = open_filesystem_store(storage_filesystem, text)
             location = StorageLocation(text, storage_filesystem)
@@ -290,12 +295,13 @@ class Result:
         """
         if mode not in ("max", "min"):
             raise ConfigError(
-                f"mode must be 'max' or 'min', not {mode!r}.",
+                f"get_best_checkpoint(mode={mode!r}): mode must be 'max' or 'min'.",
                 do="Pass mode='max' if higher values are better, mode='min' if lower values are.",
             )
+        where = f" in {self.path}" if self.path else ""
         if not self.best_checkpoints:
             raise ResultNotFoundError(
-                f"No checkpoint exists in this run, so none has the best {metric!r}.",
+                f"No checkpoint exists in the run{where}, so none has the best {metric!r}.",
                 do="Call report(metrics, checkpoint=...) in the training function.",
             )
         scored: list[tuple[Checkpoint, float]] = []
@@ -303,16 +309,17 @@ class Result:
             score = nested_metric(metrics, metric)
             if score is not None and not isinstance(score, (int, float)):
                 raise ConfigError(
-                    f"The metric {metric!r} of a checkpoint is {score!r}; only numbers can be "
-                    "compared.",
-                    do="Choose a metric with numeric values; 'a/b' selects a nested metric.",
+                    f"get_best_checkpoint(metric={metric!r}): the value in {each.path} is "
+                    f"{score!r}; only numbers can be compared.",
+                    do="Pass a metric with numeric values; 'a/b' selects a nested metric.",
                 )
             if score is not None:
                 scored.append((each, score))
         if not scored:
             known = sorted({key for _, metrics in self.best_checkpoints for key in metrics})
             raise ResultNotFoundError(
-                f"Invalid metric name {metric!r}: no checkpoint was reported with it.",
+                f"Invalid metric name {metric!r} in get_best_checkpoint(): no checkpoint of the "
+                f"run{where} was reported with it.",
                 do=f"Pass one of the reported metrics: {', '.join(known)}.",
             )
         # max() for both modes, so that NaN is the worst value in both.
@@ -397,8 +404,9 @@ def _read_view(store: Store) -> JournalView:
         view = Journal(store).catch_up()
     except JournalError as error:
         raise ResultNotFoundError(
-            f"Failed to restore the result from {store_path(store)}: {error}",
-            do="Pass the directory of a run that was written by this version of spotfit.",
+            f"Failed to restore the result from {store_path(store)}: the journal of the run cannot "
+            f"be read. {error.message}",
+            do=error.do,
         ) from error
     # Without reports there is no result, also if the run has finished.
     if not view.checkpoints and (view.fit_end is None or view.fit_end.metrics is None):

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 DEFAULT_STORAGE_PATH = "~/spotfit_results"
 _REMOVED_FIELDS = {
-    "sync_config": "files are uploaded directly to storage_path",
+    "sync_config": "remove it, files are uploaded directly to storage_path",
     "verbose": "use RunConfig(logging_config=LoggingConfig(log_level=...))",
     "stop": "return from the training function",
-    "progress_reporter": "fit() prints the progress; use a UserCallback to process reports",
-    "log_to_file": "output is always stored, see attach(url).logs()",
+    "progress_reporter": "remove it, fit() prints the progress; a UserCallback processes reports",
+    "log_to_file": "remove it, output is always stored; read it with attach(url).logs()",
 }
 _CONFIG_TYPES: tuple[tuple[str, type[Any]], ...] = (
     ("failure_config", FailureConfig),
@@ -121,7 +121,7 @@ def open_run_storage(run: RunConfig) -> Store:
     assert run.storage_path is not None
     if run.storage_filesystem is not None:
         return open_filesystem_store(run.storage_filesystem, run.storage_path)
-    return open_store(run.storage_path)
+    return open_store(run.storage_path, setting="RunConfig(storage_path=...)")
 
 
 def resolve_filesystem_location(run: RunConfig) -> StorageLocation | None:
@@ -172,14 +172,14 @@ def _check_callbacks(callbacks: Any) -> list[UserCallback]:
         raise ConfigError(
             f"RunConfig(callbacks={callbacks!r}): callbacks must be a list, not "
             f"{qualified_type_name(callbacks)}.",
-            do="Write callbacks=[...].",
+            do="Write callbacks=[MyCallback()].",
         )
     invalid = [each for each in callbacks if not isinstance(each, UserCallback)]
     if invalid:
         raise ConfigError(
             f"RunConfig(callbacks=...) contains {invalid[0]!r}, which is not an instance of "
             "spotfit.UserCallback.",
-            do="Derive its class from UserCallback, and pass an instance.",
+            do="Derive the class of the callback from UserCallback, and pass an instance.",
         )
     return list(callbacks)
 

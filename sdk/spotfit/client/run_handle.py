@@ -200,7 +200,10 @@ class RunHandle:
         else:
             self._poll_until_ended(timeout_s)
         if self._fit_end is None:
-            raise TimeoutError(f"The run {self.url} has not ended within {timeout_s} s.")
+            raise TimeoutError(
+                f"The run {self.url} has not ended within {timeout_s} s and continues. Call "
+                "result() again with a longer timeout_s to wait for it, or cancel() to end it."
+            )
         return self.final_result()
 
     def final_result(self) -> Result:
@@ -416,7 +419,7 @@ def open_ledger(url: str | Path) -> Ledger:
     `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
     """
     # The id is replaced below: it is read from the journal.
-    ledger = create_driver_ledger(open_store(url), RunId(""))
+    ledger = create_driver_ledger(open_store(url, setting="The URL of the run"), RunId(""))
     check_no_gaps(ledger.store)
     view = ledger.catch_up()
     if not isinstance(view, View):
@@ -480,8 +483,9 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
     handle = attach(url)
     if handle.headless_leader is None:
         raise ConfigError(
-            f"{handle.url} cannot be supervised: the run's key is not on this machine.",
-            do="Run the command where fit() was called, or set SPOTFIT_RUN_SECRET to the key.",
+            f"The run {handle.url} cannot be supervised: this computer has no key of the run.",
+            do="Run `spotfit sweep` on the computer where fit() was called, or set "
+            "SPOTFIT_RUN_SECRET to the run's key.",
         )
     # Bounded, unlike a driver: the next call of the cron job continues.
     view = sweep(handle.headless_leader, system.SystemClock(), duration_s=duration_s)

@@ -94,9 +94,9 @@ def export_checkpoint(url: str, name: str, path: Path, *, full_state: bool = Fal
     saved = open_committed_snapshot(store, checkpoint.name)
     if saved is None:
         raise ConfigError(
-            f"The checkpoint {checkpoint.name} contains files reported by the training function, "
-            "not a snapshot of a Checkpointer.",
-            do=f"Copy its files from {store.url}/{checkpoint.name}.",
+            f"The checkpoint {checkpoint.name} in {store.url} cannot be exported: it contains "
+            "files reported by the training function, not a snapshot of a Checkpointer.",
+            do=f"Copy the files from {store.url}/{checkpoint.name}.",
         )
     write_checkpoint_file(saved, path, full_state=full_state)
     return checkpoint.name
@@ -156,7 +156,7 @@ def remove_checkpoint(url: str, name: str) -> str:
         raise ConfigError(
             f"The run in {ledger.store.url} was started again, so {checkpoint.name} was not "
             "deleted.",
-            do="Wait for the end of the run, then delete it again.",
+            do=f"Wait for the end of the run, then delete {checkpoint.name} again.",
         )
     delete_checkpoint(ledger.store, checkpoint.name)
     return checkpoint.name
@@ -173,7 +173,8 @@ def _find_checkpoint(ledger: Ledger, name: str) -> CheckpointCommitted:
         f"The run in {ledger.store.url} has no checkpoint{f' {name}' if name else ''}.",
         do=f"Pass one of its checkpoints: {names}."
         if names
-        else "Check the URL of the run: none was saved, or all were deleted.",
+        else "Check the URL of the run. Checkpoints exist after the first report with checkpoint= "
+        "and until they are deleted.",
     )
 
 

@@ -113,7 +113,8 @@ class DataParallelTrainer:
         """
         if self.scaling_config.num_workers == 0:
             raise ConfigError(
-                "submit() is not supported with num_workers=0, which trains in this process.",
+                "submit() is not supported with ScalingConfig(num_workers=0), which trains in the "
+                "process that calls fit().",
                 do="Call fit(), or set num_workers to at least 1.",
             )
         request = self._build_request()
@@ -128,16 +129,16 @@ class DataParallelTrainer:
     def restore(cls, *_args: Any, **_kwargs: Any) -> Any:
         """Removed, as in Ray Train V2: `fit()` continues a run. Raises `DeprecationWarning`."""
         raise DeprecationWarning(
-            "restore() is no longer supported: fit() with the same name and storage_path continues "
-            "the run from its latest checkpoint."
+            "restore() is no longer supported. Instead, call fit() with the same name and "
+            "storage_path, which continues the run from its latest checkpoint."
         )
 
     @classmethod
     def can_restore(cls, *_args: Any, **_kwargs: Any) -> bool:
         """Removed, as in Ray Train V2: `fit()` continues a run. Raises `DeprecationWarning`."""
         raise DeprecationWarning(
-            "can_restore() is no longer supported: fit() with the same name and storage_path "
-            "continues the run if there is one."
+            "can_restore() is no longer supported. Instead, call fit() with the same name and "
+            "storage_path, which continues the run if there is one."
         )
 
     def _build_request(self) -> FitRequest:
@@ -165,7 +166,8 @@ class DataParallelTrainer:
 def _check_datasets(datasets: Any, scaling: ScalingConfig) -> None:
     if datasets and not isinstance(datasets, dict):
         raise ConfigError(
-            f"datasets must be a dictionary by name, not {qualified_type_name(datasets)}.",
+            f"The trainer's datasets= must be a dictionary by name, not "
+            f"{qualified_type_name(datasets)}.",
             do="Write datasets={'train': ...}.",
         )
     if datasets and scaling.num_workers != 0:

@@ -307,6 +307,6 @@ def _extract_member(
 def _untrusted_archive_error(sha256: str, reason: str) -> IntegrityError:
     return IntegrityError(
         f"The code archive {sha256[:12]}… was not unpacked: {reason}.",
-        do="Check which accounts may write to the bucket, then start the run again.",
+        do="Check which accounts may write to the storage of the run, then start the run again.",
         sha256=sha256,
     )

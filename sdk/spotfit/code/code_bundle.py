@@ -34,6 +34,7 @@ from spotfit.core.errors import (
     ShippingError,
     TransientStoreError,
 )
+from spotfit.host import machine
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.transfer import download_bytes
@@ -125,8 +126,9 @@ class CodeBundlePayload(msgspec.Struct, frozen=True):
             return msgspec.msgpack.decode(body, type=cls)
         except msgspec.DecodeError as error:
             raise ShippingError(
-                f"The code bundle was packed by another version of spotfit: {error}",
-                do="Install the same version of spotfit here and where fit() is called.",
+                "The code bundle was packed by another version of spotfit than the machine "
+                f"{machine.hostname()} has: {error}",
+                do="Install the same version of spotfit on the machines and where fit() is called.",
             ) from error
 
     def load_function(self) -> LoadedFunction:
@@ -223,7 +225,8 @@ def fetch_code_bundle(code_bundle: CodeBundleRef, *, store: Store) -> bytes:
         raise IntegrityError(
             f"The code bundle of {code_bundle.function_name} failed its integrity check: it was "
             "modified after the upload.",
-            do="Check which accounts may write to the bucket, then start the run again.",
+            do="Check which accounts may write to the storage of the run, then start the run "
+            "again.",
         )
     return envelope
 

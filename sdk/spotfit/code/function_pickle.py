@@ -44,6 +44,7 @@ import cloudpickle
 from spotfit.code.fingerprint import fingerprint_definition
 from spotfit.core.errors import ConfigError, ConfigTypeError, ShippingError
 from spotfit.core.units import format_bytes
+from spotfit.host import machine
 from spotfit.policy.retry_budget import diagnose_setup_failure, is_permanent_error
 from spotfit.protocol.worker_agent import WorkerRaised
 from spotfit.security.run_key import RunKey
@@ -382,7 +383,8 @@ def unpickle(body: bytes, *, description: str) -> Any:
     except ModuleNotFoundError as missing:
         top = _top_level_name(missing.name or "")
         raise ShippingError(
-            f"The {description} could not be loaded here: the module {missing.name!r} is missing.",
+            f"The {description} could not be loaded on the machine {machine.hostname()}: the "
+            f"module {missing.name!r} is missing.",
             do=f"If {top!r} is a package, add it to worker_runtime_env={{'pip': [...]}} or to the "
             "machines' image; if it is part of your project, pass worker_runtime_env="
             "{'working_dir': ...} or {'py_modules': [...]}.",
@@ -390,9 +392,10 @@ def unpickle(body: bytes, *, description: str) -> Any:
         ) from missing
     except Exception as error:
         raise ShippingError(
-            f"The {description} could not be loaded here: {type(error).__name__}: {error}",
-            do="Compare the package versions here and where fit() was called. If an object needs a "
-            "device that is missing here, move its tensors to the CPU before fit().",
+            f"The {description} could not be loaded on the machine {machine.hostname()}: "
+            f"{type(error).__name__}: {error}",
+            do="Compare the package versions on that machine and where the object was pickled. If "
+            "an object needs a device that the machine lacks, move its tensors to the CPU first.",
             retryable=not isinstance(error, _DETERMINISTIC_ERRORS),
         ) from error
 

@@ -74,10 +74,14 @@ class RuntimeEnv(msgspec.Struct, frozen=True):
             remedy = (
                 "List files to exclude from working_dir in a .spotfitignore."
                 if key == "excludes"  # Ray's name for the same purpose
-                else "Correct or remove the key."
+                else f"Correct or remove the key {key!r}."
             )
             hint = did_you_mean(str(key), _PARSERS)
-            errors.add(ConfigError(f"worker_runtime_env has no key {key!r}. {hint}", do=remedy))
+            errors.add(
+                ConfigError(
+                    f"RunConfig(worker_runtime_env=...) has no key {key!r}. {hint}", do=remedy
+                )
+            )
         errors.raise_all()
         return cls(**fields)
 
@@ -163,7 +167,7 @@ def _parse_py_module(value: Any) -> CodeSource:
             raise ConfigError(
                 f"worker_runtime_env={{'py_modules': ...}}: the module {value.__name__!r} has no "
                 "files: it is built in, or was created at run time.",
-                do="Remove it from py_modules.",
+                do=f"Remove {value.__name__!r} from py_modules.",
             )
         code: CodeSource = Path(path)
     else:
@@ -275,7 +279,8 @@ def _parse_each(values: Iterable[Any], parse: Callable[[Any], Any]) -> tuple[Any
 
 def _wrong_type_error(what: str, value: Any, expected: str) -> ConfigError:
     return ConfigError(
-        f"worker_runtime_env: {what} must be {expected}, not {value!r}.", do=f"Pass {expected}."
+        f"RunConfig(worker_runtime_env=...): {what} must be {expected}, not {value!r}.",
+        do=f"Pass {expected}.",
     )
 
 
@@ -285,7 +290,8 @@ def _missing_path_error(what: str, path: Path, kind: str) -> ConfigError:
     except FileNotFoundError:
         cwd = "a working directory that was removed"
     return ConfigError(
-        f"worker_runtime_env: {what}: the {kind} {str(path)!r} does not exist (relative to {cwd}).",
+        f"RunConfig(worker_runtime_env=...): {what}: the {kind} {str(path)!r} does not exist "
+        f"(relative to {cwd}).",
         do="Correct the path, or pass an absolute path.",
     )
 

@@ -32,6 +32,7 @@ def parse_name(text: str, *, what: str) -> str:
             f"{what} {text!r} is not a valid directory name: it needs 1 to 128 letters, digits "
             "or ._=+@- and must start with a letter or digit, without '..', '/' or surrounding "
             "spaces.",
-            do="Choose a plain name; put parent directories into storage_path.",
+            do="Choose a plain name such as 'experiment-1'. Parent directories of a run are part "
+            "of storage_path.",
         )
     return text

@@ -113,7 +113,7 @@ LOG_LEVELS = {
 """Level names and numbers of the `logging` module, which `core` does not import."""
 
 
-def parse_log_level(name: Any) -> str:
+def parse_log_level(name: Any, *, owner: str = "") -> str:
     """Return the level name in upper case, such as "INFO" for "info".
 
     For `LoggingConfig` and SPOTFIT_LOG_LEVEL. Raises `ConfigError` for an unknown name and for a
@@ -121,5 +121,8 @@ def parse_log_level(name: Any) -> str:
     """
     level = name.upper() if isinstance(name, str) else repr(name)
     if level not in LOG_LEVELS:
-        raise ConfigError(f"Invalid log_level {name!r}.", do=did_you_mean(level, LOG_LEVELS))
+        setting = f" in {owner}" if owner else ""
+        raise ConfigError(
+            f"Invalid log_level {name!r}{setting}.", do=did_you_mean(level, LOG_LEVELS)
+        )
     return level

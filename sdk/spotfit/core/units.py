@@ -10,7 +10,7 @@ _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0,
 _AMOUNT_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_seconds(text: str | float) -> float:
+def parse_seconds(text: str | float, *, setting: str = "") -> float:
     """Return a duration in seconds: 90.0 for "90s", 5400.0 for "1.5h".
 
     The units are ms, s, m or min, h and d; without a unit, and for numbers, seconds. Raises
@@ -23,7 +23,8 @@ def parse_seconds(text: str | float) -> float:
         return float(match[1]) * _SECONDS_PER_UNIT[match[2] or "s"]
     known = ", ".join(_SECONDS_PER_UNIT)
     raise ConfigError(
-        f"{text!r} is not a valid duration.", do=f"Write a number and one of the units {known}."
+        f"{setting or repr(text)} is not a valid duration.",
+        do=f"Write a number and one of the units {known}, for example '90s'.",
     )
 
 

@@ -78,9 +78,9 @@ def cuda_visible_devices(gpus: Sequence[str], node_visible_devices: str | None) 
     for gpu, number in zip(gpus, numbers, strict=True):
         if number >= len(entries) or not entries[number]:
             raise ConfigError(
-                f"CUDA_VISIBLE_DEVICES={node_visible_devices} hides {gpu}, which this node offers "
+                f"CUDA_VISIBLE_DEVICES={node_visible_devices} hides {gpu}, which the node offers "
                 "to its workers.",
-                do="Unset CUDA_VISIBLE_DEVICES; spotfit sets it per worker.",
+                do="Unset CUDA_VISIBLE_DEVICES on the machines; spotfit sets it for each worker.",
             )
     return {CUDA_VISIBLE_DEVICES: ",".join(entries[number] for number in numbers)}
 

@@ -193,7 +193,7 @@ def read(env_var: EnvVar[Value], environment: Mapping[str, str] | None = None) -
     try:
         return env_var.parse(text)
     except (ConfigError, ValueError) as error:
-        remedy = error.do if isinstance(error, ConfigError) else "Correct the variable."
+        remedy = error.do if isinstance(error, ConfigError) else "Correct the value."
         raise ConfigError(
             f"The environment variable {name} ({env_var.description}) is invalid: {error.args[0]}",
             do=f"{remedy} Or unset it to use the default {env_var.default!r}.",

@@ -33,7 +33,8 @@ def load(group: str, name: str, *, entry_points: Iterable[EntryPoint] | None = N
         suggestion = did_you_mean(name, (point.name for point in offers))
         raise ConfigError(
             f"There is no {kind} {name!r}. {suggestion}".rstrip(),
-            do=f"Fix the name, or install the package that provides the {group!r} entry point.",
+            do="Correct the name in the call, SPOTFIT_PROVISIONER or spotfit.toml, "
+            f"or install the package that provides it as an entry point in {group!r}.",
         )
     # An arbitrary choice would change with the order of sys.path.
     if len(candidates) > 1:
@@ -71,7 +72,7 @@ def _load_entry_point(point: EntryPoint) -> Any:
         raise ConfigError(
             f"The plugin {point.name!r} ({point.value}) cannot be loaded: "
             f"{type(error).__name__}: {error}",
-            do="Fix or update the package that provides it.",
+            do=f"Update or reinstall the package that provides {point.value}.",
         ) from error
 
 
@@ -96,6 +97,6 @@ def missing_extra_error(missing: ImportError, *, feature: str, extra: str) -> Mi
     package = f"the package {missing.name!r}" if missing.name else "a package"
     return MissingExtraError(
         f"{feature} needs {package}, which is not installed: {missing}",
-        do=f"pip install 'spotfit[{extra}]'",
+        do=f"Run `pip install 'spotfit[{extra}]'`.",
         module=missing.name,
     )

@@ -210,7 +210,7 @@ class Journal:
         with self._lock:
             if slot != self.view.next_slot:
                 return self.view
-            entry = _decode_entry(slot, body)
+            entry = _decode_entry(slot, body, self._store.url)
             if self.view.run_id not in (None, entry.run_id):
                 raise JournalError(
                     f"Journal entry {slot} in {self._store.url} belongs to run {entry.run_id}, not "
@@ -254,12 +254,12 @@ def check_no_gaps(store: Store) -> None:
             )
 
 
-def _decode_entry(slot: int, body: bytes) -> JournalEntry:
+def _decode_entry(slot: int, body: bytes, url: str) -> JournalEntry:
     try:
         return _entry_decoder.decode(body)
     except DECODE_ERRORS as error:
         raise JournalError(
-            f"Journal entry {slot} cannot be decoded: {error}.",
-            do="It is corrupt, or was written by another version of spotfit: use the version that "
-            f"wrote it. {_REMEDY}",
+            f"Journal entry {slot} in {url} cannot be decoded by the installed version of spotfit: "
+            f"{error}.",
+            do=f"If another version of spotfit wrote the run, install it. {_REMEDY}",
         ) from error

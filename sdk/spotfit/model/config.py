@@ -73,7 +73,8 @@ class ScalingConfig:
                 ConfigError(
                     f"ScalingConfig(placement_strategy={self.placement_strategy!r}) is not a "
                     "valid strategy.",
-                    do=did_you_mean(str(self.placement_strategy), _STRATEGIES),
+                    do=f"{did_you_mean(str(self.placement_strategy), _STRATEGIES)} 'PACK' is the "
+                    "default.",
                 )
             )
         # The checks below compute with the counts and amounts; on invalid ones they would raise
@@ -192,12 +193,13 @@ class ScalingConfig:
         if self.use_gpu and self.use_tpu:
             raise ConfigError(
                 "Cannot specify both use_gpu and use_tpu: ScalingConfig sets both to True.",
-                do="Remove use_gpu=True or use_tpu=True.",
+                do="Keep the argument of the accelerator that the machines have, and remove the "
+                "other.",
             )
         for name, used in (("GPU", self.use_gpu), ("TPU", self.use_tpu)):
             if explicit.get(name) and not used:
                 raise ConfigError(
-                    f"`use_{name.lower()}` is False but `{name}` was found in "
+                    f"ScalingConfig: `use_{name.lower()}` is False but `{name}` was found in "
                     "resources_per_worker.",
                     do=f"Set use_{name.lower()}=True, or remove {name} from resources_per_worker.",
                 )
@@ -218,8 +220,8 @@ class ScalingConfig:
         chips, chips_per_worker = _chips(self.topology), self.num_tpus_per_worker
         if chips % chips_per_worker:
             raise ConfigError(
-                f"The {chips} chips of topology {self.topology} cannot be divided among workers "
-                f"with {chips_per_worker:g} TPU each.",
+                f"ScalingConfig: the {chips} chips of topology {self.topology} cannot be divided "
+                f"among workers with {chips_per_worker:g} TPU each.",
                 do=f"Remove TPU from resources_per_worker, or set it to a divisor of {chips}.",
             )
         workers = int(chips // chips_per_worker)
@@ -267,7 +269,8 @@ class CheckpointConfig:
                 ConfigError(
                     f"CheckpointConfig(num_to_keep={self.num_to_keep}): num_to_keep must be None "
                     "or at least 1.",
-                    do="Use None to keep all checkpoints; the latest one is always kept.",
+                    do="Write the number of checkpoints to keep, for example num_to_keep=2, or "
+                    "None to keep all.",
                 )
             )
         if self.checkpoint_score_order not in ("max", "min"):
@@ -339,7 +342,7 @@ class LoggingConfig:
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
-        self.log_level = parse_log_level(self.log_level)
+        self.log_level = parse_log_level(self.log_level, owner="LoggingConfig(log_level=...)")
 
 
 @dataclass
@@ -361,21 +364,23 @@ def _check_worker_count(count: Any) -> Any:
         low = high = count
     else:
         raise ConfigError(
-            f"num_workers must be an int or a tuple of two ints, not {count!r}.",
+            f"ScalingConfig(num_workers={count!r}) must be an int or a tuple of two ints.",
             do="Write num_workers=4, or num_workers=(2, 8) for an elastic group.",
         )
     if low < 0:
         raise ConfigError(
-            f"num_workers cannot be negative: {count}.", do="num_workers=0 trains in this process."
+            f"ScalingConfig(num_workers={count}) cannot be negative.",
+            do="Write the number of workers, for example num_workers=4; num_workers=0 trains in "
+            "the process that calls fit().",
         )
     if isinstance(count, tuple) and low < 1:
         raise ConfigError(
-            f"num_workers={count}: min workers must be >= 1.",
+            f"ScalingConfig(num_workers={count}): min workers must be >= 1.",
             do=f"Write num_workers=(1, {max(1, high)}).",
         )
     if low > high:
         raise ConfigError(
-            f"num_workers={count}: min_workers must be <= max_workers.",
+            f"ScalingConfig(num_workers={count}): min_workers must be <= max_workers.",
             do=f"Write num_workers=({high}, {low}).",
         )
     return count
@@ -386,16 +391,17 @@ def _check_resource_amounts(resources: Any) -> Any:
         return {}
     if not isinstance(resources, dict):
         raise ConfigError(
-            f"resources_per_worker must be a dictionary, not {resources!r}.",
-            do="Write {'CPU': 2, 'GPU': 1}.",
+            f"ScalingConfig(resources_per_worker={resources!r}) must be a dictionary.",
+            do="Write resources_per_worker={'CPU': 2, 'GPU': 1}.",
         )
     errors = ErrorCollector()
     for name, amount in resources.items():
         if not _is_number(amount, minimum=0):
             errors.add(
                 ConfigError(
-                    f"resources_per_worker[{name!r}] must be a number >= 0, not {amount!r}.",
-                    do="Set it to the amount that one worker needs.",
+                    f"ScalingConfig(resources_per_worker={{{name!r}: {amount!r}}}): the amount "
+                    "must be a number >= 0.",
+                    do=f"Write the amount of {name} that one worker needs: {{{name!r}: 1}}.",
                 )
             )
     errors.raise_all()
@@ -406,7 +412,8 @@ def _chips(topology: str) -> int:
     sides = topology.lower().split("x")
     if not all(side.isdigit() and int(side) > 0 for side in sides):
         raise ConfigError(
-            f"topology={topology!r} is not a valid topology.", do="Write '4x4' or '2x2x2'."
+            f"ScalingConfig(topology={topology!r}) is not a valid topology.",
+            do="Write '4x4' or '2x2x2'.",
         )
     return math.prod(int(side) for side in sides)
 
@@ -450,7 +457,8 @@ class DataConfig:
     ) -> None:
         if datasets_to_split != "all" and not isinstance(datasets_to_split, list):
             raise ConfigTypeError(
-                f"datasets_to_split must be 'all' or a list of names, not {datasets_to_split!r}.",
+                f"DataConfig(datasets_to_split={datasets_to_split!r}) must be 'all' or a list of "
+                "names.",
                 do="Write datasets_to_split=['train'].",
             )
         self.datasets_to_split = datasets_to_split

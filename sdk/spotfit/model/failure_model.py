@@ -31,6 +31,10 @@ DEFAULT_MAX_OVERHEAD = 0.035
 AGE_BUCKET_EDGES_S = (600.0, 1800.0, 7200.0, 28800.0)
 
 _KEYWORDS = ("auto", "epoch", "at_notice")
+_EVERY_REMEDY = (
+    'Write steps (every=500), a duration ("10m"), "auto", "epoch", or "at_notice" to save only '
+    "after a preemption notice."
+)
 _STEPS = re.compile(r"\s*(\d+)\s*steps?\s*")
 _ZERO_COUNTS = (0,) * (len(AGE_BUCKET_EDGES_S) + 1)
 _ZERO_SECONDS = (0.0,) * (len(AGE_BUCKET_EDGES_S) + 1)
@@ -156,8 +160,9 @@ def parse_save_trigger(every: Any, *, max_overhead: Any = DEFAULT_MAX_OVERHEAD) 
     if not isinstance(max_overhead, int | float) or not 0 < max_overhead < 1:
         errors.add(
             ConfigError(
-                f"max_overhead must be between 0 and 1, not {max_overhead!r}.",
-                do="max_overhead=0.035 limits saves to 3.5 % of the training time.",
+                f"Checkpointer(max_overhead={max_overhead!r}) must be between 0 and 1.",
+                do="Write the fraction of the training time that saves may take: "
+                "max_overhead=0.035 for 3.5 %.",
             )
         )
     errors.raise_all()
@@ -172,8 +177,9 @@ def _parse_condition(condition: Any) -> dict[str, Any]:
     # bool is a subclass of int: every=True would otherwise mean "every step".
     if isinstance(condition, bool) or not isinstance(condition, str | int):
         raise ConfigTypeError(
-            f"every={condition!r} must be an int or a str, not {type(condition).__name__}.",
-            do='Use a number of steps (500), or "auto", "10m", "epoch" or "at_notice".',
+            f"Checkpointer(every={condition!r}) must be an int or a str, not "
+            f"{type(condition).__name__}.",
+            do=_EVERY_REMEDY,
         )
     # A bare number means steps; a duration always has a unit (`_parse_duration`).
     if isinstance(condition, int):
@@ -189,8 +195,8 @@ def _parse_condition(condition: Any) -> dict[str, Any]:
 def _parse_steps(steps: int) -> dict[str, Any]:
     if steps < 1:
         raise ConfigError(
-            f"every={steps} steps: the interval must be >= 1 step.",
-            do='Use "at_notice" to save only after a preemption notice.',
+            f"Checkpointer(every={steps}): the number of steps must be >= 1.",
+            do=_EVERY_REMEDY,
         )
     return {"every_steps": steps}
 
@@ -198,17 +204,19 @@ def _parse_steps(steps: int) -> dict[str, Any]:
 def _parse_duration(text: str) -> dict[str, Any]:
     if not text.strip()[:1].isdigit():
         raise ConfigError(
-            f"every={text!r} is not a duration.",
-            do=f'{did_you_mean(text.strip(), _KEYWORDS)} Or use a duration ("10m") or steps (500).',
+            f"Checkpointer(every={text!r}) is not a duration.",
+            do=f"{did_you_mean(text.strip(), _KEYWORDS)} {_EVERY_REMEDY}",
         )
     if text.strip().replace(".", "", 1).isdigit():
         raise ConfigError(
-            f"every={text!r} has no unit.",
+            f"Checkpointer(every={text!r}) has no unit.",
             do=f'Write "{text.strip()}s" for seconds, or {text.strip()} without quotes for steps.',
         )
-    every_s = parse_seconds(text)
+    every_s = parse_seconds(text, setting=f"Checkpointer(every={text!r})")
     if every_s <= 0:
-        raise ConfigError(f"every={text!r}: the duration must be > 0.", do='Use "10m" or "auto".')
+        raise ConfigError(
+            f"Checkpointer(every={text!r}): the duration must be > 0.", do=_EVERY_REMEDY
+        )
     return {"every_s": every_s}
 
 
@@ -220,8 +228,8 @@ def _check_combination(
     if isinstance(every, list | tuple) and not every:
         errors.add(
             ConfigError(
-                f"every={every!r} is empty: no condition for a save is set.",
-                do='Use "at_notice" to save only after a notice.',
+                f"Checkpointer(every={every!r}) is empty: no condition for a save is set.",
+                do=_EVERY_REMEDY,
             )
         )
     names = [name for part in conditions for name in part]
@@ -230,14 +238,14 @@ def _check_combination(
         descriptions = ", ".join(_FIELD_DESCRIPTIONS[name] for name in duplicates)
         errors.add(
             ConfigError(
-                f"every={every!r} contains {descriptions} more than once.",
-                do="Remove the duplicates.",
+                f"Checkpointer(every={every!r}) contains {descriptions} more than once.",
+                do="Write each kind of condition once.",
             )
         )
     if "auto" in names and {"every_s", "every_steps"} & {*names}:
         errors.add(
             ConfigError(
-                f'every={every!r}: "auto" chooses the interval itself.',
+                f'Checkpointer(every={every!r}): "auto" chooses the interval itself.',
                 do='Remove "auto" or the interval; "auto" can be combined with "epoch".',
             )
         )

@@ -46,8 +46,9 @@ class ValidationTaskConfig:
             self.fn_kwargs = {}
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise InvalidTimeoutError(
-                f"timeout_s should be None or greater than zero, not {self.timeout_s!r}.",
-                do="Use None for no time limit.",
+                f"ValidationTaskConfig(timeout_s={self.timeout_s!r}): timeout_s should be None or "
+                "greater than zero.",
+                do="Write the seconds that one validation may take, or None for no time limit.",
             )
 
 

@@ -143,7 +143,7 @@ def _parse_number(environment: Mapping[str, str], name: str) -> int:
         raise ConfigError(
             f"The agent cannot start: the environment variable {name}={text!r} must be a "
             "non-negative integer.",
-            do="Do not set it by hand: a provisioner sets it on the machines it starts.",
+            do=f"Do not set {name} by hand: a provisioner sets it on the machines it starts.",
         )
     return int(text)
 

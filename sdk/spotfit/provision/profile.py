@@ -57,7 +57,13 @@ def parse_options(options_class: type[OptionsT], values_by_name: Mapping[str, An
             values[name] = errors.check(parse)
         else:
             text = f"{options_class.__name__} has no option {name!r}. {did_you_mean(name, known)}"
-            errors.add(ConfigError(text.rstrip(), do="Correct or remove the option."))
+            errors.add(
+                ConfigError(
+                    text.rstrip(),
+                    do=f"Correct or remove the option {name!r} in the call, the environment, or "
+                    "spotfit.toml.",
+                )
+            )
     errors.raise_all()
     return options_class(**values)
 
@@ -177,7 +183,8 @@ def options_from_profile(name: str) -> dict[str, Any]:
     table = _merge_config_files().get(name, {})
     if not isinstance(table, Mapping):
         raise ConfigError(
-            f"{name} = {table!r} in spotfit.toml is not a table of options.",
+            f"{name} = {table!r} in the configuration file (spotfit.toml) is not a table of "
+            "options.",
             do=f"Write the options under [{name}].",
         )
     return dict(table)
@@ -195,7 +202,8 @@ def _merge_config_files() -> dict[str, Any]:
         return merged
     if profile not in profiles:
         raise ConfigError(
-            f"There is no profile {profile!r}. {did_you_mean(profile, profiles)}".rstrip(),
+            f"SPOTFIT_PROFILE={profile}: spotfit.toml has no such profile. "
+            f"{did_you_mean(profile, profiles)}".rstrip(),
             do=f"Correct SPOTFIT_PROFILE, or add [{_PROFILES_TABLE}.{profile}] to spotfit.toml.",
         )
     _merge_tables(merged, profiles[profile])
@@ -209,8 +217,8 @@ def _find_config_files() -> list[Path]:
     if config_file:
         if not Path(config_file).is_file():
             raise ConfigError(
-                f"SPOTFIT_CONFIG={config_file}: the file does not exist.",
-                do="Correct or unset SPOTFIT_CONFIG.",
+                f"The environment variable SPOTFIT_CONFIG={config_file}: the file does not exist.",
+                do="Set SPOTFIT_CONFIG to the path of a file, or unset it.",
             )
         return [Path(config_file)]
     for folder in (cwd := Path.cwd(), *cwd.parents):
@@ -228,7 +236,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(
             f"The configuration file {path} cannot be read: {error}.",
-            do="Correct the TOML in the file, or remove it.",
+            do=f"Correct the file {path.name}, or remove it.",
         ) from error
 
 

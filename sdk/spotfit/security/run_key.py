@@ -34,7 +34,8 @@ from cryptography.x509.oid import NameOID
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.core.ids import RunId
 
-_MAGIC = b"spotfit envelope 2\n"
+_MAGIC_OF_ALL_VERSIONS = b"spotfit envelope "
+_MAGIC = _MAGIC_OF_ALL_VERSIONS + b"2\n"
 _DIGEST = hashlib.sha256
 _SECRET_BYTES = 32
 _NONCE_BYTES = 12  # of AES-GCM (NIST SP 800-38D)
@@ -53,7 +54,7 @@ class RunKey:
     def __post_init__(self) -> None:
         if len(self._secret) != _SECRET_BYTES:
             raise ConfigError(
-                f"The run key has {len(self._secret)} bytes; it must have {_SECRET_BYTES}.",
+                f"The key of the run has {len(self._secret)} bytes; it must have {_SECRET_BYTES}.",
                 do="Use the key that fit() created for the run, and check SPOTFIT_RUN_SECRET.",
             )
 
@@ -109,10 +110,16 @@ class RunKey:
         sealed in another run, for another purpose or by an incompatible version.
         """
         if len(envelope) < _HEADER_BYTES + _TAG_BYTES or not envelope.startswith(_MAGIC):
+            if _MAGIC.startswith(envelope[: len(_MAGIC)]):
+                problem = "it is truncated"
+            elif envelope.startswith(_MAGIC_OF_ALL_VERSIONS):
+                problem = "it was sealed by another version of spotfit"
+            else:
+                problem = "it was not sealed by spotfit"
             raise IntegrityError(
-                f"This is not a sealed {purpose}: it is truncated, was not sealed, or was sealed "
-                "by another version of spotfit.",
-                do="Check who else can write to the bucket, then start the run again.",
+                f"The sealed {purpose} cannot be opened: {problem}.",
+                do="Use one version of spotfit on all machines of the run. Check who else can "
+                "write to the storage of the run, then start the run again.",
                 purpose=purpose,
             )
         nonce, body = envelope[len(_MAGIC) : _HEADER_BYTES], envelope[_HEADER_BYTES:]
@@ -120,9 +127,9 @@ class RunKey:
             return self._cipher(purpose).decrypt(nonce, body, self._associated_data(purpose))
         except InvalidTag:
             raise IntegrityError(
-                f"The sealed {purpose} was modified, or sealed with the key of another run. "
-                "It was not loaded.",
-                do="Check who else can write to the bucket, then start the run again.",
+                f"The sealed {purpose} was not loaded: it was modified, or sealed with the key of "
+                "another run.",
+                do="Check who else can write to the storage of the run, then start the run again.",
                 purpose=purpose,
             ) from None
 

@@ -6,6 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+# Remedies of the errors that all stores raise.
+ALREADY_EXISTS_REMEDY = (
+    "Choose another name or path. If nothing needs the existing object, delete it and try again."
+)
+NOT_FOUND_REMEDY = (
+    "Check the address and the name: the object was deleted, or was never written there."
+)
+PERMISSION_REMEDY = (
+    "Permit these credentials to read, write, list and delete objects at that address, or use "
+    "other credentials."
+)
+TRANSIENT_REMEDY = (
+    "Try again. If it fails again, check the network of the machine and the status of the storage "
+    "service."
+)
+
 
 class ObjectInfo(NamedTuple):
     """An object in a listing. `key` is relative to the root of the store that was listed."""

@@ -215,8 +215,9 @@ def _reload_library() -> None:
     found = PathFinder.find_spec(_LIBRARY, folders)
     if found is None or found.origin is None:
         raise StoreError(
-            f"The module {_LIBRARY} was not found: obstore is not installed completely.",
-            do="Reinstall it: pip install --force-reinstall obstore",
+            f"The module {_LIBRARY} was not found: the package obstore is not installed "
+            "completely.",
+            do="Run `pip install --force-reinstall obstore`.",
         )
     with _copy_to_memfd(Path(found.origin)) as copy:
         finder = _SingleFileFinder(copy)
@@ -235,7 +236,7 @@ def _copy_to_memfd(library: Path) -> Iterator[str]:
         raise StoreError(
             "This process was forked from one that had used a bucket, which this operating system "
             "does not support (no memfd_create).",
-            do="Start processes by 'spawn' or 'forkserver'.",
+            do="Start processes with multiprocessing.set_start_method('spawn') or 'forkserver'.",
         )
     with os.fdopen(os.memfd_create("obstore"), "wb") as copy, library.open("rb") as original:
         shutil.copyfileobj(original, copy, _COPY_CHUNK_BYTES)

@@ -38,6 +38,7 @@ def open_store(
     retry_policy: RetryPolicy | None = None,
     *,
     credentials: StorageCredentials | None = None,
+    setting: str = "The storage address",
 ) -> Store:
     """Return the store at that address, for example `"s3://bucket/prefix"` or a local path.
 
@@ -46,7 +47,7 @@ def open_store(
     of this machine's environment (None). Directories and `memory://` ignore both. Raises
     `ConfigError` for an invalid address.
     """
-    root = url if isinstance(url, RootUrl) else RootUrl.parse(url)
+    root = url if isinstance(url, RootUrl) else RootUrl.parse(url, setting=setting)
     match root.scheme:
         case "file":
             from spotfit.store.local import LocalStore

@@ -25,7 +25,14 @@ from spotfit.core.errors import (
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.store.api import ObjectInfo, Store
+from spotfit.store.api import (
+    ALREADY_EXISTS_REMEDY,
+    NOT_FOUND_REMEDY,
+    PERMISSION_REMEDY,
+    TRANSIENT_REMEDY,
+    ObjectInfo,
+    Store,
+)
 from spotfit.store.factory import open_store
 from spotfit.store.filesystem_bucket import qualified_class_names, resolve_bucket
 from spotfit.store.local import atomic_write
@@ -59,9 +66,9 @@ def open_filesystem_store(filesystem: Any, path: str) -> Store:
             return open_store(Path(filesystem._strip_protocol(path)))  # noqa: SLF001 - its own parser
         return FsspecStore(filesystem, filesystem._strip_protocol(path))  # noqa: SLF001
     raise ConfigError(
-        f"storage_filesystem is a {type(filesystem).__name__}, not a file system of pyarrow or "
-        "fsspec.",
-        do="Pass a pyarrow.fs.FileSystem or an fsspec file system, or storage_path alone.",
+        f"The file system (storage_filesystem= of RunConfig, filesystem= of Checkpoint) is a "
+        f"{type(filesystem).__name__}, not a file system of pyarrow or fsspec.",
+        do="Pass a pyarrow.fs.FileSystem or an fsspec file system, or only a path or URL.",
     )
 
 
@@ -295,20 +302,20 @@ def _translate_errors(store: Store, key: str) -> Iterator[None]:
         # Both libraries raise the subclasses of OSError that the errors of a bucket correspond to.
         match error:
             case FileExistsError():
-                raise AlreadyExistsError(f"{what} already exists.") from error
+                raise AlreadyExistsError(
+                    f"{what} already exists.", do=ALREADY_EXISTS_REMEDY
+                ) from error
             case FileNotFoundError() | IsADirectoryError() | NotADirectoryError():
-                raise NotFoundError(f"{what} does not exist.") from error
+                raise NotFoundError(f"{what} does not exist.", do=NOT_FOUND_REMEDY) from error
             case PermissionError():
                 raise StorePermissionError(
                     f"The credentials of the file system do not permit this operation on {what}.",
-                    do="Grant them permission to read, write, list and delete there, or use "
-                    "others.",
+                    do=PERMISSION_REMEDY,
                 ) from error
             case ConnectionError() | TimeoutError():
                 raise TransientStoreError(
-                    f"A request for {what} failed: {error}",
-                    do="Try again. If it fails again, check the network and the status of the "
-                    "storage service.",
+                    f"A request to the storage for {what} failed: {error}",
+                    do=TRANSIENT_REMEDY,
                 ) from error
             case _:
                 raise StoreError(

@@ -182,13 +182,17 @@ _RESOLVERS: Mapping[str, Callable[[Any, str], tuple[RootUrl, StorageCredentials]
 def _split_bucket_path(path: str) -> tuple[str, str]:
     if "://" in path:
         raise ConfigError(
-            f"storage_path={path!r} has a scheme, but storage_filesystem already selects the "
-            "storage.",
-            do="Pass the path within the file system: 'bucket/folder'.",
+            f"The path {path!r} has a scheme, but the file system that was passed with it already "
+            "selects the storage.",
+            do="Pass the path within the file system: 'bucket/folder' as storage_path or as the "
+            "path of a Checkpoint.",
         )
     bucket, _, prefix = path.strip("/").partition("/")
     if not bucket:
-        raise ConfigError(f"storage_path={path!r} has no bucket.", do="Write 'bucket/folder'.")
+        raise ConfigError(
+            f"The path {path!r} in the file system has no bucket.",
+            do="Write 'bucket/folder' as storage_path or as the path of a Checkpoint.",
+        )
     return bucket, validate_key(prefix) if prefix else ""
 
 

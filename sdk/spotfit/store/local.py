@@ -28,7 +28,7 @@ from spotfit.core.errors import (
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.store.api import ObjectInfo, Store
+from spotfit.store.api import ALREADY_EXISTS_REMEDY, NOT_FOUND_REMEDY, ObjectInfo, Store
 from spotfit.store.url import PARTIAL_FILE_PREFIX, RootUrl, validate_key
 
 _NO_HARD_LINK_ERRNOS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
@@ -97,7 +97,7 @@ class LocalStore:
                 raise AtomicCreateUnsupportedError(
                     f"The file system of {file.parent} does not support hard links, which are "
                     "needed to create files atomically.",
-                    do="Store the run on another file system, or in a bucket.",
+                    do="Set storage_path to a file system with hard links, or to a bucket.",
                 ) from error
             finally:
                 part.unlink(missing_ok=True)
@@ -199,19 +199,19 @@ def _to_store_error(error: OSError, what: str, *, is_read: bool) -> StoreError:
     operation = "read" if is_read else "write"
     # NotFoundError only for reads: a write that misses its directory has failed otherwise.
     if isinstance(error, FileExistsError):
-        return AlreadyExistsError(f"{what} already exists.")
+        return AlreadyExistsError(f"{what} already exists.", do=ALREADY_EXISTS_REMEDY)
     absent = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
     if is_read and isinstance(error, absent):
-        return NotFoundError(f"{what} does not exist.")
+        return NotFoundError(f"{what} does not exist.", do=NOT_FOUND_REMEDY)
     if code in _FORBIDDEN_ERRNOS:
         return StorePermissionError(
             f"This process has no permission to {operation} {what}: {error.strerror}.",
-            do="Grant it to the user of the process, or choose another storage_path.",
+            do="Grant the permission to the user of the process, or choose another storage_path.",
         )
     if code in _DISK_FULL_ERRNOS:
         return StoreError(
             f"The disk is full: {what} could not be written.",
-            do="Free space on that disk, or choose another storage_path.",
+            do="Delete files that are not needed from the disk, or choose another storage_path.",
         )
     if code in _TRANSIENT_ERRNOS:
         return TransientStoreError(
@@ -303,7 +303,9 @@ class MemoryStore:
         try:
             return self._objects[self._full_key(key)][0]
         except KeyError:
-            raise NotFoundError(f"{key} does not exist in {self.url}.") from None
+            raise NotFoundError(
+                f"{key} does not exist in {self.url}.", do=NOT_FOUND_REMEDY
+            ) from None
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key)[start : start + length]
@@ -318,7 +320,9 @@ class MemoryStore:
     def create(self, key: str, body: bytes) -> None:
         entry = (bytes(body),)
         if self._objects.setdefault(self._full_key(key), entry) is not entry:
-            raise AlreadyExistsError(f"{key} already exists in {self.url}.")
+            raise AlreadyExistsError(
+                f"{key} already exists in {self.url}.", do=ALREADY_EXISTS_REMEDY
+            )
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         folder = f"{self._full_key(prefix)}/" if prefix else self._key_prefix()

@@ -20,7 +20,14 @@ from spotfit.core.errors import (
     TransientStoreError,
 )
 from spotfit.store import clients
-from spotfit.store.api import ObjectInfo, Store
+from spotfit.store.api import (
+    ALREADY_EXISTS_REMEDY,
+    NOT_FOUND_REMEDY,
+    PERMISSION_REMEDY,
+    TRANSIENT_REMEDY,
+    ObjectInfo,
+    Store,
+)
 from spotfit.store.local import atomic_write
 from spotfit.store.retry import RetryPolicy, call_with_retries
 from spotfit.store.url import RootUrl, StorageCredentials, validate_key
@@ -322,7 +329,7 @@ def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreErr
         else _URL_QUERY.sub("", " ".join(text.split()))[:300]
     )
     if is_create and (status in (409, 412) or type(error).__name__ == "AlreadyExistsError"):
-        return AlreadyExistsError(f"{what} already exists.")
+        return AlreadyExistsError(f"{what} already exists.", do=ALREADY_EXISTS_REMEDY)
     if _MISSING_BUCKET.search(text):
         return StoreError(
             f"The bucket of {what} does not exist.",
@@ -330,13 +337,13 @@ def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreErr
         )
     # After the bucket: a missing bucket is answered with 404 as well.
     if status == 404 or isinstance(error, FileNotFoundError):
-        return NotFoundError(f"{what} does not exist.")
+        return NotFoundError(f"{what} does not exist.", do=NOT_FOUND_REMEDY)
     if _RANGE_NOT_SATISFIABLE.search(text):
         return _RangeNotSatisfiableError(f"The range is beyond the end of {what}.")
     if _WRONG_REGION.search(text):
         return StoreError(
             f"The bucket of {what} is in another region than the one configured: {message}",
-            do="Set AWS_REGION, or add ?region=… to the address.",
+            do="Set the environment variable AWS_REGION, or add ?region=… to storage_path.",
         )
     return _to_refusal_error(text, status, what=what, message=message)
 
@@ -353,14 +360,13 @@ def _to_refusal_error(
     # Before the status: S3 answers an expired token, which the driver renews, with 400 or 403.
     if _TRANSIENT_CODES.search(message):
         return TransientStoreError(
-            f"A request for {what} failed: {message}",
-            do="Try again. If it fails again, check the network and the status of the storage "
-            "service.",
+            f"A request to the storage for {what} failed: {message}",
+            do=TRANSIENT_REMEDY,
         )
     if status in _FORBIDDEN_STATUSES:
         return StorePermissionError(
             f"The credentials do not permit this operation on {what}: {message}",
-            do="Grant them permission to read, write, list and delete there, or use others.",
+            do=PERMISSION_REMEDY,
         )
     if (
         status in _TRANSIENT_STATUSES
@@ -368,11 +374,11 @@ def _to_refusal_error(
         or (not status and _CONNECTION_ERROR.search(text))
     ):
         return TransientStoreError(
-            f"A request for {what} failed: {message}",
-            do="Try again. If it fails again, check the network and the status of the storage "
-            "service.",
+            f"A request to the storage for {what} failed: {message}",
+            do=TRANSIENT_REMEDY,
         )
     return StoreError(
         f"The storage rejected a request for {what}: {message}",
-        do="Check the bucket's name, region and endpoint in storage_path.",
+        do="Check the bucket's name, and its region and endpoint in storage_path and the "
+        "environment.",
     )

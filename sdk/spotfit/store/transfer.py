@@ -97,8 +97,10 @@ def upload_tree(
     """
     root = directory.resolve()
     if not root.is_dir():
+        problem = "is not a directory" if root.exists() else "does not exist"
         raise ConfigError(
-            f"{directory} is not a directory.", do="Pass the directory that holds the files."
+            f"The directory to upload, {directory}, {problem}.",
+            do="Pass the directory that holds the files.",
         )
     files = dict(_walk(root, "", (root,)))
     previous = {record.name: record for record in previous_records}
@@ -213,7 +215,10 @@ def _walk(folder: Path, prefix: str, ancestors: tuple[Path, ...]) -> Iterator[tu
 
 
 def _bad_entry_error(entry: Path, reason: str) -> ConfigError:
-    return ConfigError(f"{entry} {reason}.", do="Replace it by a copy of its target, or remove it.")
+    return ConfigError(
+        f"{entry} cannot be uploaded: it {reason}.",
+        do="Replace it by a copy of the file or directory, or remove it.",
+    )
 
 
 def _upload_file(store: Store, key: str, *, name: str, path: Path) -> FileRecord:
@@ -259,20 +264,21 @@ def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
             path = paths[name] = directory / validate_key(name)
         except ConfigError as error:
             raise IntegrityError(
-                f"The storage has an object {name!r}, which is not a valid file name and was not "
-                "downloaded.",
-                do="Rename or delete the object.",
+                f"The object {name!r} was not downloaded to {directory}: its name is not a valid "
+                "file name.",
+                do="Rename or delete the object in the storage.",
             ) from error
         if not path.parent.resolve().is_relative_to(directory):
             raise IntegrityError(
-                f"{name!r} would be written outside of {directory}, through a link in it.",
+                f"The file {name!r} was not downloaded: a link in {directory} points outside of "
+                "that directory.",
                 do="Download to an empty directory.",
             )
     for name in _parent_folders(names) & paths.keys():
         raise IntegrityError(
-            f"{name!r} is both a file and a folder in the storage, so it cannot be downloaded to "
-            "a disk.",
-            do="Rename or delete one of the two.",
+            f"{name!r} cannot be downloaded to {directory}: it is both a file and a folder in the "
+            "storage.",
+            do="Rename or delete the file or the folder in the storage.",
         )
     return paths
 
@@ -286,8 +292,9 @@ def _download_file(store: Store, key: str, *, target: Path, record: FileRecord |
             do="Use another checkpoint, or restore the file from a backup.",
         ) from error
     if record is not None and not _matches_record(target, record):
+        differing = "hash" if target.stat().st_size == record.size_bytes else "size"
         raise IntegrityError(
-            f"The file {key} in {store.url} is corrupt: its size or hash differs from the "
+            f"The file {key} in {store.url} is corrupt: its {differing} differs from that of the "
             "uploaded file.",
             do="Use another checkpoint, or restore the file from a backup.",
             name=record.name,

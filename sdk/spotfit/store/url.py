@@ -55,7 +55,7 @@ def validate_key(key: str) -> str:
             f"{key!r} is not a valid object key: a key is relative, its parts are separated by "
             "single '/', and no part is '.' or '..', has control characters, or starts with "
             f"{PARTIAL_FILE_PREFIX!r}.",
-            do="Rename the file or folder of that name.",
+            do="Rename the file or folder of that name, or correct the path.",
         )
     return key
 
@@ -76,7 +76,7 @@ class RootUrl:
     account: str = ""
 
     @classmethod
-    def parse(cls, text: str | Path) -> RootUrl:
+    def parse(cls, text: str | Path, *, setting: str = "The storage address") -> RootUrl:
         """Parse a storage address of the user: a URL or the path of a local directory.
 
         URLs are `s3://`, `gs://`, `az://`, `file://` and `memory://`; a relative path is resolved
@@ -85,25 +85,10 @@ class RootUrl:
         `?endpoint_url=http://host:port`. Raises `ConfigError`; its text omits everything that may
         be a secret.
         """
-        if isinstance(text, Path):
-            return _parse_local_path(str(text))
-        named = _SCHEME.match(text)
-        if named is None:
-            return _parse_local_path(text)
-        scheme = _ALIASES.get(named[1].lower(), named[1].lower())
-        if scheme not in _OPTIONS:
-            raise ConfigError(
-                f"{named[1]}: is not a supported storage scheme.",
-                do=f"{did_you_mean(f'{scheme}://', _URL_PREFIXES)} A plain path is a local "
-                "directory; write './' in front of a path that contains a colon.",
-            )
-        if not named[2]:
-            raise ConfigError(
-                f"Two slashes are missing after {named[1]}:.", do=f"Write {named[1]}://…"
-            )
-        if scheme == "file":
-            return _parse_file_url(text)
-        return _parse_bucket_url(scheme, text)
+        try:
+            return _parse_local_path(str(text)) if isinstance(text, Path) else _parse_root(text)
+        except ConfigError as error:
+            raise ConfigError(f"{setting} is invalid: {error.message}", do=error.do) from None
 
     @property
     def path(self) -> str:
@@ -143,16 +128,38 @@ class RootUrl:
 _UNQUOTED_CHARACTERS = " !\"$&'()*+,-./:;<=>@[\\]^_`{|}~"
 
 
+def _parse_root(text: str) -> RootUrl:
+    named = _SCHEME.match(text)
+    if named is None:
+        return _parse_local_path(text)
+    scheme = _ALIASES.get(named[1].lower(), named[1].lower())
+    if scheme not in _OPTIONS:
+        raise ConfigError(
+            f"{named[1]}: is not a supported storage scheme.",
+            do=f"{did_you_mean(f'{scheme}://', _URL_PREFIXES)} A plain path is a local "
+            "directory; write './' in front of a path that contains a colon.",
+        )
+    if not named[2]:
+        raise ConfigError(f"two slashes are missing after {named[1]}:.", do=f"Write {named[1]}://…")
+    if scheme == "file":
+        return _parse_file_url(text)
+    return _parse_bucket_url(scheme, text)
+
+
 def _parse_local_path(text: str) -> RootUrl:
     if not text.strip() or "\x00" in text:
+        problem = "contains a NUL character" if text.strip() else "is empty"
         raise ConfigError(
-            f"The storage address {text!r} is empty or contains a NUL character.",
+            f"the path {text!r} {problem}.",
             do=f"Pass a directory or a URL: {', '.join(_URL_PREFIXES)}.",
         )
     try:
         path = Path(text).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{text!r}: {error}", do="Write the absolute path.") from error
+        raise ConfigError(
+            f"'~' in {text!r} cannot be replaced by a home directory: {error}",
+            do="Write the absolute path.",
+        ) from error
     # Without resolving links: the other machines of the run may have other ones.
     parts: list[str] = []
     for part in (Path.cwd() / path).parts[1:]:
@@ -167,7 +174,7 @@ def _parse_file_url(text: str) -> RootUrl:
     address = urlsplit(text)
     if address.netloc not in ("", "localhost") or not address.path.startswith("/"):
         raise ConfigError(
-            "A file:// address must be an absolute path of this machine, without a host name.",
+            "a file:// URL must contain an absolute path and no host name.",
             do="Write file:///absolute/path, or the plain path.",
         )
     _reject_unknown_options("file", _parse_query(address.query))
@@ -179,11 +186,12 @@ def _parse_bucket_url(scheme: str, text: str) -> RootUrl:
     # Before every other check: their messages could repeat the credentials.
     if "@" in address.netloc:
         raise _credentials_in_url_error()
-    if not address.netloc or address.fragment:
+    if not address.netloc:
         raise ConfigError(
-            f"The {scheme}:// address has no bucket, or contains a '#'.",
-            do=f"Write {scheme}://bucket/folder, and '#' as %23.",
+            f"the {scheme}:// URL has no bucket.", do=f"Write {scheme}://bucket/folder."
         )
+    if address.fragment:
+        raise ConfigError(f"the {scheme}:// URL contains '#'.", do="Write '#' in a name as %23.")
     options = _parse_query(address.query)
     _reject_unknown_options(scheme, options)
     prefix = unquote(address.path).strip("/")
@@ -206,7 +214,7 @@ def _reject_unknown_options(scheme: str, options: Mapping[str, str]) -> None:
     for name in options:
         if name not in known:
             raise ConfigError(
-                f"{scheme}:// addresses do not have an option {name!r}.",
+                f"{scheme}:// URLs do not have an option {name!r}.",
                 do=f"{did_you_mean(name, known)} Pass credentials in the environment."
                 if known
                 else "Write the address without '?'.",
@@ -223,7 +231,7 @@ def _parse_endpoint(options: Mapping[str, str]) -> str:
         raise _credentials_in_url_error()
     if address.scheme not in ("http", "https") or not address.netloc:
         raise ConfigError(
-            "The endpoint in the storage address is not an http or https URL of a server.",
+            "its endpoint is not an http or https URL of a server.",
             do="Write endpoint_url=http://host:port, or endpoint_override=host:port&scheme=http.",
         )
     return url.rstrip("/")
@@ -231,9 +239,10 @@ def _parse_endpoint(options: Mapping[str, str]) -> str:
 
 def _credentials_in_url_error() -> ConfigError:
     return ConfigError(
-        "The storage address contains credentials, or an '@' before its path. It is written to "
-        "the run's storage and logs, where others can read it.",
-        do="Pass credentials in the environment, for example as AWS_ACCESS_KEY_ID.",
+        "it contains '@' before the path, as in credentials. The URL is written to the run's "
+        "storage and logs, where others can read it.",
+        do="Remove the part before '@'. Pass credentials in the environment, for example as "
+        "AWS_ACCESS_KEY_ID.",
     )
 
 
@@ -274,6 +283,7 @@ def _parse_credentials(text: str) -> dict[str, dict[str, str]]:
         return msgspec.json.decode(text, type=dict[str, dict[str, str]])
     except (msgspec.DecodeError, msgspec.ValidationError):
         raise ConfigError(
-            f"{env.STORAGE_KEYS.name} is not a JSON object of credentials by bucket.",
-            do="Unset it: fit() sets it on the machines it starts.",
+            f"The environment variable {env.STORAGE_KEYS.name} is not a JSON object of credentials "
+            "by bucket.",
+            do="Unset the variable: fit() sets it on the machines of the run.",
         ) from None  # the cause's text would show secrets

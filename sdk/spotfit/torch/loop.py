@@ -156,4 +156,6 @@ def _devices(caller: str) -> list[torch.device]:
 
 
 def _removed_api_error(name: str, replacement: str) -> DeprecationWarning:
-    return DeprecationWarning(f"spotfit.torch.{name} is no longer supported: {replacement}.")
+    return DeprecationWarning(
+        f"spotfit.torch.{name} is no longer supported. Instead, {replacement}."
+    )

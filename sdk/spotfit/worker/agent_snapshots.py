@@ -316,7 +316,7 @@ class AgentSnapshotChannel:
         # Rank 0 has read the indices of all shards, and has broadcast them in `opened`.
         if opened.name != IN_MEMORY_NAME:
             return open_described(self._store, opened)
-        indices = [decode_index(body) for _, body in opened.shards]
+        indices = [decode_index(body, source=opened.name) for _, body in opened.shards]
         return SavedState(
             [self._open_shard(index.rank, index) for index in indices], IN_MEMORY_NAME
         )

@@ -347,8 +347,8 @@ class Session:
         )
         if result is None:
             raise CollectiveTimeoutError(
-                f"{kind} timed out after {timeout_s} s on rank {self._start.rank}: not all ranks "
-                "have joined.",
+                f"The collective {kind} timed out after {timeout_s} s on rank {self._start.rank}: "
+                "not all ranks have joined.",
                 do=_SAME_CALLS_REMEDY,
             )
         if result.missing_ranks or result.reason:
@@ -366,8 +366,10 @@ class Session:
             )
         limit_s = self._start.collective_timeout_s
         return CollectiveTimeoutError(
-            f"{result.kind} timed out after {limit_s} s: these ranks have not joined: [{missing}].",
-            do=f"{_SAME_CALLS_REMEDY} SPOTFIT_COLLECTIVE_TIMEOUT_S sets the timeout.",
+            f"The collective {result.kind} timed out after {limit_s} s: these ranks have not "
+            f"joined: [{missing}].",
+            do=f"{_SAME_CALLS_REMEDY} The environment variable SPOTFIT_COLLECTIVE_TIMEOUT_S sets "
+            "the timeout.",
             missing=result.missing_ranks,
         )
 
@@ -534,7 +536,7 @@ class Session:
         """Return the folder, relative to the run's root, of a checkpoint uploaded by the user."""
         if not isinstance(checkpoint, Checkpoint):
             raise ConfigError(
-                "checkpoint_upload_fn must return a Checkpoint, not a "
+                "report(checkpoint_upload_fn=...) must return a Checkpoint, not a "
                 f"{type(checkpoint).__name__}.",
                 do="Return Checkpoint(path) with the path to which the files were uploaded.",
             )
@@ -544,7 +546,7 @@ class Session:
             raise ConfigError(
                 f"The checkpoint at {checkpoint.path} is outside the experiment directory "
                 f"{store_path(self._store)}.",
-                do="Write it below get_context().get_storage().experiment_fs_path.",
+                do="Write the checkpoint below get_context().get_storage().experiment_fs_path.",
             )
         return folder
 

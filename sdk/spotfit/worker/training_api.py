@@ -157,7 +157,9 @@ class TrainContext:
 
 
 def _deprecation_warning(name: str, alternative: str) -> DeprecationWarning:
-    return DeprecationWarning(f"TrainContext.{name} is no longer supported: {alternative}.")
+    return DeprecationWarning(
+        f"TrainContext.{name} is no longer supported. Instead, {alternative}."
+    )
 
 
 # --- The session of this process ------------------------------------------------------------------
@@ -284,7 +286,7 @@ def require_session(caller: str) -> TrainSession:
     if _session is None:
         raise SessionMisuseError(
             f"`{caller}` cannot be used outside of a spotfit training function.",
-            do="Call it in the function that is passed to the trainer; that runs on a worker.",
+            do=f"Call `{caller}` in the training function that is passed to the trainer.",
         )
     return _session
 
@@ -329,7 +331,7 @@ def report(
     # Names are checked here: an invalid one must raise before other ranks wait for this report.
     if checkpoint is None and request is None:
         if checkpoint_dir_name is not None:
-            parse_name(checkpoint_dir_name, what="checkpoint_dir_name")
+            parse_name(checkpoint_dir_name, what="report(checkpoint_dir_name=...):")
         session.report_metrics(metrics, checkpoint_dir_name)
         return
     if checkpoint is None:
@@ -339,11 +341,11 @@ def report(
         )
     if not isinstance(checkpoint, Checkpoint):
         raise ConfigError(
-            f"checkpoint must be a Checkpoint, not a {type(checkpoint).__name__}.",
+            f"report(checkpoint=...) must be a Checkpoint, not a {type(checkpoint).__name__}.",
             do="Pass Checkpoint.from_directory(directory).",
         )
     if checkpoint_dir_name is not None:
-        parse_name(checkpoint_dir_name, what="checkpoint_dir_name")
+        parse_name(checkpoint_dir_name, what="report(checkpoint_dir_name=...):")
     mode = CheckpointUploadMode(checkpoint_upload_mode)  # also accepts a value, such as "SYNC"
     delete = delete_local_checkpoint_after_upload
     session.report_checkpoint(
@@ -421,7 +423,8 @@ def _to_validation_request(validation: Any) -> ValidationRequest | None:
         return ValidationRequest(fn_kwargs=kwargs, timeout_s=validation.timeout_s)
     if not isinstance(validation, bool):
         raise ConfigError(
-            f"validation must be True, False or a ValidationTaskConfig, not {validation!r}.",
+            "report(validation=...) must be True, False or a ValidationTaskConfig, not "
+            f"{validation!r}.",
             do="Pass validation=True.",
         )
     return ValidationRequest() if validation else None

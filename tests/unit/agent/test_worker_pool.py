@@ -372,7 +372,7 @@ def test_a_disk_error_is_a_platform_failure(
         pool.prepare(spec(upload_bundle(store)))
         raised = failure_in(pool)
         assert (raised.cause, raised.is_permanent) == (FailureCause.PLATFORM, False)
-        assert "could not unpack the run's code and environment" in raised.traceback_text
+        assert "could not unpack the run's code" in raised.traceback_text
         assert "free space of its disk" in raised.traceback_text
         scratch.unlink()
         pool.start([make_start(0)])
@@ -383,7 +383,7 @@ def test_a_process_that_cannot_be_started_is_a_platform_failure(pool: ProcessWor
     pool._launcher._runtime_key = RuntimeKey("none", "/no/such/python")
     raised = failure_in(pool)
     assert (raised.cause, raised.is_permanent) == (FailureCause.PLATFORM, False)
-    assert "This node could not start a process" in raised.traceback_text
+    assert "could not start a process" in raised.traceback_text
     assert isinstance(pickle.loads(raised.pickled_exception), InfrastructureError)
 
 
@@ -392,4 +392,4 @@ def test_a_sidecar_that_cannot_be_started_gets_the_reason(pool: ProcessWorkerPoo
     ends: list[str] = []
     pool.start_sidecar("callbacks", lambda _frames: None, lambda how, _clean: ends.append(how))
     run_loop_until(pool._loop, lambda: bool(ends))
-    assert ends[0].startswith("could not be started: This node could not start a process")
+    assert ends[0].startswith("could not be started: The machine ")

@@ -192,7 +192,9 @@ def test_a_checkpoint_reported_without_files_is_empty(where: str, tmp_path: Path
 )
 def test_removed_methods_name_their_replacement(name: str) -> None:
     for asked in (Checkpoint("/ck"), Checkpoint):
-        with pytest.raises(AttributeError, match=f"Checkpoint.{name} was removed: .+"):
+        with pytest.raises(
+            AttributeError, match=f"Checkpoint.{name} is no longer supported. Instead, .+"
+        ):
             getattr(asked, name)
 
 

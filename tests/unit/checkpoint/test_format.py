@@ -51,10 +51,10 @@ def test_a_later_format_is_rejected() -> None:
     assert msgspec.json.decode(index)["format"] == FORMAT_VERSION, "the one before shall know"
     later = {**msgspec.json.decode(index), "format": FORMAT_VERSION + 1}
     with pytest.raises(ConfigError, match=f"format {FORMAT_VERSION + 1}"):
-        decode_index(msgspec.json.encode(later))
+        decode_index(msgspec.json.encode(later), source="a")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"rank": "one"}', b"\xff"])
 def test_a_corrupt_index_is_rejected(body: bytes) -> None:
     with pytest.raises(IntegrityError, match="is corrupt"):
-        decode_index(body)
+        decode_index(body, source="a")

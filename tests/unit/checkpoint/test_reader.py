@@ -106,7 +106,7 @@ def test_a_replaced_index_is_detected_by_its_reported_hash(
     store = MemoryStore()
     upload_test_snapshot(store, tmp_path, "a", BODIES)
     checkpoint = open_committed(store, "a")
-    index = decode_index(store.get("a/index-0.json"))
+    index = decode_index(store.get("a/index-0.json"), source="a")
     store.put("a/index-0.json", encode_index(replace(index, step=index.step + 1)))
     with pytest.raises(IntegrityError, match=r"index-0\.json .* is corrupt"):
         Checkpoint.from_store(store, "a").open_snapshot()
@@ -134,7 +134,7 @@ def test_a_checkpoint_of_user_files_holds_no_snapshot(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_without_manifests_raises_integrity_error() -> None:
-    with pytest.raises(IntegrityError, match="is missing or incomplete"):
+    with pytest.raises(IntegrityError, match="is missing"):
         open_committed_snapshot(MemoryStore(), "a")
 
 

@@ -127,8 +127,8 @@ def test_all_errors_are_reported_together() -> None:
         ({"fn": two_parameters}, "0 or 1 required arguments"),
         ({"provisioner": "local?nodez=2"}, "nodez"),
         ({"provisioner": "local?nodes=0"}, "nodes"),
-        ({"name": "a/b"}, "The run's name"),
-        ({"name": "a..b"}, "The run's name"),
+        ({"name": "a/b"}, "RunConfig.name="),
+        ({"name": "a..b"}, "RunConfig.name="),
     ],
 )
 def test_a_single_error_is_raised_unwrapped(tmp_path: Path, given: Any, says: str) -> None:
@@ -155,7 +155,7 @@ def test_a_store_without_atomic_create_is_refused(
 
 
 def test_memory_storage_is_refused() -> None:
-    with pytest.raises(ConfigError, match="exists only in this process") as refused:
+    with pytest.raises(ConfigError, match="exists only in the process that called") as refused:
         run_preflight(a_request(run=RunConfig(name="n", storage_path="memory://here")))
     assert "num_workers=0" in refused.value.do
 

@@ -194,8 +194,11 @@ def test_a_special_file_is_rejected(tree: Path) -> None:
 
 
 def test_a_path_that_is_not_a_directory_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not a directory"):
+    with pytest.raises(ConfigError, match="does not exist"):
         upload_tree(Watched(), "p", tmp_path / "nothing")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is not a directory"):
+        upload_tree(Watched(), "p", tmp_path / "file")
 
 
 # ── down ─────────────────────────────────────────────────────────────────────────────────────────

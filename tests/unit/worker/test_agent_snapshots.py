@@ -226,7 +226,7 @@ def test_the_in_memory_snapshot_of_the_round_is_opened(
     assert [index.step for index in saved.indices] == [9, 9]
     assert Session(make_start(), agent.connection, store).snapshot_channel.open_in_memory() is None
     torn = make_start(memory_snapshot=SnapshotId(round=3, step=9), local_segments=(paths[0],))
-    with pytest.raises(IntegrityError, match="incomplete or mixed"):
+    with pytest.raises(IntegrityError, match="is incomplete"):
         Session(torn, agent.connection, store).snapshot_channel.open_in_memory()
     later = write_segment(tmp_path / "later", [b"x"], rank=1, world_size=2, step=9, save=2)
     mixed = make_start(

@@ -105,7 +105,9 @@ class KubernetesNodeTaints:
             )
             return []
         if response.status != 200:
-            raise ConnectionError(f"the API server returned status {response.status}")
+            raise ConnectionError(
+                f"The Kubernetes API server answered with status {response.status}, not 200."
+            )
         return [taint.key for taint in msgspec.json.decode(response.body, type=_Node).spec.taints]
 
 

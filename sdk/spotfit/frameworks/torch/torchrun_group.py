@@ -89,8 +89,9 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
     for name in _RANK_VARIABLES:
         if not environment[name].isdecimal():
             raise ConfigError(
-                f"{name}={environment[name]!r} is not a number.",
-                do="Let torchrun set it, or unset it to train in this process only.",
+                f"The environment variable {name}={environment[name]!r} is not a number.",
+                do="Start the script with torchrun, which sets the variable, or unset it to train "
+                "in one process.",
             )
     rank, world_size, local_rank, local_world_size = (
         int(environment[name]) for name in _RANK_VARIABLES
@@ -100,7 +101,7 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
         values = ", ".join(f"{name}={environment[name]}" for name in _RANK_VARIABLES)
         raise ConfigError(
             f"The launcher's environment variables are inconsistent: {values}.",
-            do="Let torchrun set these variables, or unset all of them.",
+            do="Start the script with torchrun, which sets these variables, or unset all of them.",
         )
     return Ranks(
         world_rank=rank,

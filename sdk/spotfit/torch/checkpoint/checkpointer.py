@@ -503,8 +503,8 @@ def _reject_second_checkpointer(channel: SnapshotChannel) -> None:
     # A run has one sequence of checkpoints: a second Checkpointer would restore the first one's.
     if channel in _used_channels:
         raise ConfigError(
-            "This run already has a Checkpointer; a second one would restore checkpoints of the "
-            "first.",
+            "The run already has a Checkpointer; a second Checkpointer(...) would restore "
+            "checkpoints of the first.",
             do="Create one Checkpointer before the loop for everything that is trained: combine "
             "models in a torch.nn.ModuleDict and pass a list of optimizers. Trainings that follow "
             "each other, such as cross-validation folds, need separate runs.",
@@ -563,7 +563,7 @@ def _open_data_position(
     lengths = all_gather(position.batches_per_epoch if position is not None else None)
     if None in lengths:
         raise ConfigError(
-            'every="epoch" needs to know where an epoch ends, but '
+            'Checkpointer(every="epoch") needs to know where an epoch ends, but '
             + ("loader= is missing." if loader is None else "the length of loader= is unknown."),
             do="Pass a DataLoader over a dataset with a length, with the default samplers or a "
             "DistributedSampler. Otherwise set every= to a number of steps or a duration, or call "
@@ -571,8 +571,8 @@ def _open_data_position(
         )
     if len(set(lengths)) > 1:
         raise ConfigError(
-            f'every="epoch" requires equally long epochs on all ranks, but the ranks have '
-            f"{lengths} batches.",
+            'Checkpointer(every="epoch") requires equally long epochs on all ranks, but the '
+            f"ranks have {lengths} batches.",
             do="Give every rank the same number of batches, or set every= to a number of steps or "
             "a duration.",
         )

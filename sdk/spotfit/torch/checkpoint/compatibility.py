@@ -98,8 +98,10 @@ def reject_moved_components(
             for name, kind in moved
         ]
         raise ConfigError(
-            f"{'; '.join(changes)}; restoring would reset it.",
-            do="Pass it under the same argument as before, or use a new run name to reset it.",
+            f"The checkpoint cannot be restored into Checkpointer(...): {'; '.join(changes)}.",
+            do="Pass these objects under the same arguments as before, or use a new "
+            "RunConfig(name=...) "
+            "to start without their saved state.",
         )
 
 
@@ -136,10 +138,10 @@ def reject_mismatches(missing: Sequence[str], mismatches: Sequence[str]) -> None
     # Weights first: with another model the optimizer's differences are only a consequence.
     if differences := [*(f"{name} was not saved" for name in missing_weights), *mismatches]:
         raise ConfigError(
-            "The checkpoint does not match this model and optimizer: "
+            "The checkpoint does not match the model and optimizer of the Checkpointer: "
             f"{summarize_names(differences, '; ')}.",
-            do="Build the same model and optimizer as the run that saved it, or use a new run "
-            "name.",
+            do="Build the same model and optimizer as the run that saved the checkpoint, or use a "
+            "new RunConfig(name=...).",
         )
     if groups := {name.split(".")[2] for name in missing if name.startswith(PARAM_GROUPS_PREFIX)}:
         raise ConfigError(
@@ -166,10 +168,11 @@ def reject_unclaimed_state(ranks: Sequence[StateCompatibility]) -> None:
     names = sorted(frozenset.intersection(*(rank.unclaimed_names for rank in ranks)))
     if weights := [name for name in names if name.startswith(MODEL_PREFIX)]:
         raise ConfigError(
-            f"The checkpoint does not match this model: {summarize_names(weights)} would be lost, "
-            "because the model has no such weights.",
-            do="Build the same model as the run that saved it, or use a new run name and load the "
-            "output of export_checkpoint().",
+            "The checkpoint does not match the model of the Checkpointer: "
+            f"{summarize_names(weights)} "
+            "would be lost, because the model has no such weights.",
+            do="Build the same model as the run that saved the checkpoint, or use a new "
+            "RunConfig(name=...) and load the output of export_checkpoint().",
         )
     if OPTIMIZER_COMPONENT not in _components(ranks)[1]:
         return
@@ -255,7 +258,7 @@ def check_process_group(world_size: int) -> None:
     if group_size != world_size:
         raise ConfigError(
             f"Checkpointer needs a torch process group of all {world_size} workers, but the group "
-            f"has {group_size}.",
+            f"has {group_size} members.",
             do="Use TorchTrainer, which forms the group before it calls your function.",
         )
 

@@ -187,10 +187,11 @@ class SamplerPosition(Sampler[int]):
         )
         if not can_resize:
             raise ConfigError(
-                "Each rank reads separate samples, so its data position can be restored only at "
-                f"the same world size: the checkpoint was saved at world size {len(rank_states)}.",
-                do="Shard one dataset with prepare_data_loader or a DistributedSampler, or keep "
-                "the number of workers.",
+                "Checkpointer(loader=...): each rank reads separate samples, so the data position "
+                "can be restored only at the world size at which it was saved, which is "
+                f"{len(rank_states)}.",
+                do=f"Set num_workers={len(rank_states)}, or shard one dataset with "
+                "prepare_data_loader or a DistributedSampler.",
             )
 
     def resume_resized(
@@ -411,9 +412,10 @@ class LoaderPosition:
         """
         if self._is_stateful and any("loader_state" in state for state in rank_states):
             raise ConfigError(
-                "The state of a stateful loader can be restored only at the same world size: the "
-                f"checkpoint was saved at world size {len(rank_states)}.",
-                do="Keep the number of workers, or use a DataLoader over a dataset with a length.",
+                "Checkpointer(loader=...): the state of a stateful loader can be restored only at "
+                f"the world size at which it was saved, which is {len(rank_states)}.",
+                do=f"Set num_workers={len(rank_states)}, or use a DataLoader over a dataset with "
+                "a length.",
             )
 
     def resume_resized(

@@ -96,9 +96,9 @@ def reject_missing_checkpoint(training: object) -> None:
     """
     if training in _pending_weights:
         raise IntegrityError(
-            "The checkpoint that existed when the model was built is missing now; its weights "
-            "were left uninitialized because the checkpoint was expected to provide them.",
-            do="Restore the checkpoint from a backup, or use a new run name.",
+            "The checkpoint of the run that existed in init_module(), when the model was built, is "
+            "missing in restore(); the model's weights are uninitialized.",
+            do="Restore the checkpoint from a backup, or use a new RunConfig(name=...).",
         )
 
 

@@ -198,7 +198,8 @@ class RestoreOperation:
             raise ConfigError(
                 f"{', '.join(sorted(self._per_rank))} was saved under per_rank= at world size "
                 f"{len(rank_states)} and cannot be restored at world size {self._world_size}.",
-                do="Keep the number of workers, or use extra={…} for state that all ranks share.",
+                do=f"Set num_workers={len(rank_states)}, or use extra={{…}} for state that all "
+                "ranks share.",
             )
         if self._position is not None:
             self._position.reject_resize(rank_states)

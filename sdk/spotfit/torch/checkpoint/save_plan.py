@@ -228,8 +228,8 @@ def _reject_inconsistent_shapes(plans: Sequence[SavePlan], exclude: Collection[s
     differing = [name for name, found in shapes.items() if len(found) > 1 and name in split_names]
     if differing:
         raise ConfigError(
-            f"{len(differing)} tensors have different shapes on different ranks, for example "
-            f"{differing[0]}: {sorted(shapes[differing[0]])}.",
+            f"Checkpointer cannot save {len(differing)} tensors, because their shapes differ "
+            f"between ranks, for example {differing[0]}: {sorted(shapes[differing[0]])}.",
             do="Pass state that belongs to one rank in per_rank={…}, or shard it as a DTensor.",
         )
 

@@ -174,7 +174,7 @@ def test_submission_without_reachable_hosts_is_retryable(
 
 def test_unverified_host_receives_nothing(make_provisioner: By, launch: AgentLaunchSpec) -> None:
     provisioner = make_provisioner("stranger")
-    with pytest.raises(ProvisionPermissionError, match="is unknown or has changed"):
+    with pytest.raises(ProvisionPermissionError, match="is not in known_hosts"):
         provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
 
 

@@ -31,7 +31,9 @@ def with_components(saved: set[StateComponent], current: set[StateComponent]) ->
 
 def test_weights_that_no_rank_has_are_rejected() -> None:
     stages = [compatibility("model.w2", "model.w3"), compatibility("model.w0", "model.w3")]
-    with pytest.raises(ConfigError, match=r"does not match this model: model\.w3 would be lost"):
+    with pytest.raises(
+        ConfigError, match=r"does not match the model of the Checkpointer: model\.w3 would be lost"
+    ):
         reject_unclaimed_state(stages)
     reject_unclaimed_state([*stages, compatibility()])
 
@@ -65,7 +67,7 @@ def test_without_any_optimizer_the_model_is_restored_alone() -> None:
     reject_unclaimed_state([without, without])
     with pytest.raises(ConfigError, match="state of w0 would be lost"):
         reject_unclaimed_state([without, compatibility(*names)])
-    with pytest.raises(ConfigError, match=r"does not match this model"):
+    with pytest.raises(ConfigError, match=r"does not match the model of the Checkpointer"):
         reject_unclaimed_state([compatibility("model.w0", current=EMA)])
 
 
@@ -143,7 +145,8 @@ def test_added_or_removed_options_are_accepted() -> None:
         (
             ["model.w", "optimizer.param_groups.1.lr"],
             ["model.v is (2,), was (1,)"],
-            r"this model and optimizer: model\.w was not saved; model\.v is \(2,\), was \(1,\)\.",
+            r"model and optimizer of the Checkpointer: model\.w was not saved; "
+            r"model\.v is \(2,\), was \(1,\)\.",
         ),
         (
             [f"optimizer.param_groups.{n}.{one}" for n in (1, 2) for one in ("lr", "betas")],

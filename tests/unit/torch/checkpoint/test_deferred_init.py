@@ -111,7 +111,7 @@ def test_training_without_a_restore_is_rejected() -> None:
     build(training, deferred=True)
     with pytest.raises(SessionMisuseError, match=r"restore\(\) was not called"):
         deferred_init.reject_unrestored(training)
-    with pytest.raises(IntegrityError, match="is missing now"):
+    with pytest.raises(IntegrityError, match="is missing in restore"):
         deferred_init.reject_missing_checkpoint(training)
     deferred_init.check_initialized(training, {})
     deferred_init.reject_unrestored(training)

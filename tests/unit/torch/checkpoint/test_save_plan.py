@@ -96,7 +96,7 @@ def test_split_tensors_of_different_shapes_are_rejected() -> None:
         return SavePlanCache(rank, gather).plan(a_state(**more), unsynchronized=drifting)
 
     with pytest.raises(
-        ConfigError, match=r"1 tensors have .*for example big: \[\(1048576,\), \(1048577"
+        ConfigError, match=r"1 tensors, because .*for example big: \[\(1048576,\), \(1048577"
     ):
         run_on_ranks(2, lambda rank, gather: work(rank, gather, set()))
     assert names(run_on_ranks(2, lambda rank, gather: work(rank, gather, {"big"})))["small"] == 1
