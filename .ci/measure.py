@@ -92,7 +92,7 @@ def _add_function(measure: Measure, node: _Function, where: str, code: set[int])
 
 
 def _count_statements(tree: ast.Module) -> int:
-    """Statements, branches of `match` and `except` clauses: independent of how lines are wrapped."""
+    """Statements, branches of `match` and `except` clauses; does not depend on line wrapping."""
     kinds = ast.stmt | ast.ExceptHandler | ast.match_case
     return sum(
         isinstance(node, kinds)
