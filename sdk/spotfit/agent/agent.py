@@ -370,5 +370,6 @@ class Agent:
             return now + _SHUTDOWN_POLL_S
         if self._round_participant.has_pending_writes and not self.is_abandoned:
             return now + _SHUTDOWN_POLL_S
-        self._transport.disconnect()
+        # Still connected: the driver uploads the last log lines before it closes the transport. The
+        # leader releases the machine of an agent that disconnects after the end of the run.
         return None

@@ -167,12 +167,6 @@ def _open_node(assignment: AgentAssignment, clock: Clock, exit_stack: ExitStack)
     scratch = exit_stack.enter_context(owned_directory(scratch_parent, f"scratch-{agent_id}"))
     background_calls = ThreadedCalls(loop.wake)
     exit_stack.callback(background_calls.close)
-    is_local = store.url.startswith(("/", "file:"))
-    flush_interval_s = _LOCAL_FLUSH_INTERVAL_S if is_local else _REMOTE_FLUSH_INTERVAL_S
-    log_shipper = LogShipper(
-        store, agent_id, wall_ms=system.wall_ms, clock=clock, flush_interval_s=flush_interval_s
-    )
-    exit_stack.callback(log_shipper.close)
     transport = TlsTransport(
         loop,
         secret=launch.secret,
@@ -181,6 +175,13 @@ def _open_node(assignment: AgentAssignment, clock: Clock, exit_stack: ExitStack)
         port=env.read(env.PORT),
     )
     exit_stack.callback(transport.close)
+    # Closed before the transport, see `Agent._shut_down`.
+    is_local = store.url.startswith(("/", "file:"))
+    flush_interval_s = _LOCAL_FLUSH_INTERVAL_S if is_local else _REMOTE_FLUSH_INTERVAL_S
+    log_shipper = LogShipper(
+        store, agent_id, wall_ms=system.wall_ms, clock=clock, flush_interval_s=flush_interval_s
+    )
+    exit_stack.callback(log_shipper.close)
     return _Node(
         agent_id=agent_id,
         key=RunKey.from_text(launch.secret, launch.run_id),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.agent import driver
+from spotfit.agent.log_shipper import LogShipper
 from spotfit.agent.tls_transport import TlsTransport
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.fork_server.fork_client import ForkServerPool
@@ -48,19 +49,19 @@ def ledger(folder: Path) -> Ledger:
     folder.mkdir(exist_ok=True)
     store = open_store(str(folder))
     assert isinstance(store, LocalStore)
-    return Ledger(store, RUN, AgentId("the-door"))
+    return Ledger(store, RUN, AgentId("driver"))
 
 
 def an_ended_run(folder: Path) -> Ledger:
     run = ledger(folder)
-    luggage = {"sha256": "0" * 64, "size_bytes": 1, "function": "train"}
+    bundle = {"sha256": "0" * 64, "size_bytes": 1, "function": "train"}
     spec = RunSpec(
         run_id=RUN,
         name="n",
         fit_id="f",
         min_workers=1,
         max_workers=1,
-        code_bundle=luggage,
+        code_bundle=bundle,
         storage_url=str(folder),
     )
     view = run.append(FitStarted(spec=spec), after=run.catch_up())
@@ -84,6 +85,30 @@ def test_the_log_ends_with_an_end_marker(tmp_path: Path, keeper: ForkServerPool)
     driver.serve(assignment(tmp_path / "run"), fork_servers=keeper)
     (chunk,) = run.store.list(".spotfit/logs")
     assert run.store.get(chunk.key) == b'{"end":true}\n'
+
+
+def test_the_log_is_uploaded_before_the_agent_disconnects(
+    tmp_path: Path, keeper: ForkServerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader releases the machine of a disconnected agent after the end of the run."""
+    calls: list[str] = []
+
+    def recorded(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def record(self: object, *arguments: object, **options: object) -> None:
+            calls.append(f"{owner.__name__}.{name}")
+            real(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, name, record)
+
+    recorded(LogShipper, "close")
+    recorded(TlsTransport, "close")
+    recorded(TlsTransport, "disconnect")
+    an_ended_run(tmp_path / "run")
+    driver.serve(assignment(tmp_path / "run"), fork_servers=keeper)
+    assert calls[0] == "LogShipper.close"
+    assert "TlsTransport.close" in calls
 
 
 def test_an_invalid_setting_returns_node_unusable(
