@@ -283,7 +283,9 @@ class _AwsAccountChecks:
                     context=permissions.context,
                 )
         except unreadable_answer_errors() as error:
-            raise CheckSkippedError(f"IAM did not answer: {str(error).splitlines()[0]}") from error
+            raise CheckSkippedError(
+                f"IAM could not be asked for the permissions of {arn}: {str(error).splitlines()[0]}"
+            ) from error
 
     def _required_permissions(self) -> Iterator[AwsRequiredPermissions]:
         client, name = self._resolve_queue(self._options.queues[0])

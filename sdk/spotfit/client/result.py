@@ -257,7 +257,8 @@ class Result:
     def config(self) -> Any:
         """Removed, as in Ray Train V2. Raises `DeprecationWarning`."""
         raise DeprecationWarning(
-            "Result.config is no longer supported: use the train_loop_config of the trainer."
+            "Result.config was removed: a result does not store the configuration. Use the "
+            "dictionary that you passed as train_loop_config=, or store it in the checkpoint."
         )
 
     @classmethod

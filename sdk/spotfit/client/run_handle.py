@@ -485,7 +485,7 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
         raise ConfigError(
             f"The run {handle.url} cannot be supervised: this computer has no key of the run.",
             do="Run `spotfit sweep` on the computer where fit() was called, or set "
-            "SPOTFIT_RUN_SECRET to the run's key.",
+            "SPOTFIT_RUN_SECRET to the content of the run's file in ~/.spotfit/keys there.",
         )
     # Bounded, unlike a driver: the next call of the cron job continues.
     view = sweep(handle.headless_leader, system.SystemClock(), duration_s=duration_s)

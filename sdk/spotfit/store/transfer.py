@@ -264,9 +264,10 @@ def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
             path = paths[name] = directory / validate_key(name)
         except ConfigError as error:
             raise IntegrityError(
-                f"The object {name!r} was not downloaded to {directory}: its name is not a valid "
-                "file name.",
-                do="Rename or delete the object in the storage.",
+                f"No file was downloaded to {directory}: the name of the object {name!r} in the "
+                f"storage is not a valid file name: {error.message}",
+                do="It was not written by spotfit: rename or delete the object, then repeat the "
+                "download.",
             ) from error
         if not path.parent.resolve().is_relative_to(directory):
             raise IntegrityError(
