@@ -215,7 +215,7 @@ class Journal:
                 raise JournalError(
                     f"Journal entry {slot} in {self._store.url} belongs to run {entry.run_id}, not "
                     f"to {self.view.run_id}: two runs were written to one folder.",
-                    do="Start again with another RunConfig(name=...) or storage_path. The checkpoints "
+                    do="Start again with another RunConfig(name=...) or storage_path. Checkpoints "
                     "in the folder remain: open them with Checkpoint(path).",
                 )
             try:
