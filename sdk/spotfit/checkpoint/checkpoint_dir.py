@@ -513,8 +513,10 @@ def _verify_files(directory: Path, files: Sequence[FileRecord]) -> None:
         if not path.is_file():
             raise _integrity_error(str(directory), record, "is missing")
         # The size first: a comparison of contents reads the whole file.
-        if path.stat().st_size != record.size_bytes or content_differs(path, record):
-            raise _integrity_error(str(directory), record, "is corrupt: its size or hash differs")
+        if path.stat().st_size != record.size_bytes:
+            raise _integrity_error(str(directory), record, "is corrupt: its size differs")
+        if content_differs(path, record):
+            raise _integrity_error(str(directory), record, "is corrupt: its hash differs")
 
 
 def _integrity_error(location: str, record: FileRecord, problem: str) -> IntegrityError:
