@@ -164,7 +164,9 @@ class _AzureAccountChecks:
                 path, _BATCH_API_VERSION, "list machine sizes"
             ):
                 if sku["name"].lower() == vm_size:
-                    values = {one["name"]: one["value"] for one in sku.get("capabilities", [])}
+                    values = {
+                        one["name"]: one.get("value", 1) for one in sku.get("capabilities", [])
+                    }
                     return max(1, int(values.get("vCPUs", 1)))
         except ProvisionError:  # the caller may not read it; the other quotas are still checked
             return 1

@@ -216,8 +216,9 @@ def open_kubernetes_client(server: str, context: str, namespace: str) -> Kuberne
         config.load_incluster_config(settings)
         # The service account's directory also contains the namespace of the pod.
         own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-        default = own.read_text().strip() if own.exists() else "default"
-        return KubernetesClient(client.ApiClient(settings), namespace or default)
+        if not namespace:
+            namespace = own.read_text().strip() if own.exists() else "default"
+        return KubernetesClient(client.ApiClient(settings), namespace)
     except config.ConfigException:
         pass  # this process does not run in a pod: use the kubeconfig
     try:

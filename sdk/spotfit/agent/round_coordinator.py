@@ -129,7 +129,7 @@ class RoundCoordinator:
         """
         # Ranks that waited for it need time until their next step.
         if self._is_validating and not is_pending:
-            self.opened_at = self._progressed_at = now
+            self._progressed_at = now
         self._is_validating = is_pending
 
     def are_all_at_gate(self, phase: WorkerPhase) -> bool:

@@ -169,8 +169,11 @@ class RoundParticipant:
         if self.round is not None or self._worker_pool.has_workers:
             return
         assignment = opened.assignment_of(self._agent_id)
+        # A headless leader has no address, and None is also the address of "not connected".
         is_connected_to_leader = (
-            view.leader is not None and leader_address == view.leader.coordinator_address
+            leader_address is not None
+            and view.leader is not None
+            and leader_address == view.leader.coordinator_address
         )
         # The journal may still show a round that the leader has aborted (`abort_round`).
         is_new = opened.number > self.last_entered_round

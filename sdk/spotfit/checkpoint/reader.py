@@ -2,7 +2,7 @@
 
 `SavedState` is a complete snapshot. Its shards are `ShardReader`s, one per source: segments of this
 node (`MemoryShardReader`), the bucket (`StoreShardReader`) and peers
-(`peer_client.PeerShardReader`).
+(`peer_store.PeerShardReader`).
 """
 
 from __future__ import annotations

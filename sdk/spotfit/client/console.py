@@ -155,9 +155,8 @@ LogLine = dict[str, Any]
 # Machines of clouds usually need some minutes, so a wait is reported a few times, not constantly.
 REMINDER_INTERVAL_S = 30.0
 # Polls for further output of a lost agent. Its last upload may still be in flight; a machine that
-# was terminated never writes its end marker, so waiting must be bounded: to a second at the end of
-# a run, where the output is polled every 20 ms. A released agent uploads its last lines in it.
-_POLLS_AFTER_LOSS = 50
+# was terminated never writes its end marker, so waiting must be bounded.
+_POLLS_AFTER_LOSS = 10
 
 
 class WorkerLogTailer:
@@ -178,7 +177,7 @@ class WorkerLogTailer:
     def mark_lost(self, agent: AgentId) -> None:
         """Stop waiting for the end marker of an agent whose machine was lost.
 
-        Its log is still polled 50 times for output whose upload is in flight. Idempotent; ignores
+        Its log is still polled 10 times for output whose upload is in flight. Idempotent; ignores
         agents that were not added.
         """
         # setdefault: a loss that is reported twice does not extend the wait.

@@ -278,11 +278,11 @@ class Result:
             store = open_filesystem_store(storage_filesystem, text)
             location = StorageLocation(text, storage_filesystem)
         view, error = _read_view(store), None
+        # Fail now, not when the user opens a checkpoint that was deleted by hand.
+        check_all_present(store, [each.name for each in without_overwritten(view.checkpoints)])
         if view.run_id and view.fit_end is not None and view.fit_end.outcome != "finished":
             # Without the run's key on this machine, it holds only the text of worker exceptions.
             error = build_run_error(view.fit_end, store, RunKeyring().find(view.run_id))
-        # Fail now, not when the user opens a checkpoint that was deleted by hand.
-        check_all_present(store, [each.name for each in without_overwritten(view.checkpoints)])
         return build_result(
             view, store, filesystem_location=location, include_latest=True, error=error
         )

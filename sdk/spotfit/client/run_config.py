@@ -83,8 +83,10 @@ class RunConfig:
             self.storage_path = str(os.fspath(path))
         else:
             type_name = qualified_type_name(path)
-            text = f"RunConfig(storage_path={path!r}): storage_path must be a str or a Path, not "
-            f"a {type_name}."
+            text = (
+                f"RunConfig(storage_path={path!r}): storage_path must be a str or a Path, not a "
+                f"{type_name}."
+            )
             errors.add(
                 ConfigError(text, do="Pass a directory, or a URL like 's3://bucket/prefix'.")
             )

@@ -165,8 +165,11 @@ class ForkServer:
                 self._fork_warm_server()
 
     def _read_requests(self) -> None:
-        # Python 3.11 ignores the flags of `recv_fds`, so that MSG_DONTWAIT has no effect.
-        while select.select([self._control], [], [], 0)[0]:
+        # Python 3.11 ignores the flags of `recv_fds`, so that MSG_DONTWAIT has no effect. Not
+        # `select()`, which rejects descriptors above 1023: this one has the agent's number.
+        readable = select.poll()
+        readable.register(self._control, select.POLLIN)
+        while readable.poll(0):
             try:
                 packet, descriptors, _, _ = socket.recv_fds(
                     self._control, _PACKET_BYTES, _FDS_PER_REQUEST

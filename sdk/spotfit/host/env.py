@@ -17,7 +17,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from spotfit.core import units
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector, parse_log_level
-from spotfit.host import env
 
 Value = TypeVar("Value")
 _BOOL_TEXTS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -319,7 +318,7 @@ def ignored_ray_variables(
     sorted by name. A variable that is set to Ray's default is left out.
     """
     environment = os.environ if environment is None else environment
-    supported = {env_var.ray_name for env_var in env.ENV_VARS}
+    supported = {env_var.ray_name for env_var in ENV_VARS}
     for name in sorted(environment):
         known = UNSUPPORTED_RAY_VARIABLES.get(name)
         if name in supported or not (known or name.startswith(_PREFIX)):

@@ -90,7 +90,7 @@ def check_minimums(options: Any, *, above_zero: Sequence[str] = (), **minimums: 
     """Check that numeric fields of the dataclass `options` are not below their minimums.
 
     `minimums` are given by field name, such as `nodes=1`; the fields `above_zero` must be greater
-    than 0. None is accepted. Called by options classes of backends. Raises `ConfigError`, or
+    than 0. None is accepted where it is the default. Called by options classes of backends. Raises `ConfigError`, or
     `ConfigErrors` if several fields are invalid.
     """
     rules: dict[str, tuple[float, str]] = {
@@ -102,7 +102,8 @@ def check_minimums(options: Any, *, above_zero: Sequence[str] = (), **minimums: 
     errors = ErrorCollector()
     for name, (minimum, rule) in rules.items():
         value = getattr(options, name)
-        if value is None or value >= minimum:
+        is_unset = value is None and defaults[name] is None
+        if is_unset or (value is not None and value >= minimum):
             continue
         remedy = f"Use a value that is {rule}, or omit {name}: the default is {defaults[name]!r}."
         message = f"{type(options).__name__}({name}={value!r}) must be {rule}."

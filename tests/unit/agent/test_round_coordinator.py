@@ -40,6 +40,7 @@ def test_the_end_of_a_validation_counts_as_progress() -> None:
     assert (coordinator.progress.progressed_at, coordinator.progress.is_validating) == (0.0, True)
     coordinator.set_validation_pending(is_pending=False, now=7.0)
     assert (coordinator.progress.progressed_at, coordinator.progress.is_validating) == (7.0, False)
+    assert coordinator.opened_at == 0.0, "the age of the round does not restart"
 
 
 def test_returned_ranks_are_recorded() -> None:

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from spotfit.agent.ports import AgentMessageReceived
 from spotfit.agent.round_participant import RoundParticipant
 from spotfit.core.codec import decoder, encode
+from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
-from spotfit.model.events import FailureCause, RankFailure
+from spotfit.model.events import FailureCause, LeaderElected, RankFailure
 from spotfit.model.failure_model import FailureModel, LifetimeHistogram, MarketPrior
 from spotfit.model.topology import SnapshotId, SnapshotShard
 from spotfit.model.view import View
@@ -59,6 +60,7 @@ from tests.unit.control.fake_provisioner import LAUNCH
 HUB = a_member(0).coordinator_address
 WIDE = [a_member(0, slots=2), a_member(1, slots=2)]
 OPEN = a_view(round=a_round(3, members=WIDE))
+HEADLESS = LeaderElected(leader=AgentId("driver"), epoch=2)
 CLOSED = a_view(last_round=a_round(3, members=WIDE))
 A_REPORT = MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}"))
 _frames: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[arg-type]
@@ -254,8 +256,16 @@ def test_a_round_is_entered_once(working: Node) -> None:
         (OPEN, None),
         (OPEN, "10.9.9.9:7000"),
         (replace(OPEN, leader=None), HUB),
+        (replace(OPEN, leader=HEADLESS), None),
     ],
-    ids=["none is open", "no place in it", "not connected", "another hub", "nobody leads"],
+    ids=[
+        "no open round",
+        "not a member",
+        "not connected",
+        "another leader",
+        "no leader",
+        "headless leader",
+    ],
 )
 def test_rounds_that_are_not_entered(node: Node, view: View, hub: str | None) -> None:
     node.follow(view, hub)

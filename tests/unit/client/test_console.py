@@ -120,13 +120,13 @@ def test_lost_agents_are_polled_a_limited_number_of_times() -> None:
     output.mark_lost(A)
     store.put(keys.logs(A, 0), lines("last line"))
     assert texts(output) == ["last line"]
-    for _ in range(60):
+    for _ in range(20):
         assert texts(output) == []
-    assert store.read_keys.count(keys.logs(A, 1)) == 50
-    assert store.read_keys.count(keys.logs(B, 0)) == 61, "other agents are polled indefinitely"
+    assert store.read_keys.count(keys.logs(A, 1)) == 10
+    assert store.read_keys.count(keys.logs(B, 0)) == 21, "other agents are polled indefinitely"
     assert not output.is_complete
     output.mark_lost(B)
-    for _ in range(50):
+    for _ in range(10):
         assert texts(output) == []
     assert output.is_complete
 
@@ -142,7 +142,7 @@ def test_output_is_complete_without_the_end_marker_of_lost_machines() -> None:
         2, b"", an_entry(NodeLost(token=TOKEN, node=2, agent=None, reason="it never joined"))
     )
     assert not console.is_complete
-    for _ in range(50):
+    for _ in range(10):
         console.show_new_lines()
     assert console.is_complete
 
@@ -231,7 +231,7 @@ def test_output_of_a_validator_is_shown_until_its_machine_is_released(
     console.on_entry(
         4, b"", an_entry(GroupsReleased(token=Token("t-1"), other_tokens=(Token("t-v"),)))
     )
-    for _ in range(60):
+    for _ in range(20):
         console.show_new_lines()
     assert console.is_complete, "waiting for its end marker is limited"
 
