@@ -90,8 +90,8 @@ def check_minimums(options: Any, *, above_zero: Sequence[str] = (), **minimums: 
     """Check that numeric fields of the dataclass `options` are not below their minimums.
 
     `minimums` are given by field name, such as `nodes=1`; the fields `above_zero` must be greater
-    than 0. None is accepted where it is the default. Called by options classes of backends. Raises `ConfigError`, or
-    `ConfigErrors` if several fields are invalid.
+    than 0. None is accepted where it is the default. Called by options classes of backends.
+    Raises `ConfigError`, or `ConfigErrors` if several fields are invalid.
     """
     rules: dict[str, tuple[float, str]] = {
         name: (minimum, f"at least {minimum}") for name, minimum in minimums.items()
