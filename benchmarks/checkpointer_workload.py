@@ -29,7 +29,7 @@ WARM_UP_ROUNDS = 2
 """Discarded rounds: the first ones allocate memory."""
 
 
-class Training:
+class BenchmarkModel:
     """Weights and Adam's state, and a step that changes all of them."""
 
     def __init__(
@@ -174,7 +174,7 @@ def _copy(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> No
         copy.copy_(tensor)
 
 
-def _save_with_dcp(training: Training, path: Path, own: Any) -> float:
+def _save_with_dcp(training: BenchmarkModel, path: Path, own: Any) -> float:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -295,20 +295,20 @@ def steps(config: dict[str, Any]) -> list[dict[str, float]]:
 # ── all ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _new_initialized_training(config: dict[str, Any]) -> tuple[int, Training]:
+def _new_initialized_training(config: dict[str, Any]) -> tuple[int, BenchmarkModel]:
     rank, training = _new_training(config)
     training.initialize_optimizer()
     return rank, training
 
 
-def _new_training(config: dict[str, Any]) -> tuple[int, Training]:
+def _new_training(config: dict[str, Any]) -> tuple[int, BenchmarkModel]:
     import spotfit
     from spotfit.torch import init_module, prepare_model
 
     rank, sharded = spotfit.get_context().get_world_rank(), config["sharded"]
     prepare = _shard if sharded else prepare_model
     with init_module():
-        training = Training(prepare, rank, config["layers"], config["width"], sharded=sharded)
+        training = BenchmarkModel(prepare, rank, config["layers"], config["width"], sharded=sharded)
     return rank, training
 
 
@@ -322,7 +322,7 @@ def _shard(model: torch.nn.Module) -> Any:
     return fully_shard(model, mesh=mesh)
 
 
-def _checkpointer(training: Training, every: str) -> Any:
+def _checkpointer(training: BenchmarkModel, every: str) -> Any:
     from spotfit.torch import Checkpointer
 
     return Checkpointer(model=training.model, optimizer=training.optimizer, every=every)

@@ -153,18 +153,18 @@ def main() -> int:
     """Train with two preemptions, train undisturbed, and compare. Returns 0 if all checks pass."""
     with tempfile.TemporaryDirectory(prefix="spotfit-demo-") as folder, s3_server(Path(folder)):
         data = digits()
-        disturbed = Training("digits", Path(folder), data)
+        disturbed = DemoRun("digits", Path(folder), data)
         with scheduled_reclaims(
             disturbed.url, PLAN, options=disturbed.machines, seed=SEED
         ) as schedule:
             disturbed.run(schedule)
-        undisturbed = Training("undisturbed", Path(folder), data)
+        undisturbed = DemoRun("undisturbed", Path(folder), data)
         undisturbed.run(None)
         console.print(timeline(disturbed, schedule))
         return 0 if report_checks(disturbed, undisturbed, schedule) else 1
 
 
-class Training:
+class DemoRun:
     """One `fit()`, displayed while it runs."""
 
     def __init__(self, name: str, folder: Path, data: dict[str, Any]) -> None:
@@ -245,11 +245,11 @@ class Training:
         if not isinstance(entry.event, CheckpointDropped):
             self.event_lines.append(format_event(entry.event))
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RecordedStep]:
         """Return the steps that rank 0 recorded."""
         lines = self.step_log.read_text().splitlines() if self.step_log.exists() else []
         rows = [line.split() for line in lines]
-        return [Step(int(pid), int(step), int(at), loss) for pid, step, at, loss in rows]
+        return [RecordedStep(int(pid), int(step), int(at), loss) for pid, step, at, loss in rows]
 
     def weights(self) -> dict[str, Any]:
         """Return the weights of the last checkpoint."""
@@ -291,7 +291,7 @@ def s3_server(folder: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """An executed step."""
 
     pid: int
@@ -300,7 +300,7 @@ class Step:
     loss: str
 
 
-def view(training: Training, handle: spotfit.RunHandle, schedule: ReclaimSchedule | None) -> Table:
+def view(training: DemoRun, handle: spotfit.RunHandle, schedule: ReclaimSchedule | None) -> Table:
     """Return the current state of the run as a table."""
     status, steps = handle.status(), training.steps()
     table = Table(title=f"{status.name}: {status.state}", title_justify="left", show_header=False)
@@ -316,7 +316,7 @@ def view(training: Training, handle: spotfit.RunHandle, schedule: ReclaimSchedul
     return table
 
 
-def timeline(training: Training, schedule: ReclaimSchedule) -> Table:
+def timeline(training: DemoRun, schedule: ReclaimSchedule) -> Table:
     """Return a table of the rounds: steps, cause of the end, and the cost."""
     table = Table(title="Rounds", title_justify="left")
     for column in ("round", "from", "steps", "ended by", "to the next step", "repeated"):
@@ -335,9 +335,9 @@ def timeline(training: Training, schedule: ReclaimSchedule) -> Table:
     return table
 
 
-def split_by_process(steps: list[Step]) -> list[list[Step]]:
+def split_by_process(steps: list[RecordedStep]) -> list[list[RecordedStep]]:
     """Group the steps by round: each round has a new rank 0 process."""
-    rounds: list[list[Step]] = []
+    rounds: list[list[RecordedStep]] = []
     for step in steps:
         if not rounds or rounds[-1][-1].pid != step.pid:
             rounds.append([])
@@ -346,7 +346,7 @@ def split_by_process(steps: list[Step]) -> list[list[Step]]:
 
 
 def cause_of_end(
-    closed: JournalEntry, steps: list[Step], schedule: ReclaimSchedule
+    closed: JournalEntry, steps: list[RecordedStep], schedule: ReclaimSchedule
 ) -> tuple[str, int]:
     """Return why a round ended, and since when no step was executed.
 
@@ -365,7 +365,7 @@ def cause_of_end(
     return f"{nodes} had notice: {closed.event.reason}", steps[-1].at_ms
 
 
-def report_checks(disturbed: Training, undisturbed: Training, schedule: ReclaimSchedule) -> bool:
+def report_checks(disturbed: DemoRun, undisturbed: DemoRun, schedule: ReclaimSchedule) -> bool:
     """Print the checks; return whether all passed."""
     import torch
 

@@ -174,7 +174,7 @@ class Layer:
         layer._link_python()
         return layer
 
-    def execute(self, step: dockerfile.Step, built: Mapping[str, "Layer"]) -> None:
+    def execute(self, step: dockerfile.Instruction, built: Mapping[str, "Layer"]) -> None:
         """Execute a step of the Dockerfile."""
         print(f"[{self.folder.name}] {step.word} {step.rest}", flush=True)
         known = {**self.arguments, **self.environment}

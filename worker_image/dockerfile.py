@@ -11,7 +11,7 @@ SUPPORTED = ("ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "LABEL", "RUN", "USER", 
 
 
 @dataclass(frozen=True)
-class Step:
+class Instruction:
     """One instruction: its keyword, and the rest of the line."""
 
     word: str
@@ -35,9 +35,9 @@ class Stage:
 
     base: str
     name: str
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Instruction] = field(default_factory=list)
 
-    def last(self, word: str) -> Step | None:
+    def last(self, word: str) -> Instruction | None:
         """Return the last step with this keyword, which is the effective one."""
         return next((step for step in reversed(self.steps) if step.word == word), None)
 
@@ -69,8 +69,8 @@ def substitute(text: str, values: Mapping[str, str]) -> str:
     return re.sub(pattern, lambda found: values.get(found[1] or found[2], ""), text)
 
 
-def _steps(text: str) -> list[Step]:
+def _steps(text: str) -> list[Instruction]:
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n", " ", "\n".join(lines))
     parts = (line.strip().partition(" ") for line in joined.splitlines() if line.strip())
-    return [Step(word.upper(), rest.strip()) for word, _, rest in parts]
+    return [Instruction(word.upper(), rest.strip()) for word, _, rest in parts]

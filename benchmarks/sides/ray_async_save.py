@@ -12,12 +12,12 @@ import torch
 from ray import train
 from ray.train.torch import TorchTrainer, prepare_model  # type: ignore[import-not-found]
 
-from benchmarks.checkpointer_workload import WARM_UP_ROUNDS, Training, timed_together
+from benchmarks.checkpointer_workload import WARM_UP_ROUNDS, BenchmarkModel, timed_together
 
 
 def work(config: dict[str, Any]) -> None:
     rank = train.get_context().get_world_rank()
-    training = Training(prepare_model, rank, config["layers"])
+    training = BenchmarkModel(prepare_model, rank, config["layers"])
     training.initialize_optimizer()
     blocking_times = []
     for _ in range(config["saves"] + WARM_UP_ROUNDS):
@@ -28,7 +28,7 @@ def work(config: dict[str, Any]) -> None:
         Path(config["events"]).write_text(json.dumps(blocking_times[WARM_UP_ROUNDS:]))
 
 
-def _save(training: Training, rank: int) -> None:
+def _save(training: BenchmarkModel, rank: int) -> None:
     """Save as in Ray's guide: rank 0 writes a file, all ranks report, asynchronous upload."""
     checkpoint = None
     if rank == 0:

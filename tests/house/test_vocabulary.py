@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +71,7 @@ def test_module_names_are_unique_in_the_sdk() -> None:
     assert not repeated, repeated
 
 
-def test_strings_and_docstrings_use_no_private_words() -> None:
+def test_strings_docstrings_and_comments_use_no_private_words() -> None:
     found = [
         f"{where}: {match[0]!r} (say: {use}) in: {text!r}"
         for path in source_files()
@@ -88,9 +90,13 @@ def test_the_check_finds_a_private_word() -> None:
 
 
 def prose_of(path: Path) -> Iterator[tuple[str, str]]:
-    """The location and sentence of every docstring, message and log event of a module."""
-    for line, text in texts_of(ast.parse(path.read_text())):
+    """The location and sentence of every docstring, message, log event and comment of a module."""
+    source = path.read_text()
+    for line, text in texts_of(ast.parse(source)):
         yield f"{path.relative_to(ROOT)}:{line}", text
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield f"{path.relative_to(ROOT)}:{token.start[0]}", token.string
 
 
 def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:

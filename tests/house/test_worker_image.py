@@ -99,7 +99,7 @@ def test_dockerfile_is_parsed_like_docker_does(tmp_path: Path) -> None:
     assert (one.base, one.name, one.steps) == (
         "a:3.13",
         "one",
-        [dockerfile.Step("RUN", "x    && y")],
+        [dockerfile.Instruction("RUN", "x    && y")],
     )
     assert two.steps[0].pairs() == {"A": "1", "B": "2 3"}
     assert two.steps[1].words() == ["p", "-m"]

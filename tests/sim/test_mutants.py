@@ -314,7 +314,7 @@ def test_adopting_an_abandoned_round_is_detected(
         )
         patch.setattr(
             CheckpointGarbageCollector, "scan_for_debris", lambda *_, **__: None
-        )  # what is deleted tempts nobody
+        )  # deleted checkpoints cannot be restored
         world, _ = caught(storms())  # it takes a rare coincidence all the same
     sound_in(world)
 

@@ -605,7 +605,7 @@ class AwsBatchCloud:
                 environment["AWS_BATCH_JOB_ARRAY_INDEX"] = str(index)
                 environment["AWS_BATCH_JOB_ARRAY_SIZE"] = str(job.size)
             machine = self.datacenter.rent(task, command, environment)
-        # Reported until a machine is rented; the client decides when to give up.
+        # Reported until a machine is rented; the client decides when to stop waiting.
         child.status_reason = "" if machine else _NO_CAPACITY_REASON
         if machine is not None:
             child.machine, child.status = machine.number, "STARTING"

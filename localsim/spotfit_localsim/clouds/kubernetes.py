@@ -379,7 +379,7 @@ class KubernetesCloud:
         # The failure does not count, and the index gets another pod.
         if action == "Ignore":
             return
-        # Without a limit an index is retried for ever: `backoffLimit` is not simulated.
+        # Without a limit an index is retried indefinitely: `backoffLimit` is not simulated.
         limit = job["spec"].get("backoffLimitPerIndex")
         failures = sum(
             one["status"]["phase"] == "Failed" and _index(one) == index

@@ -136,7 +136,7 @@ bucket_outage = Scenario(
     ),
 )
 
-# Requests hang instead of failing: some are executed after the client gave up.
+# Requests hang instead of failing: some are executed after the client's timeout.
 bucket_stalls = Scenario(
     "bucket_stalls",
     workload=LONG_WORKLOAD,

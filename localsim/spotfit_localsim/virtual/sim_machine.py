@@ -235,7 +235,7 @@ class SimSupervisor:
         """The tick of a client that cancels the run."""
         try:
             view = self._ledger.catch_up()
-            # The entry was written although its response was lost, or somebody else cancelled.
+            # The entry was written although its response was lost, or another process cancelled.
             if view.cancel_reason is not None or view.fit_end is not None:
                 return None
             if isinstance(view, View):

@@ -334,7 +334,7 @@ class SimWorker:
         """Stop at once: the machine is terminated."""
         if self.is_alive:
             self._stop()
-            # After the return the process group is shut down: nobody waits for this rank.
+            # After the return the process group is shut down: no rank waits for this one.
             if closes_connections and not self._has_returned:
                 self._process_group.notify_peers_of_loss(self)
 

@@ -145,7 +145,7 @@ class HangDetector:
         """
         key = keys.stack_dump(self._ledger.agent_id, self._coordinator.round, self._dump_id)
         missing = f"its node did not send them within {STACK_DUMP_TIMEOUT_S:.0f} s"
-        # The suspected ranks first: at 1,000 ranks nobody reads all stacks.
+        # The suspected ranks first: at 1,000 ranks a reader needs these first.
         ranks = dict.fromkeys([*suspected_hang.ranks, *range(self._coordinator.world_size)])
         parts = [f"=== rank {rank}: {self._stack_texts.get(rank, missing)}\n" for rank in ranks]
         body = "\n".join([f"{suspected_hang.reason}\n", *parts])

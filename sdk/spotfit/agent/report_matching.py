@@ -306,7 +306,7 @@ class ReportMatcher:
         """
         number = report.report_index
         has_files = isinstance(report, FilesReport)
-        # Ranks number their reports without gaps: the count tells which they have made.
+        # Ranks number their reports without gaps: the count is the number of the last one.
         self._report_counts[rank] = number + 1
         if number < self._matched_count:  # it was matched without this rank, which was excluded
             return [(rank, _answer_without_name(number))] if has_files else []
@@ -373,7 +373,7 @@ class ReportMatcher:
             self._last_save = max(self._last_save, (number, incomplete_reason))
         if incomplete_reason or not ranks:
             self._finish_report(number, MatchedReport(number, metrics_by_rank, None))
-            # Nobody uploads: the other parts are lost, or no rank has files.
+            # No rank uploads: the other parts are lost, or no rank has files.
             failed = UploadFailed(report_index=number, reason=incomplete_reason)
             unnamed = _answer_without_name(number)
             return [(rank, frame) for rank in ranks for frame in (failed, unnamed)]

@@ -191,7 +191,7 @@ def _validation_spec(validation: ValidationConfig) -> ValidationSpec:
 def _hang_detection_config() -> HangDetectionConfig:
     return HangDetectionConfig(
         worker_timeout_s=env.read(env.HEALTH_TIMEOUT_S),
-        # 0 disables it: a hang cannot be told from a long step, so it is opt-in (decision 0022).
+        # 0 disables it: a hang cannot be distinguished from a long step (decision 0022).
         no_progress_timeout_s=env.read(env.HANG_CONFIRM_S) if env.read(env.DETECT_HANGS) else 0.0,
         abort_on_hang=env.read(env.HANG_ACTION) == "fail",
         start_timeout_s=env.read(env.START_TIMEOUT_S),

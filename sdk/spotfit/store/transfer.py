@@ -45,7 +45,7 @@ def compute_content_hash(body: bytes | bytearray | memoryview) -> str:
     return AESGCM(_KEY).encrypt(_NONCE, b"", body).hex()
 
 
-# The transfer of a small file is mostly latency, so many run at once.
+# The transfer of a small file is mostly latency, so several run at once.
 SMALL_FILE_BYTES = 256 * 2**10
 # The store transfers larger files in parallel parts, so that few files saturate the network.
 LARGE_FILE_BYTES = 8 * 2**20
