@@ -15,16 +15,18 @@ The state of each machine is stored in its directory, so a restarted simulator f
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 import msgspec
 
@@ -33,6 +35,9 @@ from spotfit.host import env, system
 from spotfit_localsim.clouds.capacity import RealTimeMarket
 from spotfit_localsim.random_streams import SeededStreams
 from spotfit_provisioners.local.processes import ProcessIdentity, find_process, kill_process_tree
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _INIT_SCRIPT = """trap : TERM
 "$@" </dev/null >>output 2>&1 & child=$!
@@ -111,13 +116,28 @@ class MachineHooks:
     close_metadata: Callable[[SimulatedMachine], None] = lambda _: None
 
 
+def _locked(
+    method: Callable[Concatenate[Datacenter, _P], _R],
+) -> Callable[Concatenate[Datacenter, _P], _R]:
+    """Hold the `lock` of the datacenter while the method runs."""
+
+    @functools.wraps(method)
+    def run(datacenter: Datacenter, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with datacenter.lock:
+            return method(datacenter, *args, **kwargs)
+
+    return run
+
+
 @dataclass
 class Datacenter:
-    """All machines of one simulated cloud. Not thread-safe; call `tick` often."""
+    """All machines of one simulated cloud. Call `tick` often; threads may share an instance."""
 
     root: Path
     market: RealTimeMarket
     hooks: MachineHooks = field(default_factory=MachineHooks)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held by each method that changes a machine."""
     machines: dict[int, SimulatedMachine] = field(default_factory=dict)
     _children: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _output_sizes: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
@@ -137,6 +157,7 @@ class Datacenter:
 
     # --- renting -----------------------------------------------------------------------------
 
+    @_locked
     def rent(
         self, task: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> SimulatedMachine | None:
@@ -163,7 +184,8 @@ class Datacenter:
 
     def active_machines(self) -> Iterator[SimulatedMachine]:
         """Yield the active machines, oldest first."""
-        return (machine for machine in self.machines.values() if machine.is_active)
+        # A copy: another thread may rent a machine meanwhile.
+        return (machine for machine in list(self.machines.values()) if machine.is_active)
 
     def find_machine(self, task: str) -> SimulatedMachine | None:
         """Return the machine that was last rented for the task, or None."""
@@ -172,6 +194,7 @@ class Datacenter:
 
     # --- ending ------------------------------------------------------------------------------
 
+    @_locked
     def stop(self, machine: SimulatedMachine, *, grace_s: float) -> None:
         """Send SIGTERM to its command, and SIGKILL to all its processes after the grace period."""
         if machine.state == "booting":
@@ -182,6 +205,7 @@ class Datacenter:
             self.send_signal(machine, signal.SIGTERM)
             self._persist(machine)
 
+    @_locked
     def reclaim(self, machine: SimulatedMachine, *, notice: bool) -> None:
         """Preempt the machine: after `notice_s` with a notice, or at once.
 
@@ -199,11 +223,13 @@ class Datacenter:
         else:
             self._terminate(machine, RECLAIMED)
 
+    @_locked
     def advise(self, machine: SimulatedMachine) -> None:
         """Give a rebalance recommendation; the machine keeps running."""
         machine.advised_at_s = _now_s()
         self._persist(machine)
 
+    @_locked
     def silence(self, machine: SimulatedMachine) -> None:
         """Freeze its processes: it is billed but does not respond any more."""
         process = ProcessIdentity.parse(machine.pid)
@@ -213,6 +239,7 @@ class Datacenter:
             machine.silent_since_s = _now_s()
             self._persist(machine)
 
+    @_locked
     def remove(self, machine: SimulatedMachine) -> None:
         """Delete the record and files of a terminated machine."""
         del self.machines[machine.number]
@@ -247,6 +274,7 @@ class Datacenter:
             if size and (not sizes or sizes[-1][1] != size):
                 sizes.append((now, size))
 
+    @_locked
     def send_signal(self, machine: SimulatedMachine, signal_number: signal.Signals) -> None:
         """Send a signal to its command now, or as soon as the command runs."""
         machine.pending_signal = None
@@ -260,6 +288,7 @@ class Datacenter:
 
     # --- tick --------------------------------------------------------------------------------
 
+    @_locked
     def tick(self) -> None:
         """Boot machines, detect exited ones and carry out due preemptions."""
         now = _now_s()
@@ -359,6 +388,7 @@ class Datacenter:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(directory / "machine.json", encode(machine))
 
+    @_locked
     def close(self) -> None:
         """Terminate all machines."""
         for machine in list(self.active_machines()):

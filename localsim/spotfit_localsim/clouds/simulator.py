@@ -62,7 +62,6 @@ class Simulator:
         self.root = root
         self.options = options
         self.stop_event = threading.Event()
-        self._lock = threading.RLock()
         self._metadata_servers: dict[int, WireServer] = {}
         self._last_request_at = _now()
         self._request_counts: Counter[str] = Counter()
@@ -72,6 +71,7 @@ class Simulator:
             write_atomically(started_at, str(system.wall_ms() / 1000).encode())
         self.market = RealTimeMarket(options, started_s=float(started_at.read_text()))
         self.datacenter = Datacenter.open(root, self.market)
+        self._lock = self.datacenter.lock
         self.faults = ApiFaults()
         kind = load_cloud(options.cloud)
         self.cloud: SimulatedCloud = kind(self.datacenter, self.faults)

@@ -1,10 +1,11 @@
-"""Machines as processes: they boot, run one command, are told, stopped, taken back, remembered."""
+"""Machines as processes: boot, command, signals, stop, preemption, restart of the simulator."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -192,3 +193,22 @@ def test_a_site_that_is_opened_again_knows_its_machines(site: Datacenter) -> Non
     again.remove(found)
     assert not (site.root / "machines" / "000001").exists()
     again.close()
+
+
+def test_concurrent_preemptions_of_a_machine_end_it_once(site: Datacenter) -> None:
+    machine = rented(site, SLEEPS)
+    until(site, lambda: machine.state == "up")
+    ended: list[SimulatedMachine] = []
+    other = threading.Thread(target=site.reclaim, args=[machine], kwargs={"notice": False})
+
+    def end(machine: SimulatedMachine) -> None:
+        ended.append(machine)
+        if not other.is_alive():
+            other.start()
+            # The other thread must wait until this one is done.
+            other.join(0.2)
+
+    site.hooks.close_metadata = end
+    site.reclaim(machine, notice=False)
+    other.join()
+    assert ended == [machine]
