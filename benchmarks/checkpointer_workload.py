@@ -165,7 +165,6 @@ def _save_and_wait(ckpt: Any) -> dict[str, float]:
     return {
         "ours_s": slowest_rank(blocking_s),
         "commit_s": slowest_rank(commit_s),
-        "own_bytes": float(latest.arena.size_bytes),
     }
 
 

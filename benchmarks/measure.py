@@ -255,7 +255,7 @@ def _compare_all(figure: Figure, args: argparse.Namespace) -> None:
 def _arguments(figure: Figure) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=figure.title)
     parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--peer_targets", nargs="*", help="only these", choices=[*SETTINGS])
+    parser.add_argument("--peers", nargs="*", help="only these", choices=[*SETTINGS])
     parser.add_argument("--alone", help="measure one side, without pairs", choices=[*SETTINGS])
     parser.add_argument("--runs", type=int, default=3, help="how often, with --alone")
     return parser.parse_args()

@@ -59,7 +59,7 @@ def main() -> int:
     (RESULTS / "summary.md").write_text(table)
     print("\n" + table)
     if failed:
-        print(f"Not run_figure: {', '.join(failed)}", file=sys.stderr)
+        print(f"Failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
