@@ -14,8 +14,7 @@ from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import CancelRequested, JournalEntry, LeaderElected
-from spotfit.model.fold import fold
-from spotfit.model.view import JournalView
+from spotfit.model.view import JournalView, fold
 from spotfit.store.local import MemoryStore
 
 RUN = RunId("a" * 32)

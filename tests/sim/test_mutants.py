@@ -26,11 +26,10 @@ from spotfit.model.events import (
     PreemptionNoticed,
     RoundClosed,
 )
-from spotfit.model.fold import fold
 from spotfit.model.group import GroupRequest
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.topology import Round, SnapshotId
-from spotfit.model.view import View
+from spotfit.model.view import View, fold
 from spotfit.policy import recovery, retention, retry_budget, validation_schedule
 from spotfit.policy.actions import AppendEvent, RequestMachines
 from spotfit.protocol.worker_agent import SaveCompleted

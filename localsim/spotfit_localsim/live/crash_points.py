@@ -106,10 +106,10 @@ CRASH_POINTS: Mapping[str, CrashPoint] = {
         "agent", "spotfit.agent.worker_pool:ProcessWorkerPool._on_upload_finished"
     ),
     "commit_decided": CrashPoint(
-        "agent", "spotfit.ledger.run:Ledger.create_entry", "before", _COMMIT
+        "agent", "spotfit.ledger.journal:Ledger.create_entry", "before", _COMMIT
     ),
     "commit_written": CrashPoint(
-        "agent", "spotfit.ledger.run:Ledger.create_entry", "after", _COMMIT
+        "agent", "spotfit.ledger.journal:Ledger.create_entry", "after", _COMMIT
     ),
 }
 

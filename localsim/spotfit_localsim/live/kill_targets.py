@@ -10,8 +10,7 @@ from typing import Literal
 
 from spotfit.core.errors import SpotfitError
 from spotfit.host import process
-from spotfit.ledger.journal import Journal
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Journal, Ledger
 from spotfit.store.factory import open_store
 from spotfit.store.retry import RetryPolicy
 from spotfit_localsim.random_streams import RandomStream

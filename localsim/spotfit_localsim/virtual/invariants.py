@@ -36,10 +36,9 @@ from spotfit.model.events import (
     ValidationEnded,
     ValidationStarted,
 )
-from spotfit.model.fold import fold
 from spotfit.model.group import GroupPlan
 from spotfit.model.topology import Round
-from spotfit.model.view import JournalView, View
+from spotfit.model.view import JournalView, View, fold
 from spotfit_localsim.virtual.sim_workers import read_checkpoint_state
 from spotfit_localsim.virtual.workload import SimTraining, validation_score
 

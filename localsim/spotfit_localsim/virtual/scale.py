@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from spotfit.ledger import journal
 from spotfit.model.events import JournalEntry
-from spotfit.model.fold import fold
 from spotfit.model.spec import RunTiming
-from spotfit.model.view import JournalView
+from spotfit.model.view import JournalView, fold
 from spotfit_localsim.virtual.engine import Engine, patched_attribute
 from spotfit_localsim.virtual.invariants import InvariantViolation
 from spotfit_localsim.virtual.market import SimMarketConfig

@@ -13,8 +13,7 @@ from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId, RunId
-from spotfit.ledger.journal import EntryListener
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import EntryListener, Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member, Notice, PreemptionRisk

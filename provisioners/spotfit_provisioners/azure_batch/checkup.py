@@ -21,7 +21,7 @@ _BATCH_API_VERSION = "2024-07-01"
 _IDENTITY_API_VERSION = "2023-01-31"
 _PERMISSIONS_API_VERSION = "2022-04-01"
 _NO_ACCOUNT = "account_id is not set, so Azure Resource Manager cannot be queried"
-_REMEDY_ROLES = "Grant the caller the roles that docs/guides/azure_batch.md lists."
+_REMEDY_ROLES = "Grant this account the roles that docs/guides/azure_batch.md lists."
 _REMEDY_QUOTA = "Request a higher quota under Batch accounts → Quotas, or use smaller machines."
 
 # Data actions of the role 'Azure Batch Job Submitter'.
@@ -118,7 +118,7 @@ class _AzureAccountChecks:
         actual, endpoint = properties.get("accountEndpoint", ""), urlsplit(self._options.endpoint)
         if endpoint.scheme == "https" and actual and endpoint.netloc.lower() != actual.lower():
             raise ConfigError(
-                f"AzureBatchOptions(account_id=…) is the account of {actual}, but its endpoint is "
+                f"AzureBatchOptions: account_id is the account of {actual}, but endpoint is "
                 f"{endpoint.netloc}.",
                 do=f"Set endpoint='https://{actual}', or correct account_id.",
             )
@@ -225,7 +225,8 @@ class _AzureAccountChecks:
                 )
         if missing:
             raise ProvisionPermissionError(
-                "The caller lacks permissions on the Batch account or identity: "
+                "The account of your Azure credentials lacks permissions on the Batch account or "
+                "identity: "
                 f"{', '.join(missing)}.",
                 do=_REMEDY_ROLES,
             )

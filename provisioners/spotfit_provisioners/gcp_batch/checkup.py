@@ -29,8 +29,8 @@ AGENT_ROLES = ("roles/batch.agentReporter", "roles/batch.jobsEditor")
 # With any of these, a missing role above is no reason for doubt.
 _BROADER_ROLES = ("roles/owner", "roles/editor", "roles/batch.admin")
 _REMEDY_ROLES = (
-    "Grant the caller the roles that docs/guides/gcp_batch.md lists, or apply "
-    "infra/terraform/stacks/gcp."
+    "Grant this account the roles in the rows 'you' of docs/guides/gcp_batch.md, or add it to "
+    "users of infra/terraform/stacks/gcp and apply that."
 )
 
 
@@ -172,7 +172,8 @@ class _GcpAccountChecks:
         if missing:
             resource = f" on {subject}" if "@" in subject else ""
             raise ProvisionPermissionError(
-                f"The caller lacks permissions in the project {self._project}: "
+                "The account of your Google credentials lacks permissions in the project "
+                f"{self._project}: "
                 f"{', '.join(missing)}{resource}.",
                 do=_REMEDY_ROLES,
             )

@@ -165,7 +165,10 @@ class _SlurmChecks:
         # Only this machine can be checked; the nodes are expected to mount the same directory.
         folder = Path(self._options.work_dir or Path.cwd())
         if not folder.is_dir():
-            raise CheckSkippedError(f"{folder} does not exist on this machine")
+            raise CheckSkippedError(
+                f"SlurmOptions(work_dir={str(folder)!r}) does not exist on this machine; only the "
+                "nodes can check it"
+            )
         if not os.access(folder, os.W_OK):
             raise ConfigError(
                 f"The working directory of the tasks, {folder}, is not writable.",

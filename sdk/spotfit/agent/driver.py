@@ -32,7 +32,7 @@ from spotfit.host import env, log, machine, owned_dirs, system
 from spotfit.host.event_loop import EventLoop
 from spotfit.host.owned_dirs import owned_directory
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member
 from spotfit.protocol.agent_sidecar import SidecarInit

@@ -37,7 +37,7 @@ from spotfit.control.background_calls import BackgroundCalls
 from spotfit.core.clock import Clock
 from spotfit.host import process
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.spec import HangDetectionConfig
 from spotfit.policy import failure_detection
 from spotfit.policy.failure_detection import SuspectedHang

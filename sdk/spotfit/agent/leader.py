@@ -28,7 +28,7 @@ from spotfit.agent.round_lifecycle import RoundLifecycle
 from spotfit.control.background_calls import BackgroundCalls
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import journal
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
@@ -46,7 +46,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.leader_state import LeaderState, UserCodeError, ValidationReported
 from spotfit.model.view import View
-from spotfit.policy import rendezvous
+from spotfit.policy import scheduler
 from spotfit.policy.election import CLEANUP_LEASE_TIMEOUT_S
 from spotfit.policy.preemption import is_replacement_ready
 from spotfit.protocol.agent_leader import (
@@ -359,7 +359,7 @@ class Leader:
             and view.round is None
             and view.fit_end is None
             # Uploads that are still in progress may complete a further checkpoint.
-            and rendezvous.wait_for_uploads(view, self._refresh_state(), now) is None
+            and scheduler.wait_for_uploads(view, self._refresh_state(), now) is None
         ):
             self._rounds.search_bucket(view, now)
         if open_round is not None:

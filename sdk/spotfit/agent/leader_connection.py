@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from spotfit.agent.ports import AgentTransport, LeaderDisconnected
 from spotfit.control.background_calls import BackgroundCalls
 from spotfit.core.ids import AgentId
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.spec import RunTiming
 from spotfit.model.view import View
 from spotfit.policy.election import LeaderObservation, after_lease_read

@@ -17,7 +17,7 @@ from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
 from spotfit.core.errors import IntegrityError
 from spotfit.host import log
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.leader_state import ReadyCheckpoint
 from spotfit.model.view import View
 from spotfit.store.api import Store

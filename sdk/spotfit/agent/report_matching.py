@@ -36,7 +36,7 @@ from spotfit.agent.collectives import REPORT_KIND, CollectiveKey, Collectives, O
 from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
 from spotfit.core.codec import decoder
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
 from spotfit.protocol.worker_agent import (

@@ -334,10 +334,11 @@ class SharedRing:
         return self._word_matches(0, n)
 
     def mark_consumed(self, local_index: int, n: int) -> None:
-        """Mark chunk n as no longer needed by that rank, which calls it after its copy.
+        """Mark chunk `n` of this ring as no longer needed by that rank.
 
-        `local_index` is the rank's index in the `NodeGroup`. Chunks of one slot are consumed in
-        order.
+        Every rank that needs the chunk calls it once after it has delivered the bytes, the owner
+        included; then the owner reuses the slot. `local_index` is the rank's index in the
+        `NodeGroup`. Chunks of one slot are consumed in order.
         """
         self._write_word(1 + local_index, n)
 

@@ -130,7 +130,10 @@ class SaveCostTracker:
 
     @property
     def in_flight(self) -> int:
-        """Number of submitted snapshots that `record_status` has not seen committed or failed."""
+        """Number of submitted snapshots that `record_status` has not seen committed or failed.
+
+        The scheduler of rank 0 starts no save beyond a maximum of them.
+        """
         return len(self._in_flight_saves)
 
     @property

@@ -25,8 +25,13 @@ import msgspec
 from msgspec.structs import replace
 
 from spotfit.client.keyring import RunKeyring
-from spotfit.client.preflight import PreflightResult, check_latest_checkpoint, run_preflight
-from spotfit.client.request import FitRequest, nest_train_contexts
+from spotfit.client.request import (
+    FitRequest,
+    PreflightResult,
+    check_latest_checkpoint,
+    nest_train_contexts,
+    run_preflight,
+)
 from spotfit.client.result import Result
 from spotfit.client.run_handle import RunHandle, attach_headless_leader, create_driver_ledger
 from spotfit.code.code_bundle import (
@@ -45,8 +50,7 @@ from spotfit.core.errors import (
 )
 from spotfit.frameworks.backend_config import backend_hooks_class
 from spotfit.host import log, system
-from spotfit.ledger.journal import check_no_gaps
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger, check_no_gaps
 from spotfit.model.events import FitStarted
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.spec import RunSpec, RunTiming

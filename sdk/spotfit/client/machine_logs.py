@@ -13,8 +13,7 @@ from typing import NamedTuple
 from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.core.input_checks import did_you_mean
 from spotfit.host import log
-from spotfit.ledger.journal import Journal
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Journal, Ledger
 from spotfit.model.events import FitStarted, GroupPlanned, GroupSubmitted, JournalEntry, NodeLost
 from spotfit.model.group import GroupHandle
 from spotfit.model.spec import RunSpec

@@ -28,8 +28,7 @@ from spotfit.control.reconciler import Reconciler
 from spotfit.core.errors import ConfigError, SpotfitError, StoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import log, system
-from spotfit.ledger.journal import check_no_gaps
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger, check_no_gaps
 from spotfit.model.events import (
     CancelRequested,
     FailureCause,

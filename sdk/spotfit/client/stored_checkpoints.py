@@ -12,7 +12,7 @@ from spotfit.checkpoint.reader import SavedState, open_committed_snapshot
 from spotfit.client.run_handle import open_ledger
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.host import plugins
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import CheckpointCommitted, CheckpointDropped
 from spotfit.model.reporting import metrics_from_json
 from spotfit.store.api import Store

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spotfit.client.preflight import prewarm_backend
-from spotfit.client.request import FitRequest
+from spotfit.client.request import FitRequest, prewarm_backend
 from spotfit.client.run_config import RunConfig, check_config_type, qualified_type_name
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector, reject_deprecated_arguments

@@ -19,8 +19,7 @@ from functools import partial
 
 from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, retry_delay_s
 from spotfit.core.errors import AlreadyExistsError, StoreError
-from spotfit.ledger.journal import JournalPage
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import JournalPage, Ledger
 from spotfit.model.events import JournalEvent
 from spotfit.model.view import View
 

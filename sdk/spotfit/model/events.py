@@ -2,7 +2,7 @@
 
 The format is append-only (docs/decisions/0010): new event types and new fields with a default may
 be added, but no event or field that was ever written is renamed, retyped or given another meaning.
-`model.fold` defines what each event means for the state of the run.
+`model.view` defines what each event means for the state of the run.
 """
 
 from __future__ import annotations

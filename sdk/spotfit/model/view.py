@@ -2,22 +2,47 @@
 
 A journal without a `FitStarted` entry has only a `JournalView`, which lacks the spec.
 
-Readers that have folded the same number of entries have equal views. `model.fold` updates it.
+`fold(view, entry)` returns the view after an entry. It is pure and total, so all readers that have
+folded the same entries have equal views.
+
+    state of the run      | event             | next state
+    ----------------------|-------------------|-----------------------------------------
+    empty, or fit ended   | FitStarted        | active, no round
+    active, no round      | RoundOpened       | active, round open
+    active, round open    | RoundClosed       | active, no round
+    active                | TrainingEnded     | active, no round, `pending_fit_end` is set
+    active                | FitEnded          | fit ended; machines are still to be released
+    any                   | all other events  | unchanged; they update groups, checkpoints, …
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never, overload
 
 import msgspec
+from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.model.events import (
+    CancelRequested,
     CheckpointCommitted,
+    CheckpointDropped,
     FailureCause,
     FitEnded,
+    FitStarted,
+    GroupPlanned,
+    GroupRefused,
+    GroupsReleased,
+    GroupSubmitted,
+    JournalEntry,
+    JournalEvent,
     LeaderElected,
+    NodeLost,
+    PreemptedNodes,
+    PreemptionNoticed,
     RoundClosed,
+    RoundOpened,
+    TrainingEnded,
     ValidationEnded,
     ValidationStarted,
 )
@@ -25,7 +50,7 @@ from spotfit.model.failure_model import LifetimeHistogram
 from spotfit.model.group import GroupHandle, GroupPlan, Role
 from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.spec import RunSpec
-from spotfit.model.topology import Notice, Round
+from spotfit.model.topology import NodeAssignment, Notice, Round
 
 # A dropped checkpoint is kept in the view until its files are deleted, which a new leader may have
 # to do. 64 is far more than one leader leaves undone, and limits the size of the view.
@@ -232,3 +257,337 @@ _VALIDATION_STATUSES = {
     "failed": ReportedCheckpointStatus.VALIDATION_FAILED,
     "timeout": ReportedCheckpointStatus.VALIDATION_TIMEOUT,
 }
+
+
+# --- Effects of journal events --------------------------------------------------------------------
+
+
+@overload
+def fold(view: View, entry: JournalEntry) -> View: ...
+
+
+@overload
+def fold(view: JournalView, entry: JournalEntry) -> JournalView: ...
+
+
+def fold(view: JournalView, entry: JournalEntry) -> JournalView:
+    """Return the view after one more entry; it is a `View` from the first `FitStarted` on.
+
+    `entry` must be the one in slot `view.next_slot`: neither the slot nor the run id is checked.
+    Pure: `view` is unchanged. Called by `ledger.journal`, which reads the entries. Raises
+    `KeyError` for an unknown group token, which shows that an earlier entry is missing.
+    """
+    after = _apply_event(view, entry.event, run_id=entry.run_id)
+    return replace(after, next_slot=view.next_slot + 1, run_id=view.run_id or entry.run_id)
+
+
+def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> JournalView:
+    match event:
+        case FitStarted():
+            return _start_fit(view, event, run_id=run_id)
+        case LeaderElected(epoch=epoch):
+            return replace(view, leader=event, epoch=epoch)
+        case GroupPlanned() | GroupSubmitted() | GroupRefused() | GroupsReleased() | NodeLost():
+            return _apply_group_event(view, event)
+        case PreemptionNoticed(agent=agent, notice=notice):
+            # The slot of the first notice is kept: what was saved after it stays saved, even if a
+            # second notice announces an earlier deadline.
+            return replace(
+                view,
+                notices={**view.notices, agent: notice},
+                notice_slots={agent: view.next_slot, **view.notice_slots},
+            )
+        case RoundOpened(round=opened):
+            return _open_round(view, opened)
+        case RoundClosed():
+            return _close_round(view, event)
+        case CheckpointCommitted() | CheckpointDropped() | ValidationStarted() | ValidationEnded():
+            return _apply_checkpoint_event(view, event)
+        case TrainingEnded(fit_end=fit_end):
+            return replace(view, pending_fit_end=fit_end, round=None)
+        case CancelRequested(reason=reason):
+            return replace(view, cancel_reason=reason)
+        case FitEnded():
+            # Groups stay in the view until they are released.
+            return replace(view, fit_end=event, round=None, current_validation=None)
+    assert_never(event)
+
+
+def _start_fit(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
+    """Start a fit: keep checkpoints, round numbers, lifetimes and groups that are not released."""
+    # Round numbers continue: they are part of checkpoint uids and object keys, which are unique in
+    # the run. Machines of the previous fit that still cost money stay visible until released.
+    # `leader` is reset: otherwise the first election of the new fit had to wait until the lease of
+    # the previous fit's leader expires.
+    return View(
+        next_slot=view.next_slot,
+        run_id=run_id,
+        spec=event.spec,
+        fit_count=view.fit_count + 1,
+        epoch=view.epoch,
+        groups={token: group for token, group in view.groups.items() if not group.is_released},
+        last_round=view.last_round,
+        checkpoints=view.checkpoints,
+        dropped_checkpoints=view.dropped_checkpoints,
+        latest_committed_slot=view.latest_committed_slot,
+        unvalidated_checkpoints=view.unvalidated_checkpoints,
+        validation_results=view.validation_results,
+        validation_attempts=view.validation_attempts,
+        lifetimes=view.lifetimes,
+    )
+
+
+def _apply_group_event(
+    view: JournalView,
+    event: GroupPlanned | GroupSubmitted | GroupRefused | GroupsReleased | NodeLost,
+) -> JournalView:
+    match event:
+        case GroupPlanned(plan=plan, request=request):
+            groups = view.groups
+            if request.role == "validate":
+                # Closed groups are normally removed when a round opens (`_open_round`). Many
+                # validation machines may come and go within one round, so remove theirs here: the
+                # view must stay small.
+                groups = {
+                    token: group
+                    for token, group in groups.items()
+                    if group.role != "validate" or not group.is_closed
+                }
+            planned = MachineGroup(plan=plan, role=request.role)
+            return replace(view, groups={**groups, plan.token: planned})
+        case GroupSubmitted(token=token, handle=handle):
+            submitted = _with_group(view, token, replace(view.groups[token], handle=handle))
+            if view.groups[token].role == "validate":
+                # `validator_refusals` is reset only when a validation starts there: such machines
+                # may also fail while booting, which counts as a refusal.
+                return submitted
+            return replace(submitted, refusals=0, last_refusal=None)
+        case GroupRefused():
+            return _refuse_group(view, event)
+        case GroupsReleased(token=token, other_tokens=others):
+            released = {t: replace(view.groups[t], is_released=True) for t in (token, *others)}
+            return replace(view, groups={**view.groups, **released})
+        case NodeLost():
+            return _lose_node(view, event)
+    assert_never(event)
+
+
+def _with_group(view: JournalView, token: Token, group: MachineGroup) -> JournalView:
+    return replace(view, groups={**view.groups, token: group})
+
+
+def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
+    group = view.groups[event.token]
+    refused = _with_group(view, event.token, replace(group, refusal=event.reason))
+    if group.role == "validate":
+        return replace(
+            refused,
+            validator_refusals=view.validator_refusals + 1,
+            final_validator_refusal=event.reason
+            if event.is_final
+            else view.final_validator_refusal,
+        )
+    return replace(
+        refused,
+        refusals=view.refusals + 1,
+        last_refusal=event.reason,
+        final_refusal=event.reason if event.is_final else view.final_refusal,
+    )
+
+
+def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
+    group = view.groups[event.token]
+    nodes = group.lost_nodes if event.machine_returned else group.lost_nodes | {event.node}
+    after = _with_group(view, event.token, replace(group, lost_nodes=nodes))
+    if event.agent is None and group.role == "validate":
+        return replace(after, validator_refusals=view.validator_refusals + 1)
+    if event.agent is None and event.cause is FailureCause.PREEMPTION:
+        # The backend withdrew a granted machine. A group counts as one refusal, not one per node.
+        added = 0 if group.lost_nodes else 1
+        return replace(after, refusals=view.refusals + added, last_refusal=event.reason)
+    # A machine that never had an agent ended no round: it counts as a boot failure only.
+    if event.agent is None:
+        return replace(after, boot_failures=view.boot_failures + 1)
+    outage = {event.agent} if event.cause is FailureCause.PLATFORM else set()
+    after = replace(
+        after,
+        lost_agents=view.lost_agents | {event.agent},
+        platform_outages=view.platform_outages | outage,
+    )
+    return _recharge_closed_round(after, event) if event.cause is not None else after
+
+
+def _recharge_closed_round(view: JournalView, event: NodeLost) -> JournalView:
+    """Charge a round that was closed for NETWORK to the cause of the node's loss.
+
+    A round is closed before the backend is known to have lost the node, because waiting for that
+    would delay recovery by seconds (docs/decisions/0018). It is recharged once, for the first node.
+    """
+    closed, assignment = view.last_round_closed, _disconnected_assignment(view, event)
+    assert event.cause is not None
+    if closed is None or closed.cause is not FailureCause.NETWORK or assignment is None:
+        return view
+    # Once only: the cause is not NETWORK any more afterwards.
+    counts = {
+        **view.failure_counts,
+        FailureCause.NETWORK: view.failure_counts.get(FailureCause.NETWORK, 1) - 1,
+        event.cause: view.failure_counts.get(event.cause, 0) + 1,
+    }
+    reason = f"{closed.reason}; {assignment.machine_name} is lost: {event.reason}"
+    preempted = (
+        PreemptedNodes(node_to_ranks={assignment.machine_name: tuple(assignment.ranks)})
+        if event.cause is FailureCause.PREEMPTION
+        else None
+    )
+    return replace(
+        view,
+        failure_counts={cause: count for cause, count in counts.items() if count},
+        last_round_closed=replace(closed, cause=event.cause, reason=reason, preempted=preempted),
+        # Preemptions do not count as rounds without progress; NETWORK did, see `_close_round`.
+        rounds_without_progress=max(
+            0, view.rounds_without_progress - (event.cause is FailureCause.PREEMPTION)
+        ),
+    )
+
+
+def _disconnected_assignment(view: JournalView, event: NodeLost) -> NodeAssignment | None:
+    """The node's assignment in the last round, if that round was closed for its connection."""
+    closed, last = view.last_round_closed, view.last_round
+    if closed is None or last is None or closed.round_number != last.number or event.agent is None:
+        return None
+    assignment = last.assignment_of(event.agent)
+    # Other nodes of the round may be lost later, for a reason of their own.
+    lost_ranks = {failure.rank for failure in closed.failures if failure.kind == "lost"}
+    if assignment is None or lost_ranks.isdisjoint(assignment.ranks):
+        return None
+    return assignment
+
+
+def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
+    cause = event.cause
+    # A preemption or resize says nothing about whether the training itself can make progress, so
+    # neither slows down the following rounds (`rendezvous`).
+    closed = replace(
+        view,
+        round=None,
+        last_round_closed=event,
+        failure_counts={**view.failure_counts, cause: view.failure_counts.get(cause, 0) + 1},
+        rounds_without_progress=view.rounds_without_progress
+        + (cause not in (FailureCause.PREEMPTION, FailureCause.RESIZE)),
+    )
+    # If the leader was lost with its round, the duration is unknown; the age at the last commit is
+    # a lower bound. With a single node that is always the case (docs/decisions/0027).
+    age_s = view.group_age_s + (view.round_age_s if event.duration_s is None else event.duration_s)
+    agents = [assignment.agent for assignment in view.round.assignments] if view.round else []
+    notice_slots = [view.notice_slots[agent] for agent in agents if agent in view.notices]
+    # A voluntary resize is not the end of a group's lifetime.
+    if cause is FailureCause.RESIZE and not notice_slots:
+        return replace(closed, group_age_s=age_s)
+    saved_in_time = bool(notice_slots) and (
+        event.state_replicated or view.latest_committed_slot > max(notice_slots)
+    )
+    lifetimes = view.lifetimes.with_end(age_s, saved_in_time=saved_in_time)
+    return replace(closed, lifetimes=lifetimes, group_age_s=0.0)
+
+
+def _open_round(view: JournalView, opened: Round) -> JournalView:
+    # Remove closed groups, lost agents and their notices: the view of a run of many weeks must not
+    # grow with the number of preemptions.
+    groups = {
+        token: group
+        for token, group in view.groups.items()
+        if not group.is_released and group.refusal is None
+    }
+    notices = {
+        agent: notice for agent, notice in view.notices.items() if agent not in view.lost_agents
+    }
+    # These two agents may be looked up although they have no assignment in the new round.
+    former_leader = view.leader.lost_leader if view.leader else None
+    validator = view.current_validation.agent if view.current_validation else None
+    lost = view.lost_agents & {former_leader, validator}
+    return replace(
+        view,
+        round=opened,
+        last_round=opened,
+        round_age_s=0.0,
+        round_opened_slot=view.next_slot,
+        # A round proves that machines can boot and join.
+        boot_failures=0,
+        groups=groups,
+        lost_agents=lost,
+        platform_outages=view.platform_outages & lost,
+        notices=notices,
+        notice_slots={agent: view.notice_slots[agent] for agent in notices},
+    )
+
+
+def _apply_checkpoint_event(
+    view: JournalView,
+    event: CheckpointCommitted | CheckpointDropped | ValidationStarted | ValidationEnded,
+) -> JournalView:
+    match event:
+        case CheckpointCommitted(name=name):
+            to_validate = (event,) if event.validation else ()
+            return replace(
+                view,
+                checkpoints=(*view.checkpoints, event),
+                # A name that is committed again is in use: its files must not be deleted.
+                dropped_checkpoints=tuple(n for n in view.dropped_checkpoints if n != name),
+                # `failure_counts` are not reset: limits are for the complete fit.
+                rounds_without_progress=0,
+                round_age_s=view.round_age_s if event.round_age_s is None else event.round_age_s,
+                latest_committed_slot=view.next_slot,
+                unvalidated_checkpoints=(*view.unvalidated_checkpoints, *to_validate),
+            )
+        case CheckpointDropped(name=name):
+            return _drop_checkpoint(view, name)
+        case ValidationStarted():
+            current, group = view.current_validation, view.groups.get(event.token)
+            is_retry = current is not None and current.checkpoint_uid == event.checkpoint_uid
+            on_own_machine = group is not None and group.role == "validate"
+            return replace(
+                view,
+                current_validation=event,
+                validation_attempts=event.attempt,
+                current_validation_tries=view.current_validation_tries + 1 if is_retry else 1,
+                validator_refusals=0 if on_own_machine else view.validator_refusals,
+            )
+        case ValidationEnded():
+            return _end_validation(view, event)
+    assert_never(event)
+
+
+def _drop_checkpoint(view: JournalView, name: str) -> JournalView:
+    uids = {checkpoint.uid for checkpoint in view.checkpoints if checkpoint.name == name}
+    dropped = [*(n for n in view.dropped_checkpoints if n != name), name]
+    return replace(
+        view,
+        checkpoints=tuple(c for c in view.checkpoints if c.name != name),
+        dropped_checkpoints=tuple(dropped[-MAX_DROPPED_CHECKPOINTS:]),
+        unvalidated_checkpoints=tuple(c for c in view.unvalidated_checkpoints if c.name != name),
+        # By uid: a later checkpoint of the same name has a result of its own.
+        validation_results={
+            uid: result for uid, result in view.validation_results.items() if uid not in uids
+        },
+    )
+
+
+def _end_validation(view: JournalView, event: ValidationEnded) -> JournalView:
+    # The metrics are merged here, so that retention, `Result` and all other readers of checkpoints
+    # need no case for validations (docs/decisions/0024).
+    checkpoints = tuple(
+        replace(checkpoint, metrics={**checkpoint.metrics, **event.metrics})
+        if checkpoint.uid == event.checkpoint_uid
+        else checkpoint
+        for checkpoint in view.checkpoints
+    )
+    return replace(
+        view,
+        checkpoints=checkpoints,
+        unvalidated_checkpoints=tuple(
+            c for c in view.unvalidated_checkpoints if c.uid != event.checkpoint_uid
+        ),
+        validation_results={**view.validation_results, event.checkpoint_uid: event},
+        current_validation=None,
+        current_validation_tries=0,
+    )

@@ -192,7 +192,10 @@ def fetch_machine_output(
 
 
 def last_lines(text: str, max_lines: int) -> tuple[str, ...]:
-    """Return the last `max_lines` lines of `text`, without line ends; none for 0."""
+    """Return the last `max_lines` lines of `text`, without line ends; none for 0.
+
+    For provisioners whose API returns the complete output of a machine.
+    """
     # A slice that starts at -0 would return all lines.
     return tuple(text.splitlines()[-max_lines:]) if max_lines > 0 else ()
 

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NoReturn
 
-from spotfit.checkpoint.upload_job import (
+from spotfit.checkpoint.writer import (
+    UploadedManifests,
     UploadQueue,
+    decode_upload_job,
     delete_local_copy,
     load_upload_job,
     run_upload_job,
+    upload_snapshot,
     warn_while_slow,
 )
-from spotfit.checkpoint.writer import UploadedManifests, decode_upload_job, upload_snapshot
 from spotfit.code import function_pickle
 from spotfit.core.codec import decoder
 from spotfit.host import process

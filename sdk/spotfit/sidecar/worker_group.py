@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from spotfit.code.function_pickle import unpickle
 from spotfit.core.errors import ConfigError, StaleWorkerGroupError
 from spotfit.protocol.agent_sidecar import CallWorkers, WorkerCallResult
-from spotfit.worker.remote_calls import pickle_payload
+from spotfit.worker.agent_connection import pickle_payload
 
 Value = TypeVar("Value")
 
@@ -35,8 +35,9 @@ class WorkerGroup:
     def execute(self, fn: Callable[..., Value], *args: Any, **kwargs: Any) -> list[Value]:
         """Call `fn` on all workers, wait, and return the results by rank.
 
-        Raises the exception of the lowest rank on which `fn` raised, `ShippingError` if the call
-        cannot be pickled or is too large, and `StaleWorkerGroupError` if the round ends.
+        Waits without a time limit. Raises the exception of the lowest rank on which `fn` raised,
+        `ShippingError` if the call or a result cannot be pickled or is too large, and
+        `StaleWorkerGroupError` if the round ends.
         """
         return [future.result() for future in self.execute_async(fn, *args, **kwargs)]
 
@@ -146,9 +147,10 @@ class RemoteCalls:
         future.set_exception(raised)
 
     def close_round(self, round_number: int) -> None:
-        """Fail the pending calls of a round, and all later ones: its workers have exited.
+        """Fail the calls of this round, whose workers have exited; other rounds are unaffected.
 
-        Their futures raise `StaleWorkerGroupError`. A repeated call is harmless.
+        The futures of its pending calls raise `StaleWorkerGroupError`, and so does `submit` for
+        this round from now on. A repeated call is harmless.
         """
         with self._lock:
             self._closed_rounds.add(round_number)

@@ -53,8 +53,8 @@ def validate_key(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise ConfigError(
             f"{key!r} is not a valid object key: a key is relative, its parts are separated by "
-            "single '/', and no part is '.' or '..', has control characters, or starts with "
-            f"{PARTIAL_FILE_PREFIX!r}.",
+            "single '/', and no part is '.' or '..', has control characters or bytes that are not "
+            f"UTF-8, or starts with {PARTIAL_FILE_PREFIX!r}.",
             do="Rename the file or folder of that name, or correct the path.",
         )
     return key

@@ -10,7 +10,6 @@ from typing import Any
 
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.model.events import CheckpointCommitted, JournalEntry, JournalEvent, LeaderElected
-from spotfit.model.fold import fold
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -28,7 +27,7 @@ from spotfit.model.leader_state import (
 )
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member, NodeAssignment, Notice, Round
-from spotfit.model.view import JournalView, MachineGroup, View
+from spotfit.model.view import JournalView, MachineGroup, View, fold
 
 RUN_ID = RunId("0123456789abcdef0123456789abcdef")
 TOKEN = Token("t-1")

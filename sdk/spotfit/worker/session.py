@@ -36,14 +36,14 @@ from spotfit.checkpoint.committed import (
 )
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.snapshot_channel import GroupOutlook
-from spotfit.checkpoint.upload_job import (
+from spotfit.checkpoint.writer import (
     UploadJob,
     UploadQueue,
     delete_local_copy,
     run_upload_job,
+    save_existing_files,
     upload_with_user_fn,
 )
-from spotfit.checkpoint.writer import save_existing_files
 from spotfit.code import function_pickle
 from spotfit.code.function_pickle import pickle_object, unpickle
 from spotfit.core.codec import decoder, encode
@@ -86,9 +86,8 @@ from spotfit.protocol.worker_agent import (
     ValidationFinished,
 )
 from spotfit.store.api import Store
-from spotfit.worker.agent_connection import AgentConnection, Inbox
+from spotfit.worker.agent_connection import AgentConnection, HookCallExecutor, Inbox
 from spotfit.worker.agent_snapshots import AgentSnapshotChannel
-from spotfit.worker.remote_calls import HookCallExecutor
 from spotfit.worker.training_api import TrainContext
 
 WAIT_WARNING_S = 60.0

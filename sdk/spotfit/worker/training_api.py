@@ -425,6 +425,7 @@ def _to_validation_request(validation: Any) -> ValidationRequest | None:
         raise ConfigError(
             "report(validation=...) must be True, False or a ValidationTaskConfig, not "
             f"{validation!r}.",
-            do="Pass validation=True.",
+            do="Pass True to validate, False not to, or ValidationTaskConfig(fn_kwargs={...}) to "
+            "pass arguments.",
         )
     return ValidationRequest() if validation else None

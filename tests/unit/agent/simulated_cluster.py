@@ -24,7 +24,7 @@ from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, 
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, Token
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,

@@ -16,7 +16,7 @@ from spotfit.fork_server.fork_client import ForkServerPool
 from spotfit.host.event_loop import EventLoop
 from spotfit.host.system import SystemClock
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import FitEnded, FitStarted
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member

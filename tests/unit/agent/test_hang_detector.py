@@ -14,7 +14,7 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import StoreError
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.spec import HangDetectionConfig
 from spotfit.protocol.agent_leader import DumpStacks, StackDump
 from spotfit.protocol.worker_agent import FromWorker, FunctionStarted, MetricsReport

@@ -7,7 +7,7 @@ from typing import Any
 from spotfit.agent.leader_connection import LeaderConnection
 from spotfit.agent.ports import AgentMessageReceived, LeaderDisconnected
 from spotfit.control.background_calls import SynchronousCalls
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import LeaderElected
 from spotfit.model.spec import RunTiming
 from spotfit.model.view import View

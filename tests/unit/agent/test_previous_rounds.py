@@ -9,7 +9,7 @@ from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.checkpoint.gc import write_name_marker
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.view import View
 from spotfit.protocol.worker_agent import (
     CheckpointCorrupt,

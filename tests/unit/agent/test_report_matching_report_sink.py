@@ -9,7 +9,7 @@ from spotfit.agent import report_matching as room
 from spotfit.agent.report_matching import MatchedReport, ReportSink
 from spotfit.core.errors import NotFoundError
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, an_agent_id
 from tests.unit.control.fake_provisioner import DeferredCalls

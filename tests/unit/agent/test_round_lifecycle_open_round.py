@@ -15,7 +15,7 @@ from spotfit.control.background_calls import SynchronousCalls
 from spotfit.core.codec import encode
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import RankFailure
 from spotfit.model.leader_state import Failing, Returned, Training
 from spotfit.model.spec import HangDetectionConfig

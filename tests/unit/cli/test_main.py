@@ -17,7 +17,7 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, RunNotFoundError
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     FailureCause,
     FitEnded,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.client import preflight
+from spotfit.client import request
 from spotfit.client import run_handle as handles
 from spotfit.client.request import FitRequest
 from spotfit.client.run_config import RunConfig
@@ -18,7 +18,7 @@ from spotfit.core.ids import RunId
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.host import system
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.config import ScalingConfig
 from spotfit.model.events import FitEnded, GroupsReleased, JournalEntry, JournalEvent, LeaderElected
 from spotfit.model.view import View
@@ -51,7 +51,7 @@ class ClientHarness:
         self.storage_path = f"{tmp_path}/results"
         monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path / "home"))
         monkeypatch.setattr(system, "SystemClock", lambda: self.clock)
-        for module in (preflight, handles):
+        for module in (request, handles):
             monkeypatch.setattr(module, "open_provisioner", lambda _name, _options: self.cloud)
 
     def request(self, fn: Any = None, config: Any = None, **fields: Any) -> FitRequest:

@@ -18,7 +18,7 @@ from spotfit.client.machine_logs import (
 )
 from spotfit.core.errors import ConfigError, ProvisionError, TransientStoreError
 from spotfit.core.ids import Token
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     FailureCause,
     FitEnded,

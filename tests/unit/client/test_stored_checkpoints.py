@@ -18,7 +18,7 @@ from spotfit.client.stored_checkpoints import (
     remove_checkpoint,
 )
 from spotfit.core.errors import ConfigError, NotFoundError, RunNotFoundError
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import FitEnded, FitStarted
 from spotfit.store.factory import open_store
 from spotfit.testing.builders import RUN_ID, a_committed_checkpoint, a_spec, an_agent_id

@@ -12,7 +12,7 @@ from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId, Token
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     CancelRequested,
     FitEnded,

@@ -10,7 +10,7 @@ from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.core.errors import JournalError, StorePermissionError, TransientStoreError
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEvent, LeaderElected
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_spec, an_agent_id

@@ -15,8 +15,7 @@ import pytest
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.ids import AgentId
 from spotfit.model.events import FailureCause, FitEnded, JournalEntry, JournalEvent, PreemptedNodes
-from spotfit.model.fold import fold
-from spotfit.model.view import JournalView, View
+from spotfit.model.view import JournalView, View, fold
 from spotfit.testing.builders import a_committed_checkpoint
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ledger" / "v1"

@@ -12,8 +12,7 @@ import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.manifest import manifests_of
-from spotfit.checkpoint.upload_job import UploadJob
-from spotfit.checkpoint.writer import SnapshotUploadJob, encode_upload_job
+from spotfit.checkpoint.writer import SnapshotUploadJob, UploadJob, encode_upload_job
 from spotfit.core.errors import ConfigError
 from spotfit.protocol.agent_sidecar import FromUploader, StartUpload, UploadDone, UploadError
 from spotfit.sidecar.uploader_process import UploadServer

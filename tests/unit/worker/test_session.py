@@ -15,7 +15,7 @@ import pytest
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.committed import CheckpointReport, ReportedCheckpoint
 from spotfit.checkpoint.manifest import manifests_of
-from spotfit.checkpoint.upload_job import load_upload_job, run_upload_job
+from spotfit.checkpoint.writer import load_upload_job, run_upload_job
 from spotfit.core.codec import encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
 from spotfit.core.ids import AgentId, RunId

@@ -67,12 +67,16 @@ resource "google_service_account_iam_member" "given_to_machines" {
   member             = each.value
 }
 
+# They read the machines' output in Cloud Logging, which roles/batch.jobsEditor does not include.
 resource "google_project_iam_member" "users" {
-  for_each = var.users
+  for_each = {
+    for grant in setproduct(keys(var.users), ["roles/batch.jobsEditor", "roles/logging.viewer"]) :
+    "${grant[0]}-${grant[1]}" => { member = var.users[grant[0]], role = grant[1] }
+  }
 
   project = var.project
-  role    = "roles/batch.jobsEditor"
-  member  = each.value
+  role    = each.value.role
+  member  = each.value.member
 }
 
 # --- the network ----------------------------------------------------------------------------------

@@ -331,7 +331,8 @@ class SavedStateIndex:
             for piece in index.pieces:
                 box = MetadataIndex(piece.name, torch.Size(piece.offsets))
                 self._pieces.setdefault(box, (index.rank, piece))
-            values = decode_values(index.encoded_values) if index.value_keys else ()
+            source = f"rank {index.rank} of {saved.name}"
+            values = decode_values(index.encoded_values, source) if index.value_keys else ()
             for key, value in zip(index.value_keys, values, strict=True):
                 self._values.setdefault(dotted_name(key), value)
         pieces_by_name: dict[str, list[TensorPiece]] = defaultdict(list)

@@ -251,5 +251,5 @@ class RestoreOperation:
 def _decode_rank_state(index: SnapshotIndex) -> dict[str, Any]:
     from spotfit.torch.checkpoint.save_plan import decode_values
 
-    rank_state: dict[str, Any] = decode_values(index.encoded_rank_state)
+    rank_state: dict[str, Any] = decode_values(index.encoded_rank_state, f"rank {index.rank}")
     return rank_state

@@ -395,17 +395,20 @@ def encode_values(values: Any, *, keys: Sequence[StateKey] = ()) -> bytes:
     return _torch_save_bytes(plain)
 
 
-def decode_values(body: bytes) -> Any:
+def decode_values(body: bytes, source: str) -> Any:
     """Decode what `encode_values` returned, a list or dict, with its tensors on the CPU.
 
-    Raises `IntegrityError` if the bytes are corrupt or would run code.
+    `source` says whose values they are. Raises `IntegrityError` with it if the bytes are corrupt
+    or would run code.
     """
     try:
         return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise IntegrityError(
-            f"The snapshot's values are corrupt: {error}",
-            do="Use another checkpoint, or restore this one from a backup.",
+            f"The values that {source} saved are corrupt: torch.load(weights_only=True) rejects "
+            "them.",
+            do="Use another checkpoint (spotfit checkpoints ls lists them), or restore this one "
+            "from a backup.",
         ) from error
 
 
@@ -457,7 +460,7 @@ def _is_unsupported(value: Any) -> bool:
     if _is_plain_value(value):  # most values; encoding all of them twice would be slow
         return False
     try:
-        decode_values(_torch_save_bytes(value))
+        decode_values(_torch_save_bytes(value), "this rank")
     except (IntegrityError, pickle.PicklingError, AttributeError, TypeError, RuntimeError):
         return True
     return False

@@ -53,7 +53,8 @@ def assemble_state(saved: SavedState, *, section: str | None = None) -> StateDic
         keys = [key for key in index.value_keys if section in (None, key[0])]
         if not keys:
             continue  # the encoded values may be large
-        values = dict(zip(index.value_keys, decode_values(index.encoded_values), strict=True))
+        decoded = decode_values(index.encoded_values, f"rank {index.rank} of {saved.name}")
+        values = dict(zip(index.value_keys, decoded, strict=True))
         for key in keys:
             set_by_key(state, key, values[key])
     stateful_objects = state.pop("stateful_objects", {})

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from spotfit.core.ids import AgentId, RunId, Token
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import LeaderElected
 from spotfit.model.topology import Member
 from spotfit.store.factory import open_store

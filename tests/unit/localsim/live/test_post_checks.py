@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     CheckpointCommitted,
     FitEnded,

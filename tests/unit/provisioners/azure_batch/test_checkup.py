@@ -90,7 +90,8 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
             f"{IDENTITY_ID}, which is {mine}."
         ),
         RIGHTS: (
-            "The caller lacks permissions on the Batch account or identity: "
+            "The account of your Azure credentials lacks permissions on the Batch account or "
+            "identity: "
             f"{checkup._WRITE_POOLS_ACTION}, {checkup._JOB_DATA_ACTIONS[1]}."
         ),
     }

@@ -70,11 +70,12 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
             f"GcpBatchOptions(zones=…): the region {REGION} has no zone {REGION}-c."
         ),
         "the caller may rent machines": (
-            "The caller lacks permissions in the project spotfit-sim: batch.jobs.create, "
+            "The account of your Google credentials lacks permissions in the project spotfit-sim: "
+            "batch.jobs.create, "
             "batch.jobs.delete."
         ),
         "the agents' service account can be used": (
-            "The caller lacks permissions in the project spotfit-sim: "
+            "The account of your Google credentials lacks permissions in the project spotfit-sim: "
             f"{checkup.ACT_AS_PERMISSION} on {AGENT_SERVICE_ACCOUNT}."
         ),
         "the image exists": (

@@ -298,7 +298,12 @@ def test_a_snapshot_of_every_format_version_is_restored(version: int) -> None:
     assert (average["shadow"].tolist(), average[7]) == ([1.0] * 3, "seven")
     first = saved.indices[0]
     assert (first.step, first.epoch, first.consumed, first.world_size) == (42, 1, 16, 2)
-    assert decode_values(first.encoded_rank_state)["rng_state"]["torch"].tolist() == [0, 1, 2, 3]
+    assert decode_values(first.encoded_rank_state, "rank 0")["rng_state"]["torch"].tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("kind", ["conjugated", "negative"])

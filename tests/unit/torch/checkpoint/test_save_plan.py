@@ -244,7 +244,7 @@ def test_planned_tensors_share_memory_with_those_in_use() -> None:
 
 def test_plain_values_keep_their_types() -> None:
     values = [1, 2.5, None, "x", (1, 2), {3: "three"}, Counter([5]), torch.arange(3), float("inf")]
-    assert str(decode_values(encode_values(values))) == str(values)
+    assert str(decode_values(encode_values(values), "rank 0")) == str(values)
 
 
 def test_values_that_need_a_pickle_are_rejected_by_name() -> None:
@@ -263,7 +263,7 @@ def test_values_that_cannot_be_read_are_rejected_before_writing(value: Any) -> N
 
 def test_numpy_scalars_become_python_numbers() -> None:
     values = [{"best": np.float64(0.5), np.int64(3): [np.bool_(True)]}, OrderedDict(n=np.int8(2))]
-    read = decode_values(encode_values(values))
+    read = decode_values(encode_values(values), "rank 0")
     assert read == [{"best": 0.5, 3: [True]}, {"n": 2}]
     assert [type(one) for one in read[0].values()] == [float, list]
     assert type(read[1]) is OrderedDict
@@ -275,4 +275,4 @@ def test_a_pickle_in_the_bucket_is_not_loaded() -> None:
     body = io.BytesIO()
     torch.save([Strange()], body)
     with pytest.raises(IntegrityError, match="are corrupt"):
-        decode_values(body.getvalue())
+        decode_values(body.getvalue(), "rank 0")

@@ -43,7 +43,7 @@ def test_corrupt_values_of_other_objects_do_not_affect_the_model(tmp_path: Path)
     torch.save([ReadRequest] * len(part.index.value_keys), body)
     part.index = msgspec.structs.replace(part.index, encoded_values=body.getvalue())
     assert assemble_state(SavedState([part]), section="model").keys() == {"model"}
-    with pytest.raises(IntegrityError, match="values are corrupt"):
+    with pytest.raises(IntegrityError, match="saved are corrupt"):
         assemble_state(SavedState([part]))
 
 

@@ -8,7 +8,7 @@ from spotfit.core.codec import decoder
 from spotfit.core.errors import AlreadyExistsError
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_member, a_spec, an_agent_id

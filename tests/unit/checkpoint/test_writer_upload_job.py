@@ -10,7 +10,7 @@ import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.manifest import manifests_of
-from spotfit.checkpoint.upload_job import (
+from spotfit.checkpoint.writer import (
     UploadJob,
     delete_local_copy,
     load_upload_job,

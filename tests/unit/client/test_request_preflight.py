@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from spotfit.client import preflight
-from spotfit.client.preflight import run_preflight
-from spotfit.client.request import FitRequest
+from spotfit.client import request
+from spotfit.client.request import FitRequest, run_preflight
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import (
     AtomicCreateUnsupportedError,
@@ -166,7 +165,7 @@ def test_a_file_system_that_machines_cannot_reach_is_refused(
 ) -> None:
     memory = pytest.importorskip("fsspec.implementations.memory")
     private = type("Private", (memory.MemoryFileSystem,), {"protocol": scheme})()
-    monkeypatch.setattr(preflight, "probe_create", lambda _store: None)
+    monkeypatch.setattr(request, "probe_create", lambda _store: None)
     run = RunConfig(name="n", storage_path=str(tmp_path), storage_filesystem=private)
     with pytest.raises(ConfigError, match="nodes will open"):
         run_preflight(a_request(run=run))
@@ -194,7 +193,7 @@ def test_temporary_store_failures_are_retried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: ManualClock
 ) -> None:
     probe, remaining = a_probe_that_fails(*[TransientStoreError("no answer")] * 4)
-    monkeypatch.setattr(preflight, "probe_create", probe)
+    monkeypatch.setattr(request, "probe_create", probe)
     started_at = clock.now()
     run_preflight(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
     assert remaining == []
@@ -211,7 +210,7 @@ def test_permanent_store_failures_are_raised(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, errors: list[StoreError], left: int
 ) -> None:
     probe, remaining = a_probe_that_fails(*errors)
-    monkeypatch.setattr(preflight, "probe_create", probe)
+    monkeypatch.setattr(request, "probe_create", probe)
     with pytest.raises(type(errors[0])):
         run_preflight(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
     assert len(remaining) == left
@@ -234,7 +233,7 @@ def test_the_provisioner_plans_the_validation_machine(
                 raise ConfigError("There are no GPUs here.")
             return super().plan(request)
 
-    monkeypatch.setattr(preflight, "open_provisioner", lambda *_: WithoutGpus())
+    monkeypatch.setattr(request, "open_provisioner", lambda *_: WithoutGpus())
     run = RunConfig(name="n", storage_path=str(tmp_path))
 
     def validating(**options: Any) -> FitRequest:
@@ -270,7 +269,7 @@ def test_a_package_in_the_runtime_env_may_differ_on_nodes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pip: list[str], fine: bool
 ) -> None:
     cloud = FakeProvisioner(software=Software(packages={"msgspec": "99.0"}))
-    monkeypatch.setattr(preflight, "open_provisioner", lambda _name, _options: cloud)
+    monkeypatch.setattr(request, "open_provisioner", lambda _name, _options: cloud)
     run = RunConfig(name="n", storage_path=str(tmp_path), worker_runtime_env={"pip": pip})
     difference = pytest.raises(EnvironmentMismatchError, match=r"99\.0 on the machines")
     with nullcontext() if fine else difference:

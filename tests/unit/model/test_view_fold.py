@@ -36,10 +36,9 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.failure_model import LifetimeHistogram
-from spotfit.model.fold import fold
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.model.reporting import ReportedCheckpointStatus
-from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, JournalView, View
+from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, JournalView, View, fold
 from spotfit.testing.builders import (
     RUN_ID,
     TOKEN,

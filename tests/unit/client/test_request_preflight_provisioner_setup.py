@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spotfit.client import preflight
-from spotfit.client.preflight import plan_group, prewarm_backend
+from spotfit.client import request
+from spotfit.client.request import plan_group, prewarm_backend
 from spotfit.client.trainer import DataParallelTrainer
 from spotfit.core.errors import ConfigError, SpotfitError, StoreError
 from spotfit.model.config import ScalingConfig
@@ -36,7 +36,7 @@ class WarmCloud(FakeProvisioner):
 
 
 def use_cloud(monkeypatch: pytest.MonkeyPatch, cloud: FakeProvisioner) -> None:
-    monkeypatch.setattr(preflight, "open_provisioner", lambda *_: cloud)
+    monkeypatch.setattr(request, "open_provisioner", lambda *_: cloud)
 
 
 def test_the_plan_is_for_the_maximum_number_of_workers() -> None:

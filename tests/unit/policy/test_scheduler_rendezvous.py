@@ -14,7 +14,7 @@ from spotfit.model.spec import RunTiming
 from spotfit.model.topology import Round, SnapshotId, SnapshotShard
 from spotfit.model.view import View
 from spotfit.policy.actions import Wait
-from spotfit.policy.rendezvous import next_round
+from spotfit.policy.scheduler import next_round
 from spotfit.testing.builders import (
     TOKEN,
     a_committed_checkpoint,

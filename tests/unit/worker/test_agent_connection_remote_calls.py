@@ -15,9 +15,8 @@ from spotfit.code.function_pickle import unpickle
 from spotfit.core.errors import ShippingError
 from spotfit.host.system import SystemClock
 from spotfit.protocol.worker_agent import AtGate, CallFunction, CallResult, OpenGate, ToWorker
-from spotfit.worker import agent_connection, remote_calls
-from spotfit.worker.agent_connection import Inbox
-from spotfit.worker.remote_calls import HookCallExecutor, execute_call, pickle_payload
+from spotfit.worker import agent_connection
+from spotfit.worker.agent_connection import HookCallExecutor, Inbox, execute_call, pickle_payload
 from tests.unit.worker.agent_end import FakeAgentConnection
 
 
@@ -82,14 +81,14 @@ def test_a_result_that_cannot_be_sent_is_reported_as_an_error(
     assert unpicklable.traceback_text is not None
     assert "lock" in unpicklable.traceback_text
     big = make_call(1, lambda: "x" * 2000)
-    monkeypatch.setattr(remote_calls, "MAX_PAYLOAD_BYTES", 1000)
+    monkeypatch.setattr(agent_connection, "MAX_PAYLOAD_BYTES", 1000)
     too_big = execute_call(big)
     assert too_big.traceback_text is not None
     assert "The pickled result of a worker call has 2.0 KiB" in too_big.traceback_text
 
 
 def test_a_call_that_is_too_large_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_calls, "MAX_PAYLOAD_BYTES", 1000)
+    monkeypatch.setattr(agent_connection, "MAX_PAYLOAD_BYTES", 1000)
     with pytest.raises(ShippingError, match="The pickled call of a worker call has"):
         pickle_payload((print, ("x" * 2000,), {}), what="call")
 

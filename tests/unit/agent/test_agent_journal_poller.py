@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from spotfit.agent.journal_poller import FAST_POLL_S, JournalPoller
+from spotfit.agent.agent import FAST_POLL_S, JournalPoller
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.core.errors import TransientStoreError
-from spotfit.ledger.run import Ledger
+from spotfit.ledger.journal import Ledger
 from spotfit.model.events import FitStarted
 from spotfit.model.spec import RunTiming
 from spotfit.store.local import MemoryStore

@@ -12,7 +12,7 @@ from spotfit.model.events import FailureCause, RoundClosed
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import RunTiming
 from spotfit.model.topology import SnapshotId, SnapshotShard
-from spotfit.policy.rendezvous import wait_for_uploads
+from spotfit.policy.scheduler import wait_for_uploads
 from spotfit.testing.builders import (
     a_leader_state,
     a_member,

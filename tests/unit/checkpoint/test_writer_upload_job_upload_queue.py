@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from spotfit.checkpoint.upload_job import UploadQueue
+from spotfit.checkpoint.writer import UploadQueue
 
 
 def test_tasks_run_in_order_on_one_named_thread() -> None:
