@@ -42,13 +42,13 @@ def test_disk_full_is_raised_at_the_second_call(folder: Path) -> None:
         ShmSegment.create(folder / "b", 10)
     assert full.value.errno == errno.ENOSPC
     ShmSegment.create(folder / "c", 10).close()
-    ((_, told),) = crash_points.triggered_crashes(folder)
-    assert told == f"disk_full at segment_create: pid {os.getpid()}"
+    ((_, description),) = crash_points.triggered_crashes(folder)
+    assert description == f"disk_full at segment_create: pid {os.getpid()}"
 
 
 def test_crash_point_kills_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda *told: killed.append(told))
+    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
     crash_points.write_injected_crashes((InjectedCrash("snapshot_started"),), folder)
     crash_points.arm("agent")
     ShmSegment.create(folder / "a", 10).invalidate()

@@ -8,7 +8,11 @@ import pytest
 
 from spotfit.model.group import NodeState
 from spotfit_provisioners.local import machine_pool, processes
-from tests.unit.localsim.live.stand_in import LocalCloudHarness, StartedAgent, wait_for_exit
+from tests.unit.localsim.live.local_cloud_harness import (
+    LocalCloudHarness,
+    StartedAgent,
+    wait_for_exit,
+)
 
 
 def ended(up: StartedAgent) -> None:
@@ -106,7 +110,7 @@ def test_agent_that_cannot_be_loaded_is_reported(local_cloud: LocalCloudHarness)
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.unit.localsim.live.stand_in import LocalCloudHarness
+from tests.unit.localsim.live.local_cloud_harness import LocalCloudHarness
 local_cloud = LocalCloudHarness(Path(sys.argv[1]))
 for token in sys.argv[2:]:
     local_cloud.submit(token, 2)

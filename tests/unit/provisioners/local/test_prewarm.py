@@ -11,7 +11,7 @@ from spotfit.core.ids import Token
 from spotfit.model.group import GroupPlan, GroupRequest, NodeState
 from spotfit_provisioners.local import prewarm, processes
 from spotfit_provisioners.local.processes import ProcessIdentity
-from tests.unit.localsim.live.stand_in import SECRET, LocalCloudHarness, wait_for_exit
+from tests.unit.localsim.live.local_cloud_harness import SECRET, LocalCloudHarness, wait_for_exit
 
 FRAMEWORK = "none"
 

@@ -9,7 +9,7 @@ import pytest
 
 from spotfit_provisioners.local import processes
 from spotfit_provisioners.local.processes import ProcessIdentity, current_process, find_process
-from tests.unit.localsim.live.stand_in import wait_for_exit
+from tests.unit.localsim.live.local_cloud_harness import wait_for_exit
 
 WAIT = [sys.executable, "-c", "input()"]
 

@@ -17,7 +17,7 @@ from spotfit_provisioners.local import processes
 from spotfit_provisioners.local.options import LocalOptions
 from spotfit_provisioners.local.provisioner import LocalProvisioner
 from spotfit_provisioners.local.state_dir import LocalCloudDir
-from tests.unit.localsim.live.stand_in import SECRET, LocalCloudHarness, wait_for_exit
+from tests.unit.localsim.live.local_cloud_harness import SECRET, LocalCloudHarness, wait_for_exit
 
 
 def states(local_cloud: LocalCloudHarness, handle: object) -> list[NodeState]:
@@ -185,7 +185,7 @@ def test_failed_agent_is_reported_with_its_last_output(local_cloud: LocalCloudHa
     (node,) = local_cloud.observe(handle).nodes
     assert node.state == NodeState.FAILED
     assert "code 3" in node.reason
-    assert "the stand-in ends" in node.reason
+    assert "the fake agent exits" in node.reason
 
 
 def test_output_of_a_machine_is_kept_until_release(
@@ -198,7 +198,7 @@ def test_output_of_a_machine_is_kept_until_release(
     local_cloud.observe(handle)
     (life,) = local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=1)
     assert Path(life.source).is_file()
-    assert life.lines == ("the stand-in ends with code 3",)
+    assert life.lines == ("the fake agent exits with code 3",)
     assert local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=0)[0].lines == ()
     local_cloud.provisioner.cancel(handle)
     assert local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
