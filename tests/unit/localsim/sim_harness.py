@@ -19,7 +19,7 @@ from spotfit_localsim.virtual.workload import SimTraining, Workload
 
 
 class SimHarness:
-    """An engine with processes on it."""
+    """An engine, its processes and what they recorded."""
 
     def __init__(self, faults: FaultConfig = NO_FAULTS) -> None:
         self.engine = Engine()
@@ -71,13 +71,13 @@ class SimHarness:
         self.violations.append(violation)
 
     def is_pending(self, checkpoint: CheckpointCommitted) -> bool:
-        """Whether the journal has the checkpoint waiting for validation."""
+        """Every checkpoint has a pending validation."""
         return True
 
     def create_worker_context(
         self, network: SimNetwork, bucket: SimBucket, workload: Workload
     ) -> SimWorkerContext:
-        """What simulated workers share; they start without a checkpoint."""
+        """The context that simulated workers share, without a checkpoint to resume from."""
         return SimWorkerContext(
             engine=self.engine,
             network=network,

@@ -1,4 +1,4 @@
-"""The pytest plugin for users, in pytest runs of its own."""
+"""The pytest plugin for users, in separate pytest runs."""
 
 from __future__ import annotations
 
