@@ -31,7 +31,7 @@ class SshHosts:
     """Host names of this machine; clients treat each as a separate host."""
 
     config: Path
-    """An ssh configuration. It contains 'down', which does not answer, and 'stranger', whose key is
+    """An ssh configuration. It contains 'down', which does not answer, and 'unverified', whose key is
     unknown."""
     names: tuple[str, ...]
     state_dir: Path
@@ -88,10 +88,10 @@ def _write_configuration(
     key = (folder / "host.pub").read_text()
     (folder / "known").write_text(f"[127.0.0.1]:{port} {key}")
     hosts.config.write_text(
-        f"Host {' '.join(hosts.names)} stranger\n  HostName 127.0.0.1\n  Port {port}\n"
+        f"Host {' '.join(hosts.names)} unverified\n  HostName 127.0.0.1\n  Port {port}\n"
         f"  User {getpass.getuser()}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
         f"  UserKnownHostsFile {folder}/known\n"
-        "Host stranger\n  HostKeyAlias stranger\n"
+        "Host unverified\n  HostKeyAlias unverified\n"
         "Host down\n  HostName 127.0.0.1\n  Port 1\n"
     )
     settings = folder / "sshd_config"

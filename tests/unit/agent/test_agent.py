@@ -57,7 +57,7 @@ ANY_FAILURES = FailureLimits(worker=-1)
 BRIEF = replace(TIMING, validator_idle_timeout_s=2.0)
 
 
-# --- a run without trouble -----------------------------------------------------------------------
+# --- a run without failures ----------------------------------------------------------------------
 
 
 def test_agents_that_join_elect_a_leader_and_start_all_ranks() -> None:
@@ -119,7 +119,7 @@ def test_a_committed_checkpoint_is_confirmed_to_all_workers() -> None:
         ]
 
 
-# --- workers fail --------------------------------------------------------------------------------
+# --- failed workers ------------------------------------------------------------------------------
 
 
 def test_an_exception_closes_the_round_and_opens_the_next() -> None:
@@ -223,7 +223,7 @@ def test_a_join_reports_an_unusable_node_to_a_new_leader() -> None:
     assert cluster.last_event(FitEnded).reason.endswith("no such package")
 
 
-# --- machines go ---------------------------------------------------------------------------------
+# --- lost machines -------------------------------------------------------------------------------
 
 
 def lost_agents(cluster: FakeCluster) -> set[str | None]:
@@ -514,7 +514,7 @@ def test_a_final_refusal_stops_requests_for_machines() -> None:
     assert cluster.last_event(FitEnded).reason == "0 of 0"
 
 
-# --- machines that announce their end ------------------------------------------------------------
+# --- preemption notices --------------------------------------------------------------------------
 
 
 def test_a_notice_is_sent_to_all_workers_and_its_machine_replaced() -> None:
@@ -837,7 +837,7 @@ def test_errors_that_follow_a_preemption_are_charged_to_it() -> None:
     assert cluster.last_event(RoundClosed).cause is FailureCause.PREEMPTION
 
 
-# --- the end -------------------------------------------------------------------------------------
+# --- end of the run ------------------------------------------------------------------------------
 
 
 def test_a_cancelled_run_stops_its_workers() -> None:
@@ -863,7 +863,7 @@ def test_an_agent_that_starts_after_the_end_exits() -> None:
     assert late.worker_pool.rounds == []
 
 
-# --- a store that fails now and then -------------------------------------------------------------
+# --- store errors --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -916,7 +916,7 @@ def test_a_repeated_store_error_is_logged_once(
     assert 1 <= error_count <= 3
 
 
-# --- a store that hangs --------------------------------------------------------------------------
+# --- store stalls --------------------------------------------------------------------------------
 
 
 def test_while_the_bucket_hangs_the_round_continues_and_entries_are_written_once() -> None:

@@ -128,7 +128,7 @@ def test_the_run_ends_after_callbacks_processed_all_reports() -> None:
     assert cluster.last_event(FitEnded).outcome == "finished"
 
 
-# --- a backend's hooks ---------------------------------------------------------------------------
+# --- backend hooks -------------------------------------------------------------------------------
 
 
 def finish_hooks(cluster: FakeCluster) -> None:
@@ -471,7 +471,7 @@ def test_a_new_leader_finishes_deletions() -> None:
         cluster.checkpoint(n, f"c{n}")
     cluster.advance_until(lambda: cluster.last_event(CheckpointDropped))
     cluster.kill(cluster.leader)
-    cluster.store.delete = delete  # type: ignore[method-assign]  # it is well again
+    cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
     cluster.advance_until(lambda: cluster.is_training, within_s=60)
     cluster.advance(1.0)
     assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
@@ -492,7 +492,7 @@ def test_a_new_leader_after_training_finishes_deletions() -> None:
         cluster.finish_rank(rank)
     cluster.advance_until(lambda: cluster.last_event(TrainingEnded))
     cluster.kill(leader)
-    cluster.store.delete = delete  # type: ignore[method-assign]  # it is well again
+    cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
     cluster.advance_until(lambda: cluster.leader is validating_node, within_s=60)
     cluster.advance_until(
         lambda: not any(key.startswith("c0/") for (key, _) in cluster.store.list())
@@ -542,7 +542,7 @@ def test_the_leader_exits_after_all_deletions() -> None:
     cluster.advance_until(lambda: cluster.view.fit_end)
     cluster.advance(3.0)
     assert not leader.has_exited
-    cluster.store.delete = delete  # type: ignore[method-assign]  # it is well again
+    cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
     cluster.advance_until(lambda: leader.has_exited)
     assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
 

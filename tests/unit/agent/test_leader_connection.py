@@ -181,7 +181,7 @@ def test_a_rejected_join_is_retried_after_a_delay() -> None:
     assert harness.net.dialed == [LEADER_ADDRESS, LEADER_ADDRESS]
 
 
-# --- the leader's life ---------------------------------------------------------------------------
+# --- observation of the leader -------------------------------------------------------------------
 
 
 def test_with_a_healthy_connection_the_lease_is_not_read() -> None:

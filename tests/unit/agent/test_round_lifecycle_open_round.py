@@ -127,7 +127,7 @@ def test_frames_for_ranks_of_other_agents_are_ignored() -> None:
     harness = Harness()
     up = WorkerToLeader(round=3, rank=1, frames=[msgspec.Raw(encode(FunctionStarted()))])
     assert harness.round.on_worker_message(an_agent_id(0), up, 0.0) is None
-    assert harness.round.on_worker_message(AgentId("a stranger"), up, 0.0) is None
+    assert harness.round.on_worker_message(AgentId("unknown"), up, 0.0) is None
     assert harness.round.coordinator.running_ranks == set()
 
 

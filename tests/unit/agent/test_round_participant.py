@@ -161,7 +161,7 @@ def test_an_exit_after_the_last_gate_is_not_a_failure() -> None:
     assert node.poll_messages() == []
 
 
-# --- orders of the journal -----------------------------------------------------------------------
+# --- journal entries -----------------------------------------------------------------------------
 
 
 def test_a_round_is_entered_with_everything_its_workers_need(node: Node) -> None:
@@ -315,7 +315,7 @@ def test_uploads_of_a_replaced_round_are_cancelled(working: Node) -> None:
     assert seen == [3, 3, None]
 
 
-# --- orders of the leader ------------------------------------------------------------------------
+# --- messages of the leader ----------------------------------------------------------------------
 
 
 def test_an_abort_stops_the_workers_before_the_journal_entry(working: Node) -> None:

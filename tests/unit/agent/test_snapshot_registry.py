@@ -147,7 +147,7 @@ def test_complete_segments_are_passed_to_the_next_round(tmp_path: Path) -> None:
     ]
     write_segment(tmp_path / "3-0-0-1.segment", [b"x"], rank=0, world_size=2, step=6)
     with ShmSegment.create(tmp_path / "3-1-0-1.segment", 10):
-        pass  # its writer died before it was whole
+        pass  # its writer died before it was complete
     newest = SnapshotId(round=3, step=9)
     assert snapshots.scan_shards() == (
         SnapshotShard(snapshot_id=SnapshotId(round=3, step=6), rank=0, world_size=2),

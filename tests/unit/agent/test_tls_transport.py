@@ -88,7 +88,7 @@ def is_rejected(loop: EventLoop, socket_: socket.socket) -> bool:
     return over
 
 
-# --- among friends ---------------------------------------------------------------------------
+# --- accepted connections --------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("joined")
@@ -221,7 +221,7 @@ def test_a_port_in_use_raises_config_error(loop: EventLoop, leader: TlsTransport
         TlsTransport(loop, secret=OTHER_SECRET, run_id=RUN, host="127.0.0.1", port=port)
 
 
-# --- strangers -------------------------------------------------------------------------------
+# --- rejected connections --------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("joined")

@@ -195,7 +195,7 @@ def test_a_sibling_directory_with_a_longer_name_does_not_belong_to_the_project(
 
 
 def test_other_objects_in_sys_modules_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "stranger", object())
+    monkeypatch.setitem(sys.modules, "other", object())
     monkeypatch.setitem(sys.modules, "none", None)
     assert all(isinstance(module, ModuleType) for module in project_modules(roots=["/"]))
 

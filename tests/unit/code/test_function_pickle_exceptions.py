@@ -91,7 +91,7 @@ def test_frames_of_spotfit_above_user_code_are_removed() -> None:
         "def call(fn):\n    fn()\n", function_pickle._PACKAGE_PREFIX + "worker/main.py", "exec"
     )
     scope: dict[str, Any] = {}
-    exec(source, scope)  # noqa: S102 - a function that looks like one of ours
+    exec(source, scope)  # noqa: S102 - a function that looks like one of spotfit
 
     def user_function() -> None:
         raise ValueError("user error")

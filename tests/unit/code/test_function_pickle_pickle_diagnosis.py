@@ -22,7 +22,7 @@ LOCK = threading.Lock()
 def pickle_error(value: Any) -> Exception | None:
     try:
         cloudpickle.dumps(value)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+    except Exception as error:  # noqa: BLE001 - any error means unpicklable
         return error
     return None
 

@@ -102,7 +102,7 @@ def test_all_invalid_values_are_reported_together() -> None:
 
 def test_requirements_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text(
-        "# what we need\n"
+        "# requirements\n"
         "--index-url https://example.invalid/simple\n\n"
         "einops==0.8.0 \\\n    --hash=sha256:00  # pinned\n"
         "package @ https://example.invalid/package.zip#egg\n"

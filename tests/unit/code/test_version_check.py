@@ -125,7 +125,7 @@ def test_all_differences_are_reported_together() -> None:
     assert len(compare_environments(LAPTOP, other)) == 3
 
 
-# --- before there is a machine -------------------------------------------------------------------
+# --- prediction before machines exist ------------------------------------------------------------
 
 MINOR = ".".join(map(str, sys.version_info[:2]))
 

@@ -100,7 +100,7 @@ def test_calls_of_different_names_run_concurrently(threaded: ThreadedCalls, woke
 
 def test_a_sent_call_does_not_wait_for_slow_calls(threaded: ThreadedCalls) -> None:
     gate, renewed = threading.Event(), threading.Event()
-    for name in ("observe", "submit", "cancel"):  # more than there are threads
+    for name in ("observe", "submit", "cancel"):  # more calls than threads
         threaded.run(name, gate.wait)
     threaded.send("lease", renewed.set)
     try:

@@ -194,7 +194,7 @@ def test_a_new_leader_is_not_judged_by_the_previous_leaders_lease() -> None:
             leader=new_leader, epoch=driver.view.epoch + 1, coordinator_address="127.0.0.1:5"
         )
     )
-    for _ in range(3):  # looks within the same second
+    for _ in range(3):  # ticks within the same second
         driver.tick(harness.clock.now())
         harness.clock.wait(0.02)
     assert driver.view.is_leader(new_leader)

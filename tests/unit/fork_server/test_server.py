@@ -79,7 +79,7 @@ def test_a_process_with_threads_is_not_fork_safe() -> None:
         thread.join()
 
 
-# --- the successor -------------------------------------------------------------------------------
+# --- the warm server -----------------------------------------------------------------------------
 
 SERVER_PROGRAM = """
 import socket, sys

@@ -140,7 +140,7 @@ def test_results_reach_the_hook_that_waits(backend: Any) -> None:
     assert "ValueError: no" in (process.run_hook("on_start").traceback_text or "")
 
 
-# --- workers that are gone -----------------------------------------------------------------------
+# --- lost workers --------------------------------------------------------------------------------
 
 
 def call(group: WorkerGroup) -> None:

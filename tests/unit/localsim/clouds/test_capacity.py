@@ -52,4 +52,4 @@ def test_same_seed_gives_the_same_boot_time() -> None:
 @pytest.mark.parametrize("options", [{"speed": 0.0}, {"speed": -1.0}, {"boot_s": -1.0}])
 def test_invalid_market_options_are_rejected(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
-        MarketOptions(**options)  # type: ignore[arg-type]  # that is what is tested
+        MarketOptions(**options)  # type: ignore[arg-type]  # one of several fields

@@ -72,7 +72,7 @@ def test_save_plans_cover_all_crash_points() -> None:
     assert all(plan.steps % plan.save_every == 0 for plan in plans)
 
 
-# --- blows that come too late --------------------------------------------------------------------
+# --- kills that come too late --------------------------------------------------------------------
 
 TWO_KILLS = ChaosPlan(
     7,

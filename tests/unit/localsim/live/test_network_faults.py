@@ -38,7 +38,7 @@ class EchoHandler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    do_GET = do_PUT = do_HEAD = respond  # noqa: N815  # as its base wants
+    do_GET = do_PUT = do_HEAD = respond  # noqa: N815  # names of the base class
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
@@ -77,7 +77,7 @@ def send_request(
 def test_without_faults_requests_are_forwarded(address: str) -> None:
     response = send_request(address)
     assert (response.status, response.headers["ETag"]) == (201, '"7"')
-    assert response.read_body == b"hello"  # type: ignore[attr-defined]  # see ask
+    assert response.read_body == b"hello"  # type: ignore[attr-defined]  # see send_request
     assert EchoHandler.requests == [("PUT", "/bucket/key?x=1", b"hello")]
 
 

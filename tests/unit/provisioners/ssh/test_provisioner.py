@@ -190,8 +190,8 @@ def test_doctor_checks_every_host(make_provisioner: By, monkeypatch: pytest.Monk
     assert "known_hosts" in unknown.do
     assert [one.name for one in reaches] == [
         "h1 reaches down",
-        "down reaches stranger",
-        "stranger reaches h1",
+        "down reaches unverified",
+        "unverified reaches h1",
     ]
     assert [(one.passed, one.conclusive) for one in reaches] == [
         (True, False),
