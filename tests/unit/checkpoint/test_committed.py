@@ -240,12 +240,12 @@ def test_check_all_present_lists_concurrently_and_names_the_incomplete_checkpoin
 def test_only_manifests_of_requested_names_are_read(tmp_path: Path) -> None:
     read: list[str] = []
 
-    class Told(MemoryStore):
+    class RecordingStore(MemoryStore):
         def get(self, key: str) -> bytes:
             read.append(key)
             return super().get(key)
 
-    store = Told()
+    store = RecordingStore()
     for n in range(5):
         save_checkpoint(store, tmp_path / str(n), make_manifest(f"c{n}"), x="1")
     assert set(open_all(store, {"c3", "c1"})) == {"c1", "c3"}

@@ -208,11 +208,11 @@ def test_a_segment_overwritten_during_its_transfer_is_not_stored(
 ) -> None:
     path = local.saves(0, [random_bytes(1, 5 * LARGE_PIECE_BYTES)])
 
-    class Meanwhile(ManualClock):
+    class OverwritingClock(ManualClock):
         def wait(self, seconds: float) -> None:
             path.write_bytes(bytes(path.stat().st_size))
 
-    local.store._clock = Meanwhile(0.0)
+    local.store._clock = OverwritingClock(0.0)
     with pytest.raises(IntegrityError, match="overwritten by a later save"):
         replicate(local, path, peer)
     assert peer.snapshots.scan_shards() == ()
@@ -304,12 +304,12 @@ def test_the_peer_store_listens_at_the_given_address(
 def test_a_client_without_the_run_key_is_rejected(peer: Machine) -> None:
     peer.saves(0, [b"x"])
     peer.snapshots.scan_shards()
-    stranger = make_tls_contexts(RunKey(bytes(32), RUN_ID).to_text(), RUN_ID)
+    other_run_tls = make_tls_contexts(RunKey(bytes(32), RUN_ID).to_text(), RUN_ID)
     with pytest.raises(IntegrityError):
         PeerShardReader(
             peer.store.address,
             SnapshotShard(snapshot_id=STATE, rank=0, world_size=2),
-            stranger.client,
+            other_run_tls.client,
         )
     anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anonymous.check_hostname = False
@@ -353,14 +353,14 @@ def test_a_client_waits_for_a_free_connection_slot(local: Machine, peer: Machine
     part = SnapshotShard(snapshot_id=STATE, rank=1, world_size=2)
     assert peer.snapshots.scan_shards() == (part,)
     with contextlib.ExitStack() as places:
-        guests = [
+        connections = [
             places.enter_context(connect_to_peer(peer.store.address, TLS.client))
             for _ in range(peer_store._MAX_CONNECTIONS)
         ]
         host, _, port = peer.store.address.rpartition(":")
         with socket.create_connection((host, int(port)), 60) as plain:
-            framing.write_frame(guests[0], encode(ReadShardIndex(shard=part)))
-            assert framing.read_frame(guests[0]), "it leaves"
+            framing.write_frame(connections[0], encode(ReadShardIndex(shard=part)))
+            assert framing.read_frame(connections[0]), "it leaves"
             with TLS.client.wrap_socket(plain) as late:
                 framing.write_frame(late, encode(ReadShardIndex(shard=part)))
                 assert framing.read_frame(late)

@@ -23,7 +23,7 @@ from spotfit.testing.builders import ManualClock
 class Ranks:
     """Two ranks with equal steps; a broadcast from rank 0 takes `check_s`."""
 
-    def __init__(self, every: Any, *, life_s: float = 3600.0, check_s: float = 0.0015) -> None:
+    def __init__(self, every: Any, *, lifetime_s: float = 3600.0, check_s: float = 0.0015) -> None:
         self.clock = ManualClock()
         self.check_times: list[float] = []
         """Times of the checks."""
@@ -35,12 +35,14 @@ class Ranks:
         self.reasons: list[str] = []
         self._last_broadcast = b""
         self._schedulers = [
-            self._make_scheduler(every, life_s, is_rank_zero=is_rank_zero)
+            self._make_scheduler(every, lifetime_s, is_rank_zero=is_rank_zero)
             for is_rank_zero in (True, False)
         ]
         self._reports = itertools.count()
 
-    def _make_scheduler(self, every: Any, life_s: float, *, is_rank_zero: bool) -> SaveScheduler:
+    def _make_scheduler(
+        self, every: Any, lifetime_s: float, *, is_rank_zero: bool
+    ) -> SaveScheduler:
         return SaveScheduler(
             parse_save_trigger(every),
             broadcast_bytes=self._broadcast
@@ -49,7 +51,7 @@ class Ranks:
             is_rank_zero=is_rank_zero,
             clock=self.clock,
             outlook=lambda: GroupOutlook(
-                failure_model=FailureModel(market_prior=MarketPrior(mean_lifetime_s=life_s)),
+                failure_model=FailureModel(market_prior=MarketPrior(mean_lifetime_s=lifetime_s)),
                 time_to_preemption_s=self.left_s,
                 rebalance_recommendation=self.recommendation,
                 replacement_ready=self.replacement_ready,
@@ -189,17 +191,17 @@ def test_when_steps_become_slower_at_most_two_checks_are_late() -> None:
 
 
 def test_auto_saves_once_to_measure_and_then_by_lifetime() -> None:
-    rough, calm = Ranks("auto", life_s=600.0), Ranks("auto", life_s=40_000.0)
-    often, rare = (len(one.saves(range(1, 4000), step_s=0.5)) for one in (rough, calm))
-    assert rough.reasons[0].startswith("every 30 s: the first save, which measures")
-    assert "0.50 s stall" in rough.reasons[-1]
+    short_lived, long_lived = Ranks("auto", lifetime_s=600.0), Ranks("auto", lifetime_s=40_000.0)
+    often, rare = (len(one.saves(range(1, 4000), step_s=0.5)) for one in (short_lived, long_lived))
+    assert short_lived.reasons[0].startswith("every 30 s: the first save, which measures")
+    assert "0.50 s stall" in short_lived.reasons[-1]
     assert often > 2 * rare > 2
 
 
 def test_the_next_save_is_logged_once_after_each_commit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ranks = Ranks("auto", life_s=40_000.0)
+    ranks = Ranks("auto", lifetime_s=40_000.0)
     saves = ranks.saves(range(1, 4000), step_s=0.5)
     reasons = [
         line for line in capsys.readouterr().err.splitlines() if "checkpoint.next_save" in line

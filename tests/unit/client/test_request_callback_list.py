@@ -107,7 +107,7 @@ def test_the_backend_context_is_outermost_and_callbacks_follow_in_order() -> Non
 def test_contexts_are_exited_when_training_raises() -> None:
     left = []
 
-    class Patient(UserCallback):
+    class ExitRecordingCallback(UserCallback):
         @contextmanager
         def train_func_context(self) -> Iterator[None]:
             try:
@@ -117,7 +117,7 @@ def test_contexts_are_exited_when_training_raises() -> None:
 
     with (
         pytest.raises(ZeroDivisionError),
-        nest_train_contexts(nullcontext, [Patient(), Patient()])(),
+        nest_train_contexts(nullcontext, [ExitRecordingCallback(), ExitRecordingCallback()])(),
     ):
         _ = 1 / 0
     assert len(left) == 2

@@ -85,17 +85,17 @@ def test_a_config_of_another_library_is_named_with_its_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "says"),
+    ("callbacks", "message"),
     [
         ([print], "not an instance of spotfit.UserCallback"),
         ([UserCallback], "not an instance of spotfit.UserCallback"),
         (UserCallback(), "callbacks must be a list"),
     ],
 )
-def test_callbacks_must_be_a_list_of_callbacks(callbacks: Any, says: str) -> None:
+def test_callbacks_must_be_a_list_of_callbacks(callbacks: Any, message: str) -> None:
     value = UserCallback()
     assert RunConfig(callbacks=[value]).callbacks == [value]
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         RunConfig(callbacks=callbacks)
 
 

@@ -36,7 +36,7 @@ class Watched(MemoryStore):
         self.sent: list[str] = []
         self.fetched: list[str] = []
         self.fails_at: str | None = None
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.after_put_file: Callable[[], object] = lambda: None
 
     def put(self, key: str, body: bytes | memoryview) -> None:
         if key == self.fails_at:
@@ -46,7 +46,7 @@ class Watched(MemoryStore):
 
     def put_file(self, key: str, path: Path) -> None:
         super().put_file(key, path)
-        self.meanwhile()
+        self.after_put_file()
 
     def get_file(self, key: str, path: Path) -> None:
         self.fetched.append(key)
@@ -149,14 +149,14 @@ def test_a_changed_file_is_uploaded_again(tree: Path) -> None:
 
 def test_a_file_that_changes_during_the_upload_raises_integrity_error(tree: Path) -> None:
     store = Watched()
-    store.meanwhile = lambda: os.utime(tree / "b" / "big", (1, 1))
+    store.after_put_file = lambda: os.utime(tree / "b" / "big", (1, 1))
     with pytest.raises(IntegrityError, match="big changed"):
         upload_tree(store, "p", tree)
 
 
 def test_a_file_deleted_during_the_upload_raises_integrity_error(tree: Path) -> None:
     store = Watched()
-    store.meanwhile = (tree / "b" / "big").unlink
+    store.after_put_file = (tree / "b" / "big").unlink
     with pytest.raises(IntegrityError, match="big was deleted"):
         upload_tree(store, "p", tree)
 

@@ -270,18 +270,18 @@ class Counting(DataLoader[Any]):
         self.yielded = state["yielded"]
 
 
-class Lane:
+class FakeStream:
     """Replaces a CUDA stream on a machine without a GPU."""
 
-    def wait_stream(self, other: Lane) -> None: ...
+    def wait_stream(self, other: FakeStream) -> None: ...
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(Counting, 1), (DataLoader, 2)])
 def test_batches_of_a_stateful_loader_are_not_prefetched(
     monkeypatch: pytest.MonkeyPatch, kind: Any, expected: int
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Lane())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Lane())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     fetched: list[Any] = []
 

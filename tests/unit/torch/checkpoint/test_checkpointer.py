@@ -220,9 +220,9 @@ def test_weights_are_not_initialized_if_a_checkpoint_exists(session: LocalSessio
     with init_module():
         second = TrainingProcess()
     assert all(weight.isnan().any() for weight in second.model.parameters())
-    for forgetful in (second.ckpt.step, second.ckpt.save):
+    for call in (second.ckpt.step, second.ckpt.save):
         with pytest.raises(SessionMisuseError, match="restore"):
-            forgetful()
+            call()
     assert second.ckpt.restore() is not None
     assert second.train(15) == end
 
