@@ -535,7 +535,7 @@ def test_a_snapshot_without_metrics_keeps_the_latest_metrics() -> None:
     assert coordinator.reports.latest_metrics == {}
 
 
-def test_a_snapshot_gets_a_parent_that_is_protected_meanwhile() -> None:
+def test_a_snapshot_gets_a_parent_that_is_protected_during_the_upload() -> None:
     latest = ["a"]
     coordinator = make_coordinator(parent_snapshot=lambda: latest[0])
     sharing = msgspec.structs.replace(files(0, "b"), incremental=True)

@@ -158,10 +158,10 @@ def test_an_earlier_deadline_gets_a_new_time() -> None:
 
 
 def test_heartbeats_are_sent_to_all_members() -> None:
-    roster, mine, theirs = make_roster()
+    roster, leader_net, agent_net = make_roster()
     roster.broadcast(AbortRound(round=3))
     roster.send_heartbeats()
-    for net in (mine, theirs):
+    for net in (leader_net, agent_net):
         assert net.drain_events() == [
             LeaderMessageReceived(AbortRound(round=3)),
             LeaderMessageReceived(ConnectionHeartbeat()),

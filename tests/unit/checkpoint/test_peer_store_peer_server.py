@@ -145,16 +145,16 @@ def test_a_replica_of_an_earlier_round_is_rejected(local: Machine, peer: Machine
 def test_a_replica_that_became_outdated_during_its_transfer_is_rejected(
     local: Machine, peer: Machine
 ) -> None:
-    with connect_to_peer(peer.store.address, TLS.client) as wire:
+    with connect_to_peer(peer.store.address, TLS.client) as connection:
         framing.write_frame(
-            wire,
+            connection,
             encode(StoreReplica(round=3, report_index=0, rank=1, local_ranks=(1,), size_bytes=1)),
         )
-        assert framing.read_frame(wire) == b""
+        assert framing.read_frame(connection) == b""
         replicate(local, local.saves(0, [b"x"], number=4), peer)
-        framing.write_frame(wire, b"x")
-        framing.write_frame(wire, b"")
-        assert framing.read_frame(wire) is None
+        framing.write_frame(connection, b"x")
+        framing.write_frame(connection, b"")
+        assert framing.read_frame(connection) is None
     assert peer.snapshots.scan_shards() == (
         SnapshotShard(snapshot_id=SnapshotId(round=4, step=9), rank=0, world_size=2),
     )
@@ -190,16 +190,16 @@ def test_a_broken_connection_does_not_affect_another(peer: Machine, tmp_path: Pa
     )
     with (
         connect_to_peer(peer.store.address, TLS.client) as stalled,
-        connect_to_peer(peer.store.address, TLS.client) as wire,
+        connect_to_peer(peer.store.address, TLS.client) as connection,
     ):
-        for sender in (stalled, wire):
+        for sender in (stalled, connection):
             framing.write_frame(sender, keep)
             assert framing.read_frame(sender) == b""
         framing.write_frame(stalled, b"")
         assert framing.read_frame(stalled) is None
-        framing.write_frame(wire, body)
-        framing.write_frame(wire, b"")
-        assert framing.read_frame(wire) == b""
+        framing.write_frame(connection, body)
+        framing.write_frame(connection, b"")
+        assert framing.read_frame(connection) == b""
     assert peer.snapshots.scan_shards() == (SnapshotShard(snapshot_id=STATE, rank=1, world_size=2),)
 
 
@@ -246,15 +246,15 @@ def test_rolled_back_replicas_are_deleted_and_rejected(local: Machine, peer: Mac
 
 
 def test_a_partial_replica_is_discarded(peer: Machine) -> None:
-    with connect_to_peer(peer.store.address, TLS.client) as wire:
+    with connect_to_peer(peer.store.address, TLS.client) as connection:
         framing.write_frame(
-            wire,
+            connection,
             encode(StoreReplica(round=3, report_index=1, rank=0, local_ranks=(0,), size_bytes=10)),
         )
-        assert framing.read_frame(wire) == b""
-        framing.write_frame(wire, b"half")
-        framing.write_frame(wire, b"")
-        assert framing.read_frame(wire) is None, "it is rejected"
+        assert framing.read_frame(connection) == b""
+        framing.write_frame(connection, b"half")
+        framing.write_frame(connection, b"")
+        assert framing.read_frame(connection) is None, "it is rejected"
     assert list(peer.snapshots.replicas.folder.iterdir()) == []
 
 
@@ -343,8 +343,8 @@ def test_a_replaced_shard_is_not_served(local: Machine, peer: Machine) -> None:
 
 
 def test_requests_are_sent_without_delay(peer: Machine) -> None:
-    with connect_to_peer(peer.store.address, TLS.client) as wire:
-        assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    with connect_to_peer(peer.store.address, TLS.client) as connection:
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_client_waits_for_a_free_connection_slot(local: Machine, peer: Machine) -> None:

@@ -187,12 +187,12 @@ class CountingStore(MemoryStore):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.asked: Counter[str] = Counter()
+        self.request_counts: Counter[str] = Counter()
         self.shared: set[str] = set()
         self._segments = folder / "segments"
 
     def get(self, key: str) -> bytes:
-        self.asked[key] += 1
+        self.request_counts[key] += 1
         self.shared |= {path.suffix for path in self._segments.glob("*")}
         return super().get(key)
 
@@ -244,7 +244,7 @@ def saved_by_all(folder: Path, *names: str) -> CountingStore:
         for rank in range(RANKS):
             bodies = [*BODIES[rank], random_bytes(100 + 2 * nth + rank, LARGE_PIECE_BYTES)]
             upload_test_snapshot(store, folder, name, bodies, rank=rank, world_size=RANKS)
-    store.asked.clear()
+    store.request_counts.clear()
     return store
 
 
@@ -304,7 +304,7 @@ def read_by_all(
 def test_each_object_is_read_once_per_node(tmp_path: Path) -> None:
     store = saved_by_all(tmp_path, "a")
     assert read_by_all(store, tmp_path, ["a"]) == [("a", WHOLE)] * RANKS
-    assert set(store.asked.values()) == {1}
+    assert set(store.request_counts.values()) == {1}
     assert store.shared == {RING_SUFFIX}, "who frees what the killed have left knows it by that"
     assert list(tmp_path.glob("segments/*")) == [], "the rings are removed"
 
@@ -346,7 +346,7 @@ def test_a_state_that_does_not_fit_one_rank_is_rejected_on_all(tmp_path: Path) -
     store = saved_by_all(tmp_path, "b", "a")
     with pytest.raises(ConfigError, match="another model"):
         read_by_all(store, tmp_path, ["b", "a"], mismatch=ConfigError("It is of another model."))
-    assert not [key for key in store.asked if "chunks" in key]
+    assert not [key for key in store.request_counts if "chunks" in key]
     assert list(tmp_path.glob("segments/*")) == [], "the rings are removed"
 
 
@@ -361,7 +361,7 @@ def test_compatibility_is_checked_before_any_rank_reads(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No rank has a place"):
         read_by_all(store, tmp_path, ["a"], judge=judge)
     assert gathered_fits == [[0, 1]] * RANKS
-    assert not [key for key in store.asked if "chunks" in key]
+    assert not [key for key in store.request_counts if "chunks" in key]
 
 
 def test_a_corrupt_state_is_skipped_before_its_compatibility_is_checked(

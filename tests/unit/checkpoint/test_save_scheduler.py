@@ -191,10 +191,15 @@ def test_when_steps_become_slower_at_most_two_checks_are_late() -> None:
 
 
 def test_auto_saves_once_to_measure_and_then_by_lifetime() -> None:
-    short_lived, long_lived = Ranks("auto", lifetime_s=600.0), Ranks("auto", lifetime_s=40_000.0)
-    often, rare = (len(one.saves(range(1, 4000), step_s=0.5)) for one in (short_lived, long_lived))
-    assert short_lived.reasons[0].startswith("every 30 s: the first save, which measures")
-    assert "0.50 s stall" in short_lived.reasons[-1]
+    short_lifetime, long_lifetime = (
+        Ranks("auto", lifetime_s=600.0),
+        Ranks("auto", lifetime_s=40_000.0),
+    )
+    often, rare = (
+        len(one.saves(range(1, 4000), step_s=0.5)) for one in (short_lifetime, long_lifetime)
+    )
+    assert short_lifetime.reasons[0].startswith("every 30 s: the first save, which measures")
+    assert "0.50 s stall" in short_lifetime.reasons[-1]
     assert often > 2 * rare > 2
 
 

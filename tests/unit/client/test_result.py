@@ -147,17 +147,21 @@ def test_without_reports_metrics_are_those_of_the_checkpoint(store: Store, tmp_p
 def validated(store: Store, tmp_path: Path, last: dict[str, Any]) -> Result:
     """A checkpoint of which a validation changed one metric and added one; then the end."""
     (commit,) = kept(store, tmp_path, 5)
-    asked = structs.replace(
+    commit_with_validation = structs.replace(
         commit, validation=ValidationRequest(), metrics={"loss": 1.0, "step": 3}
     )
     found = ValidationEnded(
         checkpoint_name="c0",
-        checkpoint_uid=asked.uid,
+        checkpoint_uid=commit_with_validation.uid,
         status="validated",
         metrics={"acc": 0.5, "loss": 2.0},
     )
     journal = run(
-        store, RetentionConfig(), asked, found, FitEnded(outcome="finished", metrics=last)
+        store,
+        RetentionConfig(),
+        commit_with_validation,
+        found,
+        FitEnded(outcome="finished", metrics=last),
     )
     return build_result(journal.view, store)
 

@@ -91,14 +91,14 @@ def test_the_first_tick_claims_leadership_and_requests_machines() -> None:
     assert harness.cloud.submitted_tokens == [TOKEN]
 
 
-def test_without_a_run_it_only_polls() -> None:
+def test_without_a_run_the_leader_only_polls() -> None:
     harness = RunHarness()
     driver = harness.headless()
     assert driver.tick(100.0) == 101.0
     assert list(harness.store.list()) == []
 
 
-def test_it_monitors_while_the_lease_is_renewed() -> None:
+def test_the_leader_monitors_while_the_lease_is_renewed() -> None:
     harness = started()
     driver = harness.headless()
     driver.tick(100.0)
@@ -110,7 +110,7 @@ def test_it_monitors_while_the_lease_is_renewed() -> None:
     assert harness.cloud.submitted_tokens == [TOKEN]
 
 
-def test_it_claims_leadership_when_the_lease_expires() -> None:
+def test_the_leader_claims_leadership_when_the_lease_expires() -> None:
     harness = started()
     driver = harness.headless()
     driver.tick(100.0)
@@ -159,7 +159,7 @@ def test_a_leader_is_not_deposed_while_the_bucket_hangs() -> None:
     assert driver.view.is_leader(AgentId("driver")), "until the lease expires later"
 
 
-def test_when_all_machines_are_lost_it_requests_new_ones() -> None:
+def test_new_machines_are_requested_when_all_are_lost() -> None:
     harness = started()
     driver = harness.headless()
     driver.tick(100.0)
@@ -222,7 +222,7 @@ def test_machines_without_a_leader_are_not_released() -> None:
     assert harness.cloud.cancelled_tokens == []
 
 
-def test_it_is_done_once_the_run_ended_and_groups_are_released() -> None:
+def test_the_leader_is_done_once_the_run_ended_and_groups_are_released() -> None:
     harness = started()
     driver = harness.headless()
     driver.tick(100.0)

@@ -230,13 +230,13 @@ def test_boot_failures_are_counted_until_a_round_is_opened() -> None:
 def test_the_next_fit_removes_only_released_groups() -> None:
     ended = fold_events(*GRANTED, FitEnded(outcome="finished"))
     assert TOKEN in fold_events(FitStarted(spec=a_spec()), view=ended).groups
-    let_go = fold_events(GroupsReleased(token=TOKEN), view=ended)
-    assert TOKEN not in fold_events(FitStarted(spec=a_spec()), view=let_go).groups
+    released = fold_events(GroupsReleased(token=TOKEN), view=ended)
+    assert TOKEN not in fold_events(FitStarted(spec=a_spec()), view=released).groups
 
 
 def test_opening_a_round_removes_closed_groups() -> None:
-    let_go = fold_events(*GRANTED, GroupsReleased(token=TOKEN))
-    assert TOKEN not in fold_events(RoundOpened(round=a_round()), view=let_go).groups
+    released = fold_events(*GRANTED, GroupsReleased(token=TOKEN))
+    assert TOKEN not in fold_events(RoundOpened(round=a_round()), view=released).groups
     refused = fold_events(*PLANNED, GroupRefused(token=TOKEN, reason="full"))
     opened = fold_events(RoundOpened(round=a_round()), view=refused)
     assert (opened.groups, opened.last_refusal) == ({}, "full"), "the refusal itself is kept"

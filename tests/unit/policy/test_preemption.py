@@ -327,7 +327,7 @@ def after(view: View, now: float, **fields: Any) -> RoundClosed | Wait | None:
     ],
     ids=["relaxed", "with grace", "by default", "not announced", "it has rank 0"],
 )
-def test_when_a_round_may_continue_without_a_node(view: View, may_continue: bool) -> None:
+def test_a_round_may_continue_without_a_node_in_these_cases(view: View, may_continue: bool) -> None:
     assert view.round is not None
     place = view.round.assignment_of(an_agent_id(1))
     assert place is not None
@@ -395,7 +395,7 @@ def small(**fields: Any) -> View:
     ],
     ids=["fixed size", "no free slots", "full"],
 )
-def test_when_a_group_does_not_grow(view: View, state: LeaderState) -> None:
+def test_a_fixed_or_full_group_does_not_grow(view: View, state: LeaderState) -> None:
     assert growing(view, state, 1000.0) is None
 
 
@@ -537,7 +537,9 @@ def test_newer_work_is_saved_to_a_peer_beside_an_upload() -> None:
     ],
     ids=["little unsaved work", "no snapshot memory", "no staying node", "no time"],
 )
-def test_otherwise_the_save_in_flight_is_awaited(left_s: float, fields: dict[str, Any]) -> None:
+def test_the_save_in_flight_is_awaited_if_no_other_save_fits(
+    left_s: float, fields: dict[str, Any]
+) -> None:
     assert isinstance(
         decide_final_save(pre_deadline(left_s, **{**BESIDE, **fields})), AwaitSaveInFlight
     )

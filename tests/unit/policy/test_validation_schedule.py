@@ -113,9 +113,9 @@ def test_a_pending_validation_requests_a_machine() -> None:
         a_run(spec=a_spec(timing=TIMING)),
         a_run(groups={TOKEN: a_group(), OWN: a_group(token=OWN, nodes=1, role="validate")}),
     ],
-    ids=["nothing to validate", "nothing to validate with", "one is on its way"],
+    ids=["nothing to validate", "no validation settings", "machine pending"],
 )
-def test_otherwise_no_machine_is_requested(view: View) -> None:
+def test_no_machine_is_requested_in_these_cases(view: View) -> None:
     assert not isinstance(done(view, busy_workers()), RequestMachines)
 
 

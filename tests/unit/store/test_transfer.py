@@ -104,12 +104,12 @@ def test_partial_files_are_skipped_and_similar_names_rejected(
 class ConcurrentStore(MemoryStore):
     """Blocks requests until that many run at once."""
 
-    def __init__(self, asked: int) -> None:
+    def __init__(self, concurrency: int) -> None:
         super().__init__()
-        self.all_here = Barrier(asked, timeout=10.0)
+        self.barrier = Barrier(concurrency, timeout=10.0)
 
     def put(self, key: str, body: bytes | memoryview) -> None:
-        self.all_here.wait()
+        self.barrier.wait()
         super().put(key, body)
 
 

@@ -605,10 +605,10 @@ def test_a_validation_request_is_sent_and_written_to_the_manifest(
 ) -> None:
     session = Session(make_start(spec=WITH_VALIDATION), agent.connection, store)
     agent.name_report(0, "a")
-    asked = ValidationRequest(fn_kwargs={"batches": 2})
-    session.report_checkpoint({}, make_report(tmp_path, validation=asked))
-    assert agent.receive_of_type(FilesReport)[0].validation == asked
-    assert manifests_of(store, "a")[0].validation == asked
+    validation_request = ValidationRequest(fn_kwargs={"batches": 2})
+    session.report_checkpoint({}, make_report(tmp_path, validation=validation_request))
+    assert agent.receive_of_type(FilesReport)[0].validation == validation_request
+    assert manifests_of(store, "a")[0].validation == validation_request
 
 
 def test_a_validation_without_a_config_is_rejected(
@@ -744,11 +744,11 @@ def test_a_broadcast_over_a_kilobyte_is_logged(
     warns: bool,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    thing = b"x" * size_bytes
+    value = b"x" * size_bytes
     agent.send(
-        RankZeroBroadcastResult(kind="broadcast_from_rank_zero", seq=0, value=pickle.dumps(thing))
+        RankZeroBroadcastResult(kind="broadcast_from_rank_zero", seq=0, value=pickle.dumps(value))
     )
-    assert session.broadcast(thing) == thing
+    assert session.broadcast(value) == value
     assert ("use it for small values" in capsys.readouterr().err) == warns
 
 

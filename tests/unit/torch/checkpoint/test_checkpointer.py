@@ -1172,6 +1172,6 @@ def test_workers_without_a_process_group_are_rejected() -> None:
         training_api.clear_session()
 
 
-def test_outside_of_a_training_function_it_is_rejected() -> None:
+def test_a_checkpointer_outside_of_a_training_function_is_rejected() -> None:
     with pytest.raises(SessionMisuseError):
         spotfit.torch.Checkpointer(model=nn.Linear(1, 1))
