@@ -68,9 +68,9 @@ def test_check_present_detects_another_size_without_reading(store: Store, tmp_pa
 
 def test_a_checkpoint_without_manifests_raises_integrity_error(store: Store) -> None:
     store.put("ck/model", b"weights")
-    for ask in (open_committed, check_present):
+    for check in (open_committed, check_present):
         with pytest.raises(IntegrityError, match=r"ck .*is missing"):
-            ask(store, "ck")
+            check(store, "ck")
 
 
 def test_metadata_may_change_after_the_report(store: Store, tmp_path: Path) -> None:

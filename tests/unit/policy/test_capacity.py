@@ -66,7 +66,7 @@ def losses(view: View, observations: LeaderState, now: float = NOW) -> dict[int,
         (a_view(groups={TOKEN: a_group(lost_nodes=frozenset({1}))}), a_member_status(1)),
         (a_view(), a_member_status(1, member=a_member(1, token=Token("t-unknown")))),
     ],
-    ids=["lost", "noticed", "notice not yet written", "machine given up", "of no group"],
+    ids=["lost", "noticed", "notice not yet written", "machine lost", "unknown group"],
 )
 def test_lost_leaving_and_released_members_are_not_usable(view: View, member_status: Any) -> None:
     observations = a_leader_state(members=member_statuses(a_member_status(0), member_status))

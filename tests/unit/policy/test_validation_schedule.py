@@ -308,7 +308,7 @@ def test_a_report_of_an_earlier_attempt_is_ignored() -> None:
         {TOKEN: a_group(), OWN: replace(MACHINE, is_released=True)},
         {TOKEN: a_group()},
     ],
-    ids=["its agent is lost", "its machine was let go", "and forgotten"],
+    ids=["lost machine", "released group", "removed group"],
 )
 def test_a_validation_on_a_lost_node_is_restarted(groups: Any) -> None:
     running = a_run(False, groups=groups, current_validation=started(), validation_attempts=1)

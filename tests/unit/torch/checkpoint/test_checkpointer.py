@@ -126,7 +126,7 @@ def single_session() -> Iterator[LocalSession]:
     training_api.clear_session()
     shutil.rmtree(
         session.snapshot_channel.segment_dirs[0].parent, ignore_errors=True
-    )  # a save may go on
+    )  # a save may be in progress
 
 
 @pytest.fixture
