@@ -32,7 +32,7 @@ TRACEBACK = "Traceback (most recent call last):\n  in train\nKeyError: 'lr'"
 
 
 def kept(error: Any, *, key: RunKey = KEY) -> tuple[MemoryStore, RankFailure]:
-    """A rank's exception as its agent leaves it in the bucket."""
+    """Store a rank's exception as its agent does."""
     store = MemoryStore()
     name = keys.failure(1, 2)
     store.put(name, key.seal(cloudpickle.dumps(error), purpose=name))
@@ -101,7 +101,7 @@ def test_an_exception_that_is_still_uploaded_is_awaited() -> None:
 
 
 class Down(MemoryStore):
-    """Cannot be read just now."""
+    """A store whose reads fail."""
 
     def get(self, key: str) -> bytes:
         raise TransientStoreError("no answer")

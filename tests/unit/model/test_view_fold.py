@@ -423,7 +423,7 @@ def test_several_lost_nodes_of_a_round_are_charged_once() -> None:
             token=TOKEN, node=1, agent=an_agent_id(7), reason="gone", cause=FailureCause.PREEMPTION
         ),
     ],
-    ids=["its connection had held", "an older journal", "it had no place"],
+    ids=["connected node", "no cause recorded", "unassigned agent"],
 )
 def test_other_losses_do_not_recharge_a_round(lost: NodeLost) -> None:
     assert fold_events(*BROKEN_OFF, lost).failure_counts == {FailureCause.NETWORK: 1}

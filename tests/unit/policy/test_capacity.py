@@ -259,9 +259,9 @@ def test_a_vanished_leader_is_lost_at_once() -> None:
         (NodeState.RUNNING, NOW, {}, FailureCause.PLATFORM),
         (NodeState.RUNNING, NOW, {an_agent_id(1): a_notice()}, FailureCause.PREEMPTION),
     ],
-    ids=["it is gone", "the backend may be late", "it runs", "it announced its end"],
+    ids=["gone", "outdated report", "running", "running with a notice"],
 )
-def test_a_running_machine_with_a_lost_agent_is_a_platform_failure(
+def test_the_cause_of_a_lost_agent_follows_the_report_of_its_machine(
     state: NodeState, seen: float, notices: dict[AgentId, Notice], cause: FailureCause
 ) -> None:
     observations = a_leader_state(

@@ -229,7 +229,14 @@ def test_without_replication_a_commit_of_an_old_snapshot_closes(
         (replicas(109.9, steps=(9, 6)), False),
         ({1: replicas(109.9)[1]}, False),
     ],
-    ids=["fresh", "a while ago", "before the notice", "with who leaves", "torn", "a part missing"],
+    ids=[
+        "fresh",
+        "old",
+        "before the notice",
+        "on the leaving node",
+        "different steps",
+        "missing part",
+    ],
 )
 def test_a_replica_on_a_staying_node_closes_like_a_commit(
     copies: dict[int, ReplicaLocation], changes: bool
@@ -359,7 +366,7 @@ def test_after_the_save_the_round_is_closed_at_once() -> None:
 @pytest.mark.parametrize(
     ("saving", "now", "waits"),
     [({0}, 150.0, True), ({0}, 189.9, True), ({0}, 190.0, False), ({0, 1}, 150.0, False)],
-    ids=["under way", "grace", "grace is over", "the lost one has files, too"],
+    ids=["at the loss", "within the grace period", "after the grace period", "lost rank is saving"],
 )
 def test_remaining_ranks_may_finish_a_save_within_the_grace_period(
     saving: set[int], now: float, waits: bool
