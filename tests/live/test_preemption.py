@@ -197,7 +197,7 @@ def test_notice_requests_the_replacement_and_costs_only_a_restart(
         n for n, event in enumerate(events[result:], result) if isinstance(event, GroupPlanned)
     )
     closed = next(n for n, event in enumerate(events) if isinstance(event, RoundClosed))
-    assert result < ordered < closed, "the group trained on while the new machine came"
+    assert result < ordered < closed, "training continued while the replacement booted"
     first = events[closed]
     assert isinstance(first, RoundClosed)
     assert (first.cause, first.reason) == (

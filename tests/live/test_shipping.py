@@ -174,7 +174,7 @@ def test_failed_installation_is_reported_with_the_output_of_pip(
     }
     with pytest.raises(spotfit.WorkerGroupError, match="could not install no-such-thing"):
         cloud.fit(lambda: None, worker_runtime_env=environment, max_failures=-1)
-    assert len(cloud.rounds_opened()) == 1, "no try will change that, whatever the budget"
+    assert len(cloud.rounds_opened()) == 1, "a permanent error is not retried"
 
 
 class Index(BaseHTTPRequestHandler):

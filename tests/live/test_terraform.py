@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here"),
-    pytest.mark.real_time("terraform is a program of its own"),
+    pytest.mark.real_time("terraform is a separate program"),
 ]
 
 REGION, BUCKET, RUN = "eu-west-1", "runs-of-a-test", "s3://runs-of-a-test/runs/digits"
@@ -124,7 +124,7 @@ def test_terraform_output_is_a_usable_profile(profile: Path) -> None:
     assert provisioner.submit(plan, launch) == handle
     assert isinstance(handle, GroupHandle)
     first, second = provisioner.observe(handle).nodes
-    assert "twice" not in first.reason + second.reason, "children of an array are no second job"
+    assert "twice" not in first.reason + second.reason, "child jobs of an array are not listed"
     provisioner.cancel(handle)
 
 

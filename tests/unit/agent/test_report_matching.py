@@ -70,7 +70,7 @@ def test_a_report_counts_once_all_ranks_have_made_it() -> None:
     assert [(one.report_index, one.checkpoint) for one in coordinator.reports.matched_reports] == [
         (0, None)
     ]
-    assert coordinator.reports.latest_metrics == {"loss": 1}, "rank 0's count"
+    assert coordinator.reports.latest_metrics == {"loss": 1}, "the metrics of rank 0 are stored"
 
 
 def test_reports_of_a_fast_rank_are_matched_later() -> None:
@@ -162,7 +162,7 @@ def test_a_reused_name_gets_a_suffix_and_the_earlier_one_as_parent() -> None:
         True,
     ]
     assert coordinator.reports.parent_checkpoints == {"last", "last@3-2"}, (
-        "they stay until what may share their files is saved"
+        "they are protected until the snapshot that may share their files is saved"
     )
 
 
@@ -227,7 +227,7 @@ def test_checkpoints_are_ready_in_the_order_of_their_reports() -> None:
     # rank 0 saves the older, rank 1 the newer
     take(coordinator, 1, SaveCompleted(report_index=1, checkpoint_name="c1"))
     assert coordinator.reports.ready_checkpoints == [], (
-        "the last one committed is what the next round starts from"
+        "the next round starts from the last committed checkpoint"
     )
     take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0"))
     assert [one.name for one in coordinator.reports.ready_checkpoints] == ["c0", "c1"]

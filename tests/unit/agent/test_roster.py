@@ -60,7 +60,7 @@ def test_uploads_are_known_until_they_are_drained() -> None:
     roster.mark_stopped(A, 4, is_uploading=True)
     assert roster.members[A].uploading_round == 4
     roster.mark_uploads_drained(A, 3)
-    assert roster.members[A].uploading_round == 4, "that was another round's"
+    assert roster.members[A].uploading_round == 4, "the report is of another round"
     roster.mark_uploads_drained(A, 4)
     assert roster.members[A].uploading_round is None
 

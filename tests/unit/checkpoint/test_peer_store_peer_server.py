@@ -360,13 +360,13 @@ def test_a_client_waits_for_a_free_connection_slot(local: Machine, peer: Machine
         host, _, port = peer.store.address.rpartition(":")
         with socket.create_connection((host, int(port)), 60) as plain:
             framing.write_frame(connections[0], encode(ReadShardIndex(shard=part)))
-            assert framing.read_frame(connections[0]), "it leaves"
+            assert framing.read_frame(connections[0]), "the connection is closed after the response"
             with TLS.client.wrap_socket(plain) as late:
                 framing.write_frame(late, encode(ReadShardIndex(shard=part)))
                 assert framing.read_frame(late)
 
 
-@pytest.mark.real_time("how long a silent socket is borne with")
+@pytest.mark.real_time("the server closes an idle socket after a timeout")
 def test_an_idle_connection_is_closed(peer: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_store, "_REQUEST_TIMEOUT_S", 0.01)
     host, _, port = peer.store.address.rpartition(":")

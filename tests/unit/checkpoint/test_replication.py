@@ -61,9 +61,9 @@ def test_a_late_replica_does_not_replace_a_later_save() -> None:
     queue.add(pending(2, 1))
     assert pop_all(queue) == [(2, 0), (2, 1)]
     queue.add(pending(1, 1))
-    assert pop_all(queue) == [], "its fellow is there no more"
+    assert pop_all(queue) == [], "the other shard of that save is missing"
     queue = queue_of(pending(2, 0), pending(1, 0, round_=4), pending(3, 1))
-    assert pop_all(queue) == [(1, 0)], "a later round is later"
+    assert pop_all(queue) == [(1, 0)], "a later round takes precedence"
     queue = queue_of(pending(0, 0))
     queue.pop()
     queue.add(pending(2, 0))

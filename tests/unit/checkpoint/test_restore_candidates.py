@@ -305,7 +305,7 @@ def test_each_object_is_read_once_per_node(tmp_path: Path) -> None:
     store = saved_by_all(tmp_path, "a")
     assert read_by_all(store, tmp_path, ["a"]) == [("a", WHOLE)] * RANKS
     assert set(store.request_counts.values()) == {1}
-    assert store.shared == {RING_SUFFIX}, "who frees what the killed have left knows it by that"
+    assert store.shared == {RING_SUFFIX}, "the prefix identifies rings of killed processes"
     assert list(tmp_path.glob("segments/*")) == [], "the rings are removed"
 
 

@@ -91,7 +91,9 @@ def test_status_prints_the_current_state(run: RunDirectory) -> None:
 def test_status_prints_the_reason_of_the_end(run: RunDirectory) -> None:
     run.write(FitEnded(outcome="failed", reason=f"[Rank 0] {LONG}"))
     [state] = [line for line in invoke("status", run.url).stdout.splitlines() if "state" in line]
-    assert state == f"state        failed [Rank 0] {LONG}".rstrip(), "in one line, as it is"
+    assert state == f"state        failed [Rank 0] {LONG}".rstrip(), (
+        "the text is printed unchanged on one line"
+    )
 
 
 def test_events_prints_one_line_per_journal_entry(run: RunDirectory) -> None:

@@ -122,7 +122,7 @@ def test_manifests_of_best_checkpoints_are_read_lazily(tmp_path: Path) -> None:
     assert store.read == ["c2"], "the latest"
     assert names(result.best_checkpoints) == ["c0", "c1", "c2"]
     assert result.best_checkpoints is result.best_checkpoints
-    assert sorted(store.read) == ["c0", "c1", "c2", "c2"], "once looked at, and once only"
+    assert sorted(store.read) == ["c0", "c1", "c2", "c2"], "manifests are read once, on access"
 
 
 def test_a_result_can_be_pickled_before_lazy_fields_are_read(store: Store, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_the_dataframe_has_a_row_for_each_best_checkpoint(store: Store, tmp_path
     result = build_result(journal.view, store)
     table = result.metrics_dataframe
     assert [row["score"] for row in table["eval"]] == [5, 6], "nested metrics stay dictionaries"
-    assert result.metrics_dataframe is table, "made once"
+    assert result.metrics_dataframe is table, "the dataframe is cached"
 
 
 def test_the_dataframe_without_pandas_names_the_extra(

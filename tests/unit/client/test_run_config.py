@@ -130,7 +130,7 @@ def test_storage_context_is_the_directory_of_the_run(tmp_path: Path) -> None:
     run = RunConfig("digits", str(tmp_path))
     assert run.storage_context.experiment_fs_path == str(tmp_path / "digits")
     assert run.storage_context.storage_fs_path == str(tmp_path)
-    assert list(tmp_path.iterdir()) == [], "asking writes nothing"
+    assert list(tmp_path.iterdir()) == [], "reading the property writes no file"
 
 
 def test_storage_filesystem_takes_precedence(tmp_path: Path) -> None:

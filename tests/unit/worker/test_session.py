@@ -597,7 +597,7 @@ def test_a_checkpoint_about_to_be_deleted_is_not_returned(
         last,
     )
     names = [one.checkpoint.path for one in session.reported_checkpoints(COMMITTED, timeout_s=None)]
-    assert names == ["private/a", "private/c"], "one is still to be validated"
+    assert names == ["private/a", "private/c"], "one validation is pending"
 
 
 def test_a_validation_request_is_sent_and_written_to_the_manifest(
@@ -628,7 +628,7 @@ def test_reported_checkpoints_waits_for_own_commits(
     agent.name_report(0, "a")
     session.report_checkpoint({}, make_report(tmp_path / "a"))
     assert session.reported_checkpoints(COMMITTED, timeout_s=0) == [], (
-        "the time is over: what stored is"
+        "the stored state is returned after the timeout"
     )
     write(store, CheckpointCommitted(name="a", round=1, report_index=0, metrics={}, ranks=(0,)))
     agent.send(
@@ -799,7 +799,7 @@ def test_preemption_info_returns_what_rank_0_knows(
     agent.send(notice, RankZeroBroadcastResult(kind="preemption_info", seq=0, value=encode(notice)))
     reported = session.preemption_info()
     assert agent.receive_of_type(RankZeroBroadcast)[0].value == encode(notice), (
-        "what this rank knew"
+        "the last known state of this rank"
     )
     assert reported is not None
     assert (reported.deadline_ms, reported.preempted_ranks) == (5_000, [1, 2, 3])

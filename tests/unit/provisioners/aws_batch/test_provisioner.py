@@ -132,7 +132,9 @@ def test_group_moves_to_the_next_queue_and_waits_in_the_last(
     sim.faults.inject("capacity", 0)
     until(lambda: provisioner.observe(second).nodes[0].state is NodeState.RUNNING)
     third = running(provisioner, tmp_path, "exec sleep 100", token="t-third")
-    assert third.detail["queue"] == "spot", "since one came, all are as good as before"
+    assert third.detail["queue"] == "spot", (
+        "all queues are available again after a machine was granted"
+    )
 
 
 def test_queue_is_kept_until_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:

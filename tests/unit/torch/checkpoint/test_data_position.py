@@ -283,7 +283,7 @@ def test_a_standard_batch_sampler_keeps_its_order() -> None:
             place.advance()
         next_place.resume(place.epoch, place.consumed, place.rank_state())
         assert list(numbers(again)) == torch_batches[3:]
-        assert len(torch_batches) == 9, "the rest of three is dropped"
+        assert len(torch_batches) == 9, "the last three samples are dropped"
 
 
 def test_the_generator_s_seed_determines_the_order_and_is_saved() -> None:
@@ -537,7 +537,7 @@ def test_a_stateful_loader_resumes_within_its_epoch(steps: int) -> None:
     recorded = epochs_of(first, before, steps)
     saved = before.rank_state()
     after.resume(before.epoch, before.consumed, saved)
-    assert after.rank_state() == saved, "until a batch is taken, it is what it was"
+    assert after.rank_state() == saved, "the state is unchanged until a batch is read"
     assert recorded + epochs_of(second, after, 6 - steps) == [0, 0, 1, 1, 2, 2]
 
 
