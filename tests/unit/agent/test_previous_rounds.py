@@ -165,13 +165,13 @@ def with_snapshot(name: str, round_number: int) -> View:
 
 def test_the_parent_is_the_latest_snapshot_of_this_term() -> None:
     harness = Harness()
-    view = with_snapshot("mine", 3)
+    view = with_snapshot("custom", 3)
     assert harness.previous_rounds.parent_snapshot(view, None) == "", (
         "an earlier leader may have recorded that it is corrupt"
     )
     harness.previous_rounds.begin_round(3)
     harness.previous_rounds.begin_round(4)
-    assert harness.previous_rounds.parent_snapshot(view, harness.coordinator) == "mine"
+    assert harness.previous_rounds.parent_snapshot(view, harness.coordinator) == "custom"
     assert (
         harness.previous_rounds.parent_snapshot(with_snapshot("of another", 2), harness.coordinator)
         == ""

@@ -126,7 +126,7 @@ def test_a_checkpoint_gets_its_name_when_all_have_reported() -> None:
 
 def test_rank_0_chooses_the_name_even_without_files() -> None:
     coordinator = make_coordinator()
-    take(coordinator, 1, files(0, "mine", loss=9))
+    take(coordinator, 1, files(0, "custom", loss=9))
     rank, named = the_only(take(coordinator, 0, report(0, "best", loss=1)))
     assert (rank, named.checkpoint_name, named.ranks) == (1, "best", (1,))
     assert msgspec.json.decode(named.metrics) == {"loss": 1}
@@ -211,11 +211,11 @@ def test_the_custom_folder_is_that_of_the_first_rank() -> None:
             coordinator,
             rank,
             SaveCompleted(
-                report_index=0, checkpoint_name="made-0", size_bytes=1, custom_folder=f"mine/{rank}"
+                report_index=0, checkpoint_name="made-0", size_bytes=1, custom_folder=f"custom/{rank}"
             ),
         )
     assert [(one.ranks, one.custom_folder) for one in coordinator.reports.ready_checkpoints] == [
-        ((1, 2), "mine/1")
+        ((1, 2), "custom/1")
     ]
 
 

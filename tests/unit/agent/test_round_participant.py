@@ -467,7 +467,7 @@ def test_the_result_of_rank_0_is_stored_before_it_is_reported() -> None:
 
 
 def test_results_of_other_ranks_are_not_stored(working: Node) -> None:
-    working.worker_pool.send_from_worker(2, WorkerReturned(report_count=0, pickled_value=b"mine"))
+    working.worker_pool.send_from_worker(2, WorkerReturned(report_count=0, pickled_value=b"value"))
     (up,) = working.poll_messages()
     assert decode_frames(up) == [WorkerReturned(report_count=0)]
     assert list(working.store.list()) == []
