@@ -432,7 +432,7 @@ def test_other_losses_do_not_recharge_a_round(lost: NodeLost) -> None:
 # --- arbitrary event sequences -------------------------------------------------------------------
 
 
-def possible(view: View, n: int) -> Iterator[JournalEvent]:
+def possible_events(view: View, n: int) -> Iterator[JournalEvent]:
     """The events that may follow `view`."""
     yield LeaderElected(
         leader=an_agent_id(n % 3),
@@ -484,7 +484,7 @@ def possible(view: View, n: int) -> Iterator[JournalEvent]:
 def test_every_valid_event_sequence_folds(choices: list[int]) -> None:
     view = fold_events(FitStarted(spec=a_spec()))
     for slot, n in enumerate(choices, 1):
-        candidates = list(possible(view, n))
+        candidates = list(possible_events(view, n))
         event = candidates[n % len(candidates)]
         after = fold_events(event, view=view)
         assert after == fold_events(event, view=view), "equal views, equal entries: equal views"
