@@ -246,10 +246,11 @@ class Result:
 
     @property
     def filesystem(self) -> Any:
-        """The file system in which `path` is valid.
+        """The file system of the run: `path` is valid in it.
 
-        It is the storage_filesystem= of the run, else a pyarrow file system, or a spotfit store if
-        pyarrow is not installed or has none for the storage. In local mode, that of the local disk.
+        It is the storage_filesystem= of the run, else a pyarrow file system. If pyarrow is not
+        installed or has none for the storage, it is a spotfit `Store` of the run's directory, whose
+        keys are relative to that directory.
         """
         return self._filesystem or pyarrow_filesystem_or_store(open_store("/"))
 

@@ -154,7 +154,7 @@ def download_tree(
     else:
         sizes = {name: record.size_bytes for name, record in checks.items()}
     directory.mkdir(parents=True, exist_ok=True)
-    targets = _target_paths(directory.resolve(), sizes)
+    targets = _target_paths(directory.resolve(), sizes, source=store.url)
 
     def fetch(name: str) -> None:
         record, target = checks.get(name), targets[name]
@@ -254,7 +254,7 @@ def _parent_folders(names: Iterable[str]) -> frozenset[str]:
     return frozenset(str(folder) for name in names for folder in PurePosixPath(name).parents)
 
 
-def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
+def _target_paths(directory: Path, names: Iterable[str], *, source: str) -> Mapping[str, Path]:
     """Return the path of each file. Raises `IntegrityError` for unsafe names."""
     # All names are checked before the first file is written. They come from a bucket, which
     # others may be able to write to.
@@ -277,9 +277,9 @@ def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
             )
     for name in _parent_folders(names) & paths.keys():
         raise IntegrityError(
-            f"{name!r} cannot be downloaded to {directory}: it is both a file and a folder in the "
-            "storage.",
-            do="Rename or delete the file or the folder in the storage.",
+            f"{name!r} below {source} cannot be downloaded to {directory}: it is both a file and a "
+            "folder.",
+            do="Rename or delete the file or the folder there, then repeat the download.",
         )
     return paths
 

@@ -106,7 +106,11 @@ class TorchFramework:
             env.set_defaults({"GLOO_SOCKET_IFNAME": interface})
         env.update(nccl_variables(options.backend, env.copy_environment()))
         if options.backend == _TPU_BACKEND:  # its own package registers it when it is loaded
-            import_optional("torch_tpu._loader", package="torch_tpu").load()
+            import_optional(
+                "torch_tpu._loader",
+                package="torch_tpu",
+                needed_by="TorchConfig(backend='tpu_dist'), the default with use_tpu=True,",
+            ).load()
         if (device := _default_device(start)).startswith("cuda"):
             torch.cuda.set_device(device)
         init_default_group(options.backend, start, broadcast)
@@ -198,18 +202,20 @@ def _rendezvous_store(
     )
 
 
-def import_optional(module: str, *, package: str) -> Any:
+def import_optional(module: str, *, package: str, needed_by: str) -> Any:
     """Import and return a module that only some machines have, such as "torchft.coordination".
 
-    Raises `MissingExtraError`, which says to install `package`, if it cannot be imported.
+    Raises `MissingExtraError` if it cannot be imported: it says that the configuration `needed_by`,
+    such as "TorchftConfig", needs `package`.
     """
     try:
         return importlib.import_module(module)
     except ImportError as missing:
         raise MissingExtraError(
-            f"This torch configuration needs the package {package}, which cannot be imported: "
+            f"{needed_by} needs the package {package}, which cannot be imported on this machine: "
             f"{missing}",
-            do=f"Install {package} on the machines, or use another torch configuration.",
+            do=f"Install {package} on the machines, for example in their image, or pass another "
+            "torch_config=.",
             module=package,
         ) from missing
 

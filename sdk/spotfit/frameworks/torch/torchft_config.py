@@ -54,7 +54,9 @@ class TorchftBackend(Backend):
         workers that no longer exist. Raises `MissingExtraError` without torchft.
         """
         self.on_shutdown(worker_group, backend_config)
-        coordination = import_optional("torchft.coordination", package="torchft")
+        coordination = import_optional(
+            "torchft.coordination", package="torchft", needed_by="TorchftConfig"
+        )
         address = machine.own_address()
         host = f"[{address}]" if ":" in address else address  # IPv6 needs brackets before a port
         options = {"bind": f"{host}:0", **backend_config.lighthouse_kwargs}
