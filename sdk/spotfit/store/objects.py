@@ -291,6 +291,7 @@ class _MissingCredentialsError(StorePermissionError, TransientStoreError):
     """
 
 
+_BLOB_EXISTS = re.compile(r"<Code>BlobAlreadyExists</Code>")  # Azure's code of an existing object
 _STATUS = re.compile(r"status code: (\d{3})")
 _SERVER_ERROR = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
 _URL_QUERY = re.compile(r"\?\S+")
@@ -328,7 +329,10 @@ def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreErr
         if server_error
         else _URL_QUERY.sub("", " ".join(text.split()))[:300]
     )
-    if is_create and (status in (409, 412) or type(error).__name__ == "AlreadyExistsError"):
+    # S3's 409 means that another request was in progress and nothing may have been written:
+    # "On a 409 failure, retry the upload" (PutObject, If-None-Match). Only Azure's says more.
+    is_taken = status != 409 or _BLOB_EXISTS.search(text)
+    if is_create and is_taken and (status == 412 or type(error).__name__ == "AlreadyExistsError"):
         return AlreadyExistsError(f"{what} already exists.", do=ALREADY_EXISTS_REMEDY)
     if _MISSING_BUCKET.search(text):
         return StoreError(

@@ -54,14 +54,28 @@ def test_create_is_not_retried(bucket: ScriptedBucket, store: ObjectStore, statu
     assert bucket.requests == [("PUT", "/bucket/a")]
 
 
-@pytest.mark.parametrize("status", [409, 412])
+@pytest.mark.parametrize(
+    ("status", "code"), [(412, "PreconditionFailed"), (409, "BlobAlreadyExists")]
+)
 def test_a_lost_create_raises_already_exists(
-    bucket: ScriptedBucket, store: ObjectStore, status: int
+    bucket: ScriptedBucket, store: ObjectStore, status: int, code: str
 ) -> None:
-    bucket.enqueue_responses(status)
+    bucket.enqueue_responses(status, code=code)
     with pytest.raises(AlreadyExistsError):
         store.create("a", b"x")
     assert len(bucket.requests) == 1
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
+def test_a_conflict_during_a_create_is_transient(
+    bucket: ScriptedBucket, store: ObjectStore, code: str
+) -> None:
+    """S3 asks for a retry: the conflicting request need not have written the object."""
+    bucket.enqueue_responses(409, code=code)
+    with pytest.raises(TransientStoreError, match=code):
+        store.create("a", b"x")
+    store.create("a", b"x")
+    assert bucket.objects == {"/bucket/a": b"x"}
 
 
 @pytest.mark.parametrize(
