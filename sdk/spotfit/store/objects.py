@@ -200,7 +200,7 @@ class ObjectStore:
             options: GetOptions = {"range": (start, min(start + starts.step, starts.stop))}
             if etag:  # parts of an object that is replaced meanwhile must not be mixed
                 options["if_match"] = etag
-            body = self._call_once(
+            body = self._call_with_retries(
                 key, lambda client: client.get(key, options=options).bytes(), for_transfers=True
             )
             unwritten, offset = memoryview(body), start
@@ -208,7 +208,6 @@ class ObjectStore:
                 written = os.pwrite(file, unwritten, offset)
                 unwritten, offset = unwritten[written:], offset + written
 
-        # Parts need no retries here: a client for transfers retries the requests itself.
         with ThreadPoolExecutor(PART_CONCURRENCY, "spotfit-get") as pool:
             for _ in pool.map(fetch, starts):
                 pass
@@ -310,7 +309,7 @@ _TRANSIENT_STATUSES = frozenset({408, 409, 412, 425, 429})
 _TRANSIENT_CODES = re.compile(
     r"RequestTimeout|ExpiredToken|SlowDown|InternalError|ServerBusy|Throttl"
 )
-# 401 and 403 are not transient: retrying them would only delay the message.
+# 401 and 403 are not transient: `store.retry` repeats them a few times only.
 _FORBIDDEN_STATUSES = frozenset({401, 403})
 
 

@@ -156,12 +156,15 @@ def test_a_failed_read_is_retried_after_a_delay() -> None:
     assert harness.knows(), "a failed read does not invalidate the view"
 
 
-def test_an_undecodable_entry_raises_when_it_is_folded() -> None:
+def test_an_undecodable_entry_raises_after_the_earlier_ones_were_folded() -> None:
     harness = LeaderHarness(slow=True)
     harness.store.put(keys.entry(2), b"junk")
     harness.writer.advance(0.0)
+    harness.finish(0.1)
+    assert harness.ledger.journal_view.next_slot == 2
+    assert not harness.knows()
     with pytest.raises(JournalError, match="entry 2"):
-        harness.finish(0.1)
+        harness.finish(0.2)
 
 
 # --- writing -------------------------------------------------------------------------------------

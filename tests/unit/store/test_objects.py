@@ -11,7 +11,7 @@ from spotfit.core.errors import (
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.store.objects import ObjectStore, _to_store_error
+from spotfit.store.objects import PART_BYTES, ObjectStore, _to_store_error
 from spotfit.store.retry import RetryPolicy
 from spotfit.store.url import RootUrl
 from tests.unit.store.conftest import ScriptedBucket
@@ -103,10 +103,11 @@ def test_errors_of_the_server_are_translated(
         lambda: store.put("a", b""),
         lambda: store.create("a", b""),
     ):
-        bucket.enqueue_responses(status, code=code)
+        bucket.enqueue_responses(*[status] * 3, code=code)
         with pytest.raises(StoreError, match=expected) as raised:
             call()
         assert type(raised.value) is kind
+        bucket.responses.clear()
 
 
 @pytest.mark.parametrize("code", ["RequestTimeout", "ExpiredToken", "SlowDown"])
@@ -124,9 +125,21 @@ def test_transient_error_codes_override_the_status(
 def test_a_forbidden_listing_raises_permission_error(
     bucket: ScriptedBucket, store: ObjectStore
 ) -> None:
-    bucket.enqueue_responses(403)
+    bucket.enqueue_responses(403, 403, 403)
     with pytest.raises(StorePermissionError):
         list(store.list())
+
+
+def test_a_denied_part_of_a_download_is_requested_again(
+    bucket: ScriptedBucket, store: ObjectStore, tmp_path: Path
+) -> None:
+    bucket.objects["/bucket/a"] = bytes(PART_BYTES) + b"last part"
+    with (tmp_path / "file").open("w+b") as file:
+        bucket.enqueue_responses(403)
+        store._download_parts(file.fileno(), "a", range(PART_BYTES, PART_BYTES + 9, PART_BYTES), "")
+        assert file.read() == bytes(PART_BYTES) + b"last part"
+    store.get_file("a", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
 
 def test_a_machine_without_a_role_reports_missing_credentials() -> None:
@@ -216,7 +229,7 @@ def test_an_invalid_key_is_rejected_before_any_request(
 def test_a_failed_download_leaves_nothing(
     bucket: ScriptedBucket, store: ObjectStore, tmp_path: Path
 ) -> None:
-    bucket.enqueue_responses(403)
+    bucket.enqueue_responses(403, 403, 403)
     with pytest.raises(StorePermissionError):
         store.get_file("a", tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
