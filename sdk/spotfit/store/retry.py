@@ -44,6 +44,10 @@ class RetryPolicy:
 # For uploads and restores of workers. Losing them costs more than waiting 15 minutes, in which
 # most outages of a region's storage end.
 PATIENT_RETRY_POLICY = RetryPolicy(max_attempts=1000, total_timeout_s=900.0)
+# For background calls of an agent, which are repeated as a whole: one that sends hundreds of
+# requests would otherwise never have all of them answered. Shorter than the timeout of a request
+# (10 s), because calls that hang are repeated by the event loop.
+AGENT_RETRY_POLICY = RetryPolicy(total_timeout_s=5.0)
 
 
 def call_with_retries(function: Callable[[], ResultT], policy: RetryPolicy) -> ResultT:
