@@ -45,12 +45,10 @@ from spotfit.sidecar.callbacks import ProcessCallbackRunner
 from spotfit.sidecar.validator import ProcessValidator
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
-from spotfit.store.retry import PATIENT_RETRY_POLICY, RetryPolicy
+from spotfit.store.retry import AGENT_RETRY_POLICY, PATIENT_RETRY_POLICY
 
 # Notice sources wake the loop themselves; this bounds the delay of plug-ins that cannot.
 _NOTICE_POLL_S = 0.25
-# The agent decides again after each failed journal call: a blind retry could write a stale entry.
-_SINGLE_ATTEMPT = RetryPolicy(max_attempts=1)
 # One call each may be in progress: read the journal, write an entry, read or renew a lease.
 _JOURNAL_THREADS = 3
 # Killed workers exit within milliseconds; their last lines of output are still in the pipes.
@@ -123,7 +121,7 @@ def _run_agent(
     # Entered before the sources are opened: one of them may replace the handler of SIGTERM.
     exit_stack.enter_context(_restore_signal_handlers())
     notice_sources = [open_notice_source(name, node.loop.wake) for name in launch.notice_sources]
-    ledger_store = open_store(launch.run_url, _SINGLE_ATTEMPT)
+    ledger_store = open_store(launch.run_url, AGENT_RETRY_POLICY)
     agent = Agent(
         member=_make_member(
             assignment,

@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 
 from spotfit.checkpoint.format import index_filename
-from spotfit.core.codec import decoder
+from spotfit.core.codec import DECODE_ERRORS, decoder
 from spotfit.core.errors import NotFoundError
 from spotfit.ledger import keys
 from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 from spotfit.store.transfer import FileRecord, concurrent_map
 
 _MANIFEST_FOLDER = keys.MANIFESTS.rstrip("/")
@@ -193,8 +194,8 @@ def read_manifest(store: Store, key: str) -> Manifest | None:
     # Users may write files of their own below the run, and a leader may delete a checkpoint
     # between listing and reading: neither may fail the caller.
     try:
-        part = _manifest_decoder.decode(store.get(key))
-    except (NotFoundError, msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
+        part = repeat_read(lambda: _manifest_decoder.decode(store.get(key)))
+    except (NotFoundError, *DECODE_ERRORS):
         return None
     # A copy under another key, such as a backup that a user made, is no manifest.
     return part if key == part.key else None

@@ -11,10 +11,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from typing import TypedDict
 
 import msgspec
 
+from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import NotFoundError, RunNotFoundError, StoreError
 from spotfit.core.ids import AgentId, Token
 from spotfit.core.units import format_bytes
@@ -46,6 +48,7 @@ from spotfit.model.events import (
 from spotfit.model.topology import Round
 from spotfit.model.view import View
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 
 # --- One sentence for each journal event ----------------------------------------------------------
 
@@ -150,7 +153,15 @@ def _last_line(text: str) -> str:  # of a traceback: the exception and its messa
     return f": {lines[-1]}" if lines else ""
 
 
-LogLine = dict[str, Any]
+class LogLine(TypedDict, total=False):
+    """One line of output, or the end marker of an agent."""
+
+    rank: int
+    """The rank, or a pseudo-rank of `ledger.keys`."""
+    text: str
+    end: bool
+    """True in the last line of an agent."""
+
 
 # Machines of clouds usually need some minutes, so a wait is reported a few times, not constantly.
 REMINDER_INTERVAL_S = 30.0
@@ -187,8 +198,9 @@ class WorkerLogTailer:
     def read_new_lines(self) -> Iterator[LogLine]:
         """Yield the lines that were uploaded since the last call, agent by agent; reads the store.
 
-        A line is a dictionary with "rank" and "text". Does not wait for further lines. Raises
-        `StoreError`; lines that were not yielded are returned by a later call.
+        A line is a dictionary with "rank" and "text"; one that cannot be decoded is replaced by a
+        line that says so. Does not wait for further lines. Raises `StoreError`; lines that were not
+        yielded are returned by a later call.
         """
         # A copy: the consumer may register agents while this generator is suspended.
         for agent in list(self._next_chunk):
@@ -203,7 +215,7 @@ class WorkerLogTailer:
         while agent not in self._ended_agents:
             # Chunks are immutable and numbered; a missing one has not been uploaded yet.
             try:
-                body = self._store.get(keys.logs(agent, self._next_chunk[agent]))
+                lines = _read_log_chunk(self._store, keys.logs(agent, self._next_chunk[agent]))
             except NotFoundError:
                 # Only the polls of lost agents are limited; other agents will upload more.
                 if agent in self._polls_left:
@@ -212,12 +224,30 @@ class WorkerLogTailer:
                     self._ended_agents.add(agent)
                 return
             self._next_chunk[agent] += 1
-            for text in body.splitlines():
-                line = msgspec.json.decode(text)
+            for line in lines:
                 if line.get("end"):
                     self._ended_agents.add(agent)
                 else:
                     yield line
+
+
+_log_line_decoder = msgspec.json.Decoder(LogLine)
+
+
+def _read_log_chunk(store: Store, key: str) -> list[LogLine]:
+    """Return the lines of the chunk; a corrupt one is replaced by a line that reports it."""
+    with suppress(*DECODE_ERRORS):
+        return repeat_read(
+            lambda: [_log_line_decoder.decode(text) for text in store.get(key).splitlines()]
+        )
+    return [_decode_log_line(text, key) for text in store.get(key).splitlines()]
+
+
+def _decode_log_line(text: bytes, key: str) -> LogLine:
+    try:
+        return _log_line_decoder.decode(text)
+    except DECODE_ERRORS:
+        return {"rank": RUN_RANK, "text": f"[spotfit] A line of the log {key} is corrupt."}
 
 
 class WaitReminder:

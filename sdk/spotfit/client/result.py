@@ -44,7 +44,7 @@ from spotfit.core.errors import (
 )
 from spotfit.host.plugins import require_module
 from spotfit.host.system import SystemClock
-from spotfit.ledger.journal import Journal
+from spotfit.ledger.journal import Journal, check_no_gaps
 from spotfit.model.events import (
     CheckpointCommitted,
     FailureCause,
@@ -403,6 +403,7 @@ def _read_view(store: Store) -> JournalView:
             do="Pass the directory of one run: <storage_path>/<name>.",
         )
     try:
+        check_no_gaps(store)
         view = Journal(store).catch_up()
     except JournalError as error:
         raise ResultNotFoundError(

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from spotfit.core.errors import IntegrityError, ShippingError
 from spotfit.core.units import format_bytes
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 from spotfit.store.transfer import download_bytes
 
 if TYPE_CHECKING:
@@ -247,7 +248,12 @@ def ensure_unpacked(sha256: str, *, store: Store, directory: Path) -> Path:
     """
     target = directory / sha256
     if not target.is_dir():
-        unpack_archive(download_bytes(store, archive_key(sha256)), sha256, target=target)
+        repeat_read(
+            lambda: unpack_archive(
+                download_bytes(store, archive_key(sha256)), sha256, target=target
+            ),
+            errors=(IntegrityError,),
+        )
     return target
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -37,6 +38,7 @@ from spotfit.core.errors import (
 from spotfit.host import machine
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 from spotfit.store.transfer import download_bytes
 
 TRAIN_FUNC_CONTEXT = "train_func_context"
@@ -220,6 +222,10 @@ def fetch_code_bundle(code_bundle: CodeBundleRef, *, store: Store) -> bytes:
     Called on machines, with the run's store. Raises `IntegrityError` if its digest does not match,
     `NotFoundError` or another `StoreError` if it cannot be downloaded.
     """
+    return repeat_read(partial(_fetch_once, code_bundle, store), errors=(IntegrityError,))
+
+
+def _fetch_once(code_bundle: CodeBundleRef, store: Store) -> bytes:
     envelope = download_bytes(store, payload_key(code_bundle.sha256))
     if _sha256(envelope) != code_bundle.sha256:
         raise IntegrityError(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -34,6 +35,7 @@ from spotfit.model.events import JournalEntry, JournalEvent
 from spotfit.model.topology import Member
 from spotfit.model.view import JournalView, View, fold
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 
 # --- Cached views ---------------------------------------------------------------------------------
 
@@ -155,8 +157,9 @@ class Journal:
         """Read entries from `slot` on, up to the end, the page limit or an error of the store.
 
         Does not fold them: pass the page to `apply_page`. With `slot` 0 the page starts at the
-        newest cached view if there is one, unless `ignore_view_cache` is set. Blocks; raises
-        `StoreError` only if no entry could be read.
+        newest cached view if there is one, unless `ignore_view_cache` is set. An entry that cannot
+        be decoded is read again. Blocks; raises `StoreError` or `JournalError` only if no entry
+        could be read.
         """
         cached_view = None
         if slot == 0 and not self._ignore_view_cache:
@@ -168,15 +171,21 @@ class Journal:
         bodies: list[bytes] = []
         while len(bodies) < _MAX_PAGE_ENTRIES:
             try:
-                bodies.append(self._store.get(keys.entry(slot + len(bodies))))
+                read_entry = partial(self._read_entry, slot + len(bodies))
+                bodies.append(repeat_read(read_entry, errors=(JournalError,)))
             except NotFoundError:
                 return JournalPage(slot, tuple(bodies), cached_view)
-            except StoreError:
+            except (StoreError, JournalError):
                 # Entries that were read are folded; the next read meets the error again.
                 if not bodies:
                     raise
                 break
         return JournalPage(slot, tuple(bodies), cached_view, reached_end=False)
+
+    def _read_entry(self, slot: int) -> bytes:
+        body = self._store.get(keys.entry(slot))
+        _decode_entry(slot, body, self._store.url)
+        return body
 
     def create_entry(self, slot: int, body: bytes) -> None:
         """Create the object of that slot with an encoded `JournalEntry`. Does not fold it. Blocks.

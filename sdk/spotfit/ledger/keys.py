@@ -87,7 +87,7 @@ def manifest(name: str, round_number: int, rank: int) -> str:
 
 
 class CheckpointRef(NamedTuple):
-    """A rank's shard of checkpoint `name` that references files in another checkpoint's folder.
+    """A rank's shard of checkpoint `name` that lists files in a folder other than `name`.
 
     Parsed from a key by `parse_checkpoint_ref`; `round` and `rank` are those of its manifest.
     """
@@ -95,6 +95,7 @@ class CheckpointRef(NamedTuple):
     name: str
     round: int
     rank: int
+    folder: str
 
 
 def checkpoint_ref(folder: str, name: str, round_number: int, rank: int) -> str:
@@ -107,16 +108,16 @@ def checkpoint_ref(folder: str, name: str, round_number: int, rank: int) -> str:
     return f"{REFS}{folder}/{name}/{round_number}-{rank}"
 
 
-def parse_checkpoint_ref(key: str, folder: str) -> CheckpointRef | None:
-    """Parse a key made by `checkpoint_ref` for that `folder`; return None for any other key.
+def parse_checkpoint_ref(key: str) -> CheckpointRef | None:
+    """Parse a key made by `checkpoint_ref`; return None for any other key.
 
     Called by garbage collection with the keys of a listing.
     """
-    match = _CHECKPOINT_REF.fullmatch(key.removeprefix(f"{REFS}{folder}/"))
-    return CheckpointRef(match[1], int(match[2]), int(match[3])) if match else None
+    match = _CHECKPOINT_REF.fullmatch(key)
+    return CheckpointRef(match[2], int(match[3]), int(match[4]), match[1]) if match else None
 
 
-_CHECKPOINT_REF = re.compile(r"([^/]+)/(\d+)-(\d+)")
+_CHECKPOINT_REF = re.compile(re.escape(REFS) + r"(.+)/([^/]+)/(\d+)-(\d+)")
 
 
 def name_marker(name: str, round_number: int, *, generated: bool) -> str:

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError, StoreError
 from spotfit.store.api import Store
 from spotfit.store.local import atomic_write, is_partial_file
+from spotfit.store.retry import repeat_read
 from spotfit.store.url import validate_key
 
 # --- Content hashes of snapshot chunks ------------------------------------------------------------
@@ -163,7 +165,8 @@ def download_tree(
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(target) as part:
             folder = record.source_prefix if record is not None and record.source_prefix else prefix
-            _download_file(store, f"{folder}/{name}", target=part, record=record)
+            download = partial(_download_file, store, f"{folder}/{name}", part, record)
+            repeat_read(download, errors=(IntegrityError,))
 
     _run_for_each(sizes, fetch, concurrency=concurrency)
 
@@ -284,7 +287,7 @@ def _target_paths(directory: Path, names: Iterable[str], *, source: str) -> Mapp
     return paths
 
 
-def _download_file(store: Store, key: str, *, target: Path, record: FileRecord | None) -> None:
+def _download_file(store: Store, key: str, target: Path, record: FileRecord | None) -> None:
     try:
         store.get_file(key, target)
     except NotFoundError as error:

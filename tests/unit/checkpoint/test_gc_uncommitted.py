@@ -123,3 +123,11 @@ def test_files_written_by_users_stay() -> None:
     for name in ("c", "custom", "unknown"):
         delete_uncommitted(store, name)
     assert remaining(store) == ["custom/x", "models/best/x", "unknown/x"]
+
+
+def test_a_name_marker_of_the_internal_folder_deletes_nothing_else() -> None:
+    store = MemoryStore()
+    store.put(".spotfit/journal/0.json", b"1")
+    write_name_marker(store, ".spotfit", 1, generated=True)
+    delete_uncommitted(store, ".spotfit")
+    assert remaining(store) == [".spotfit/journal/0.json"]

@@ -329,6 +329,15 @@ def test_from_path_reads_the_error_of_a_failed_run(store: Store, tmp_path: Path)
     assert "KeyError: 'x'" in str(error)
 
 
+@pytest.mark.parametrize("slot", [1, 2])
+def test_a_journal_with_a_gap_is_rejected(store: Store, tmp_path: Path, slot: int) -> None:
+    """Entries before the gap give the result of an earlier step."""
+    run(store, RetentionConfig(), *kept(store, tmp_path, 1, 2, 3))
+    store.delete(keys.entry(slot))
+    with pytest.raises(RuntimeError, match=f"Failed to restore.* entry {slot} .* is missing"):
+        Result.from_path(tmp_path / "results" / "run")
+
+
 def test_a_failed_run_without_reports_is_reported_with_its_reason(
     store: Store, tmp_path: Path
 ) -> None:

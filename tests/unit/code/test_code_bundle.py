@@ -40,6 +40,7 @@ from spotfit.core.errors import (
 from spotfit.security.run_key import RunKey
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID
+from tests.unit.store.faulty_stores import DamagedResponses
 
 KEY = RunKey(bytes(range(32)), RUN_ID)
 
@@ -165,6 +166,11 @@ def test_a_modified_payload_is_rejected_before_unpickling(store: MemoryStore) ->
         load(bundle, store)
     with pytest.raises(IntegrityError):
         CodeBundlePayload.open(bytes(changed), key=KEY)
+
+
+def test_a_payload_is_read_again_if_its_first_read_is_damaged() -> None:
+    store = DamagedResponses()
+    assert load(upload(lambda: "loaded", store=store), store).call() == "loaded"
 
 
 def test_a_payload_of_another_key_is_rejected(store: MemoryStore) -> None:

@@ -19,6 +19,7 @@ from spotfit.model.events import (
 from spotfit.model.view import JournalView, View
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import a_spec, an_agent_id, an_entry
+from tests.unit.store.faulty_stores import DamagedResponses
 
 START = an_entry(FitStarted(spec=a_spec()))
 A_LEADS = an_entry(LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address="h:1"))
@@ -143,6 +144,16 @@ def test_entries_read_before_a_store_error_are_kept() -> None:
     with pytest.raises(TransientStoreError):
         reader.catch_up()
     store.unreadable_key = ""
+    assert reader.catch_up() == writer.view
+
+
+def test_an_entry_is_read_again_if_its_first_read_is_damaged() -> None:
+    store = DamagedResponses(0)
+    writer, reader = Journal(store), Journal(store)
+    for entry in (START, A_LEADS, CANCEL):
+        writer.append(entry, writer.view)
+    store.reads.clear()
+    store.damaged_reads = 1
     assert reader.catch_up() == writer.view
 
 

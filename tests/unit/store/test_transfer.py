@@ -24,6 +24,7 @@ from spotfit.store.transfer import (
     upload_tree,
 )
 from spotfit.store.url import PARTIAL_FILE_PREFIX
+from tests.unit.store.faulty_stores import DamagedResponses
 
 BIG = bytes(LARGE_FILE_BYTES + 1)
 
@@ -233,6 +234,15 @@ def test_a_corrupt_file_is_reported_and_not_written(tree: Path, tmp_path: Path) 
     with pytest.raises(IntegrityError, match=r"p/a .*is corrupt"):
         download_tree(store, "p", tmp_path / "down", records)
     assert "a" not in contents(tmp_path / "down")
+
+
+def test_a_file_is_downloaded_again_if_its_first_read_is_damaged(
+    tree: Path, tmp_path: Path
+) -> None:
+    store = DamagedResponses()
+    records = upload_tree(store, "p", tree)
+    download_tree(store, "p", tmp_path / "there", records)
+    assert contents(tmp_path / "there") == contents(tree)
 
 
 def test_a_missing_file_is_reported(tree: Path, tmp_path: Path) -> None:
