@@ -8,8 +8,10 @@ One sentence for each journal event: for the console and `spotfit events`.
 
 from __future__ import annotations
 
+import heapq
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,6 +167,8 @@ class WorkerLogTailer:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._next_chunk: dict[AgentId, int] = {}
+        self._unread_lines: dict[AgentId, deque[LogLine]] = {}
+        """Lines of chunks that were read, and that are not yielded yet."""
         self._ended_agents: set[AgentId] = set()
         # Remaining polls of lost agents.
         self._polls_left: dict[AgentId, int] = {}
@@ -173,6 +177,7 @@ class WorkerLogTailer:
         """Read the output of this agent's workers from now on, from the first line. Idempotent."""
         # A second registration must not reset the position: its lines would be printed again.
         self._next_chunk.setdefault(agent, 0)
+        self._unread_lines.setdefault(agent, deque())
 
     def mark_lost(self, agent: AgentId) -> None:
         """Stop waiting for the end marker of an agent whose machine was lost.
@@ -185,22 +190,34 @@ class WorkerLogTailer:
             self._polls_left.setdefault(agent, _POLLS_AFTER_LOSS)
 
     def read_new_lines(self) -> Iterator[LogLine]:
-        """Yield the lines that were uploaded since the last call, agent by agent; reads the store.
+        """Yield the lines that were uploaded since the last call, ordered by time; reads the store.
 
-        A line is a dictionary with "rank" and "text". Does not wait for further lines. Raises
-        `StoreError`; lines that were not yielded are returned by a later call.
+        A line is a dictionary with "rank", "text" and "t", the time in ms by the clock of its node:
+        lines of one node keep their order. Does not wait for further lines. Raises `StoreError`;
+        lines that were not yielded are returned by a later call.
         """
+        # The next line of each agent. Only one chunk of each is in memory.
+        heads: list[tuple[int, AgentId]] = []
         # A copy: the consumer may register agents while this generator is suspended.
         for agent in list(self._next_chunk):
-            yield from self._read_agent_lines(agent)
+            if self._has_line(agent):
+                heapq.heappush(heads, (self._unread_lines[agent][0].get("t", 0), agent))
+        while heads:
+            agent = heads[0][1]
+            yield self._unread_lines[agent].popleft()
+            heapq.heappop(heads)
+            if self._has_line(agent):
+                heapq.heappush(heads, (self._unread_lines[agent][0].get("t", 0), agent))
 
     @property
     def is_complete(self) -> bool:
         """Whether no lines will come: each added agent has ended its log or was abandoned."""
         return self._ended_agents.issuperset(self._next_chunk)
 
-    def _read_agent_lines(self, agent: AgentId) -> Iterator[LogLine]:
-        while agent not in self._ended_agents:
+    def _has_line(self, agent: AgentId) -> bool:
+        """Read further chunks of the agent until one has a line; return whether there is one."""
+        unread = self._unread_lines[agent]
+        while not unread and agent not in self._ended_agents:
             # Chunks are immutable and numbered; a missing one has not been uploaded yet.
             try:
                 body = self._store.get(keys.logs(agent, self._next_chunk[agent]))
@@ -210,14 +227,15 @@ class WorkerLogTailer:
                     self._polls_left[agent] -= 1
                 if self._polls_left.get(agent, 1) <= 0:
                     self._ended_agents.add(agent)
-                return
+                break
             self._next_chunk[agent] += 1
             for text in body.splitlines():
                 line = msgspec.json.decode(text)
                 if line.get("end"):
                     self._ended_agents.add(agent)
                 else:
-                    yield line
+                    unread.append(line)
+        return bool(unread)
 
 
 class WaitReminder:
@@ -337,6 +355,15 @@ class RunConsole:
         return self._log_tailer.is_complete
 
 
-def format_log_line(line: LogLine) -> str:
-    """Return the text of a log line with its source in front, such as "(rank 0) epoch 1"."""
-    return f"({format_log_source(line.get('rank', RUN_RANK))}) {line.get('text', '')}"
+def format_log_line(line: LogLine, *, with_time: bool = False) -> str:
+    """Return the text of a log line with its source in front, such as "(rank 0) epoch 1".
+
+    With `with_time`, the local time of its output precedes: "2026-11-05 12:00:00 (rank 0) epoch 1".
+    """
+    text = f"({format_log_source(line.get('rank', RUN_RANK))}) {line.get('text', '')}"
+    return f"{format_local_time(line.get('t', 0))} {text}" if with_time else text
+
+
+def format_local_time(unix_ms: int) -> str:
+    """Return milliseconds since 1970 as local date and time, such as "2026-11-05 12:00:00"."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ms / 1000))

@@ -22,6 +22,7 @@ from spotfit.checkpoint.checkpoint_dir import (
 )
 from spotfit.checkpoint.committed import check_all_present, open_all
 from spotfit.client.keyring import RunKeyring
+from spotfit.client.metrics_history import read_metrics_history
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.core.clock import Clock
 from spotfit.core.errors import (
@@ -225,12 +226,14 @@ class _LazyField:
         setattr(result, self._name, value)
 
 
-def _build_dataframe(result: Result, value: Any) -> Any:
+def _build_dataframe(store: Store) -> Any:
     # Lazy, because most programs do not need it and importing pandas takes about a second.
-    if value is not None or not result.best_checkpoints:
-        return value
-    rows = [metrics for _, metrics in result.best_checkpoints]
-    return require_module("pandas", extra="pandas").DataFrame(rows)
+    rows = [report.metrics for report in read_metrics_history(store)]
+    return require_module("pandas", extra="pandas").DataFrame(rows) if rows else None
+
+
+def _call_if_lazy(_: Result, value: Any) -> Any:
+    return value() if callable(value) else value
 
 
 @dataclass(eq=False, repr=False)
@@ -242,7 +245,8 @@ class Result:
     `best_checkpoints`: pairs of checkpoint and metrics, from worst to best by the configured score,
     or oldest to newest without a score.
     `path`: the directory of the run, without a URL scheme.
-    `metrics_dataframe`: one row per entry of `best_checkpoints`, or None; needs pandas.
+    `metrics_dataframe`: one row per report of rank 0, in order, with the metrics as columns; None
+    without a report. A round after a failure repeats the steps since its checkpoint. Needs pandas.
     `return_value`: what the training function returned on rank 0.
     `error`: the exception that `fit()` raised, in a result that was read with `from_path`.
     """
@@ -251,10 +255,10 @@ class Result:
     checkpoint: Checkpoint | None
     error: Exception | None
     path: str | None
-    metrics_dataframe: Any = _LazyField(_build_dataframe)
+    metrics_dataframe: Any = _LazyField(_call_if_lazy)
     # Lazy, because opening a checkpoint reads its manifests from the store.
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = cast(  # noqa: RUF009
-        "Any", _LazyField(lambda _, value: value() if callable(value) else value)
+        "Any", _LazyField(_call_if_lazy)
     )
     return_value: Any = None
     _filesystem: Any = None
@@ -383,6 +387,7 @@ def build_result(
         checkpoint=latest,
         error=error,
         path=path,
+        metrics_dataframe=partial(_build_dataframe, store),
         best_checkpoints=cast("Any", partial(_open_checkpoints, store, best, filesystem_location)),
         return_value=return_value,
         _filesystem=filesystem,
