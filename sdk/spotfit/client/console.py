@@ -19,7 +19,7 @@ import msgspec
 
 from spotfit.core.errors import NotFoundError, RunNotFoundError, StoreError
 from spotfit.core.ids import AgentId, Token
-from spotfit.core.units import format_bytes
+from spotfit.core.units import format_bytes, format_count, format_seconds
 from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
@@ -95,8 +95,10 @@ def format_event(event: JournalEvent) -> str:
     match event:
         case FitStarted(spec=spec):
             at_least = f"{spec.min_workers} to " if spec.is_elastic else ""
-            workers = f"{at_least}{spec.max_workers} workers"
+            workers = f"{at_least}{format_count(spec.max_workers, 'worker')}"
             return f"run {spec.name!r} started: {workers}, provisioner {spec.provisioner!r}"
+        case LeaderElected(leader=leader, coordinator_address=None, reason=reason):
+            return f"{leader}, a driver without workers, requests the machines: {reason}"
         case LeaderElected(leader=leader, reason=reason):
             return f"{leader} elected leader: {reason}"
         case RoundOpened(round=round_, reason=reason):
@@ -125,10 +127,35 @@ def format_event(event: JournalEvent) -> str:
             return _format_machine_event(event)
 
 
+def format_summary(view: View, url: str) -> str:
+    """Return one line about a fit that has ended: outcome, duration, interruptions, checkpoints.
+
+    `view` is that of its `FitEnded` entry, `url` the run's directory.
+    """
+    assert view.fit_end is not None
+    duration_s = (view.fit_ended_at_ms - view.fit_started_at_ms) / 1000
+    after = f" after {format_seconds(duration_s)}" if view.fit_started_at_ms else ""
+    causes = ", ".join(f"{cause.value}: {count}" for cause, count in view.failure_counts.items())
+    rounds = format_count(sum(view.failure_counts.values()), "interrupted round")
+    parts = [
+        f"run {view.spec.name!r} {view.fit_end.outcome}{after}",
+        f"{rounds} ({causes})" if causes else "no interruption",
+        format_count(len(view.checkpoints), "checkpoint"),
+    ]
+    if (latest := view.latest_checkpoint) is not None:
+        step = "" if latest.step is None else f"at step {latest.step}, "
+        parts[-1] += f", latest {latest.name} ({step}{format_bytes(latest.size_bytes)})"
+        # Only a Checkpointer saves a model that spotfit can read.
+        if latest.step is not None:
+            parts.append(f"export the model with `spotfit checkpoints export {url} model.pt`")
+    return "; ".join(parts)
+
+
 def _format_machine_event(event: _MachineEvent) -> str:
     match event:
         case GroupPlanned(plan=plan, reason=reason):
-            size = f"{plan.num_nodes} machines with {plan.slots_per_node} workers each"
+            machines = format_count(plan.num_nodes, "machine")
+            size = f"{machines} with {format_count(plan.slots_per_node, 'worker')} each"
             return f"requesting {size}: {reason}"
         case GroupSubmitted(handle=handle):
             return f"machine request accepted: {handle.name}"

@@ -22,6 +22,7 @@ from spotfit.client.console import (
     RunConsole,
     WorkerLogTailer,
     format_log_line,
+    format_summary,
     run_not_found_error,
 )
 from spotfit.client.keyring import RunKeyring
@@ -309,6 +310,12 @@ class RunHandle:
             self._load_return_value(ended),
             filesystem_location=self._filesystem_location,
         )
+
+    def log_summary(self) -> None:
+        """Log one line about a fit whose end this handle has seen; for use after `watch()`."""
+        assert self._final_view is not None
+        text = format_summary(self._final_view, self.url)
+        log.info("run.summary", text=text, url=self.url)
 
     # --- waiting -----------------------------------------------------------------------------
 
