@@ -555,9 +555,10 @@ class ReportSink:
     def add(self, round_number: int, report: MatchedReport) -> None:
         """Buffer rank 0's metrics and the checkpoint name of a matched report, without any I/O."""
         # Formatted by hand: the metrics are JSON already, and need not be decoded to be encoded.
-        line = b'{"round":%d,"report_index":%d,"checkpoint":%s,"metrics":%s}' % (
+        line = b'{"round":%d,"report_index":%d,"t":%d,"checkpoint":%s,"metrics":%s}' % (
             round_number,
             report.report_index,
+            self._ledger.wall_ms(),
             msgspec.json.encode(report.checkpoint),
             bytes(report.metrics_by_rank[0]),
         )

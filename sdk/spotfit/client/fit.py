@@ -24,6 +24,7 @@ from types import FrameType
 import msgspec
 from msgspec.structs import replace
 
+from spotfit.client.console import format_event
 from spotfit.client.keyring import RunKeyring
 from spotfit.client.request import (
     FitRequest,
@@ -55,7 +56,7 @@ from spotfit.model.events import FitStarted
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.spec import RunSpec, RunTiming
 from spotfit.model.user_callback import TrainRunContext
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.provision.api import Traits
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
@@ -160,6 +161,7 @@ def wait_for_result(handle: RunHandle) -> Result:
     with _cancel_on_interrupt(handle) as interrupted:
         handle.watch()
     # Outside of the context: loading the result may block, and Ctrl-C must interrupt that.
+    handle.log_summary()
     try:
         return handle.final_result()
     except RunCancelledError:
@@ -210,6 +212,7 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
         handle.load_view(view)
     else:
         check_latest_checkpoint(view, preflight.store)
+        _warn_if_finished(view)
         # Created before the upload: the code bundle is encrypted with it.
         key = key or RunKeyring().create(ledger.run_id)
         spec = _register_run(request, preflight, ledger, key)
@@ -251,7 +254,26 @@ def _register_run(
     spec = replace(spec, timing=timing, market_prior=market_prior)
     # Last: from this entry on, any agent that starts finds the code bundle in the store.
     _append_fit_started(ledger, spec)
+    url = preflight.store.url
+    log.info(
+        "run.started",
+        text=f"{format_event(FitStarted(spec=spec))}; follow it with `spotfit follow {url}`",
+    )
     return spec
+
+
+def _warn_if_finished(view: JournalView) -> None:
+    """Warn that a finished run is continued: its function may find nothing left to train."""
+    latest = view.latest_checkpoint
+    if view.fit_end is None or view.fit_end.outcome != "finished" or latest is None:
+        return
+    assert isinstance(view, View)
+    step = "" if latest.step is None else f" (step {latest.step})"
+    log.warning(
+        "run.continued",
+        text=f"the run {view.spec.name!r} has finished before and continues from its checkpoint "
+        f"{latest.name}{step}; choose another RunConfig(name=...) to train from the beginning",
+    )
 
 
 def _append_fit_started(ledger: Ledger, spec: RunSpec) -> None:

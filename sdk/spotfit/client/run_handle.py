@@ -9,23 +9,37 @@ Supervise a run for a limited time, from a cron job or a shell (`spotfit sweep`)
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
-from spotfit.client.console import RunConsole, WorkerLogTailer, format_log_line, run_not_found_error
+from spotfit.client.console import (
+    LogLine,
+    RunConsole,
+    WorkerLogTailer,
+    format_log_line,
+    format_summary,
+    run_not_found_error,
+)
 from spotfit.client.keyring import RunKeyring
 from spotfit.client.machine_logs import ALL_MACHINES, read_machine_output, read_unjoined_output
+from spotfit.client.metrics_history import (
+    ReportedMetrics,
+    ReportedProgress,
+    read_metrics_history,
+    read_progress,
+)
 from spotfit.client.result import Result, build_result, build_run_error
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.headless_leader import HeadlessLeader, sweep
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
-from spotfit.core.errors import ConfigError, SpotfitError, StoreError
+from spotfit.core.errors import ConfigError, SpotfitError, StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import log, system
 from spotfit.ledger.journal import Ledger, check_no_gaps
@@ -47,6 +61,8 @@ from spotfit.store.factory import credentials_for_nodes, open_store
 
 # Maximum wait for the last worker output after the end of a run.
 _OUTPUT_DRAIN_S = 3.0
+# Between two polls of `logs(follow=True)`; agents upload their output twice a second.
+_FOLLOW_INTERVAL_S = 1.0
 # Typical delay until a cloud's API returns what a machine printed.
 _MACHINE_OUTPUT_DELAY_S = 10.0
 # Limits the delay of printed output, and of Ctrl-C while `watch()` joins the supervisor.
@@ -78,6 +94,12 @@ class RunStatus:
     """Why the run ended, or the latest refusal of machines."""
     save_reason: str = ""
     """Why a Checkpointer saved the latest checkpoint at that step."""
+    started_at_ms: int = 0
+    """When the last `fit()` started, in milliseconds since 1970 by the clock of the caller; 0 if
+    unknown."""
+    ended_at_ms: int = 0
+    """When it ended, by the clock of a machine; 0 if it has not."""
+    progress: ReportedProgress = field(default_factory=ReportedProgress)
 
 
 class RunHandle:
@@ -147,7 +169,18 @@ class RunHandle:
             failures={cause.value: count for cause, count in view.failure_counts.items()},
             reason=view.fit_end.reason if view.fit_end else view.last_refusal or "",
             save_reason=view.checkpoints[-1].reason if view.checkpoints else "",
+            started_at_ms=view.fit_started_at_ms,
+            ended_at_ms=view.fit_ended_at_ms,
+            progress=read_progress(self._ledger.store, view),
         )
+
+    def metrics(self) -> list[ReportedMetrics]:
+        """Return the metrics of all reports so far, in the order of rounds and reports.
+
+        Reads all stored chunks of metrics. Raises `StoreError`, or `IntegrityError` if one is
+        corrupt. `pandas.DataFrame([each.metrics for each in handle.metrics()])` makes a table.
+        """
+        return read_metrics_history(self._ledger.store)
 
     def cancel(self, reason: str = "cancel() was called") -> None:
         """Request the end of the run and the release of its machines.
@@ -161,18 +194,61 @@ class RunHandle:
             if ledger.append(CancelRequested(reason=reason), after=view).cancel_reason is None:
                 self._clock.wait(_CANCEL_RETRY_PAUSE_S)
 
-    def logs(self) -> Iterator[str]:
-        """Yield the stored output of all workers of all rounds so far, agent by agent.
+    def logs(
+        self,
+        *,
+        rank: int | None = None,
+        since_s: float | None = None,
+        follow: bool = False,
+        timestamps: bool = False,
+    ) -> Iterator[str]:
+        """Yield the output of all workers of all rounds so far, ordered by time.
 
-        Each line is prefixed with its source, such as "(rank 0) " or "(sidecar) ". Does not wait
-        for further output. Raises `StoreError` during iteration.
+        Each line is prefixed with its source, such as "(rank 0) " or "(sidecar) ", and with
+        `timestamps` with the local time. Lines of different machines are ordered by the clocks of
+        these machines.
+
+        Args:
+            rank: Only lines of the worker with this world rank.
+            since_s: Only lines of the last `since_s` seconds, by the clock of this machine.
+            follow: Wait for further output until the run has ended.
+
+        Raises:
+            StoreError: During iteration, if the store cannot be read. With `follow`, a temporary
+                failure is only logged.
         """
-        # Agents that joined, not only those of the last round: earlier ones left output as well.
+        earliest_ms = 0.0 if since_s is None else system.wall_ms() - since_s * 1000
+        for line in self._read_log(follow=follow):
+            if line.get("t", 0) >= earliest_ms and rank in (None, line.get("rank")):
+                yield format_log_line(line, with_time=timestamps)
+
+    def _read_log(self, *, follow: bool) -> Iterator[LogLine]:
         tailer = WorkerLogTailer(self._ledger.store)
-        for member in self._ledger.list_members():
-            tailer.add_agent(member.agent)
-        for line in tailer.read_new_lines():
-            yield format_log_line(line)
+        ledger = self._ledger.clone()
+        next_slot, drained_at = -1, math.inf
+        while True:
+            try:
+                view = ledger.catch_up()
+                # Agents that joined, not only those of the last round: earlier ones left output as
+                # well. Each is the member of a round or of a validation, which has an entry.
+                if view.next_slot != next_slot:
+                    for member in ledger.list_members():
+                        tailer.add_agent(member.agent)
+                    next_slot = view.next_slot
+                yield from tailer.read_new_lines()
+            except TransientStoreError as error:
+                if not follow:
+                    raise
+                log.warning("output.unreadable", reason=error.message)
+            else:
+                # Agents upload their last lines after the end of the run.
+                if not view.is_active:
+                    drained_at = min(drained_at, self._clock.now() + _OUTPUT_DRAIN_S)
+                if not follow or self._clock.now() >= drained_at:
+                    return
+                if not view.is_active and tailer.is_complete:
+                    return
+            self._clock.wait(_FOLLOW_INTERVAL_S)
 
     def machine_logs(self, machine: str = ALL_MACHINES, *, max_lines: int = 200) -> Iterator[str]:
         """Yield the console output of machines outside of workers, as stored by their backend.
@@ -234,6 +310,12 @@ class RunHandle:
             self._load_return_value(ended),
             filesystem_location=self._filesystem_location,
         )
+
+    def log_summary(self) -> None:
+        """Log one line about a fit whose end this handle has seen; for use after `watch()`."""
+        assert self._final_view is not None
+        text = format_summary(self._final_view, self.url)
+        log.info("run.summary", text=text, url=self.url)
 
     # --- waiting -----------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from spotfit.core.errors import (
     ShippingError,
     TransientStoreError,
 )
-from spotfit.host import machine
+from spotfit.host import log, machine
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.retry import repeat_read
@@ -185,6 +185,7 @@ def upload_code_bundle(
     envelope = key.seal(msgspec.msgpack.encode(payload), purpose=_PURPOSE)
     # Archives before the payload: a machine that finds the payload can also unpack its archives.
     for archive in code.archives():
+        log.info("code.uploaded", text=archive.summary())
         _create_if_absent(store, archive_key(archive.sha256), archive.body)
     sha256 = _sha256(envelope)
     _create_if_absent(store, payload_key(sha256), envelope)

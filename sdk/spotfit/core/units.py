@@ -38,6 +38,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return a number with its noun, for display: "1 machine", "2 machines", "0 machines"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_bytes(size_bytes: float) -> str:
     """Format a number of bytes for display in binary units: "512 B", "3.2 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -313,6 +313,10 @@ class Ledger:
         """
         return Ledger(self.store, self.run_id, self.agent_id, wall_ms=self._wall_ms)
 
+    def wall_ms(self) -> int:
+        """Return this process's wall clock in milliseconds since 1970, for display only."""
+        return self._wall_ms()
+
     def set_entry_listener(self, on_entry: EntryListener) -> None:
         """Call `on_entry(slot, body, entry)` for every entry that this ledger folds from now on.
 

@@ -40,6 +40,7 @@ VIEWS = ".spotfit/views/"
 MEMBERS = ".spotfit/members/"
 MANIFESTS = ".spotfit/manifests/"
 REFS = ".spotfit/refs/"
+REPORTS = ".spotfit/reports"
 
 
 def entry(slot: int) -> str:
@@ -199,7 +200,7 @@ def reports(agent: AgentId, index: int) -> str:
 
     `agent` is that leader; `index` counts its chunks from 0 over all rounds.
     """
-    return f".spotfit/reports/{agent}/{index:08d}.jsonl"
+    return f"{REPORTS}/{agent}/{index:08d}.jsonl"
 
 
 def logs(agent: AgentId, index: int) -> str:

@@ -180,6 +180,11 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """Age of the open round at its last commit."""
     cancel_reason: str | None = None
     fit_end: FitEnded | None = None
+    # For display only: they are of the clocks of two machines.
+    fit_started_at_ms: int = 0
+    """When the last fit was started, in ms since 1970; 0 if unknown."""
+    fit_ended_at_ms: int = 0
+    """When the last fit has ended, in ms since 1970; 0 if it has not, or if unknown."""
 
     @property
     def is_active(self) -> bool:
@@ -278,6 +283,10 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView:
     `KeyError` for an unknown group token, which shows that an earlier entry is missing.
     """
     after = _apply_event(view, entry.event, run_id=entry.run_id)
+    if isinstance(entry.event, FitStarted):
+        after = replace(after, fit_started_at_ms=entry.written_at_ms)
+    if isinstance(entry.event, FitEnded):
+        after = replace(after, fit_ended_at_ms=entry.written_at_ms)
     return replace(after, next_slot=view.next_slot + 1, run_id=view.run_id or entry.run_id)
 
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
+from spotfit.core.units import format_count
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
@@ -177,7 +178,7 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
     if now < request_at:
         yield Wait(request_at, f"refused {view.refusals} times: {view.last_refusal}")
     else:
-        reason = f"{missing} of {view.spec.max_workers} workers have no machine"
+        reason = f"{missing} of {view.spec.max_workers} workers need a machine"
         yield RequestMachines(capacity.workers_to_request(view, missing), reason)
 
 
@@ -319,7 +320,8 @@ def _open_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAc
     if isinstance(opened, Wait):
         yield opened
     else:
-        reason = f"{opened.world_size} workers on {len(opened.assignments)} machines"
+        machines = format_count(len(opened.assignments), "machine")
+        reason = f"{format_count(opened.world_size, 'worker')} on {machines}"
         yield AppendEvent(RoundOpened(round=opened, reason=reason))
 
 

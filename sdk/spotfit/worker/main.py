@@ -23,7 +23,9 @@ import pickle
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -98,6 +100,7 @@ def _run(start: StartWorker, connection: AgentConnection, framework: Framework) 
         store = open_store(start.storage_url, PATIENT_RETRY_POLICY)
         function = load_training_function(start, store, framework)
     except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
+        print_traceback(error)
         connection.send(function_pickle.to_setup_failure_message(error))
         return 1
     try:
@@ -117,6 +120,7 @@ def _run(start: StartWorker, connection: AgentConnection, framework: Framework) 
         # on_shutdown may still call functions on this worker.
         session.hook_calls.wait_for_phase("leave")
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt are failures, too
+        print_traceback(error)
         connection.send(function_pickle.to_failure_message(error))
         return 1
     return 0
@@ -144,6 +148,17 @@ def _train(
     # Before the result is sent: a round that has returned is over, and its checkpoints are final.
     session.wait_for_uploads()
     return value
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the whole traceback to this process's log. Never raises if standard error is closed.
+
+    Called before the agent learns of the failure, because it kills this process when the round is
+    closed. The error that `fit()` raises contains a shortened text.
+    """
+    with suppress(OSError, ValueError, AttributeError):  # user code may have replaced sys.stderr
+        traceback.print_exception(error)
+        sys.stderr.flush()
 
 
 def load_training_function(

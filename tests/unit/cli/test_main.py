@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from spotfit.client.keyring import RunKeyring
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, RunNotFoundError
 from spotfit.core.ids import AgentId
+from spotfit.host import system
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
@@ -82,7 +84,9 @@ def test_status_prints_the_current_state(run: RunDirectory) -> None:
     assert shown == [
         f"run          digits  {run.url}",
         "state        running",
+        "started      unknown",
         "round        2, 2 workers on 0 machines",
+        "progress     no report yet",
         "checkpoints  1, latest checkpoint_[7]",
         "failures     worker: 1",
     ]
@@ -114,6 +118,48 @@ def test_logs_prints_output_unchanged(run: RunDirectory) -> None:
     )
     shown = invoke("logs", run.url).stdout.splitlines()
     assert shown == ["(rank 0) loss [bold]1.0[/bold]", f"(rank 1) {LONG}"]
+
+
+def test_logs_are_filtered_by_rank_and_time(run: RunDirectory) -> None:
+    now_ms = system.wall_ms()
+    run.write_output(
+        an_agent_id(0),
+        {"rank": 0, "t": now_ms - 3_600_000, "text": "old"},
+        {"rank": 0, "t": now_ms - 1000, "text": "new"},
+        {"rank": 1, "t": now_ms - 1000, "text": "other"},
+    )
+    assert invoke("logs", run.url, "--rank", "0").stdout == "(rank 0) old\n(rank 0) new\n"
+    assert invoke("logs", run.url, "--since", "10m").stdout == "(rank 0) new\n(rank 1) other\n"
+
+
+def test_logs_with_timestamps_have_the_local_time(run: RunDirectory) -> None:
+    run.write_output(an_agent_id(0), {"rank": 0, "t": 1_700_000_000_000, "text": "a"})
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1_700_000_000))
+    assert invoke("logs", run.url, "--timestamps").stdout == f"{when} (rank 0) a\n"
+
+
+def test_metrics_prints_one_line_or_row_per_report(run: RunDirectory) -> None:
+    reports = [
+        {"round": 1, "report_index": 0, "t": 1500, "checkpoint": None, "metrics": {"loss": 1.5}},
+        {
+            "round": 1,
+            "report_index": 1,
+            "t": 2500,
+            "checkpoint": "c1",
+            "metrics": {"loss": {"__float__": "nan"}, "eval": {"acc": 0.5}},
+        },
+    ]
+    body = b"".join(encode(report) + b"\n" for report in reports)
+    run.store.put(keys.reports(an_agent_id(0), 0), body)
+    assert invoke("metrics", run.url).stdout.splitlines() == [
+        "round 1  report 0  loss=1.5",
+        "round 1  report 1  eval={'acc': 0.5}, loss=nan  c1",
+    ]
+    assert invoke("metrics", run.url, "--csv").stdout.splitlines() == [
+        "round,report_index,time,checkpoint,loss,eval/acc",
+        "1,0,1.5,,1.5,",
+        "1,1,2.5,c1,nan,0.5",
+    ]
 
 
 def test_follow_returns_at_the_end_of_the_run(run: RunDirectory) -> None:

@@ -272,3 +272,38 @@ def test_output_of_all_workers_of_a_round_is_shown(capsys: pytest.CaptureFixture
     assert out == "(rank 1) hello\n"
     assert "round 1 started: 2 workers on 2 machines" in err
     assert console.is_complete
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+def timed(*times: int) -> bytes:
+    return b"".join(encode({"rank": 0, "t": t, "text": str(t)}) + b"\n" for t in times)
+
+
+def test_lines_of_several_agents_are_ordered_by_time() -> None:
+    store = MemoryStore()
+    output = WorkerLogTailer(store)
+    for agent in (A, B):
+        output.add_agent(agent)
+    store.put(keys.logs(A, 0), timed(1, 4))
+    store.put(keys.logs(A, 1), timed(6))
+    store.put(keys.logs(B, 0), timed(2, 3, 5, 7) + END)
+    assert texts(output) == ["1", "2", "3", "4", "5", "6", "7"]
+
+
+def test_no_line_is_lost_or_repeated_if_the_store_fails() -> None:
+    store = FailingStore()
+    output = WorkerLogTailer(store)
+    for agent in (A, B):
+        output.add_agent(agent)
+    store.put(keys.logs(A, 0), timed(1, 4))
+    store.put(keys.logs(B, 0), timed(2, 3, 5))
+    received: list[str] = []
+    for fails_at in (keys.logs(A, 1), keys.logs(B, 1)):
+        store.fails_at = fails_at
+        with pytest.raises(TransientStoreError):
+            received.extend(line["text"] for line in output.read_new_lines())
+    store.fails_at = ""
+    received += texts(output)
+    assert received == ["1", "2", "3", "4", "5"]

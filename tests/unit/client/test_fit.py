@@ -9,7 +9,7 @@ import threading
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -35,6 +35,7 @@ from spotfit.model.events import CheckpointCommitted, FitEnded
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.user_callback import UserCallback
 from spotfit.store.local import LocalStore
+from spotfit.testing.builders import a_committed_checkpoint
 from tests.unit.client.harness import ClientHarness
 
 FINISHED = FitEnded(outcome="finished", metrics={"loss": 0.5})
@@ -208,6 +209,35 @@ def test_an_ended_run_is_continued_under_its_name(harness: ClientHarness) -> Non
     assert (view.fit_count, view.is_active, view.run_id) == (2, True, before.run_id)
     assert len(harness.cloud.submitted_tokens) == 2
     assert len({launch.secret for launch in harness.cloud.launches}) == 1, "with its own key"
+
+
+@pytest.mark.parametrize("outcome", ["finished", "cancelled"])
+def test_continuing_a_finished_run_is_reported(
+    harness: ClientHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    outcome: Literal["finished", "cancelled"],
+) -> None:
+    monkeypatch.setattr(fitting, "check_latest_checkpoint", lambda *_: None)
+    start_run(harness.request())
+    harness.append_as_agent(a_committed_checkpoint("c1", step=100))
+    harness.end_run(FitEnded(outcome=outcome))
+    assert "run.continued" not in capsys.readouterr().err
+    start_run(harness.request())
+    err = capsys.readouterr().err
+    warned = "has finished before and continues from its checkpoint c1 (step 100)" in err
+    assert warned == (outcome == "finished")
+
+
+def test_the_start_and_the_end_are_summarized(
+    harness: ClientHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness.clock.next_events = iter([lambda: harness.end_run(FINISHED)])
+    fit(harness.request())
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert f"; follow it with `spotfit follow {harness.url}`" in first
+    assert "run.started: run 'digits' started: 2 workers" in first
+    assert "run.summary: run 'digits' finished" in last
 
 
 def test_a_run_without_its_latest_checkpoint_is_not_continued(harness: ClientHarness) -> None:

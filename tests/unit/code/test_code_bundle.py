@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import logging
 import subprocess
 import sys
 import threading
@@ -334,3 +335,17 @@ def test_all_differences_are_reported_except_packages_to_install() -> None:
     with pytest.raises(EnvironmentMismatchError, match="cloudpickle") as caught:
         check_environment(reference(packages=packages), PackagedRuntimeEnv(pip=("msgspec==99.0",)))
     assert "msgspec" not in caught.value.message
+
+
+def test_uploaded_and_excluded_files_are_logged(
+    store: MemoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, text in {".gitignore": "*.bin", "a.py": "", "train.bin": "12"}.items():
+        (tmp_path / name).write_text(text)
+    with caplog.at_level(logging.INFO, logger="spotfit"):
+        upload(lambda: 1, runtime_env=RuntimeEnv(working_dir=tmp_path), store=store)
+    [record] = [each for each in caplog.records if each.getMessage() == "code.uploaded"]
+    expected = (
+        f"{tmp_path}: 2 files (5 B) uploaded; excluded by .gitignore: 1 file (2 B): train.bin"
+    )
+    assert vars(record)["text"] == expected

@@ -111,6 +111,36 @@ def test_an_error_of_ours_keeps_its_traceback() -> None:
     )
 
 
+def code_of_ours(source: str) -> dict[str, Any]:
+    """Define functions as if they were in a module of spotfit."""
+    scope: dict[str, Any] = {}
+    code = compile(source, function_pickle._PACKAGE_PREFIX + "worker/session.py", "exec")
+    exec(code, scope)  # noqa: S102 - functions that look like ours
+    return scope
+
+
+def test_an_error_of_ours_shows_only_the_user_s_frames() -> None:
+    reject = code_of_ours("def reject(error):\n    raise error\n")["reject"]
+
+    def theirs() -> None:
+        reject(ConfigError("no tensors"))
+
+    with pytest.raises(ConfigError) as raised:
+        theirs()
+    text = function_pickle.format_traceback(from_below_the_test(raised.value))
+    assert "in theirs" in text
+    assert "session.py" not in text
+    assert text.endswith("ConfigError: no tensors")
+
+
+def test_an_error_of_ours_outside_of_user_code_is_shown_without_frames() -> None:
+    reject = code_of_ours("def reject(error):\n    raise error\n")["reject"]
+    with pytest.raises(ConfigError) as raised:
+        reject(ConfigError("no GPU", do="Use the CPU."))
+    text = function_pickle.format_traceback(from_below_the_test(raised.value))
+    assert text == "spotfit.core.errors.ConfigError: no GPU\n  What to do: Use the CPU."
+
+
 def from_below_the_test(error: BaseException) -> BaseException:
     assert error.__traceback__ is not None
     return error.with_traceback(error.__traceback__.tb_next)

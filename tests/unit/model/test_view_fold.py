@@ -729,3 +729,14 @@ def test_a_journal_has_a_view_with_spec_from_the_first_fit_on() -> None:
     assert isinstance(started, View)
     assert (started.next_slot, started.run_id, started.spec) == (2, RUN_ID, a_spec())
     assert started.cancel_reason is None
+
+
+def test_the_times_of_the_last_fit_are_recorded() -> None:
+    started = an_entry(FitStarted(spec=a_spec()), written_at_ms=1000)
+    ended = an_entry(FitEnded(outcome="finished"), written_at_ms=3000)
+    view = fold(JournalView(), started)
+    assert (view.fit_started_at_ms, view.fit_ended_at_ms) == (1000, 0)
+    view = fold(view, ended)
+    assert (view.fit_started_at_ms, view.fit_ended_at_ms) == (1000, 3000)
+    view = fold(view, an_entry(FitStarted(spec=a_spec()), written_at_ms=5000))
+    assert (view.fit_started_at_ms, view.fit_ended_at_ms) == (5000, 0)

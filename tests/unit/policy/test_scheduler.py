@@ -96,7 +96,7 @@ def wait_of(view: View, state: LeaderState, now: float = NOW) -> Wait:
 
 def test_a_run_without_machines_requests_them() -> None:
     assert next_action(a_view(groups={}), a_leader_state(members={}), NOW) == RequestMachines(
-        2, "2 of 2 workers have no machine"
+        2, "2 of 2 workers need a machine"
     )
 
 
@@ -418,7 +418,7 @@ def test_a_replacement_is_requested_during_the_round() -> None:
         notice_received_at={an_agent_id(1): NOW},
     )
     assert next_action(decide_replacement, state, NOW) == RequestMachines(
-        1, "1 of 2 workers have no machine"
+        1, "1 of 2 workers need a machine"
     )
     request = replace(decide_replacement, groups=PENDING)
     assert next_action(request, state, NOW) == SubmitGroup(OTHER)
@@ -450,7 +450,7 @@ def test_a_lost_node_is_recorded_and_replaced() -> None:
         token=TOKEN, node=1, agent=an_agent_id(1), reason=why, cause=FailureCause.PREEMPTION
     )
     after = a_view(groups={TOKEN: a_group(lost_nodes=frozenset({1}))})
-    assert next_action(after, state, NOW) == RequestMachines(1, "1 of 2 workers have no machine")
+    assert next_action(after, state, NOW) == RequestMachines(1, "1 of 2 workers need a machine")
 
 
 def test_disconnected_agents_are_polled() -> None:

@@ -121,7 +121,7 @@ def test_otherwise_no_machine_is_requested(view: View) -> None:
 
 def test_machines_for_workers_are_requested_first() -> None:
     order = done(a_run(groups={}, round=None), a_leader_state(members={}))
-    assert order == RequestMachines(2, "2 of 2 workers have no machine")
+    assert order == RequestMachines(2, "2 of 2 workers need a machine")
     request = a_run(groups={TOKEN: a_group(handle=None)}, round=None)
     assert not isinstance(
         done(request, a_leader_state(members={}, is_headless=True)), RequestMachines
@@ -136,7 +136,7 @@ def test_a_validation_machine_runs_no_workers() -> None:
             members=member_statuses(a_member_status(0), validator()), validation_changed_at=NOW
         ),
     )
-    assert order == RequestMachines(1, "1 of 2 workers have no machine")
+    assert order == RequestMachines(1, "1 of 2 workers need a machine")
 
 
 def test_the_next_validation_starts_on_its_machine() -> None:
