@@ -502,7 +502,8 @@ class Session:
 
     def _upload(self, job: UploadJob, report: CheckpointReport) -> None:
         if report.upload_mode is CheckpointUploadMode.NO_UPLOAD:
-            manifest = self._record_manifest(job, job.checkpoint)
+            # A script that needs metrics only may report a folder that was never written.
+            manifest = self._record_manifest(job, job.checkpoint, may_be_empty=True)
         elif report.upload_fn is None:
             manifest = run_upload_job(job, self._store)
         else:
@@ -521,10 +522,14 @@ class Session:
         if job.delete_after_upload:
             delete_local_copy(job.checkpoint, self._store)
 
-    def _record_manifest(self, job: UploadJob, checkpoint: Any) -> Manifest:
+    def _record_manifest(
+        self, job: UploadJob, checkpoint: Any, *, may_be_empty: bool = False
+    ) -> Manifest:
         folder = self._folder_in_run(checkpoint)
         manifest = msgspec.structs.replace(job.manifest, custom_folder=folder)
-        return save_existing_files(self._store, manifest, parent=job.parent)
+        return save_existing_files(
+            self._store, manifest, parent=job.parent, may_be_empty=may_be_empty
+        )
 
     def _record_upload(self, report_index: int, name: str, folder: str) -> None:
         # Uploads by the agent and by this process may end in another order than their reports.

@@ -348,12 +348,14 @@ def report(
         parse_name(checkpoint_dir_name, what="report(checkpoint_dir_name=...):")
     mode = CheckpointUploadMode(checkpoint_upload_mode)  # also accepts a value, such as "SYNC"
     delete = delete_local_checkpoint_after_upload
+    if delete is None:
+        delete = mode._default_delete_local_checkpoint_after_upload()  # noqa: SLF001 - Ray's name
     session.report_checkpoint(
         metrics,
         CheckpointReport(
             checkpoint,
             upload_mode=mode,
-            delete_after_upload=mode.deletes_local_copy if delete is None else delete,
+            delete_after_upload=delete,
             dir_name=checkpoint_dir_name,
             upload_fn=checkpoint_upload_fn,
             validation=request,

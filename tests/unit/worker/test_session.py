@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
-from spotfit.checkpoint.committed import CheckpointReport, ReportedCheckpoint
+from spotfit.checkpoint.committed import CheckpointReport, ReportedCheckpoint, open_committed
 from spotfit.checkpoint.manifest import manifests_of
 from spotfit.checkpoint.writer import load_upload_job, run_upload_job
 from spotfit.core.codec import encode
@@ -339,7 +339,7 @@ def test_a_failing_sync_upload_raises_in_report(
 ) -> None:
     agent.name_report(0, "a")
     gone = Checkpoint.from_directory(tmp_path / "gone")
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         session.report_checkpoint({}, CheckpointReport(gone, SYNC, delete_after_upload=False))
     assert agent.receive_of_type(SaveCompleted) == []
 
@@ -361,6 +361,19 @@ def test_no_upload_records_files_in_the_run_directory(
     assert reported.custom_folder == "own"
     (manifest,) = manifests_of(store, "own")
     assert (manifest.folder, manifest.files[0].name) == ("own", "model")
+
+
+def test_no_upload_of_an_empty_folder_is_a_checkpoint_without_files(
+    session: Session, agent: FakeAgentConnection, store: MemoryStore
+) -> None:
+    agent.name_report(0, "placeholder")
+    placeholder = Checkpoint.from_store(store, "placeholder")
+    session.report_checkpoint(
+        {"score": 1}, CheckpointReport(placeholder, NO_UPLOAD, delete_after_upload=False)
+    )
+    assert [frame.size_bytes for frame in agent.receive_of_type(SaveCompleted)] == [0]
+    with open_committed(store, "placeholder").as_directory() as directory:
+        assert list(Path(directory).iterdir()) == []
 
 
 def test_no_upload_does_not_call_the_upload_function(
