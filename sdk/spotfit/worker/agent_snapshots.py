@@ -225,7 +225,6 @@ class AgentSnapshotChannel:
                 self._mark_failed(n, reason or f"ranks {missing} did not report in time")
             case CommitConfirmed(checkpoint_name=name) if name in self._reports_by_name:
                 self._statuses[self._reports_by_name[name]] = "committed"
-                return False  # `Session` waits for commits, too
             case _:
                 return False
         return True
