@@ -150,6 +150,18 @@ def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     assert killed == undisturbed
 
 
+def test_a_finished_run_has_a_checkpoint_of_its_last_step(cloud: LiveTestCloud) -> None:
+    config = {"strategy": "ddp", "dropout": 0.1, "label": "ended", "every": 100}
+    result = cloud.fit(
+        train, workers=2, name="ended", trainer_type=TorchTrainer, max_failures=0, config=config
+    )
+    assert result.checkpoint is not None
+    snapshot = result.checkpoint.open_snapshot()
+    assert [index.step for index in snapshot.indices] == [EPOCHS * STEPS] * 2
+    assert result.metrics is not None
+    assert result.metrics.keys() == {"loss"}
+
+
 def test_workers_killed_right_after_a_snapshot_resume_from_memory(cloud: LiveTestCloud) -> None:
     """The snapshot was not uploaded yet, but is still in the memory of their machine."""
     undisturbed = fit(cloud, "undisturbed")

@@ -43,6 +43,7 @@ from spotfit.protocol.worker_agent import (
     CheckpointNamed,
     FilesReport,
     MetricsReport,
+    ReportsSettled,
     SaveCompleted,
     UploadFailed,
 )
@@ -218,6 +219,8 @@ class ReportMatcher:
         self._names_by_request: dict[str, str] = {}
         """The last name that was assigned in this round, by the requested name."""
         self._latest_metrics_json: msgspec.Raw | None = None
+        self._awaited_reports: list[tuple[int, int]] = []
+        """Rank and number of reports of each `AwaitReports` without an answer."""
         self._last_save = (-1, "")
         """The last report with files that was saved or abandoned, and in this case the reason."""
         self.ready_checkpoints: list[ReadyCheckpoint] = []
@@ -294,6 +297,12 @@ class ReportMatcher:
         """
         return frozenset(self._names_by_request)
 
+    @property
+    def settled_count(self) -> int:
+        """The number of first reports whose checkpoints are committed or have failed, if any."""
+        uncommitted = (ready.report_index for ready in self.ready_checkpoints)
+        return min(uncommitted, default=self._delivered_count)
+
     # --- reports of ranks ----------------------------------------------------------------------
 
     def add_report(
@@ -324,6 +333,25 @@ class ReportMatcher:
             if len(backlog) > MAX_REPORT_BACKLOG:
                 del backlog[next(iter(backlog))]
         return self.match_complete_reports(now)
+
+    def await_reports(self, rank: int, report_count: int) -> None:
+        """Record that a rank waits for the first reports; `answer_waiting` returns the answer."""
+        self._awaited_reports.append((rank, report_count))
+
+    def answer_waiting(self) -> list[OutgoingFrame]:
+        """Return the frames for ranks whose awaited reports are settled, each once.
+
+        Also for reports that can never be matched, because a rank has returned without them.
+        """
+        # The usual case: called at each tick.
+        if not self._awaited_reports:
+            return []
+        settled = self.settled_count
+        missing = set(self.find_missing_ranks(settled)) if settled == self._matched_count else set()
+        is_last = not missing.isdisjoint(self._ranks.returned)
+        answered = [one for one in self._awaited_reports if is_last or one[1] <= settled]
+        self._awaited_reports = [one for one in self._awaited_reports if one not in answered]
+        return [(rank, ReportsSettled(report_count=count)) for rank, count in answered]
 
     def match_complete_reports(self, reported_at: float) -> list[OutgoingFrame]:
         """Match all reports that every required rank has made; return the frames to send, by rank.

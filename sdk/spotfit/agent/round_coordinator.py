@@ -35,6 +35,7 @@ from spotfit.model.leader_state import RoundProgress
 from spotfit.protocol.agent_sidecar import BackendHook
 from spotfit.protocol.worker_agent import (
     AtGate,
+    AwaitReports,
     CallFunction,
     CallResult,
     CheckpointCorrupt,
@@ -200,6 +201,8 @@ class RoundCoordinator:
                 return self.reports.add_report(rank, message, now)
             case SaveCompleted(report_index=number):
                 return self.reports.record_upload(rank, number, message)
+            case AwaitReports(report_count=count):
+                self.reports.await_reports(rank, count)
             case SaveFailed(report_index=number, reason=reason):
                 return self.reports.abandon_checkpoint(number, f"rank {rank}: {reason}")
             case CheckpointCorrupt(checkpoint_name=name):

@@ -238,6 +238,7 @@ class OpenRound:
         """Pass matched reports to the callbacks and to the `ReportSink`, each once, in order.
 
         Called at each tick. A report whose checkpoint is not committed yet delays those after it.
+        Answers the workers that wait for these reports.
         """
         # A callback may read the checkpoint: only committed ones are protected from deletion.
         uncommitted = {ready.name for ready in self.coordinator.reports.ready_checkpoints}
@@ -247,6 +248,7 @@ class OpenRound:
             self._report_sink.add(self.coordinator.round, report)
             if self._callback_runner is not None:
                 self._callback_runner.send_report(report.metrics_by_rank, report.checkpoint)
+        self.send_to_workers(self.coordinator.reports.answer_waiting())
 
     def advance_hooks(self) -> None:
         """Run the backend hooks that are due and send their frames to workers; called at each tick.

@@ -26,7 +26,13 @@ import msgspec
 
 from spotfit.checkpoint.reader import SavedState, open_snapshot_folder
 from spotfit.core.codec import DECODE_ERRORS
-from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError, StorePermissionError
+from spotfit.core.errors import (
+    CheckpointNotFoundError,
+    ConfigError,
+    IntegrityError,
+    NotFoundError,
+    StorePermissionError,
+)
 from spotfit.host import system
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store, to_arrow_filesystem
@@ -245,7 +251,8 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         """Return a checkpoint of that local directory. Nothing is copied until it is reported.
 
         A relative path is resolved now, against the current directory. The directory may be
-        missing: its upload by `report()` raises `ConfigError` if it is.
+        missing: then its upload by `report()` raises `CheckpointNotFoundError`, which is a
+        FileNotFoundError.
         """
         return cls(Path(path).expanduser().absolute())
 
@@ -296,9 +303,10 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         """Yield a local directory with its files; treat it as read-only.
 
         A local checkpoint yields its own directory; others a temporary one, which is downloaded
-        before the block, once per node, and removed after its last reader. Raises `NotFoundError`
-        if the folder in the bucket is empty, and `IntegrityError`, naming the file, if one is
-        missing or corrupt. The files of a checkpoint that was created from a path are not verified.
+        before the block, once per node, and removed after its last reader. Raises
+        `CheckpointNotFoundError` (a FileNotFoundError) if the folder in the bucket is empty, and
+        `IntegrityError`, naming the file, if one is missing or corrupt. The files of a checkpoint
+        that was created from a path are not verified.
         """
         if self.local_directory is not None and self._is_self_contained:
             # Verified at each use: nothing protects a local folder from changes after the report.
@@ -312,8 +320,9 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         """Copy its files to `path`, or to a temporary directory that is kept; returns the path.
 
         Blocks until all files are copied. Other files in the target stay, equal names are replaced.
-        Concurrent calls with the same target on one machine copy once. Raises `NotFoundError` if
-        there is no such checkpoint, and `IntegrityError` if a file is missing or corrupt.
+        Concurrent calls with the same target on one machine copy once. Raises
+        `CheckpointNotFoundError` (a FileNotFoundError) if there is no such checkpoint, and
+        `IntegrityError` if a file is missing or corrupt.
         """
         # Not the name used by as_directory(), which removes its directory after the last reader.
         target = (
@@ -480,8 +489,8 @@ def _missing_attribute_error(owner: str, name: str) -> AttributeError:
     return AttributeError(f"{owner!r} has no attribute {name!r}")
 
 
-def _not_found_error(path: str) -> NotFoundError:
-    return NotFoundError(
+def _not_found_error(path: str) -> CheckpointNotFoundError:
+    return CheckpointNotFoundError(
         f"There is no checkpoint at {path}.",
         do="Correct the path, or list the checkpoints of the run with `spotfit checkpoints ls`: "
         "this one was never uploaded, or was deleted because of num_to_keep.",

@@ -23,7 +23,7 @@ from spotfit.core.errors import IntegrityError
 from spotfit.model.events import ValidationRequest
 from spotfit.model.reporting import CheckpointUploadMode, ReportedCheckpointStatus
 from spotfit.store.api import Store
-from spotfit.store.transfer import FileRecord, concurrent_map
+from spotfit.store.transfer import FileRecord, concurrent_map, list_files
 
 _REUSE_SUFFIX = re.compile(r"@(\d+)-(\d+)")
 
@@ -98,7 +98,7 @@ def _check_listed(store: Store, name: str, parts: Sequence[Manifest]) -> None:
     records = _merge_file_records(store, parts)
     # One listing per folder: a snapshot has thousands of chunks, too many for one request each.
     sizes = {
-        prefix: listed_sizes(store, prefix or folder)
+        prefix: list_files(store, prefix or folder)
         for prefix in {"", *(record.source_prefix for record in records)}
     }
     for record in records:
@@ -165,7 +165,7 @@ def _merge_file_records(store: Store, manifests: Sequence[Manifest]) -> list[Fil
         # Several ranks uploaded different files of one name to one folder. It is unknown which
         # upload came last, so only the size that is listed now can be verified.
         if known != record and known.source_prefix == prefix:
-            sizes[prefix] = sizes.get(prefix) or listed_sizes(store, prefix or folder)
+            sizes[prefix] = sizes.get(prefix) or list_files(store, prefix or folder)
             # -1 matches no file: one that is not listed fails the verification as missing.
             merged[name] = FileRecord(name, sizes[prefix].get(name, -1), "", prefix)
     return list(merged.values())
@@ -180,20 +180,6 @@ def _upload_order(file: FileRecord, requested_name: str) -> tuple[int, int, int]
     suffix = _REUSE_SUFFIX.fullmatch(file.source_prefix.removeprefix(requested_name))
     round_number, report_index = map(int, suffix.groups()) if suffix else (-1, -1)
     return (not file.source_prefix, round_number, report_index)
-
-
-def listed_sizes(store: Store, folder: str) -> dict[str, int]:
-    """Return the sizes of the files in that folder, by their names relative to it.
-
-    `folder` is a key below the root of `store`. Files in subfolders are included as "sub/name"; {}
-    for an empty or missing folder. Lists at each call.
-    """
-    prefix = f"{folder}/"
-    return {
-        info.key.removeprefix(prefix): info.size_bytes
-        for info in store.list(folder)
-        if info.key.startswith(prefix)
-    }
 
 
 # --- Checkpoints as a training function reports them ----------------------------------------------

@@ -357,6 +357,10 @@ class SaveScheduler:
         """
         self._last_saved_step = step
 
+    def has_unsaved_steps(self, step: int) -> bool:
+        """Whether no snapshot was taken after this step; `step` counts completed steps."""
+        return step > self._last_saved_step
+
     def record_submitted(self, report: int, stall_s: float, size_bytes: int) -> None:
         """Record that this rank's snapshot was submitted as report number `report` of the round.
 

@@ -78,13 +78,13 @@ class BackendConfig:
         return Backend
 
     @property
-    def framework(self) -> str:
-        """The name under which workers look up the framework, such as "torch"; "none" by default.
+    def framework(self) -> str | None:
+        """The name under which workers look up the framework, such as "torch"; None by default.
 
-        spotfit has "torch", "torch_xla", "torchft" and "none"; packages may add others with an
-        entry point of the group `spotfit.frameworks`.
+        spotfit has "torch", "torch_xla" and "torchft"; packages may add others with an entry point
+        of the group `spotfit.frameworks`. With None the workers set up no framework.
         """
-        return NO_FRAMEWORK
+        return None
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -99,10 +99,10 @@ class BackendConfig:
         """Return the framework's name and its JSON-compatible options for the given workers.
 
         Called by the trainer before machines are requested; workers receive both in every round. {}
-        for the name "none". Subclasses raise `ConfigError` for invalid fields.
+        and the name "none" without a framework. Subclasses raise `ConfigError` for invalid fields.
         """
         # A class without framework may have fields that cannot be serialized for the workers.
-        name = self.framework
+        name = self.framework or NO_FRAMEWORK
         return name, {} if name == NO_FRAMEWORK else self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:

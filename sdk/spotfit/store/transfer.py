@@ -149,10 +149,7 @@ def download_tree(
     """
     checks = {record.name: record for record in records or ()}
     if records is None:
-        listed = {one.key.removeprefix(f"{prefix}/"): one.size_bytes for one in store.list(prefix)}
-        # Web consoles and some file systems create empty objects as placeholders of folders.
-        folders = _parent_folders(listed)
-        sizes = {name: size for name, size in listed.items() if size or name not in folders}
+        sizes = list_files(store, prefix)
     else:
         sizes = {name: record.size_bytes for name, record in checks.items()}
     directory.mkdir(parents=True, exist_ok=True)
@@ -169,6 +166,40 @@ def download_tree(
             repeat_read(download, errors=(IntegrityError,))
 
     _run_for_each(sizes, fetch, concurrency=concurrency)
+
+
+def list_files(store: Store, folder: str) -> dict[str, int]:
+    """Return the sizes of the files in that folder, by their names relative to it, in bytes.
+
+    `folder` is a key below the root of `store`. Files in subfolders are included as "sub/name"; {}
+    for an empty or missing folder. Lists at each call. The objects with which other writers mark a
+    folder in a bucket are not files.
+    """
+    prefix = f"{folder}/"
+    # pyarrow, web consoles and others create an empty object "sub/" for each folder "sub", which a
+    # listing names "sub". That of `folder` itself does not start with `prefix`.
+    listed = {
+        info.key.removeprefix(prefix): info.size_bytes
+        for info in store.list(folder)
+        if info.key.startswith(prefix)
+    }
+    markers = _parent_folders(listed)
+    sizes = {name: size for name, size in listed.items() if size or name not in markers}
+    # The marker of an empty folder looks like an empty file in the listing, but cannot be read.
+    empty = [name for name, size in sizes.items() if not size]
+    readable = concurrent_map(lambda name: _is_readable(store, f"{prefix}{name}"), empty)
+    unreadable = {name for name, is_file in zip(empty, readable, strict=True) if not is_file}
+    return {name: size for name, size in sizes.items() if name not in unreadable}
+
+
+def _is_readable(store: Store, key: str) -> bool:
+    try:
+        store.get_range(key, 0, 0)
+    except NotFoundError:
+        return False
+    except ConfigError:  # an unsafe name, which the caller rejects
+        return True
+    return True
 
 
 def content_differs(path: Path, record: FileRecord) -> bool:

@@ -113,6 +113,8 @@ class AgentSnapshotChannel:
         self._statuses: dict[int, SnapshotStatus] = {}
         self._reports_by_name: dict[str, int] = {}
         self._segment_count = 0
+        self.final_save: Callable[[], None] | None = None
+        """See `SnapshotChannel.final_save`."""
 
     @property
     def segment_dirs(self) -> list[Path]:
@@ -225,7 +227,6 @@ class AgentSnapshotChannel:
                 self._mark_failed(n, reason or f"ranks {missing} did not report in time")
             case CommitConfirmed(checkpoint_name=name) if name in self._reports_by_name:
                 self._statuses[self._reports_by_name[name]] = "committed"
-                return False  # `Session` waits for commits, too
             case _:
                 return False
         return True

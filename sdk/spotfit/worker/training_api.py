@@ -348,12 +348,14 @@ def report(
         parse_name(checkpoint_dir_name, what="report(checkpoint_dir_name=...):")
     mode = CheckpointUploadMode(checkpoint_upload_mode)  # also accepts a value, such as "SYNC"
     delete = delete_local_checkpoint_after_upload
+    if delete is None:
+        delete = mode._default_delete_local_checkpoint_after_upload()  # noqa: SLF001 - Ray's name
     session.report_checkpoint(
         metrics,
         CheckpointReport(
             checkpoint,
             upload_mode=mode,
-            delete_after_upload=mode.deletes_local_copy if delete is None else delete,
+            delete_after_upload=delete,
             dir_name=checkpoint_dir_name,
             upload_fn=checkpoint_upload_fn,
             validation=request,
@@ -396,10 +398,11 @@ def get_all_reported_checkpoints(
 ) -> list[ReportedCheckpoint]:
     """Return all checkpoints of the run that retention has kept, worst to best.
 
-    Waits until the checkpoints that this worker has reported in this round are committed and, with
-    `VALIDATED`, until no validation of the run is pending. After `timeout_s` seconds (None: no
-    limit) it returns the current state. The list is empty in local mode. Raises
-    `SessionMisuseError` outside of a training function.
+    Waits until all ranks have made the reports that this worker has made in this round and their
+    checkpoints, of whichever rank, are committed or have failed. With `VALIDATED` it also waits
+    until no validation of the run is pending. After `timeout_s` seconds (None: no limit) it returns
+    the current state. The list is empty in local mode. Raises `SessionMisuseError` outside of a
+    training function.
     """
     mode = CheckpointConsistencyMode(consistency_mode)
     return require_session("spotfit.get_all_reported_checkpoints").reported_checkpoints(

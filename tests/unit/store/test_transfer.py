@@ -1,7 +1,7 @@
 import hashlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Barrier
 
@@ -13,6 +13,7 @@ from spotfit.core.errors import (
     StoreError,
     TransientStoreError,
 )
+from spotfit.store.api import ObjectInfo
 from spotfit.store.local import MemoryStore, temporary_path
 from spotfit.store.transfer import (
     LARGE_FILE_BYTES,
@@ -21,6 +22,7 @@ from spotfit.store.transfer import (
     FileRecord,
     download_bytes,
     download_tree,
+    list_files,
     upload_tree,
 )
 from spotfit.store.url import PARTIAL_FILE_PREFIX
@@ -290,6 +292,21 @@ def test_an_empty_placeholder_of_a_folder_is_skipped(tmp_path: Path) -> None:
     store.put("p/a/b", b"y")
     download_tree(store, "p", tmp_path / "down")
     assert contents(tmp_path / "down") == {"a/b": b"y"}
+
+
+def test_the_marker_of_an_empty_folder_is_not_a_file() -> None:
+    class Marked(MemoryStore):
+        """Lists "p/sub/" as buckets do: by a key that cannot be read."""
+
+        def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+            yield ObjectInfo("p", 0)
+            yield ObjectInfo("p/sub", 0)
+            yield from super().list(prefix, after=after)
+
+    store = Marked()
+    store.put("p/zero", b"")
+    store.put("p/zz", b"yy")
+    assert list_files(store, "p") == {"zero": 0, "zz": 2}
 
 
 def test_the_first_error_cancels_the_rest(tmp_path: Path) -> None:
