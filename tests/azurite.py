@@ -30,10 +30,10 @@ def find_azurite() -> str | None:
 @contextlib.contextmanager
 def run_azurite(program: str) -> Iterator[str]:
     """Run the emulator in memory with an empty container; yields its URL."""
-    words = ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    options = ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
     where = ["--blobHost", "127.0.0.1", "--blobPort", "0"]
     with subprocess.Popen(
-        [program, *words, *where], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [program, *options, *where], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         try:
             assert server.stdout is not None
@@ -53,10 +53,10 @@ def _make_container(url: str) -> None:
     path = f"{urlsplit(url).path}/{CONTAINER}"
     signed = f"PUT{chr(10) * 12}{named}/{ACCOUNT}{path}\nrestype:container"
     digest = hmac.digest(base64.b64decode(KEY), signed.encode(), hashlib.sha256)
-    who = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
-    wire = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
-    with contextlib.closing(wire):
-        headers = {**amz_headers, "Authorization": who, "Content-Length": "0"}
-        wire.request("PUT", f"{path}?restype=container", headers=headers)
-        reply = wire.getresponse()
+    authorization = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    with contextlib.closing(connection):
+        headers = {**amz_headers, "Authorization": authorization, "Content-Length": "0"}
+        connection.request("PUT", f"{path}?restype=container", headers=headers)
+        reply = connection.getresponse()
         assert reply.status == 201, reply.read()

@@ -57,8 +57,8 @@ class CephCluster:
         monitors = str(self._folder / "monmap")
         address = ("--addv", "a", f"[v2:127.0.0.1:{self._mon}]")
         self._run_command("monmaptool", "--create", *address, "--fsid", self._id, monitors)
-        words = ("-i", "a", "--monmap", monitors, "--keyring", str(self._keyring))
-        self._run_command("ceph-mon", "--mkfs", *words)
+        arguments = ("-i", "a", "--monmap", monitors, "--keyring", str(self._keyring))
+        self._run_command("ceph-mon", "--mkfs", *arguments)
         self._start_daemon("ceph-mon", "-f", "-i", "a")
         self._run_command("ceph", "osd", "new", self._osd)
         self._run_command("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", self._osd)
@@ -67,8 +67,13 @@ class CephCluster:
         )
         self._start_daemon("ceph-osd", "-f", "-i", "0")
         self._start_daemon("radosgw", "-f", "-n", "client.rgw")
-        who = ("--uid=me", "--display-name=me", f"--access-key={KEY}", f"--secret-key={SECRET}")
-        self._run_command("radosgw-admin", "user", "create", *who)
+        user_options = (
+            "--uid=me",
+            "--display-name=me",
+            f"--access-key={KEY}",
+            f"--secret-key={SECRET}",
+        )
+        self._run_command("radosgw-admin", "user", "create", *user_options)
         self._wait_for_gateway()
 
     def stop(self) -> None:
@@ -83,30 +88,30 @@ class CephCluster:
                 daemon.wait()
 
     def _make_keys(self) -> None:
-        everything = ("--cap", "mon", "allow *", "--cap", "osd", "allow *")
+        capabilities = ("--cap", "mon", "allow *", "--cap", "osd", "allow *")
         begin: tuple[str, ...] = ("--create-keyring",)
         for name in ("mon.", "client.admin", "osd.0", "client.rgw"):
-            words = (str(self._keyring), *begin, "--gen-key", "-n", name, *everything)
-            self._run_command("ceph-authtool", *words)
+            arguments = (str(self._keyring), *begin, "--gen-key", "-n", name, *capabilities)
+            self._run_command("ceph-authtool", *arguments)
             begin = ()
 
-    def _run_command(self, command: str, *words: str) -> str:
+    def _run_command(self, command: str, *arguments: str) -> str:
         done = subprocess.run(
-            (command, *self._conf_arguments(command), *words),
+            (command, *self._conf_arguments(command), *arguments),
             env=self._environment(),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
             check=False,
         )
-        assert done.returncode == 0, f"{command} {words}: {done.stderr}; see {self._folder}"
+        assert done.returncode == 0, f"{command} {arguments}: {done.stderr}; see {self._folder}"
         return done.stdout
 
-    def _start_daemon(self, command: str, *words: str) -> None:
+    def _start_daemon(self, command: str, *arguments: str) -> None:
         with (self._folder / f"{command}.out").open("ab") as out:
             self._daemons.append(
                 subprocess.Popen(
-                    (command, *self._conf_arguments(command), *words),
+                    (command, *self._conf_arguments(command), *arguments),
                     env=self._environment(),
                     stdout=out,
                     stderr=out,
@@ -124,17 +129,20 @@ class CephCluster:
     def _wait_for_gateway(self) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
-            wire = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
-            with contextlib.closing(wire), contextlib.suppress(OSError, http.client.HTTPException):
-                wire.request("GET", "/")
-                if wire.getresponse().status == 200:
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+            with (
+                contextlib.closing(connection),
+                contextlib.suppress(OSError, http.client.HTTPException),
+            ):
+                connection.request("GET", "/")
+                if connection.getresponse().status == 200:
                     return
             assert time.monotonic() < deadline, f"see {self._folder}"
             time.sleep(_POLL_INTERVAL_S)
 
     def _configuration(self) -> str:
         """One in-memory copy of all data, on loopback only."""
-        here = self._folder
+        folder = self._folder
         lines = (
             "[global]",
             f"fsid = {self._id}",
@@ -153,15 +161,15 @@ class CephCluster:
             "mon data avail crit = 1",
             "osd objectstore = memstore",
             "memstore device bytes = 4294967296",
-            f"mon data = {here}/mon",
-            f"osd data = {here}/osd",
-            f"rgw data = {here}/rgw",
+            f"mon data = {folder}/mon",
+            f"osd data = {folder}/osd",
+            f"rgw data = {folder}/rgw",
             f"rgw frontends = beast endpoint=127.0.0.1:{self._port}",
-            f"run dir = {here}/run",
-            f"crash dir = {here}/run",
-            f"log file = {here}/$name.log",
-            f"admin socket = {here}/run/$name.$pid.asok",
-            f"pid file = {here}/run/$name.pid",
+            f"run dir = {folder}/run",
+            f"crash dir = {folder}/run",
+            f"log file = {folder}/$name.log",
+            f"admin socket = {folder}/run/$name.$pid.asok",
+            f"pid file = {folder}/run/$name.pid",
         )
         return "\n".join(lines) + "\n"
 

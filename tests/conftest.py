@@ -35,8 +35,10 @@ DRAWN_SEED = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    is_given = config.getoption("--seed") is not None or "SPOTFIT_SEED" in os.environ
-    config.stash[DRAWN_SEED] = _seed(config) if is_given else random.SystemRandom().randrange(10**9)
+    is_configured = config.getoption("--seed") is not None or "SPOTFIT_SEED" in os.environ
+    config.stash[DRAWN_SEED] = (
+        _seed(config) if is_configured else random.SystemRandom().randrange(10**9)
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -56,7 +58,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def dice(seed: int, request: pytest.FixtureRequest) -> random.Random:
+def rng(seed: int, request: pytest.FixtureRequest) -> random.Random:
     """A random generator whose values do not depend on the tests that ran before."""
     return random.Random(f"{seed} {request.node.nodeid}")
 

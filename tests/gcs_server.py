@@ -153,8 +153,8 @@ class GcsBucket:
             return reply
         del self.uploads[request.query["uploadId"]]
         etag = escape(self.objects[key].etag)
-        told_so = f"<Key>{escape(key)}</Key><ETag>{etag}</ETag>"
-        return _xml(f"<CompleteMultipartUploadResult>{told_so}</CompleteMultipartUploadResult>")
+        result = f"<Key>{escape(key)}</Key><ETag>{etag}</ETag>"
+        return _xml(f"<CompleteMultipartUploadResult>{result}</CompleteMultipartUploadResult>")
 
 
 def _entry(key: str, stored: StoredObject) -> str:

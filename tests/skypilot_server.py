@@ -125,7 +125,7 @@ def _start_at(port: int, folder: Path, patch: pytest.MonkeyPatch) -> int:
     return port
 
 
-def _run_sky(folder: Path, *words: str) -> None:
+def _run_sky(folder: Path, *arguments: str) -> None:
     """Run a command of SkyPilot; its output is stored next to its home directory."""
     environment = {
         name: text
@@ -136,7 +136,7 @@ def _run_sky(folder: Path, *words: str) -> None:
     environment["PATH"] = f"{folder_of_python}:{environment['PATH']}"
     with (folder / "sky.log").open("ab") as log:
         subprocess.run(
-            [folder_of_python / "sky", *words],
+            [folder_of_python / "sky", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -71,10 +71,15 @@ class SlurmCluster:
             )
         )
 
-    def run_command(self, *words: str) -> str:
+    def run_command(self, *arguments: str) -> str:
         """Return the output of a Slurm command; '' if it fails."""
         done = subprocess.run(
-            words, env=self._environment(), capture_output=True, text=True, timeout=60, check=False
+            arguments,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         return done.stdout if done.returncode == 0 else ""
 
@@ -121,14 +126,16 @@ class SlurmCluster:
         )
         self.wait_until(socket_.exists)
 
-    def start_daemon(self, command: str, *words: str) -> None:
+    def start_daemon(self, command: str, *arguments: str) -> None:
         """Start a daemon that ends with the cluster."""
         path = shutil.which(command, path=_PATH)
         assert path is not None
         log = (self.folder / f"{command}.out").open("ab")
         with log:
             self._daemons.append(
-                subprocess.Popen((path, *words), env=self._environment(), stdout=log, stderr=log)
+                subprocess.Popen(
+                    (path, *arguments), env=self._environment(), stdout=log, stderr=log
+                )
             )
 
     def _environment(self) -> dict[str, str]:
@@ -159,16 +166,16 @@ class _SlurmAccounting:
         """Start both; return the settings of the controller."""
         self._folder.mkdir()
         data = self._folder / "data"
-        words = ("--no-defaults", f"--datadir={data}", f"--user={getpass.getuser()}")
+        arguments = ("--no-defaults", f"--datadir={data}", f"--user={getpass.getuser()}")
         made = subprocess.run(
-            ("mariadb-install-db", *words, "--skip-test-db"), capture_output=True, check=False
+            ("mariadb-install-db", *arguments, "--skip-test-db"), capture_output=True, check=False
         )
         assert made.returncode == 0, made.stderr
         base, port = _free_ports(2)
         socket_ = self._folder / "db.socket"
         self._cluster.start_daemon(
             "mariadbd",
-            *words,
+            *arguments,
             "--skip-grant-tables",  # loopback only
             "--bind-address=127.0.0.1",
             f"--port={base}",
@@ -192,7 +199,7 @@ class _SlurmAccounting:
     def create_accounts(self) -> None:
         """Create the account, its user, and one QOS that preempts another."""
         user = getpass.getuser()
-        for words in (
+        for arguments in (
             ("add", "cluster", "lab"),
             ("add", "account", "lab", "cluster=lab"),
             ("add", "qos", "low", "priority=1", "gracetime=5", "preemptmode=requeue"),
@@ -201,7 +208,7 @@ class _SlurmAccounting:
             ("add", "user", user, "account=lab", "cluster=lab"),
             ("modify", "user", user, "set", "qos=normal,low,high"),
         ):
-            self._cluster.run_command("sacctmgr", "-i", *words)
+            self._cluster.run_command("sacctmgr", "-i", *arguments)
         result = self._cluster.run_command("sacctmgr", "-nP", "show", "assoc", "format=user,qos")
         assert "low" in result, f"see {self._folder}"
 

@@ -31,8 +31,7 @@ class SshHosts:
     """Host names of this machine; clients treat each as a separate host."""
 
     config: Path
-    """An ssh configuration. It contains 'down', which does not answer, and 'stranger', whose key is
-    unknown."""
+    """An ssh configuration. Its host 'down' does not answer; the key of 'unverified' is unknown."""
     names: tuple[str, ...]
     state_dir: Path
     """The folder of the hosts' state."""
@@ -61,8 +60,8 @@ def run_ssh_hosts(
     end."""
     assert _SSHD is not None
     for key in ("host", "user"):
-        words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
-        subprocess.run(words, check=True)
+        command = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
+        subprocess.run(command, check=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -88,10 +87,10 @@ def _write_configuration(
     key = (folder / "host.pub").read_text()
     (folder / "known").write_text(f"[127.0.0.1]:{port} {key}")
     hosts.config.write_text(
-        f"Host {' '.join(hosts.names)} stranger\n  HostName 127.0.0.1\n  Port {port}\n"
+        f"Host {' '.join(hosts.names)} unverified\n  HostName 127.0.0.1\n  Port {port}\n"
         f"  User {getpass.getuser()}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
         f"  UserKnownHostsFile {folder}/known\n"
-        "Host stranger\n  HostKeyAlias stranger\n"
+        "Host unverified\n  HostKeyAlias unverified\n"
         "Host down\n  HostName 127.0.0.1\n  Port 1\n"
     )
     settings = folder / "sshd_config"

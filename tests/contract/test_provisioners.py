@@ -38,7 +38,7 @@ class SimulatedFaultInjector:
         self._sim.call_simulator("reclaim", {"notice": False})
 
 
-FORGETFUL = ("kubernetes",)
+WITHOUT_RELEASED_GROUPS = ("kubernetes",)
 """Kubernetes does not remember deleted Jobs."""
 
 
@@ -56,7 +56,7 @@ class TestSimulated(ProvisionerSuite):
 
     @pytest.fixture
     def remembers_released_groups(self, name: str) -> bool:
-        return name not in FORGETFUL
+        return name not in WITHOUT_RELEASED_GROUPS
 
     @pytest.fixture
     def cloud(self, sim: SimProvisioner) -> FaultInjectingCloud:

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # SkyPilot's dependencies define futures as well
 ]
 
-_PATIENCE_S = 300.0
+_TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def until(
     condition: Callable[[GroupStatus], object],
 ) -> GroupStatus:
     clock = SystemClock()
-    deadline = clock.now() + _PATIENCE_S
+    deadline = clock.now() + _TIMEOUT_S
     while not condition(status := provisioner.observe(handle)):
         assert clock.now() < deadline, f"it has not happened: {status}"
         clock.wait(1.0)
@@ -94,8 +94,8 @@ def until(
 
 
 def test_doctor_finds_server_cloud_and_machine(by: By) -> None:
-    findings = list(by().check_account())
-    assert [finding.passed for finding in findings] == [True, True, True], findings
+    checks = list(by().check_account())
+    assert [check.passed for check in checks] == [True, True, True], checks
     _, clouds, _ = by(infra=("gcp",)).check_account()
     assert not clouds.passed
     assert "gcp" in clouds.detail
@@ -124,28 +124,32 @@ def test_concurrent_submissions_get_one_group_that_can_be_cancelled(
         first, second = pool.map(lambda _: granted(provisioner, plan, launch), range(2))
     assert first == second
     assert granted(provisioner, plan, launch) == first
-    going = [job for job in provisioner._client.list_jobs(f"{plan.token}-") if not job.is_over]
-    names = [job.name for job in going if job.state != "CANCELLING"]
+    active_jobs = [
+        job for job in provisioner._client.list_jobs(f"{plan.token}-") if not job.is_over
+    ]
+    names = [job.name for job in active_jobs if job.state != "CANCELLING"]
     assert sorted(names) == [f"{plan.token}-0", f"{plan.token}-1"]
     status = until(provisioner, first, lambda status: status.refusal)
     assert all(node.state == NodeState.WAITING for node in status.nodes)
-    waits = next(job.id for job in going if job.state != "CANCELLING")
-    assert f"sky jobs logs {waits}" not in told_of(provisioner, first), "for its machine"
+    waiting_job = next(job.id for job in active_jobs if job.state != "CANCELLING")
+    assert f"sky jobs logs {waiting_job}" not in output_sources(provisioner, first), (
+        "the output belongs to its machine"
+    )
     provisioner.cancel(first)
     until(provisioner, first, lambda status: status.is_terminated)
-    assert f"sky jobs logs {waits}" in told_of(provisioner, first)
+    assert f"sky jobs logs {waiting_job}" in output_sources(provisioner, first)
     provisioner.cancel(first)
     assert provisioner.observe(granted(provisioner, plan, launch)).is_terminated, (
-        "it does not come back"
+        "the group is not submitted again"
     )
 
 
-def told_of(provisioner: SkyPilotProvisioner, handle: GroupHandle) -> list[str]:
-    """Return where the output of its machines is stored."""
+def output_sources(provisioner: SkyPilotProvisioner, handle: GroupHandle) -> list[str]:
+    """Return where the output of the group's machines is stored."""
     return [
-        life.source
+        output.source
         for node in range(2)
-        for life in provisioner.fetch_machine_output(handle, node, max_lines=5)
+        for output in provisioner.fetch_machine_output(handle, node, max_lines=5)
     ]
 
 

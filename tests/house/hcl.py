@@ -77,8 +77,8 @@ class TerraformFolder:
                 return kind
         if not isinstance(value, str):
             return "number"
-        whole = _INTERPOLATION.fullmatch(value)
-        return self._kind_of_expression(whole[1].strip()) if whole else "string"
+        interpolation = _INTERPOLATION.fullmatch(value)
+        return self._kind_of_expression(interpolation[1].strip()) if interpolation else "string"
 
     def _kind_of_expression(self, expression: str) -> str:
         if choice := re.fullmatch(r".*?\?(.*) : (.*)", expression, re.DOTALL):
@@ -102,9 +102,9 @@ class TerraformFolder:
 
     def _kind_of_variable(self, name: str) -> str:
         result = unquoted(self.variables[name]["type"])
-        whole = _INTERPOLATION.fullmatch(result)
-        word = re.split(r"\W", whole[1] if whole else result)[0]
-        return _KIND_BY_TYPE.get(word, word)
+        interpolation = _INTERPOLATION.fullmatch(result)
+        type_name = re.split(r"\W", interpolation[1] if interpolation else result)[0]
+        return _KIND_BY_TYPE.get(type_name, type_name)
 
 
 @cache

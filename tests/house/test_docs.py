@@ -24,7 +24,7 @@ DOCUMENTS = markdown_files()
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative_path)
 def test_every_link_resolves(document: Path) -> None:
     prose = ANY_FENCE.sub("", document.read_text())
-    links = [plain or picture for plain, picture in LINK.findall(prose)]
+    links = [plain or image for plain, image in LINK.findall(prose)]
     broken = [
         link for link in links if not link.startswith(OUTSIDE) and not resolves(document, link)
     ]

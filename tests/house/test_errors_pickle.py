@@ -59,4 +59,4 @@ def test_an_error_class_is_documented_in_the_class_tree(kind: type[SpotfitError]
 
 def describe(error: SpotfitError) -> dict[str, str]:
     """The attributes of an error; nested exceptions by their repr, as they have no equality."""
-    return {name: repr(fact) for name, fact in vars(error).items()}
+    return {name: repr(attribute) for name, attribute in vars(error).items()}

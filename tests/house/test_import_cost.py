@@ -7,7 +7,7 @@ import sys
 import pytest
 
 ALLOWED_CPU_S = 0.100
-HEAVY = {
+HEAVY_MODULES = {
     "asyncio",
     "boto3",
     "botocore",
@@ -40,7 +40,7 @@ def imports() -> list[tuple[float, set[str]]]:
 
 
 def test_import_spotfit_imports_nothing_heavy(imports: list[tuple[float, set[str]]]) -> None:
-    heavy_imports = imports[0][1] & HEAVY
+    heavy_imports = imports[0][1] & HEAVY_MODULES
     assert not heavy_imports, f"`import spotfit` imports {sorted(heavy_imports)}"
 
 

@@ -35,12 +35,12 @@ def test_every_source_file_has_a_test_file() -> None:
 def test_every_test_file_mirrors_a_source_file() -> None:
     known = {mirror_of(path) for path in source_files()}
     known |= {UNIT / "benchmarks" / f"test_{path.stem}.py" for path in BENCHMARKS.glob("*.py")}
-    strays = [
+    unmatched = [
         relative_path(path)
         for path in UNIT.rglob("test_*.py")
         if not any(mirrors(path, test_file) for test_file in known)
     ]
-    assert not strays, "\n".join(strays)
+    assert not unmatched, "\n".join(unmatched)
 
 
 def test_every_exception_is_needed() -> None:

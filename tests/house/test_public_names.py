@@ -18,10 +18,10 @@ def test_the_public_names_are_the_pinned_ones() -> None:
 
 @pytest.mark.parametrize("name", PINNED)
 def test_a_public_name_has_a_docstring(name: str) -> None:
-    thing = getattr(spotfit, name)
-    if inspect.isclass(thing) or callable(thing):
-        assert inspect.getdoc(thing), f"spotfit.{name} has no docstring"
-        assert not inspect.isclass(thing) or "__doc__" in vars(thing)
+    value = getattr(spotfit, name)
+    if inspect.isclass(value) or callable(value):
+        assert inspect.getdoc(value), f"spotfit.{name} has no docstring"
+        assert not inspect.isclass(value) or "__doc__" in vars(value)
 
 
 def test_dir_lists_the_public_names() -> None:

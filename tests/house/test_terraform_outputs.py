@@ -79,9 +79,9 @@ def test_every_terraform_reference_resolves(one: TerraformFolder) -> None:
         assert mentioned <= one.declared_names("resource")
     for name, call in one.module_calls.items():
         inner = one.called_module(name)
-        given = {key for key in call if not key.startswith("__")} - {"source", "count"}
+        arguments = {key for key in call if not key.startswith("__")} - {"source", "count"}
         needed = {key for key, variable in inner.variables.items() if "default" not in variable}
-        assert needed <= given <= inner.variables.keys()
+        assert needed <= arguments <= inner.variables.keys()
         assert named(one, rf"\bmodule\.{name}(?:\[0\])?\.(\w+)") <= inner.outputs.keys()
 
 
@@ -93,8 +93,8 @@ def test_every_terraform_variable_has_a_description(one: TerraformFolder) -> Non
 
 @pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here")
 def test_terraform_files_are_formatted() -> None:
-    words = ["terraform", "fmt", "-check", "-recursive", str(TERRAFORM)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    command = ["terraform", "fmt", "-check", "-recursive", str(TERRAFORM)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
@@ -149,18 +149,18 @@ def test_kubernetes_role_has_the_permissions_of_the_doctor() -> None:
         for type_, named in block.items()
         if unquoted(type_) == "kubernetes_role_v1"
     ]
-    given = {
+    granted = {
         (unquoted(verb), unquoted(group), unquoted(resource))
         for rule in role["rule"]
         for group in rule["api_groups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    wanted = {
-        (right.verb, right.group, right.description.partition(" ")[2])
-        for right in kubernetes.PROVISION_PERMISSIONS
+    expected = {
+        (permission.verb, permission.group, permission.description.partition(" ")[2])
+        for permission in kubernetes.PROVISION_PERMISSIONS
     }
-    assert given == wanted
+    assert granted == expected
 
 
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────

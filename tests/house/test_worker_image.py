@@ -27,7 +27,9 @@ def stages(kind: str) -> list[dockerfile.Stage]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_image_starts_the_agent_without_root(kind: str) -> None:
     final = stages(kind)[-1]
-    command, entrypoint, user = (final.last(word) for word in ("CMD", "ENTRYPOINT", "USER"))
+    command, entrypoint, user = (
+        final.last(instruction) for instruction in ("CMD", "ENTRYPOINT", "USER")
+    )
     assert command is not None
     assert command.words() == list(AGENT_COMMAND)
     assert entrypoint is not None
@@ -44,9 +46,12 @@ def test_the_image_contains_only_our_files_and_exposes_no_port(kind: str) -> Non
         for step in stage.steps
         if step.word == "COPY" and "--from=wheel" not in step.words()
     ]
-    files = {word for words in copied for word in words if not word.startswith("--")}
-    ours = {"LICENSE", "README.md", "pyproject.toml", "sdk", "provisioners", "localsim"}
-    assert files - ours == {f"worker_image/constraints/{kind}.txt", "worker_image/entrypoint.sh"}
+    files = {word for arguments in copied for word in arguments if not word.startswith("--")}
+    expected_files = {"LICENSE", "README.md", "pyproject.toml", "sdk", "provisioners", "localsim"}
+    assert files - expected_files == {
+        f"worker_image/constraints/{kind}.txt",
+        "worker_image/entrypoint.sh",
+    }
     assert all((ROOT / name).exists() for name in files)
     included = (ROOT / ".dockerignore").read_text().splitlines()
     assert {name.partition("/")[0] for name in files} <= {
@@ -64,9 +69,11 @@ def test_both_dockerfiles_have_the_same_steps() -> None:
     """Dockerfiles have no include, so equal parts are compared."""
     cpu, cuda = ([(step.word, step.rest) for step in stages(kind)[0].steps] for kind in KINDS)
     assert cpu == cuda
-    words = [[step.word for step in stages(kind)[-1].steps if step.word != "ARG"] for kind in KINDS]
-    words[1].remove("ENV")  # NVIDIA's
-    assert words[0] == words[1]
+    instructions = [
+        [step.word for step in stages(kind)[-1].steps if step.word != "ARG"] for kind in KINDS
+    ]
+    instructions[1].remove("ENV")  # NVIDIA's
+    assert instructions[0] == instructions[1]
 
 
 def test_cpu_pins_are_up_to_date() -> None:
@@ -139,7 +146,7 @@ def test_entry_point_starts_the_agent_or_the_command_of_the_cloud(
 
 
 def test_image_is_tagged_and_labelled_with_its_versions(tmp_path: Path) -> None:
-    write_fake_program(tmp_path / "docker", f'printf "%s\\n" "$@" > {tmp_path}/words')
+    write_fake_program(tmp_path / "docker", f'printf "%s\\n" "$@" > {tmp_path}/arguments')
     done = subprocess.run(
         [str(IMAGE / "bake.sh"), "cpu", "registry:5000/spotfit", "--push"],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": "3.12"},
@@ -150,9 +157,11 @@ def test_image_is_tagged_and_labelled_with_its_versions(tmp_path: Path) -> None:
     version, torch = pyproject_version(), pins.read("cpu")["torch"]
     name = f"registry:5000/spotfit:{version}-py3.12-torch{torch}-cpu"
     assert done.stdout.strip() == name
-    words = (tmp_path / "words").read_text().splitlines()
-    assert {"PYTHON=3.12", name, "--push", "dev.spotfit.python=3.12"} <= set(words)
-    (packages,) = [word for word in words if word.startswith("dev.spotfit.packages=")]
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert {"PYTHON=3.12", name, "--push", "dev.spotfit.python=3.12"} <= set(arguments)
+    (packages,) = [
+        argument for argument in arguments if argument.startswith("dev.spotfit.packages=")
+    ]
     assert f"torch=={torch}" in packages
 
 
@@ -212,10 +221,10 @@ def test_smoke_test_checks_user_and_exit_code(
     report: str, exit_code: int, output: str, tmp_path: Path
 ) -> None:
     write_fake_program(tmp_path / "docker", FAKE_DOCKER)
-    words = {"REPORT": report, "REFUSED": str(exit_code), "PYTHON": sys.executable}
+    replacements = {"REPORT": report, "REFUSED": str(exit_code), "PYTHON": sys.executable}
     python = FAKE_PYTHON
-    for name, word in words.items():
-        python = python.replace("{" + name + "}", word)
+    for name, replacement in replacements.items():
+        python = python.replace("{" + name + "}", replacement)
     write_fake_program(tmp_path / "python", python)
     done = subprocess.run(
         [str(IMAGE / "smoke.sh"), "registry/spotfit:1"],

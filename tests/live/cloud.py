@@ -30,16 +30,16 @@ TIMEOUT_S = 60.0
 """Timeout of waits, for a loaded machine."""
 _POLL_INTERVAL_S = 0.02
 
-LookResult = TypeVar("LookResult")
+ResultT = TypeVar("ResultT")
 
 
-def eventually(look: Callable[[], LookResult], *, within_s: float = TIMEOUT_S) -> LookResult:
-    """Return the result of `look` once it is true."""
+def eventually(condition: Callable[[], ResultT], *, within_s: float = TIMEOUT_S) -> ResultT:
+    """Return the result of `condition` once it is true."""
     deadline = time.monotonic() + within_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {within_s} s: {look}"
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"not within {within_s} s: {condition}"
         time.sleep(_POLL_INTERVAL_S)
-    return found
+    return result
 
 
 class LiveTestCloud:
@@ -87,11 +87,11 @@ class LiveTestCloud:
             provisioner=self.options(nodes=nodes, **(local_options or {})),
         )
 
-    def fit(self, fn: Callable[..., Any], **how: Any) -> spotfit.Result:
-        return self.trainer(fn, **how).fit()
+    def fit(self, fn: Callable[..., Any], **options: Any) -> spotfit.Result:
+        return self.trainer(fn, **options).fit()
 
-    def submit(self, fn: Callable[..., Any], **how: Any) -> RunHandle:
-        return self.trainer(fn, **how).submit()
+    def submit(self, fn: Callable[..., Any], **options: Any) -> RunHandle:
+        return self.trainer(fn, **options).submit()
 
     def url(self, name: str = "run") -> str:
         return f"{self.storage}/{name}"

@@ -10,9 +10,9 @@ from moto.server import ThreadedMotoServer
 
 from spotfit.fork_server.fork_client import ForkServerPool
 from tests.live.cloud import LiveTestCloud
-from tests.live.stage import WorkerPoolHarness
+from tests.live.worker_pool_harness import WorkerPoolHarness
 
-HERE = Path(__file__).parent
+LIVE_TESTS = Path(__file__).parent
 NO_RERUN_FILES = ("test_chaos.py",)
 """A failure in these modules is a bug with a reproducing seed and is not rerun."""
 
@@ -25,22 +25,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return
     for item in items:
-        if item.path.parent == HERE and item.path.name not in NO_RERUN_FILES:
+        if item.path.parent == LIVE_TESTS and item.path.name not in NO_RERUN_FILES:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")
-def keeper() -> Iterator[ForkServerPool]:
-    keeper = ForkServerPool()
-    yield keeper
-    keeper.close()
+def fork_servers() -> Iterator[ForkServerPool]:
+    fork_servers = ForkServerPool()
+    yield fork_servers
+    fork_servers.close()
 
 
 @pytest.fixture
-def stage(tmp_path: Path, keeper: ForkServerPool) -> Iterator[WorkerPoolHarness]:
-    stage = WorkerPoolHarness(tmp_path, keeper)
-    yield stage
-    stage.close()
+def harness(tmp_path: Path, fork_servers: ForkServerPool) -> Iterator[WorkerPoolHarness]:
+    harness = WorkerPoolHarness(tmp_path, fork_servers)
+    yield harness
+    harness.close()
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if processes.find_process(pid) is not None}
 
 
-# --- a handle -------------------------------------------------------------------------------------
+# --- run handles ----------------------------------------------------------------------------------
 
 
 def test_submit_returns_before_the_result(cloud: LiveTestCloud) -> None:

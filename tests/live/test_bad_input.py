@@ -77,10 +77,10 @@ def test_unknown_provisioner_is_rejected_with_the_closest_name(cloud: LiveTestCl
     assert cloud.is_untouched
 
 
-@pytest.mark.parametrize("given", ["local?nodse=2", "local?nodes=0", "?nodes=2", 7])
-def test_unknown_provisioner_options_are_rejected(cloud: LiveTestCloud, given: Any) -> None:
+@pytest.mark.parametrize("provisioner", ["local?nodse=2", "local?nodes=0", "?nodes=2", 7])
+def test_unknown_provisioner_options_are_rejected(cloud: LiveTestCloud, provisioner: Any) -> None:
     trainer = cloud.trainer(do_nothing)
-    trainer.provisioner = given
+    trainer.provisioner = provisioner
     with pytest.raises(spotfit.ConfigError) as raised:
         trainer.fit()
     assert (
@@ -147,27 +147,27 @@ class _UnconditionalProxy(BaseHTTPRequestHandler):
     """A proxy that removes the condition of `create`."""
 
     protocol_version = "HTTP/1.1"
-    behind: str
+    backend_url: str
 
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        kept = {
+        headers = {
             name: text
             for name, text in self.headers.items()
             if name.lower() not in ("if-none-match", "host", "content-length", "connection")
         }
         request = urllib.request.Request(  # noqa: S310 - loopback
-            self.behind + self.path, body or None, kept, method=self.command
+            self.backend_url + self.path, body or None, headers, method=self.command
         )
         try:
-            with urllib.request.urlopen(request) as answer:  # noqa: S310 - loopback
-                self._say(answer.status, answer.headers, answer.read())
-        except urllib.error.HTTPError as refused:
-            self._say(refused.code, refused.headers, refused.read())
+            with urllib.request.urlopen(request) as response:  # noqa: S310 - loopback
+                self._reply(response.status, response.headers, response.read())
+        except urllib.error.HTTPError as error:
+            self._reply(error.code, error.headers, error.read())
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815 - http.server's names
 
-    def _say(self, status: int, headers: Any, body: bytes) -> None:
+    def _reply(self, status: int, headers: Any, body: bytes) -> None:
         self.send_response(status)
         for name in ("etag", "last-modified", "content-type"):
             if name in headers:
@@ -199,10 +199,10 @@ def test_bucket_without_conditional_create_is_rejected(
     import boto3
 
     with pytest.raises(AtomicCreateUnsupportedError, match="Two leaders could be elected"):
-        cloud.fit(do_nothing, storage=f"s3://runs/here?endpoint_url={unconditional_s3}")
+        cloud.fit(do_nothing, storage=f"s3://runs/prefix?endpoint_url={unconditional_s3}")
     assert cloud.is_untouched
-    left = boto3.client("s3", endpoint_url=s3).list_objects_v2(Bucket="runs")
-    assert left["KeyCount"] == 0, "not even the probe's own objects"
+    remaining = boto3.client("s3", endpoint_url=s3).list_objects_v2(Bucket="runs")
+    assert remaining["KeyCount"] == 0, "the objects of the probe are deleted"
 
 
 # --- existing objects -----------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def entries(cloud: LiveTestCloud) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "corrupt",
     [
         lambda path: path.write_bytes(path.read_bytes()[:-20]),
         lambda path: path.write_bytes(b""),
@@ -226,9 +226,9 @@ def entries(cloud: LiveTestCloud) -> list[str]:
     ],
     ids=["cut", "empty", "foreign", "garbage"],
 )
-def test_unreadable_journal_raises(cloud: LiveTestCloud, spoil: Any) -> None:
+def test_unreadable_journal_raises(cloud: LiveTestCloud, corrupt: Any) -> None:
     cloud.fit(do_nothing)
-    spoil(entry(cloud, 2))
+    corrupt(entry(cloud, 2))
     before = entries(cloud)
 
     with pytest.raises(JournalError, match=r"Journal entry 2 in .* cannot be decoded"):

@@ -19,8 +19,8 @@ Config = dict[str, Any]
 class RecordingCallback(spotfit.UserCallback):
     """Records its calls."""
 
-    def __init__(self, page: Path) -> None:
-        self.page = page
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
         files = None
@@ -33,12 +33,12 @@ class RecordingCallback(spotfit.UserCallback):
         result = {rank: repr(error) for rank, error in worker_exceptions.items()}
         self.note("exception", result, run_context.get_run_config().name)
 
-    def note(self, *words: Any) -> None:
-        with self.page.open("a") as page:
-            page.write(json.dumps(words) + "\n")
+    def note(self, *call: Any) -> None:
+        with self.path.open("a") as path:
+            path.write(json.dumps(call) + "\n")
 
     def read(self) -> list[list[Any]]:
-        return [json.loads(line) for line in self.page.read_text().splitlines()]
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
 
 
 class EnvironmentCallback(RecordingCallback):
@@ -69,10 +69,10 @@ def test_callbacks_receive_every_report_with_the_metrics_of_all_ranks(cloud: Liv
         spotfit.report({"loss": 1.0, "rank": rank})
         save({"loss": 0.5, "rank": rank})
 
-    diary = RecordingCallback(cloud.folder / "diary")
-    cloud.fit(train, workers=2, config={"rate": 0.1}, callbacks=[diary])
+    recorder = RecordingCallback(cloud.folder / "calls")
+    cloud.fit(train, workers=2, config={"rate": 0.1}, callbacks=[recorder])
 
-    assert diary.read() == [
+    assert recorder.read() == [
         ["report", [{"loss": 1.0, "rank": 0}, {"loss": 1.0, "rank": 1}], None, 0.1],
         [
             "report",
@@ -91,11 +91,11 @@ def test_callbacks_receive_each_failed_attempt_once(cloud: LiveTestCloud) -> Non
             raise LookupError("no such data")
         spotfit.collective.barrier()
 
-    diary = RecordingCallback(cloud.folder / "diary")
+    recorder = RecordingCallback(cloud.folder / "calls")
     with pytest.raises(spotfit.WorkerGroupError):
-        cloud.fit(train, workers=2, config={"rate": 1}, callbacks=[diary], max_failures=1)
+        cloud.fit(train, workers=2, config={"rate": 1}, callbacks=[recorder], max_failures=1)
 
-    failures = [words for words in diary.read() if words[0] == "exception"]
+    failures = [call for call in recorder.read() if call[0] == "exception"]
     assert failures == [["exception", {"1": "LookupError('no such data')"}, "run"]] * 2
 
 
@@ -119,11 +119,11 @@ def test_exception_of_a_callback_ends_the_run_without_a_retry(cloud: LiveTestClo
 def test_callback_from_the_environment_is_called(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = cloud.folder / "diary"
-    monkeypatch.setenv("PAGE", str(page))
+    path = cloud.folder / "calls"
+    monkeypatch.setenv("PAGE", str(path))
     monkeypatch.setenv("SPOTFIT_CALLBACKS", f"{__name__}.EnvironmentCallback")
     cloud.fit(lambda: spotfit.report({"loss": 0.5}), name=None, config={"rate": 1})
-    assert RecordingCallback(page).read() == [["report", [{"loss": 0.5}], None, 1]]
+    assert RecordingCallback(path).read() == [["report", [{"loss": 0.5}], None, 1]]
 
 
 def test_run_waits_for_the_last_callback(cloud: LiveTestCloud) -> None:

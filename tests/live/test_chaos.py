@@ -23,23 +23,23 @@ from spotfit_localsim.live.chaos import (
 from tests.conftest import DRAWN_SEED
 
 WITHIN_S = 90.0
-AMONG = 50
+SEED_RANGE = 50
 
 
 def plan_with_all_targets(first: int) -> list[int]:
-    """Seeds from this one on that cover all targets, on a disk and with network faults."""
-    brings = {seed: ended_by(seed) for seed in range(first, first + AMONG)}
-    missing = set.union(*brings.values())
+    """Seeds from `first` on that cover all targets and both stores."""
+    targets_by_seed = {seed: targets_of(seed) for seed in range(first, first + SEED_RANGE)}
+    missing = set.union(*targets_by_seed.values())
     seeds: list[int] = []
     while missing:
-        seeds.append(max(brings, key=lambda seed: len(brings[seed] & missing)))
-        missing -= brings[seeds[-1]]
+        seeds.append(max(targets_by_seed, key=lambda seed: len(targets_by_seed[seed] & missing)))
+        missing -= targets_by_seed[seeds[-1]]
     return seeds
 
 
-def ended_by(seed: int) -> set[str]:
+def targets_of(seed: int) -> set[str]:
     plan = random_plan(seed, torch_fraction=0.0)
-    return {plan.store, *(blow.target for blow in plan.kills)}
+    return {plan.store, *(kill.target for kill in plan.kills)}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -48,20 +48,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def wire() -> Iterator[str]:
-    with faulty_store_proxy() as wire:
-        yield wire
+def proxy_url() -> Iterator[str]:
+    with faulty_store_proxy() as proxy_url:
+        yield proxy_url
 
 
-def run_chaos_plan(plan: ChaosPlan, folder: Path, wire: str) -> ChaosOutcome:
-    ending = ChaosRunner(folder, timeout_s=WITHIN_S).run_plan(plan, wire)
-    assert ending.violations == [], [f"seed {plan.seed}", *ending.log_lines]
-    return ending
+def run_chaos_plan(plan: ChaosPlan, folder: Path, proxy_url: str) -> ChaosOutcome:
+    outcome = ChaosRunner(folder, timeout_s=WITHIN_S).run_plan(plan, proxy_url)
+    assert outcome.violations == [], [f"seed {plan.seed}", *outcome.log_lines]
+    return outcome
 
 
-def test_random_kills_do_not_change_the_result(tmp_path: Path, wire: str, drawn: int) -> None:
-    ending = run_chaos_plan(random_plan(drawn, torch_fraction=0.0), tmp_path, wire)
-    assert ending.effective_kills > 0, "no kill while the run was active"
+def test_random_kills_do_not_change_the_result(tmp_path: Path, proxy_url: str, drawn: int) -> None:
+    outcome = run_chaos_plan(random_plan(drawn, torch_fraction=0.0), tmp_path, proxy_url)
+    assert outcome.effective_kills > 0, "no kill while the run was active"
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 import spotfit
 from spotfit.core.errors import RunCancelledError
 from tests.live.cloud import TIMEOUT_S, LiveTestCloud, eventually
-from tests.unit.localsim.live.stand_in import make_importable
+from tests.unit.localsim.live.local_cloud_harness import make_importable
 
 Config = dict[str, Any]
 

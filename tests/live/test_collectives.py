@@ -56,14 +56,14 @@ def test_missing_rank_is_logged_and_named_in_the_error(
     assert "collective.waiting operation=barrier missing_ranks=1" in output
 
 
-@pytest.mark.parametrize("misfit", ["another call", "no call"])
-def test_mismatched_collective_fails_at_once(cloud: LiveTestCloud, misfit: str) -> None:
+@pytest.mark.parametrize("mismatch", ["another call", "no call"])
+def test_mismatched_collective_fails_at_once(cloud: LiveTestCloud, mismatch: str) -> None:
     def train() -> None:
         if rank() == 0:
             with tempfile.TemporaryDirectory() as folder:
                 checkpoint = spotfit.Checkpoint.from_directory(folder)
                 spotfit.report({}, checkpoint=checkpoint)
-        elif misfit == "another call":
+        elif mismatch == "another call":
             collective.barrier()
 
     with pytest.raises(spotfit.WorkerGroupError) as raised:
@@ -73,4 +73,4 @@ def test_mismatched_collective_fails_at_once(cloud: LiveTestCloud, misfit: str) 
         iter(raised.value.worker_failures.values())
     )  # one of the two: the other may have been ended first
     assert isinstance(error, SessionMisuseError)
-    assert ("rank 1 in barrier" if misfit == "another call" else "rank 1 returned") in str(error)
+    assert ("rank 1 in barrier" if mismatch == "another call" else "rank 1 returned") in str(error)

@@ -54,30 +54,30 @@ def start_run(cloud: LiveTestCloud, **local: Any) -> RunHandle:
     )
 
 
-def at_work(cloud: LiveTestCloud, workers: int) -> None:
-    def look() -> bool:
+def wait_until_saved(cloud: LiveTestCloud, workers: int) -> None:
+    def has_saved() -> bool:
         view = cloud.view()
         saved = view.latest_committed_slot > view.round_opened_slot
         return view.round is not None and view.round.world_size == workers and saved
 
-    eventually(look)
+    eventually(has_saved)
 
 
 def test_elastic_group_starts_with_the_available_machines(cloud: LiveTestCloud) -> None:
     handle = start_run(cloud, capacity=1)
-    at_work(cloud, 1)
+    wait_until_saved(cloud, 1)
     cloud.write_mark("enough")
     assert handle.result(60).return_value == [1]
 
 
 def test_elastic_group_shrinks_and_grows_again(cloud: LiveTestCloud) -> None:
     handle = start_run(cloud)
-    at_work(cloud, 2)
+    wait_until_saved(cloud, 2)
     cloud.reclaimer.set_capacity(1)
     cloud.reclaimer.kill(cloud.node_of_rank(1))
-    at_work(cloud, 1)
+    wait_until_saved(cloud, 1)
     cloud.reclaimer.set_capacity(None)
-    at_work(cloud, 2)
+    wait_until_saved(cloud, 2)
     cloud.write_mark("enough")
 
     assert handle.result(60).return_value == [2, 1, 2]
@@ -95,7 +95,7 @@ def test_group_below_its_minimum_size_waits(cloud: LiveTestCloud) -> None:
     assert "of 1 are free" in handle.status().reason
 
     cloud.reclaimer.set_capacity(2)
-    at_work(cloud, 2)
+    wait_until_saved(cloud, 2)
     cloud.write_mark("enough")
     assert handle.result(60).return_value == [2]
 

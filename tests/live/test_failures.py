@@ -118,7 +118,7 @@ def test_early_exit_of_a_worker_is_a_failure(
 
 
 @pytest.mark.parametrize(
-    ("die", "told_as"),
+    ("exit_worker", "description"),
     [
         (lambda: os._exit(3), "exited with code 3"),
         (lambda: os._exit(0), "exited with code 0 before its function had returned"),
@@ -129,20 +129,20 @@ def test_early_exit_of_a_worker_is_a_failure(
     ids=["exit 3", "exit 0", "SIGKILL", "SIGSEGV", "SIGTERM"],
 )
 def test_killed_worker_is_reported_with_its_signal(
-    cloud: LiveTestCloud, die: Any, told_as: str
+    cloud: LiveTestCloud, exit_worker: Any, description: str
 ) -> None:
     def train() -> None:
         if rank() == 1:
-            die()
+            exit_worker()
         time.sleep(LONG_S)
 
-    with pytest.raises(spotfit.WorkerGroupError, match=told_as) as error_info:
+    with pytest.raises(spotfit.WorkerGroupError, match=description) as error_info:
         cloud.fit(train, workers=2)
 
     assert set(error_info.value.worker_failures) == {1}
-    death = error_info.value.worker_failures[1]
-    assert isinstance(death, WorkerDiedError)
-    assert told_as in str(death)
+    error = error_info.value.worker_failures[1]
+    assert isinstance(error, WorkerDiedError)
+    assert description in str(error)
 
 
 def test_exception_is_returned_without_unpicklable_attributes(cloud: LiveTestCloud) -> None:
@@ -192,7 +192,7 @@ def test_child_processes_end_with_their_worker(cloud: LiveTestCloud) -> None:
 
 
 @pytest.mark.parametrize(
-    "die",
+    "exit_worker",
     [
         lambda: (_ for _ in ()).throw(ValueError("bad luck")),
         lambda: os._exit(1),
@@ -200,7 +200,7 @@ def test_child_processes_end_with_their_worker(cloud: LiveTestCloud) -> None:
     ],
     ids=["raise", "exit", "SIGKILL"],
 )
-def test_all_ranks_restart_from_the_same_checkpoint(cloud: LiveTestCloud, die: Any) -> None:
+def test_all_ranks_restart_from_the_same_checkpoint(cloud: LiveTestCloud, exit_worker: Any) -> None:
     def train(config: Config) -> Any:
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
@@ -208,7 +208,7 @@ def test_all_ranks_restart_from_the_same_checkpoint(cloud: LiveTestCloud, die: A
             spotfit.report({"step": 2})  # without files, so that it is repeated
             spotfit.collective.barrier()
             if rank() == 1:
-                die()
+                exit_worker()
             time.sleep(LONG_S)
         assert checkpoint is not None
         with checkpoint.as_directory() as folder:

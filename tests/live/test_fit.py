@@ -141,16 +141,16 @@ def test_function_without_required_parameters_is_called_without_arguments(
 def test_local_mode_runs_in_this_process_and_raises_unchanged_exceptions(
     cloud: LiveTestCloud,
 ) -> None:
-    here: list[str] = []
+    calls: list[str] = []
 
     def train(config: Config) -> None:
-        here.append("was here")
+        calls.append("called")
         spotfit.report({"loss": 1.0})
         raise KeyError("weights")
 
     with pytest.raises(KeyError, match="weights"):
         cloud.fit(train, workers=0)
-    assert here == ["was here"]
+    assert calls == ["called"]
     assert cloud.is_untouched
 
 
@@ -182,9 +182,9 @@ def test_ddp_weights_are_equal_on_all_ranks(cloud: LiveTestCloud) -> None:
         torch.distributed.all_gather(gathered, next(model.parameters()).detach())
         return [weights.tolist() for weights in gathered]
 
-    mine, others = cloud.fit(train, workers=2, nodes=2, trainer_type=TorchTrainer).return_value
+    first, others = cloud.fit(train, workers=2, nodes=2, trainer_type=TorchTrainer).return_value
 
-    assert mine == others
+    assert first == others
 
 
 # --- reuse of a name ------------------------------------------------------------------------------
@@ -254,17 +254,17 @@ def test_log_level_applies_to_log_events_only(
     def train() -> None:
         import logging
 
-        logging.getLogger("mine").info("sent by logging")
-        logging.getLogger("mine").debug("too much")
+        logging.getLogger("user").info("sent by logging")
+        logging.getLogger("user").debug("too much")
         spotfit.collective.broadcast_from_rank_zero("x" * 2000)  # logs a warning
 
     for level, is_logged in (("ERROR", False), ("INFO", True)):
         cloud.fit(train, name=level, logging_config=spotfit.LoggingConfig(level))
-        out, err = capfd.readouterr()
-        assert "(rank 0) INFO mine: sent by logging" in out
+        out, stderr = capfd.readouterr()
+        assert "(rank 0) INFO user: sent by logging" in out
         assert "too much" not in out
         assert ("worker.large_broadcast" in out) == is_logged
-        assert ("run.event: " in err) == is_logged, "also in the driver"
+        assert ("run.event: " in stderr) == is_logged, "also in the driver"
 
 
 def test_output_appears_during_the_run(cloud: LiveTestCloud) -> None:
@@ -298,7 +298,7 @@ def test_run_on_s3_survives_a_killed_worker(
     cloud: LiveTestCloud, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
-    bucket = "s3://runs/here"
+    bucket = "s3://runs/prefix"
 
     def train(config: Config) -> int | None:
         import os
@@ -314,7 +314,7 @@ def test_run_on_s3_survives_a_killed_worker(
     result = cloud.fit(train, storage=bucket, workers=2, nodes=2, max_failures=1)
 
     assert result.return_value == 1
-    assert result.path == "runs/here/run"
+    assert result.path == "runs/prefix/run"
     assert result.metrics == {"step": 2}
     assert files_of(result.checkpoint) == ["rank0.json", "rank1.json"]
     assert spotfit.Result.from_path(f"{bucket}/run").metrics == {"step": 2}
@@ -323,13 +323,13 @@ def test_run_on_s3_survives_a_killed_worker(
 def test_run_in_a_custom_storage_filesystem(cloud: LiveTestCloud) -> None:
     from pyarrow import fs
 
-    mine = fs.SubTreeFileSystem(cloud.storage, fs.LocalFileSystem())
-    result = cloud.fit(lambda: save(4), storage="my/runs", storage_filesystem=mine)
+    filesystem = fs.SubTreeFileSystem(cloud.storage, fs.LocalFileSystem())
+    result = cloud.fit(lambda: save(4), storage="path/runs", storage_filesystem=filesystem)
 
     assert result.metrics == {"step": 4}
-    assert (result.path, result.filesystem) == ("my/runs/run", mine)
-    assert Path(cloud.storage, "my", "runs", "run", ".spotfit").is_dir()
-    assert spotfit.Result.from_path("my/runs/run", mine).checkpoint == result.checkpoint
+    assert (result.path, result.filesystem) == ("path/runs/run", filesystem)
+    assert Path(cloud.storage, "path", "runs", "run", ".spotfit").is_dir()
+    assert spotfit.Result.from_path("path/runs/run", filesystem).checkpoint == result.checkpoint
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -340,12 +340,12 @@ def test_credentials_of_a_filesystem_reach_machines_and_are_not_stored(
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    mine = fs.S3FileSystem(
+    filesystem = fs.S3FileSystem(
         endpoint_override=s3.removeprefix("http://"),
         scheme="http",
         region="us-east-1",
-        access_key="mine",
-        secret_key="hush-hush",
+        access_key="access-key",
+        secret_key="s3cret-value",
     )
 
     def train() -> str:
@@ -360,15 +360,17 @@ def test_credentials_of_a_filesystem_reach_machines_and_are_not_stored(
             note.write(b"from a worker")
         return str(spotfit.get_context().get_storage().storage_filesystem)
 
-    given = fs.SubTreeFileSystem("runs", mine) if wrapped else mine
-    storage = "here" if wrapped else "runs/here"
+    storage_filesystem = fs.SubTreeFileSystem("runs", filesystem) if wrapped else filesystem
+    storage = "prefix" if wrapped else "runs/prefix"
     listener = spotfit.UserCallback()
-    result = cloud.fit(train, storage=storage, storage_filesystem=given, callbacks=[listener])
+    result = cloud.fit(
+        train, storage=storage, storage_filesystem=storage_filesystem, callbacks=[listener]
+    )
 
-    assert (result.path, result.filesystem) == (f"{storage}/run", given)
+    assert (result.path, result.filesystem) == (f"{storage}/run", storage_filesystem)
     assert files_of(result.checkpoint) == ["rank0.json"]
-    assert mine.open_input_file("runs/here/run/note").readall() == b"from a worker"
-    objects = mine.get_file_info(fs.FileSelector("runs", recursive=True))
+    assert filesystem.open_input_file("runs/prefix/run/note").readall() == b"from a worker"
+    objects = filesystem.get_file_info(fs.FileSelector("runs", recursive=True))
     for one in objects:
         if one.is_file:
-            assert b"hush-hush" not in mine.open_input_file(one.path).readall()
+            assert b"s3cret-value" not in filesystem.open_input_file(one.path).readall()

@@ -96,8 +96,8 @@ def test_round_without_progress_continues_if_only_observed(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(config: Config) -> str:
-        here = Path(config["url"], ".spotfit", "stacks")
-        while not here.exists():
+        stacks_dir = Path(config["url"], ".spotfit", "stacks")
+        while not stacks_dir.exists():
             time.sleep(0.05)
         return "only slow"
 

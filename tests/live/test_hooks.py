@@ -26,32 +26,32 @@ def rank() -> int:
 
 
 def describe_worker(greeting: str, *, mark: str = "") -> tuple[str, int, int]:
-    """Executed on workers."""
+    """Runs on workers."""
     os.environ["GREETED"] = greeting
     return f"{greeting}{mark}", rank(), os.getpid()
 
 
-def mistake(why: str) -> None:
+def raise_lookup_error(why: str) -> None:
     raise LookupError(f"{why} on rank {rank()}")
 
 
 @dataclass
-class Notes(BackendConfig):
-    """Where hooks record their calls, and which fault they inject."""
+class HookRecorder(BackendConfig):
+    """Records the calls of hooks in a file, and names the hook that raises."""
 
-    page: str
-    wrong: str = ""
+    path: str
+    failing_hook: str = ""
 
     @property
     def backend_cls(self) -> type[Backend]:
         return RecordingBackend
 
-    def write(self, *words: Any) -> None:
-        with Path(self.page).open("a") as page:
-            page.write(json.dumps(words) + "\n")
+    def write(self, *call: Any) -> None:
+        with Path(self.path).open("a") as path:
+            path.write(json.dumps(call) + "\n")
 
     def read(self) -> list[list[Any]]:
-        return [json.loads(line) for line in Path(self.page).read_text().splitlines()]
+        return [json.loads(line) for line in Path(self.path).read_text().splitlines()]
 
 
 class RecordingBackend(Backend):
@@ -67,8 +67,8 @@ class RecordingBackend(Backend):
         assert os.getpid() not in {pid for _, _, pid in result}
         backend_config.write("start", self.attempts, [[what, of] for what, of, _ in result])
         backend_config.write("resources", worker_group.get_resources_per_worker())
-        if backend_config.wrong == "on_start":
-            worker_group.execute_single(1, mistake, "no port")
+        if backend_config.failing_hook == "on_start":
+            worker_group.execute_single(1, raise_lookup_error, "no port")
 
     def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
         futures = worker_group.execute_async(describe_worker, "ready")
@@ -78,7 +78,7 @@ class RecordingBackend(Backend):
         backend_config.write("shutdown", self.attempts)
         result = worker_group.execute_single(len(worker_group) - 1, describe_worker, "bye")
         backend_config.write("said", result[:2])
-        if backend_config.wrong == "on_shutdown":
+        if backend_config.failing_hook == "on_shutdown":
             raise ArithmeticError("lost count")
 
 
@@ -94,10 +94,10 @@ def test_hooks_call_the_workers_before_and_after_the_function(cloud: LiveTestClo
     def train() -> tuple[str, int]:
         return os.environ["GREETED"], os.getpid()
 
-    notes = Notes(str(cloud.folder / "notes"))
-    result = trainer(cloud, train, notes, workers=2, nodes=2).fit()
+    recorder = HookRecorder(str(cloud.folder / "notes"))
+    result = trainer(cloud, train, recorder, workers=2, nodes=2).fit()
     assert result.return_value[0] == "ready"
-    assert notes.read() == [
+    assert recorder.read() == [
         ["start", 1, [["hello!", 0], ["hello!", 1]]],
         ["resources", {"CPU": 1}],
         ["training", [["ready", 0], ["ready", 1]]],
@@ -117,10 +117,10 @@ def test_every_attempt_calls_its_hooks_and_lost_workers_are_not_errors(
         spotfit.collective.barrier()
         return "done"
 
-    notes = Notes(str(cloud.folder / "notes"))
-    result = trainer(cloud, train, notes, workers=2, max_failures=1).fit()
+    recorder = HookRecorder(str(cloud.folder / "notes"))
+    result = trainer(cloud, train, recorder, workers=2, max_failures=1).fit()
     assert result.return_value == "done"
-    hooks = [words[:2] for words in notes.read() if words[0] in ("start", "shutdown", "said")]
+    hooks = [call[:2] for call in recorder.read() if call[0] in ("start", "shutdown", "said")]
     assert hooks == [
         ["start", 1],
         ["shutdown", 1],
@@ -139,37 +139,37 @@ def test_every_attempt_calls_its_hooks_and_lost_workers_are_not_errors(
     ],
 )
 def test_exception_of_a_hook_ends_the_run(cloud: LiveTestCloud, hook: str, cause: str) -> None:
-    notes = Notes(str(cloud.folder / "notes"), wrong=hook)
+    recorder = HookRecorder(str(cloud.folder / "notes"), failing_hook=hook)
     with pytest.raises(spotfit.ControllerError, match=cause) as error_info:
-        trainer(cloud, lambda: None, notes, workers=2, max_failures=5).fit()
+        trainer(cloud, lambda: None, recorder, workers=2, max_failures=5).fit()
     kind = LookupError if hook == "on_start" else ArithmeticError
     assert isinstance(error_info.value.controller_failure, kind)
     assert len(cloud.rounds_opened()) == 1
 
 
-class Watching(Backend):
+class WatchingBackend(Backend):
     """Calls workers while the function runs."""
 
     def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
         import threading
 
         def watch() -> None:
-            while not Path(backend_config.page).exists():
-                step = worker_group.execute_single(0, look)
+            while not Path(backend_config.path).exists():
+                step = worker_group.execute_single(0, read_step)
                 if step >= 3:
-                    Path(backend_config.page).write_text(str(step))
+                    Path(backend_config.path).write_text(str(step))
 
         threading.Thread(target=watch, daemon=True).start()
 
 
-def look() -> int:
+def read_step() -> int:
     return int(os.environ.get("STEPS", "0"))
 
 
-class Watch(Notes):
+class WatchConfig(HookRecorder):
     @property
     def backend_cls(self) -> type[Backend]:
-        return Watching
+        return WatchingBackend
 
 
 def test_hooks_call_workers_while_the_function_blocks(
@@ -182,8 +182,8 @@ def test_hooks_call_workers_while_the_function_blocks(
             time.sleep(0.01)
         return int(Path(config["page"]).read_text())
 
-    page = str(cloud.folder / "seen")
-    run = trainer(cloud, train, Watch(page), config={"page": page})
+    path = str(cloud.folder / "seen")
+    run = trainer(cloud, train, WatchConfig(path), config={"page": path})
     assert run.fit().return_value >= 3
 
 

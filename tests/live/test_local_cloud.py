@@ -46,10 +46,10 @@ def test_run_survives_scheduled_preemptions(cloud: LiveTestCloud) -> None:
         return step
 
     plan = [at_step(30, node=1, notice_s=2.0), at_step(250, node=0)]
-    with scheduled_reclaims(cloud.url(), plan, options=cloud.options(), seed=1) as market:
+    with scheduled_reclaims(cloud.url(), plan, options=cloud.options(), seed=1) as schedule:
         result = cloud.fit(train, workers=2, nodes=2, config={"steps": 400})
     assert result.return_value == 400
-    assert [struck.notice for struck in market.completed] == [True, False]
+    assert [reclaim.notice for reclaim in schedule.completed] == [True, False]
     assert len(cloud.rounds_opened()) >= 3
 
 

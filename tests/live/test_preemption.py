@@ -67,15 +67,15 @@ def start_run(cloud: LiveTestCloud, **how: Any) -> RunHandle:
     return handle
 
 
-def committed(cloud: LiveTestCloud, least: int) -> int:
-    """Wait until this step is committed; return the latest committed step."""
+def committed(cloud: LiveTestCloud, minimum: int) -> int:
+    """Wait until at least the step `minimum` is committed; return the latest committed step."""
 
-    def look() -> int | None:
+    def latest_step() -> int | None:
         latest = cloud.view().latest_checkpoint
         step = int(latest.metrics["step"]) if latest else 0
-        return step if step >= least else None
+        return step if step >= minimum else None
 
-    found = eventually(look)
+    found = eventually(latest_step)
     assert found is not None
     return found
 
@@ -111,13 +111,13 @@ def check_resumed(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
 # --- without notice -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("who", ["the leader's node", "another node"])
-def test_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, who: str) -> None:
+@pytest.mark.parametrize("target", ["the leader's node", "another node"])
+def test_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, target: str) -> None:
     handle = start_run(cloud)
     leader = cloud.node_of_leader()
     others = [node for node in cloud.reclaimer.running_nodes() if node != leader]
     saved = committed(cloud, 2)
-    cloud.reclaimer.kill(leader if who == "the leader's node" else others[0])
+    cloud.reclaimer.kill(leader if target == "the leader's node" else others[0])
 
     check_resumed(cloud, handle, saved)
     assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.PREEMPTION]
@@ -299,8 +299,8 @@ def test_relaxed_collectives_save_without_the_preempted_ranks(
         while spotfit.get_preemption_info() is None:
             time.sleep(0.05)
         with tempfile.TemporaryDirectory() as folder:
-            mine = spotfit.Checkpoint.from_directory(folder)
-            spotfit.report({"step": 1}, checkpoint=mine, checkpoint_dir_name="without_rank_1")
+            checkpoint = spotfit.Checkpoint.from_directory(folder)
+            spotfit.report({"step": 1}, checkpoint=checkpoint, checkpoint_dir_name="without_rank_1")
         time.sleep(600)
         return "unreachable"
 

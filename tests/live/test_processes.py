@@ -18,7 +18,7 @@ from spotfit.host import process
 from spotfit.protocol.agent_sidecar import SidecarInit
 from spotfit.protocol.worker_agent import WorkerRaised, WorkerReturned
 from spotfit.sidecar.callbacks import ProcessCallbackRunner
-from tests.live.stage import RUN_ID, SECRET, WorkerPoolHarness
+from tests.live.worker_pool_harness import RUN_ID, SECRET, WorkerPoolHarness
 
 # --- training functions ---------------------------------------------------------------------------
 
@@ -93,100 +93,100 @@ class PrintingCallback:
             raise ValueError("a loss below zero")
 
 
-def run_alone(stage: WorkerPoolHarness, fn: Any, **how: Any) -> Any:
+def run_alone(harness: WorkerPoolHarness, fn: Any, **options: Any) -> Any:
     """Run `fn` on one worker without a framework; return its last frame."""
-    stage.pack(fn, framework="none", **how)
-    stage.start(0, 1)
-    stage.until(stage.has_all_exited)
-    return stage.frames[-1][1] if stage.frames else None
+    harness.pack(fn, framework="none", **options)
+    harness.start(0, 1)
+    harness.until(harness.has_all_exited)
+    return harness.frames[-1][1] if harness.frames else None
 
 
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-def test_four_workers_form_a_group_and_return(stage: WorkerPoolHarness) -> None:
-    stage.pack(join_group)
-    stage.start(0, 4)
-    stage.until(stage.has_all_exited)
-    assert set(stage.exits.values()) == {"exited with code 0"}
-    assert pickle.loads(stage.last_frames(WorkerReturned)[0].pickled_value) == 4.0
-    assert stage.last_frames(WorkerReturned)[1].pickled_value == b""
+def test_four_workers_form_a_group_and_return(harness: WorkerPoolHarness) -> None:
+    harness.pack(join_group)
+    harness.start(0, 4)
+    harness.until(harness.has_all_exited)
+    assert set(harness.exits.values()) == {"exited with code 0"}
+    assert pickle.loads(harness.last_frames(WorkerReturned)[0].pickled_value) == 4.0
+    assert harness.last_frames(WorkerReturned)[1].pickled_value == b""
 
 
 def test_killed_worker_is_reported_and_the_next_round_starts(
-    stage: WorkerPoolHarness,
+    harness: WorkerPoolHarness,
 ) -> None:
-    stage.pack(join_group_and_wait)
+    harness.pack(join_group_and_wait)
     for number in range(4):
-        stage.start(number, 4)
-        stage.until(stage.has_all_running)
-        victim = stage.worker_pool._workers[number % 4].pid
-        assert victim is not None
-        process.kill(victim)
-        stage.until(lambda number=number: number % 4 in stage.exits)  # type: ignore[misc]
+        harness.start(number, 4)
+        harness.until(harness.has_all_running)
+        pid = harness.worker_pool._workers[number % 4].pid
+        assert pid is not None
+        process.kill(pid)
+        harness.until(lambda number=number: number % 4 in harness.exits)  # type: ignore[misc]
         assert (
-            stage.exits[number % 4] == "was killed by SIGKILL"
+            harness.exits[number % 4] == "was killed by SIGKILL"
         )  # the other workers may have failed as well
-        stage.worker_pool.kill_workers()
-        stage.until(stage.has_all_exited)
+        harness.worker_pool.kill_workers()
+        harness.until(harness.has_all_exited)
 
 
 def test_killed_fork_server_ends_its_workers_and_is_replaced(
-    stage: WorkerPoolHarness, keeper: ForkServerPool
+    harness: WorkerPoolHarness, fork_servers: ForkServerPool
 ) -> None:
-    stage.pack(join_group_and_wait)
-    stage.start(0, 2)
-    stage.until(stage.has_all_running)
-    first = stage.worker_pool._launcher._fork_server
+    harness.pack(join_group_and_wait)
+    harness.start(0, 2)
+    harness.until(harness.has_all_running)
+    first = harness.worker_pool._launcher._fork_server
     assert first is not None
     process.kill(first.pid)
-    stage.until(stage.has_all_exited)
+    harness.until(harness.has_all_exited)
     result = {"was killed by SIGKILL", "died with the process it was forked from"}
-    assert set(stage.exits.values()) <= result
-    stage.start(1, 2)
-    stage.until(stage.has_all_running)
-    assert stage.worker_pool._launcher._fork_server is not first
+    assert set(harness.exits.values()) <= result
+    harness.start(1, 2)
+    harness.until(harness.has_all_running)
+    assert harness.worker_pool._launcher._fork_server is not first
 
 
-def test_stop_kills_grandchildren(stage: WorkerPoolHarness) -> None:
-    stage.pack(fork_and_wait, framework="none")
-    stage.start(0, 2)
-    stage.until(stage.has_all_running)
-    groups = [child.pid for child in stage.worker_pool._workers.values() if child.pid]
-    stage.until(lambda: sum(map(members_of, groups)) == 6)
-    stage.worker_pool.kill_workers()
-    stage.until(stage.has_all_exited)
-    stage.until(lambda: sum(map(members_of, groups)) == 0)
+def test_stop_kills_grandchildren(harness: WorkerPoolHarness) -> None:
+    harness.pack(fork_and_wait, framework="none")
+    harness.start(0, 2)
+    harness.until(harness.has_all_running)
+    groups = [child.pid for child in harness.worker_pool._workers.values() if child.pid]
+    harness.until(lambda: sum(map(members_of, groups)) == 6)
+    harness.worker_pool.kill_workers()
+    harness.until(harness.has_all_exited)
+    harness.until(lambda: sum(map(members_of, groups)) == 0)
 
 
-def test_worker_stopped_before_its_fork_is_not_started(stage: WorkerPoolHarness) -> None:
-    stage.pack(join_group_and_wait)
-    stage.start(0, 2)
-    stage.worker_pool.kill_workers()
-    stage.until(stage.has_all_exited)
-    assert not stage.worker_pool.has_workers
+def test_worker_stopped_before_its_fork_is_not_started(harness: WorkerPoolHarness) -> None:
+    harness.pack(join_group_and_wait)
+    harness.start(0, 2)
+    harness.worker_pool.kill_workers()
+    harness.until(harness.has_all_exited)
+    assert not harness.worker_pool.has_workers
 
 
 # --- worker output --------------------------------------------------------------------------------
 
 
-def test_last_lines_of_a_killed_worker_are_kept_in_order(stage: WorkerPoolHarness) -> None:
-    run_alone(stage, print_and_die)
-    texts = [line["text"] for line in stage.lines() if "text" in line]
+def test_last_lines_of_a_killed_worker_are_kept_in_order(harness: WorkerPoolHarness) -> None:
+    run_alone(harness, print_and_die)
+    texts = [line["text"] for line in harness.lines() if "text" in line]
     assert texts == [*(f"line {number}" for number in range(2000)), "no newline"]
-    assert stage.exits == {0: "was killed by SIGKILL"}
+    assert harness.exits == {0: "was killed by SIGKILL"}
 
 
-def test_exception_contains_its_traceback(stage: WorkerPoolHarness) -> None:
-    raised = run_alone(stage, raise_it)
+def test_exception_contains_its_traceback(harness: WorkerPoolHarness) -> None:
+    raised = run_alone(harness, raise_it)
     assert isinstance(raised, WorkerRaised)
     assert pickle.loads(raised.pickled_exception).args == ("weights",)
     assert raised.traceback_text.splitlines()[1].endswith("in raise_it")
-    assert stage.exits == {0: "exited with code 1"}
+    assert harness.exits == {0: "exited with code 1"}
 
 
-def test_system_exit_of_a_worker_is_a_failure(stage: WorkerPoolHarness) -> None:
-    raised = run_alone(stage, exit_cleanly)
+def test_system_exit_of_a_worker_is_a_failure(harness: WorkerPoolHarness) -> None:
+    raised = run_alone(harness, exit_cleanly)
     assert isinstance(raised, WorkerRaised)
     assert "SystemExit: 0" in raised.traceback_text
 
@@ -206,68 +206,76 @@ def return_a_lock() -> Any:
 @pytest.mark.parametrize(
     ("fn", "expected"), [(return_tensors, "torch tensors"), (return_a_lock, "a lock, cannot be")]
 )
-def test_invalid_return_value_is_reported(stage: WorkerPoolHarness, fn: Any, expected: str) -> None:
-    raised = run_alone(stage, fn)
+def test_invalid_return_value_is_reported(
+    harness: WorkerPoolHarness, fn: Any, expected: str
+) -> None:
+    raised = run_alone(harness, fn)
     assert isinstance(raised, WorkerRaised)
     assert expected in raised.traceback_text
 
 
 def test_environment_variables_are_set_before_imports(
-    stage: WorkerPoolHarness,
+    harness: WorkerPoolHarness,
 ) -> None:
-    rank, mine, where, _ = pickle.loads(
-        run_alone(stage, return_location, env_vars={"MINE": "yes"}).pickled_value
+    rank, variable, where, _ = pickle.loads(
+        run_alone(harness, return_location, env_vars={"MINE": "yes"}).pickled_value
     )
-    assert (rank, mine, where) == ("0", "yes", str(stage.folder / "scratch" / "work" / "test"))
+    assert (rank, variable, where) == (
+        "0",
+        "yes",
+        str(harness.folder / "scratch" / "work" / "test"),
+    )
 
 
 def test_workers_without_a_fork_server_are_started_as_new_interpreters(
-    stage: WorkerPoolHarness, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerPoolHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_FORK", "never")
-    stage.pack(return_location, framework="none", env_vars={"MINE": "yes"})
-    stage.start(0, 2)
-    stage.until(stage.has_all_exited)
-    assert set(stage.exits.values()) == {"exited with code 0"}
-    assert pickle.loads(stage.last_frames(WorkerReturned)[0].pickled_value)[:2] == ("0", "yes")
-    assert isinstance(stage.worker_pool, ProcessWorkerPool)
-    assert stage.worker_pool._launcher._fork_server is None
+    harness.pack(return_location, framework="none", env_vars={"MINE": "yes"})
+    harness.start(0, 2)
+    harness.until(harness.has_all_exited)
+    assert set(harness.exits.values()) == {"exited with code 0"}
+    assert pickle.loads(harness.last_frames(WorkerReturned)[0].pickled_value)[:2] == ("0", "yes")
+    assert isinstance(harness.worker_pool, ProcessWorkerPool)
+    assert harness.worker_pool._launcher._fork_server is None
 
 
-def test_modified_code_bundle_is_rejected_by_every_worker(stage: WorkerPoolHarness) -> None:
-    stage.pack(raise_it, framework="none")
-    assert stage.spec is not None
-    stage.until(lambda: stage.worker_pool._launcher._runtime_key is not None)
-    copy = next((stage.folder / "scratch" / "code_bundle").iterdir())
+def test_modified_code_bundle_is_rejected_by_every_worker(harness: WorkerPoolHarness) -> None:
+    harness.pack(raise_it, framework="none")
+    assert harness.spec is not None
+    harness.until(lambda: harness.worker_pool._launcher._runtime_key is not None)
+    copy = next((harness.folder / "scratch" / "code_bundle").iterdir())
     copy.write_bytes(copy.read_bytes() + b"x")
-    stage.start(0, 1)
-    stage.until(stage.has_all_exited)
-    assert "IntegrityError" in stage.last_frames(WorkerRaised)[0].traceback_text
+    harness.start(0, 1)
+    harness.until(harness.has_all_exited)
+    assert "IntegrityError" in harness.last_frames(WorkerRaised)[0].traceback_text
 
 
 # --- callbacks ------------------------------------------------------------------------------------
 
 
-def test_callbacks_run_in_a_separate_process(stage: WorkerPoolHarness) -> None:
+def test_callbacks_run_in_a_separate_process(harness: WorkerPoolHarness) -> None:
     objects = {"callbacks": [PrintingCallback()], "run_context": "ctx"}
-    stage.pack(raise_it, framework="none", objects=objects)
-    assert stage.spec is not None
+    harness.pack(raise_it, framework="none", objects=objects)
+    assert harness.spec is not None
     hello = SidecarInit(
-        storage_url=stage.spec.storage_url,
-        code_bundle=stage.spec.code_bundle,
+        storage_url=harness.spec.storage_url,
+        code_bundle=harness.spec.code_bundle,
         secret=SECRET,
         run_id=RUN_ID,
     )
-    audience = ProcessCallbackRunner(hello, partial(stage.worker_pool.start_sidecar, "callbacks"))
-    audience.send_report([pickle_free(b'{"loss":1}')], None)
-    stage.until(lambda: audience.is_idle)
-    assert audience.user_code_error() is None
-    audience.send_report([pickle_free(b'{"loss":-1}')], None)
-    stage.until(lambda: audience.user_code_error() is not None)
-    assert "a loss below zero" in str(audience.user_code_error())
-    audience.close()
-    stage.until(lambda: stage.worker_pool.live_process_count == 0)
-    assert stage.lines()[0]["text"] == "received ctx [{'loss': 1}] None"
+    callback_runner = ProcessCallbackRunner(
+        hello, partial(harness.worker_pool.start_sidecar, "callbacks")
+    )
+    callback_runner.send_report([pickle_free(b'{"loss":1}')], None)
+    harness.until(lambda: callback_runner.is_idle)
+    assert callback_runner.user_code_error() is None
+    callback_runner.send_report([pickle_free(b'{"loss":-1}')], None)
+    harness.until(lambda: callback_runner.user_code_error() is not None)
+    assert "a loss below zero" in str(callback_runner.user_code_error())
+    callback_runner.close()
+    harness.until(lambda: harness.worker_pool.live_process_count == 0)
+    assert harness.lines()[0]["text"] == "received ctx [{'loss': 1}] None"
 
 
 # --- end of the agent -----------------------------------------------------------------------------
@@ -280,14 +288,14 @@ def test_all_processes_of_a_node_end_with_its_agent(tmp_path: Path) -> None:
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from pathlib import Path
         from spotfit.fork_server.fork_client import ForkServerPool
-        from tests.live.stage import WorkerPoolHarness
+        from tests.live.worker_pool_harness import WorkerPoolHarness
         from tests.live.test_processes import fork_and_wait
-        stage = WorkerPoolHarness(Path({str(tmp_path)!r}), ForkServerPool())
-        stage.pack(fork_and_wait, framework="none")
-        stage.start(0, 2)
-        stage.until(stage.has_all_running)
+        harness = WorkerPoolHarness(Path({str(tmp_path)!r}), ForkServerPool())
+        harness.pack(fork_and_wait, framework="none")
+        harness.start(0, 2)
+        harness.until(harness.has_all_running)
         print("up", flush=True)
-        stage.until(lambda: False, within_s=60)
+        harness.until(lambda: False, within_s=60)
     """
     agent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],

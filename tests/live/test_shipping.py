@@ -20,22 +20,22 @@ from spotfit.model.events import FailureCause
 from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
-THERE = "a global of the user's module"
+CONSTANT = "a constant of the user's module"
 
 
-def speak() -> str:
+def return_constant() -> str:
     """A function of the user's module, which machines cannot import."""
-    return THERE
+    return CONSTANT
 
 
-class Speaker:
-    """A class of the same module."""
+class CallableObject:
+    """A class of the same module whose instances are functions."""
 
     def __init__(self, words: str) -> None:
         self.words = words
 
     def __call__(self, config: Config) -> str:
-        return f"{self.words} and {speak()}"
+        return f"{self.words} and {return_constant()}"
 
 
 # --- by value -------------------------------------------------------------------------------------
@@ -45,17 +45,17 @@ def test_closures_lambdas_partials_and_objects_are_shipped(cloud: LiveTestCloud)
     inside = {"a": 1}
 
     def closure() -> Any:
-        return inside, speak()
+        return inside, return_constant()
 
     def bound(word: str, config: Config) -> Any:
         return word + config["word"]
 
     ways: list[tuple[Any, Any]] = [
-        (closure, (inside, THERE)),
+        (closure, (inside, CONSTANT)),
         (lambda: inside["a"] + 1, 2),
         (functools.partial(bound, "bound"), "bound to it"),
-        (Speaker("said"), f"said and {THERE}"),
-        (speak, THERE),
+        (CallableObject("said"), f"said and {CONSTANT}"),
+        (return_constant, CONSTANT),
     ]
     for number, (fn, expected) in enumerate(ways):
         config = {"word": " to it"}
@@ -134,7 +134,7 @@ def test_py_modules_are_shipped_and_env_vars_set_before_imports(
 
 
 def test_pip_requirement_is_installed_for_the_run_only(cloud: LiveTestCloud) -> None:
-    wheel = tiny_wheel(cloud.folder)
+    wheel = write_wheel(cloud.folder)
 
     def train() -> Any:
         import tiny_spotfit_test  # type: ignore[import-not-found]
@@ -146,7 +146,7 @@ def test_pip_requirement_is_installed_for_the_run_only(cloud: LiveTestCloud) -> 
     assert "tiny_spotfit_test" not in sys.modules
 
 
-def tiny_wheel(folder: Path) -> Path:
+def write_wheel(folder: Path) -> Path:
     """Create a minimal package."""
     wheel = folder / "tiny_spotfit_test-1.0-py3-none-any.whl"
     about = "tiny_spotfit_test-1.0.dist-info"
@@ -208,7 +208,7 @@ def test_temporary_failure_of_the_package_index_is_retried(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_RETRIES", "0")
-    handler = type("Down", (Index,), {"wheel": tiny_wheel(cloud.folder), "asked": []})
+    handler = type("Down", (Index,), {"wheel": write_wheel(cloud.folder), "asked": []})
 
     def train() -> Any:
         import tiny_spotfit_test

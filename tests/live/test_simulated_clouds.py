@@ -33,8 +33,8 @@ pytestmark = pytest.mark.parametrize("name", sorted(CLOUDS))
 
 
 @cache
-def undisturbed(steps: int = CONFIG["steps"]) -> str:
-    """Return the result of an undisturbed run of two ranks."""
+def uninterrupted_result(steps: int = CONFIG["steps"]) -> str:
+    """Return the result of an uninterrupted run of two ranks."""
     import torch
 
     weights = torch.linspace(-1.0, 1.0, 64)
@@ -44,7 +44,7 @@ def undisturbed(steps: int = CONFIG["steps"]) -> str:
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
 
-class Stage:
+class CloudHarness:
     """A simulated cloud and a bucket."""
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -77,7 +77,7 @@ class Stage:
         latest = self.view.latest_checkpoint
         return latest is not None and latest.metrics["step"] >= step
 
-    def at_work(self) -> int:
+    def running_machine(self) -> int:
         """Return a machine of the round; the cloud may have restarted a replaced one."""
         round_ = eventually(lambda: self.view.round)
         assert round_ is not None
@@ -96,67 +96,69 @@ class Stage:
 
 
 @pytest.fixture
-def stage(name: str, tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(name, tmp_path)
-    stage.sim.start_simulator()
-    yield stage
-    stage.sim.call_simulator("leave", {"machines": True})
+def harness(name: str, tmp_path: Path) -> Iterator[CloudHarness]:
+    harness = CloudHarness(name, tmp_path)
+    harness.sim.start_simulator()
+    yield harness
+    harness.sim.call_simulator("leave", {"machines": True})
 
 
-def test_preemptions_with_and_without_notice_do_not_change_the_result(stage: Stage) -> None:
-    handle = stage.trainer().submit()
-    eventually(lambda: stage.saved(5))
-    stage.sim.call_simulator("reclaim", {"notice": True})
-    eventually(lambda: stage.view.failure_counts.get(FailureCause.PREEMPTION))
-    eventually(lambda: stage.saved(60))
-    stage.sim.call_simulator("reclaim", {"notice": False, "machine": stage.at_work()})
-    assert handle.result().return_value == undisturbed()
-    assert stage.view.failure_counts == {FailureCause.PREEMPTION: 2}
-    eventually(stage.no_machine_exists)
+def test_preemptions_with_and_without_notice_do_not_change_the_result(
+    harness: CloudHarness,
+) -> None:
+    handle = harness.trainer().submit()
+    eventually(lambda: harness.saved(5))
+    harness.sim.call_simulator("reclaim", {"notice": True})
+    eventually(lambda: harness.view.failure_counts.get(FailureCause.PREEMPTION))
+    eventually(lambda: harness.saved(60))
+    harness.sim.call_simulator("reclaim", {"notice": False, "machine": harness.running_machine()})
+    assert handle.result().return_value == uninterrupted_result()
+    assert harness.view.failure_counts == {FailureCause.PREEMPTION: 2}
+    eventually(harness.no_machine_exists)
 
 
-def test_restarted_simulator_restores_its_machines(stage: Stage) -> None:
-    handle = stage.trainer().submit()
-    eventually(lambda: stage.saved(5))
-    stage.sim.call_simulator("leave", {"machines": False})
-    eventually(lambda: stage.saved(60))
-    stage.sim.call_simulator("reclaim", {"notice": False})
-    assert handle.result().return_value == undisturbed()
-    assert stage.view.failure_counts == {FailureCause.PREEMPTION: 1}
-    eventually(stage.no_machine_exists)
+def test_restarted_simulator_restores_its_machines(harness: CloudHarness) -> None:
+    handle = harness.trainer().submit()
+    eventually(lambda: harness.saved(5))
+    harness.sim.call_simulator("leave", {"machines": False})
+    eventually(lambda: harness.saved(60))
+    harness.sim.call_simulator("reclaim", {"notice": False})
+    assert handle.result().return_value == uninterrupted_result()
+    assert harness.view.failure_counts == {FailureCause.PREEMPTION: 1}
+    eventually(harness.no_machine_exists)
 
 
-def test_run_waits_for_simulated_capacity(stage: Stage) -> None:
-    stage.sim.call_simulator("trouble", {"kind": "capacity", "times": 1_000_000})
-    handle = stage.trainer().submit()
-    eventually(stage.is_refused)
-    assert not stage.sim.call_simulator("machines")
-    stage.sim.call_simulator("trouble", {"kind": "capacity", "times": 0})
-    assert handle.result().return_value == undisturbed()
+def test_run_waits_for_simulated_capacity(harness: CloudHarness) -> None:
+    harness.sim.call_simulator("trouble", {"kind": "capacity", "times": 1_000_000})
+    handle = harness.trainer().submit()
+    eventually(harness.is_refused)
+    assert not harness.sim.call_simulator("machines")
+    harness.sim.call_simulator("trouble", {"kind": "capacity", "times": 0})
+    assert handle.result().return_value == uninterrupted_result()
 
 
 @pytest.mark.parametrize("kind", ["quota", "permission", "credentials"])
-def test_permanent_error_ends_the_run_with_its_reason(stage: Stage, kind: str) -> None:
-    stage.sim.call_simulator("trouble", {"kind": kind, "times": 1_000_000})
+def test_permanent_error_ends_the_run_with_its_reason(harness: CloudHarness, kind: str) -> None:
+    harness.sim.call_simulator("trouble", {"kind": kind, "times": 1_000_000})
     with pytest.raises(TrainingFailedError) as error_info:
-        stage.trainer().fit()
+        harness.trainer().fit()
     assert len(str(error_info.value)) > 40
-    assert stage.view.fit_end is not None
-    assert not stage.sim.call_simulator("machines")
+    assert harness.view.fit_end is not None
+    assert not harness.sim.call_simulator("machines")
 
 
 LAPTOP = """
     import sys
     from pathlib import Path
-    from tests.live.test_simulated_clouds import Stage
+    from tests.live.test_simulated_clouds import CloudHarness
 
     if __name__ == "__main__":
-        Stage(sys.argv[1], Path(sys.argv[2])).trainer().fit()
+                CloudHarness(sys.argv[1], Path(sys.argv[2])).trainer().fit()
 """
 
 
 def test_another_client_gets_the_result_after_the_driver_is_killed(
-    stage: Stage, name: str, tmp_path: Path
+    harness: CloudHarness, name: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "laptop.py"
     script.write_text(textwrap.dedent(LAPTOP))
@@ -165,11 +167,11 @@ def test_another_client_gets_the_result_after_the_driver_is_killed(
         env=env.copy_environment() | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     try:
-        eventually(lambda: stage.saved(5))
+        eventually(lambda: harness.saved(5))
     finally:
         laptop.send_signal(signal.SIGKILL)
         laptop.wait()
-    stage.sim.call_simulator("reclaim", {"notice": False})
+    harness.sim.call_simulator("reclaim", {"notice": False})
     handle = spotfit.attach(str(tmp_path / "runs" / "run"))
-    assert handle.result().return_value == undisturbed()
-    eventually(stage.no_machine_exists)
+    assert handle.result().return_value == uninterrupted_result()
+    eventually(harness.no_machine_exists)

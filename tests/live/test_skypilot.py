@@ -26,7 +26,7 @@ from spotfit_localsim.live.reference_jobs import train_gradient_descent
 from spotfit_provisioners.skypilot.client import SkyPilotClient
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from tests import skypilot_server, slurm_cluster, ssh_hosts
-from tests.live.test_simulated_clouds import CONFIG, undisturbed
+from tests.live.test_simulated_clouds import CONFIG, uninterrupted_result
 from tests.skypilot_slurm import (
     INFRA,
     kill_job,
@@ -47,11 +47,11 @@ pytestmark = [
 ]
 
 LONG: dict[str, Any] = {**CONFIG, "steps": 300, "step_s": 0.2}
-_PATIENCE_S = 600.0
+_TIMEOUT_S = 600.0
 """SkyPilot needs half a minute per machine, and several times that on a busy computer."""
 
 
-class Stage:
+class SkyPilotHarness:
     """A cluster of three nodes, an API server, and a run of two workers."""
 
     def __init__(self, cluster: SlurmCluster, endpoint: str, folder: Path) -> None:
@@ -87,11 +87,11 @@ class Stage:
         names = {name for [name] in self.cluster.jobs("Name:100")}
         return {name for name in names if name.startswith("t-")}
 
-    def lose_one_of_two(self) -> str:
+    def kill_one_of_two(self) -> str:
         """Kill all processes of a machine; return the name of the other machine."""
         kept, lost = self.cluster.running_jobs()
         kill_job(self.cluster, lost)
-        wait_patiently(lambda: lost not in self.cluster.running_jobs())
+        wait_until(lambda: lost not in self.cluster.running_jobs())
         return self.cluster.run_command(
             "squeue", "--noheader", f"--jobs={kept}", "--format=%j"
         ).strip()
@@ -106,45 +106,45 @@ class Stage:
         )
 
 
-def wait_patiently(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Wait for the condition, polled every second, at most ten minutes."""
     clock = SystemClock()
-    deadline = clock.now() + _PATIENCE_S
+    deadline = clock.now() + _TIMEOUT_S
     while not condition():
-        assert clock.now() < deadline, f"not within {_PATIENCE_S} s: {condition}"
+        assert clock.now() < deadline, f"not within {_TIMEOUT_S} s: {condition}"
         clock.wait(1.0)
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def harness(tmp_path: Path) -> Iterator[SkyPilotHarness]:
     with (
         run_slurm_for_skypilot(tmp_path, 3) as cluster,
         skypilot_server.run_skypilot_server(
             "slurm", tmp_path, skypilot_config(tmp_path)
         ) as endpoint,
     ):
-        yield Stage(cluster, endpoint, tmp_path)
+        yield SkyPilotHarness(cluster, endpoint, tmp_path)
 
 
-def test_lost_cluster_does_not_change_the_result(stage: Stage) -> None:
-    check_recovery_from_a_lost_machine(stage, stage.submit(launch_mode="clusters"))
+def test_lost_cluster_does_not_change_the_result(harness: SkyPilotHarness) -> None:
+    check_recovery_from_a_lost_machine(harness, harness.submit(launch_mode="clusters"))
 
 
-def test_lost_machine_of_a_managed_job_does_not_change_the_result(stage: Stage) -> None:
+def test_lost_machine_of_a_managed_job_does_not_change_the_result(harness: SkyPilotHarness) -> None:
     """The controller recovers the machine as well; its agent exits or is cancelled."""
-    check_recovery_from_a_lost_machine(stage, stage.submit(launch_mode="jobs"))
-    client = SkyPilotClient(stage.endpoint, request_timeout_s=_PATIENCE_S)
-    wait_patiently(lambda: all(job.is_over for job in client.list_jobs("t-")))
+    check_recovery_from_a_lost_machine(harness, harness.submit(launch_mode="jobs"))
+    client = SkyPilotClient(harness.endpoint, request_timeout_s=_TIMEOUT_S)
+    wait_until(lambda: all(job.is_over for job in client.list_jobs("t-")))
 
 
-def check_recovery_from_a_lost_machine(stage: Stage, handle: RunHandle) -> None:
+def check_recovery_from_a_lost_machine(harness: SkyPilotHarness, handle: RunHandle) -> None:
     """The remaining agent requests a replacement from the API server. Machine output is readable
     during the run, and SkyPilot releases all machines at the end."""
-    wait_patiently(lambda: stage.has_saved(5))
-    before = stage.machines()
-    kept = stage.lose_one_of_two()
-    assert "agent.started" in stage.printed(kept)
-    assert handle.result().return_value == undisturbed(LONG["steps"])
-    assert stage.view().failure_counts.get(FailureCause.PREEMPTION)
-    assert stage.machines() - before
-    wait_patiently(lambda: not stage.cluster.running_jobs())
+    wait_until(lambda: harness.has_saved(5))
+    before = harness.machines()
+    kept = harness.kill_one_of_two()
+    assert "agent.started" in harness.printed(kept)
+    assert handle.result().return_value == uninterrupted_result(LONG["steps"])
+    assert harness.view().failure_counts.get(FailureCause.PREEMPTION)
+    assert harness.machines() - before
+    wait_until(lambda: not harness.cluster.running_jobs())

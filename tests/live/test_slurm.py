@@ -19,7 +19,7 @@ from spotfit.torch import TorchTrainer
 from spotfit_localsim.live.reference_jobs import train_gradient_descent
 from spotfit_provisioners.slurm.options import SlurmOptions
 from tests.live.cloud import eventually
-from tests.live.test_simulated_clouds import CONFIG, undisturbed
+from tests.live.test_simulated_clouds import CONFIG, uninterrupted_result
 from tests.slurm_cluster import (
     SlurmCluster,
     requires_slurm,
@@ -33,7 +33,7 @@ GRACE_S = 5.0
 """GraceTime of partition and QOS, and KillWait, in `tests/slurm_cluster.py`."""
 
 
-class Stage:
+class SlurmHarness:
     """A cluster of four nodes, and a run of two workers on it."""
 
     def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
@@ -71,61 +71,63 @@ class Stage:
         latest = self.view().latest_checkpoint
         return latest is not None and latest.metrics["step"] >= step
 
-    def preempt(self, *words: str) -> str:
+    def preempt(self, *options: str) -> str:
         """Submit a job with higher priority for a node of the run; return its number."""
         [node, *_] = self.cluster.run_command("squeue", "-h", "-t", "R", "-o", "%N").split()
         sleep = ("--output=/dev/null", "--wrap=sleep 300")
-        result = self.cluster.run_command("sbatch", "--parsable", "-w", node, *words, *sleep)
+        result = self.cluster.run_command("sbatch", "--parsable", "-w", node, *options, *sleep)
         assert result, "sbatch refused"
         return result.strip()
 
 
 @pytest.fixture
-def stage(
+def harness(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Stage]:
+) -> Iterator[SlurmHarness]:
     folder = tmp_path / "slurm"
     folder.mkdir()
     accounts = getattr(request, "param", "") == "with accounts"
     with run_slurm_cluster(folder, nodes=4, accounting=accounts) as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
-        yield Stage(cluster, tmp_path)
+        yield SlurmHarness(cluster, tmp_path)
 
 
 @requires_slurm
-def test_requeued_task_does_not_change_the_result(stage: Stage) -> None:
-    handle, cluster = stage.submit(CONFIG), stage.cluster
-    eventually(lambda: stage.has_saved(5))
+def test_requeued_task_does_not_change_the_result(harness: SlurmHarness) -> None:
+    handle, cluster = harness.submit(CONFIG), harness.cluster
+    eventually(lambda: harness.has_saved(5))
     cluster.run_command("scontrol", "requeue", max(cluster.running_jobs(), key=int))
-    eventually(lambda: stage.view().failure_counts.get(FailureCause.PREEMPTION))
-    assert handle.result().return_value == undisturbed()
-    assert stage.view().failure_counts == {FailureCause.PREEMPTION: 1}
+    eventually(lambda: harness.view().failure_counts.get(FailureCause.PREEMPTION))
+    assert handle.result().return_value == uninterrupted_result()
+    assert harness.view().failure_counts == {FailureCause.PREEMPTION: 1}
     eventually(lambda: not cluster.run_command("squeue", "--noheader").strip())
 
 
 @requires_slurm
-def test_preemption_by_a_partition_does_not_change_the_result(stage: Stage) -> None:
-    check_recovery_from_preemption(stage, stage.submit(LONG), "--partition=urgent", "--exclusive")
+def test_preemption_by_a_partition_does_not_change_the_result(harness: SlurmHarness) -> None:
+    check_recovery_from_preemption(
+        harness, harness.submit(LONG), "--partition=urgent", "--exclusive"
+    )
 
 
 @requires_slurm_accounting
-@pytest.mark.parametrize("stage", ["with accounts"], indirect=True)
-def test_preemption_by_a_qos_does_not_change_the_result(stage: Stage) -> None:
-    handle = stage.submit(LONG, account="lab", qos="low")
-    check_recovery_from_preemption(stage, handle, "--account=lab", "--qos=high", "--exclusive")
+@pytest.mark.parametrize("harness", ["with accounts"], indirect=True)
+def test_preemption_by_a_qos_does_not_change_the_result(harness: SlurmHarness) -> None:
+    handle = harness.submit(LONG, account="lab", qos="low")
+    check_recovery_from_preemption(harness, handle, "--account=lab", "--qos=high", "--exclusive")
 
 
-def check_recovery_from_preemption(stage: Stage, handle: RunHandle, *words: str) -> None:
+def check_recovery_from_preemption(harness: SlurmHarness, handle: RunHandle, *options: str) -> None:
     """SIGTERM at the start of GraceTime is the notice. Slurm requeues a task that still runs when
     GraceTime ends; a task that has exited is replaced by the run."""
-    eventually(lambda: stage.has_saved(5))
-    other = stage.preempt(*words)
-    eventually(lambda: stage.view().failure_counts.get(FailureCause.PREEMPTION))
-    assert handle.result().return_value == undisturbed(LONG["steps"])
-    assert stage.view().failure_counts == {FailureCause.PREEMPTION: 1}
-    [noticed] = stage.notices
+    eventually(lambda: harness.has_saved(5))
+    other = harness.preempt(*options)
+    eventually(lambda: harness.view().failure_counts.get(FailureCause.PREEMPTION))
+    assert handle.result().return_value == uninterrupted_result(LONG["steps"])
+    assert harness.view().failure_counts == {FailureCause.PREEMPTION: 1}
+    [noticed] = harness.notices
     assert noticed.notice.seconds_left is not None
     assert 0 < noticed.notice.seconds_left <= GRACE_S
-    eventually(lambda: [other, "RUNNING"] in stage.cluster.jobs("JobID", "State"))
-    stage.cluster.run_command("scancel", other)
-    eventually(lambda: not stage.cluster.run_command("squeue", "--noheader").strip())
+    eventually(lambda: [other, "RUNNING"] in harness.cluster.jobs("JobID", "State"))
+    harness.cluster.run_command("scancel", other)
+    eventually(lambda: not harness.cluster.run_command("squeue", "--noheader").strip())

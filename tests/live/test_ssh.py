@@ -17,7 +17,7 @@ from spotfit.torch import TorchTrainer
 from spotfit_localsim.live.reference_jobs import train_gradient_descent
 from spotfit_provisioners.ssh.options import SshOptions
 from tests.live.cloud import eventually
-from tests.live.test_simulated_clouds import CONFIG, undisturbed
+from tests.live.test_simulated_clouds import CONFIG, uninterrupted_result
 from tests.ssh_hosts import SshHosts, requires_sshd, run_ssh_hosts
 
 
@@ -57,6 +57,6 @@ def test_lost_agent_of_a_host_does_not_change_the_result(hosts: SshHosts, tmp_pa
     eventually(lambda: saved(5))
     hosts.kill("h1")
     eventually(lambda: view().failure_counts.get(FailureCause.PREEMPTION))
-    assert handle.result().return_value == undisturbed()
+    assert handle.result().return_value == uninterrupted_result()
     assert view().failure_counts == {FailureCause.PREEMPTION: 1}
     eventually(lambda: not hosts.processes())

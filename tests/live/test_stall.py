@@ -25,7 +25,7 @@ STALL_S = 12.0
 
 
 @pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def store_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of an S3 server with one bucket, which tests can suspend."""
     with faulty_store_proxy() as address:
         for name, text in (
@@ -50,7 +50,7 @@ def train(config: dict[str, Any]) -> int:
         requests = spotfit.collective.broadcast_from_rank_zero(requests)
         spotfit.report({"step": step})
         if rank == 0:
-            leave(marks / "step", str(step))
+            write_mark(marks / "step", str(step))
         if "save" in requests and not (marks / f"saved-{rank}").exists():
             save(step)
             (marks / f"saved-{rank}").touch()
@@ -60,11 +60,11 @@ def train(config: dict[str, Any]) -> int:
         time.sleep(0.02)
 
 
-def leave(mark: Path, text: str) -> None:
+def write_mark(mark: Path, text: str) -> None:
     """Write the mark atomically."""
-    draft = mark.with_suffix(".draft")
-    draft.write_text(text)
-    draft.rename(mark)
+    temporary = mark.with_suffix(".draft")
+    temporary.write_text(text)
+    temporary.rename(mark)
 
 
 def save(step: int) -> None:
@@ -86,8 +86,8 @@ def train_on(config: dict[str, Any]) -> int:
     marks, rank = Path(config["marks"]), spotfit.get_context().get_world_rank()
     ckpt = spotfit.torch.Checkpointer(model=torch.nn.Linear(2, 2), every="at_notice")
     restored = ckpt.restore()
-    life = "later" if (marks / f"first-{rank}").exists() else "first"
-    leave(marks / f"{life}-{rank}", str(restored.step if restored else 0))
+    attempt = "later" if (marks / f"first-{rank}").exists() else "first"
+    write_mark(marks / f"{attempt}-{rank}", str(restored.step if restored else 0))
     while True:
         requests = [mark for mark in ("save", "enough") if (marks / mark).exists()]
         requests = spotfit.collective.broadcast_from_rank_zero(requests)
@@ -97,23 +97,23 @@ def train_on(config: dict[str, Any]) -> int:
         ckpt.step()
         if "save" in requests and not restored and not (marks / f"saved-{rank}").exists():
             ckpt.save()
-            leave(marks / f"saved-{rank}", str(ckpt.steps))
+            write_mark(marks / f"saved-{rank}", str(ckpt.steps))
 
 
 def test_change_of_machines_does_not_wait_for_a_pending_upload(
-    cloud: LiveTestCloud, wire: str
+    cloud: LiveTestCloud, store_url: str
 ) -> None:
     """The upload does not complete before the change; a peer has a later snapshot."""
     cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client per endpoint
     how: dict[str, Any] = {"trainer_type": TorchTrainer, "storage": cloud.storage}
     handle = cloud.submit(train_on, workers=2, nodes=2, **how)
     cloud.wait_for_mark("first-0")
-    network_faults.hold_writes(wire, "chunks")
+    network_faults.hold_writes(store_url, "chunks")
     cloud.write_mark("save")
     saved = [int(cloud.wait_for_mark(f"saved-{rank}").read_text()) for rank in (0, 1)]
     cloud.reclaimer.notify(cloud.node_of_rank(1), seconds_left=180.0)
     eventually(lambda: (cloud.marks / "later-0").exists(), within_s=90.0)
-    network_faults.hold_writes(wire, "")
+    network_faults.hold_writes(store_url, "")
     assert int(cloud.wait_for_mark("later-0").read_text()) > saved[0]
     until_changed = [type(event) for event in cloud.events()]
     until_changed = until_changed[: until_changed.index(RoundClosed)]
@@ -123,11 +123,11 @@ def test_change_of_machines_does_not_wait_for_a_pending_upload(
 
 
 @pytest.mark.real_time("a stall must outlast time limits of sockets and of silent agents")
-def test_training_continues_while_the_bucket_hangs(cloud: LiveTestCloud, wire: str) -> None:
+def test_training_continues_while_the_bucket_hangs(cloud: LiveTestCloud, store_url: str) -> None:
     cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client per endpoint
     handle = cloud.submit(train, workers=2, nodes=2, storage=cloud.storage)
     cloud.wait_for_mark("step")
-    network_faults.start_stall(wire, STALL_S)
+    network_faults.start_stall(store_url, STALL_S)
     hangs_until = time.monotonic() + STALL_S
     before = last_step(cloud)
     eventually(lambda: time.monotonic() > hangs_until - 3.0)
@@ -173,18 +173,18 @@ def save_while_it_refuses(config: dict[str, Any]) -> str:
     return "all is given away"
 
 
-def test_uploads_complete_after_the_bucket_recovers(cloud: LiveTestCloud, wire: str) -> None:
+def test_uploads_complete_after_the_bucket_recovers(cloud: LiveTestCloud, store_url: str) -> None:
     cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client per endpoint
     handle = cloud.submit(save_while_it_refuses, trainer_type=TorchTrainer, storage=cloud.storage)
     cloud.wait_for_mark("ready")
-    network_faults.set_faults(wire, network_faults.NetworkFaults(refusal_probability=1.0))
-    before = network_faults.fetch_request_counts(wire)["PUT"]
+    network_faults.set_faults(store_url, network_faults.NetworkFaults(refusal_probability=1.0))
+    before = network_faults.fetch_request_counts(store_url)["PUT"]
     cloud.write_mark("refuses")
     cloud.wait_for_mark("saved")
     eventually(
-        lambda: network_faults.fetch_request_counts(wire)["PUT"] > before + 60, within_s=180.0
+        lambda: network_faults.fetch_request_counts(store_url)["PUT"] > before + 60, within_s=180.0
     )
-    network_faults.set_faults(wire, network_faults.no_faults())
+    network_faults.set_faults(store_url, network_faults.no_faults())
     result = handle.result(120.0)
     assert result.return_value == "all is given away"
     committed = [event for event in cloud.events() if isinstance(event, CheckpointCommitted)]

@@ -2,7 +2,7 @@
 
 Needs terraform and the AWS provider: where its registry is out of reach, terraform's own variable
 `TF_CLI_ARGS_init=-plugin-dir=FOLDER` names a folder of providers. Takes five minutes, most of which
-the provider waits between looks.
+the provider waits between polls.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ def test_doctor_passes_and_the_bucket_denies_http(
     profile: Path, environment: Mapping[str, str]
 ) -> None:
     _push(AwsBatchOptions(**resolve_options("aws_batch", {})).image)
-    words = [sys.executable, "-m", "spotfit.cli", "doctor", "--storage", f"s3://{BUCKET}/runs"]
+    command = [sys.executable, "-m", "spotfit.cli", "doctor", "--storage", f"s3://{BUCKET}/runs"]
     done = subprocess.run(
-        words,
+        command,
         env={**environment, "SPOTFIT_CONFIG": str(profile)},
         capture_output=True,
         text=True,
@@ -142,9 +142,11 @@ def test_doctor_passes_and_the_bucket_denies_http(
     )
     bad = [line for line in done.stdout.splitlines() if line.startswith("✗")]
     assert len(bad) == 1, done.stdout + done.stderr
-    assert f"s3://{BUCKET}/runs can be written" in bad[0], "moto speaks HTTP, and we deny that"
-    for good in ("the queue spotfit-spot takes jobs", "rents spot machines", "the image exists"):
-        assert good in done.stdout
+    assert f"s3://{BUCKET}/runs can be written" in bad[0], (
+        "moto serves HTTP, which the bucket policy denies"
+    )
+    for passed in ("the queue spotfit-spot takes jobs", "rents spot machines", "the image exists"):
+        assert passed in done.stdout
 
 
 def _push(image: str) -> None:
@@ -188,11 +190,15 @@ def _variables() -> dict[str, Any]:
 
 
 def _terraform(
-    folder: Path, verb: str, *words: str, check: bool = True
+    folder: Path, command: str, *arguments: str, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    color = () if verb == "output" else ("-no-color",)
+    color = () if command == "output" else ("-no-color",)
     done = subprocess.run(
-        ["terraform", verb, *color, *words], cwd=folder, capture_output=True, text=True, check=False
+        ["terraform", command, *color, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert not check or done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done

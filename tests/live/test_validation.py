@@ -48,17 +48,17 @@ def node_of(cloud: LiveTestCloud, started: ValidationStarted) -> LocalNode:
 def test_validations_run_on_a_separate_machine_during_training(
     cloud: LiveTestCloud,
 ) -> None:
-    def validate(checkpoint: Any, base: float, bonus: float = 0.0) -> dict[str, float]:
+    def validate(checkpoint: Any, base: float, offset: float = 0.0) -> dict[str, float]:
         epoch = epoch_in(checkpoint)
-        print("looking at epoch", epoch)
+        print("validating epoch", epoch)
         if epoch == 2:
             raise ArithmeticError("nothing there")
-        return {"accuracy": base - epoch + bonus}
+        return {"accuracy": base - epoch + offset}
 
     def train(config: Config) -> Any:
         save(1, validation=True)
         save(2, validation=True)
-        save(3, validation=spotfit.ValidationTaskConfig(fn_kwargs={"bonus": 0.5}))
+        save(3, validation=spotfit.ValidationTaskConfig(fn_kwargs={"offset": 0.5}))
         save(4)
         found = spotfit.get_all_reported_checkpoints()
         return [(one.metrics.get("accuracy"), one.status.name) for one in found]
@@ -90,7 +90,7 @@ def test_validation_on_a_worker_node_is_a_process_with_a_timeout(
 ) -> None:
     def validate(checkpoint: Any, marks: str) -> Any:
         if epoch_in(checkpoint) == 1:
-            Path(marks, "asleep").write_text(str(os.getpid()))
+            Path(marks, "sleeping").write_text(str(os.getpid()))
             time.sleep(60)
         return {"pid": os.getpid()} if epoch_in(checkpoint) == 2 else "no dictionary"
 
@@ -114,10 +114,10 @@ def test_validation_on_a_worker_node_is_a_process_with_a_timeout(
     assert output == [pending, pending, ["VALIDATION_TIMEOUT", "VALIDATED", "VALIDATION_FAILED"]]
     assert result.best_checkpoints is not None
     pid = result.best_checkpoints[1][1]["pid"]
-    asleep = int(cloud.wait_for_mark("asleep").read_text())
-    assert len({worker, asleep, pid}) == 3
+    sleeping_pid = int(cloud.wait_for_mark("sleeping").read_text())
+    assert len({worker, sleeping_pid, pid}) == 3
     with pytest.raises(ProcessLookupError):
-        os.kill(asleep, 0)
+        os.kill(sleeping_pid, 0)
     assert [event.request.role for event in all_of(cloud, GroupPlanned)] == ["train"]
     assert "no dictionary" not in all_of(cloud, ValidationEnded)[2].reason
     assert "must return a dictionary" in all_of(cloud, ValidationEnded)[2].reason

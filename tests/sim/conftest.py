@@ -1,4 +1,4 @@
-"""How many seeds each scenario is lived through: few in the everyday run, many on demand."""
+"""The number of seeds per scenario: few by default, many with `--seeds`."""
 
 import pytest
 
@@ -9,6 +9,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> range:
-    """The seeds of this run: `pytest tests/sim --seeds 200` for more than the usual ones."""
-    chosen = request.config.getoption("--seeds", default=None)
-    return range(int(chosen or 10))
+    """The seeds of this test session, by default ten; `pytest tests/sim --seeds 200` runs more."""
+    configured = request.config.getoption("--seeds", default=None)
+    return range(int(configured or 10))

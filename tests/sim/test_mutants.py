@@ -1,4 +1,4 @@
-"""Who checks the checker? Designs known to be wrong must be caught, and the sound one passes."""
+"""Mutants: the invariants detect designs that are known to be wrong; production passes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,69 +55,71 @@ from spotfit_localsim.virtual.sim_store import CheckThenPutStore, UnconditionalC
 from spotfit_localsim.virtual.sim_workers import SimWorkerPool
 from spotfit_localsim.virtual.simulation import PRODUCTION_DESIGN, SimDesign, simulate
 
-ENOUGH = 60
-"""Seeds within which a wrong design must be caught."""
+SEED_COUNT = 60
+"""Number of seeds within which a wrong design must be detected."""
 
-World = tuple[Scenario, int]
+SimulationCase = tuple[Scenario, int]
 
 
-def storms(seeds: range = range(ENOUGH)) -> list[World]:
+def random_cases(seeds: range = range(SEED_COUNT)) -> list[SimulationCase]:
     return [(random_scenario(seed), seed) for seed in seeds]
 
 
-def seeds_of(*scenarios: Scenario) -> list[World]:
-    return [(scenario, seed) for seed in range(ENOUGH) for scenario in scenarios]
+def cases_of(*scenarios: Scenario) -> list[SimulationCase]:
+    return [(scenario, seed) for seed in range(SEED_COUNT) for scenario in scenarios]
 
 
-def caught(worlds: Sequence[World], design: SimDesign = PRODUCTION_DESIGN) -> tuple[World, str]:
-    """The first of these worlds in which something did not hold, and what."""
-    for scenario, seed in worlds:
+def find_violation(
+    cases: Sequence[SimulationCase], design: SimDesign = PRODUCTION_DESIGN
+) -> tuple[SimulationCase, str]:
+    """Return the first case that violates an invariant, and the violation."""
+    for scenario, seed in cases:
         try:
             simulate(scenario, seed, design)
-        except InvariantViolation as broken:
-            violation = str(broken).partition("\n")[0]
-            if " raised: Traceback" in violation:  # an outdated mutant says nothing of the checker
-                pytest.fail(str(broken))
+        except InvariantViolation as error:
+            violation = str(error).partition("\n")[0]
+            if " raised: Traceback" in violation:  # an outdated mutant does not test the checker
+                pytest.fail(str(error))
             return (scenario, seed), violation
-    pytest.fail(f"not caught in {len(worlds)} worlds")
+    pytest.fail(f"no violation in {len(cases)} cases")
 
 
-def sound_in(world: World) -> None:
-    """The production design survives the very world that caught the wrong one."""
-    assert simulate(*world).violation is None
+def check_production(case: SimulationCase) -> None:
+    """Check that the production design passes the case that detected the wrong design."""
+    assert simulate(*case).violation is None
 
 
 @pytest.mark.parametrize(
-    ("design", "worlds"),
+    ("design", "cases"),
     [
-        (SimDesign(store=CheckThenPutStore), seeds_of(slow_bucket, deposed_leader)),
-        (SimDesign(store=UnconditionalCreateStore), seeds_of(slow_bucket, deposed_leader)),
-        (SimDesign(provisioner=NonIdempotentProvisioner), seeds_of(lost_cloud_responses)),
+        (SimDesign(store=CheckThenPutStore), cases_of(slow_bucket, deposed_leader)),
+        (SimDesign(store=UnconditionalCreateStore), cases_of(slow_bucket, deposed_leader)),
+        (SimDesign(provisioner=NonIdempotentProvisioner), cases_of(lost_cloud_responses)),
     ],
-    ids=["create looks, then writes", "the bucket ignores create", "a fresh token each try"],
+    ids=["create reads and then writes", "create overwrites", "a new token per attempt"],
 )
-def test_wrong_components_are_detected(design: SimDesign, worlds: list[World]) -> None:
-    world, _ = caught(worlds, design)
-    sound_in(world)
+def test_wrong_components_are_detected(design: SimDesign, cases: list[SimulationCase]) -> None:
+    case, _ = find_violation(cases, design)
+    check_production(case)
 
 
-class AppendsAtTheHead(JournalWriter):
-    """Appends to what the journal is now, not to what the decision was made from."""
+class AppendsAtHead(JournalWriter):
+    """Appends after the latest entry instead of after the view of the decision."""
 
     def write(self, event: JournalEvent, now: float) -> None:
         self.ledger.catch_up()
         super().write(event, now)
 
 
-class TrustsItself(JournalWriter):
-    """Takes its own entry for written, whatever the store says."""
+class IgnoresConflicts(JournalWriter):
+    """Counts its entry as written, whatever the store returns."""
 
     def _on_create_result(self, pending: Any, result: BackgroundResult, now: float) -> None:
         super()._on_create_result(pending, BackgroundResult(), now)
 
 
-class ThinksAgain(JournalWriter):
-    """After a call that failed it reads, and takes what is not there for never sent."""
+class AbandonsUnknownEntries(JournalWriter):
+    """Reads after a failed call, and counts a missing entry as never sent."""
 
     def _on_create_result(self, pending: Any, result: BackgroundResult, now: float) -> None:
         super()._on_create_result(pending, result, now)
@@ -128,46 +130,51 @@ class ThinksAgain(JournalWriter):
         self._pending = None
 
 
-class DecidesMeanwhile(JournalWriter):
-    """Does not wait until it is known what became of an entry."""
+class DecidesBeforeOutcome(JournalWriter):
+    """Does not wait for the outcome of an entry."""
 
     def advance(self, now: float) -> None:
         self._pending = None
         super().advance(now)
 
 
-@pytest.mark.parametrize("scribe", [AppendsAtTheHead, TrustsItself, ThinksAgain, DecidesMeanwhile])
+@pytest.mark.parametrize(
+    "journal_writer_type",
+    [AppendsAtHead, IgnoresConflicts, AbandonsUnknownEntries, DecidesBeforeOutcome],
+)
 def test_wrong_journal_writers_are_detected(
-    scribe: type[JournalWriter], monkeypatch: pytest.MonkeyPatch
+    journal_writer_type: type[JournalWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(spotfit.agent.agent, "JournalWriter", scribe)
-        world, _ = caught([*seeds_of(deposed_leader, slow_bucket), *storms()])
-    sound_in(world)
+        patch.setattr(spotfit.agent.agent, "JournalWriter", journal_writer_type)
+        case, _ = find_violation([*cases_of(deposed_leader, slow_bucket), *random_cases()])
+    check_production(case)
 
 
 def test_effect_before_its_intent_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def buys_first(self: Reconciler, order: RequestMachines, now: float) -> None:
+    def submit_before_plan(self: Reconciler, request: RequestMachines, now: float) -> None:
         spec = self._journal_writer.view.spec
         token = Token(self._new_token())
         plan = self._provisioner.plan(
-            GroupRequest(token=token, num_workers=order.num_workers, total_workers=spec.max_workers)
+            GroupRequest(
+                token=token, num_workers=request.num_workers, total_workers=spec.max_workers
+            )
         )
         self._provisioner.submit(plan, self._launch)
-        intend(self, order, now)
+        plan_group(self, request, now)
 
-    intend = Reconciler._plan_group
+    plan_group = Reconciler._plan_group
     with monkeypatch.context() as patch:
-        patch.setattr(Reconciler, "_plan_group", buys_first)
-        world, why = caught(seeds_of(plain))
-    assert "not in the journal" in why
-    sound_in(world)
+        patch.setattr(Reconciler, "_plan_group", submit_before_plan)
+        case, violation = find_violation(cases_of(plain))
+    assert "not in the journal" in violation
+    check_production(case)
 
 
 def test_commit_before_all_ranks_saved_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hasty(
+    def record_with_all_ranks_done(
         self: ReportMatcher, rank: int, number: int, upload: SaveCompleted
     ) -> list[OutgoingFrame]:
         report = self._reports.get(number)
@@ -177,10 +184,10 @@ def test_commit_before_all_ranks_saved_is_detected(
 
     record_upload = ReportMatcher.record_upload
     with monkeypatch.context() as patch:
-        patch.setattr(ReportMatcher, "record_upload", hasty)
-        world, why = caught(seeds_of(plain))
-    assert "has no files of rank" in why
-    sound_in(world)
+        patch.setattr(ReportMatcher, "record_upload", record_with_all_ranks_done)
+        case, violation = find_violation(cases_of(plain))
+    assert "has no files of rank" in violation
+    check_production(case)
 
 
 def test_reused_checkpoint_name_is_detected(
@@ -190,9 +197,9 @@ def test_reused_checkpoint_name_is_detected(
         patch.setattr(
             ReportMatcher, "_assign_requested_name", lambda _, requested, __: (requested, "")
         )
-        world, why = caught(seeds_of(single_checkpoint_name))
-    assert "of the committed checkpoint last" in why or "no complete set" in why
-    sound_in(world)
+        case, violation = find_violation(cases_of(single_checkpoint_name))
+    assert "of the committed checkpoint last" in violation or "no complete set" in violation
+    check_production(case)
 
 
 def test_starting_workers_beside_old_ones_is_detected(
@@ -200,72 +207,74 @@ def test_starting_workers_beside_old_ones_is_detected(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(SimWorkerPool, "has_workers", property(lambda _: False))
-        world, why = caught(seeds_of(spot_storm))
-    assert "while earlier ones are running" in why
-    sound_in(world)
+        case, violation = find_violation(cases_of(spot_storm))
+    assert "while earlier ones are running" in violation
+    check_production(case)
 
 
 def test_incomplete_fold_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(view: View, entry: JournalEntry) -> View:
+    def fold_without_notices(view: View, entry: JournalEntry) -> View:
         return fold(view, entry) if not isinstance(entry.event, PreemptionNoticed) else after(view)
 
     def after(view: View) -> View:
         return View(next_slot=view.next_slot + 1, run_id=view.run_id, spec=view.spec)
 
     with monkeypatch.context() as patch:
-        patch.setattr(spotfit.ledger.journal, "fold", forgetful)
-        world, why = caught(seeds_of(preemption_with_notice))
-    assert "differs from the reference view" in why
-    sound_in(world)
+        patch.setattr(spotfit.ledger.journal, "fold", fold_without_notices)
+        case, violation = find_violation(cases_of(preemption_with_notice))
+    assert "differs from the reference view" in violation
+    check_production(case)
 
 
 def test_deposed_leader_that_appends_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    led: set[str] = set()
+    past_leaders: set[str] = set()
 
-    def leads(self: View, agent: str) -> bool:
+    def was_ever_leader(self: View, agent: str) -> bool:
         if self.epoch == 0:
-            led.clear()  # another world has begun
+            past_leaders.clear()  # another simulation has started
         if self.leader is not None and self.leader.leader == agent:
-            led.add(agent)
-        return agent in led
+            past_leaders.add(agent)
+        return agent in past_leaders
 
     with monkeypatch.context() as patch:
-        patch.setattr(View, "is_leader", leads)
-        world, why = caught(seeds_of(deposed_leader, flapping_network))
-    assert "appended" in why
-    sound_in(world)
+        patch.setattr(View, "is_leader", was_ever_leader)
+        case, violation = find_violation(cases_of(deposed_leader, flapping_network))
+    assert "appended" in violation
+    check_production(case)
 
 
 def test_lost_peers_counted_as_worker_failures_are_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def closing(view: View, watch: LeaderState, round_: Round, failures: Any = ()) -> RoundClosed:
+    def close_as_worker_failure(
+        view: View, watch: LeaderState, round_: Round, failures: Any = ()
+    ) -> RoundClosed:
         if failures:
             return RoundClosed(
-                round_number=round_.number, cause=FailureCause.WORKER, reason="somebody raised"
+                round_number=round_.number, cause=FailureCause.WORKER, reason="a rank raised"
             )
-        return judged(view, watch, round_, failures)
+        return round_closed_by_failure(view, watch, round_, failures)
 
-    judged = retry_budget.round_closed_by_failure
+    round_closed_by_failure = retry_budget.round_closed_by_failure
     with monkeypatch.context() as patch:
-        patch.setattr(retry_budget, "round_closed_by_failure", closing)
-        world, why = caught(seeds_of(spot_storm, flapping_network))
-    assert "worker failures recorded" in why
-    sound_in(world)
+        patch.setattr(retry_budget, "round_closed_by_failure", close_as_worker_failure)
+        case, violation = find_violation(cases_of(spot_storm, flapping_network))
+    assert "worker failures recorded" in violation
+    check_production(case)
 
 
 def test_dropping_an_unvalidated_checkpoint_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hasty(checkpoints: Any, keep: Any, *, protected: Any = ()) -> Any:
-        return expendable(checkpoints, keep)
+    def drop_unprotected(checkpoints: Any, keep: Any, *, protected: Any = ()) -> Any:
+        return checkpoints_to_drop(checkpoints, keep)
 
-    expendable = retention.checkpoints_to_drop
+    checkpoints_to_drop = retention.checkpoints_to_drop
     with monkeypatch.context() as patch:
-        patch.setattr(retention, "checkpoints_to_drop", hasty)
-        world, why = caught(seeds_of(validation_under_faults))
-    assert "not validated yet" in why
-    sound_in(world)
+        patch.setattr(retention, "checkpoints_to_drop", drop_unprotected)
+        case, violation = find_violation(cases_of(validation_under_faults))
+    assert "not validated yet" in violation
+    check_production(case)
 
 
 def test_concurrent_validation_is_detected(
@@ -277,21 +286,21 @@ def test_concurrent_validation_is_detected(
             "_is_lost",
             lambda _view, watch: watch.phase.since == watch.leading_since,
         )
-        world, why = caught(seeds_of(validation_under_faults))
-    assert "already" in why
-    sound_in(world)
+        case, violation = find_violation(cases_of(validation_under_faults))
+    assert "already" in violation
+    check_production(case)
 
 
 def test_validation_result_sent_only_once_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def once(self: NodeValidation, *, is_reconnected: bool) -> None:
-        tell(self, is_reconnected=False)
+    def send_report_once(self: NodeValidation, *, is_reconnected: bool) -> None:
+        send_report(self, is_reconnected=False)
 
-    tell = NodeValidation.send_report
+    send_report = NodeValidation.send_report
     with monkeypatch.context() as patch:
-        patch.setattr(NodeValidation, "send_report", once)
-        world, why = caught(storms(range(200)))
-    assert "did not end" in why
-    sound_in(world)
+        patch.setattr(NodeValidation, "send_report", send_report_once)
+        case, violation = find_violation(random_cases(range(200)))
+    assert "did not end" in violation
+    check_production(case)
 
 
 def test_end_before_validations_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,9 +308,9 @@ def test_end_before_validations_is_detected(monkeypatch: pytest.MonkeyPatch) -> 
         patch.setattr(
             validation_schedule, "fit_end_action", lambda _view, ended: AppendEvent(ended)
         )
-        world, why = caught(seeds_of(validation_after_training))
-    assert "are not validated yet" in why
-    sound_in(world)
+        case, violation = find_violation(cases_of(validation_after_training))
+    assert "are not validated yet" in violation
+    check_production(case)
 
 
 def test_adopting_an_abandoned_round_is_detected(
@@ -314,21 +323,21 @@ def test_adopting_an_abandoned_round_is_detected(
         patch.setattr(
             CheckpointGarbageCollector, "scan_for_debris", lambda *_, **__: None
         )  # deleted checkpoints cannot be restored
-        world, _ = caught(storms())  # it takes a rare coincidence all the same
-    sound_in(world)
+        case, _ = find_violation(random_cases())  # requires a rare sequence of events
+    check_production(case)
 
 
 def test_restoring_an_older_snapshot_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def by_rounds_alone(committed: CheckpointCommitted, state: SnapshotId) -> bool:
+    def compare_rounds_only(committed: CheckpointCommitted, state: SnapshotId) -> bool:
         return committed.round > state.round
 
     with monkeypatch.context() as patch:
-        patch.setattr(recovery, "_is_newer", by_rounds_alone)
-        world, why = caught(seeds_of(late_replicas))
-    assert "in memory, but step" in why
-    sound_in(world)
+        patch.setattr(recovery, "_is_newer", compare_rounds_only)
+        case, violation = find_violation(cases_of(late_replicas))
+    assert "in memory, but step" in violation
+    check_production(case)
 
 
 def test_keeping_rolled_back_snapshots_is_detected(
@@ -336,6 +345,6 @@ def test_keeping_rolled_back_snapshots_is_detected(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(ReplicaStore, "roll_back", lambda *_: None)
-        world, why = caught(seeds_of(rollback))
-    assert "which was rolled back" in why
-    sound_in(world)
+        case, violation = find_violation(cases_of(rollback))
+    assert "which was rolled back" in violation
+    check_production(case)

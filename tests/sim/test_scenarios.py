@@ -1,4 +1,4 @@
-"""The production code in worlds that go wrong: whatever happens, what must hold does hold."""
+"""The production code keeps all invariants in simulations with faults."""
 
 from dataclasses import replace
 
@@ -46,58 +46,58 @@ def test_invariants_hold_in_random_scenarios(seeds: range) -> None:
 
 
 def test_invariants_hold_in_random_save_scenarios(seeds: range) -> None:
-    stories = [simulate(random_save_scenario(seed), seed) for seed in range(len(seeds) * 3)]
-    assert any(story.rounds_from_memory for story in stories)
+    results = [simulate(random_save_scenario(seed), seed) for seed in range(len(seeds) * 3)]
+    assert any(result.rounds_from_memory for result in results)
 
 
 def test_preempted_machine_leaves_when_a_peer_has_its_snapshot() -> None:
-    """Though its upload takes far longer."""
-    load = replace(
+    """Its upload takes much longer than the replication."""
+    workload = replace(
         preemption_with_notice.workload,
         uses_snapshots=True,
         save_every=2,
         upload_s=(4.0, 5.0),
         replication_s=(0.05, 0.2),
     )
-    story = simulate(replace(preemption_with_notice, workload=load), 0)
-    closed = [one.event for one in story.entries if isinstance(one.event, RoundClosed)]
+    result = simulate(replace(preemption_with_notice, workload=workload), 0)
+    closed = [one.event for one in result.entries if isinstance(one.event, RoundClosed)]
     assert closed
     assert all(one.state_replicated for one in closed)
-    assert story.rounds_from_memory == len(closed)
-    assert story.steps_repeated <= 2 * len(closed), "what was trained on while it was copied"
+    assert result.rounds_from_memory == len(closed)
+    assert result.steps_repeated <= 2 * len(closed), "steps executed during the replication"
 
 
 @pytest.mark.parametrize(
-    ("seed", "found"),
+    ("seed", "defect"),
     [
-        (110, "a checkpoint of an abandoned round was adopted after the next one had begun"),
-        (41146, "all but the leader had left a round before the leader read that it had opened it"),
-        (104733, "a refusal was written but not read back, and the request was sent once more"),
-        (202222, "a refusal was written but not read back, and the request was sent once more"),
-        (303276, "a deposed leader's late request brought a machine that nobody let go"),
-        (5012248, "a verdict told again, of an earlier validation, hid the one that was awaited"),
-        (8000459, "to delete one checkpoint took reading all manifests, which never all succeeded"),
-        (501145, "a member came back after its round was given up, and was not told"),
+        (110, "a checkpoint of an abandoned round was adopted after the next round had started"),
+        (41146, "all followers left a round before the leader read its entry"),
+        (104733, "a refusal was written but not read, and the request was repeated"),
+        (202222, "a refusal was written but not read, and the request was repeated"),
+        (303276, "a deposed leader's late request left a machine that was never released"),
+        (5012248, "a repeated result of an earlier validation hid the pending one"),
+        (8000459, "deletion read all manifests, and one of the reads always failed"),
+        (501145, "a member that rejoined an aborted round did not receive the abort"),
     ],
 )
-def test_regression_seeds_pass(seed: int, found: str) -> None:
-    assert simulate(random_scenario(seed), seed).violation is None, found
+def test_regression_seeds_pass(seed: int, defect: str) -> None:
+    assert simulate(random_scenario(seed), seed).violation is None, defect
 
 
 @pytest.mark.parametrize(
-    ("seed", "found"),
+    ("seed", "defect"),
     [
-        (9100614, "a connection broke, was made anew, and a snapshot lacked the part lost with it"),
+        (9100614, "a snapshot lacked a part that was lost with a broken connection"),
     ],
 )
-def test_regression_seeds_of_saves_pass(seed: int, found: str) -> None:
-    assert simulate(random_save_scenario(seed), seed).violation is None, found
+def test_regression_seeds_of_saves_pass(seed: int, defect: str) -> None:
+    assert simulate(random_save_scenario(seed), seed).violation is None, defect
 
 
 def test_same_seed_gives_the_same_result() -> None:
-    first, again = (simulate(random_scenario(5), 5) for _ in range(2))
-    assert str(first) == str(again)
-    assert first.requests == again.requests
+    first, second = (simulate(random_scenario(5), 5) for _ in range(2))
+    assert str(first) == str(second)
+    assert first.requests == second.requests
     assert str(first) != str(simulate(random_scenario(6), 6))
 
 
@@ -110,27 +110,29 @@ def test_every_fit_ends_once(seeds: range) -> None:
 
 def test_frozen_leader_is_deposed_and_appends_nothing(seeds: range) -> None:
     for seed in seeds:
-        story = simulate(deposed_leader, seed)
+        result = simulate(deposed_leader, seed)
         leader = None
-        for entry in story.entries:
+        for entry in result.entries:
             if isinstance(entry.event, LeaderElected):
                 leader = entry.event.leader
             elif not isinstance(entry.event, FitStarted):
                 assert entry.author == leader
-        assert story.elections >= 3
+        assert result.elections >= 3
 
 
 def test_bucket_stall_of_30_s_ends_no_round_and_no_leadership(seeds: range) -> None:
-    """Errands beside the ticks, as in production: agents go on hearing and greeting each other."""
-    hangs = replace(plain, workload=LONG_WORKLOAD, events=(BucketStall(AtStep(10), 30.0),))
+    """With background calls, as in production, agents exchange heartbeats during the stall."""
+    stalled_scenario = replace(
+        plain, workload=LONG_WORKLOAD, events=(BucketStall(AtStep(10), 30.0),)
+    )
     for seed in seeds:
-        story = simulate(hangs, seed, SimDesign(uses_background_calls=True))
-        assert (story.rounds, story.elections) == (1, 2)
-        assert story.steps_repeated == 0
+        result = simulate(stalled_scenario, seed, SimDesign(uses_background_calls=True))
+        assert (result.rounds, result.elections) == (1, 2)
+        assert result.steps_repeated == 0
 
 
 def test_preemption_notice_repeats_few_steps(seeds: range) -> None:
-    """Two notices; a step is done again only if it came after the last of the regular saves."""
+    """For each of two notices, only steps after the last regular save are repeated."""
     for seed in seeds:
         repeated = simulate(preemption_with_notice, seed).steps_repeated
         assert repeated <= 2 * preemption_with_notice.workload.save_every
@@ -138,10 +140,10 @@ def test_preemption_notice_repeats_few_steps(seeds: range) -> None:
 
 def test_sweep_resumes_the_run_without_laptop_and_machines(seeds: range) -> None:
     for seed in seeds:
-        story = simulate(all_machines_reclaimed_without_driver, seed)
-        revived = [entry for entry in story.entries if str(entry.author).startswith("sweep")]
-        assert story.outcome == "finished"
-        assert revived, "nobody but a sweep could have asked for machines"
+        result = simulate(all_machines_reclaimed_without_driver, seed)
+        sweep_entries = [entry for entry in result.entries if str(entry.author).startswith("sweep")]
+        assert result.outcome == "finished"
+        assert sweep_entries, "machines were requested by a sweep"
 
 
 def test_run_finishes_without_the_laptop(seeds: range) -> None:
@@ -151,14 +153,14 @@ def test_run_finishes_without_the_laptop(seeds: range) -> None:
 
 def test_worker_failure_counts_once_and_lost_machine_never(seeds: range) -> None:
     for seed in seeds:
-        story = simulate(worker_crashes_within_budget, seed)
-        assert story.view.failure_counts.get(FailureCause.WORKER, 0) == 3
+        result = simulate(worker_crashes_within_budget, seed)
+        assert result.view.failure_counts.get(FailureCause.WORKER, 0) == 3
 
 
 def test_hanging_rank_is_detected_and_its_stacks_are_stored(seeds: range) -> None:
     for seed in seeds:
-        story = simulate(hanging_rank, seed)
-        closed = [one.event for one in story.entries if isinstance(one.event, RoundClosed)]
+        result = simulate(hanging_rank, seed)
+        closed = [one.event for one in result.entries if isinstance(one.event, RoundClosed)]
         hung = [event.failures for event in closed if event.cause is FailureCause.WORKER]
         assert [[(one.rank, one.kind) for one in failures] for failures in hung] == [
             [(1, "timeout")],
@@ -175,7 +177,7 @@ def test_exhausted_retry_budget_fails_the_run(seeds: range) -> None:
 
 
 def test_uploads_survive_the_death_of_their_worker(seeds: range) -> None:
-    """It dies a step after each report, long before the upload is done: only that step is lost."""
+    """The worker dies one step after each report, before its upload completes; one step is lost."""
     for seed in seeds:
         assert simulate(uploads_outlive_workers, seed).steps_repeated <= 3
 
@@ -198,12 +200,12 @@ def test_retention_keeps_the_configured_checkpoints(seeds: range) -> None:
 
 def test_incomplete_checkpoints_are_deleted_at_the_end(seeds: range) -> None:
     for seed in seeds:
-        storm = random_scenario(seed)
-        if storm.workload.checkpoint_naming == "generated":
-            story = simulate(storm, seed)
-            last = {commit.name for commit in story.view.checkpoints}
-            assert len(story.top_level_folders - last) <= 1, (
-                "what the last round was at when it ended"
+        scenario = random_scenario(seed)
+        if scenario.workload.checkpoint_naming == "generated":
+            result = simulate(scenario, seed)
+            last = {commit.name for commit in result.view.checkpoints}
+            assert len(result.top_level_folders - last) <= 1, (
+                "at most one upload was in progress at the end"
             )
 
 

@@ -188,6 +188,8 @@ class LogLine(TypedDict, total=False):
     rank: int
     """The rank, or a pseudo-rank of `ledger.keys`."""
     text: str
+    t: int
+    """When the worker wrote it: ms since 1970, by the clock of its node."""
     end: bool
     """True in the last line of an agent."""
 

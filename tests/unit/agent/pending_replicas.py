@@ -10,12 +10,12 @@ from spotfit.checkpoint.shm_segment import ShmSegment
 
 
 def make_pending_replica(
-    segment: Path, to: str, *, report: int = 0, fellows: Sequence[int] = ()
+    segment: Path, target: str, *, report: int = 0, ranks: Sequence[int] = ()
 ) -> PendingReplica:
     """Return a pending replica of a complete segment; its name starts with round and rank."""
     round_, rank, *_ = map(int, segment.stem.split("-"))
     with ShmSegment.open(segment) as opened:
         seal = opened.version_stamp
     return PendingReplica(
-        ReplicaId(round_, report, rank), segment, seal, tuple(fellows) or (rank,), to
+        ReplicaId(round_, report, rank), segment, seal, tuple(ranks) or (rank,), target
     )

@@ -1,4 +1,4 @@
-"""Frames of workers, and a coordinator that takes them, for tests."""
+"""Frames of workers, and a coordinator that processes them, for tests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from spotfit.protocol.worker_agent import (
 Frame = TypeVar("Frame")
 
 
-def make_coordinator(world_size: int = 2, **given: Any) -> RoundCoordinator:
-    return RoundCoordinator(3, world_size, default_checkpoint_name=lambda n: f"made-{n}", **given)
+def make_coordinator(world_size: int = 2, **options: Any) -> RoundCoordinator:
+    return RoundCoordinator(3, world_size, default_checkpoint_name=lambda n: f"made-{n}", **options)
 
 
 def take(
@@ -55,11 +55,11 @@ def only(kind: type[Frame], answers: list[OutgoingFrame]) -> list[tuple[int | No
 
 def refused(answers: list[OutgoingFrame]) -> dict[int | None, str]:
     """Return the reason why files were rejected; no name was assigned."""
-    words, names = answers[::2], answers[1::2]
+    failures, names = answers[::2], answers[1::2]
     assert [(rank, one.checkpoint_name) for rank, one in only(CheckpointNamed, names)] == [
-        (rank, "") for rank, _ in words
+        (rank, "") for rank, _ in failures
     ]
-    return {rank: one.reason for rank, one in only(UploadFailed, words)}
+    return {rank: one.reason for rank, one in only(UploadFailed, failures)}
 
 
 def shared(n: int, name: str | None = None) -> FilesReport:

@@ -75,7 +75,7 @@ from tests.unit.localsim.sim_harness import SimHarness
 STEP_S = 0.05
 SETTLE_S = 0.02
 """Long enough for every exchange of messages: without latency, a tick takes 0.2 ms."""
-TEMPO = RunTiming(
+TIMING = RunTiming(
     observe_interval_s=0.5,
     journal_poll_interval_s=0.2,
     rejoin_timeout_s=1.0,
@@ -150,7 +150,7 @@ class Infrastructure(SimHarness):
         self.callback_runner = FakeCallbackRunner()
         self.hooks = FakeBackendHookRunner()
         self.messages: list[str] = []
-        """Lines of the run's own log."""
+        """Lines of the run log."""
         self.new_token = token_factory()
         self.worker_context = self.create_worker_context(self.network, self.bucket, SCRIPTED)
         self.dependencies = SimDependencies(
@@ -245,26 +245,26 @@ class FakeWorkerPool(SimWorkerPool):
         self.replica_targets.append(peer_store)
 
     def mark_unresponsive(self, rank: int, silent_s: float) -> None:
-        """That worker does not answer; 0: it does again."""
+        """Make a worker unresponsive for that time; 0 makes it responsive again."""
         self.emit(WorkerLivenessChanged(self._workers[rank].round, rank, silent_s))
 
     def confirm_replica(self, rank: int, step: int, peer_store: str) -> None:
-        """Confirm a replica of that worker's shard."""
+        """Confirm a replica of a worker's shard."""
         self.emit(ReplicaConfirmed(self._workers[rank].round, rank, step, peer_store))
 
     def send_from_worker(self, rank: int, *frames: FromWorker) -> None:
-        """That worker writes those frames."""
+        """Send frames from a worker."""
         encoded = [msgspec.Raw(encode(frame)) for frame in frames]
         self.emit(WorkerFramesReceived(self._workers[rank].round, rank, encoded))
 
     def break_environment(self, raised: WorkerRaised) -> None:
-        """No worker can ever be started here."""
+        """Make every start of a worker fail permanently."""
         self.emit(EnvironmentBroken(raised))
 
     def end_worker(
         self, rank: int, exit_reason: str = "exited with code 0", *, clean: bool = False
     ) -> None:
-        """That worker's process ends."""
+        """End the process of a worker."""
         self._workers[rank].exit(exit_reason, is_clean=clean)
 
 
@@ -342,7 +342,7 @@ class FakeValidator(SimValidator):
         self.exit(None)
 
     def finish(self, error_text: str = "", **metrics: Any) -> None:
-        """The validation ends with those metrics, or with that text."""
+        """End the validation with metrics or with an error."""
         self.exit(ValidationResult(metrics=None if error_text else metrics, message=error_text))
 
 
@@ -356,7 +356,7 @@ class FakeNodeServices(SimNodeServices):
         )
         self._infrastructure = infrastructure
         self.stallable_calls = StallableCalls()
-        self.resign_count = 0
+        self.sidecar_stop_count = 0
         """How often the sidecars were stopped."""
 
     def open_callback_runner(self, spec: RunSpec) -> CallbackRunner | None:
@@ -366,7 +366,7 @@ class FakeNodeServices(SimNodeServices):
         return self._infrastructure.hooks if spec.has_backend_hooks else None
 
     def stop_sidecars(self) -> None:
-        self.resign_count += 1
+        self.sidecar_stop_count += 1
 
     def write_run_log(self, text: str) -> None:
         self._infrastructure.messages.append(text)
@@ -422,15 +422,15 @@ class FakeNode(SimNode):
 class FakeCluster(Infrastructure):
     """The nodes of a run; granted machines boot by themselves."""
 
-    def __init__(self, *, told_late_s: float = 60.0, **given: Any) -> None:
+    def __init__(self, *, status_lag_s: float = 60.0, **spec_fields: Any) -> None:
         super().__init__()
-        self.cloud = FakeProvisioner(observe_interval_s=0.5, status_lag_s=told_late_s)
+        self.cloud = FakeProvisioner(observe_interval_s=0.5, status_lag_s=status_lag_s)
         self.nodes: dict[str, FakeNode] = {}
         self.boots_granted = True
         """Whether granted machines boot by themselves."""
         # The driver's calls do not fail: tests observe the run through its ledger.
         self._driver = Ledger(FaultFreeStore(self.bucket, "driver"), RUN_ID, AgentId("driver"))
-        self._start_run(a_spec(**{"timing": TEMPO, **given}))
+        self._start_run(a_spec(**{"timing": TIMING, **spec_fields}))
 
     def _start_run(self, spec: RunSpec) -> None:
         """Write the first entries and request machines, as `fit()` does."""
@@ -457,24 +457,24 @@ class FakeCluster(Infrastructure):
         self.append(CancelRequested(reason="enough"))
 
     def boot(self, token: Token, node: int) -> FakeNode:
-        """Start that machine and its agent."""
+        """Start a machine and its agent."""
         booted = FakeNode(self, token, node)
         self.nodes[booted.name] = booted
         return booted
 
     def hang_store(self, *nodes: FakeNode) -> None:
-        """Let store calls of these nodes (default: all) hang."""
+        """Make store calls of these nodes (default: all) hang."""
         for node in nodes or self.nodes.values():
             node.node_services.stallable_calls.is_hanging = True
 
     def restore_store(self) -> None:
-        """Execute the calls that hang, and answer later ones at once."""
+        """Execute the calls that hang; later calls complete at once."""
         for node in self.nodes.values():
             node.node_services.stallable_calls.is_hanging = False
             node.node_services.stallable_calls.complete()
 
     def time_out_store_calls(self, *, executed: bool) -> None:
-        """Let the store calls of all agents time out, executed or not."""
+        """Make the store calls of all agents time out, executed or not."""
         for node in self.nodes.values():
             node.node_services.stallable_calls.time_out(executed=executed)
 
@@ -502,7 +502,7 @@ class FakeCluster(Infrastructure):
         return self.engine.now - started_at
 
     def settle(self, duration_s: float = SETTLE_S) -> None:
-        """Tick all agents until no event is pending, and let that time pass."""
+        """Tick all agents until no event is pending, and advance the clock by that time."""
         for token, nodes in self.cloud.groups.items() if self.boots_granted else ():
             for n, node in enumerate(nodes):
                 if node.state is NodeState.RUNNING and f"{token}/{n}" not in self.nodes:
@@ -528,11 +528,11 @@ class FakeCluster(Infrastructure):
         return "\n".join(f"{entry.author}: {entry.event}" for entry in self.entries)
 
     def events_of(self, kind: type[Any]) -> list[Any]:
-        """Every event of that kind."""
+        """Every event of a type."""
         return [entry.event for entry in self.entries if isinstance(entry.event, kind)]
 
     def last_event(self, kind: type[Any]) -> Any:
-        """The last event of that kind, or None."""
+        """The last event of a type, or None."""
         return next(iter(reversed(self.events_of(kind))), None)
 
     @property
@@ -547,7 +547,7 @@ class FakeCluster(Infrastructure):
         return next(node for node in self.nodes.values() if node.agent_id == leader.leader)
 
     def node_of_rank(self, rank: int) -> FakeNode:
-        """Return the node that runs that rank."""
+        """Return the node that runs a rank."""
         return next(node for node in self.running_nodes if rank in node.ranks)
 
     @property
@@ -614,14 +614,14 @@ class FakeCluster(Infrastructure):
         self.send_from_worker(0, SaveCompleted(report_index=n, checkpoint_name=name, size_bytes=10))
 
     def finish_rank(self, rank: int, value: bytes = b"") -> None:
-        """Let that rank's function return."""
+        """Make the function of a rank return."""
         pool = self.node_of_rank(rank).worker_pool
         pool.send_from_worker(rank, WorkerReturned(report_count=0, pickled_value=value))
         pool.end_worker(rank, clean=True)
         self.settle()
 
     def fail_rank(self, rank: int, error_text: str = "ValueError: no") -> None:
-        """Let that rank's function raise."""
+        """Make the function of a rank raise."""
         pool = self.node_of_rank(rank).worker_pool
         raised = WorkerRaised(
             traceback_text=f"Traceback\n{error_text}", pickled_exception=b"pickle"

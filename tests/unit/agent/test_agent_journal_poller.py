@@ -17,8 +17,8 @@ from spotfit.testing.builders import RUN_ID, a_spec, an_agent_id
 TIMING = RunTiming(journal_poll_interval_s=2.0, lease_timeout_s=20.0)
 
 
-class Unavailable(MemoryStore):
-    """A store that may be down."""
+class FlakyReadStore(MemoryStore):
+    """A store whose reads fail on demand."""
 
     is_down = False
 
@@ -28,14 +28,14 @@ class Unavailable(MemoryStore):
         return super().get(key)
 
 
-def make_poller() -> tuple[JournalPoller, Unavailable]:
-    store = Unavailable()
+def make_poller() -> tuple[JournalPoller, FlakyReadStore]:
+    store = FlakyReadStore()
     ledger = Ledger(store, RUN_ID, an_agent_id(0))
     return JournalPoller(JournalWriter(ledger, SynchronousCalls())), store
 
 
-def started(store: Unavailable) -> None:
-    """Another process starts the fit."""
+def start_fit(store: FlakyReadStore) -> None:
+    """Start the fit from another process."""
     ledger = Ledger(store, RUN_ID, an_agent_id(1))
     ledger.create_entry(0, ledger.encode_entry(FitStarted(spec=a_spec(timing=TIMING))))
 
@@ -51,20 +51,20 @@ def poll(
 def test_an_unknown_run_is_polled_fast() -> None:
     poller, store = make_poller()
     assert poll(poller, 100.0) == pytest.approx(FAST_POLL_S)
-    started(store)
+    start_fit(store)
     assert poll(poller, 101.0) == TIMING.journal_poll_interval_s
 
 
 def test_an_agent_that_receives_entries_from_the_leader_reads_rarely() -> None:
     poller, store = make_poller()
-    started(store)
+    start_fit(store)
     assert poll(poller, 100.0, is_connected=True) == TIMING.lease_timeout_s
     assert poll(poller, 120.0, is_connected=True, is_leading=True) == TIMING.journal_poll_interval_s
 
 
 def test_fast_polling_reads_at_once_and_ends_after_a_while() -> None:
     poller, store = make_poller()
-    started(store)
+    start_fit(store)
     poll(poller, 100.0)
     poller.start_fast_polling(100.5)
     assert poll(poller, 100.5) == pytest.approx(TIMING.journal_poll_interval_s / 5)

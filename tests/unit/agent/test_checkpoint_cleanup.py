@@ -25,7 +25,7 @@ from tests.unit.control.fake_provisioner import DeferredCalls
 
 
 class FailingStore(MemoryStore):
-    """Deletes nothing while it has trouble."""
+    """Raises an error for deletions on demand."""
 
     error: Exception | None = None
 
@@ -158,7 +158,7 @@ def test_undeleted_drops_are_searched_once_after_training() -> None:
     harness.run_until_idle(a_view(dropped_checkpoints=("c0", "gone")))
     assert [harness.holds(name) for name in ("c0", "kept")] == [False, True]
     harness.collector.scan_for_undeleted(a_view(dropped_checkpoints=("later",)))
-    assert not harness.busy(), "that one it has dropped itself"
+    assert not harness.busy(), "the collector dropped it itself"
 
 
 def test_a_scan_before_a_round_is_not_repeated_after_training() -> None:
@@ -193,28 +193,28 @@ def test_a_deposed_leader_stops_deleting() -> None:
     deposed.advance(a_view(), (), 0.0)
     harness.background_calls.complete()
     assert not harness.holds("c0")
-    assert harness.holds(".spotfit"), "its manifests"
+    assert harness.holds(".spotfit"), "the manifests remain"
 
 
-class Interrupted(MemoryStore):
-    """Something happens just before the second object is deleted."""
+class InterruptedStore(MemoryStore):
+    """Calls a function just before the second object is deleted."""
 
-    def __init__(self, meanwhile: Callable[[], None]) -> None:
+    def __init__(self, before_second_delete: Callable[[], None]) -> None:
         super().__init__()
         self.deleted = 0
-        self.meanwhile = meanwhile
+        self.before_second_delete = before_second_delete
 
     def delete(self, key: str) -> None:
         self.deleted += 1
         if self.deleted == 2:
-            self.meanwhile()
+            self.before_second_delete()
         super().delete(key)
 
 
 def test_a_late_deletion_of_a_former_leader_spares_a_reused_name(
     tmp_path: Path,
 ) -> None:
-    """It may not know that it leads no more. Its successor knows that the name was dropped."""
+    """A deposed leader may still delete; its successor has recorded that the name was dropped."""
     named: list[str] = []
 
     def use_it_again() -> None:
@@ -240,7 +240,7 @@ def test_a_late_deletion_of_a_former_leader_spares_a_reused_name(
         again = make_manifest(frame.checkpoint_name, round_number=2)
         save_checkpoint(store, tmp_path / "new", again, **{f"f{n}": "new" for n in range(5)})
 
-    store = Interrupted(use_it_again)
+    store = InterruptedStore(use_it_again)
     save_checkpoint(
         store, tmp_path / "old", make_manifest("best"), **{f"f{n}": "old" for n in range(5)}
     )

@@ -1,4 +1,4 @@
-"""Tests of collectives: answers, warnings, timeouts and deadlocks."""
+"""Tests of collectives: results, warnings, timeouts and deadlocks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BARRIER, BROADCAST = CollectiveKey("barrier", 0), CollectiveKey("broadcast", 0)
 class ThreeRanks:
     """Three ranks; those that have not joined a collective are missing."""
 
-    def __init__(self, **given: Any) -> None:
-        self.waits = Collectives(3, **{"timeout_s": None, "warn_s": 60.0, **given})
+    def __init__(self, **options: Any) -> None:
+        self.waits = Collectives(3, **{"timeout_s": None, "warn_s": 60.0, **options})
         self.returned: set[int] = set()
 
     def missing(self, key: CollectiveKey) -> set[int]:
@@ -65,8 +65,8 @@ def test_a_timeout_aborts_for_all_waiting_ranks() -> None:
     group.join(2, BARRIER, now=14.0)
     assert group.waits.next_timeout_check() == 15.0
     assert group.check_timeouts(14.9) == []
-    told = RankZeroBroadcastResult(kind="barrier", seq=0, missing_ranks=(0,))
-    assert group.check_timeouts(15.0) == [(1, told), (2, told)]
+    result = RankZeroBroadcastResult(kind="barrier", seq=0, missing_ranks=(0,))
+    assert group.check_timeouts(15.0) == [(1, result), (2, result)]
     assert group.check_timeouts(99.0) == []
     assert group.waits.next_timeout_check() is None
 
@@ -86,10 +86,14 @@ def test_a_deadlock_lists_the_ranks_by_collective() -> None:
     group.join(0, BARRIER)
     group.join(2, BARRIER)
     group.join(1, BROADCAST)
-    told = group.abort_deadlocked()
-    assert told.keys() == {0, 1, 2}
-    assert (told[0].kind, told[0].missing_ranks, told[1].missing_ranks) == ("barrier", (1,), (0, 2))
-    assert told[0].reason == (
+    responses = group.abort_deadlocked()
+    assert responses.keys() == {0, 1, 2}
+    assert (responses[0].kind, responses[0].missing_ranks, responses[1].missing_ranks) == (
+        "barrier",
+        (1,),
+        (0, 2),
+    )
+    assert responses[0].reason == (
         "deadlock: ranks wait in different collectives: "
         "ranks 0, 2 in barrier (number 1), rank 1 in broadcast (number 1)"
     )
@@ -124,9 +128,9 @@ def test_a_collective_that_needs_a_returned_rank_is_aborted() -> None:
     group = ThreeRanks()
     group.returned = {1}
     group.join(0, BARRIER)
-    told = group.abort_deadlocked()
-    assert told.keys() == {0}
-    assert told[0].reason == "rank 1 returned from the training function without calling it"
+    responses = group.abort_deadlocked()
+    assert responses.keys() == {0}
+    assert responses[0].reason == "rank 1 returned from the training function without calling it"
     group.join(2, BARRIER)
     assert group.abort_deadlocked().keys() == {2}
 
@@ -136,8 +140,8 @@ def test_a_deadlock_of_the_remaining_ranks_is_reported() -> None:
     group.returned = {2}
     group.waits.join(0, CollectiveKey("report", 0), 0.0, is_blocking=True)
     group.waits.join(1, CollectiveKey("report", 1), 0.0, is_blocking=True)
-    told = group.waits.abort_deadlocked({2}, lambda key: {1 - key.seq})
-    assert [rank for rank, _ in told] == [0, 1]
+    responses = group.waits.abort_deadlocked({2}, lambda key: {1 - key.seq})
+    assert [rank for rank, _ in responses] == [0, 1]
 
 
 def test_long_lists_of_ranks_are_abbreviated() -> None:
@@ -145,6 +149,8 @@ def test_long_lists_of_ranks_are_abbreviated() -> None:
     for rank in range(999):
         many.join(rank, BARRIER, 0.0, is_blocking=True)
     many.join(999, BROADCAST, 0.0, is_blocking=True)
-    told = many.abort_deadlocked(set(), lambda key: {999} if key == BARRIER else set(range(999)))
-    why = dict(told)[0].reason  # type: ignore[union-attr]
+    responses = many.abort_deadlocked(
+        set(), lambda key: {999} if key == BARRIER else set(range(999))
+    )
+    why = dict(responses)[0].reason  # type: ignore[union-attr]
     assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 991 more in barrier" in why

@@ -1,4 +1,4 @@
-"""The agent's process: it ends with a code its scheduler can read, and leaves nothing behind."""
+"""The agent's process: its exit codes, its log and the removal of its scratch directory."""
 
 import contextlib
 import os
@@ -31,13 +31,13 @@ RUN = RunId("r" * 32)
 
 
 @pytest.fixture
-def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ForkServerPool]:
+def fork_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ForkServerPool]:
     monkeypatch.setenv("SPOTFIT_HOST", "127.0.0.1")
     monkeypatch.setenv("SPOTFIT_FORK", "never")
     monkeypatch.setenv("SPOTFIT_SCRATCH", str(tmp_path / "scratch"))
-    keeper = ForkServerPool()
-    yield keeper
-    keeper.close()
+    fork_servers = ForkServerPool()
+    yield fork_servers
+    fork_servers.close()
 
 
 def assignment(folder: Path, *, notices: tuple[str, ...] = ("signal",)) -> AgentAssignment:
@@ -70,25 +70,25 @@ def an_ended_run(folder: Path) -> Ledger:
 
 
 def test_an_ended_run_exits_with_code_0_and_removes_scratch(
-    tmp_path: Path, keeper: ForkServerPool
+    tmp_path: Path, fork_servers: ForkServerPool
 ) -> None:
     an_ended_run(tmp_path / "run")
     before = signal.getsignal(signal.SIGTERM)
-    code = driver.serve(assignment(tmp_path / "run"), fork_servers=keeper)
+    code = driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
     assert code == AgentExitCode.DONE
     assert list((tmp_path / "scratch").iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_log_ends_with_an_end_marker(tmp_path: Path, keeper: ForkServerPool) -> None:
+def test_the_log_ends_with_an_end_marker(tmp_path: Path, fork_servers: ForkServerPool) -> None:
     run = an_ended_run(tmp_path / "run")
-    driver.serve(assignment(tmp_path / "run"), fork_servers=keeper)
+    driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
     (chunk,) = run.store.list(".spotfit/logs")
     assert run.store.get(chunk.key) == b'{"end":true}\n'
 
 
 def test_the_log_is_uploaded_before_the_agent_disconnects(
-    tmp_path: Path, keeper: ForkServerPool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fork_servers: ForkServerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader releases the machine of a disconnected agent after the end of the run."""
     calls: list[str] = []
@@ -106,25 +106,27 @@ def test_the_log_is_uploaded_before_the_agent_disconnects(
     recorded(TlsTransport, "close")
     recorded(TlsTransport, "disconnect")
     an_ended_run(tmp_path / "run")
-    driver.serve(assignment(tmp_path / "run"), fork_servers=keeper)
+    driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
     assert calls[0] == "LogShipper.close"
     assert "TlsTransport.close" in calls
 
 
 def test_an_invalid_setting_returns_node_unusable(
-    tmp_path: Path, keeper: ForkServerPool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fork_servers: ForkServerPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = driver.serve(assignment(tmp_path, notices=("no such source",)), fork_servers=keeper)
+    code = driver.serve(
+        assignment(tmp_path, notices=("no such source",)), fork_servers=fork_servers
+    )
     assert code == AgentExitCode.NODE_UNUSABLE
     assert "no such source" in capsys.readouterr().err
 
 
 def test_a_foreign_journal_returns_node_unusable(
-    tmp_path: Path, keeper: ForkServerPool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fork_servers: ForkServerPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger(tmp_path / "run").store.put(keys.entry(0), b"not an entry")
     assert (
-        driver.serve(assignment(tmp_path / "run"), fork_servers=keeper)
+        driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
         == AgentExitCode.NODE_UNUSABLE
     )
     assert "start a new run with another RunConfig" in capsys.readouterr().err
@@ -132,28 +134,33 @@ def test_a_foreign_journal_returns_node_unusable(
 
 def test_an_unexpected_exception_is_logged_as_a_crash(
     tmp_path: Path,
-    keeper: ForkServerPool,
+    fork_servers: ForkServerPool,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(driver, "_tick_until_done", lambda *_: 1 / 0)
     ledger(tmp_path / "run")
-    assert driver.serve(assignment(tmp_path / "run"), fork_servers=keeper) == AgentExitCode.CRASHED
+    assert (
+        driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
+        == AgentExitCode.CRASHED
+    )
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_scratch_of_a_killed_agent_is_removed(tmp_path: Path, keeper: ForkServerPool) -> None:
+def test_scratch_of_a_killed_agent_is_removed(tmp_path: Path, fork_servers: ForkServerPool) -> None:
     an_ended_run(tmp_path / "run")
     left = tmp_path / "scratch" / f"spotfit-{os.getuid()}-scratch-a-0"
     left.mkdir(parents=True)
     (left / "owner").write_text(os.uname().nodename)
-    assert driver.serve(assignment(tmp_path / "run"), fork_servers=keeper) == AgentExitCode.DONE
+    assert (
+        driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers) == AgentExitCode.DONE
+    )
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-class Asking:
-    """An agent that leads: it sends a message to itself, then waits for long."""
+class MessagingAgent:
+    """A leader that sends a message to itself and then waits for a long time."""
 
     def __init__(self, transport: TlsTransport) -> None:
         self._net = transport
@@ -175,7 +182,7 @@ def test_loopback_messages_are_processed_without_waiting(monkeypatch: pytest.Mon
         contextlib.closing(make_net(loop)) as transport,
     ):
         transport.connect(transport.address, make_join("a"))
-        driver._tick_until_done(Asking(transport), loop, transport, ())  # type: ignore[arg-type]
+        driver._tick_until_done(MessagingAgent(transport), loop, transport, ())  # type: ignore[arg-type]
     assert waits[0] == 0
     assert waits[1] is not None
     assert waits[1] > 1

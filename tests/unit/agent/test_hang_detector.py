@@ -28,33 +28,33 @@ KEY = keys.stack_dump(ME, 3, 1)
 class DelayedCalls(SynchronousCalls):
     """Background calls that complete when the test allows it."""
 
-    prompt = True
+    completes_at_once = True
 
     def run(self, name: str, job: Any) -> BackgroundResult | None:
-        return super().run(name, job) if self.prompt else None
+        return super().run(name, job) if self.completes_at_once else None
 
 
 class Harness:
     """Round 3 of two workers started at 100 s; a minute without progress is a hang."""
 
-    def __init__(self, **vigil: Any) -> None:
-        self.asked: list[DumpStacks] = []
-        self.store, self.errands = MemoryStore(), DelayedCalls()
+    def __init__(self, **options: Any) -> None:
+        self.stack_requests: list[DumpStacks] = []
+        self.store, self.background_calls = MemoryStore(), DelayedCalls()
         self.coordinator = RoundCoordinator(3, 2, default_checkpoint_name=str, now=100.0)
         self.detector = HangDetector(
             self.coordinator,
-            HangDetectionConfig(**{"no_progress_timeout_s": 60.0, **vigil}),
-            request_stacks=self.asked.append,
+            HangDetectionConfig(**{"no_progress_timeout_s": 60.0, **options}),
+            request_stacks=self.stack_requests.append,
             ledger=Ledger(self.store, RUN_ID, ME),
-            background_calls=self.errands,
+            background_calls=self.background_calls,
         )
         for rank in (0, 1):
-            self.say(rank, FunctionStarted(), 100.0)
+            self.send_frame(rank, FunctionStarted(), 100.0)
 
-    def say(self, rank: int, frame: FromWorker, now: float) -> None:
+    def send_frame(self, rank: int, frame: FromWorker, now: float) -> None:
         self.coordinator.handle_frame(rank, msgspec.Raw(encode(frame)), now)
 
-    def tell(self, *ranks: int, number: int = 1) -> None:
+    def add_stack_dumps(self, *ranks: int, number: int = 1) -> None:
         for rank in ranks:
             self.detector.add_stack_dump(
                 StackDump(round=3, dump_id=number, rank=rank, stack_text=f"stack of {rank}")
@@ -64,17 +64,17 @@ class Harness:
 def test_without_a_hang_no_stacks_are_requested() -> None:
     harness = Harness()
     assert harness.detector.check(159.0) is None
-    assert harness.asked == []
+    assert harness.stack_requests == []
     assert harness.detector.next_check() == 160.0
 
 
 def test_a_hang_is_reported_after_all_stacks_are_stored() -> None:
     harness = Harness()
     assert harness.detector.check(160.0) is None
-    assert harness.asked == [DumpStacks(round=3, dump_id=1)]
-    harness.tell(1)
+    assert harness.stack_requests == [DumpStacks(round=3, dump_id=1)]
+    harness.add_stack_dumps(1)
     assert harness.detector.check(161.0) is None
-    harness.tell(0)
+    harness.add_stack_dumps(0)
     found = harness.detector.check(162.0)
     assert found is not None
     assert found.text.endswith(
@@ -85,14 +85,14 @@ def test_a_hang_is_reported_after_all_stacks_are_stored() -> None:
     assert "=== rank 0: stack of 0" in kept
     assert "=== rank 1: stack of 1" in kept
     assert harness.detector.check(163.0) is None
-    assert len(harness.asked) == 1
+    assert len(harness.stack_requests) == 1
 
 
 def test_stacks_of_suspected_ranks_come_first() -> None:
     harness = Harness()
-    harness.say(0, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")), 110.0)
+    harness.send_frame(0, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")), 110.0)
     harness.detector.check(170.0)
-    harness.tell(0, 1)
+    harness.add_stack_dumps(0, 1)
     assert harness.detector.check(170.0) is not None
     kept = harness.store.get(KEY).decode()
     assert kept.index("=== rank 1") < kept.index("=== rank 0")
@@ -101,7 +101,7 @@ def test_stacks_of_suspected_ranks_come_first() -> None:
 def test_missing_stacks_are_waited_for_until_a_timeout() -> None:
     harness = Harness()
     harness.detector.check(160.0)
-    harness.tell(0)
+    harness.add_stack_dumps(0)
     assert harness.detector.next_check() == 160.0 + STACK_DUMP_TIMEOUT_S
     assert harness.detector.check(160.0 + STACK_DUMP_TIMEOUT_S) is not None
     assert "=== rank 1: its node did not send them within 30 s" in harness.store.get(KEY).decode()
@@ -110,14 +110,14 @@ def test_missing_stacks_are_waited_for_until_a_timeout() -> None:
 def test_progress_ends_the_suspicion() -> None:
     harness = Harness()
     harness.detector.check(160.0)
-    harness.say(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")), 161.0)
-    harness.tell(0, 1)
+    harness.send_frame(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")), 161.0)
+    harness.add_stack_dumps(0, 1)
     assert harness.detector.check(162.0) is None
     assert list(harness.store.list()) == []
     harness.detector.check(221.0)
-    assert harness.asked[-1] == DumpStacks(round=3, dump_id=2)
-    harness.tell(0, 1, number=1)
-    assert harness.detector.check(222.0) is None, "old answers are no answers"
+    assert harness.stack_requests[-1] == DumpStacks(round=3, dump_id=2)
+    harness.add_stack_dumps(0, 1, number=1)
+    assert harness.detector.check(222.0) is None, "dumps of an earlier request are ignored"
 
 
 def test_missing_heartbeats_are_detected_without_progress_detection() -> None:
@@ -125,7 +125,7 @@ def test_missing_heartbeats_are_detected_without_progress_detection() -> None:
     assert harness.detector.next_check() == float("inf")
     harness.detector.record_liveness(1, 601.0)
     assert harness.detector.check(150.0) is None
-    harness.tell(0, 1)
+    harness.add_stack_dumps(0, 1)
     found = harness.detector.check(151.0)
     assert found is not None
     assert (found.hang.ranks, found.hang.ends_round) == ((1,), True)
@@ -136,7 +136,7 @@ def test_a_heartbeat_ends_the_suspicion() -> None:
     harness.detector.record_liveness(1, 601.0)
     harness.detector.check(150.0)
     harness.detector.record_liveness(1, 0.0)
-    harness.tell(0, 1)
+    harness.add_stack_dumps(0, 1)
     assert harness.detector.check(151.0) is None
 
 
@@ -144,18 +144,18 @@ def test_a_second_unresponsive_rank_is_another_hang() -> None:
     harness = Harness(no_progress_timeout_s=0.0)
     harness.detector.record_liveness(1, 601.0)
     harness.detector.check(150.0)
-    harness.tell(0, 1)
+    harness.add_stack_dumps(0, 1)
     assert harness.detector.check(151.0) is not None
     harness.detector.record_liveness(0, 601.0)
     harness.detector.check(152.0)
-    assert harness.asked[-1] == DumpStacks(round=3, dump_id=2)
+    assert harness.stack_requests[-1] == DumpStacks(round=3, dump_id=2)
 
 
 def test_a_hang_is_reported_although_the_bucket_hangs() -> None:
     harness = Harness()
     harness.detector.check(160.0)
-    harness.tell(0, 1)
-    harness.errands.prompt = False
+    harness.add_stack_dumps(0, 1)
+    harness.background_calls.completes_at_once = False
     assert harness.detector.check(160.0 + 2 * STACK_DUMP_TIMEOUT_S - 0.1) is None
     found = harness.detector.check(160.0 + 2 * STACK_DUMP_TIMEOUT_S)
     assert found is not None
@@ -167,10 +167,10 @@ def test_a_failed_write_of_stacks_does_not_prevent_the_report(
 ) -> None:
     harness = Harness()
     harness.detector.check(160.0)
-    harness.tell(0, 1)
-    harness.errands.prompt = False
+    harness.add_stack_dumps(0, 1)
+    harness.background_calls.completes_at_once = False
     assert harness.detector.check(161.0) is None
-    harness.errands.prompt = True
+    harness.background_calls.completes_at_once = True
 
     def refuse(_key: str, _body: bytes) -> None:
         raise StoreError("it is full")

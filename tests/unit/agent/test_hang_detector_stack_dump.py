@@ -29,7 +29,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def registered(directory: Path) -> Iterator[Path]:
-    """This process dumps its stacks on the signal, as a worker does."""
+    """Register the stack dump signal in this process, as a worker does."""
     path = directory / f"{PID}.txt"
     with path.open("ab", buffering=0) as file:
         faulthandler.register(process.STACK_DUMP_SIGNAL, file=file, all_threads=True)

@@ -39,30 +39,30 @@ from spotfit.protocol.worker_agent import (
     SaveFailed,
     WorkerReturned,
 )
-from tests.unit.agent.simulated_cluster import TEMPO, FakeCluster
+from tests.unit.agent.simulated_cluster import TIMING, FakeCluster
 
 ANY_FAILURES = FailureLimits(worker=-1)
 
 
-def saved_by_rank_0(world: FakeCluster, name: str, report: int = 0) -> None:
-    """The files of a checkpoint, and their manifest, as a worker leaves them."""
-    world.store.put(f"{name}/model", b"weights")
+def write_checkpoint_files(cluster: FakeCluster, name: str, report: int = 0) -> None:
+    """Write the files of a checkpoint and their manifest, as rank 0 does."""
+    cluster.store.put(f"{name}/model", b"weights")
     part = Manifest(
         name=name, round=1, report_index=report, rank=0, ranks=(0,), metrics={"loss": 1.0}, files=()
     )
-    world.store.put(keys.manifest(name, 1, 0), encode(part))
+    cluster.store.put(keys.manifest(name, 1, 0), encode(part))
 
 
 # --- reports -------------------------------------------------------------------------------------
 
 
 def test_callbacks_receive_all_reports_in_order() -> None:
-    world = FakeCluster(has_callbacks=True)
-    world.wait_for_round()
-    world.report(0, loss=3)
-    world.checkpoint(1, "c1", loss=2)
-    world.report(2, loss=1)
-    assert world.callback_runner.reports == [
+    cluster = FakeCluster(has_callbacks=True)
+    cluster.wait_for_round()
+    cluster.report(0, loss=3)
+    cluster.checkpoint(1, "c1", loss=2)
+    cluster.report(2, loss=1)
+    assert cluster.callback_runner.reports == [
         ([{"rank": 0, "loss": 3}, {"rank": 1, "loss": 3}], None),
         ([{"rank": 0, "loss": 2}, {"rank": 1, "loss": 2}], "c1"),
         ([{"rank": 0, "loss": 1}, {"rank": 1, "loss": 1}], None),
@@ -70,149 +70,149 @@ def test_callbacks_receive_all_reports_in_order() -> None:
 
 
 def test_callbacks_receive_a_checkpoint_after_its_commit() -> None:
-    world = FakeCluster(has_callbacks=True)
-    world.wait_for_round()
-    world.store.should_fail = lambda: True
-    world.checkpoint(0, "c1")
-    assert world.callback_runner.reports == []
-    world.store.should_fail = lambda: False
-    world.advance_until(lambda: world.callback_runner.reports)
-    assert world.callback_runner.reports[0][1] == "c1"
+    cluster = FakeCluster(has_callbacks=True)
+    cluster.wait_for_round()
+    cluster.store.should_fail = lambda: True
+    cluster.checkpoint(0, "c1")
+    assert cluster.callback_runner.reports == []
+    cluster.store.should_fail = lambda: False
+    cluster.advance_until(lambda: cluster.callback_runner.reports)
+    assert cluster.callback_runner.reports[0][1] == "c1"
 
 
 def test_callbacks_receive_checkpoints_committed_at_the_end_of_a_round() -> None:
-    world = FakeCluster(has_callbacks=True, failure_limits=ANY_FAILURES)
-    world.wait_for_round()
-    world.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b'{"rank":1}')))
-    world.send_from_worker(
+    cluster = FakeCluster(has_callbacks=True, failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b'{"rank":1}')))
+    cluster.send_from_worker(
         0, FilesReport(report_index=0, metrics=msgspec.Raw(b'{"rank":0}'), checkpoint_dir_name="c1")
     )
-    world.store.should_fail = lambda: True
-    world.send_from_worker(0, SaveCompleted(report_index=0, checkpoint_name="c1", size_bytes=1))
-    world.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
-    world.advance(1.0)
-    world.store.should_fail = lambda: False
-    world.advance_until(lambda: world.last_event(RoundClosed))
-    assert world.last_event(CheckpointCommitted).name == "c1"
-    assert world.callback_runner.reports == [([{"rank": 0}, {"rank": 1}], "c1")]
+    cluster.store.should_fail = lambda: True
+    cluster.send_from_worker(0, SaveCompleted(report_index=0, checkpoint_name="c1", size_bytes=1))
+    cluster.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
+    cluster.advance(1.0)
+    cluster.store.should_fail = lambda: False
+    cluster.advance_until(lambda: cluster.last_event(RoundClosed))
+    assert cluster.last_event(CheckpointCommitted).name == "c1"
+    assert cluster.callback_runner.reports == [([{"rank": 0}, {"rank": 1}], "c1")]
 
 
 def test_callbacks_receive_failures_by_rank() -> None:
-    world = FakeCluster(has_callbacks=True, failure_limits=ANY_FAILURES)
-    world.wait_for_round()
-    world.fail_rank(1, "KeyError: 'x'")
-    world.advance_until(lambda: world.callback_runner.failures)
-    assert world.callback_runner.failures == [{1: "Traceback\nKeyError: 'x'"}]
+    cluster = FakeCluster(has_callbacks=True, failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.fail_rank(1, "KeyError: 'x'")
+    cluster.advance_until(lambda: cluster.callback_runner.failures)
+    assert cluster.callback_runner.failures == [{1: "Traceback\nKeyError: 'x'"}]
 
 
 def test_a_callback_that_raises_ends_the_run() -> None:
-    world = FakeCluster(has_callbacks=True)
-    world.wait_for_round()
-    world.callback_runner.error_text = "Traceback\nKeyError: 'x'"
-    world.advance_until(lambda: world.view.fit_end)
-    ended = world.last_event(FitEnded)
+    cluster = FakeCluster(has_callbacks=True)
+    cluster.wait_for_round()
+    cluster.callback_runner.error_text = "Traceback\nKeyError: 'x'"
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    ended = cluster.last_event(FitEnded)
     assert (ended.outcome, ended.cause) == ("failed", FailureCause.PLATFORM)
     assert ended.failures[0].message == "Traceback\nKeyError: 'x'"
 
 
 def test_the_run_ends_after_callbacks_processed_all_reports() -> None:
-    world = FakeCluster(has_callbacks=True)
-    world.wait_for_round()
-    world.callback_runner.is_idle = False
-    world.finish_rank(1)
-    world.finish_rank(0)
-    world.advance(2.0)
-    assert world.view.is_active
-    world.callback_runner.is_idle = True
-    world.advance_until(lambda: world.view.fit_end)
-    assert world.last_event(FitEnded).outcome == "finished"
+    cluster = FakeCluster(has_callbacks=True)
+    cluster.wait_for_round()
+    cluster.callback_runner.is_idle = False
+    cluster.finish_rank(1)
+    cluster.finish_rank(0)
+    cluster.advance(2.0)
+    assert cluster.view.is_active
+    cluster.callback_runner.is_idle = True
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    assert cluster.last_event(FitEnded).outcome == "finished"
 
 
-# --- a backend's hooks ---------------------------------------------------------------------------
+# --- backend hooks -------------------------------------------------------------------------------
 
 
-def hooks_done(world: FakeCluster) -> None:
-    world.hooks.unfinished = []
-    world.advance(0.2)
+def finish_hooks(cluster: FakeCluster) -> None:
+    cluster.hooks.unfinished = []
+    cluster.advance(0.2)
 
 
-def to_training(world: FakeCluster) -> None:
-    """All workers have come through the hooks before the function."""
-    world.wait_for_round()
-    for stage in ("setup", "train"):
+def advance_to_training(cluster: FakeCluster) -> None:
+    """Pass all workers through the hooks that precede the training function."""
+    cluster.wait_for_round()
+    for phase in ("setup", "train"):
         for rank in (0, 1):
-            world.send_from_worker(rank, AtGate(phase=stage))
-        hooks_done(world)
+            cluster.send_from_worker(rank, AtGate(phase=phase))
+        finish_hooks(cluster)
 
 
 def test_hooks_and_workers_wait_for_each_other_at_the_gates() -> None:
-    world = FakeCluster(has_backend_hooks=True)
-    world.wait_for_round()
-    world.send_from_worker(0, AtGate(phase="setup"))
-    assert world.hooks.requested == []
-    world.send_from_worker(1, AtGate(phase="setup"))
-    assert world.hooks.requested == [("on_start", 1, 2)]
-    assert world.messages_to(0, OpenGate) == []
-    hooks_done(world)
+    cluster = FakeCluster(has_backend_hooks=True)
+    cluster.wait_for_round()
+    cluster.send_from_worker(0, AtGate(phase="setup"))
+    assert cluster.hooks.requested == []
+    cluster.send_from_worker(1, AtGate(phase="setup"))
+    assert cluster.hooks.requested == [("on_start", 1, 2)]
+    assert cluster.messages_to(0, OpenGate) == []
+    finish_hooks(cluster)
     assert (
-        world.messages_to(0, OpenGate)
-        == world.messages_to(1, OpenGate)
+        cluster.messages_to(0, OpenGate)
+        == cluster.messages_to(1, OpenGate)
         == [OpenGate(phase="setup")]
     )
 
 
 def test_worker_calls_of_hooks_pass_through_the_leader() -> None:
-    world = FakeCluster(has_backend_hooks=True)
-    world.wait_for_round()
-    world.hooks.calls = [CallWorkers(round=1, call_id=7, ranks=(1,), pickled_call=b"call")]
-    world.advance(0.2)
-    assert world.messages_to(1, CallFunction) == [CallFunction(call_id=7, pickled_call=b"call")]
-    world.send_from_worker(1, CallResult(call_id=7, pickled_value=b"value"))
-    world.advance(0.2)
-    assert world.hooks.results == [(1, 1, CallResult(call_id=7, pickled_value=b"value"))]
+    cluster = FakeCluster(has_backend_hooks=True)
+    cluster.wait_for_round()
+    cluster.hooks.calls = [CallWorkers(round=1, call_id=7, ranks=(1,), pickled_call=b"call")]
+    cluster.advance(0.2)
+    assert cluster.messages_to(1, CallFunction) == [CallFunction(call_id=7, pickled_call=b"call")]
+    cluster.send_from_worker(1, CallResult(call_id=7, pickled_value=b"value"))
+    cluster.advance(0.2)
+    assert cluster.hooks.results == [(1, 1, CallResult(call_id=7, pickled_value=b"value"))]
 
 
 def test_the_run_finishes_after_the_last_hook_and_all_exits() -> None:
-    world = FakeCluster(has_backend_hooks=True)
-    to_training(world)
+    cluster = FakeCluster(has_backend_hooks=True)
+    advance_to_training(cluster)
     for rank in (0, 1):
-        world.send_from_worker(rank, WorkerReturned(report_count=0))
-    world.advance(2.0)
-    assert world.view.is_active
-    assert world.hooks.requested[-1] == ("on_shutdown", 1, 2)
-    hooks_done(world)
-    assert world.messages_to(0, OpenGate)[-1] == OpenGate(phase="leave")
-    world.advance(2.0)
-    assert world.view.is_active, "they are leaving"
+        cluster.send_from_worker(rank, WorkerReturned(report_count=0))
+    cluster.advance(2.0)
+    assert cluster.view.is_active
+    assert cluster.hooks.requested[-1] == ("on_shutdown", 1, 2)
+    finish_hooks(cluster)
+    assert cluster.messages_to(0, OpenGate)[-1] == OpenGate(phase="leave")
+    cluster.advance(2.0)
+    assert cluster.view.is_active, "workers have not exited"
     for rank in (0, 1):
-        world.node_of_rank(rank).worker_pool.end_worker(rank, clean=True)
-    world.advance_until(lambda: world.view.fit_end)
-    assert world.last_event(FitEnded).outcome == "finished"
+        cluster.node_of_rank(rank).worker_pool.end_worker(rank, clean=True)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    assert cluster.last_event(FitEnded).outcome == "finished"
 
 
 def test_a_worker_exit_before_the_last_gate_fails_the_hook() -> None:
-    world = FakeCluster(has_backend_hooks=True)
-    to_training(world)
+    cluster = FakeCluster(has_backend_hooks=True)
+    advance_to_training(cluster)
     for rank in (0, 1):
-        world.send_from_worker(rank, WorkerReturned(report_count=0))
-    world.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
-    world.advance(0.2)
-    assert world.hooks.ended_rounds == [1]
-    hooks_done(world)
-    world.advance_until(lambda: world.view.fit_end)
-    assert world.last_event(FitEnded).outcome == "finished", "all functions had returned"
+        cluster.send_from_worker(rank, WorkerReturned(report_count=0))
+    cluster.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
+    cluster.advance(0.2)
+    assert cluster.hooks.ended_rounds == [1]
+    finish_hooks(cluster)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    assert cluster.last_event(FitEnded).outcome == "finished", "all functions returned before"
 
 
 def test_a_hook_that_raises_ends_the_run() -> None:
-    world = FakeCluster(has_backend_hooks=True, failure_limits=ANY_FAILURES)
-    world.wait_for_round()
-    world.hooks.error = UserCodeError(
+    cluster = FakeCluster(has_backend_hooks=True, failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.hooks.error = UserCodeError(
         reason="the backend's on_start raised",
         traceback_text="Traceback\nKeyError: 'x'",
         pickle_key="f/1",
     )
-    world.advance_until(lambda: world.view.fit_end)
-    ended = world.last_event(FitEnded)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    ended = cluster.last_event(FitEnded)
     assert (ended.cause, ended.reason) == (FailureCause.PLATFORM, "the backend's on_start raised")
     assert ended.failures == (
         RankFailure(rank=-1, kind="raised", message="Traceback\nKeyError: 'x'", pickle_key="f/1"),
@@ -220,42 +220,44 @@ def test_a_hook_that_raises_ends_the_run() -> None:
 
 
 def test_every_round_runs_all_hooks() -> None:
-    world = FakeCluster(has_backend_hooks=True, failure_limits=ANY_FAILURES)
-    to_training(world)
-    world.fail_rank(1)
-    world.advance_until(
-        lambda: world.view.round and world.view.round.number == 2 and world.is_training
+    cluster = FakeCluster(has_backend_hooks=True, failure_limits=ANY_FAILURES)
+    advance_to_training(cluster)
+    cluster.fail_rank(1)
+    cluster.advance_until(
+        lambda: cluster.view.round and cluster.view.round.number == 2 and cluster.is_training
     )
-    assert world.hooks.requested[2:] == [("on_shutdown", 1, 2)]
+    assert cluster.hooks.requested[2:] == [("on_shutdown", 1, 2)]
     for rank in (0, 1):
-        world.send_from_worker(rank, AtGate(phase="setup"))
-    assert world.hooks.requested[-1] == ("on_start", 2, 2)
+        cluster.send_from_worker(rank, AtGate(phase="setup"))
+    assert cluster.hooks.requested[-1] == ("on_start", 2, 2)
 
 
 def test_the_run_ends_after_the_shutdown_hook_of_a_failed_round() -> None:
-    world = FakeCluster(has_backend_hooks=True)
-    to_training(world)
-    world.fail_rank(1)
-    world.advance(2.0)
-    assert world.view.is_active
-    hooks_done(world)
-    world.advance_until(lambda: world.view.fit_end)
-    assert world.last_event(FitEnded).cause is FailureCause.WORKER
+    cluster = FakeCluster(has_backend_hooks=True)
+    advance_to_training(cluster)
+    cluster.fail_rank(1)
+    cluster.advance(2.0)
+    assert cluster.view.is_active
+    finish_hooks(cluster)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    assert cluster.last_event(FitEnded).cause is FailureCause.WORKER
 
 
 # --- metrics -------------------------------------------------------------------------------------
 
 
 def test_metrics_are_stored_as_json_lines() -> None:
-    world = FakeCluster()
-    world.wait_for_round()
-    world.report(0, loss=3)
-    world.checkpoint(1, "c1", loss=2)
-    leader = world.leader.agent_id
-    world.finish_rank(1)
-    world.finish_rank(0)
-    world.advance_until(lambda: all(node.has_exited for node in world.nodes.values()))
-    chunks = [world.read_object(key) for (key, _) in world.store.list(f".spotfit/reports/{leader}")]
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    cluster.report(0, loss=3)
+    cluster.checkpoint(1, "c1", loss=2)
+    leader = cluster.leader.agent_id
+    cluster.finish_rank(1)
+    cluster.finish_rank(0)
+    cluster.advance_until(lambda: all(node.has_exited for node in cluster.nodes.values()))
+    chunks = [
+        cluster.read_object(key) for (key, _) in cluster.store.list(f".spotfit/reports/{leader}")
+    ]
     lines = [msgspec.json.decode(line) for line in b"".join(chunks).splitlines()]
     assert [(one["round"], one["report_index"], one["checkpoint"]) for one in lines] == [
         (1, 0, None),
@@ -268,83 +270,83 @@ def test_metrics_are_stored_as_json_lines() -> None:
 
 
 def test_files_of_a_dropped_checkpoint_are_deleted() -> None:
-    world = FakeCluster(retention=RetentionConfig(num_to_keep=1))
-    world.wait_for_round()
+    cluster = FakeCluster(retention=RetentionConfig(num_to_keep=1))
+    cluster.wait_for_round()
     for n in (0, 1):
-        saved_by_rank_0(world, f"c{n}", n)
-        world.checkpoint(n, f"c{n}")
-    world.advance_until(lambda: world.last_event(CheckpointDropped))
-    world.advance(1.0)
-    assert world.last_event(CheckpointDropped).name == "c0"
-    left = {key for (key, _) in world.store.list() if "/c0/" in key or key.startswith("c0/")}
+        write_checkpoint_files(cluster, f"c{n}", n)
+        cluster.checkpoint(n, f"c{n}")
+    cluster.advance_until(lambda: cluster.last_event(CheckpointDropped))
+    cluster.advance(1.0)
+    assert cluster.last_event(CheckpointDropped).name == "c0"
+    left = {key for (key, _) in cluster.store.list() if "/c0/" in key or key.startswith("c0/")}
     assert left == set()
-    assert world.read_object("c1/model") == b"weights"
+    assert cluster.read_object("c1/model") == b"weights"
 
 
 def test_deletions_are_retried_after_store_errors() -> None:
-    world = FakeCluster(retention=RetentionConfig(num_to_keep=1))
-    world.wait_for_round()
+    cluster = FakeCluster(retention=RetentionConfig(num_to_keep=1))
+    cluster.wait_for_round()
     for n in (0, 1):
-        saved_by_rank_0(world, f"c{n}", n)
-    world.checkpoint(0, "c0")
-    delete, failures = world.store.delete, [1, 2, 3]
+        write_checkpoint_files(cluster, f"c{n}", n)
+    cluster.checkpoint(0, "c0")
+    delete, failures = cluster.store.delete, [1, 2, 3]
 
-    def moody_delete(key: str) -> None:
+    def failing_delete(key: str) -> None:
         if failures:
             failures.pop()
-            world.store.should_fail = lambda: True
+            cluster.store.should_fail = lambda: True
         delete(key)
 
-    def calm() -> bool:
-        world.store.should_fail = lambda: False
+    def restore_store() -> bool:
+        cluster.store.should_fail = lambda: False
         return bool(failures)
 
-    world.store.delete = moody_delete  # type: ignore[method-assign]  # fails three times
-    world.checkpoint(1, "c1")
-    world.advance_until(lambda: not calm())
-    world.advance(2.0)
-    assert not any(key.startswith("c0/") for (key, _) in world.store.list())
+    cluster.store.delete = failing_delete  # type: ignore[method-assign]  # fails three times
+    cluster.checkpoint(1, "c1")
+    cluster.advance_until(lambda: not restore_store())
+    cluster.advance(2.0)
+    assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
 
 
 def test_a_reused_name_gets_a_suffix_and_drops_the_earlier_checkpoint() -> None:
-    world = FakeCluster(failure_limits=ANY_FAILURES)
-    world.wait_for_round()
-    saved_by_rank_0(world, "last")
-    world.checkpoint(0, "last")
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    write_checkpoint_files(cluster, "last")
+    cluster.checkpoint(0, "last")
     for n, base in ((1, "last"), (2, "last@1-1")):
-        world.send_from_worker(1, MetricsReport(report_index=n, metrics=msgspec.Raw(b"{}")))
-        world.send_from_worker(
+        cluster.send_from_worker(1, MetricsReport(report_index=n, metrics=msgspec.Raw(b"{}")))
+        cluster.send_from_worker(
             0, FilesReport(report_index=n, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="last")
         )
-        named = world.messages_to(0, CheckpointNamed)[-1]
+        named = cluster.messages_to(0, CheckpointNamed)[-1]
         assert (named.checkpoint_name, named.parent) == (f"last@1-{n}", base)
-        world.advance(1.0)
-        assert world.read_object("last/model" if n == 1 else "last@1-1/model") == b"weights"
-        saved_by_rank_0(world, named.checkpoint_name, n)
-        world.send_from_worker(
+        cluster.advance(1.0)
+        assert cluster.read_object("last/model" if n == 1 else "last@1-1/model") == b"weights"
+        write_checkpoint_files(cluster, named.checkpoint_name, n)
+        cluster.send_from_worker(
             0, SaveCompleted(report_index=n, checkpoint_name=named.checkpoint_name)
         )
-        world.advance(1.0)
-    assert [one.name for one in world.view.checkpoints] == ["last@1-2"]
-    left = {key.partition("/")[0] for (key, _) in world.store.list()}
+        cluster.advance(1.0)
+    assert [one.name for one in cluster.view.checkpoints] == ["last@1-2"]
+    left = {key.partition("/")[0] for (key, _) in cluster.store.list()}
     assert left == {".spotfit", "last@1-2"}
-    world.fail_rank(1)
-    world.wait_for_round()
-    world.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
-    world.send_from_worker(
+    cluster.fail_rank(1)
+    cluster.wait_for_round()
+    cluster.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
+    cluster.send_from_worker(
         0, FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="last")
     )
-    named = world.messages_to(0, CheckpointNamed)[-1]
+    named = cluster.messages_to(0, CheckpointNamed)[-1]
     assert (named.checkpoint_name, named.parent) == ("last@2-0", "last@1-2")
 
 
 def test_of_checkpoints_in_one_custom_folder_only_the_last_is_retained() -> None:
-    world = FakeCluster(retention=RetentionConfig(num_to_keep=3))
-    world.wait_for_round()
+    cluster = FakeCluster(retention=RetentionConfig(num_to_keep=3))
+    cluster.wait_for_round()
     for n, name in enumerate(("mine", "mine@1-1", "mine@1-2")):
-        world.store.put("mine/model", b"x" * (n + 1))
-        world.send_from_worker(1, MetricsReport(report_index=n, metrics=msgspec.Raw(b"{}")))
-        world.send_from_worker(
+        cluster.store.put("mine/model", b"x" * (n + 1))
+        cluster.send_from_worker(1, MetricsReport(report_index=n, metrics=msgspec.Raw(b"{}")))
+        cluster.send_from_worker(
             0,
             FilesReport(
                 report_index=n,
@@ -354,7 +356,7 @@ def test_of_checkpoints_in_one_custom_folder_only_the_last_is_retained() -> None
             ),
         )
         save_existing_files(
-            world.store,
+            cluster.store,
             Manifest(
                 name=name,
                 round=1,
@@ -366,195 +368,201 @@ def test_of_checkpoints_in_one_custom_folder_only_the_last_is_retained() -> None
                 custom_folder="mine",
             ),
         )
-        world.send_from_worker(
+        cluster.send_from_worker(
             0,
             SaveCompleted(
                 report_index=n, checkpoint_name=name, size_bytes=n + 1, custom_folder="mine"
             ),
         )
-        world.advance(1.0)
-    assert [one.name for one in world.view.checkpoints] == ["mine@1-2"]
-    assert world.read_object("mine/model") == b"xxx"
+        cluster.advance(1.0)
+    assert [one.name for one in cluster.view.checkpoints] == ["mine@1-2"]
+    assert cluster.read_object("mine/model") == b"xxx"
     assert [
-        one.name for one in manifests_of_all(world.store, ["mine", "mine@1-1", "mine@1-2"])
+        one.name for one in manifests_of_all(cluster.store, ["mine", "mine@1-1", "mine@1-2"])
     ] == ["mine@1-2"]
 
 
-def snapshot(world: FakeCluster, n: int) -> tuple[str, str]:
-    """All ranks hand a snapshot over as their n-th report, and it is committed: its name, and that
-    of the one it may share files with."""
+def commit_snapshot(cluster: FakeCluster, n: int) -> tuple[str, str]:
+    """Commit a snapshot of all ranks as their n-th report; return its name and the name of
+    the snapshot whose files it may share."""
     for rank in (0, 1):
-        world.send_from_worker(
+        cluster.send_from_worker(
             rank, FilesReport(report_index=n, metrics=msgspec.Raw(b"{}"), incremental=True)
         )
-    named = world.messages_to(0, CheckpointNamed)[-1]
+    named = cluster.messages_to(0, CheckpointNamed)[-1]
     for rank in (0, 1):
-        world.send_from_worker(
+        cluster.send_from_worker(
             rank,
             SaveCompleted(report_index=n, checkpoint_name=named.checkpoint_name, size_bytes=10),
         )
-    world.advance_until(lambda: world.last_event(CheckpointCommitted).name == named.checkpoint_name)
+    cluster.advance_until(
+        lambda: cluster.last_event(CheckpointCommitted).name == named.checkpoint_name
+    )
     return named.checkpoint_name, named.parent
 
 
 def test_a_snapshot_shares_files_with_the_previous_one_unless_it_is_corrupt() -> None:
-    world = FakeCluster(failure_limits=ANY_FAILURES)
-    world.wait_for_round()
-    first, base = snapshot(world, 0)
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    first, base = commit_snapshot(cluster, 0)
     assert base == ""
-    second, base = snapshot(world, 1)
+    second, base = commit_snapshot(cluster, 1)
     assert base == first
-    world.fail_rank(1)
-    world.wait_for_round()
-    world.send_from_worker(0, CheckpointCorrupt(checkpoint_name=second))
-    third, base = snapshot(world, 0)
+    cluster.fail_rank(1)
+    cluster.wait_for_round()
+    cluster.send_from_worker(0, CheckpointCorrupt(checkpoint_name=second))
+    third, base = commit_snapshot(cluster, 0)
     assert base == ""
-    assert snapshot(world, 1)[1] == third
+    assert commit_snapshot(cluster, 1)[1] == third
 
 
 def test_a_new_leader_shares_no_files_of_earlier_terms() -> None:
-    world = FakeCluster()
-    world.wait_for_round()
-    snapshot(world, 0)
-    world.send_from_worker(0, CheckpointCorrupt(checkpoint_name=snapshot(world, 1)[0]))
-    gone = world.leader
-    world.kill(gone)
-    world.advance_until(
-        lambda: world.last_event(RoundOpened).round.number == 2 and world.is_training
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    commit_snapshot(cluster, 0)
+    cluster.send_from_worker(0, CheckpointCorrupt(checkpoint_name=commit_snapshot(cluster, 1)[0]))
+    lost_leader = cluster.leader
+    cluster.kill(lost_leader)
+    cluster.advance_until(
+        lambda: cluster.last_event(RoundOpened).round.number == 2 and cluster.is_training
     )
-    assert world.last_event(LeaderElected).lost_leader == gone.agent_id
-    first, base = snapshot(world, 0)
+    assert cluster.last_event(LeaderElected).lost_leader == lost_leader.agent_id
+    first, base = commit_snapshot(cluster, 0)
     assert base == ""
-    assert snapshot(world, 1)[1] == first
+    assert commit_snapshot(cluster, 1)[1] == first
 
 
-def half_saved_by_rank_0(world: FakeCluster, n: int) -> str:
-    """All report; rank 0 is given a name, and dies while it uploads."""
-    world.send_from_worker(1, MetricsReport(report_index=n, metrics=msgspec.Raw(b"{}")))
-    world.send_from_worker(0, FilesReport(report_index=n, metrics=msgspec.Raw(b"{}")))
-    name = str(world.messages_to(0, CheckpointNamed)[-1].checkpoint_name)
-    world.store.put(f"{name}/half", b"we")
-    world.advance(0.5)
+def start_upload(cluster: FakeCluster, n: int) -> str:
+    """Report on all ranks and write one file of rank 0; return the checkpoint name."""
+    cluster.send_from_worker(1, MetricsReport(report_index=n, metrics=msgspec.Raw(b"{}")))
+    cluster.send_from_worker(0, FilesReport(report_index=n, metrics=msgspec.Raw(b"{}")))
+    name = str(cluster.messages_to(0, CheckpointNamed)[-1].checkpoint_name)
+    cluster.store.put(f"{name}/half", b"we")
+    cluster.advance(0.5)
     return name
 
 
 def test_an_incomplete_upload_is_deleted_in_the_next_round() -> None:
-    world = FakeCluster(failure_limits=ANY_FAILURES)
-    world.wait_for_round()
-    saved_by_rank_0(world, "c0")
-    world.checkpoint(0, "c0")
-    half = half_saved_by_rank_0(world, 1)
-    world.advance(5.0)
-    assert world.read_object(f"{half}/half"), "its round may still finish it"
-    world.node_of_rank(0).worker_pool.end_worker(0, "was killed by SIGKILL")
-    world.advance_until(
-        lambda: world.is_training and world.view.round and world.view.round.number == 2
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    write_checkpoint_files(cluster, "c0")
+    cluster.checkpoint(0, "c0")
+    partial_checkpoint = start_upload(cluster, 1)
+    cluster.advance(5.0)
+    assert cluster.read_object(f"{partial_checkpoint}/half"), (
+        "the upload may still finish in its round"
     )
-    world.advance(1.0)
-    assert not any(half in key for (key, _) in world.store.list())
-    assert world.read_object("c0/model") == b"weights"
+    cluster.node_of_rank(0).worker_pool.end_worker(0, "was killed by SIGKILL")
+    cluster.advance_until(
+        lambda: cluster.is_training and cluster.view.round and cluster.view.round.number == 2
+    )
+    cluster.advance(1.0)
+    assert not any(partial_checkpoint in key for (key, _) in cluster.store.list())
+    assert cluster.read_object("c0/model") == b"weights"
 
 
 def test_a_new_leader_finishes_deletions() -> None:
-    world = FakeCluster(retention=RetentionConfig(num_to_keep=1))
-    world.wait_for_round()
-    delete = world.store.delete
-    world.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
+    cluster = FakeCluster(retention=RetentionConfig(num_to_keep=1))
+    cluster.wait_for_round()
+    delete = cluster.store.delete
+    cluster.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
     for n in (0, 1):
-        saved_by_rank_0(world, f"c{n}", n)
-        world.checkpoint(n, f"c{n}")
-    world.advance_until(lambda: world.last_event(CheckpointDropped))
-    world.kill(world.leader)
-    world.store.delete = delete  # type: ignore[method-assign]  # it is well again
-    world.advance_until(lambda: world.is_training, within_s=60)
-    world.advance(1.0)
-    assert not any(key.startswith("c0/") for (key, _) in world.store.list())
-    assert world.read_object("c1/model") == b"weights"
+        write_checkpoint_files(cluster, f"c{n}", n)
+        cluster.checkpoint(n, f"c{n}")
+    cluster.advance_until(lambda: cluster.last_event(CheckpointDropped))
+    cluster.kill(cluster.leader)
+    cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
+    cluster.advance_until(lambda: cluster.is_training, within_s=60)
+    cluster.advance(1.0)
+    assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
+    assert cluster.read_object("c1/model") == b"weights"
 
 
 def test_a_new_leader_after_training_finishes_deletions() -> None:
-    world = FakeCluster(retention=RetentionConfig(num_to_keep=1), validation=ValidationSpec())
-    world.wait_for_round()
-    delete = world.store.delete
-    world.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
+    cluster = FakeCluster(retention=RetentionConfig(num_to_keep=1), validation=ValidationSpec())
+    cluster.wait_for_round()
+    delete = cluster.store.delete
+    cluster.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
     for n in (0, 1):
-        saved_by_rank_0(world, f"c{n}", n)
-        world.checkpoint(n, f"c{n}", validation=ValidationRequest() if n else None)
-    world.advance_until(lambda: world.last_event(CheckpointDropped) and world.validating_node)
-    validates, leader = world.validating_node, world.leader
+        write_checkpoint_files(cluster, f"c{n}", n)
+        cluster.checkpoint(n, f"c{n}", validation=ValidationRequest() if n else None)
+    cluster.advance_until(lambda: cluster.last_event(CheckpointDropped) and cluster.validating_node)
+    validating_node, leader = cluster.validating_node, cluster.leader
     for rank in (1, 0):
-        world.finish_rank(rank)
-    world.advance_until(lambda: world.last_event(TrainingEnded))
-    world.kill(leader)
-    world.store.delete = delete  # type: ignore[method-assign]  # it is well again
-    world.advance_until(lambda: world.leader is validates, within_s=60)
-    world.advance_until(lambda: not any(key.startswith("c0/") for (key, _) in world.store.list()))
-    assert not any("/c0/" in key for (key, _) in world.store.list())
-    assert world.read_object("c1/model") == b"weights"
+        cluster.finish_rank(rank)
+    cluster.advance_until(lambda: cluster.last_event(TrainingEnded))
+    cluster.kill(leader)
+    cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
+    cluster.advance_until(lambda: cluster.leader is validating_node, within_s=60)
+    cluster.advance_until(
+        lambda: not any(key.startswith("c0/") for (key, _) in cluster.store.list())
+    )
+    assert not any("/c0/" in key for (key, _) in cluster.store.list())
+    assert cluster.read_object("c1/model") == b"weights"
 
 
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_name_of_an_incomplete_upload_is_not_reused(*, dies: bool) -> None:
     """A late worker may still upload files of that name, or a former leader delete them."""
-    world = FakeCluster(failure_limits=ANY_FAILURES)
-    world.wait_for_round()
-    world.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
-    world.send_from_worker(
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
+    cluster.send_from_worker(
         0, FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="half")
     )
-    assert world.messages_to(0, CheckpointNamed)[-1].checkpoint_name == "half"
+    assert cluster.messages_to(0, CheckpointNamed)[-1].checkpoint_name == "half"
     if dies:
-        world.advance(0.5)
-        world.kill(world.leader)
-        world.advance_until(
-            lambda: world.is_training and world.last_event(RoundOpened).round.number == 2
+        cluster.advance(0.5)
+        cluster.kill(cluster.leader)
+        cluster.advance_until(
+            lambda: cluster.is_training and cluster.last_event(RoundOpened).round.number == 2
         )
     else:
-        world.fail_rank(1)
-        world.wait_for_round()
-    world.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
-    world.send_from_worker(
+        cluster.fail_rank(1)
+        cluster.wait_for_round()
+    cluster.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
+    cluster.send_from_worker(
         0, FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="half")
     )
-    named = world.messages_to(0, CheckpointNamed)[-1]
+    named = cluster.messages_to(0, CheckpointNamed)[-1]
     assert (named.checkpoint_name, named.parent) == ("half@2-0", "")
 
 
 def test_the_leader_exits_after_all_deletions() -> None:
-    world = FakeCluster(retention=RetentionConfig(num_to_keep=1))
-    world.wait_for_round()
-    delete = world.store.delete
-    world.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
+    cluster = FakeCluster(retention=RetentionConfig(num_to_keep=1))
+    cluster.wait_for_round()
+    delete = cluster.store.delete
+    cluster.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
     for n in (0, 1):
-        saved_by_rank_0(world, f"c{n}", n)
-        world.checkpoint(n, f"c{n}")
-    leader = world.leader
-    world.finish_rank(1)
-    world.finish_rank(0)
-    world.advance_until(lambda: world.view.fit_end)
-    world.advance(3.0)
+        write_checkpoint_files(cluster, f"c{n}", n)
+        cluster.checkpoint(n, f"c{n}")
+    leader = cluster.leader
+    cluster.finish_rank(1)
+    cluster.finish_rank(0)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    cluster.advance(3.0)
     assert not leader.has_exited
-    world.store.delete = delete  # type: ignore[method-assign]  # it is well again
-    world.advance_until(lambda: leader.has_exited)
-    assert not any(key.startswith("c0/") for (key, _) in world.store.list())
+    cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
+    cluster.advance_until(lambda: leader.has_exited)
+    assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
 
 
 def test_the_leader_exits_although_a_shared_parent_is_not_deleted() -> None:
-    """A failed training's last upload came in, and its files are listed from then on."""
-    world = FakeCluster()
-    world.wait_for_round()
-    saved_by_rank_0(world, "last")
-    world.checkpoint(0, "last")
-    world.send_from_worker(1, MetricsReport(report_index=1, metrics=msgspec.Raw(b"{}")))
-    world.send_from_worker(
+    """The last upload of a failed training completed, so its files are listed."""
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    write_checkpoint_files(cluster, "last")
+    cluster.checkpoint(0, "last")
+    cluster.send_from_worker(1, MetricsReport(report_index=1, metrics=msgspec.Raw(b"{}")))
+    cluster.send_from_worker(
         0, FilesReport(report_index=1, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="last")
     )
-    named = world.messages_to(0, CheckpointNamed)[-1]
+    named = cluster.messages_to(0, CheckpointNamed)[-1]
     assert (named.checkpoint_name, named.parent) == ("last@1-1", "last")
-    leader, crew = world.leader, world.node_of_rank(0).worker_pool
-    crew.uploading_round = 1
-    world.fail_rank(1)
-    world.advance(1.0)
+    leader, worker_pool = cluster.leader, cluster.node_of_rank(0).worker_pool
+    worker_pool.uploading_round = 1
+    cluster.fail_rank(1)
+    cluster.advance(1.0)
     late = Manifest(
         name=named.checkpoint_name,
         round=1,
@@ -564,11 +572,11 @@ def test_the_leader_exits_although_a_shared_parent_is_not_deleted() -> None:
         metrics={},
         files=(),
     )
-    world.store.put(late.key, encode(late))
-    crew.uploading_round = None
-    world.advance_until(lambda: world.view.fit_end, within_s=200)
-    assert world.last_event(CheckpointDropped).name == "last"
-    world.advance_until(lambda: leader.has_exited, within_s=200)
+    cluster.store.put(late.key, encode(late))
+    worker_pool.uploading_round = None
+    cluster.advance_until(lambda: cluster.view.fit_end, within_s=200)
+    assert cluster.last_event(CheckpointDropped).name == "last"
+    cluster.advance_until(lambda: leader.has_exited, within_s=200)
 
 
 def _no_answer(_key: str) -> None:
@@ -578,119 +586,119 @@ def _no_answer(_key: str) -> None:
 # --- rounds --------------------------------------------------------------------------------------
 
 
-def dies_while_its_upload_goes_on(world: FakeCluster) -> None:
-    """Rank 0 trains for ten seconds, gives its files away, and dies before they are there."""
-    world.wait_for_round()
-    world.advance(10.0)
-    world.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
-    world.send_from_worker(
+def end_rank_0_during_its_upload(cluster: FakeCluster) -> None:
+    """Rank 0 trains for ten seconds, delegates an upload and is killed before it completes."""
+    cluster.wait_for_round()
+    cluster.advance(10.0)
+    cluster.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
+    cluster.send_from_worker(
         0, FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="c1")
     )
-    crew = world.node_of_rank(0).worker_pool
-    crew.uploading_round = 1
-    crew.end_worker(0, "was killed by SIGKILL")
-    world.advance(5.0)
+    worker_pool = cluster.node_of_rank(0).worker_pool
+    worker_pool.uploading_round = 1
+    worker_pool.end_worker(0, "was killed by SIGKILL")
+    cluster.advance(5.0)
 
 
 def test_the_end_reports_why_the_last_save_failed() -> None:
-    world = FakeCluster()
-    world.wait_for_round()
+    cluster = FakeCluster()
+    cluster.wait_for_round()
     for rank in (0, 1):
-        world.send_from_worker(
+        cluster.send_from_worker(
             rank, FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="c1")
         )
-    world.send_from_worker(1, SaveFailed(report_index=0, reason="the bucket is gone"))
+    cluster.send_from_worker(1, SaveFailed(report_index=0, reason="the bucket is unavailable"))
     for rank in (0, 1):
-        world.send_from_worker(rank, WorkerReturned(report_count=1))
-        world.node_of_rank(rank).worker_pool.end_worker(rank, clean=True)
-    world.advance_until(lambda: world.view.fit_end)
-    assert world.last_event(FitEnded).last_save_error == "rank 1: the bucket is gone"
+        cluster.send_from_worker(rank, WorkerReturned(report_count=1))
+        cluster.node_of_rank(rank).worker_pool.end_worker(rank, clean=True)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    assert cluster.last_event(FitEnded).last_save_error == "rank 1: the bucket is unavailable"
 
 
 @pytest.mark.parametrize("failures", [-1, 0])
 def test_an_upload_of_an_exited_worker_is_committed_first(failures: int) -> None:
-    world = FakeCluster(failure_limits=FailureLimits(worker=failures))
-    dies_while_its_upload_goes_on(world)
-    assert world.view.round is None, "the next round waits for it"
-    assert world.view.is_active, "and so does the end"
-    saved_by_rank_0(world, "c1")
-    for node in world.nodes.values():
+    cluster = FakeCluster(failure_limits=FailureLimits(worker=failures))
+    end_rank_0_during_its_upload(cluster)
+    assert cluster.view.round is None, "the next round waits for it"
+    assert cluster.view.is_active, "the end of the run waits too"
+    write_checkpoint_files(cluster, "c1")
+    for node in cluster.nodes.values():
         node.worker_pool.uploading_round = None
-    world.advance_until(lambda: world.view.fit_end or world.view.round)
-    assert [one.name for one in world.view.checkpoints] == ["c1"]
+    cluster.advance_until(lambda: cluster.view.fit_end or cluster.view.round)
+    assert [one.name for one in cluster.view.checkpoints] == ["c1"]
     if failures:
-        assert world.last_event(RoundOpened).round.checkpoint_name == "c1"
+        assert cluster.last_event(RoundOpened).round.checkpoint_name == "c1"
 
 
 def test_a_slow_upload_of_a_closed_round_is_cancelled() -> None:
-    world = FakeCluster(failure_limits=ANY_FAILURES)
-    dies_while_its_upload_goes_on(world)
-    world.advance_until(lambda: world.is_training)
-    assert world.last_event(RoundOpened).round.checkpoint_name is None
-    assert all(node.worker_pool.uploading_round is None for node in world.nodes.values())
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    end_rank_0_during_its_upload(cluster)
+    cluster.advance_until(lambda: cluster.is_training)
+    assert cluster.last_event(RoundOpened).round.checkpoint_name is None
+    assert all(node.worker_pool.uploading_round is None for node in cluster.nodes.values())
 
 
 def test_uploads_of_a_lost_machine_are_not_waited_for() -> None:
-    world = FakeCluster(failure_limits=ANY_FAILURES)
-    dies_while_its_upload_goes_on(world)
-    carrying = next(
-        node for node in world.nodes.values() if node.worker_pool.uploading_round is not None
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    end_rank_0_during_its_upload(cluster)
+    uploading_node = next(
+        node for node in cluster.nodes.values() if node.worker_pool.uploading_round is not None
     )
-    world.kill(carrying)
-    assert world.advance_until(lambda: world.is_training) < 8.0
+    cluster.kill(uploading_node)
+    assert cluster.advance_until(lambda: cluster.is_training) < 8.0
 
 
 def test_a_ready_checkpoint_is_committed_before_the_round_closes() -> None:
-    world = FakeCluster(failure_limits=ANY_FAILURES)
-    world.wait_for_round()
-    world.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
-    world.send_from_worker(
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
+    cluster.send_from_worker(
         0, FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="c1")
     )
-    world.store.should_fail = lambda: True
-    world.send_from_worker(0, SaveCompleted(report_index=0, checkpoint_name="c1"))
-    world.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
-    world.advance(1.0)
-    world.store.should_fail = lambda: False
-    world.advance_until(
-        lambda: world.is_training and world.view.round and world.view.round.number == 2
+    cluster.store.should_fail = lambda: True
+    cluster.send_from_worker(0, SaveCompleted(report_index=0, checkpoint_name="c1"))
+    cluster.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
+    cluster.advance(1.0)
+    cluster.store.should_fail = lambda: False
+    cluster.advance_until(
+        lambda: cluster.is_training and cluster.view.round and cluster.view.round.number == 2
     )
-    kinds = [type(entry.event) for entry in world.entries]
+    kinds = [type(entry.event) for entry in cluster.entries]
     assert kinds.index(CheckpointCommitted) < kinds.index(RoundClosed)
-    assert world.view.round is not None
-    assert world.view.round.checkpoint_name == "c1"
+    assert cluster.view.round is not None
+    assert cluster.view.round.checkpoint_name == "c1"
 
 
 def test_a_decision_is_retried_soon_after_a_store_error() -> None:
-    world = FakeCluster()
-    world.wait_for_round()
-    world.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
-    world.send_from_worker(
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    cluster.send_from_worker(1, MetricsReport(report_index=0, metrics=msgspec.Raw(b"{}")))
+    cluster.send_from_worker(
         0, FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="c1")
     )
-    world.advance(5.0)  # without events the next decision is due in half a minute
-    world.store.should_fail = lambda: True
-    world.send_from_worker(0, SaveCompleted(report_index=0, checkpoint_name="c1"))
-    world.advance(1.0)
-    world.store.should_fail = lambda: False
-    took_s = world.advance_until(lambda: world.last_event(CheckpointCommitted))
-    assert took_s < 1.0
+    cluster.advance(5.0)  # without events the next decision is due in half a minute
+    cluster.store.should_fail = lambda: True
+    cluster.send_from_worker(0, SaveCompleted(report_index=0, checkpoint_name="c1"))
+    cluster.advance(1.0)
+    cluster.store.should_fail = lambda: False
+    duration_s = cluster.advance_until(lambda: cluster.last_event(CheckpointCommitted))
+    assert duration_s < 1.0
 
 
 def test_an_unresponsive_agent_is_disconnected() -> None:
-    world = FakeCluster()
-    world.wait_for_round()
-    silent = next(node for node in world.nodes.values() if node is not world.leader)
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    silent = next(node for node in cluster.nodes.values() if node is not cluster.leader)
     silent.process.freeze()
-    took_s = world.advance_until(lambda: world.last_event(RoundClosed))
-    assert TEMPO.heartbeat_timeout_s < took_s < TEMPO.heartbeat_timeout_s + 3
-    world.advance_until(lambda: world.last_event(NodeLost))
-    assert world.last_event(NodeLost).agent == silent.agent_id
+    duration_s = cluster.advance_until(lambda: cluster.last_event(RoundClosed))
+    assert TIMING.heartbeat_timeout_s < duration_s < TIMING.heartbeat_timeout_s + 3
+    cluster.advance_until(lambda: cluster.last_event(NodeLost))
+    assert cluster.last_event(NodeLost).agent == silent.agent_id
 
 
 def test_journal_entries_are_sent_to_all_agents() -> None:
-    world = FakeCluster()
-    world.wait_for_round()
-    follower = next(node for node in world.nodes.values() if node is not world.leader)
-    world.checkpoint(0, "c1")
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    follower = next(node for node in cluster.nodes.values() if node is not cluster.leader)
+    cluster.checkpoint(0, "c1")
     assert follower.ledger.view.latest_checkpoint is not None

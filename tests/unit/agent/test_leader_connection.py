@@ -17,10 +17,10 @@ from spotfit.testing.builders import RUN_ID, a_member, a_view, an_agent_id
 from spotfit_localsim.virtual.sim_network import CONNECT_TIMEOUT_S
 from tests.unit.agent.simulated_cluster import Infrastructure
 
-TEMPO = RunTiming(heartbeat_interval_s=1.0, heartbeat_timeout_s=6.0)
+TIMING = RunTiming(heartbeat_interval_s=1.0, heartbeat_timeout_s=6.0)
 JOIN = Join(run_id=RUN_ID, member=a_member(1), next_slot=0)
-HUB = a_member(0).coordinator_address
-LED = a_view()
+LEADER_ADDRESS = a_member(0).coordinator_address
+VIEW = a_view()
 OTHER = a_view(
     leader=LeaderElected(
         leader=an_agent_id(2), epoch=2, coordinator_address=a_member(2).coordinator_address
@@ -29,7 +29,7 @@ OTHER = a_view(
 
 
 class Harness:
-    """a1's uplink to a0, which leads."""
+    """The connection of agent a1 to the leader a0."""
 
     def __init__(self) -> None:
         self.infrastructure = Infrastructure()
@@ -37,52 +37,52 @@ class Harness:
         self.net = self.infrastructure.open_transport(a_member(1))
         self.peer = self.infrastructure.open_transport(a_member(0))
         self.leader = Ledger(self.store, RUN_ID, an_agent_id(0))
-        self.uplink = LeaderConnection(
+        self.connection = LeaderConnection(
             self.net, Ledger(self.store, RUN_ID, an_agent_id(1)), SynchronousCalls()
         )
 
-    def reach(self, now: float, view: View = LED) -> None:
-        self.uplink.connect(view, JOIN, TEMPO, now)
+    def connect(self, now: float, view: View = VIEW) -> None:
+        self.connection.connect(view, JOIN, TIMING, now)
 
-    def watch(self, now: float, view: View = LED, *, read_lease: bool = True) -> Any:
-        self.uplink.observe_leader(view, TEMPO, now, read_lease=read_lease)
-        return self.uplink.leader_observation(now)
+    def observe(self, now: float, view: View = VIEW, *, read_lease: bool = True) -> Any:
+        self.connection.observe_leader(view, TIMING, now, read_lease=read_lease)
+        return self.connection.leader_observation(now)
 
-    def hear(self, now: float) -> bool:
+    def process_events(self, now: float) -> bool:
         """Process transport events; returns whether the connection was lost."""
         engine = self.infrastructure.engine
         engine.run(until=engine.now + CONNECT_TIMEOUT_S)
         lost = [event for event in self.net.drain_events() if isinstance(event, LeaderDisconnected)]
-        return [self.uplink.on_disconnected(event, now) for event in lost].count(True) > 0
+        return [self.connection.on_disconnected(event, now) for event in lost].count(True) > 0
 
 
 def test_it_connects_to_the_leader_once() -> None:
     harness = Harness()
-    harness.reach(1.0)
-    harness.reach(2.0)
-    assert (harness.net.dialed, harness.uplink.address) == ([HUB], HUB)
+    harness.connect(1.0)
+    harness.connect(2.0)
+    assert (harness.net.dialed, harness.connection.address) == ([LEADER_ADDRESS], LEADER_ADDRESS)
     assert harness.peer.drain_events() == [AgentMessageReceived(an_agent_id(1), JOIN)]
 
 
 def test_it_follows_a_change_of_the_leader() -> None:
     harness = Harness()
-    harness.reach(1.0, a_view(leader=None))
-    harness.reach(
+    harness.connect(1.0, a_view(leader=None))
+    harness.connect(
         2.0, a_view(leader=LeaderElected(leader=an_agent_id(9), epoch=1, coordinator_address=None))
     )
     assert harness.net.dialed == []
-    harness.reach(3.0)
-    harness.reach(4.0, OTHER)
-    assert harness.net.dialed == [HUB, a_member(2).coordinator_address]
+    harness.connect(3.0)
+    harness.connect(4.0, OTHER)
+    assert harness.net.dialed == [LEADER_ADDRESS, a_member(2).coordinator_address]
 
 
 def test_it_sends_heartbeats() -> None:
     harness = Harness()
-    harness.reach(1.0)
+    harness.connect(1.0)
     harness.peer.drain_events()
     for now in (1.5, 2.0, 2.5, 3.0):
-        harness.uplink.on_message(now)
-        harness.uplink.check_heartbeat(TEMPO, now, is_leading=False)
+        harness.connection.on_message(now)
+        harness.connection.check_heartbeat(TIMING, now, is_leading=False)
     assert (
         harness.peer.drain_events()
         == [AgentMessageReceived(an_agent_id(1), ConnectionHeartbeat())] * 2
@@ -91,19 +91,19 @@ def test_it_sends_heartbeats() -> None:
 
 def test_a_silent_leader_is_reconnected() -> None:
     harness = Harness()
-    harness.reach(1.0)
-    harness.uplink.on_message(2.0)
-    assert not harness.uplink.check_heartbeat(TEMPO, 8.0, is_leading=False)
-    assert harness.uplink.check_heartbeat(TEMPO, 9.0, is_leading=False)
-    assert harness.uplink.address is None
-    harness.reach(9.0)
-    assert harness.net.dialed == [HUB, HUB]
+    harness.connect(1.0)
+    harness.connection.on_message(2.0)
+    assert not harness.connection.check_heartbeat(TIMING, 8.0, is_leading=False)
+    assert harness.connection.check_heartbeat(TIMING, 9.0, is_leading=False)
+    assert harness.connection.address is None
+    harness.connect(9.0)
+    assert harness.net.dialed == [LEADER_ADDRESS, LEADER_ADDRESS]
 
 
 def test_a_leader_does_not_disconnect_itself() -> None:
     harness = Harness()
-    harness.reach(1.0)
-    assert not harness.uplink.check_heartbeat(TEMPO, 99.0, is_leading=True)
+    harness.connect(1.0)
+    assert not harness.connection.check_heartbeat(TIMING, 99.0, is_leading=True)
 
 
 # --- lost connections ----------------------------------------------------------------------------
@@ -111,84 +111,86 @@ def test_a_leader_does_not_disconnect_itself() -> None:
 
 def test_a_first_broken_connection_is_retried_immediately() -> None:
     harness = Harness()
-    harness.reach(1.0)
-    harness.uplink.on_message(1.0)
+    harness.connect(1.0)
+    harness.connection.on_message(1.0)
     harness.net.reset_connections()
-    assert harness.hear(2.0)
-    assert harness.uplink.leader_observation(2.0).vanished_at is None
-    harness.reach(2.0)
-    assert harness.net.dialed == [HUB, HUB]
+    assert harness.process_events(2.0)
+    assert harness.connection.leader_observation(2.0).vanished_at is None
+    harness.connect(2.0)
+    assert harness.net.dialed == [LEADER_ADDRESS, LEADER_ADDRESS]
 
 
 def test_a_second_refused_connection_means_a_vanished_leader() -> None:
     harness = Harness()
-    harness.reach(1.0)
-    harness.watch(1.0)
+    harness.connect(1.0)
+    harness.observe(1.0)
     harness.peer.close()
-    harness.hear(2.0)
-    harness.reach(2.0)
-    harness.hear(2.1)
-    sighting = harness.uplink.leader_observation(2.1)
-    assert (sighting.vanished_at, sighting.is_connected) == (2.1, False)
-    harness.reach(3.0)
-    assert harness.net.dialed == [HUB, HUB], "only an election helps"
+    harness.process_events(2.0)
+    harness.connect(2.0)
+    harness.process_events(2.1)
+    observation = harness.connection.leader_observation(2.1)
+    assert (observation.vanished_at, observation.is_connected) == (2.1, False)
+    harness.connect(3.0)
+    assert harness.net.dialed == [LEADER_ADDRESS, LEADER_ADDRESS], (
+        "no connection before the next election"
+    )
 
 
 def test_a_successful_retry_resets_the_observation() -> None:
     harness = Harness()
-    harness.reach(1.0)
-    harness.uplink.on_message(1.0)
+    harness.connect(1.0)
+    harness.connection.on_message(1.0)
     harness.net.reset_connections()
-    harness.hear(2.0)
-    harness.reach(2.0)
-    harness.uplink.on_message(2.2)
-    assert harness.watch(2.3).is_connected
+    harness.process_events(2.0)
+    harness.connect(2.0)
+    harness.connection.on_message(2.2)
+    assert harness.observe(2.3).is_connected
     harness.net.reset_connections()
-    harness.hear(5.0)
-    assert harness.uplink.leader_observation(5.0).vanished_at is None
+    harness.process_events(5.0)
+    assert harness.connection.leader_observation(5.0).vanished_at is None
 
 
 def test_a_timeout_is_retried_after_a_delay() -> None:
     harness = Harness()
     harness.infrastructure.network.silence_host(a_member(0).host)
-    harness.reach(1.0)
-    harness.hear(1.0)
-    assert harness.uplink.leader_observation(1.0).vanished_at is None
-    harness.reach(1.2)
-    assert harness.net.dialed == [HUB]
-    harness.reach(1.6)
-    assert harness.net.dialed == [HUB, HUB]
+    harness.connect(1.0)
+    harness.process_events(1.0)
+    assert harness.connection.leader_observation(1.0).vanished_at is None
+    harness.connect(1.2)
+    assert harness.net.dialed == [LEADER_ADDRESS]
+    harness.connect(1.6)
+    assert harness.net.dialed == [LEADER_ADDRESS, LEADER_ADDRESS]
 
 
 def test_the_loss_of_an_old_connection_is_ignored() -> None:
     harness = Harness()
-    harness.reach(1.0)
-    assert not harness.uplink.on_disconnected(
+    harness.connect(1.0)
+    assert not harness.connection.on_disconnected(
         LeaderDisconnected("10.9.9.9:1", "reset", closed_by_peer=True), 2.0
     )
-    assert harness.uplink.address == HUB
+    assert harness.connection.address == LEADER_ADDRESS
 
 
 def test_a_rejected_join_is_retried_after_a_delay() -> None:
     harness = Harness()
-    harness.reach(1.0)
-    harness.uplink.on_rejected(1.0)
-    harness.reach(1.1)
-    assert harness.net.dialed == [HUB]
-    harness.reach(1.5)
-    assert harness.net.dialed == [HUB, HUB]
+    harness.connect(1.0)
+    harness.connection.on_rejected(1.0)
+    harness.connect(1.1)
+    assert harness.net.dialed == [LEADER_ADDRESS]
+    harness.connect(1.5)
+    assert harness.net.dialed == [LEADER_ADDRESS, LEADER_ADDRESS]
 
 
-# --- the leader's life ---------------------------------------------------------------------------
+# --- observation of the leader -------------------------------------------------------------------
 
 
 def test_with_a_healthy_connection_the_lease_is_not_read() -> None:
     harness = Harness()
-    harness.reach(1.0)
-    harness.uplink.on_message(1.0)
+    harness.connect(1.0)
+    harness.connection.on_message(1.0)
     harness.store.get = _unread  # type: ignore[method-assign]
-    sighting = harness.watch(3.0)
-    assert (sighting.is_connected, sighting.lease_changed_at) == (True, 3.0)
+    observation = harness.observe(3.0)
+    assert (observation.is_connected, observation.lease_changed_at) == (True, 3.0)
 
 
 def _unread(key: str) -> bytes:
@@ -198,37 +200,37 @@ def _unread(key: str) -> bytes:
 def test_without_a_connection_a_changed_lease_proves_the_leader_alive() -> None:
     harness = Harness()
     harness.infrastructure.network.silence_host(a_member(0).host)
-    harness.watch(1.0)
+    harness.observe(1.0)
     harness.leader.renew_lease()
-    assert harness.watch(5.0).lease_changed_at == 5.0
-    assert harness.watch(7.0).lease_changed_at == 5.0
+    assert harness.observe(5.0).lease_changed_at == 5.0
+    assert harness.observe(7.0).lease_changed_at == 5.0
     harness.leader.renew_lease()
-    assert harness.watch(8.0, read_lease=False).lease_changed_at == 5.0, "it did not look"
-    assert harness.watch(9.0).lease_changed_at == 9.0
+    assert harness.observe(8.0, read_lease=False).lease_changed_at == 5.0, "the lease was not read"
+    assert harness.observe(9.0).lease_changed_at == 9.0
 
 
 def test_an_accepted_connection_does_not_prove_the_leader_alive() -> None:
     harness = Harness()
-    harness.reach(1.0)
-    harness.uplink.on_message(1.0)
-    harness.watch(1.0)
+    harness.connect(1.0)
+    harness.connection.on_message(1.0)
+    harness.observe(1.0)
     for now in range(2, 23):
-        harness.uplink.check_heartbeat(TEMPO, now, is_leading=False)
-        harness.reach(now)
-        harness.watch(now + 0.1)
-    sighting = harness.uplink.leader_observation(22.1)
-    assert not sighting.is_connected
-    assert sighting.lease_changed_at < 8.0
+        harness.connection.check_heartbeat(TIMING, now, is_leading=False)
+        harness.connect(now)
+        harness.observe(now + 0.1)
+    observation = harness.connection.leader_observation(22.1)
+    assert not observation.is_connected
+    assert observation.lease_changed_at < 8.0
 
 
 def test_observations_are_reset_for_a_new_leader() -> None:
     harness = Harness()
     harness.leader.renew_lease()
-    harness.watch(1.0)
-    harness.reach(2.0)
+    harness.observe(1.0)
+    harness.connect(2.0)
     harness.peer.close()
-    harness.hear(2.0)
-    harness.reach(2.0)
-    harness.hear(2.1)
-    sighting = harness.watch(50.0, OTHER)
-    assert (sighting.lease_changed_at, sighting.vanished_at) == (50.0, None)
+    harness.process_events(2.0)
+    harness.connect(2.0)
+    harness.process_events(2.1)
+    observation = harness.observe(50.0, OTHER)
+    assert (observation.lease_changed_at, observation.vanished_at) == (50.0, None)

@@ -24,25 +24,25 @@ class InstantClock:
         return 0.0
 
     def wait(self, seconds: float) -> None:
-        """At once."""
+        """Return at once."""
 
 
 class FailingStore(MemoryStore):
-    """Loses answers or denies access on demand; may be blocked."""
+    """Raises the given errors before or after a write; writes may be blocked."""
 
     def __init__(self, root: RootUrl) -> None:
         super().__init__(root)
-        self.moods: list[Exception] = []
+        self.errors: list[Exception] = []
         self.after_write = False
-        self.open = threading.Event()
-        self.open.set()
+        self.unblocked = threading.Event()
+        self.unblocked.set()
 
     def create(self, key: str, body: bytes) -> None:
-        assert self.open.wait(10)
+        assert self.unblocked.wait(10)
         if self.after_write:
             super().create(key, body)
-        if self.moods:
-            raise self.moods.pop(0)
+        if self.errors:
+            raise self.errors.pop(0)
         if not self.after_write:
             super().create(key, body)
 
@@ -88,7 +88,7 @@ def test_lines_within_the_flush_interval_share_a_chunk() -> None:
 
 def test_a_transient_error_is_retried() -> None:
     store = a_store("away")
-    store.moods = [TransientStoreError("away"), TransientStoreError("still")]
+    store.errors = [TransientStoreError("away"), TransientStoreError("still")]
     logs = a_shipper(store)
     logs.add_line(1, 0, "err", "kept")
     logs.close()
@@ -97,7 +97,7 @@ def test_a_transient_error_is_retried() -> None:
 
 def test_a_lost_answer_does_not_duplicate_a_chunk() -> None:
     store = a_store("answer")
-    store.after_write, store.moods = True, [TransientStoreError("lost")]
+    store.after_write, store.errors = True, [TransientStoreError("lost")]
     logs = a_shipper(store)
     logs.add_line(1, 0, "out", "once")
     logs.close()
@@ -107,22 +107,22 @@ def test_a_lost_answer_does_not_duplicate_a_chunk() -> None:
 def test_dropped_lines_are_counted_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_shipper, "MAX_BUFFER_BYTES", 1000)
     store = a_store("slow")
-    store.open.clear()
+    store.unblocked.clear()
     logs = a_shipper(store)
     for number in range(1000):
         logs.add_line(1, 0, "out", f"line {number}")
-    store.open.set()
+    store.unblocked.set()
     logs.close()
-    kept = texts_in(store)
-    told = [text for text in kept if text.startswith("[spotfit] ")]
-    assert kept[-1] == told[-1]
-    lost = sum(int(text.split()[1]) for text in told)
-    assert lost + len(kept) - len(told) == 1000
+    texts = texts_in(store)
+    messages = [text for text in texts if text.startswith("[spotfit] ")]
+    assert texts[-1] == messages[-1]
+    lost = sum(int(text.split()[1]) for text in messages)
+    assert lost + len(texts) - len(messages) == 1000
 
 
 def test_a_permission_error_stops_the_writer() -> None:
     store = a_store("refuses")
-    store.moods = [StorePermissionError("no")]
+    store.errors = [StorePermissionError("no")]
     logs = a_shipper(store)
     logs.add_line(1, 0, "out", "lost")
     logs.close()

@@ -40,10 +40,10 @@ class Harness:
             3, 1, default_checkpoint_name=lambda n: f"made-{n}", parent_snapshot=lambda: "before"
         )
 
-    def uploaded(
+    def write_checkpoint(
         self, name: str, *, round_number: int = 3, report: int = 0, world_size: int = 1
     ) -> None:
-        """A checkpoint that is complete in the bucket."""
+        """Write a complete checkpoint."""
         for rank in range(world_size):
             part = Manifest(
                 name=name,
@@ -56,7 +56,7 @@ class Harness:
             )
             self.store.put(part.key, encode(part))
 
-    def say(self, *frames: FromWorker) -> None:
+    def send_frames(self, *frames: FromWorker) -> None:
         for frame in frames:
             self.coordinator.handle_frame(0, msgspec.Raw(encode(frame)), 0.0)
 
@@ -77,7 +77,9 @@ SAVE = FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), incremental=True)
 
 def test_ready_checkpoints_survive_the_close_of_their_round() -> None:
     harness = Harness()
-    harness.say(SAVE, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=10))
+    harness.send_frames(
+        SAVE, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=10)
+    )
     assert harness.uncommitted(AFTER_3, harness.coordinator) == ["made-0"]
     harness.previous_rounds.adopt_ready_checkpoints(harness.coordinator)
     assert harness.uncommitted(AFTER_3) == ["made-0"]
@@ -104,22 +106,22 @@ class FlakyBucket(MemoryStore):
 
 def test_a_search_with_many_requests_succeeds_although_some_of_them_fail() -> None:
     harness = Harness(FlakyBucket())
-    harness.uploaded("made-0", world_size=512)
+    harness.write_checkpoint("made-0", world_size=512)
     assert harness.searched(AFTER_3)
     assert harness.uncommitted(AFTER_3) == ["made-0"]
 
 
 def test_uncommitted_checkpoints_are_found_oldest_first() -> None:
     harness = Harness()
-    harness.uploaded("later", report=2)
-    harness.uploaded("sooner", report=1)
-    harness.uploaded("known", report=0)
+    harness.write_checkpoint("later", report=2)
+    harness.write_checkpoint("sooner", report=1)
+    harness.write_checkpoint("known", report=0)
     view = a_view(
         last_round=a_round(3),
         checkpoints=(a_committed_checkpoint("known", round=3),),
         dropped_checkpoints=("dropped",),
     )
-    harness.uploaded("dropped", report=3)
+    harness.write_checkpoint("dropped", report=3)
     assert harness.searched(view)
     assert harness.uncommitted(view) == ["sooner", "later"]
 
@@ -147,8 +149,8 @@ def test_a_checkpoint_with_deleted_parent_files_is_not_committed() -> None:
 def test_names_with_manifests_count_as_used() -> None:
     harness = Harness()
     write_name_marker(harness.store, "half", 2, generated=False)
-    harness.uploaded("done", round_number=2)
-    harness.say(
+    harness.write_checkpoint("done", round_number=2)
+    harness.send_frames(
         FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="just now"),
         FilesReport(report_index=1, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="just now"),
     )
@@ -172,7 +174,7 @@ def test_names_with_manifests_count_as_used() -> None:
 
 def test_a_new_round_forgets_uncommitted_checkpoints() -> None:
     harness = Harness()
-    harness.uploaded("late")
+    harness.write_checkpoint("late")
     harness.searched(AFTER_3)
     harness.previous_rounds.begin_round(4)
     assert harness.uncommitted(AFTER_3) == []
@@ -180,13 +182,13 @@ def test_a_new_round_forgets_uncommitted_checkpoints() -> None:
 
 def test_checkpoints_older_than_the_committed_one_are_ignored() -> None:
     harness = Harness()
-    harness.uploaded("of round 2", round_number=2)
-    harness.uploaded("first", report=0)
+    harness.write_checkpoint("of round 2", round_number=2)
+    harness.write_checkpoint("first", report=0)
     harness.searched(AFTER_3)
     assert harness.uncommitted(AFTER_3) == ["first"]
     committed = a_committed_checkpoint("second", round=3, report_index=1)
     assert harness.uncommitted(a_view(last_round=a_round(3), checkpoints=(committed,))) == []
-    assert harness.uncommitted(a_view()) == [], "of no round at all"
+    assert harness.uncommitted(a_view()) == [], "no round was recorded"
 
 
 def with_snapshot(name: str, round_number: int) -> View:
@@ -213,16 +215,16 @@ def test_the_parent_is_the_latest_snapshot_of_this_term() -> None:
 def test_a_corrupt_snapshot_is_never_a_parent() -> None:
     harness = Harness()
     harness.previous_rounds.begin_round(3)
-    view = with_snapshot("torn", 3)
-    harness.say(CheckpointCorrupt(checkpoint_name="torn"))
+    view = with_snapshot("corrupt", 3)
+    harness.send_frames(CheckpointCorrupt(checkpoint_name="corrupt"))
     assert harness.previous_rounds.parent_snapshot(view, harness.coordinator) == ""
     harness.previous_rounds.absorb_round(harness.coordinator)
-    assert harness.previous_rounds.parent_snapshot(view, None) == "", "nor in the next round"
+    assert harness.previous_rounds.parent_snapshot(view, None) == "", "also in the next round"
 
 
 def test_parents_of_uploads_outlive_the_round() -> None:
     harness = Harness()
-    harness.say(SAVE)
+    harness.send_frames(SAVE)
     harness.previous_rounds.absorb_round(harness.coordinator)
     assert harness.previous_rounds.parent_checkpoints == {"before"}
 
@@ -230,8 +232,8 @@ def test_parents_of_uploads_outlive_the_round() -> None:
 def test_an_abandoned_checkpoint_is_never_committed() -> None:
     """The answer to its last manifest was lost, so its rank reported a failure."""
     harness = Harness()
-    harness.uploaded("made-0")
-    harness.say(SAVE, SaveFailed(report_index=0, reason="the bucket did not answer"))
+    harness.write_checkpoint("made-0")
+    harness.send_frames(SAVE, SaveFailed(report_index=0, reason="the bucket did not answer"))
     harness.previous_rounds.absorb_round(harness.coordinator)
     assert harness.searched(AFTER_3)
     assert harness.uncommitted(AFTER_3) == []

@@ -94,7 +94,7 @@ class FakeForkServers:
 
 
 class Launched:
-    """A launcher, and what it has reported."""
+    """A launcher and its reported events."""
 
     def __init__(self, loop: EventLoop) -> None:
         self.loop = loop
@@ -219,7 +219,7 @@ def test_a_lost_fork_server_ends_its_children_and_the_others_start_elsewhere(
         first.report(is_lost=True)
         launched.until(lambda: len(launched.exits) == 1)
     assert launched.exits == [EXIT_FORK_SERVER_DIED]
-    assert launched.restarts == 1, "the worker that was not forked yet"
+    assert launched.restarts == 1, "one worker was not forked yet"
     assert launched.fork_servers.started[-1].forked == ["uploader"]
 
 
@@ -231,7 +231,7 @@ def test_a_launch_after_the_death_of_the_fork_server_ends_the_launches_before_it
     launched.launch("worker", can_restart=True)
     first.is_alive = False  # its socket has not been read yet
     launched.launch("uploader")
-    assert launched.restarts == 1, "the worker that the first server had not forked"
+    assert launched.restarts == 1, "one worker was not forked by the first server"
     assert launched.fork_servers.started[-1].forked == ["uploader"]
 
 

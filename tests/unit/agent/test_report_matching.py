@@ -37,7 +37,7 @@ from tests.unit.agent.round_frames import (
 
 
 @pytest.mark.parametrize(
-    ("wishes", "asked"),
+    ("requests", "expected"),
     [
         (
             {1: ValidationRequest(fn_kwargs={"a": 1}), 2: None},
@@ -47,18 +47,18 @@ from tests.unit.agent.round_frames import (
     ],
 )
 def test_the_lowest_rank_with_files_decides_about_validation(
-    wishes: dict[int, ValidationRequest | None], asked: ValidationRequest | None
+    requests: dict[int, ValidationRequest | None], expected: ValidationRequest | None
 ) -> None:
     coordinator = make_coordinator(3)
     take(coordinator, 0, report(0))
-    for rank, wish in wishes.items():
-        take(coordinator, rank, FilesReport(report_index=0, metrics=raw(), validation=wish))
+    for rank, request in requests.items():
+        take(coordinator, rank, FilesReport(report_index=0, metrics=raw(), validation=request))
     for rank in (2, 1):
         take(
             coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
         )
     (ready,) = coordinator.reports.ready_checkpoints
-    assert (ready.ranks, ready.validation) == ((1, 2), asked)
+    assert (ready.ranks, ready.validation) == ((1, 2), expected)
 
 
 def test_a_report_counts_once_all_ranks_have_made_it() -> None:
@@ -87,14 +87,14 @@ def test_reports_of_a_fast_rank_are_matched_later() -> None:
 
 
 def test_metrics_of_all_ranks_are_stored_only_for_callbacks() -> None:
-    for keep_all, told in ((True, [{"r": 0}, {"r": 1}]), (False, [{"r": 0}])):
+    for keep_all, expected in ((True, [{"r": 0}, {"r": 1}]), (False, [{"r": 0}])):
         coordinator = make_coordinator(keep_all_metrics=keep_all)
         take(coordinator, 1, report(0, r=1))
         take(coordinator, 0, report(0, r=0))
         assert [
             msgspec.json.decode(one)
             for one in coordinator.reports.matched_reports[0].metrics_by_rank
-        ] == told
+        ] == expected
 
 
 def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_rank_0_chooses_the_name_even_without_files() -> None:
     assert msgspec.json.decode(named.metrics) == {"loss": 1}
 
 
-def named_in_turn(coordinator: RoundCoordinator, *names: str) -> list[CheckpointNamed]:
+def assign_names(coordinator: RoundCoordinator, *names: str) -> list[CheckpointNamed]:
     """Return the names assigned to the files reports of a single rank."""
     answers = [
         answer for n, name in enumerate(names) for answer in take(coordinator, 0, files(n, name))
@@ -143,7 +143,7 @@ def named_in_turn(coordinator: RoundCoordinator, *names: str) -> list[Checkpoint
 
 
 def test_a_checkpoint_dropped_in_this_round_is_not_a_parent() -> None:
-    """They are being deleted, though its manifest may still be there."""
+    """Its files are being deleted, although its manifest may still exist."""
     gone: dict[str, str] = {}
     coordinator = make_coordinator(world_size=1, latest_checkpoint_named=gone.get)
     take(coordinator, 0, files(0, "last"))
@@ -154,9 +154,9 @@ def test_a_checkpoint_dropped_in_this_round_is_not_a_parent() -> None:
 
 def test_a_reused_name_gets_a_suffix_and_the_earlier_one_as_parent() -> None:
     coordinator = make_coordinator(world_size=1)
-    told = named_in_turn(coordinator, "last", "other", "last", "last")
-    assert [one.checkpoint_name for one in told] == ["last", "other", "last@3-2", "last@3-3"]
-    assert [one.parent for one in told] == ["", "", "last", "last@3-2"]
+    names = assign_names(coordinator, "last", "other", "last", "last")
+    assert [one.checkpoint_name for one in names] == ["last", "other", "last@3-2", "last@3-3"]
+    assert [one.parent for one in names] == ["", "", "last", "last@3-2"]
     assert [one.is_generated for one in coordinator.reports.assigned_names] == [
         False,
         False,
@@ -173,14 +173,14 @@ def test_a_name_of_earlier_rounds_is_not_reused() -> None:
     coordinator = make_coordinator(
         world_size=1, latest_checkpoint_named=lambda name: before.get(name)
     )
-    told = named_in_turn(coordinator, "last", "dropped", "new")
-    assert [one.checkpoint_name for one in told] == ["last@3-0", "dropped@3-1", "new"]
-    assert [one.parent for one in told] == ["last@2-7", "", ""]
+    names = assign_names(coordinator, "last", "dropped", "new")
+    assert [one.checkpoint_name for one in names] == ["last@3-0", "dropped@3-1", "new"]
+    assert [one.parent for one in names] == ["last@2-7", "", ""]
 
 
 def test_a_requested_name_equal_to_an_assigned_one_gets_a_suffix() -> None:
-    told = named_in_turn(make_coordinator(world_size=1), "last", "last", "last@3-1")
-    assert [one.checkpoint_name for one in told] == ["last", "last@3-1", "last@3-1@3-2"]
+    names = assign_names(make_coordinator(world_size=1), "last", "last", "last@3-1")
+    assert [one.checkpoint_name for one in names] == ["last", "last@3-1", "last@3-1@3-2"]
 
 
 def test_a_checkpoint_is_ready_after_all_ranks_uploaded() -> None:
@@ -255,7 +255,7 @@ def test_a_name_is_uncommitted_until_its_entry_is_written() -> None:
     take(coordinator, 0, files(1, "c1"))
     assert coordinator.reports.uncommitted_names == {"c0", "c1"}
     take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0"))
-    assert coordinator.reports.uncommitted_names == {"c0", "c1"}, "its entry is still to come"
+    assert coordinator.reports.uncommitted_names == {"c0", "c1"}, "its entry is not written yet"
     coordinator.reports.ready_checkpoints.clear()
     assert coordinator.reports.uncommitted_names == {"c1"}
 
@@ -335,52 +335,52 @@ def test_a_snapshot_waits_for_excluded_ranks() -> None:
     ]
 
 
-@pytest.mark.parametrize("goes", ["returns", "is cut off"])
-def test_a_snapshot_without_all_parts_is_rejected(goes: str) -> None:
+@pytest.mark.parametrize("order", ["returns", "is cut off"])
+def test_a_snapshot_without_all_parts_is_rejected(order: str) -> None:
     coordinator = make_coordinator(3)
     coordinator.exclude_ranks(LEAVES)
     take(coordinator, 0, shared(0, "c0"))
     take(coordinator, 1, shared(0))
     answers = (
         take(coordinator, 2, WorkerReturned(report_count=0))
-        if goes == "returns"
+        if order == "returns"
         else coordinator.mark_disconnected(LEAVES)
     )
     assert refused(answers) == dict.fromkeys(
         (0, 1), "ranks [2] left without their part of the snapshot"
     )
-    assert [told.checkpoint for told in coordinator.reports.matched_reports] == [None]
+    assert [report.checkpoint for report in coordinator.reports.matched_reports] == [None]
     assert not coordinator.reports.assigned_names
     take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
     take(coordinator, 1, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
     assert not coordinator.reports.ready_checkpoints
 
 
-def left_with_a_part(coordinator: RoundCoordinator, goes: str) -> list[OutgoingFrame]:
-    """Rank 2 is going to leave, and its connection breaks."""
-    if goes == "once it may":
+def lose_rank_2(coordinator: RoundCoordinator, order: str) -> list[OutgoingFrame]:
+    """Exclude rank 2 and break its connection, in the given order."""
+    if order == "excluded first":
         return [*coordinator.exclude_ranks(LEAVES), *coordinator.mark_disconnected(LEAVES)]
     return [*coordinator.mark_disconnected(LEAVES), *coordinator.exclude_ranks(LEAVES)]
 
 
-@pytest.mark.parametrize("goes", ["once it may", "before it may"])
+@pytest.mark.parametrize("order", ["excluded first", "disconnected first"])
 @pytest.mark.parametrize(
-    "asked",
+    "report",
     [
         FilesReport(report_index=0, metrics=raw()),
         FilesReport(report_index=0, metrics=raw(), incremental=True),
     ],
 )
-def test_a_lost_part_does_not_delay_later_saves(goes: str, asked: FilesReport) -> None:
+def test_a_lost_part_does_not_delay_later_saves(order: str, report: FilesReport) -> None:
     coordinator = make_coordinator(3)
     for rank in range(3):
-        take(coordinator, rank, asked)
+        take(coordinator, rank, report)
     for rank in (0, 1):
         take(
             coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
         )
-    told = only(UploadFailed, left_with_a_part(coordinator, goes))
-    assert {rank: one.reason for rank, one in told} == dict.fromkeys(
+    failures = only(UploadFailed, lose_rank_2(coordinator, order))
+    assert {rank: one.reason for rank, one in failures} == dict.fromkeys(
         (0, 1, 2), "ranks [2] left before their part was saved"
     )
     assert coordinator.reports.abandoned_checkpoints == {"made-0"}
@@ -392,16 +392,16 @@ def test_a_lost_part_does_not_delay_later_saves(goes: str, asked: FilesReport) -
             take(coordinator, rank, frame)
     take(coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1))
     assert [one.name for one in coordinator.reports.ready_checkpoints] == ["c1"]
-    assert [told.checkpoint for told in coordinator.reports.matched_reports] == [None, "c1"]
+    assert [failures.checkpoint for failures in coordinator.reports.matched_reports] == [None, "c1"]
 
 
-@pytest.mark.parametrize("goes", ["once it may", "before it may"])
-def test_a_part_uploaded_before_the_loss_counts(goes: str) -> None:
+@pytest.mark.parametrize("order", ["excluded first", "disconnected first"])
+def test_a_part_uploaded_before_the_loss_counts(order: str) -> None:
     coordinator = make_coordinator(3)
     for rank in range(3):
         take(coordinator, rank, files(0, "c0"))
     take(coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
-    assert left_with_a_part(coordinator, goes) == []
+    assert lose_rank_2(coordinator, order) == []
     for rank in (0, 1):
         take(coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
     assert [one.ranks for one in coordinator.reports.ready_checkpoints] == [(0, 1, 2)]
@@ -432,11 +432,11 @@ def test_a_late_report_of_an_excluded_rank_is_answered() -> None:
     assert take(coordinator, 2, report(0)) == []
     to, named = the_only(take(coordinator, 2, files(1)))
     assert (to, named.report_index, named.checkpoint_name) == (2, 1, "")
-    assert coordinator.reports.uploading_ranks == {0, 1}, "its files are not waited for"
+    assert coordinator.reports.uploading_ranks == {0, 1}, "its upload is not awaited"
     take(coordinator, 0, files(2, "c2"))
     take(coordinator, 2, files(2, "c2"))
     answers = take(coordinator, 1, report(2))
-    assert [rank for rank, _ in answers] == [0, 2], "but what it makes in time counts"
+    assert [rank for rank, _ in answers] == [0, 2], "but an upload that completes in time counts"
 
 
 @given(st.integers(1, 4), st.integers(0, 6), st.data())
@@ -465,8 +465,12 @@ def test_reports_in_any_order_are_delivered_once_and_in_order(
     for one in coordinator.reports.matched_reports:
         expected = [{"r": rank, "step": one.report_index} for rank in range(world_size)]
         assert [msgspec.json.decode(body) for body in one.metrics_by_rank] == expected
-    brought = [n for n in range(reports) if any((r, n) in with_files for r in range(world_size))]
-    assert [ready.report_index for ready in coordinator.reports.ready_checkpoints] == brought
+    with_checkpoint = [
+        n for n in range(reports) if any((r, n) in with_files for r in range(world_size))
+    ]
+    assert [
+        ready.report_index for ready in coordinator.reports.ready_checkpoints
+    ] == with_checkpoint
 
 
 def test_a_checkpoint_with_a_failed_part_is_abandoned() -> None:
@@ -483,7 +487,7 @@ def test_a_checkpoint_with_a_failed_part_is_abandoned() -> None:
         (rank, UploadFailed(report_index=0, reason="rank 1: the disk is full")) for rank in (0, 1)
     ]
     assert [one.name for one in coordinator.reports.ready_checkpoints] == ["c1"]
-    assert [told.checkpoint for told in coordinator.reports.matched_reports] == [None, "c1"]
+    assert [report.checkpoint for report in coordinator.reports.matched_reports] == [None, "c1"]
     assert coordinator.reports.abandoned_checkpoints == {"c0"}
 
 
@@ -500,14 +504,16 @@ def test_the_last_save_error_names_the_reason() -> None:
     coordinator = make_coordinator(world_size=1)
     for n in range(4):
         take(coordinator, 0, files(n, f"c{n}"))
-    assert coordinator.reports.last_save_error == "", "it may be one yet"
+    assert coordinator.reports.last_save_error == "", "the save may still succeed"
     for frame in (
         SaveFailed(report_index=2, reason="no"),
         SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1),
         SaveFailed(report_index=1, reason="late"),
     ):
         take(coordinator, 0, frame)
-        assert coordinator.reports.last_save_error == "rank 0: no", "those before it change nothing"
+        assert coordinator.reports.last_save_error == "rank 0: no", (
+            "errors of earlier saves are ignored"
+        )
     take(coordinator, 0, SaveCompleted(report_index=3, checkpoint_name="c3", size_bytes=1))
     assert coordinator.reports.last_save_error == ""
 
@@ -522,12 +528,12 @@ def test_a_snapshot_without_metrics_keeps_the_latest_metrics() -> None:
     )
     take(coordinator, 0, SaveCompleted(report_index=1, checkpoint_name="s", size_bytes=5))
     assert coordinator.reports.latest_metrics == {"loss": 0.5}
-    take(coordinator, 0, files(2, "own"))
-    take(coordinator, 0, SaveCompleted(report_index=2, checkpoint_name="own", size_bytes=5))
-    told = [
+    take(coordinator, 0, files(2, "named"))
+    take(coordinator, 0, SaveCompleted(report_index=2, checkpoint_name="named", size_bytes=5))
+    matched = [
         (one.name, one.is_snapshot, one.reason) for one in coordinator.reports.ready_checkpoints
     ]
-    assert told == [("s", True, "an epoch has ended"), ("own", False, "")]
+    assert matched == [("s", True, "an epoch has ended"), ("named", False, "")]
     assert coordinator.reports.latest_metrics == {}
 
 

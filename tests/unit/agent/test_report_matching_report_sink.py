@@ -1,11 +1,11 @@
-"""Reports on their way to the bucket: in chunks, in order, none lost, none written over."""
+"""The report sink writes chunks in order, without losing or overwriting reports."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from spotfit.agent import report_matching as room
+from spotfit.agent import report_matching as report_matching
 from spotfit.agent.report_matching import MatchedReport, ReportSink
 from spotfit.core.errors import NotFoundError
 from spotfit.ledger import keys
@@ -22,9 +22,9 @@ class Harness:
 
     def __init__(self) -> None:
         self.store = MemoryStore()
-        self.errands = DeferredCalls()
+        self.background_calls = DeferredCalls()
         self.sink = ReportSink(
-            Ledger(self.store, RUN_ID, ME, wall_ms=lambda: 1_700_000_000_123), self.errands
+            Ledger(self.store, RUN_ID, ME, wall_ms=lambda: 1_700_000_000_123), self.background_calls
         )
 
     def add(self, *reports: int) -> None:
@@ -33,7 +33,7 @@ class Harness:
 
     def flush(self, now: float, *, at_once: bool = False) -> None:
         self.sink.flush(now, force=at_once)
-        self.errands.complete()
+        self.background_calls.complete()
         self.sink.flush(now, force=at_once)
 
     def chunk(self, n: int) -> list[int] | None:
@@ -83,7 +83,7 @@ def test_a_forced_flush_writes_immediately() -> None:
 
 
 def test_a_full_chunk_is_written_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_CHUNK_BYTES", 100)
+    monkeypatch.setattr(report_matching, "_CHUNK_BYTES", 100)
     harness = Harness()
     harness.add(0)
     harness.flush(10.0)
@@ -98,7 +98,7 @@ def test_reports_during_a_write_go_into_the_next_chunk() -> None:
     harness.sink.flush(10.0, force=True)
     harness.add(1)
     harness.sink.flush(20.0, force=True)
-    harness.errands.complete()
+    harness.background_calls.complete()
     harness.sink.flush(20.0, force=True)
     harness.flush(21.0)
     assert (harness.chunk(0), harness.chunk(1)) == ([0], [1])

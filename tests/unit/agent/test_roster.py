@@ -13,20 +13,20 @@ from tests.unit.agent.simulated_cluster import Infrastructure
 A, B = an_agent_id(0), an_agent_id(1)
 
 
-def make_join(n: int, **given: object) -> Join:
-    return Join(run_id=RUN_ID, member=a_member(n), next_slot=0, **given)  # type: ignore[arg-type]  # keyword arguments of the test
+def make_join(n: int, **fields: object) -> Join:
+    return Join(run_id=RUN_ID, member=a_member(n), next_slot=0, **fields)  # type: ignore[arg-type]  # keyword arguments of the test
 
 
 def make_roster() -> tuple[Roster, SimNet, SimNet]:
-    """The leader a0 and its guest a1, seated since 10."""
+    """A roster of the leader a0 and agent a1, joined at 10 s; with both network endpoints."""
     infrastructure = Infrastructure()
-    mine, theirs = (infrastructure.open_transport(a_member(n)) for n in (0, 1))
-    roster = Roster(A, mine)
-    for n, net in enumerate((mine, theirs)):
-        net.connect(mine.address, make_join(n))
+    leader_net, agent_net = (infrastructure.open_transport(a_member(n)) for n in (0, 1))
+    roster = Roster(A, leader_net)
+    for n, net in enumerate((leader_net, agent_net)):
+        net.connect(leader_net.address, make_join(n))
         roster.join(an_agent_id(n), make_join(n), 10.0)
-    mine.drain_events()
-    return roster, mine, theirs
+    leader_net.drain_events()
+    return roster, leader_net, agent_net
 
 
 def test_a_joined_agent_is_idle_by_default() -> None:
@@ -41,12 +41,12 @@ def test_a_disconnected_agent_is_missing_until_it_rejoins() -> None:
     roster, _, _ = make_roster()
     assert roster.mark_disconnected(B, 20.0)
     assert (B in roster.members, roster.disconnected_since) == (False, {B: 20.0})
-    assert not roster.mark_disconnected(B, 21.0), "it had no seat any more"
+    assert not roster.mark_disconnected(B, 21.0), "it was removed before"
     roster.join(B, make_join(1), 22.0)
     assert roster.disconnected_since == {}
-    assert roster.disconnected_in_round == {B}, "but its connection did break in this round"
+    assert roster.disconnected_in_round == {B}, "its connection broke in this round"
     roster.assign_round(a_round().assignments, 2)
-    assert roster.disconnected_in_round == set(), "the next round is another matter"
+    assert roster.disconnected_in_round == set(), "a new round resets the set"
 
 
 def test_the_last_agent_of_a_machine_is_known() -> None:
@@ -80,30 +80,30 @@ def test_an_assigned_agent_is_running_until_it_stops() -> None:
     roster.mark_stopped(A, 4)
     assert not roster.are_all_stopped(places)
     roster.mark_stopped(B, 3)
-    assert not roster.are_all_stopped(places), "that was an older round"
+    assert not roster.are_all_stopped(places), "the report is of an earlier round"
     roster.mark_stopped(B, 4)
     assert roster.are_all_stopped(places)
 
 
 def test_an_agent_cannot_enter_a_round_that_it_left() -> None:
     roster, _, _ = make_roster()
-    mine, theirs = a_round().assignments
-    assert roster.can_enter(theirs, 4)
+    leader_node, agent_node = a_round().assignments
+    assert roster.can_enter(agent_node, 4)
     roster.mark_stopped(B, 4)
-    assert not roster.can_enter(theirs, 4)
-    assert roster.can_enter(theirs, 5)
-    assert roster.can_enter(mine, 4)
+    assert not roster.can_enter(agent_node, 4)
+    assert roster.can_enter(agent_node, 5)
+    assert roster.can_enter(leader_node, 4)
     roster.mark_stopped(B, 3)
-    assert not roster.can_enter(theirs, 4)
+    assert not roster.can_enter(agent_node, 4)
 
 
 def test_a_join_holds_the_last_entered_round() -> None:
     roster, _, _ = make_roster()
-    _, theirs = a_round().assignments
+    _, agent_node = a_round().assignments
     roster.join(B, make_join(1, last_entered_round=4), 12.0)
-    assert (roster.can_enter(theirs, 4), roster.can_enter(theirs, 5)) == (False, True)
+    assert (roster.can_enter(agent_node, 4), roster.can_enter(agent_node, 5)) == (False, True)
     roster.mark_disconnected(B, 13.0)
-    assert not roster.can_enter(theirs, 5)
+    assert not roster.can_enter(agent_node, 5)
 
 
 def test_a_node_is_marked_warm() -> None:
@@ -145,7 +145,7 @@ def test_a_repeated_notice_keeps_its_first_time() -> None:
     assert (roster.members[B].notice, roster.noticed_at[B]) == (a_notice(), 17.0)
     roster.mark_disconnected(B, 18.0)
     roster.join(B, make_join(1, notice=a_notice()), 19.0)
-    assert roster.noticed_at[B] == 17.0, "a connection that broke buys no time"
+    assert roster.noticed_at[B] == 17.0, "a reconnection does not extend the deadline"
 
 
 def test_an_earlier_deadline_gets_a_new_time() -> None:

@@ -40,7 +40,7 @@ def test_the_end_of_a_validation_counts_as_progress() -> None:
     assert (coordinator.progress.progressed_at, coordinator.progress.is_validating) == (0.0, True)
     coordinator.set_validation_pending(is_pending=False, now=7.0)
     assert (coordinator.progress.progressed_at, coordinator.progress.is_validating) == (7.0, False)
-    assert coordinator.opened_at == 0.0, "the age of the round does not restart"
+    assert coordinator.opened_at == 0.0, "the start time of the round is kept"
 
 
 def test_returned_ranks_are_recorded() -> None:
@@ -80,7 +80,7 @@ def test_excluding_a_rank_completes_waiting_collectives() -> None:
     assert [rank for rank, _ in answers] == [0, 0, 1]
     assert isinstance(answers[0][1], CheckpointNamed)
     assert answers[0][1].ranks == (0,)
-    assert {told for _, told in answers[1:]} == {
+    assert {result for _, result in answers[1:]} == {
         RankZeroBroadcastResult(kind="preemption_info", seq=0, value=b"v")
     }
 
@@ -113,7 +113,7 @@ def test_a_broadcast_returns_the_value_of_rank_0() -> None:
     assert take(coordinator, 0, RankZeroBroadcast(kind="broadcast", seq=0, value=b"zero")) == []
     answers = take(coordinator, 1, RankZeroBroadcast(kind="broadcast", seq=0, value=b"one"))
     assert sorted(rank for rank, _ in answers if rank is not None) == [0, 1]
-    assert {told for _, told in answers} == {
+    assert {result for _, result in answers} == {
         RankZeroBroadcastResult(kind="broadcast", seq=0, value=b"zero")
     }
 
@@ -194,11 +194,11 @@ def test_a_deadlock_is_reported_immediately() -> None:
         take(coordinator, 0, FilesReport(report_index=1, metrics=raw(), blocks_training=True)) == []
     )
     answers = take(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=0, blocks_training=True))
-    told = {
+    responses = {
         rank: (frame.kind, frame.missing_ranks)
         for rank, frame in only(RankZeroBroadcastResult, answers)
     }
-    assert told == {0: ("report", (1,)), 1: ("barrier", (0,))}
+    assert responses == {0: ("report", (1,)), 1: ("barrier", (0,))}
 
 
 def test_a_report_that_does_not_block_is_not_a_deadlock() -> None:
@@ -207,7 +207,7 @@ def test_a_report_that_does_not_block_is_not_a_deadlock() -> None:
     assert (
         take(coordinator, 1, FilesReport(report_index=0, metrics=raw(), blocks_training=True))[0][0]
         == 1
-    ), "its name"
+    ), "the first response assigns the name"
     take(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=0, blocks_training=True))
     assert (
         len(take(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0, blocks_training=True)))
@@ -231,7 +231,7 @@ def test_a_rank_that_reported_before_its_return_is_not_missing() -> None:
     assert (
         take(coordinator, 0, FilesReport(report_index=0, metrics=raw(), blocks_training=True)) == []
     )
-    assert the_only(take(coordinator, 2, report(0)))[0] == 0, "its name"
+    assert the_only(take(coordinator, 2, report(0)))[0] == 0, "the first response assigns the name"
 
 
 def test_a_corrupt_checkpoint_is_recorded() -> None:

@@ -26,14 +26,14 @@ class GatedRound:
         self.hooks = FakeBackendHookRunner()
         self.staging = BackendHookGates(self.coordinator, self.hooks, {"CPU": 1})
 
-    def say(self, frame: FromWorker, *ranks: int) -> None:
+    def send_frame(self, frame: FromWorker, *ranks: int) -> None:
         for rank in ranks or (0, 1):
             self.coordinator.handle_frame(rank, msgspec.Raw(encode(frame)), 0.0)
 
     def to_training(self) -> None:
-        self.say(AtGate(phase="setup"))
+        self.send_frame(AtGate(phase="setup"))
         self.pass_hook()
-        self.say(AtGate(phase="train"))
+        self.send_frame(AtGate(phase="train"))
         self.pass_hook()
 
     def pass_hook(self) -> None:
@@ -44,9 +44,9 @@ class GatedRound:
 
 def test_a_gate_opens_after_all_ranks_wait_and_the_hook_returned() -> None:
     one = GatedRound()
-    one.say(AtGate(phase="setup"), 0)
+    one.send_frame(AtGate(phase="setup"), 0)
     assert (one.staging.advance(), one.hooks.requested) == ([], [])
-    one.say(AtGate(phase="setup"), 1)
+    one.send_frame(AtGate(phase="setup"), 1)
     assert one.staging.advance() == []
     assert one.hooks.requested == [("on_start", 3, 2)]
     assert one.staging.advance() == []
@@ -59,9 +59,9 @@ def test_a_gate_opens_after_all_ranks_wait_and_the_hook_returned() -> None:
 def test_all_gates_open_in_order() -> None:
     one = GatedRound()
     one.to_training()
-    one.say(WorkerReturned(report_count=0), 0)
+    one.send_frame(WorkerReturned(report_count=0), 0)
     assert one.staging.advance() == []
-    one.say(WorkerReturned(report_count=0), 1)
+    one.send_frame(WorkerReturned(report_count=0), 1)
     assert one.staging.advance() == []
     waits = not one.staging.is_done
     one.hooks.unfinished = []
@@ -70,7 +70,7 @@ def test_all_gates_open_in_order() -> None:
     hooks = [hook for hook, _, _ in one.hooks.requested]
     assert hooks == ["on_start", "on_training_start", "on_shutdown"]
     one.staging.close()
-    assert len(one.hooks.requested) == 3, "it was shut down already"
+    assert len(one.hooks.requested) == 3, "the backend was already shut down"
 
 
 def test_worker_calls_and_results_are_forwarded() -> None:
@@ -84,7 +84,7 @@ def test_worker_calls_and_results_are_forwarded() -> None:
         (None, CallFunction(call_id=1, pickled_call=b"all")),
         (1, CallFunction(call_id=2, pickled_call=b"one")),
     ]
-    one.say(CallResult(call_id=2, pickled_value=b"value"), 1)
+    one.send_frame(CallResult(call_id=2, pickled_value=b"value"), 1)
     assert one.staging.advance() == []
     assert one.hooks.results == [(3, 1, CallResult(call_id=2, pickled_value=b"value"))]
 
@@ -100,7 +100,7 @@ def test_a_failed_round_shuts_a_started_backend_down() -> None:
 
 def test_a_backend_that_never_started_is_not_shut_down() -> None:
     one = GatedRound()
-    one.say(AtGate(phase="setup"))
+    one.send_frame(AtGate(phase="setup"))
     one.staging.advance()
     one.staging.close()
     assert [hook for hook, _, _ in one.hooks.requested] == ["on_start"]

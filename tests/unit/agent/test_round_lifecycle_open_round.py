@@ -58,27 +58,27 @@ class SentFrames:
     def send_to_agent(self, agent: AgentId, message: FromLeader) -> None:
         self.sent.append((agent, message))
 
-    def of(self, kind: type) -> list[tuple[AgentId, Any]]:
+    def frames_of(self, kind: type) -> list[tuple[AgentId, Any]]:
         """Return the frames of that kind with their receivers, since the last call."""
         sent, self.sent = self.sent, []
-        told = [(agent, one.frame) for agent, one in sent if isinstance(one, LeaderToWorker)]
-        return [(agent, frame) for agent, frame in told if isinstance(frame, kind)]
+        messages = [(agent, one.frame) for agent, one in sent if isinstance(one, LeaderToWorker)]
+        return [(agent, frame) for agent, frame in messages if isinstance(frame, kind)]
 
 
 class FakeCallbackRunner:
     """A `CallbackRunner` that records its calls."""
 
     def __init__(self) -> None:
-        self.heard: list[str | None] = []
+        self.reports: list[str | None] = []
 
     def send_report(self, metrics: Any, checkpoint: str | None) -> None:
-        self.heard.append(checkpoint)
+        self.reports.append(checkpoint)
 
 
 class Harness:
     """Round 3, one worker on each of two machines."""
 
-    def __init__(self, **vigil: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self.sent, self.callback_runner, self.hooks, self.slow_calls = (
             SentFrames(),
             FakeCallbackRunner(),
@@ -93,7 +93,7 @@ class Harness:
             coordinator,
             hang_detector=HangDetector(
                 coordinator,
-                HangDetectionConfig(**vigil),
+                HangDetectionConfig(**options),
                 request_stacks=lambda _: None,
                 ledger=ledger,
                 background_calls=SynchronousCalls(),
@@ -105,7 +105,7 @@ class Harness:
             callback_runner=self.callback_runner,  # type: ignore[arg-type]  # it only records
         )
 
-    def say(self, frame: FromWorker, *ranks: int) -> None:
+    def send_frame(self, frame: FromWorker, *ranks: int) -> None:
         for rank in ranks or (0, 1):
             up = WorkerToLeader(round=3, rank=rank, frames=[msgspec.Raw(encode(frame))])
             assert self.round.on_worker_message(an_agent_id(rank), up, 0.0) is None
@@ -113,28 +113,33 @@ class Harness:
 
 def test_frames_go_to_one_rank_or_to_all() -> None:
     harness = Harness()
-    harness.say(MetricsReport(report_index=0, metrics=NOTHING), 0)
-    harness.say(FilesReport(report_index=0, metrics=NOTHING), 1)
-    assert [(agent, one.checkpoint_name) for agent, one in harness.sent.of(CheckpointNamed)] == [
-        (an_agent_id(1), "made-0")
-    ]
+    harness.send_frame(MetricsReport(report_index=0, metrics=NOTHING), 0)
+    harness.send_frame(FilesReport(report_index=0, metrics=NOTHING), 1)
+    assert [
+        (agent, one.checkpoint_name) for agent, one in harness.sent.frames_of(CheckpointNamed)
+    ] == [(an_agent_id(1), "made-0")]
     harness.round.send_to_workers([(None, OpenGate(phase="setup"))])
-    assert [agent for agent, _ in harness.sent.of(OpenGate)] == [an_agent_id(0), an_agent_id(1)]
+    assert [agent for agent, _ in harness.sent.frames_of(OpenGate)] == [
+        an_agent_id(0),
+        an_agent_id(1),
+    ]
 
 
 def test_a_waiting_rank_is_answered_when_its_reports_are_delivered() -> None:
     harness = Harness()
-    harness.say(MetricsReport(report_index=0, metrics=NOTHING))
-    harness.say(AwaitReports(report_count=1), 1)
+    harness.send_frame(MetricsReport(report_index=0, metrics=NOTHING))
+    harness.send_frame(AwaitReports(report_count=1), 1)
     harness.round.deliver_matched_reports()
-    assert harness.sent.of(ReportsSettled) == [(an_agent_id(1), ReportsSettled(report_count=1))]
+    assert harness.sent.frames_of(ReportsSettled) == [
+        (an_agent_id(1), ReportsSettled(report_count=1))
+    ]
 
 
 def test_frames_for_ranks_of_other_agents_are_ignored() -> None:
     harness = Harness()
     up = WorkerToLeader(round=3, rank=1, frames=[msgspec.Raw(encode(FunctionStarted()))])
     assert harness.round.on_worker_message(an_agent_id(0), up, 0.0) is None
-    assert harness.round.on_worker_message(AgentId("a stranger"), up, 0.0) is None
+    assert harness.round.on_worker_message(AgentId("unknown"), up, 0.0) is None
     assert harness.round.coordinator.running_ranks == set()
 
 
@@ -152,14 +157,14 @@ def test_an_invalid_frame_is_a_failure_and_valid_ones_count() -> None:
 
 def test_reports_wait_for_the_commit_of_earlier_checkpoints() -> None:
     harness = Harness()
-    harness.say(FilesReport(report_index=0, metrics=NOTHING))
-    harness.say(SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1))
-    harness.say(MetricsReport(report_index=1, metrics=NOTHING))
+    harness.send_frame(FilesReport(report_index=0, metrics=NOTHING))
+    harness.send_frame(SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1))
+    harness.send_frame(MetricsReport(report_index=1, metrics=NOTHING))
     harness.round.deliver_matched_reports()
-    assert harness.callback_runner.heard == []
+    assert harness.callback_runner.reports == []
     harness.round.coordinator.reports.ready_checkpoints = []  # its entry is written
     harness.round.deliver_matched_reports()
-    assert harness.callback_runner.heard == ["made-0", None]
+    assert harness.callback_runner.reports == ["made-0", None]
 
 
 def test_a_preemption_is_announced_and_excludes_ranks_if_relaxed() -> None:
@@ -169,21 +174,21 @@ def test_a_preemption_is_announced_and_excludes_ranks_if_relaxed() -> None:
     assert harness.sent.sent == []
     view = a_view(round=a_round(3), notices=notices, spec=a_spec(relax_collectives=True))
     harness.round.announce_preemption(view, a_leader_state(), 0.0)
-    told = harness.sent.of(PreemptionUpdate)
-    assert [agent for agent, _ in told] == [an_agent_id(0), an_agent_id(1)]
-    assert [ranks for _, one in told for ranks in one.node_to_ranks.values()] == [(1,), (1,)]
-    harness.say(FilesReport(report_index=0, metrics=NOTHING), 0)
-    assert [one.ranks for _, one in harness.sent.of(CheckpointNamed)] == [(0,)], (
+    updates = harness.sent.frames_of(PreemptionUpdate)
+    assert [agent for agent, _ in updates] == [an_agent_id(0), an_agent_id(1)]
+    assert [ranks for _, one in updates for ranks in one.node_to_ranks.values()] == [(1,), (1,)]
+    harness.send_frame(FilesReport(report_index=0, metrics=NOTHING), 0)
+    assert [one.ranks for _, one in harness.sent.frames_of(CheckpointNamed)] == [(0,)], (
         "rank 1 is not waited for"
     )
 
 
 def test_a_hang_is_reported_unless_a_validation_is_pending() -> None:
     harness = Harness(no_progress_timeout_s=60.0)
-    harness.say(FunctionStarted())
+    harness.send_frame(FunctionStarted())
     assert harness.round.check_for_hangs(a_view(), 0.0) is None
     assert harness.round.next_wake(0.0) == 60.0
-    assert harness.round.check_for_hangs(a_view(), 60.0) is None, "it is looked into"
+    assert harness.round.check_for_hangs(a_view(), 60.0) is None, "stacks are requested first"
     found = harness.round.check_for_hangs(a_view(), 60.0 + STACK_DUMP_TIMEOUT_S)
     assert found is not None
     assert found.hang.ranks == (0, 1)
@@ -191,15 +196,18 @@ def test_a_hang_is_reported_unless_a_validation_is_pending() -> None:
 
 def test_closing_a_round_fails_waiting_hooks() -> None:
     harness = Harness()
-    harness.say(AtGate(phase="setup"))
+    harness.send_frame(AtGate(phase="setup"))
     harness.round.advance_hooks()
     assert harness.hooks.requested == [("on_start", 3, 2)]
     harness.hooks.unfinished = []
     harness.round.advance_hooks()
-    assert [agent for agent, _ in harness.sent.of(OpenGate)] == [an_agent_id(0), an_agent_id(1)]
+    assert [agent for agent, _ in harness.sent.frames_of(OpenGate)] == [
+        an_agent_id(0),
+        an_agent_id(1),
+    ]
     harness.round.abandon_workers()
     harness.round.close()
-    assert harness.hooks.requested[-1] == ("on_shutdown", 3, 2), "what was started is shut down"
+    assert harness.hooks.requested[-1] == ("on_shutdown", 3, 2), "a started backend is shut down"
 
 
 # --- phases --------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ from tests.unit.agent.simulated_cluster import (
 )
 from tests.unit.control.fake_provisioner import LAUNCH
 
-HUB = a_member(0).coordinator_address
+LEADER_ADDRESS = a_member(0).coordinator_address
 WIDE = [a_member(0, slots=2), a_member(1, slots=2)]
 OPEN = a_view(round=a_round(3, members=WIDE))
 HEADLESS = LeaderElected(leader=AgentId("driver"), epoch=2)
@@ -71,10 +71,10 @@ class Node:
 
     def __init__(self) -> None:
         infrastructure = Infrastructure()
-        self.hub = infrastructure.open_transport(a_member(0))
+        self.leader_net = infrastructure.open_transport(a_member(0))
         self.transport = infrastructure.open_transport(a_member(1))
-        self.transport.connect(HUB, Join(run_id=RUN_ID, member=a_member(1), next_slot=0))
-        self.hub.drain_events()
+        self.transport.connect(LEADER_ADDRESS, Join(run_id=RUN_ID, member=a_member(1), next_slot=0))
+        self.leader_net.drain_events()
         self.worker_pool, self.store = FakeWorkerPool(infrastructure), FlakyStore()
         self.clock = ManualClock(100.0)
         self.participant = RoundParticipant(
@@ -88,18 +88,20 @@ class Node:
             scratch="/scratch",
         )
 
-    def follow(self, view: View, hub: str | None = HUB) -> None:
-        self.participant.apply_view(view, hub)
+    def follow(self, view: View, leader_address: str | None = LEADER_ADDRESS) -> None:
+        self.participant.apply_view(view, leader_address)
 
     def poll_messages(self) -> list[Any]:
         """Return the messages sent to the leader after polling the worker pool."""
         self.clock.wait(1.0)
         self.participant.poll_worker_events(self.clock.now())
-        return self.told()
+        return self.sent_messages()
 
-    def told(self) -> list[Any]:
+    def sent_messages(self) -> list[Any]:
         return [
-            one.message for one in self.hub.drain_events() if isinstance(one, AgentMessageReceived)
+            one.message
+            for one in self.leader_net.drain_events()
+            if isinstance(one, AgentMessageReceived)
         ]
 
 
@@ -110,12 +112,12 @@ def node() -> Node:
 
 @pytest.fixture
 def working(node: Node) -> Node:
-    """In round 3, with ranks 2 and 3."""
+    """A node in round 3, with ranks 2 and 3."""
     node.follow(OPEN)
     return node
 
 
-def in_up(message: Any) -> list[FromWorker]:
+def decode_frames(message: Any) -> list[FromWorker]:
     assert isinstance(message, WorkerToLeader)
     return [_frames.decode(frame) for frame in message.frames]
 
@@ -123,9 +125,9 @@ def in_up(message: Any) -> list[FromWorker]:
 def test_worker_liveness_is_sent_to_the_leader(working: Node) -> None:
     working.worker_pool.mark_unresponsive(3, 601.0)
     working.participant.dump_stacks(3, 7)
-    told = working.poll_messages()
-    assert told[0] == WorkerUnresponsive(round=3, rank=3, silent_s=601.0)
-    assert told[1:] == [
+    messages = working.poll_messages()
+    assert messages[0] == WorkerUnresponsive(round=3, rank=3, silent_s=601.0)
+    assert messages[1:] == [
         StackDump(round=3, dump_id=7, rank=rank, stack_text=f"at work ({rank})") for rank in (2, 3)
     ]
 
@@ -135,8 +137,8 @@ def test_stacks_of_another_round_are_not_requested(working: Node) -> None:
     assert working.poll_messages() == []
 
 
-def hooked(hooks: bool) -> Node:
-    """In round 3 of a run whose backend has hooks, or not; the function of rank 2 has returned."""
+def node_with_returned_worker(hooks: bool) -> Node:
+    """A node in round 3 of a run with or without hooks; the function of rank 2 has returned."""
     node = Node()
     node.follow(replace(OPEN, spec=a_spec(has_backend_hooks=hooks)))
     node.worker_pool.send_from_worker(2, WorkerReturned(report_count=0))
@@ -146,20 +148,20 @@ def hooked(hooks: bool) -> Node:
 
 @pytest.mark.parametrize("hooks", [True, False])
 def test_an_exit_before_the_shutdown_hook_is_a_failure(hooks: bool) -> None:
-    node = hooked(hooks)
+    node = node_with_returned_worker(hooks)
     node.worker_pool.end_worker(2, "was killed by SIGKILL")
     assert [type(one) for one in node.poll_messages()] == [WorkerTerminated] * hooks
 
 
 def test_an_exit_after_the_last_gate_is_not_a_failure() -> None:
-    node = hooked(True)
+    node = node_with_returned_worker(True)
     node.participant.forward_to_workers(3, None, OpenGate(phase="leave"), OPEN)
     assert node.worker_pool.received[2] == [OpenGate(phase="leave")]
     node.worker_pool.end_worker(2, "was killed by SIGKILL")
     assert node.poll_messages() == []
 
 
-# --- orders of the journal -----------------------------------------------------------------------
+# --- journal entries -----------------------------------------------------------------------------
 
 
 def test_a_round_is_entered_with_everything_its_workers_need(node: Node) -> None:
@@ -172,7 +174,7 @@ def test_a_round_is_entered_with_everything_its_workers_need(node: Node) -> None
     assert (start.rank, start.local_rank, start.node_rank) == (3, 1, 1)
     assert (start.world_size, start.local_world_size) == (4, 2)
     assert (start.checkpoint, start.checkpoint_metrics) == ("c1", {"loss": 0.5})
-    assert not start.has_snapshots, "that is a report of the user's own"
+    assert not start.has_snapshots, "the checkpoint has user files"
     assert (start.framework, start.framework_options) == ("torch", {"backend": "gloo"})
     assert (start.devices, start.scratch_dir, start.secret) == (
         ("cuda:0", "cuda:1"),
@@ -215,7 +217,7 @@ def test_snapshot_shards_are_sent_with_workers_stopped(
     )
     start = working.worker_pool.workers[3]
     assert (start.memory_snapshot, start.peer_store_addresses) == (state, ("10.0.0.0:9", ""))
-    assert start.replica_target == "10.0.0.0:9", "the next of the ring keeps copies"
+    assert start.replica_target == "10.0.0.0:9", "the next node of the ring stores replicas"
 
 
 def test_replicas_go_to_another_peer_after_a_notice(node: Node) -> None:
@@ -249,13 +251,13 @@ def test_a_round_is_entered_once(working: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("view", "hub"),
+    ("view", "leader_address"),
     [
-        (CLOSED, HUB),
-        (a_view(round=a_round(3, members=[a_member(0), a_member(2)])), HUB),
+        (CLOSED, LEADER_ADDRESS),
+        (a_view(round=a_round(3, members=[a_member(0), a_member(2)])), LEADER_ADDRESS),
         (OPEN, None),
         (OPEN, "10.9.9.9:7000"),
-        (replace(OPEN, leader=None), HUB),
+        (replace(OPEN, leader=None), LEADER_ADDRESS),
         (replace(OPEN, leader=HEADLESS), None),
     ],
     ids=[
@@ -267,8 +269,8 @@ def test_a_round_is_entered_once(working: Node) -> None:
         "headless leader",
     ],
 )
-def test_rounds_that_are_not_entered(node: Node, view: View, hub: str | None) -> None:
-    node.follow(view, hub)
+def test_rounds_that_are_not_entered(node: Node, view: View, leader_address: str | None) -> None:
+    node.follow(view, leader_address)
     assert node.worker_pool.rounds == []
 
 
@@ -296,11 +298,11 @@ def test_the_next_round_waits_for_the_workers_of_the_last(working: Node) -> None
 def test_uploads_after_the_stop_are_reported_until_drained(working: Node) -> None:
     working.worker_pool.uploading_round = 3
     working.follow(CLOSED)
-    told = [working.poll_messages(), working.participant.uploading_round, working.poll_messages()]
-    assert told == [[WorkersStopped(round=3, is_uploading=True)], 3, []]
+    states = [working.poll_messages(), working.participant.uploading_round, working.poll_messages()]
+    assert states == [[WorkersStopped(round=3, is_uploading=True)], 3, []]
     working.worker_pool.uploading_round = None
-    told = [working.poll_messages(), working.participant.uploading_round, working.poll_messages()]
-    assert told == [[UploadsDrained(round=3)], None, []]
+    states = [working.poll_messages(), working.participant.uploading_round, working.poll_messages()]
+    assert states == [[UploadsDrained(round=3)], None, []]
 
 
 def test_uploads_of_a_replaced_round_are_cancelled(working: Node) -> None:
@@ -313,12 +315,14 @@ def test_uploads_of_a_replaced_round_are_cancelled(working: Node) -> None:
     assert seen == [3, 3, None]
 
 
-# --- orders of the leader ------------------------------------------------------------------------
+# --- messages of the leader ----------------------------------------------------------------------
 
 
 def test_an_abort_stops_the_workers_before_the_journal_entry(working: Node) -> None:
     working.participant.abort_round(3)
-    assert working.poll_messages() == [WorkersStopped(round=3)], "how they ended is our own doing"
+    assert working.poll_messages() == [WorkersStopped(round=3)], (
+        "exits of killed workers are not failures"
+    )
 
 
 def test_an_abort_after_the_stop_repeats_the_snapshot_shards(
@@ -331,7 +335,7 @@ def test_an_abort_after_the_stop_repeats_the_snapshot_shards(
     first = working.poll_messages()
     working.participant.abort_round(3)
     assert (
-        working.told()
+        working.sent_messages()
         == first
         == [WorkersStopped(round=3, snapshot_shards=working.worker_pool.snapshot_shards)]
     )
@@ -339,20 +343,20 @@ def test_an_abort_after_the_stop_repeats_the_snapshot_shards(
 
 def test_an_aborted_round_is_never_entered(node: Node) -> None:
     node.participant.abort_round(3)
-    assert node.told() == [WorkersStopped(round=3)]
+    assert node.sent_messages() == [WorkersStopped(round=3)]
     node.follow(OPEN)
     assert node.worker_pool.rounds == []
 
 
 def test_frames_go_to_one_or_all_workers_of_their_round(working: Node) -> None:
-    word = CommitConfirmed(checkpoint_name="c1", metrics={})
-    working.participant.forward_to_workers(3, 2, word, OPEN)
-    assert working.worker_pool.received == {2: [word], 3: []}
-    working.participant.forward_to_workers(3, None, word, OPEN)
-    assert working.worker_pool.received == {2: [word, word], 3: [word]}
-    working.participant.forward_to_workers(2, None, word, OPEN)
-    working.participant.forward_to_workers(3, 0, word, OPEN)
-    assert working.worker_pool.received == {2: [word, word], 3: [word]}
+    update = CommitConfirmed(checkpoint_name="c1", metrics={})
+    working.participant.forward_to_workers(3, 2, update, OPEN)
+    assert working.worker_pool.received == {2: [update], 3: []}
+    working.participant.forward_to_workers(3, None, update, OPEN)
+    assert working.worker_pool.received == {2: [update, update], 3: [update]}
+    working.participant.forward_to_workers(2, None, update, OPEN)
+    working.participant.forward_to_workers(3, 0, update, OPEN)
+    assert working.worker_pool.received == {2: [update, update], 3: [update]}
 
 
 # --- events of the workers -----------------------------------------------------------------------
@@ -362,7 +366,7 @@ def test_frames_are_forwarded_unchanged(working: Node) -> None:
     working.worker_pool.send_from_worker(2, FunctionStarted(), A_REPORT)
     (up,) = working.poll_messages()
     assert (up.round, up.rank) == (3, 2)
-    assert in_up(up) == [FunctionStarted(), A_REPORT]
+    assert decode_frames(up) == [FunctionStarted(), A_REPORT]
 
 
 def test_an_exception_is_reported_and_stored(working: Node) -> None:
@@ -370,12 +374,14 @@ def test_an_exception_is_reported_and_stored(working: Node) -> None:
         2, A_REPORT, WorkerRaised(traceback_text="Traceback", pickled_exception=b"pickle")
     )
     working.worker_pool.end_worker(2, "exited with code 1")
-    told = working.poll_messages()
+    messages = working.poll_messages()
     assert RankFailure(
         rank=2, kind="raised", message="Traceback", pickle_key=keys.failure(3, 2)
-    ) in [one.failure for one in told if isinstance(one, WorkerTerminated)]
-    assert len([one for one in told if isinstance(one, WorkerTerminated)]) == 1
-    assert [in_up(one) for one in told if isinstance(one, WorkerToLeader)] == [[A_REPORT]]
+    ) in [one.failure for one in messages if isinstance(one, WorkerTerminated)]
+    assert len([one for one in messages if isinstance(one, WorkerTerminated)]) == 1
+    assert [decode_frames(one) for one in messages if isinstance(one, WorkerToLeader)] == [
+        [A_REPORT]
+    ]
     assert working.store.get(keys.failure(3, 2)) == fake_seal(keys.failure(3, 2), b"pickle")
 
 
@@ -449,11 +455,13 @@ def test_the_result_of_rank_0_is_stored_before_it_is_reported() -> None:
     node.worker_pool.end_worker(0, clean=True)
     node.store.should_fail = lambda: True
     (up,) = node.poll_messages()
-    assert in_up(up) == [A_REPORT]
+    assert decode_frames(up) == [A_REPORT]
     assert node.poll_messages() == []
     node.store.should_fail = lambda: False
     up, stopped = node.poll_messages()
-    assert in_up(up) == [WorkerReturned(report_count=1)], "the value itself takes no wire"
+    assert decode_frames(up) == [WorkerReturned(report_count=1)], (
+        "the value is not sent in the message"
+    )
     assert stopped == WorkersStopped(round=3)
     assert node.store.get(keys.result(3, 0)) == fake_seal(keys.result(3, 0), b"result")
 
@@ -461,12 +469,12 @@ def test_the_result_of_rank_0_is_stored_before_it_is_reported() -> None:
 def test_results_of_other_ranks_are_not_stored(working: Node) -> None:
     working.worker_pool.send_from_worker(2, WorkerReturned(report_count=0, pickled_value=b"mine"))
     (up,) = working.poll_messages()
-    assert in_up(up) == [WorkerReturned(report_count=0)]
+    assert decode_frames(up) == [WorkerReturned(report_count=0)]
     assert list(working.store.list()) == []
 
 
 @pytest.mark.parametrize(
-    ("how", "clean", "told"),
+    ("how", "clean", "expected"),
     [
         ("was killed by SIGSEGV", False, "The worker of rank 2 was killed by SIGSEGV."),
         (
@@ -477,11 +485,13 @@ def test_results_of_other_ranks_are_not_stored(working: Node) -> None:
     ],
 )
 def test_an_exit_without_message_is_a_failure(
-    working: Node, how: str, clean: bool, told: str
+    working: Node, how: str, clean: bool, expected: str
 ) -> None:
     working.worker_pool.end_worker(2, how, clean=clean)
     assert working.poll_messages() == [
-        WorkerTerminated(round=3, rank=2, failure=RankFailure(rank=2, kind="died", message=told))
+        WorkerTerminated(
+            round=3, rank=2, failure=RankFailure(rank=2, kind="died", message=expected)
+        )
     ]
 
 
@@ -489,7 +499,7 @@ def test_an_exit_after_the_return_is_not_a_failure(working: Node) -> None:
     working.worker_pool.send_from_worker(2, WorkerReturned(report_count=0))
     working.worker_pool.end_worker(2, "was killed by SIGSEGV")
     (up,) = working.poll_messages()
-    assert in_up(up) == [WorkerReturned(report_count=0)]
+    assert decode_frames(up) == [WorkerReturned(report_count=0)]
 
 
 def test_a_killed_worker_is_not_a_failure(working: Node) -> None:

@@ -20,12 +20,12 @@ def _on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_report_lists_the_resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTFIT_SCRATCH", str(tmp_path / "not-there-yet"))
-    told = json.loads(selfcheck.format_report(selfcheck.inspect_node()))
-    assert told["python"] == python_version()
-    assert told["packages"]["msgspec"]
-    assert told["user"] == os.getuid()
-    assert told["scratch_bytes"] > 0
-    assert told["problems"] == []
+    report = json.loads(selfcheck.format_report(selfcheck.inspect_node()))
+    assert report["python"] == python_version()
+    assert report["packages"]["msgspec"]
+    assert report["user"] == os.getuid()
+    assert report["scratch_bytes"] > 0
+    assert report["problems"] == []
 
 
 def test_every_problem_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,5 +39,5 @@ def test_every_problem_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_port_in_use_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setenv("SPOTFIT_PORT", str(taken.getsockname()[1]))
-        (complaint,) = selfcheck.inspect_node().problems
-    assert "cannot listen" in complaint
+        (problem,) = selfcheck.inspect_node().problems
+    assert "cannot listen" in problem

@@ -82,7 +82,7 @@ def test_a_named_snapshot_is_uploaded(tmp_path: Path) -> None:
             1, CheckpointNamed(report_index=0, checkpoint_name="c", ranks=(0, 1), metrics=_METRICS)
         )
         is None
-    ), "it is on its way"
+    ), "the upload is in progress"
 
 
 def test_a_snapshot_without_a_name_is_not_uploaded(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_segments_of_earlier_rounds_are_deleted_once_a_snapshot_is_named(tmp_pat
     new.touch()
     snapshots = SnapshotRegistry(str(tmp_path))
     snapshots.prepare_start(start(11))
-    assert old.exists(), "it may be all there is to go on from"
+    assert old.exists(), "it may be the only state to resume from"
     snapshots.add(0, SnapshotReport(report_index=0, metrics=_METRICS, segment=str(new)))
-    assert old.exists(), "another rank may have died before it had handed over its own"
+    assert old.exists(), "another rank may have died before it submitted its shard"
     snapshots.make_upload(
         0, CheckpointNamed(report_index=0, checkpoint_name="c", ranks=(0,), metrics=_METRICS)
     )
@@ -124,16 +124,16 @@ def test_segments_of_earlier_rounds_are_deleted_once_a_snapshot_is_named(tmp_pat
 def test_shared_rings_of_earlier_rounds_are_deleted_at_the_start(
     tmp_path: Path,
 ) -> None:
-    lanes = [tmp_path / f"{name}{RING_SUFFIX}" for name in ("1-0-1", "11-0-1")]
+    rings = [tmp_path / f"{name}{RING_SUFFIX}" for name in ("1-0-1", "11-0-1")]
     segment = tmp_path / "1-0-2.segment"
-    for path in (*lanes, segment):
+    for path in (*rings, segment):
         path.touch()
     snapshots = SnapshotRegistry(str(tmp_path))
     for _ in range(2):
         snapshots.prepare_start(start(11))
-        assert [path.exists() for path in lanes] == [False, True]
+        assert [path.exists() for path in rings] == [False, True]
     snapshots.prepare_start(start(12))
-    assert not lanes[1].exists()
+    assert not rings[1].exists()
     assert segment.exists()
     assert snapshots.scan_shards() == ()
 
@@ -147,7 +147,7 @@ def test_complete_segments_are_passed_to_the_next_round(tmp_path: Path) -> None:
     ]
     write_segment(tmp_path / "3-0-0-1.segment", [b"x"], rank=0, world_size=2, step=6)
     with ShmSegment.create(tmp_path / "3-1-0-1.segment", 10):
-        pass  # its writer died before it was whole
+        pass  # its writer died before it was complete
     newest = SnapshotId(round=3, step=9)
     assert snapshots.scan_shards() == (
         SnapshotShard(snapshot_id=SnapshotId(round=3, step=6), rank=0, world_size=2),
@@ -164,7 +164,7 @@ def test_complete_segments_are_passed_to_the_next_round(tmp_path: Path) -> None:
     assert message.local_segments == (str(newer[0]), "")
     assert (
         snapshots.find_shard(SnapshotShard(snapshot_id=newest, rank=1, world_size=2)) == newer[1]
-    ), "for a peer that asks"
+    ), "a peer can read it"
     assert snapshots.prepare_start(start(4)).local_segments == (), (
         "that round begins from a checkpoint"
     )
@@ -206,14 +206,14 @@ def test_a_new_replication_target_gets_the_latest_replicas(tmp_path: Path) -> No
             CheckpointNamed(report_index=7, checkpoint_name="c", ranks=(2, 3), metrics=_METRICS),
         )
     snapshots.set_replication_target("b:9")
-    first, second = (make_pending_replica(path, "a:9", report=7, fellows=(2, 3)) for path in paths)
+    first, second = (make_pending_replica(path, "a:9", report=7, ranks=(2, 3)) for path in paths)
     assert sent == [first, second, first._replace(target="b:9"), second._replace(target="b:9")]
     snapshots.set_replication_target("")
     snapshots.add(2, SnapshotReport(report_index=8, metrics=_METRICS, segment=str(paths[0])))
     snapshots.make_upload(
         2, CheckpointNamed(report_index=8, checkpoint_name="d", ranks=(2, 3), metrics=_METRICS)
     )
-    assert len(sent) == 4, "no target is left"
+    assert len(sent) == 4, "there is no other target"
 
 
 def test_rolled_back_snapshots_are_deleted_and_not_replicated(tmp_path: Path) -> None:
@@ -222,8 +222,10 @@ def test_rolled_back_snapshots_are_deleted_and_not_replicated(tmp_path: Path) ->
     snapshots.replicate = sent.append
     snapshots.prepare_start(replace(start(3), replica_target="a:9"))
     earlier = write_segment(tmp_path / "2-0-1.segment", [b"x"], step=30)
-    ours = [write_segment(tmp_path / f"3-{rank}-1.segment", [b"x"], rank=rank) for rank in (0, 1)]
-    snapshots.add(0, SnapshotReport(report_index=7, metrics=_METRICS, segment=str(ours[0])))
+    segments = [
+        write_segment(tmp_path / f"3-{rank}-1.segment", [b"x"], rank=rank) for rank in (0, 1)
+    ]
+    snapshots.add(0, SnapshotReport(report_index=7, metrics=_METRICS, segment=str(segments[0])))
     snapshots.make_upload(
         0, CheckpointNamed(report_index=7, checkpoint_name="c", ranks=(0,), metrics=_METRICS)
     )
@@ -231,7 +233,9 @@ def test_rolled_back_snapshots_are_deleted_and_not_replicated(tmp_path: Path) ->
     write_segment(earlier, [b"x"], step=30)
     snapshots.roll_back(8)
     assert not earlier.exists(), "what the round began from was left behind, too"
-    assert all(path.exists() for path in ours), "ranks free their own; one may be of a save since"
+    assert all(path.exists() for path in segments), (
+        "each rank deletes its segments; one may belong to a later save"
+    )
     sent.clear()
     snapshots.set_replication_target("b:9")
     assert sent == []
@@ -239,7 +243,7 @@ def test_rolled_back_snapshots_are_deleted_and_not_replicated(tmp_path: Path) ->
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_of_two_saves_of_one_step_the_later_one_is_used(tmp_path: Path, last: int) -> None:
-    """One at an epoch's last batch and one after what is done once an epoch, for instance."""
+    """For example one at the last batch of an epoch and one after its evaluation."""
     snapshots = SnapshotRegistry(str(tmp_path))
     places = [
         write_segment(tmp_path / f"3-0-{slot + 1}.segment", [b"x"], save=2 if slot == last else 1)

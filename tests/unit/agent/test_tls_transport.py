@@ -88,7 +88,7 @@ def is_rejected(loop: EventLoop, socket_: socket.socket) -> bool:
     return over
 
 
-# --- among friends ---------------------------------------------------------------------------
+# --- accepted connections --------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("joined")
@@ -110,9 +110,9 @@ def test_messages_arrive_in_order_both_ways(
 def test_a_message_bigger_than_any_buffer_arrives(
     loop: EventLoop, leader: TlsTransport, agent: TlsTransport
 ) -> None:
-    news = JournalEntryCopy(slot=1, body=b"x" * 3_000_000)
-    leader.send_to_agent(B, news)
-    assert wait_for_events(loop, agent) == [LeaderMessageReceived(news)]
+    entry_copy = JournalEntryCopy(slot=1, body=b"x" * 3_000_000)
+    leader.send_to_agent(B, entry_copy)
+    assert wait_for_events(loop, agent) == [LeaderMessageReceived(entry_copy)]
 
 
 @pytest.mark.usefixtures("joined")
@@ -155,8 +155,8 @@ def test_a_disconnected_agent_receives_earlier_messages(
 ) -> None:
     leader.send_to_agent(B, JoinRejected(reason="not_leading"))
     leader.disconnect_agent(B)
-    said, lost = wait_for_events(loop, agent, 2)
-    assert said == LeaderMessageReceived(JoinRejected(reason="not_leading"))
+    rejection, lost = wait_for_events(loop, agent, 2)
+    assert rejection == LeaderMessageReceived(JoinRejected(reason="not_leading"))
     assert isinstance(lost, LeaderDisconnected)
     assert leader.drain_events() == []
 
@@ -221,12 +221,12 @@ def test_a_port_in_use_raises_config_error(loop: EventLoop, leader: TlsTransport
         TlsTransport(loop, secret=OTHER_SECRET, run_id=RUN, host="127.0.0.1", port=port)
 
 
-# --- strangers -------------------------------------------------------------------------------
+# --- rejected connections --------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("joined")
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n",
         b"\x00" * 4096,
@@ -236,10 +236,10 @@ def test_a_port_in_use_raises_config_error(loop: EventLoop, leader: TlsTransport
     ids=["plain text", "zeros", "a frame without TLS", "garbage"],
 )
 def test_a_connection_without_tls_is_rejected(
-    loop: EventLoop, leader: TlsTransport, agent: TlsTransport, said: bytes
+    loop: EventLoop, leader: TlsTransport, agent: TlsTransport, sent: bytes
 ) -> None:
     with open_socket(leader) as socket_:
-        socket_.sendall(said)
+        socket_.sendall(sent)
         assert is_rejected(loop, socket_)
     agent.send_to_leader(ConnectionHeartbeat())
     assert wait_for_events(loop, leader) == [AgentMessageReceived(B, ConnectionHeartbeat())]

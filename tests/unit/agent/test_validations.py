@@ -95,7 +95,7 @@ def test_an_assigned_attempt_is_started_once(node: Node) -> None:
     node.validator.finish(acc=1.0)
     node.validation.poll(1.0)
     node.validation.apply_view(assigned(), 1.0)
-    assert node.validator.started_names == ["c1"], "the same attempt"
+    assert node.validator.started_names == ["c1"], "the attempt is not started again"
     node.validation.apply_view(assigned(2), 1.0)
     assert node.validator.started_names == ["c1", "c1"]
 

@@ -241,12 +241,12 @@ def test_a_failed_upload_of_an_exited_worker_is_written_to_its_output(
         3, 1, RequestUpload(report_index=0, checkpoint_name="c7", upload_job=b""), is_snapshot
     )
     pool._on_upload_finished(
-        order, UploadError(job_id=1, traceback_text="Traceback\n  …\nthe bucket is gone\n")
+        order, UploadError(job_id=1, traceback_text="Traceback\n  …\nthe bucket is unavailable\n")
     )
     ((*source, text),) = lines
     assert source == [3, 1, "err"]
     assert text.startswith("[spotfit] checkpoint c7 is lost")
-    assert text.endswith("the bucket is gone")
+    assert text.endswith("the bucket is unavailable")
 
 
 class RecordingWorker:
@@ -294,7 +294,7 @@ def test_a_replica_that_is_confirmed_before_events_are_drained_is_not_lost(
     pool: ProcessWorkerPool,
 ) -> None:
     pool.record_replica(3, 1, 9, "10.0.0.1:5")
-    assert pool.drain_events() == [], "it is recorded by the event loop"
+    assert pool.drain_events() == [], "the event loop records it"
     assert events_of(pool, 1) == [ReplicaConfirmed(3, 1, step=9, peer_store="10.0.0.1:5")]
 
 

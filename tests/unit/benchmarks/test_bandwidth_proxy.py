@@ -21,18 +21,18 @@ def test_idle_time_is_not_made_up_for() -> None:
 
 
 def test_proxy_forwards_in_both_directions() -> None:
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def echo_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write((await reader.readexactly(5)) * 100_000)
         writer.close()
 
-    async def asked_through_the_wire() -> bytes:
-        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+    async def echo_through_proxy() -> bytes:
+        async with await asyncio.start_server(echo_bytes, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            async with await serve("127.0.0.1", port, BandwidthLimit(1e9)) as wire:
-                reader, writer = await asyncio.open_connection(*wire.sockets[0].getsockname())
+            async with await serve("127.0.0.1", port, BandwidthLimit(1e9)) as proxy:
+                reader, writer = await asyncio.open_connection(*proxy.sockets[0].getsockname())
                 writer.write(b"hello")
                 answer = await reader.read(-1)
                 writer.close()
                 return answer
 
-    assert asyncio.run(asked_through_the_wire()) == b"hello" * 100_000
+    assert asyncio.run(echo_through_proxy()) == b"hello" * 100_000

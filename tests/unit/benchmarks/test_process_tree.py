@@ -38,6 +38,6 @@ def test_interval_is_clamped_to_the_samples() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_process_without_the_tag_does_not_belong() -> None:
-    stranger = ProcessTree("an unused tag")
+    other_tree = ProcessTree("an unused tag")
     assert TAG not in os.environ
-    assert stranger.alive() == []
+    assert other_tree.alive() == []

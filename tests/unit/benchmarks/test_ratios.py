@@ -24,9 +24,9 @@ def test_every_resample_is_at_most_the_largest(of: int) -> None:
 
 
 @pytest.mark.parametrize("size", [5, 6, 7, 12])
-def test_exact_bound_matches_sampling(size: int, dice: random.Random) -> None:
-    sample = [dice.uniform(1.0, 10.0) for _ in range(size)]
-    medians = sorted(median_low(dice.choices(sample, k=size)) for _ in range(20_000))
+def test_exact_bound_matches_sampling(size: int, rng: random.Random) -> None:
+    sample = [rng.uniform(1.0, 10.0) for _ in range(size)]
+    medians = sorted(median_low(rng.choices(sample, k=size)) for _ in range(20_000))
     # Sampling and the exact bound agree except at a step of the distribution.
     assert medians[int(0.02 * 20_000)] <= lower_bound(sample) <= medians[int(0.03 * 20_000)]
 

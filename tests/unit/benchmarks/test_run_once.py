@@ -34,8 +34,8 @@ def test_events_are_selected_by_fit_and_fields() -> None:
 
 
 def test_incomplete_line_is_skipped() -> None:
-    whole = '{"event": "killed", "at": 1.0, "fit": 0, "rank": 1}\n'
-    assert len(parse_events([whole, '{"event": "kil']).every) == 1
+    complete_line = '{"event": "killed", "at": 1.0, "fit": 0, "rank": 1}\n'
+    assert len(parse_events([complete_line, '{"event": "kil']).every) == 1
 
 
 def test_storage_path_is_that_of_the_job_or_a_temporary_directory(tmp_path: Path) -> None:

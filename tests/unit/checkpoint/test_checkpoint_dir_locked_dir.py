@@ -78,7 +78,7 @@ def test_a_failed_fill_leaves_no_directory(tmp_path: Path) -> None:
         assert fill.times == 1
 
 
-# --- where downloads lie -------------------------------------------------------------------------
+# --- the download folder -------------------------------------------------------------------------
 
 
 def test_the_private_folder_is_accessible_to_this_user_only(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_folder_that_others_can_change_is_rejected(
     assert "TMPDIR" in refused.value.do
 
 
-# --- readers that die ----------------------------------------------------------------------------
+# --- killed readers ------------------------------------------------------------------------------
 
 
 def _hold(place: Path, ready: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_killed_reader_releases_its_lock(tmp_path: Path) -> None:
     assert names_in(tmp_path) == []
 
 
-# --- one place that stays --------------------------------------------------------------------
+# --- persistent directories ------------------------------------------------------------------
 
 
 @pytest.fixture

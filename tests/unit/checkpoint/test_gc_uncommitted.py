@@ -24,7 +24,7 @@ def remaining(store: MemoryStore) -> list[str]:
     return [found.key for found in store.list()]
 
 
-# --- what is found -------------------------------------------------------------------------------
+# --- scan ----------------------------------------------------------------------------------------
 
 
 def test_a_generated_name_is_abandoned_in_the_next_round() -> None:
@@ -92,7 +92,7 @@ def test_checkpoint_names_include_all_remains(tmp_path: Path) -> None:
     assert checkpoint_names_in(remaining(store)) == {"noted", "saved"}
 
 
-# --- what is deleted -----------------------------------------------------------------------------
+# --- deletion ------------------------------------------------------------------------------------
 
 
 def test_a_partial_upload_is_deleted_and_other_checkpoints_stay(tmp_path: Path) -> None:

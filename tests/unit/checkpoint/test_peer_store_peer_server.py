@@ -96,7 +96,7 @@ def test_queued_replicas_are_sent_in_order(local: Machine, peer: Machine) -> Non
     to = peer.store.address
     for number, rank in ((3, 0), (3, 1), (4, 0)):
         local.store.replicate(
-            make_pending_replica(local.saves(rank, [b"x"], number=number), to, fellows=(0, 1))
+            make_pending_replica(local.saves(rank, [b"x"], number=number), to, ranks=(0, 1))
         )
         assert kept.get(timeout=60) == (number, rank, 9, to)
 

@@ -165,7 +165,7 @@ def test_corrupt_memory_without_checkpoints_restores_nothing(
     assert restore_from(SavedStates(make_state(IN_MEMORY_NAME)), broken=(IN_MEMORY_NAME,)) is None
 
 
-# --- several ranks of a machine ------------------------------------------------------------------
+# --- several ranks per node ----------------------------------------------------------------------
 
 RANKS = 2
 BODIES = [

@@ -48,7 +48,7 @@ def a_request(fn: Callable[..., Any] = train, config: Any = None, **given: Any) 
     return FitRequest(fn, config, **{**usual, **given})
 
 
-# --- the same run again --------------------------------------------------------------------------
+# --- fingerprints of runs ------------------------------------------------------------------------
 
 
 def with_rate(rate: float) -> Callable[[], float]:
@@ -178,7 +178,7 @@ def test_provisioner_and_failure_limits_are_not_part_of_the_fingerprint() -> Non
     assert moved.fingerprint() == a_request().fingerprint()
 
 
-# --- who gives the machines ----------------------------------------------------------------------
+# --- provisioners --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -235,7 +235,7 @@ def test_an_invalid_provisioner_is_refused(given: Any) -> None:
     assert "'local?nodes=2'" in refused.value.do
 
 
-# --- what the machines need to know --------------------------------------------------------------
+# --- the spec of the run -------------------------------------------------------------------------
 
 
 def test_the_spec_contains_all_settings() -> None:

@@ -217,7 +217,7 @@ def test_a_controller_error_has_the_exception_of_the_callback() -> None:
     assert "KeyError: 'lr'" in str(error)
 
 
-# --- the message ---------------------------------------------------------------------------------
+# --- the error message ---------------------------------------------------------------------------
 
 
 def test_equal_tracebacks_are_grouped_by_rank() -> None:

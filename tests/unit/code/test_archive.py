@@ -1,4 +1,4 @@
-"""The same files give the same archive, and what is not wanted stays behind."""
+"""Archives are deterministic and leave out excluded files."""
 
 import gzip
 import io
@@ -21,16 +21,16 @@ def write(top: Path, files: dict[str, str]) -> Path:
     return top
 
 
-def entries(bundle: CodeArchive) -> list[tarfile.TarInfo]:
-    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(bundle.body))) as archive:
-        return archive.getmembers()
+def entries(archive: CodeArchive) -> list[tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(archive.body))) as tar:
+        return tar.getmembers()
 
 
-def names(bundle: CodeArchive) -> list[str]:
-    return [entry.name for entry in entries(bundle)]
+def names(archive: CodeArchive) -> list[str]:
+    return [entry.name for entry in entries(archive)]
 
 
-def test_equal_files_give_equal_bundles(tmp_path: Path) -> None:
+def test_equal_files_give_equal_archives(tmp_path: Path) -> None:
     files = {"train.py": "x", "lib/a.py": "a", "lib/ü.py": "b"}
     one = archive_directory(write(tmp_path / "one", files))
     other = write(tmp_path / "other", dict(reversed(files.items())))
@@ -41,13 +41,13 @@ def test_equal_files_give_equal_bundles(tmp_path: Path) -> None:
     assert names(one) == sorted(files)
 
 
-def test_other_content_gives_another_name(tmp_path: Path) -> None:
+def test_different_content_gives_a_different_digest(tmp_path: Path) -> None:
     before = archive_directory(write(tmp_path, {"train.py": "x"}))
     after = archive_directory(write(tmp_path, {"train.py": "y"}))
     assert before.sha256 != after.sha256
 
 
-def test_what_may_be_executed_stays_so(tmp_path: Path) -> None:
+def test_executable_files_stay_executable(tmp_path: Path) -> None:
     write(tmp_path, {"run.sh": "", "plain.txt": ""})
     (tmp_path / "run.sh").chmod(0o700)
     assert [(e.name, oct(e.mode)) for e in entries(archive_directory(tmp_path))] == [
@@ -56,13 +56,13 @@ def test_what_may_be_executed_stays_so(tmp_path: Path) -> None:
     ]
 
 
-def test_no_time_and_no_owner_travels(tmp_path: Path) -> None:
+def test_archive_has_neither_times_nor_owners(tmp_path: Path) -> None:
     (entry,) = entries(archive_directory(write(tmp_path, {"a": ""})))
     assert (entry.mtime, entry.uid, entry.gid, entry.uname) == (0, 0, 0, "")
 
 
-def test_nobody_wants_caches_and_environments(tmp_path: Path) -> None:
-    unwanted = (
+def test_caches_and_environments_are_excluded(tmp_path: Path) -> None:
+    excluded = (
         ".git/x",
         "a/__pycache__/b.pyc",
         ".venv/x",
@@ -70,11 +70,11 @@ def test_nobody_wants_caches_and_environments(tmp_path: Path) -> None:
         "node_modules/x",
         "c.pyc",
     )
-    write(tmp_path, dict.fromkeys((*unwanted, "a/b.py", ".env.example"), ""))
+    write(tmp_path, dict.fromkeys((*excluded, "a/b.py", ".env.example"), ""))
     assert names(archive_directory(tmp_path)) == [".env.example", "a/b.py"]
 
 
-def test_gitignore_is_heeded_in_every_folder(tmp_path: Path) -> None:
+def test_gitignore_applies_in_every_folder(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -94,7 +94,7 @@ def test_gitignore_is_heeded_in_every_folder(tmp_path: Path) -> None:
     assert names(archive_directory(tmp_path)) == expected
 
 
-def test_spotfitignore_has_the_last_word(tmp_path: Path) -> None:
+def test_spotfitignore_overrides_gitignore(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -107,84 +107,84 @@ def test_spotfitignore_has_the_last_word(tmp_path: Path) -> None:
     assert names(archive_directory(tmp_path)) == ["weights.bin"]
 
 
-def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+def test_links_are_followed_except_cycles(tmp_path: Path) -> None:
     shared = write(tmp_path / "shared", {"conf.yaml": "a: 1"})
     top = write(tmp_path / "top", {"sub/train.py": ""})
     (top / "conf.yaml").symlink_to(shared / "conf.yaml")
     (top / "shared").symlink_to(shared)
     (top / "sub" / "up").symlink_to(top)
-    (top / "broken").symlink_to(tmp_path / "gone")
-    bundle = archive_directory(top)
-    assert names(bundle) == ["conf.yaml", "shared/conf.yaml", "sub/train.py"]
-    assert all(entry.isreg() for entry in entries(bundle))
+    (top / "broken").symlink_to(tmp_path / "missing")
+    archive = archive_directory(top)
+    assert names(archive) == ["conf.yaml", "shared/conf.yaml", "sub/train.py"]
+    assert all(entry.isreg() for entry in entries(archive))
 
 
-def test_pipes_stay_behind(tmp_path: Path) -> None:
+def test_pipes_are_excluded(tmp_path: Path) -> None:
     write(tmp_path, {"a": ""})
     os.mkfifo(tmp_path / "pipe")
     assert names(archive_directory(tmp_path)) == ["a"]
 
 
-def test_a_directory_too_big_names_its_biggest_files(tmp_path: Path) -> None:
+def test_error_for_a_large_directory_names_its_largest_files(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": "x", "data/a.bin": "1" * 3000, "data/b.bin": "1" * 5000})
     with pytest.raises(ShippingError, match=r"data/b.bin \(4.9 KiB\), data/a.bin") as caught:
         archive_directory(tmp_path, limit_bytes=4096)
     assert ".spotfitignore" in caught.value.do
 
 
-def test_a_directory_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_directory_without_files_is_rejected(tmp_path: Path) -> None:
     write(tmp_path, {".gitignore": "*\n"})
     with pytest.raises(ShippingError, match="contains no files"):
         archive_directory(tmp_path)
 
 
-def test_a_file_that_cannot_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path) -> bytes:
+def test_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_permission_error(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
     write(tmp_path, {"a": ""})
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "read_bytes", raise_permission_error)
     with pytest.raises(ShippingError, match="a cannot be read: Permission denied"):
         archive_directory(tmp_path)
 
 
-def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ShippingError, match="gone cannot be read: No such file"):
-        archive_directory(tmp_path / "gone")
+def test_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ShippingError, match="missing cannot be read: No such file"):
+        archive_directory(tmp_path / "missing")
 
 
-def test_a_package_keeps_its_name(tmp_path: Path) -> None:
-    write(tmp_path / "mine", {"__init__.py": "", "a.py": "", ".gitignore": "/b.py\n", "b.py": ""})
-    assert names(archive_module(tmp_path / "mine")) == [
-        "mine/.gitignore",
-        "mine/__init__.py",
-        "mine/a.py",
+def test_files_of_a_package_are_below_its_name(tmp_path: Path) -> None:
+    write(
+        tmp_path / "package", {"__init__.py": "", "a.py": "", ".gitignore": "/b.py\n", "b.py": ""}
+    )
+    assert names(archive_module(tmp_path / "package")) == [
+        "package/.gitignore",
+        "package/__init__.py",
+        "package/a.py",
     ]
 
 
-def test_a_module_is_one_file(tmp_path: Path) -> None:
-    write(tmp_path, {"mine.py": "", "other.py": ""})
-    assert names(archive_module(tmp_path / "mine.py")) == ["mine.py"]
+def test_archive_of_a_module_is_one_file(tmp_path: Path) -> None:
+    write(tmp_path, {"module.py": "", "other.py": ""})
+    assert names(archive_module(tmp_path / "module.py")) == ["module.py"]
 
 
 def module(name: str, file: Path | None) -> ModuleType:
-    made = ModuleType(name)
+    created = ModuleType(name)
     if file is not None:
-        made.__file__ = str(file)
-    return made
+        created.__file__ = str(file)
+    return created
 
 
-def test_a_bundle_holds_what_can_be_imported_from_it(tmp_path: Path) -> None:
+def test_archive_contains_the_modules_that_are_importable_from_it(tmp_path: Path) -> None:
     write(tmp_path, {"pkg/__init__.py": "", "pkg/a.py": "", "src/lib/b.py": "", "no.pyc": ""})
-    bundle = archive_directory(tmp_path)
-    assert bundle.contains_module(module("pkg", tmp_path / "pkg/__init__.py"))
-    assert bundle.contains_module(module("pkg.a", tmp_path / "pkg/a.py"))
-    assert not bundle.contains_module(module("lib.b", tmp_path / "src/lib/b.py"))
-    assert not bundle.contains_module(module("new", tmp_path / "new.py"))
-    assert not bundle.contains_module(module("pkg.a", tmp_path.parent / "pkg/a.py"))
-    assert not bundle.contains_module(module("built_in", None))
+    archive = archive_directory(tmp_path)
+    assert archive.contains_module(module("pkg", tmp_path / "pkg/__init__.py"))
+    assert archive.contains_module(module("pkg.a", tmp_path / "pkg/a.py"))
+    assert not archive.contains_module(module("lib.b", tmp_path / "src/lib/b.py"))
+    assert not archive.contains_module(module("new", tmp_path / "new.py"))
+    assert not archive.contains_module(module("pkg.a", tmp_path.parent / "pkg/a.py"))
+    assert not archive.contains_module(module("built_in", None))
 
 
 # --- the summary ---------------------------------------------------------------------------------

@@ -290,20 +290,19 @@ def function_of_this_module() -> int:
 
 def test_unchanged_code_has_no_changes(store: MemoryStore) -> None:
     bundle = upload(function_of_this_module, store=store)
-    now = compute_code_fingerprint(function_of_this_module, None, runtime_env=RuntimeEnv())
+    current = compute_code_fingerprint(function_of_this_module, None, runtime_env=RuntimeEnv())
     assert __name__ in bundle.module_digests
-    assert bundle.list_changes(now) == ()
+    assert bundle.list_changes(current) == ()
 
 
 def test_changed_modules_and_files_are_named(store: MemoryStore) -> None:
     bundle = upload(function_of_this_module, store=store)
-    now = CodeFingerprint({"__main__": "1", "more": "2"}, ("b",))
+    current = CodeFingerprint({"__main__": "1", "more": "2"}, ("b",))
     files = "the files of working_dir or py_modules"
-    assert bundle.list_changes(now) == ("the script itself", "more", __name__, files)
+    assert bundle.list_changes(current) == ("the script itself", "more", __name__, files)
 
 
-def test_of_bundle_that_tells_nothing_of_its_code_nothing_is_said() -> None:
-    """"""
+def test_reference_without_a_code_fingerprint_has_no_changes() -> None:
     assert (
         CodeBundleRef("0" * 64, 1, "train").list_changes(CodeFingerprint({"more": "2"}, ())) == ()
     )
@@ -313,8 +312,10 @@ def test_of_bundle_that_tells_nothing_of_its_code_nothing_is_said() -> None:
 
 
 def reference(**changes: Any) -> CodeBundleRef:
-    here = version_check.local_environment(["msgspec"])
-    return CodeBundleRef("0" * 64, 1, "train", environment=msgspec.structs.replace(here, **changes))
+    local = version_check.local_environment(["msgspec"])
+    return CodeBundleRef(
+        "0" * 64, 1, "train", environment=msgspec.structs.replace(local, **changes)
+    )
 
 
 def test_the_same_environment_is_accepted() -> None:

@@ -1,4 +1,4 @@
-"""Fingerprints: equal code has equal ones, in every process and wherever its lines stand."""
+"""Equal code has equal fingerprints, in every process and at every line."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def outer():
 
 
 def module(text: str = CODE, *, limit: Any = 1, width: Any = 2) -> Any:
-    made: Any = types.ModuleType("made")
+    module_object: Any = types.ModuleType("made")
     code = compile(text.format(limit=limit, width=width), "made.py", "exec")
-    exec(code, made.__dict__)  # noqa: S102 - our own text, as an import would
-    return made
+    exec(code, module_object.__dict__)  # noqa: S102 - our own text, as an import would
+    return module_object
 
 
 @pytest.mark.parametrize("path", [["Net"], ["Net", "forward"], ["outer"], []])
-def test_the_same_code_in_other_lines_is_the_same(path: list[str]) -> None:
+def test_moved_code_has_the_same_fingerprint(path: list[str]) -> None:
     one, two = module(), module("\n\n# moved\n" + CODE)
     for name in path:
         one, two = getattr(one, name), getattr(two, name)
@@ -50,18 +50,18 @@ def test_the_same_code_in_other_lines_is_the_same(path: list[str]) -> None:
 
 
 @pytest.mark.parametrize("path", [["Net", "forward"], ["outer"], []])
-def test_constants_that_code_uses_belong_to_it(path: list[str]) -> None:
+def test_fingerprint_depends_on_used_constants(path: list[str]) -> None:
     one, two = module(), module(limit=3)
     for name in path:
         one, two = getattr(one, name), getattr(two, name)
     assert fingerprint_definition(one) != fingerprint_definition(two)
 
 
-def test_so_do_those_of_a_class() -> None:
+def test_fingerprint_depends_on_class_attributes() -> None:
     assert fingerprint_definition(module().Net) != fingerprint_definition(module(width=3).Net)
 
 
-def test_what_changes_while_a_script_runs_does_not() -> None:
+def test_fingerprint_does_not_depend_on_mutable_state() -> None:
     one, two = module(), module()
     two.COUNTER.append(1)
     two.Net.layers.append(1)
@@ -69,7 +69,7 @@ def test_what_changes_while_a_script_runs_does_not() -> None:
     assert fingerprint_definition(one.Net) == fingerprint_definition(two.Net)
 
 
-def test_parts_are_digested_in_any_order() -> None:
+def test_combined_fingerprint_does_not_depend_on_the_order() -> None:
     assert (
         combine_fingerprints(["a", "b"])
         == combine_fingerprints(["b", "a"])
@@ -77,17 +77,17 @@ def test_parts_are_digested_in_any_order() -> None:
     )
 
 
-def test_a_name_that_was_never_bound_is_no_trouble() -> None:
-    def with_hole(*, filled: bool) -> Any:
-        if filled:
-            hole = 1
-        return lambda: hole
+def test_unbound_closure_variable_is_supported() -> None:
+    def with_closure(*, is_bound: bool) -> Any:
+        if is_bound:
+            value = 1
+        return lambda: value
 
-    assert fingerprint_function(with_hole(filled=False)) == fingerprint_function(
-        with_hole(filled=False)
+    assert fingerprint_function(with_closure(is_bound=False)) == fingerprint_function(
+        with_closure(is_bound=False)
     )
-    assert fingerprint_function(with_hole(filled=False)) != fingerprint_function(
-        with_hole(filled=True)
+    assert fingerprint_function(with_closure(is_bound=False)) != fingerprint_function(
+        with_closure(is_bound=True)
     )
 
 
@@ -99,9 +99,9 @@ print(fingerprint_definition(fn))
 """
 
 
-def test_they_are_the_same_in_every_process() -> None:
+def test_fingerprint_is_equal_in_every_process() -> None:
     """The order of a set differs from process to process."""
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -111,4 +111,4 @@ def test_they_are_the_same_in_every_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(told) == 1
+    assert len(outputs) == 1

@@ -195,7 +195,7 @@ def test_a_sibling_directory_with_a_longer_name_does_not_belong_to_the_project(
 
 
 def test_other_objects_in_sys_modules_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "stranger", object())
+    monkeypatch.setitem(sys.modules, "other", object())
     monkeypatch.setitem(sys.modules, "none", None)
     assert all(isinstance(module, ModuleType) for module in project_modules(roots=["/"]))
 
@@ -275,14 +275,16 @@ def test_a_sealed_pickle_is_loaded() -> None:
 
 
 def test_a_modified_pickle_is_not_loaded(tmp_path: Path) -> None:
-    trap = tmp_path / "sprung"
-    envelope = KEY.seal(b"x", purpose="result")[:-1] + pickle.dumps(_Trap(trap))
+    created_by_pickle = tmp_path / "sprung"
+    envelope = KEY.seal(b"x", purpose="result")[:-1] + pickle.dumps(
+        _TouchOnUnpickle(created_by_pickle)
+    )
     with pytest.raises(IntegrityError):
         load_sealed_pickle(envelope, KEY, purpose="result")
-    assert not trap.exists()
+    assert not created_by_pickle.exists()
 
 
-class _Trap:
+class _TouchOnUnpickle:
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -294,7 +296,7 @@ def test_a_missing_module_is_named() -> None:
     body = pickle.dumps(Callable0()).replace(__name__.encode(), b"x" * len(__name__))
     with pytest.raises(ShippingError, match="the module 'xxx") as caught:
         unpickle(body, description="training function")
-    assert all(word in caught.value.do for word in ("working_dir", "py_modules", "pip"))
+    assert all(term in caught.value.do for term in ("working_dir", "py_modules", "pip"))
 
 
 def test_a_missing_class_points_to_versions() -> None:

@@ -1,4 +1,4 @@
-"""A user's exception as data: the traceback is theirs, and what cannot be pickled is only told."""
+"""User exceptions as messages: pickled where possible, with the traceback of user code."""
 
 import pickle
 from threading import Lock
@@ -11,13 +11,13 @@ from spotfit.core.errors import ConfigError, ShippingError
 from spotfit.model.events import FailureCause
 
 
-class StubbornError(Exception):
-    """Pickles, but cannot be made again by a call."""
+class KeywordOnlyError(Exception):
+    """Cannot be constructed from `args`, since its parameters are keyword-only."""
 
-    def __init__(self, *, code: int, door: Any = None) -> None:
+    def __init__(self, *, code: int, lock: Any = None) -> None:
         super().__init__(f"code {code}")
         self.code = code
-        self.door = door
+        self.lock = lock
 
 
 class LockedError(Exception):
@@ -25,142 +25,144 @@ class LockedError(Exception):
         raise RuntimeError("not to be pickled")
 
 
-class WordlessError(Exception):
-    """Has no text without what cannot travel."""
+class LockedTextError(Exception):
+    """Its text requires an attribute that cannot be pickled."""
 
-    def __init__(self, door: Any) -> None:
+    def __init__(self, lock: Any) -> None:
         super().__init__()
-        self.door = door
+        self.lock = lock
 
     def __str__(self) -> str:
-        return f"locked: {self.door.locked()}"
+        return f"locked: {self.lock.locked()}"
 
 
-def throw(error: Exception) -> None:
+def raise_error(error: Exception) -> None:
     raise error
 
 
-def caught(error: Exception) -> Exception:
+def raised_error(error: Exception) -> Exception:
     with pytest.raises(type(error)) as raised:
-        throw(error)
+        raise_error(error)
     return raised.value
 
 
-def test_an_exception_comes_back_as_itself() -> None:
-    raised = function_pickle.to_failure_message(caught(KeyError("weights")))
+def test_exception_is_pickled_with_its_arguments() -> None:
+    raised = function_pickle.to_failure_message(raised_error(KeyError("weights")))
     assert pickle.loads(raised.pickled_exception).args == ("weights",)
     assert raised.traceback_text.endswith("KeyError: 'weights'")
-    assert "in throw" in raised.traceback_text
+    assert "in raise_error" in raised.traceback_text
 
 
-def test_one_that_no_call_can_make_again_comes_back_without_one() -> None:
-    raised = function_pickle.to_failure_message(caught(StubbornError(code=1)))
-    again = pickle.loads(raised.pickled_exception)
-    assert (type(again), str(again), again.code) == (StubbornError, "code 1", 1)
-    again = pickle.loads(
-        function_pickle.to_failure_message(caught(LockedError("door"))).pickled_exception
+def test_exception_is_restored_without_calling_its_constructor() -> None:
+    raised = function_pickle.to_failure_message(raised_error(KeywordOnlyError(code=1)))
+    loaded = pickle.loads(raised.pickled_exception)
+    assert (type(loaded), str(loaded), loaded.code) == (KeywordOnlyError, "code 1", 1)
+    loaded = pickle.loads(
+        function_pickle.to_failure_message(raised_error(LockedError("text"))).pickled_exception
     )
-    assert (type(again), again.args) == (LockedError, ("door",))
+    assert (type(loaded), loaded.args) == (LockedError, ("text",))
 
 
-def test_what_cannot_travel_with_it_is_left_behind() -> None:
-    again = pickle.loads(
+def test_unpicklable_attributes_are_removed() -> None:
+    loaded = pickle.loads(
         function_pickle.to_failure_message(
-            caught(StubbornError(code=2, door=Lock()))
+            raised_error(KeywordOnlyError(code=2, lock=Lock()))
         ).pickled_exception
     )
-    assert (again.code, hasattr(again, "door")) == (2, False)
+    assert (loaded.code, hasattr(loaded, "lock")) == (2, False)
 
 
-@pytest.mark.parametrize("error", [WordlessError(Lock()), ValueError(Lock())])
-def test_one_that_is_nothing_without_what_it_lost_is_only_told(error: Exception) -> None:
-    raised = function_pickle.to_failure_message(caught(error))
+@pytest.mark.parametrize("error", [LockedTextError(Lock()), ValueError(Lock())])
+def test_exception_that_cannot_be_pickled_has_only_a_traceback(error: Exception) -> None:
+    raised = function_pickle.to_failure_message(raised_error(error))
     assert raised.pickled_exception == b""
     assert type(error).__name__ in raised.traceback_text
 
 
-def test_causes_are_told() -> None:
+def test_traceback_contains_the_cause() -> None:
     second = RuntimeError("second")
-    second.__cause__ = caught(ValueError("first"))
-    told = function_pickle.format_traceback(caught(second))
-    assert told.index("ValueError: first") < told.index("RuntimeError: second")
+    second.__cause__ = raised_error(ValueError("first"))
+    text = function_pickle.format_traceback(raised_error(second))
+    assert text.index("ValueError: first") < text.index("RuntimeError: second")
 
 
-def test_frames_of_ours_above_the_user_s_are_left_out() -> None:
+def test_frames_of_spotfit_above_user_code_are_removed() -> None:
     source = compile(
-        "def ours(fn):\n    fn()\n", function_pickle._PACKAGE_PREFIX + "worker/main.py", "exec"
+        "def call(fn):\n    fn()\n", function_pickle._PACKAGE_PREFIX + "worker/main.py", "exec"
     )
     scope: dict[str, Any] = {}
-    exec(source, scope)  # noqa: S102 - a function that looks like one of ours
+    exec(source, scope)  # noqa: S102 - a function that looks like one of spotfit
 
-    def theirs() -> None:
-        raise ValueError("theirs")
+    def user_function() -> None:
+        raise ValueError("user error")
 
-    with pytest.raises(ValueError, match="theirs") as raised:
-        scope["ours"](theirs)
-    told = function_pickle.format_traceback(from_below_the_test(raised.value))
-    assert "worker/main.py" not in told
-    assert "in theirs" in told
+    with pytest.raises(ValueError, match="user error") as raised:
+        scope["call"](user_function)
+    text = function_pickle.format_traceback(without_first_frame(raised.value))
+    assert "worker/main.py" not in text
+    assert "in user_function" in text
 
 
-def test_an_error_of_ours_keeps_its_traceback() -> None:
+def test_error_in_spotfit_keeps_its_traceback() -> None:
     with pytest.raises(AttributeError) as raised:
         function_pickle._skip_own_frames(1)  # type: ignore[arg-type]
     assert "function_pickle.py" in function_pickle.format_traceback(
-        from_below_the_test(raised.value)
+        without_first_frame(raised.value)
     )
 
 
-def code_of_ours(source: str) -> dict[str, Any]:
+def spotfit_function_scope(source: str) -> dict[str, Any]:
     """Define functions as if they were in a module of spotfit."""
     scope: dict[str, Any] = {}
     code = compile(source, function_pickle._PACKAGE_PREFIX + "worker/session.py", "exec")
-    exec(code, scope)  # noqa: S102 - functions that look like ours
+    exec(code, scope)  # noqa: S102 - functions that seem to be of spotfit
     return scope
 
 
-def test_an_error_of_ours_shows_only_the_user_s_frames() -> None:
-    reject = code_of_ours("def reject(error):\n    raise error\n")["reject"]
+def test_error_of_spotfit_shows_only_frames_of_the_user() -> None:
+    reject = spotfit_function_scope("def reject(error):\n    raise error\n")["reject"]
 
-    def theirs() -> None:
+    def user_function() -> None:
         reject(ConfigError("no tensors"))
 
     with pytest.raises(ConfigError) as raised:
-        theirs()
-    text = function_pickle.format_traceback(from_below_the_test(raised.value))
-    assert "in theirs" in text
+        user_function()
+    text = function_pickle.format_traceback(without_first_frame(raised.value))
+    assert "in user_function" in text
     assert "session.py" not in text
     assert text.endswith("ConfigError: no tensors")
 
 
-def test_an_error_of_ours_outside_of_user_code_is_shown_without_frames() -> None:
-    reject = code_of_ours("def reject(error):\n    raise error\n")["reject"]
+def test_error_of_spotfit_outside_of_user_code_is_shown_without_frames() -> None:
+    reject = spotfit_function_scope("def reject(error):\n    raise error\n")["reject"]
     with pytest.raises(ConfigError) as raised:
         reject(ConfigError("no GPU", do="Use the CPU."))
-    text = function_pickle.format_traceback(from_below_the_test(raised.value))
+    text = function_pickle.format_traceback(without_first_frame(raised.value))
     assert text == "spotfit.core.errors.ConfigError: no GPU\n  What to do: Use the CPU."
 
 
-def from_below_the_test(error: BaseException) -> BaseException:
+def without_first_frame(error: BaseException) -> BaseException:
     assert error.__traceback__ is not None
     return error.with_traceback(error.__traceback__.tb_next)
 
 
-def test_what_came_before_the_function_is_told_with_whose_fault_it_was() -> None:
-    mine = function_pickle.to_setup_failure_message(
-        caught(ShippingError("there is no module 'his'"))
+def test_setup_failure_has_its_cause() -> None:
+    shipping_failure = function_pickle.to_setup_failure_message(
+        raised_error(ShippingError("there is no module 'user_module'"))
     )
-    assert (mine.cause, mine.is_permanent) == (FailureCause.WORKER, True)
-    theirs = function_pickle.to_setup_failure_message(
-        caught(OSError(28, "No space left on device"))
+    assert (shipping_failure.cause, shipping_failure.is_permanent) == (FailureCause.WORKER, True)
+    disk_failure = function_pickle.to_setup_failure_message(
+        raised_error(OSError(28, "No space left on device"))
     )
-    assert (theirs.cause, theirs.is_permanent) == (FailureCause.PLATFORM, False)
-    assert "No space left" in theirs.traceback_text
+    assert (disk_failure.cause, disk_failure.is_permanent) == (FailureCause.PLATFORM, False)
+    assert "No space left" in disk_failure.traceback_text
 
 
-def test_what_no_other_try_would_change_is_told_as_that() -> None:
-    refused = function_pickle.to_failure_message(
-        caught(ConfigError("own= ties it", retryable=False))
+def test_non_retryable_error_is_permanent() -> None:
+    permanent = function_pickle.to_failure_message(
+        raised_error(ConfigError("per-rank state", retryable=False))
     )
-    assert (refused.cause, refused.is_permanent) == (None, True)
-    assert not function_pickle.to_failure_message(caught(ConfigError("a metric"))).is_permanent
+    assert (permanent.cause, permanent.is_permanent) == (None, True)
+    assert not function_pickle.to_failure_message(
+        raised_error(ConfigError("a metric"))
+    ).is_permanent

@@ -1,4 +1,4 @@
-"""Differences that break a pickle are told; those that do not are not."""
+"""Version differences that break a pickle are reported; others are accepted."""
 
 import sys
 from importlib import metadata
@@ -32,102 +32,106 @@ LAPTOP = SoftwareEnvironment(
 )
 
 
-def there(**changed: str | None) -> SoftwareEnvironment:
-    """The laptop's environment with other versions; None takes a package away."""
+def on_machines(**changed: str | None) -> SoftwareEnvironment:
+    """The laptop's environment with other versions; None removes a package."""
     packages = {**LAPTOP.packages, **changed}
-    kept = {name: version for name, version in packages.items() if version is not None}
-    return msgspec.structs.replace(LAPTOP, packages=kept)
+    packages_left = {name: version for name, version in packages.items() if version is not None}
+    return msgspec.structs.replace(LAPTOP, packages=packages_left)
 
 
-def test_what_is_here_is_read() -> None:
-    found = local_environment(["msgspec", "no_such_package"])
-    assert found.python == ".".join(map(str, sys.version_info[:3]))
-    assert found.implementation == "cpython"
-    assert found.packages["msgspec"] == metadata.version("msgspec")
-    assert found.packages["cloudpickle"] == metadata.version("cloudpickle")
-    assert found.required_packages == ("msgspec",)
+def test_local_environment_is_read() -> None:
+    environment = local_environment(["msgspec", "no_such_package"])
+    assert environment.python == ".".join(map(str, sys.version_info[:3]))
+    assert environment.implementation == "cpython"
+    assert environment.packages["msgspec"] == metadata.version("msgspec")
+    assert environment.packages["cloudpickle"] == metadata.version("cloudpickle")
+    assert environment.required_packages == ("msgspec",)
 
 
-def test_an_environment_travels_in_the_spec() -> None:
+def test_environment_round_trips() -> None:
     assert decoder(SoftwareEnvironment).decode(encode(LAPTOP)) == LAPTOP
 
 
-def test_packages_are_asked_for_under_their_distributions_name() -> None:
+def test_distribution_names_are_normalized() -> None:
     assert distribution_name("sklearn") == "scikit-learn"
     assert distribution_name("Typing_Extensions") == "typing-extensions"
 
 
-def test_equal_environments_agree() -> None:
+def test_equal_environments_have_no_differences() -> None:
     assert compare_environments(LAPTOP, LAPTOP) == []
 
 
 @pytest.mark.parametrize(
     "python", [{"python": "3.11.2"}, {"platform": "linux-x86_64"}], ids=["patch", "platform"]
 )
-def test_what_breaks_no_pickle_is_not_told(python: dict[str, str]) -> None:
+def test_patch_version_and_platform_may_differ(python: dict[str, str]) -> None:
     assert compare_environments(LAPTOP, msgspec.structs.replace(LAPTOP, **python)) == []
 
 
-def test_another_minor_version_of_python_is_told() -> None:
-    (told,) = compare_environments(LAPTOP, msgspec.structs.replace(LAPTOP, python="3.12.7"))
-    assert isinstance(told, EnvironmentMismatchError)
-    assert "called from cpython 3.11.7, but the machines run cpython 3.12.7" in told.message
-    assert "bytecode" in told.message, "why that matters"
-    assert "machines or an image with cpython 3.11, or call fit() from cpython 3.12" in told.do
+def test_different_minor_version_of_python_is_reported() -> None:
+    (mismatch,) = compare_environments(LAPTOP, msgspec.structs.replace(LAPTOP, python="3.12.7"))
+    assert isinstance(mismatch, EnvironmentMismatchError)
+    assert "called from cpython 3.11.7, but the machines run cpython 3.12.7" in mismatch.message
+    assert "bytecode" in mismatch.message, "the reason is stated"
+    assert "machines or an image with cpython 3.11, or call fit() from cpython 3.12" in mismatch.do
 
 
-def test_another_implementation_is_told() -> None:
-    (told,) = compare_environments(LAPTOP, msgspec.structs.replace(LAPTOP, implementation="pypy"))
-    assert "pypy 3.11" in str(told)
+def test_different_python_implementation_is_reported() -> None:
+    (mismatch,) = compare_environments(
+        LAPTOP, msgspec.structs.replace(LAPTOP, implementation="pypy")
+    )
+    assert "pypy 3.11" in str(mismatch)
 
 
 @pytest.mark.parametrize(
     ("name", "version"),
     [("numpy", "1.26.4"), ("cloudpickle", "2.2.1"), ("torch", "1.13.1"), ("spotfit", "0.2.0")],
 )
-def test_another_line_of_a_package_is_told(name: str, version: str) -> None:
-    (told,) = compare_environments(LAPTOP, there(**{name: version}))
-    assert f"{name} is {LAPTOP.packages[name]} where fit() was called and {version} on" in str(told)
+def test_incompatible_package_version_is_reported(name: str, version: str) -> None:
+    (mismatch,) = compare_environments(LAPTOP, on_machines(**{name: version}))
+    assert f"{name} is {LAPTOP.packages[name]} where fit() was called and {version} on" in str(
+        mismatch
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "version"), [("numpy", "2.0.1"), ("torch", "2.9.1+cu128"), ("spotfit", "0.1.9")]
 )
-def test_another_minor_version_of_a_package_is_let_pass(name: str, version: str) -> None:
-    assert compare_environments(LAPTOP, there(**{name: version})) == []
+def test_compatible_package_version_is_accepted(name: str, version: str) -> None:
+    assert compare_environments(LAPTOP, on_machines(**{name: version})) == []
 
 
-def test_a_package_the_luggage_needs_must_be_there() -> None:
-    (told,) = compare_environments(LAPTOP, there(pandas=None))
-    assert "not installed on the machines" in str(told)
-    assert "pandas==2.3.0" in told.do
+def test_missing_required_package_is_reported() -> None:
+    (mismatch,) = compare_environments(LAPTOP, on_machines(pandas=None))
+    assert "not installed on the machines" in str(mismatch)
+    assert "pandas==2.3.0" in mismatch.do
 
 
-def test_a_package_nobody_needs_may_be_missing() -> None:
-    assert compare_environments(LAPTOP, there(torch=None)) == []
+def test_missing_package_that_is_not_required_is_accepted() -> None:
+    assert compare_environments(LAPTOP, on_machines(torch=None)) == []
 
 
-def test_the_remedy_names_a_version_an_index_has() -> None:
-    (told,) = compare_environments(LAPTOP, there(torch="1.13.1"))
-    assert "torch==2.13.0 " in told.do
+def test_remedy_contains_no_local_version_label() -> None:
+    (mismatch,) = compare_environments(LAPTOP, on_machines(torch="1.13.1"))
+    assert "torch==2.13.0 " in mismatch.do
 
 
-def test_what_will_be_installed_there_is_not_judged() -> None:
-    assert compare_environments(LAPTOP, there(pandas=None), to_install={"pandas"}) == []
+def test_package_in_the_runtime_env_is_not_compared() -> None:
+    assert compare_environments(LAPTOP, on_machines(pandas=None), to_install={"pandas"}) == []
 
 
-def test_all_differences_are_told_at_once() -> None:
-    other = msgspec.structs.replace(there(numpy="1.26.4", pandas=None), python="3.12.0")
+def test_all_differences_are_reported_together() -> None:
+    other = msgspec.structs.replace(on_machines(numpy="1.26.4", pandas=None), python="3.12.0")
     assert len(compare_environments(LAPTOP, other)) == 3
 
 
-# --- before there is a machine -------------------------------------------------------------------
+# --- prediction before machines exist ------------------------------------------------------------
 
 MINOR = ".".join(map(str, sys.version_info[:2]))
 
 
 @pytest.mark.parametrize(
-    "said",
+    "software",
     [
         Software(),
         Software(python=MINOR),
@@ -135,38 +139,38 @@ MINOR = ".".join(map(str, sys.version_info[:2]))
         Software(python="", implementation="pypy"),
     ],
 )
-def test_what_is_not_said_of_machines_to_come_is_not_judged(said: Software) -> None:
-    assert predict_mismatches(said) == []
+def test_unknown_software_of_machines_is_not_compared(software: Software) -> None:
+    assert predict_mismatches(software) == []
 
 
 @pytest.mark.parametrize(
-    "said",
+    "software",
     [
         Software(python="3.9"),
         Software(python="3.9.1"),
         Software(python=MINOR, implementation="pypy"),
     ],
 )
-def test_another_python_is_foreseen(said: Software) -> None:
-    (told,) = predict_mismatches(said)
-    assert f"the machines run {said.implementation} {said.python}" in told.message
-    assert told.details == {"here": local_environment().python, "there": said.python}
+def test_different_python_version_is_predicted(software: Software) -> None:
+    (mismatch,) = predict_mismatches(software)
+    assert f"the machines run {software.implementation} {software.python}" in mismatch.message
+    assert mismatch.details == {"here": local_environment().python, "there": software.python}
 
 
-def test_packages_are_foreseen_as_far_as_they_are_said() -> None:
-    ours = metadata.version("msgspec")
-    assert predict_mismatches(Software(packages={"msgspec": ours})) == []
-    (told,) = predict_mismatches(
+def test_known_packages_of_machines_are_compared() -> None:
+    local_version = metadata.version("msgspec")
+    assert predict_mismatches(Software(packages={"msgspec": local_version})) == []
+    (mismatch,) = predict_mismatches(
         Software(
             packages={"msgspec": "99.0", "cloudpickle": local_environment().packages["cloudpickle"]}
         )
     )
-    assert f"msgspec is {ours} where fit() was called and 99.0 on" in told.message
+    assert f"msgspec is {local_version} where fit() was called and 99.0 on" in mismatch.message
 
 
-def test_what_is_not_installed_here_is_no_matter_of_ours() -> None:
+def test_package_missing_locally_is_not_compared() -> None:
     assert predict_mismatches(Software(packages={"no-such-package": "1.0"})) == []
 
 
-def test_what_the_run_brings_is_not_foreseen() -> None:
+def test_package_in_the_runtime_env_is_not_predicted() -> None:
     assert predict_mismatches(Software(packages={"msgspec": "99.0"}), to_install={"msgspec"}) == []

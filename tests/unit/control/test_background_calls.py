@@ -16,7 +16,7 @@ from spotfit.control.background_calls import (
 )
 from spotfit.core.errors import TransientStoreError
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class Woken:
@@ -29,7 +29,7 @@ class Woken:
         self._semaphore.release()
 
     def wait(self) -> None:
-        assert self._semaphore.acquire(timeout=PATIENCE_S), "no wake-up"
+        assert self._semaphore.acquire(timeout=TIMEOUT_S), "no wake-up"
 
 
 @pytest.fixture
@@ -57,22 +57,22 @@ def test_a_threaded_call_is_in_flight_until_done_and_then_wakes(
     threaded: ThreadedCalls, woken: Woken
 ) -> None:
     gate = threading.Event()
-    assert threaded.run("a", lambda: gate.wait(PATIENCE_S)) is None
+    assert threaded.run("a", lambda: gate.wait(TIMEOUT_S)) is None
     assert threaded.run("a", lambda: 1 / 0) is None, "it is not started twice"
     gate.set()
-    assert the_answer(threaded, "a", woken) == BackgroundResult(value=True)
+    assert result_of_call(threaded, "a", woken) == BackgroundResult(value=True)
 
 
 def test_a_result_is_returned_once(threaded: ThreadedCalls, woken: Woken) -> None:
     threaded.run("a", lambda: 1)
-    assert the_answer(threaded, "a", woken) == BackgroundResult(1)
+    assert result_of_call(threaded, "a", woken) == BackgroundResult(1)
     assert threaded.run("a", lambda: 2) is None
-    assert the_answer(threaded, "a", woken) == BackgroundResult(2)
+    assert result_of_call(threaded, "a", woken) == BackgroundResult(2)
 
 
 def test_an_exception_is_returned_as_a_result(threaded: ThreadedCalls, woken: Woken) -> None:
     threaded.run("a", lambda: 1 / 0)
-    answer = the_answer(threaded, "a", woken)
+    answer = result_of_call(threaded, "a", woken)
     assert isinstance(answer.error, ZeroDivisionError)
 
 
@@ -81,7 +81,7 @@ def test_a_sent_call_is_not_started_twice(threaded: ThreadedCalls, woken: Woken)
 
     def job() -> None:
         runs.append(1)
-        gate.wait(PATIENCE_S)
+        gate.wait(TIMEOUT_S)
 
     for _ in range(3):
         threaded.send("lease", job)
@@ -92,24 +92,24 @@ def test_a_sent_call_is_not_started_twice(threaded: ThreadedCalls, woken: Woken)
 
 def test_calls_of_different_names_run_concurrently(threaded: ThreadedCalls, woken: Woken) -> None:
     gate = threading.Event()
-    threaded.run("slow", lambda: gate.wait(PATIENCE_S))
+    threaded.run("slow", lambda: gate.wait(TIMEOUT_S))
     threaded.run("quick", lambda: 1)
-    assert the_answer(threaded, "quick", woken) == BackgroundResult(1)
+    assert result_of_call(threaded, "quick", woken) == BackgroundResult(1)
     gate.set()
 
 
 def test_a_sent_call_does_not_wait_for_slow_calls(threaded: ThreadedCalls) -> None:
     gate, renewed = threading.Event(), threading.Event()
-    for name in ("observe", "submit", "cancel"):  # more than there are threads
+    for name in ("observe", "submit", "cancel"):  # more calls than threads
         threaded.run(name, gate.wait)
     threaded.send("lease", renewed.set)
     try:
-        assert renewed.wait(PATIENCE_S), "a late lease would cost the leadership"
+        assert renewed.wait(TIMEOUT_S), "a late lease would cost the leadership"
     finally:
         gate.set()
 
 
-def the_answer(calls: ThreadedCalls, name: str, woken: Woken) -> BackgroundResult:
+def result_of_call(calls: ThreadedCalls, name: str, woken: Woken) -> BackgroundResult:
     woken.wait()
     done = calls.run(name, _never)
     assert done is not None, "the result is set before the wake-up"
@@ -123,39 +123,39 @@ def _never() -> None:
 # --- retrying calls ------------------------------------------------------------------------------
 
 
-class Fails:
-    """A call that fails that many times, then returns 7."""
+class FailingCall:
+    """A call that raises the given number of times and then returns 7."""
 
     def __init__(self, times: int) -> None:
         self.left = times
-        self.tried = 0
+        self.call_count = 0
 
     def __call__(self) -> int:
-        self.tried += 1
+        self.call_count += 1
         if self.left:
             self.left -= 1
-            raise TransientStoreError("the bucket is away")
+            raise TransientStoreError("the bucket is unavailable")
         return 7
 
 
 def test_a_failed_call_is_retried_after_a_delay_until_it_succeeds() -> None:
-    insistent, job = RetryingCalls(SynchronousCalls()), Fails(2)
-    fields = [insistent.run("offer", job, now) for now in (0.0, 0.05, 0.1, 0.2, 0.4)]
+    retrying, job = RetryingCalls(SynchronousCalls()), FailingCall(2)
+    fields = [retrying.run("offer", job, now) for now in (0.0, 0.05, 0.1, 0.2, 0.4)]
     assert fields == [None, None, None, None, BackgroundResult(7)]
-    assert job.tried == 3
-    assert insistent.run("offer", Fails(0), 0.3) == BackgroundResult(7), (
+    assert job.call_count == 3
+    assert retrying.run("offer", FailingCall(0), 0.3) == BackgroundResult(7), (
         "the failure count is reset"
     )
 
 
 def test_a_failing_call_does_not_delay_other_calls() -> None:
-    insistent = RetryingCalls(SynchronousCalls())
-    assert insistent.run("offer", Fails(1), 0.0) is None
-    assert insistent.run("result", Fails(0), 0.0) == BackgroundResult(7)
+    retrying = RetryingCalls(SynchronousCalls())
+    assert retrying.run("offer", FailingCall(1), 0.0) is None
+    assert retrying.run("result", FailingCall(0), 0.0) == BackgroundResult(7)
 
 
 def test_a_series_of_failures_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
-    insistent, job = RetryingCalls(SynchronousCalls()), Fails(3)
+    retrying, job = RetryingCalls(SynchronousCalls()), FailingCall(3)
     for now in range(4):
-        insistent.run("offer", job, float(now * 10))
-    assert capsys.readouterr().err.count("the bucket is away") == 1
+        retrying.run("offer", job, float(now * 10))
+    assert capsys.readouterr().err.count("the bucket is unavailable") == 1

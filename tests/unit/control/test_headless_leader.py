@@ -65,7 +65,7 @@ class RunHarness:
         for event in events:
             self.agent.append(event, after=self.agent.catch_up())
 
-    def mind(self, *headless_leaders: HeadlessLeader, for_s: float = 60.0) -> None:
+    def run_leaders(self, *headless_leaders: HeadlessLeader, for_s: float = 60.0) -> None:
         """Tick all leaders until they are done or the time is over."""
         end = self.clock.now() + for_s
         while (now := self.clock.now()) < end:
@@ -105,7 +105,7 @@ def test_it_monitors_while_the_lease_is_renewed() -> None:
     harness.write(AGENT_LEADS)
     for _ in range(10):
         harness.agent.renew_lease()
-        harness.mind(driver, for_s=10.0)
+        harness.run_leaders(driver, for_s=10.0)
     assert driver.view.is_leader(an_agent_id(0))
     assert harness.cloud.submitted_tokens == [TOKEN]
 
@@ -116,9 +116,9 @@ def test_it_claims_leadership_when_the_lease_expires() -> None:
     driver.tick(100.0)
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
     harness.agent.renew_lease()
-    harness.mind(driver, for_s=19.0)
+    harness.run_leaders(driver, for_s=19.0)
     assert driver.view.is_leader(an_agent_id(0))
-    harness.mind(driver, for_s=3.0)
+    harness.run_leaders(driver, for_s=3.0)
     assert driver.view.is_leader(AgentId("driver"))
     assert driver.view.epoch == 3
 
@@ -144,18 +144,18 @@ def test_a_leader_is_not_deposed_while_the_bucket_hangs() -> None:
     driver.tick(100.0)
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
     harness.agent.renew_lease()
-    harness.mind(driver, for_s=4.0)
+    harness.run_leaders(driver, for_s=4.0)
     store.hangs = True
     for _ in range(60):
         harness.clock.wait(1.0)
         with pytest.raises(TransientStoreError):
             driver.tick(harness.clock.now())
     store.hangs = False
-    harness.mind(driver, for_s=10.0)
+    harness.run_leaders(driver, for_s=10.0)
     harness.agent.renew_lease()
-    harness.mind(driver, for_s=15.0)
+    harness.run_leaders(driver, for_s=15.0)
     assert driver.view.is_leader(an_agent_id(0))
-    harness.mind(driver, for_s=10.0)
+    harness.run_leaders(driver, for_s=10.0)
     assert driver.view.is_leader(AgentId("driver")), "until the lease expires later"
 
 
@@ -166,7 +166,7 @@ def test_when_all_machines_are_lost_it_requests_new_ones() -> None:
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
     for node in (0, 1):
         harness.cloud.reclaim_node(TOKEN, node)
-    harness.mind(driver, for_s=4.0)
+    harness.run_leaders(driver, for_s=4.0)
     view = driver.view
     assert view.round is None, "detected by the backend, not by the lease"
     assert view.lost_agents == {an_agent_id(0), an_agent_id(1)}
@@ -182,22 +182,22 @@ def test_a_new_leader_is_not_judged_by_the_previous_leaders_lease() -> None:
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
-    harness.mind(driver, for_s=3.0)
+    harness.run_leaders(driver, for_s=3.0)
     for node in (0, 1):
         harness.cloud.reclaim_node(TOKEN, node)
     while driver.view.epoch < AGENT_LEADS.epoch + 1:
         harness.clock.wait(0.05)
         driver.tick(harness.clock.now())
-    newcomer = an_agent_id(5)
+    new_leader = an_agent_id(5)
     harness.write(
         LeaderElected(
-            leader=newcomer, epoch=driver.view.epoch + 1, coordinator_address="127.0.0.1:5"
+            leader=new_leader, epoch=driver.view.epoch + 1, coordinator_address="127.0.0.1:5"
         )
     )
-    for _ in range(3):  # looks within the same second
+    for _ in range(3):  # ticks within the same second
         driver.tick(harness.clock.now())
         harness.clock.wait(0.02)
-    assert driver.view.is_leader(newcomer)
+    assert driver.view.is_leader(new_leader)
 
 
 def test_remaining_machines_get_time_to_elect_a_leader() -> None:
@@ -206,7 +206,7 @@ def test_remaining_machines_get_time_to_elect_a_leader() -> None:
     driver.tick(100.0)
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
     harness.cloud.reclaim_node(TOKEN, 0)
-    harness.mind(driver, for_s=19.0)
+    harness.run_leaders(driver, for_s=19.0)
     assert driver.view.is_leader(an_agent_id(0))
 
 
@@ -215,7 +215,7 @@ def test_machines_without_a_leader_are_not_released() -> None:
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
-    harness.mind(driver, for_s=60.0)
+    harness.run_leaders(driver, for_s=60.0)
     assert driver.view.is_leader(AgentId("driver")), "its agents may take over again"
     assert driver.view.round == a_round()
     assert harness.cloud.submitted_tokens == [TOKEN]
@@ -227,7 +227,7 @@ def test_it_is_done_once_the_run_ended_and_groups_are_released() -> None:
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS, FitEnded(outcome="finished"))
-    harness.mind(driver)
+    harness.run_leaders(driver)
     assert harness.clock.now() < 100.0 + CLEANUP_LEASE_TIMEOUT_S + 2.0
     assert driver.view.groups[TOKEN].is_released
     assert driver.tick(harness.clock.now()) is None
@@ -241,7 +241,7 @@ def test_pending_groups_are_submitted_and_released_after_the_end() -> None:
     assert driver.view.groups[TOKEN].is_pending
     harness.write(AGENT_LEADS, FitEnded(outcome="cancelled"))
     assert driver.tick(101.0) is not None, "their outcome is unknown"
-    harness.mind(driver)
+    harness.run_leaders(driver)
     assert driver.view.groups[TOKEN].is_released
     assert harness.cloud.groups == {}
 
@@ -253,7 +253,7 @@ def test_after_the_end_the_leader_gets_time_to_release_machines() -> None:
     harness.write(AGENT_LEADS, FitEnded(outcome="finished"))
     for _ in range(8):
         harness.agent.renew_lease()
-        harness.mind(driver, for_s=1.0)
+        harness.run_leaders(driver, for_s=1.0)
     assert driver.view.is_leader(an_agent_id(0))
     assert harness.cloud.cancelled_tokens == []
 
@@ -263,7 +263,7 @@ def test_a_run_led_by_a_headless_leader_can_be_cancelled() -> None:
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(CancelRequested(reason="Ctrl-C"))
-    harness.mind(driver)
+    harness.run_leaders(driver)
     ended = driver.view.fit_end
     assert ended is not None
     assert ended.outcome == "cancelled"
@@ -273,11 +273,11 @@ def test_a_run_led_by_a_headless_leader_can_be_cancelled() -> None:
 def test_of_two_headless_leaders_one_requests_machines() -> None:
     harness = started()
     one, two = harness.headless("one"), harness.headless("two")
-    harness.mind(one, two, for_s=60.0)
+    harness.run_leaders(one, two, for_s=60.0)
     assert one.view.is_leader(AgentId("one"))
     assert one.view.epoch == 1, "its lease shows that it is alive"
     assert harness.cloud.submitted_tokens == [TOKEN]
-    harness.mind(two, for_s=60.0)
+    harness.run_leaders(two, for_s=60.0)
     assert two.view.is_leader(AgentId("two")), "the other one takes over"
     assert harness.cloud.submitted_tokens == [TOKEN]
 

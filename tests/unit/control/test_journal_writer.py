@@ -25,14 +25,14 @@ CANCEL = CancelRequested(reason="enough")
 B_LEADS = LeaderElected(leader=an_agent_id(1), epoch=2, coordinator_address="h:2")
 
 
-class Moody(MemoryStore):
-    """Fails calls on demand: `unsent` ones have no effect, answers of `unheard` ones are lost."""
+class FailingStore(MemoryStore):
+    """Fails calls on demand: `lost_requests` have no effect, `lost_responses` have one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.trouble: Exception = TransientStoreError("no answer")
-        self.unsent = 0
-        self.unheard = 0
+        self.error: Exception = TransientStoreError("no answer")
+        self.lost_requests = 0
+        self.lost_responses = 0
         self.unreadable = False
         self.reads = 0
         self.creates: list[bytes] = []
@@ -45,22 +45,22 @@ class Moody(MemoryStore):
 
     def create(self, key: str, body: bytes) -> None:
         self.creates.append(body)
-        if self.unsent:
-            self.unsent -= 1
-            raise self.trouble
+        if self.lost_requests:
+            self.lost_requests -= 1
+            raise self.error
         super().create(key, body)
-        if self.unheard:
-            self.unheard -= 1
-            raise self.trouble
+        if self.lost_responses:
+            self.lost_responses -= 1
+            raise self.error
 
 
 class LeaderHarness:
     """The writer of leader a0, and the ledger of another process."""
 
     def __init__(self, *, slow: bool = False) -> None:
-        self.store = Moody()
+        self.store = FailingStore()
         self.other = Ledger(self.store, RUN_ID, an_agent_id(1))
-        self.write_as_rival(
+        self.append_as_other(
             FitStarted(spec=a_spec()),
             LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address="h:1"),
         )
@@ -73,11 +73,11 @@ class LeaderHarness:
         if not slow:
             self.writer.advance(0.0)
 
-    def write_as_rival(self, *events: JournalEvent) -> None:
+    def append_as_other(self, *events: JournalEvent) -> None:
         for event in events:
             self.other.append(event, after=self.other.catch_up())
 
-    def knows(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether the writer is settled."""
         return self.writer.is_settled
 
@@ -86,9 +86,9 @@ class LeaderHarness:
         self.calls.complete()
         self.writer.advance(now)
 
-    def go_on_until(self, happened: Callable[[], object]) -> float:
+    def advance_until(self, condition: Callable[[], object]) -> float:
         now = 0.0
-        while not happened():
+        while not condition():
             now += 0.05
             assert now < 60.0
             try:
@@ -103,11 +103,11 @@ class LeaderHarness:
 
 def test_it_is_not_settled_before_the_journal_was_read_to_its_end() -> None:
     harness = LeaderHarness(slow=True)
-    assert not harness.knows()
+    assert not harness.is_settled()
     harness.writer.advance(0.0)
-    assert not harness.knows(), "the caller is not blocked"
+    assert not harness.is_settled(), "the caller is not blocked"
     harness.finish(0.1)
-    assert harness.knows()
+    assert harness.is_settled()
     assert harness.writer.view == harness.other.catch_up()
     assert harness.writer.last_read_at == 0.1
 
@@ -116,7 +116,7 @@ def test_a_read_requested_during_a_read_is_repeated() -> None:
     harness = LeaderHarness(slow=True)
     harness.writer.advance(0.0)
     harness.calls.complete()  # the read is done before the other process writes
-    harness.write_as_rival(CANCEL)
+    harness.append_as_other(CANCEL)
     harness.writer.request_read()
     harness.writer.advance(0.1)
     assert harness.writer.view.cancel_reason is None
@@ -126,17 +126,17 @@ def test_a_read_requested_during_a_read_is_repeated() -> None:
 
 def test_a_received_copy_replaces_a_read_and_a_gap_triggers_one() -> None:
     harness = LeaderHarness()
-    harness.write_as_rival(CANCEL)
+    harness.append_as_other(CANCEL)
     read = harness.store.reads
     harness.writer.apply_entry(2, harness.store.get(keys.entry(2)))
     harness.writer.advance(1.0)
     assert harness.writer.view.cancel_reason == "enough"
     assert harness.store.reads == read + 1, "one read by the test itself"
-    harness.write_as_rival(B_LEADS, CANCEL)
+    harness.append_as_other(B_LEADS, CANCEL)
     harness.writer.apply_entry(4, harness.store.get(keys.entry(4)))
-    assert not harness.knows(), "a later entry is known"
+    assert not harness.is_settled(), "a later entry is known"
     harness.writer.advance(1.0)
-    assert harness.knows()
+    assert harness.is_settled()
     assert harness.writer.view.next_slot == 5
 
 
@@ -153,7 +153,7 @@ def test_a_failed_read_is_retried_after_a_delay() -> None:
     harness.store.unreadable = False
     harness.writer.advance(1.1)
     assert harness.writer.last_read_at == 1.1
-    assert harness.knows(), "a failed read does not invalidate the view"
+    assert harness.is_settled(), "a failed read does not invalidate the view"
 
 
 def test_an_undecodable_entry_raises_after_the_earlier_ones_were_folded() -> None:
@@ -162,7 +162,7 @@ def test_an_undecodable_entry_raises_after_the_earlier_ones_were_folded() -> Non
     harness.writer.advance(0.0)
     harness.finish(0.1)
     assert harness.ledger.journal_view.next_slot == 2
-    assert not harness.knows()
+    assert not harness.is_settled()
     with pytest.raises(JournalError, match="entry 2"):
         harness.finish(0.2)
 
@@ -174,7 +174,7 @@ def test_a_created_entry_needs_no_read() -> None:
     harness = LeaderHarness()
     read = harness.store.reads
     harness.writer.write(CANCEL, 1.0)
-    assert harness.knows()
+    assert harness.is_settled()
     assert harness.writer.view.cancel_reason == "enough"
     assert harness.store.reads == read
     assert harness.other.catch_up() == harness.writer.view
@@ -185,21 +185,21 @@ def test_it_is_not_settled_while_an_entry_is_in_flight() -> None:
     harness.writer.advance(0.0)
     harness.finish(0.1)
     harness.writer.write(CANCEL, 1.0)
-    assert not harness.knows()
+    assert not harness.is_settled()
     with pytest.raises(AssertionError):
         harness.writer.write(B_LEADS, 1.1)
     harness.writer.advance(30.0)
-    assert not harness.knows(), "however long it takes"
+    assert not harness.is_settled(), "however long it takes"
     harness.finish(31.0)
-    assert harness.knows()
+    assert harness.is_settled()
     assert harness.writer.view.cancel_reason == "enough"
 
 
 def test_a_writer_that_lost_the_slot_reads_the_winning_entry() -> None:
     harness = LeaderHarness()
-    harness.write_as_rival(B_LEADS)
+    harness.append_as_other(B_LEADS)
     harness.writer.write(CANCEL, 1.0)
-    assert harness.knows()
+    assert harness.is_settled()
     assert harness.writer.view.is_leader(an_agent_id(1))
     assert harness.writer.view.cancel_reason is None, "it was decided from an old view"
 
@@ -208,10 +208,10 @@ def test_a_writer_that_lost_the_slot_reads_the_winning_entry() -> None:
 def test_the_same_bytes_are_offered_until_the_outcome_is_known(*, sent: bool) -> None:
     """A lost request may be executed late, so no other entry may be offered for the slot."""
     harness = LeaderHarness()
-    harness.store.unheard, harness.store.unsent = (1, 0) if sent else (0, 3)
+    harness.store.lost_responses, harness.store.lost_requests = (1, 0) if sent else (0, 3)
     harness.writer.write(CANCEL, 0.0)
-    assert not harness.knows()
-    harness.go_on_until(harness.knows)
+    assert not harness.is_settled()
+    harness.advance_until(harness.is_settled)
     assert harness.writer.view.cancel_reason == "enough"
     assert len(harness.store.creates) >= 2
     assert len(set(harness.store.creates)) == 1, "the same bytes"
@@ -220,10 +220,10 @@ def test_the_same_bytes_are_offered_until_the_outcome_is_known(*, sent: bool) ->
 
 def test_a_pending_entry_is_dropped_once_another_has_the_slot() -> None:
     harness = LeaderHarness()
-    harness.store.unsent = 1
+    harness.store.lost_requests = 1
     harness.writer.write(CANCEL, 0.0)
-    harness.write_as_rival(B_LEADS)
-    harness.go_on_until(harness.knows)
+    harness.append_as_other(B_LEADS)
+    harness.advance_until(harness.is_settled)
     assert harness.writer.view == harness.other.catch_up()
     assert harness.writer.view.cancel_reason is None
 
@@ -233,16 +233,16 @@ def test_a_received_entry_settles_the_slot_before_the_store_answers() -> None:
     harness.writer.advance(0.0)
     harness.finish(0.1)
     harness.writer.write(CANCEL, 1.0)
-    harness.write_as_rival(B_LEADS)
+    harness.append_as_other(B_LEADS)
     harness.writer.apply_entry(2, harness.store.get(keys.entry(2)))
     harness.writer.advance(1.1)
-    assert harness.knows()
+    assert harness.is_settled()
     assert harness.writer.view.is_leader(an_agent_id(1))
 
 
 def test_a_transient_error_does_not_drop_a_pending_entry() -> None:
     harness = LeaderHarness()
-    harness.store.trouble, harness.store.unsent = StorePermissionError("expired"), 1
+    harness.store.error, harness.store.lost_requests = StorePermissionError("expired"), 1
     harness.writer.write(CANCEL, 0.0)
     with pytest.raises(StorePermissionError):
         harness.writer.advance(0.01)
@@ -253,9 +253,9 @@ def test_a_transient_error_does_not_drop_a_pending_entry() -> None:
 def test_the_same_bytes_are_offered_again_if_a_taken_slot_is_free() -> None:
     """A store may answer a conflict with "exists" although nothing was written."""
     harness = LeaderHarness()
-    harness.store.trouble, harness.store.unsent = AlreadyExistsError("conflict"), 1
+    harness.store.error, harness.store.lost_requests = AlreadyExistsError("conflict"), 1
     harness.writer.write(CANCEL, 0.0)
-    harness.go_on_until(harness.knows)
+    harness.advance_until(harness.is_settled)
     assert harness.writer.view.cancel_reason == "enough"
     assert len(harness.store.creates) == 2
     assert len(set(harness.store.creates)) == 1, "the same bytes"
@@ -264,7 +264,7 @@ def test_the_same_bytes_are_offered_again_if_a_taken_slot_is_free() -> None:
 
 def test_offers_for_a_free_slot_that_is_reported_as_taken_back_off() -> None:
     harness = LeaderHarness()
-    harness.store.trouble, harness.store.unsent = AlreadyExistsError("conflict"), 1000
+    harness.store.error, harness.store.lost_requests = AlreadyExistsError("conflict"), 1000
     harness.writer.write(CANCEL, 0.0)
     now, pauses = 0.0, []
     for _ in range(7):
@@ -276,7 +276,7 @@ def test_offers_for_a_free_slot_that_is_reported_as_taken_back_off() -> None:
 
 def test_retry_delays_grow_up_to_a_limit() -> None:
     harness = LeaderHarness()
-    harness.store.unsent = 1000
+    harness.store.lost_requests = 1000
     harness.writer.write(CANCEL, 0.0)
     now, pauses = 0.0, []
     for _ in range(8):
@@ -303,4 +303,4 @@ def test_an_inconsistent_store_is_polled_with_backoff() -> None:
     harness.writer.advance(1.05)
     assert harness.store.reads == read
     assert harness.writer.wake_at > 1.05
-    assert not harness.knows()
+    assert not harness.is_settled()

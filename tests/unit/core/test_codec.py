@@ -9,13 +9,13 @@ from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 
 
 class Before(msgspec.Struct, frozen=True):
-    """A fact as it was."""
+    """A record."""
 
     name: str
 
 
 class After(msgspec.Struct, frozen=True):
-    """The same, a version later."""
+    """A later version of the record, with another field."""
 
     name: str
     size_bytes: int = 0

@@ -7,30 +7,30 @@ from spotfit.core.units import format_bytes, format_count, format_seconds, parse
 
 
 @pytest.mark.parametrize(
-    ("given", "means"),
+    ("text", "seconds"),
     [("90s", 90), ("1.5h", 5400), ("250ms", 0.25), (" 2 min ", 120), ("7", 7), (3, 3), (0.5, 0.5)],
 )
-def test_durations(given: str | float, means: float) -> None:
-    assert parse_seconds(given) == pytest.approx(means)
+def test_durations(text: str | float, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("given", ["", "fast", "-3s", "3 parsecs", "1,5h", "s"])
-def test_an_invalid_duration_is_refused_with_the_known_units(given: str) -> None:
+@pytest.mark.parametrize("text", ["", "fast", "-3s", "3 parsecs", "1,5h", "s"])
+def test_an_invalid_duration_is_refused_with_the_known_units(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a valid duration") as refused:
-        parse_seconds(given)
+        parse_seconds(text)
     assert "ms, s, m, min, h, d" in refused.value.do
 
 
 @pytest.mark.parametrize(
-    ("amount", "words"),
+    ("amount", "text"),
     [(0.1274, "0.13 s"), (95.2, "95 s"), (600, "10.0 min"), (9000, "2.5 h"), (7199, "120.0 min")],
 )
-def test_formatted_durations(amount: float, words: str) -> None:
-    assert format_seconds(amount) == words
+def test_formatted_durations(amount: float, text: str) -> None:
+    assert format_seconds(amount) == text
 
 
 @pytest.mark.parametrize(
-    ("amount", "words"),
+    ("amount", "text"),
     [
         (0, "0 B"),
         (1023, "1023 B"),
@@ -39,8 +39,8 @@ def test_formatted_durations(amount: float, words: str) -> None:
         (2**50, "1024.0 TiB"),
     ],
 )
-def test_formatted_sizes(amount: float, words: str) -> None:
-    assert format_bytes(amount) == words
+def test_formatted_sizes(amount: float, text: str) -> None:
+    assert format_bytes(amount) == text
 
 
 def test_counts_agree_with_their_noun() -> None:

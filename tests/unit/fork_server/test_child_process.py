@@ -50,14 +50,14 @@ def make_child(loop: EventLoop) -> tuple[ChildProcess, Recorder]:
 
 def fork_child(child: ChildProcess, program: Callable[[socket.socket], object]) -> int:
     """Fork a process that holds the child's descriptors and runs `program`."""
-    sock, out, err = child.descriptors
+    sock, out, stderr_fd = child.descriptors
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
         os.dup2(out, 1)
-        os.dup2(err, 2)
+        os.dup2(stderr_fd, 2)
         os.closerange(out, out + 1)
-        os.closerange(err, err + 1)
+        os.closerange(stderr_fd, stderr_fd + 1)
         try:
             program(socket.socket(fileno=sock))
         finally:
@@ -67,7 +67,7 @@ def fork_child(child: ChildProcess, program: Callable[[socket.socket], object]) 
     return pid
 
 
-def reap(child: ChildProcess, pid: int) -> None:
+def notify_reaped(child: ChildProcess, pid: int) -> None:
     child.on_reaped(os.waitpid(pid, 0)[1])
 
 
@@ -79,7 +79,7 @@ def test_messages_and_lines_are_delivered_before_the_exit(loop: EventLoop) -> No
         sock.sendall(encode_frame(b"one") + encode_frame(b"two"))
         os.kill(os.getpid(), 9)
 
-    reap(child, fork_child(child, program))
+    notify_reaped(child, fork_child(child, program))
     run_loop_until(loop, lambda: bool(recorder.all) and recorder.all[-1] == "was killed by SIGKILL")
     assert set(recorder.all[:-1]) == {b"one", b"two", ("out", "a line"), ("out", "half a line")}
     assert len(recorder.all) == 5
@@ -100,7 +100,7 @@ def test_a_grandchild_in_the_group_is_killed(loop: EventLoop) -> None:
             os.read(os.pipe()[0], 1)  # for ever, holding the pipes
         os._exit(0)
 
-    reap(child, fork_child(child, program))
+    notify_reaped(child, fork_child(child, program))
     run_loop_until(loop, lambda: recorder.all == ["exited with code 0"])
 
 
@@ -109,8 +109,8 @@ def test_a_grandchild_in_another_session_does_not_delay_the_exit(loop: EventLoop
     read_end, write_end = os.pipe()
 
     def program(_: socket.socket) -> None:
-        fled = os.fork()
-        if fled == 0:
+        grandchild_pid = os.fork()
+        if grandchild_pid == 0:
             os.setsid()
             os.write(write_end, f"{os.getpid()}\n".encode())
             os.read(os.pipe()[0], 1)
@@ -119,7 +119,7 @@ def test_a_grandchild_in_another_session_does_not_delay_the_exit(loop: EventLoop
 
     pid = fork_child(child, program)
     grandchild = int(os.read(read_end, 100))
-    reap(child, pid)
+    notify_reaped(child, pid)
     assert recorder.all == []
     assert isinstance(loop.clock, SkippableClock)
     loop.clock.skipped_s += 1.1
@@ -133,7 +133,7 @@ def test_a_grandchild_in_another_session_does_not_delay_the_exit(loop: EventLoop
 def test_a_process_killed_before_its_start_is_killed_at_its_start(loop: EventLoop) -> None:
     child, recorder = make_child(loop)
     child.kill()
-    reap(child, fork_child(child, lambda sock: sock.recv(1)))
+    notify_reaped(child, fork_child(child, lambda sock: sock.recv(1)))
     run_loop_until(loop, lambda: recorder.all == ["was killed by SIGKILL"])
 
 
@@ -142,7 +142,7 @@ def test_was_killed_distinguishes_orders_from_failures(loop: EventLoop) -> None:
         child, recorder = make_child(loop)
         pid = fork_child(child, lambda sock: sock.recv(1))
         child.kill(as_failure=for_cause)
-        reap(child, pid)
+        notify_reaped(child, pid)
         run_loop_until(loop, partial(_was_killed, recorder))
         assert child.was_killed is not for_cause
 
@@ -172,7 +172,7 @@ def test_a_process_that_sends_invalid_frames_is_killed(loop: EventLoop) -> None:
     pid = fork_child(child, program)
     run_loop_until(loop, lambda: recorder.all == ["was killed by SIGKILL"])
     os.waitpid(pid, 0)
-    assert not child.was_killed, "it failed and was not ordered to exit"
+    assert not child.was_killed, "it failed before it was killed"
 
 
 def test_a_process_that_never_reads_is_killed(
@@ -189,9 +189,9 @@ def test_a_process_that_never_reads_is_killed(
 
 def test_a_line_without_end_is_split(loop: EventLoop) -> None:
     child, recorder = make_child(loop)
-    reap_me = fork_child(child, lambda _: os.write(1, b"x" * 60_000))
+    pid = fork_child(child, lambda _: os.write(1, b"x" * 60_000))
     run_loop_until(loop, lambda: "exited with code 7" in recorder.all)
-    os.waitpid(reap_me, 0)
+    os.waitpid(pid, 0)
     assert recorder.all[0] == ("out", "x" * 60_000)
 
 

@@ -68,11 +68,11 @@ def test_output_is_flushed_after_each_line() -> None:
 
 
 def test_finalizers_of_imports_are_not_inherited() -> None:
-    class Thing:
+    class Finalized:
         pass
 
-    thing = Thing()
-    finalizer = weakref.finalize(thing, print)
+    instance = Finalized()
+    finalizer = weakref.finalize(instance, print)
 
     def program(_: int, pipe: int) -> None:
         child_setup.drop_inherited_finalizers()
@@ -87,8 +87,8 @@ def listen_and_connect(parent: int, pipe: int) -> None:
     child_setup.shorten_socket_paths()
     with Listener(family="AF_UNIX") as listener:
         if os.fork() == 0:
-            with Client(listener.address) as dialled:
-                dialled.send("hello")
+            with Client(listener.address) as client:
+                client.send("hello")
             os._exit(0)
         with listener.accept() as connection:
             os.write(pipe, connection.recv().encode())

@@ -64,12 +64,12 @@ def test_a_runtime_key_has_one_server_until_it_dies(pool: ForkServerPool) -> Non
 
 def test_a_forked_child_and_its_exit_are_reported(pool: ForkServerPool) -> None:
     server = start_server(pool)
-    here, there = socket.socketpair()
-    request_id = server.fork("worker", [there.fileno(), 1, 2])
-    there.close()
+    agent_end, worker_end = socket.socketpair()
+    request_id = server.fork("worker", [worker_end.fileno(), 1, 2])
+    worker_end.close()
     forked = receive(server, ChildForked)
     assert isinstance(forked, ChildForked)
-    here.close()  # without its agent a worker ends
+    agent_end.close()  # without its agent a worker ends
     exited = receive(server, ChildExited)
     assert isinstance(exited, ChildExited)
     assert (exited.request_id, exited.pid) == (request_id, forked.pid)

@@ -79,7 +79,7 @@ def test_a_process_with_threads_is_not_fork_safe() -> None:
         thread.join()
 
 
-# --- the successor -------------------------------------------------------------------------------
+# --- the warm server -----------------------------------------------------------------------------
 
 SERVER_PROGRAM = """
 import socket, sys
@@ -133,13 +133,15 @@ class ServerProcess:
 
     def request_fork(self) -> None:
         """Request a worker, which waits for its first frame."""
-        here, there = socket.socketpair()
-        self._child_sockets.append(here)
+        agent_end, worker_end = socket.socketpair()
+        self._child_sockets.append(agent_end)
         self._last_request_id += 1
-        with there:
-            rights = array.array("i", [there.fileno(), 1, 2])
+        with worker_end:
+            descriptors = array.array("i", [worker_end.fileno(), 1, 2])
             request_fork = [encode(ForkChild(request_id=self._last_request_id))]
-            self._control.sendmsg(request_fork, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            self._control.sendmsg(
+                request_fork, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+            )
 
     def fork(self) -> ChildForked:
         self.request_fork()
@@ -182,8 +184,8 @@ def test_children_are_forked_by_the_warm_server_once_it_is_ready(
     assert parent_of(early.pid) == server_process.pid
     server_process.finish_import()
     late = server_process.fork()
-    successor = parent_of(late.pid)
-    assert parent_of(successor) == server_process.pid
+    warm_server = parent_of(late.pid)
+    assert parent_of(warm_server) == server_process.pid
     for forked in (late, early):
         server_process.end_child(forked)
         exited = server_process.receive(ChildExited)
@@ -212,22 +214,22 @@ def test_a_killed_warm_server_ends_its_children_and_the_first_server_continues(
 
 def test_a_child_requested_from_a_dead_warm_server_is_reported_as_exited() -> None:
     """A child that was never forked is reported, too."""
-    ours, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         os._exit(0)
     server_end.close()
-    successor = server.WarmForkServer(pid, ours)
-    successor.is_ready = True
-    successor.forward(
+    warm_server = server.WarmForkServer(pid, client_end)
+    warm_server.is_ready = True
+    warm_server.forward(
         server._ForkRequest(ForkChild(request_id=7), (os.dup(1), os.dup(1), os.dup(1)))
     )
-    assert select.select([ours], [], [], 30)[0], "its end is seen at its socket"
-    assert successor.read_messages() == [
+    assert select.select([client_end], [], [], 30)[0], "its socket reports its exit"
+    assert warm_server.read_messages() == [
         ChildExited(request_id=7, pid=0, wait_status=signal.SIGKILL)
     ]
-    assert (successor.is_dead, successor.is_ready) == (True, False)
-    ours.close()
+    assert (warm_server.is_dead, warm_server.is_ready) == (True, False)
+    client_end.close()
 
 
 def test_all_processes_exit_with_the_agent(server_process: ServerProcess) -> None:
@@ -235,8 +237,8 @@ def test_all_processes_exit_with_the_agent(server_process: ServerProcess) -> Non
     early = server_process.fork()
     server_process.finish_import()
     late = server_process.fork()
-    successor = parent_of(late.pid)
-    ends = [os.pidfd_open(pid) for pid in (early.pid, late.pid, successor, server_process.pid)]
+    warm_server = parent_of(late.pid)
+    ends = [os.pidfd_open(pid) for pid in (early.pid, late.pid, warm_server, server_process.pid)]
     server_process._control.close()
     for end in ends:
         assert select.select([end], [], [], 30)[0], "the server continues"

@@ -36,12 +36,12 @@ def loop(clock: FakeClock) -> Iterator[EventLoop]:
 
 def test_the_callback_of_a_ready_descriptor_is_called(loop: EventLoop) -> None:
     seen: list[int] = []
-    here, there = socket.socketpair()
-    with here, there:
-        loop.register(here, READ, seen.append)
-        there.send(b"x")
+    read_end, write_end = socket.socketpair()
+    with read_end, write_end:
+        loop.register(read_end, READ, seen.append)
+        write_end.send(b"x")
         loop.run_once(5)
-        loop.unregister(here)
+        loop.unregister(read_end)
         loop.run_once(0)
     assert seen == [READ]
 
@@ -52,14 +52,14 @@ def test_a_descriptor_closed_by_an_earlier_callback_is_skipped(loop: EventLoop) 
 
     def close_all(_: int) -> None:
         seen.append("called")
-        for here, there in pairs:
-            loop.unregister(here)
-            here.close()
-            there.close()
+        for read_end, write_end in pairs:
+            loop.unregister(read_end)
+            read_end.close()
+            write_end.close()
 
-    for here, there in pairs:
-        loop.register(here, READ, close_all)
-        there.send(b"x")
+    for read_end, write_end in pairs:
+        loop.register(read_end, READ, close_all)
+        write_end.send(b"x")
     loop.run_once(5)
     assert seen == ["called"]
 

@@ -89,8 +89,8 @@ def test_on_a_shared_disk_directories_of_other_machines_are_kept(
     with other_owner(tmp_path):
         pass
     owner = folder_of(tmp_path) / "owner"
-    for elsewhere in (b"another-machine", b"another-machine\n0-1-2 77", b""):
-        owner.write_bytes(elsewhere)
+    for other_owner_text in (b"another-machine", b"another-machine\n0-1-2 77", b""):
+        owner.write_bytes(other_owner_text)
         with owned_directory(tmp_path, "me"):
             assert folder_of(tmp_path).exists()
     owner.write_bytes(os.uname().nodename.encode())
@@ -154,8 +154,8 @@ def test_a_directory_that_is_not_locked_yet_is_kept(
 
     def flock(lock: int, how: int) -> None:
         if how == fcntl.LOCK_EX:
-            with monkeypatch.context() as meanwhile:
-                meanwhile.setattr(fcntl, "flock", real)
+            with monkeypatch.context() as patch:
+                patch.setattr(fcntl, "flock", real)
                 with owned_directory(tmp_path, "another"):
                     pass
         real(lock, how)

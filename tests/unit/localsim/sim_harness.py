@@ -19,11 +19,11 @@ from spotfit_localsim.virtual.workload import SimTraining, Workload
 
 
 class SimHarness:
-    """An engine with processes on it."""
+    """An engine, its processes and what they recorded."""
 
     def __init__(self, faults: FaultConfig = NO_FAULTS) -> None:
         self.engine = Engine()
-        self.season = ActiveFaults(faults)
+        self.active_faults = ActiveFaults(faults)
         self.rng = SeededStreams(1)
         self.timeline: list[tuple[str, str]] = []
         self.errors: list[BaseException] = []
@@ -37,7 +37,7 @@ class SimHarness:
             self.engine,
             name,
             clock=SimClock(),
-            fault_injector=ProcessFaultInjector(self.season, self.rng.stream(name)),
+            fault_injector=ProcessFaultInjector(self.active_faults, self.rng.stream(name)),
             on_exit=on_exit or self._record_error,
         )
 
@@ -50,34 +50,34 @@ class SimHarness:
 
     def run_jobs(self, process: SimProcess, *jobs: Callable[[], Any]) -> list[Any]:
         """Run the jobs in the process, in order; return their results or exceptions."""
-        given: list[Any] = []
+        results: list[Any] = []
 
         def tick(_now: float) -> float | None:
             for job in jobs:
                 try:
-                    given.append(job())
+                    results.append(job())
                 except Exception as error:  # noqa: BLE001  # handed to the test
-                    given.append(error)
+                    results.append(error)
             return None
 
         process.start(tick)
         self.engine.run(until=self.engine.now + 1000.0)
-        return given
+        return results
 
-    def record_message(self, who: str, what: str) -> None:
-        self.timeline.append((who, what))
+    def record_message(self, source: str, message: str) -> None:
+        self.timeline.append((source, message))
 
     def report_violation(self, violation: str) -> None:
         self.violations.append(violation)
 
     def is_pending(self, checkpoint: CheckpointCommitted) -> bool:
-        """Whether the journal has the checkpoint waiting for validation."""
+        """Every checkpoint has a pending validation."""
         return True
 
     def create_worker_context(
         self, network: SimNetwork, bucket: SimBucket, workload: Workload
     ) -> SimWorkerContext:
-        """What simulated workers share; they start without a checkpoint."""
+        """The context that simulated workers share, without a checkpoint to resume from."""
         return SimWorkerContext(
             engine=self.engine,
             network=network,

@@ -1,4 +1,4 @@
-"""The pytest plugin for users, in pytest runs of its own."""
+"""The pytest plugin for users, in separate pytest runs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_cloud_is_chosen_by_the_marker_or_else_by_the_option(
             assert spot_cloud.machines() == []
         """
     )
-    done = pytester.runpytest_subprocess("--strict-markers", "--spot-cloud=kubernetes")
-    done.assert_outcomes(passed=2)
+    result = pytester.runpytest_subprocess("--strict-markers", "--spot-cloud=kubernetes")
+    result.assert_outcomes(passed=2)
 
 
 def test_unreached_step_fails_the_test_at_teardown(pytester: pytest.Pytester) -> None:
@@ -38,9 +38,9 @@ def test_unreached_step_fails_the_test_at_teardown(pytester: pytest.Pytester) ->
             reclaim_at(step=5)
         """
     )
-    done = pytester.runpytest_subprocess()
-    done.assert_outcomes(passed=1, errors=1)
-    done.stdout.fnmatch_lines(["*reclaim_at(5) was never reached*"])
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*reclaim_at(5) was never reached*"])
 
 
 def test_plugin_without_its_fixtures_imports_neither_spotfit_nor_the_simulators(

@@ -6,7 +6,7 @@ from spotfit.migrate.edit import rewrite_script
 from tests.unit.migrate.before_and_after import dedent_script, migrated_text
 
 
-def test_comments_stay_even_where_their_line_went() -> None:
+def test_comments_are_preserved_where_their_line_is_removed() -> None:
     assert migrated_text("""
         # Copyright
         import ray  # the cluster
@@ -33,7 +33,7 @@ def test_comments_stay_even_where_their_line_went() -> None:
     """)
 
 
-def test_groups_of_lines_stay_apart() -> None:
+def test_blank_lines_between_groups_are_preserved() -> None:
     assert migrated_text("""
         import torch
 
@@ -54,37 +54,37 @@ def test_groups_of_lines_stay_apart() -> None:
     """)
 
 
-def test_a_comment_at_the_end_of_a_script_stays() -> None:
+def test_comment_at_the_end_of_a_script_is_preserved() -> None:
     assert migrated_text("import ray\nprint(1)\n# done:\nray.shutdown()\n") == "print(1)\n# done:\n"
 
 
-def test_line_ends_tabs_and_a_missing_last_one_stay() -> None:
+def test_line_ends_and_tabs_are_preserved() -> None:
     script = b"import ray.train\r\ndef f():\r\n\tray.train.report({})"
     assert rewrite_script(script).text == b"import spotfit\r\ndef f():\r\n\tspotfit.report({})"
 
 
-def test_an_encoding_stays() -> None:
+def test_encoding_is_preserved() -> None:
     script = "# -*- coding: latin-1 -*-\nimport ray.train\nname = 'é'\n".encode("latin-1")
     expected = "# -*- coding: latin-1 -*-\nimport spotfit\nname = 'é'\n".encode("latin-1")
     assert rewrite_script(script).text == expected
 
 
-def test_quotes_of_a_text_stay() -> None:
+def test_quotes_of_a_string_are_preserved() -> None:
     assert migrated_text("a = r'''RAY_TRAIN_COLLECTIVE_TIMEOUT_S'''\n") == (
         "a = r'''SPOTFIT_COLLECTIVE_TIMEOUT_S'''\n"
     )
 
 
-def test_decorators_defaults_and_base_classes_are_code_too() -> None:
+def test_annotations_defaults_and_base_classes_are_rewritten() -> None:
     assert migrated_text("""
         import ray.train
-        class Tell(ray.train.UserCallback):
+        class Recorder(ray.train.UserCallback):
             mode: ray.train.CheckpointUploadMode = ray.train.CheckpointUploadMode.SYNC
             def f(self, config=ray.train.RunConfig()) -> ray.train.Result: ...
         print(f"{ray.train.get_checkpoint()}", *ray.train.get_all_reported_checkpoints())
     """) == dedent_script("""
         import spotfit
-        class Tell(spotfit.UserCallback):
+        class Recorder(spotfit.UserCallback):
             mode: spotfit.CheckpointUploadMode = spotfit.CheckpointUploadMode.SYNC
             def f(self, config=spotfit.RunConfig()) -> spotfit.Result: ...
         print(f"{spotfit.get_checkpoint()}", *spotfit.get_all_reported_checkpoints())

@@ -257,6 +257,6 @@ def test_an_invalid_checkpoint_config_raises(
 def test_a_log_level_is_case_insensitive() -> None:
     assert LoggingConfig("debug").log_level == "DEBUG"
     assert LoggingConfig("warn").log_level == "WARN"
-    for strange in ("LOUD", 20, None):
+    for invalid in ("LOUD", 20, None):
         with pytest.raises(ValueError, match="Invalid log_level"):
-            LoggingConfig(strange)  # type: ignore[arg-type]
+            LoggingConfig(invalid)  # type: ignore[arg-type]

@@ -103,14 +103,14 @@ def test_an_unknown_event_type_raises() -> None:
         decoder(JournalEntry).decode(encode(event_of))
 
 
-def assert_within(part: Any, whole: Any) -> None:
-    """Every field of `part` is in `whole` with the same value; `whole` may know more."""
+def assert_within(part: Any, complete: Any) -> None:
+    """Every field of `part` is in `complete` with the same value; `complete` may have more."""
     if isinstance(part, dict):
         for key, value in part.items():
-            assert_within(value, whole[key])
+            assert_within(value, complete[key])
     elif isinstance(part, list):
-        assert len(part) == len(whole)
-        for one, other in zip(part, whole, strict=True):
+        assert len(part) == len(complete)
+        for one, other in zip(part, complete, strict=True):
             assert_within(one, other)
     else:
-        assert part == whole
+        assert part == complete

@@ -19,7 +19,7 @@ from spotfit.model.failure_model import (
 
 
 @pytest.mark.parametrize(
-    ("every", "meant"),
+    ("every", "expected"),
     [
         ("auto", SaveTrigger(auto=True)),
         (" Auto ", SaveTrigger(auto=True)),
@@ -34,8 +34,8 @@ from spotfit.model.failure_model import (
         (("10m", 500, "epoch"), SaveTrigger(every_s=600.0, every_steps=500, epochs=True)),
     ],
 )
-def test_every_accepts_the_documented_forms(every: Any, meant: SaveTrigger) -> None:
-    assert parse_save_trigger(every) == meant
+def test_every_accepts_the_documented_forms(every: Any, expected: SaveTrigger) -> None:
+    assert parse_save_trigger(every) == expected
 
 
 def test_max_overhead_defaults_to_3_5_percent() -> None:

@@ -56,10 +56,10 @@ def test_an_unencodable_value_is_named_by_its_path(metrics: Any, where: str, why
 
 
 def test_a_cyclic_value_raises() -> None:
-    circle: dict[str, Any] = {}
-    circle["again"] = circle
+    cyclic: dict[str, Any] = {}
+    cyclic["again"] = cyclic
     with pytest.raises(ValueError, match="cannot be reported"):
-        metrics_to_json(circle)
+        metrics_to_json(cyclic)
 
 
 def test_metrics_must_be_a_dictionary() -> None:

@@ -11,15 +11,15 @@ from spotfit.core.errors import ConfigError
 from spotfit.model.validation_config import ValidationConfig, ValidationTaskConfig
 
 
-def look(checkpoint: Any) -> dict[str, Any]:
+def score(checkpoint: Any) -> dict[str, Any]:
     return {"seen": checkpoint}
 
 
 def test_the_defaults_are_no_arguments_and_no_timeout() -> None:
     task = ValidationTaskConfig()
     assert (task.fn_kwargs, task.timeout_s) == ({}, None)
-    config = ValidationConfig(look)
-    assert (config.fn, config.task_config, config.ray_remote_kwargs) == (look, task, {})
+    config = ValidationConfig(score)
+    assert (config.fn, config.task_config, config.ray_remote_kwargs) == (score, task, {})
     assert config.own_machine is None
 
 
@@ -50,7 +50,7 @@ def test_fn_must_be_callable() -> None:
     ],
 )
 def test_resources_use_the_names_of_scaling_config(options: Any, needs: Any) -> None:
-    assert ValidationConfig(look, None, options).resources == needs
+    assert ValidationConfig(score, None, options).resources == needs
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,5 @@ def test_resources_use_the_names_of_scaling_config(options: Any, needs: Any) -> 
 )
 def test_an_invalid_option_raises(options: Any, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        ValidationConfig(look, ray_remote_kwargs=options)
+        ValidationConfig(score, ray_remote_kwargs=options)
     assert message in str(refused.value)

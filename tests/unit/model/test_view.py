@@ -8,7 +8,7 @@ from spotfit.testing.builders import a_committed_checkpoint, a_group, a_view, an
 
 
 @pytest.mark.parametrize(
-    ("group", "pending", "standing"),
+    ("group", "pending", "active_nodes"),
     [
         (a_group(), False, (0, 1)),
         (a_group(handle=None), True, (0, 1)),
@@ -16,13 +16,13 @@ from spotfit.testing.builders import a_committed_checkpoint, a_group, a_view, an
         (a_group(is_released=True), False, ()),
         (a_group(lost_nodes=frozenset({0})), False, (1,)),
     ],
-    ids=["granted", "asked for", "refused", "let go", "one lost"],
+    ids=["granted", "planned", "refused", "released", "one lost"],
 )
 def test_active_nodes_are_neither_lost_nor_released(
-    group: MachineGroup, pending: bool, standing: tuple[int, ...]
+    group: MachineGroup, pending: bool, active_nodes: tuple[int, ...]
 ) -> None:
-    assert (group.is_pending, group.active_nodes) == (pending, standing)
-    assert tuple(node for node in range(-1, 4) if group.is_node_active(node)) == standing
+    assert (group.is_pending, group.active_nodes) == (pending, active_nodes)
+    assert tuple(node for node in range(-1, 4) if group.is_node_active(node)) == active_nodes
 
 
 def test_a_fit_is_active_from_start_to_end() -> None:

@@ -55,15 +55,15 @@ from spotfit.testing.builders import (
 
 PLAN = GroupPlan(token=TOKEN, provisioner="local", num_nodes=2, slots_per_node=1)
 HANDLE = GroupHandle(token=TOKEN, provisioner="local", name="g")
-ASKED = (FitStarted(spec=a_spec()), GroupPlanned(request=a_request(), plan=PLAN))
-GRANTED = (*ASKED, GroupSubmitted(token=TOKEN, handle=HANDLE))
+PLANNED = (FitStarted(spec=a_spec()), GroupPlanned(request=a_request(), plan=PLAN))
+GRANTED = (*PLANNED, GroupSubmitted(token=TOKEN, handle=HANDLE))
 
 
 def test_a_planned_group_is_pending_until_its_outcome() -> None:
-    assert fold_events(*ASKED).groups[TOKEN].is_pending
+    assert fold_events(*PLANNED).groups[TOKEN].is_pending
     assert fold_events(*GRANTED).groups[TOKEN].handle == HANDLE
     assert (
-        fold_events(*ASKED, GroupRefused(token=TOKEN, reason="full")).groups[TOKEN].refusal
+        fold_events(*PLANNED, GroupRefused(token=TOKEN, reason="full")).groups[TOKEN].refusal
         == "full"
     )
 
@@ -73,7 +73,7 @@ def test_refusals_are_counted_until_a_group_is_granted() -> None:
         request=a_request(Token("t-2")),
         plan=GroupPlan(token=Token("t-2"), provisioner="local", num_nodes=2, slots_per_node=1),
     )
-    refused = fold_events(*ASKED, GroupRefused(token=TOKEN, reason="full"), again)
+    refused = fold_events(*PLANNED, GroupRefused(token=TOKEN, reason="full"), again)
     assert (refused.refusals, refused.last_refusal, refused.final_refusal) == (1, "full", None)
     granted = fold_events(GroupSubmitted(token=Token("t-2"), handle=HANDLE), view=refused)
     assert (granted.refusals, granted.last_refusal) == (0, None)
@@ -82,7 +82,7 @@ def test_refusals_are_counted_until_a_group_is_granted() -> None:
 def test_a_final_refusal_is_recorded() -> None:
     assert (
         fold_events(
-            *ASKED, GroupRefused(token=TOKEN, reason="no quota", is_final=True)
+            *PLANNED, GroupRefused(token=TOKEN, reason="no quota", is_final=True)
         ).final_refusal
         == "no quota"
     )
@@ -201,12 +201,12 @@ def test_the_next_fit_keeps_checkpoints_and_resets_counts() -> None:
 
 
 def test_the_next_fit_has_no_leader_and_continues_epochs() -> None:
-    led = fold_events(
+    elected = fold_events(
         LeaderElected(leader=an_agent_id(0), epoch=7, coordinator_address="h:1"), view=a_view()
     )
-    assert (led.epoch, led.is_leader(an_agent_id(0))) == (7, True)
+    assert (elected.epoch, elected.is_leader(an_agent_id(0))) == (7, True)
     view = fold_events(
-        FitStarted(spec=a_spec()), view=replace(led, fit_end=FitEnded(outcome="finished"))
+        FitStarted(spec=a_spec()), view=replace(elected, fit_end=FitEnded(outcome="finished"))
     )
     assert (view.leader, view.epoch) == (None, 7)
 
@@ -237,10 +237,10 @@ def test_the_next_fit_removes_only_released_groups() -> None:
 def test_opening_a_round_removes_closed_groups() -> None:
     let_go = fold_events(*GRANTED, GroupsReleased(token=TOKEN))
     assert TOKEN not in fold_events(RoundOpened(round=a_round()), view=let_go).groups
-    refused = fold_events(*ASKED, GroupRefused(token=TOKEN, reason="full"))
+    refused = fold_events(*PLANNED, GroupRefused(token=TOKEN, reason="full"))
     opened = fold_events(RoundOpened(round=a_round()), view=refused)
     assert (opened.groups, opened.last_refusal) == ({}, "full"), "the refusal itself is kept"
-    assert TOKEN in fold_events(*ASKED, RoundOpened(round=a_round())).groups, (
+    assert TOKEN in fold_events(*PLANNED, RoundOpened(round=a_round())).groups, (
         "pending groups are kept"
     )
     lost = fold_events(
@@ -329,11 +329,11 @@ def test_rounds_without_a_commit_are_counted_until_a_commit() -> None:
     )
 
 
-@pytest.mark.parametrize("blame", [FailureCause.PREEMPTION, FailureCause.RESIZE])
-def test_a_preempted_round_does_not_count_as_without_progress(blame: FailureCause) -> None:
+@pytest.mark.parametrize("cause", [FailureCause.PREEMPTION, FailureCause.RESIZE])
+def test_a_preempted_round_does_not_count_as_without_progress(cause: FailureCause) -> None:
     assert (
         fold_events(
-            RoundClosed(round_number=1, cause=blame, reason="why"),
+            RoundClosed(round_number=1, cause=cause, reason="why"),
             view=a_view(rounds_without_progress=3),
         ).rounds_without_progress
         == 3
@@ -370,25 +370,25 @@ def test_a_network_failure_is_not_charged_while_no_node_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blame", "fruitless", "outages"),
+    ("cause", "without_progress", "outages"),
     [
         (FailureCause.PREEMPTION, 0, frozenset()),
         (FailureCause.PLATFORM, 1, frozenset({an_agent_id(1)})),
     ],
 )
 def test_a_network_failure_is_charged_once_its_node_is_lost(
-    blame: FailureCause, fruitless: int, outages: frozenset[AgentId]
+    cause: FailureCause, without_progress: int, outages: frozenset[AgentId]
 ) -> None:
     view = fold_events(
         *BROKEN_OFF,
-        NodeLost(token=TOKEN, node=1, agent=an_agent_id(1), reason="unreachable", cause=blame),
+        NodeLost(token=TOKEN, node=1, agent=an_agent_id(1), reason="unreachable", cause=cause),
     )
-    assert view.failure_counts == {blame: 1}
-    assert (view.rounds_without_progress, view.platform_outages) == (fruitless, outages)
+    assert view.failure_counts == {cause: 1}
+    assert (view.rounds_without_progress, view.platform_outages) == (without_progress, outages)
     assert view.last_round_closed is not None
-    assert (view.last_round_closed.cause, view.last_round_closed.failures) == (blame, CUT.failures)
+    assert (view.last_round_closed.cause, view.last_round_closed.failures) == (cause, CUT.failures)
     reclaimed = (
-        PreemptedNodes(node_to_ranks={"t-1/1": (1,)}) if blame is FailureCause.PREEMPTION else None
+        PreemptedNodes(node_to_ranks={"t-1/1": (1,)}) if cause is FailureCause.PREEMPTION else None
     )
     assert view.last_round_closed.preempted == reclaimed
     assert view.last_round_closed.reason.endswith("; t-1/1 is lost: unreachable")
@@ -468,13 +468,13 @@ def possible(view: View, n: int) -> Iterator[JournalEvent]:
         elif group.handle is not None and not group.is_released:
             yield GroupsReleased(token=token)
         for node in group.active_nodes:
-            blame = FailureCause.PREEMPTION if n % 3 else None
+            cause = FailureCause.PREEMPTION if n % 3 else None
             yield NodeLost(
                 token=token,
                 node=node,
                 agent=an_agent_id(node) if n % 2 else None,
                 reason="gone",
-                cause=blame,
+                cause=cause,
             )
     for retained in view.checkpoints:
         yield CheckpointDropped(name=retained.name, reason="old")
@@ -496,11 +496,11 @@ def test_every_valid_event_sequence_folds(choices: list[int]) -> None:
     assert decoder(View).decode(encode(view)) == view, "a cached view is complete"
 
 
-@pytest.mark.parametrize("blame", list(FailureCause))
-def test_every_cause_is_counted_separately(blame: FailureCause) -> None:
+@pytest.mark.parametrize("cause", list(FailureCause))
+def test_every_cause_is_counted_separately(cause: FailureCause) -> None:
     assert fold_events(
-        RoundClosed(round_number=1, cause=blame, reason="why"), view=a_view()
-    ).failure_counts == {blame: 1}
+        RoundClosed(round_number=1, cause=cause, reason="why"), view=a_view()
+    ).failure_counts == {cause: 1}
 
 
 # --- validations ---------------------------------------------------------------------------------
@@ -601,9 +601,13 @@ def test_validation_attempts_are_counted_per_checkpoint() -> None:
 
 
 def test_refusals_and_boot_failures_of_validators_are_counted_separately() -> None:
-    died = NodeLost(token=VALIDATOR, node=0, agent=None, reason="it did not join")
+    boot_failure = NodeLost(token=VALIDATOR, node=0, agent=None, reason="it did not join")
     view = fold_events(
-        *GRANTED, PENDING, FOR_VALIDATIONS, GroupSubmitted(token=VALIDATOR, handle=HANDLE), died
+        *GRANTED,
+        PENDING,
+        FOR_VALIDATIONS,
+        GroupSubmitted(token=VALIDATOR, handle=HANDLE),
+        boot_failure,
     )
     assert (view.boot_failures, view.validator_refusals) == (0, 1)
     again = GroupPlanned(
@@ -673,17 +677,17 @@ def test_the_next_fit_keeps_pending_validations() -> None:
 # --- lifetimes -----------------------------------------------------------------------------------
 
 
-def closed(lived_s: float | None, blame: FailureCause = FailureCause.PREEMPTION) -> RoundClosed:
-    return RoundClosed(round_number=1, cause=blame, reason="gone", duration_s=lived_s)
+def closed(duration_s: float | None, cause: FailureCause = FailureCause.PREEMPTION) -> RoundClosed:
+    return RoundClosed(round_number=1, cause=cause, reason="gone", duration_s=duration_s)
 
 
 OPENED = (*GRANTED, RoundOpened(round=a_round(1)))
 ANNOUNCED = PreemptionNoticed(agent=an_agent_id(0), notice=a_notice())
 
 
-@pytest.mark.parametrize("blame", [one for one in FailureCause if one is not FailureCause.RESIZE])
-def test_every_involuntary_end_is_counted_as_a_lifetime(blame: FailureCause) -> None:
-    view = fold_events(*OPENED, closed(700.0, blame))
+@pytest.mark.parametrize("cause", [one for one in FailureCause if one is not FailureCause.RESIZE])
+def test_every_involuntary_end_is_counted_as_a_lifetime(cause: FailureCause) -> None:
+    view = fold_events(*OPENED, closed(700.0, cause))
     assert view.lifetimes == LifetimeHistogram().with_end(700.0, saved_in_time=False)
 
 

@@ -42,7 +42,7 @@ from spotfit.testing.builders import (
     member_statuses,
 )
 
-TEMPO = RunTiming(rejoin_timeout_s=5.0, boot_timeout_s=900.0, stop_timeout_s=10.0)
+TIMING = RunTiming(rejoin_timeout_s=5.0, boot_timeout_s=900.0, stop_timeout_s=10.0)
 NOW = 1000.0
 
 
@@ -145,9 +145,9 @@ def test_no_workers_are_missing_while_enough_are_joined_or_pending(
         )
     )
     view = a_view(spec=a_spec(max_workers=expected), groups=groups)
-    standing = sum(groups[token].plan.slots_per_node for token, _ in machines)
-    assert missing_workers(view, observations) == expected - standing
-    assert pending_slots(view, observations) == standing - sum(
+    active_slots = sum(groups[token].plan.slots_per_node for token, _ in machines)
+    assert missing_workers(view, observations) == expected - active_slots
+    assert pending_slots(view, observations) == active_slots - sum(
         member_status.member.slots for member_status in observations.members.values()
     )
 
@@ -180,9 +180,9 @@ def test_without_refusals_the_next_request_is_immediate() -> None:
 
 # --- lost nodes ----------------------------------------------------------------------------------
 
-IN_ROUND = a_view(spec=a_spec(timing=TEMPO), round=a_round())
-FORMING = a_view(spec=a_spec(timing=TEMPO))
-ONE_SEAT = member_statuses(a_member_status(0))
+IN_ROUND = a_view(spec=a_spec(timing=TIMING), round=a_round())
+FORMING = a_view(spec=a_spec(timing=TIMING))
+ONE_MEMBER = member_statuses(a_member_status(0))
 
 
 def test_connected_nodes_are_not_lost() -> None:
@@ -191,14 +191,14 @@ def test_connected_nodes_are_not_lost() -> None:
 
 def test_a_node_reported_as_terminated_is_lost() -> None:
     status = a_group_status(NodeState.RUNNING, NodeState.GONE)
-    observations = a_leader_state(members=ONE_SEAT, group_statuses={TOKEN: status})
+    observations = a_leader_state(members=ONE_MEMBER, group_statuses={TOKEN: status})
     assert losses(IN_ROUND, observations) == {1: "the backend reports it as gone"}
     message = replace(
         status, nodes=(status.nodes[0], NodeStatus(state=NodeState.FAILED, reason="disk full"))
     )
-    assert losses(IN_ROUND, a_leader_state(members=ONE_SEAT, group_statuses={TOKEN: message})) == {
-        1: "disk full"
-    }
+    assert losses(
+        IN_ROUND, a_leader_state(members=ONE_MEMBER, group_statuses={TOKEN: message})
+    ) == {1: "disk full"}
 
 
 def test_a_connected_agent_is_not_lost_whatever_the_backend_reports() -> None:
@@ -207,7 +207,7 @@ def test_a_connected_agent_is_not_lost_whatever_the_backend_reports() -> None:
 
 
 def test_a_disconnected_agent_is_lost_after_the_rejoin_timeout() -> None:
-    observations = a_leader_state(members=ONE_SEAT, disconnected_since={an_agent_id(1): NOW})
+    observations = a_leader_state(members=ONE_MEMBER, disconnected_since={an_agent_id(1): NOW})
     assert losses(IN_ROUND, observations, NOW + 5.0) == {}
     assert losses(IN_ROUND, observations, NOW + 5.1) == {
         1: "its agent did not reconnect within 5 s"
@@ -215,7 +215,7 @@ def test_a_disconnected_agent_is_lost_after_the_rejoin_timeout() -> None:
 
 
 def test_a_new_leader_waits_for_agents_to_connect() -> None:
-    observations = a_leader_state(members=ONE_SEAT, leading_since=NOW)
+    observations = a_leader_state(members=ONE_MEMBER, leading_since=NOW)
     assert losses(IN_ROUND, observations, NOW + 5.0) == {}
     assert 1 in losses(IN_ROUND, observations, NOW + 5.1)
 
@@ -240,7 +240,7 @@ def test_a_vanished_leader_is_lost_at_once() -> None:
             lost_leader=an_agent_id(1),
         ),
     )
-    observations = a_leader_state(members=ONE_SEAT, leading_since=NOW)
+    observations = a_leader_state(members=ONE_MEMBER, leading_since=NOW)
     assert losses(view, observations, NOW + 0.5) == {}, "the backend may still report the cause"
     assert losses(view, observations, NOW + 0.6) == {
         1: "it was the leader, and its connections broke"
@@ -252,7 +252,7 @@ def test_a_vanished_leader_is_lost_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "seen", "notices", "blame"),
+    ("state", "seen", "notices", "cause"),
     [
         (NodeState.GONE, 0.0, {}, FailureCause.PREEMPTION),
         (NodeState.RUNNING, NOW - 1, {}, FailureCause.PREEMPTION),
@@ -262,31 +262,32 @@ def test_a_vanished_leader_is_lost_at_once() -> None:
     ids=["it is gone", "the backend may be late", "it runs", "it announced its end"],
 )
 def test_a_running_machine_with_a_lost_agent_is_a_platform_failure(
-    state: NodeState, seen: float, notices: dict[AgentId, Notice], blame: FailureCause
+    state: NodeState, seen: float, notices: dict[AgentId, Notice], cause: FailureCause
 ) -> None:
     observations = a_leader_state(
-        members=ONE_SEAT,
+        members=ONE_MEMBER,
         disconnected_since={an_agent_id(1): NOW},
         group_statuses={TOKEN: a_group_status(NodeState.RUNNING, state)},
         status_as_of={TOKEN: seen},
     )
     view = replace(IN_ROUND, notices=notices, notice_slots=dict.fromkeys(notices, 9))
     (lost,) = find_lost_nodes(view, observations, NOW + 5.1)
-    assert (lost.agent, lost.cause) == (an_agent_id(1), blame)
+    assert (lost.agent, lost.cause) == (an_agent_id(1), cause)
 
 
 def test_a_node_that_never_booted_has_no_cause() -> None:
     observations = a_leader_state(
-        members=ONE_SEAT, group_statuses={TOKEN: a_group_status(NodeState.RUNNING, NodeState.GONE)}
+        members=ONE_MEMBER,
+        group_statuses={TOKEN: a_group_status(NodeState.RUNNING, NodeState.GONE)},
     )
     (lost,) = find_lost_nodes(FORMING, observations, NOW)
     assert (lost.agent, lost.cause) == (None, None)
 
 
 def test_a_node_that_does_not_join_is_lost_after_the_boot_timeout() -> None:
-    never = a_leader_state(members=ONE_SEAT)
+    never = a_leader_state(members=ONE_MEMBER)
     assert losses(FORMING, never, NOW * 10) == {}, "never granted"
-    granted = a_leader_state(members=ONE_SEAT, granted_at={TOKEN: NOW})
+    granted = a_leader_state(members=ONE_MEMBER, granted_at={TOKEN: NOW})
     assert losses(FORMING, granted, NOW + 900) == {}
     assert losses(FORMING, granted, NOW + 901) == {1: "its agent did not join within 900 s"}
 
@@ -318,8 +319,8 @@ def test_a_node_with_a_notice_is_lost_once_a_round_opens_without_it() -> None:
 
 def test_a_restarted_machine_loses_only_its_previous_agent() -> None:
     """Kubernetes replaces pods and AWS Batch retries jobs: the same node, another agent."""
-    newcomer = a_member_status(1, member=a_member(1, agent=AgentId("newcomer")))
-    observations = a_leader_state(members=member_statuses(a_member_status(0), newcomer))
+    new_agent = a_member_status(1, member=a_member(1, agent=AgentId("newcomer")))
+    observations = a_leader_state(members=member_statuses(a_member_status(0), new_agent))
     view = a_view(last_round=a_round())
     (lost,) = find_lost_nodes(view, observations, NOW)
     assert (lost.node, lost.agent, lost.machine_returned) == (1, an_agent_id(1), True)
@@ -344,7 +345,7 @@ def test_a_node_with_a_notice_is_kept_until_then(view: View) -> None:
 
 def test_the_last_agent_of_a_node_is_known_without_an_assignment() -> None:
     observations = a_leader_state(
-        members=ONE_SEAT,
+        members=ONE_MEMBER,
         last_agent_by_node={(TOKEN, 1): an_agent_id(1)},
         disconnected_since={an_agent_id(1): NOW},
     )
@@ -368,7 +369,7 @@ def test_a_headless_leader_waits_for_an_agent_to_take_the_lead() -> None:
 
 def test_a_status_with_too_few_nodes_says_nothing_about_the_rest() -> None:
     observations = a_leader_state(
-        members=ONE_SEAT, group_statuses={TOKEN: a_group_status(NodeState.RUNNING)}
+        members=ONE_MEMBER, group_statuses={TOKEN: a_group_status(NodeState.RUNNING)}
     )
     assert losses(FORMING, observations) == {}
 
@@ -414,7 +415,7 @@ def test_a_machine_on_its_last_attempt_is_replaced_while_it_works() -> None:
     assert missing_workers(request, observations) == 0, "once"
 
 
-def relieved(view: View, **fields: Any) -> list[Any]:
+def last_attempt_losses(view: View, **fields: Any) -> list[Any]:
     three = member_statuses(
         a_member_status(0),
         a_member_status(1),
@@ -430,16 +431,16 @@ def test_it_is_released_once_a_full_round_runs_without_it() -> None:
     groups = {TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)}
     fresh = a_member(2, token=SPARE, node=0)
     without = a_view(round=a_round(members=[a_member(0), fresh]), groups=groups)
-    assert relieved(without) == [(an_agent_id(1), None)], "without a cause"
-    assert relieved(without, group_statuses={TOKEN: a_final_group_status()}) == [], (
+    assert last_attempt_losses(without) == [(an_agent_id(1), None)], "without a cause"
+    assert last_attempt_losses(without, group_statuses={TOKEN: a_final_group_status()}) == [], (
         "the backend would restart it"
     )
     within = a_view(round=a_round(members=[a_member(0), a_member(1)]), groups=groups)
-    assert relieved(within) == []
-    assert relieved(a_view(groups=groups)) == [], "between rounds"
+    assert last_attempt_losses(within) == []
+    assert last_attempt_losses(a_view(groups=groups)) == [], "between rounds"
     small = a_view(
         spec=a_spec(min_workers=1, max_workers=2),
         round=a_round(members=[a_member(0)]),
         groups=groups,
     )
-    assert relieved(small) == [], "a round below max_workers still needs it"
+    assert last_attempt_losses(small) == [], "a round below max_workers still needs it"

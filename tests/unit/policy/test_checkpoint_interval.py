@@ -38,9 +38,9 @@ AUTO = SaveTrigger(auto=True)
 
 
 def at(now: float, **fields: Any) -> TrainingProgress:
-    """Training started at time 0 with one step per second."""
-    usual: dict[str, Any] = {"step": int(now), "last_save_at": 0.0, "last_save_step": 0}
-    return TrainingProgress(now, **{**usual, **fields})
+    """Progress of a training that started at time 0 with one step per second."""
+    defaults: dict[str, Any] = {"step": int(now), "last_save_at": 0.0, "last_save_step": 0}
+    return TrainingProgress(now, **{**defaults, **fields})
 
 
 def every_s(costs: SaveCostEstimate, ahead: LifetimeEstimate, max_overhead: float = 0.035) -> float:
@@ -67,7 +67,7 @@ def test_the_interval_is_finite_if_all_ends_are_announced() -> None:
     stall_s=st.floats(0.001, 10),
     slowdown=st.floats(0, 0.9),
     commit_s=st.floats(0.1, 600),
-    life_s=st.floats(60, 1e6),
+    lifetime_s=st.floats(60, 1e6),
     announced=st.floats(0, 1),
     max_overhead=st.floats(0.001, 0.5),
 )
@@ -75,12 +75,14 @@ def test_max_overhead_bounds_the_interval_unless_commits_take_longer(
     stall_s: float,
     slowdown: float,
     commit_s: float,
-    life_s: float,
+    lifetime_s: float,
     announced: float,
     max_overhead: float,
 ) -> None:
     costs = SaveCostEstimate(stall_s=stall_s, slowdown_fraction=slowdown, commit_s=commit_s)
-    best = optimal_interval(costs, LifetimeEstimate(life_s, announced), max_overhead=max_overhead)
+    best = optimal_interval(
+        costs, LifetimeEstimate(lifetime_s, announced), max_overhead=max_overhead
+    )
     assert best.interval_s >= commit_s
     assert (
         costs.cost_per_save_s / best.interval_s <= max_overhead * 1.000001
@@ -112,30 +114,30 @@ def test_the_reason_contains_costs_and_lifetime() -> None:
 # --- lifetime estimate ---------------------------------------------------------------------------
 
 
-def seen(*lives_s: float, **fields: Any) -> FailureModel:
-    """Groups of one machine, each lost unannounced after that lifetime."""
+def observed_lifetimes(*lifetimes_s: float, **fields: Any) -> FailureModel:
+    """Groups of one machine, each lost unannounced after one of the lifetimes."""
     lifetimes = LifetimeHistogram()
-    for life_s in lives_s:
-        lifetimes = lifetimes.with_end(life_s, saved_in_time=False)
+    for lifetime_s in lifetimes_s:
+        lifetimes = lifetimes.with_end(lifetime_s, saved_in_time=False)
     return FailureModel(
         **{"market_prior": MarketPrior(mean_lifetime_s=4 * HOURS), "lifetimes": lifetimes, **fields}
     )
 
 
 def test_without_observations_the_backends_lifetime_is_used() -> None:
-    ahead = estimate_lifetime(seen(), round_age_s=0.0)
+    ahead = estimate_lifetime(observed_lifetimes(), round_age_s=0.0)
     assert ahead.mean_remaining_s == pytest.approx(4 * HOURS)
     assert ahead.announced_fraction == 0.0
 
 
 def test_the_prior_lifetime_is_divided_by_the_root_of_the_nodes() -> None:
-    assert estimate_lifetime(seen(num_nodes=16), round_age_s=0.0).mean_remaining_s == pytest.approx(
-        1 * HOURS
-    )
+    assert estimate_lifetime(
+        observed_lifetimes(num_nodes=16), round_age_s=0.0
+    ).mean_remaining_s == pytest.approx(1 * HOURS)
 
 
 def test_observations_soon_outweigh_the_prior() -> None:
-    often = seen(*[0.1 * HOURS] * 20)
+    often = observed_lifetimes(*[0.1 * HOURS] * 20)
     assert estimate_lifetime(often, round_age_s=0.0).mean_remaining_s == pytest.approx(
         0.1 * HOURS, rel=0.4
     )
@@ -143,7 +145,7 @@ def test_observations_soon_outweigh_the_prior() -> None:
 
 def test_a_surviving_group_has_a_growing_expected_lifetime() -> None:
     lifetimes_s = [
-        estimate_lifetime(seen(), round_age_s=hours * HOURS).mean_remaining_s
+        estimate_lifetime(observed_lifetimes(), round_age_s=hours * HOURS).mean_remaining_s
         for hours in (0, 1, 5, 50)
     ]
     assert lifetimes_s == sorted(lifetimes_s)
@@ -151,28 +153,30 @@ def test_a_surviving_group_has_a_growing_expected_lifetime() -> None:
 
 
 def test_a_resize_does_not_reset_the_group_age() -> None:
-    assert estimate_lifetime(seen(group_age_s=5 * HOURS), round_age_s=60.0) == estimate_lifetime(
-        seen(), round_age_s=5 * HOURS + 60.0
-    )
+    assert estimate_lifetime(
+        observed_lifetimes(group_age_s=5 * HOURS), round_age_s=60.0
+    ) == estimate_lifetime(observed_lifetimes(), round_age_s=5 * HOURS + 60.0)
 
 
 def test_frequent_early_losses_shorten_the_interval_of_young_groups() -> None:
-    odds = seen(*[300.0, 5 * HOURS] * 20)
-    young, old = (estimate_lifetime(odds, round_age_s=lived_s) for lived_s in (60.0, 3 * HOURS))
+    failure_model = observed_lifetimes(*[300.0, 5 * HOURS] * 20)
+    young, old = (
+        estimate_lifetime(failure_model, round_age_s=age_s) for age_s in (60.0, 3 * HOURS)
+    )
     assert every_s(COSTS, young, 0.5) < every_s(COSTS, old, 0.5) / 2
 
 
 def test_the_announced_fraction_is_learned() -> None:
     announcing = MarketPrior(mean_lifetime_s=4 * HOURS, notice_s=30.0)
     assert estimate_lifetime(
-        seen(market_prior=announcing), round_age_s=0.0
+        observed_lifetimes(market_prior=announcing), round_age_s=0.0
     ).announced_fraction == pytest.approx(0.9)
-    let_down = seen(*[600.0] * 18, market_prior=announcing)
+    let_down = observed_lifetimes(*[600.0] * 18, market_prior=announcing)
     assert estimate_lifetime(let_down, round_age_s=0.0).announced_fraction == pytest.approx(0.09)
 
 
 def test_a_notice_shorter_than_a_save_is_ignored() -> None:
-    short = seen(market_prior=MarketPrior(mean_lifetime_s=4 * HOURS, notice_s=30.0))
+    short = observed_lifetimes(market_prior=MarketPrior(mean_lifetime_s=4 * HOURS, notice_s=30.0))
     assert estimate_lifetime(
         short, round_age_s=0.0, notice_save_s=29.0
     ).announced_fraction == pytest.approx(0.9)
@@ -203,22 +207,22 @@ def test_auto_starts_no_save_while_one_is_in_flight() -> None:
 
 
 def test_duration_and_steps_trigger_whichever_is_first() -> None:
-    wish = parse_save_trigger(["10m", 500])
-    assert isinstance(decide_save(wish, at(499.0), costs=None, lifetime=None), SaveLater)
-    assert decide_save(wish, at(499.0, step=500), costs=None, lifetime=None) == SaveNow(
+    trigger = parse_save_trigger(["10m", 500])
+    assert isinstance(decide_save(trigger, at(499.0), costs=None, lifetime=None), SaveLater)
+    assert decide_save(trigger, at(499.0, step=500), costs=None, lifetime=None) == SaveNow(
         "500 steps since the last save"
     )
-    by_time = decide_save(wish, at(600.0, step=60), costs=None, lifetime=None)
+    by_time = decide_save(trigger, at(600.0, step=60), costs=None, lifetime=None)
     assert isinstance(by_time, SaveNow)
     assert "set by the user" in by_time.reason
 
 
 def test_the_end_of_an_epoch_is_saved_once() -> None:
-    wish = parse_save_trigger("epoch")
+    trigger = parse_save_trigger("epoch")
     ended = at(50.0, epoch_ended=True)
-    assert decide_save(wish, ended, costs=None, lifetime=None) == SaveNow("an epoch has ended")
+    assert decide_save(trigger, ended, costs=None, lifetime=None) == SaveNow("an epoch has ended")
     saved = at(50.0, epoch_ended=True, last_save_step=50)
-    assert isinstance(decide_save(wish, saved, costs=None, lifetime=None), SaveLater)
+    assert isinstance(decide_save(trigger, saved, costs=None, lifetime=None), SaveLater)
 
 
 def test_at_notice_never_saves_otherwise() -> None:
@@ -239,8 +243,8 @@ def test_without_snapshot_memory_no_save_starts() -> None:
 @pytest.mark.parametrize("every", ["auto", "at_notice", "10m", 10**6, "epoch"])
 def test_a_preemption_risk_triggers_a_save_with_every_trigger(every: Any) -> None:
     trigger = parse_save_trigger(every)
-    calm = decide_save(trigger, at(20.0), costs=COSTS, lifetime=AHEAD)
-    assert isinstance(calm, SaveLater)
+    without_risk = decide_save(trigger, at(20.0), costs=COSTS, lifetime=AHEAD)
+    assert isinstance(without_risk, SaveLater)
     message = decide_save(
         trigger, at(20.0, preemption_risk="higher risk"), costs=COSTS, lifetime=AHEAD
     )

@@ -38,17 +38,17 @@ def view(**fields: Any) -> View:
 
 
 @pytest.mark.parametrize(
-    ("view", "sighting"),
+    ("view", "observation"),
     [
         (view(leader=LeaderElected(leader=ME, epoch=1, coordinator_address="h:1")), ALIVE),
         (LOST_LEADER_VIEW, LeaderObservation(100.0, is_connected=True)),
         (LOST_LEADER_VIEW, LeaderObservation(100.0, vanished_at=100.0, is_connected=True)),
         (view(fit_end=FitEnded(outcome="finished")), ALIVE),
     ],
-    ids=["I lead", "in touch", "vanished but in touch", "ended"],
+    ids=["leads itself", "connected", "vanished but connected", "ended"],
 )
-def test_a_healthy_leader_is_not_claimed(view: View, sighting: LeaderObservation) -> None:
-    assert leadership_claim(view, ME, sighting) is None
+def test_a_healthy_leader_is_not_claimed(view: View, observation: LeaderObservation) -> None:
+    assert leadership_claim(view, ME, observation) is None
 
 
 def test_without_an_agent_leading_any_agent_may_claim_at_once() -> None:
@@ -60,10 +60,10 @@ def test_without_an_agent_leading_any_agent_may_claim_at_once() -> None:
 
 
 def test_a_vanished_leader_is_succeeded_in_rank_order_and_recorded_as_lost() -> None:
-    vanished = LeaderObservation(lease_changed_at=100.0, vanished_at=105.0)
+    vanished_leader = LeaderObservation(lease_changed_at=100.0, vanished_at=105.0)
     first, second = (
-        leadership_claim(LOST_LEADER_VIEW, an_agent_id(1), vanished),
-        leadership_claim(LOST_LEADER_VIEW, an_agent_id(2), vanished),
+        leadership_claim(LOST_LEADER_VIEW, an_agent_id(1), vanished_leader),
+        leadership_claim(LOST_LEADER_VIEW, an_agent_id(2), vanished_leader),
     )
     assert first is not None
     assert second is not None
@@ -81,9 +81,9 @@ def test_a_silent_leader_is_claimed_after_the_lease_timeout() -> None:
 
 
 def test_agents_outside_the_round_claim_last_with_a_bounded_delay() -> None:
-    crowd = a_view(spec=SPEC, round=a_round(members=[a_member(n) for n in range(100)]))
-    vanished = LeaderObservation(lease_changed_at=0.0, vanished_at=0.0)
-    ats = [leadership_claim(crowd, an_agent_id(n), vanished) for n in (1, 2, 99, 500)]
+    large_group = a_view(spec=SPEC, round=a_round(members=[a_member(n) for n in range(100)]))
+    observation = LeaderObservation(lease_changed_at=0.0, vanished_at=0.0)
+    ats = [leadership_claim(large_group, an_agent_id(n), observation) for n in (1, 2, 99, 500)]
     assert [one.not_before for one in ats if one] == pytest.approx([0.0, 0.1, 3.0, 3.0])
 
 
@@ -125,18 +125,21 @@ def test_after_the_end_only_a_headless_leader_claims_and_only_for_cleanup() -> N
 def test_a_claim_is_not_due_before_its_time(
     lease_at: float,
     vanished_at: float | None,
-    in_touch: bool,
+    is_connected: bool,
     headless_leader: bool,
     coordinator: str | None,
 ) -> None:
-    led = view(
+    view_with_leader = view(
         leader=LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address=coordinator)
     )
     claimed = leadership_claim(
-        led, ME, LeaderObservation(lease_at, vanished_at, in_touch), headless=headless_leader
+        view_with_leader,
+        ME,
+        LeaderObservation(lease_at, vanished_at, is_connected),
+        headless=headless_leader,
     )
     if claimed is None:
-        assert in_touch
+        assert is_connected
     elif coordinator is not None or headless_leader:
         assert claimed.not_before >= min(
             lease_at + 20.0, lease_at + 20.0 if vanished_at is None else vanished_at
@@ -146,12 +149,12 @@ def test_a_claim_is_not_due_before_its_time(
 # --- observation of the lease --------------------------------------------------------------------
 
 
-def observed(*looks: float, lease_changed_at: float = 100.0) -> LeaderObservation:
-    """The observation after reads of an unchanged lease at those times."""
-    sighting = LeaderObservation(lease_changed_at)
-    for now in looks:
-        sighting = after_lease_read(sighting, now, has_changed=False)
-    return sighting
+def observed(*read_times: float, lease_changed_at: float = 100.0) -> LeaderObservation:
+    """The observation after reads of an unchanged lease at the given times."""
+    observation = LeaderObservation(lease_changed_at)
+    for now in read_times:
+        observation = after_lease_read(observation, now, has_changed=False)
+    return observation
 
 
 def test_a_lease_observed_unchanged_for_the_timeout_is_expired() -> None:
@@ -162,11 +165,11 @@ def test_a_lease_observed_unchanged_for_the_timeout_is_expired() -> None:
 
 def test_a_lease_that_could_not_be_read_is_not_expired() -> None:
     """The bucket hangs from 105 to 150: the lease is neither renewed nor read."""
-    blind = observed(*range(100, 106))
-    claimed = leadership_claim(LOST_LEADER_VIEW, ME, blind)
+    unread = observed(*range(100, 106))
+    claimed = leadership_claim(LOST_LEADER_VIEW, ME, unread)
     assert claimed is not None
     assert not claimed.is_due(149.0)
-    again = after_lease_read(blind, 150.0, has_changed=False)
+    again = after_lease_read(unread, 150.0, has_changed=False)
     claimed = leadership_claim(LOST_LEADER_VIEW, ME, again)
     assert claimed is not None
     assert claimed.not_before == pytest.approx(120.0 + 45.0 - 2.0), (
@@ -176,8 +179,8 @@ def test_a_lease_that_could_not_be_read_is_not_expired() -> None:
 
 
 def test_other_claims_do_not_depend_on_lease_reads() -> None:
-    for sighting in (LeaderObservation(100.0, vanished_at=105.0), LeaderObservation(100.0)):
-        led = LOST_LEADER_VIEW if sighting.vanished_at else view(leader=None)
-        claimed = leadership_claim(led, ME, sighting)
+    for observation in (LeaderObservation(100.0, vanished_at=105.0), LeaderObservation(100.0)):
+        view_with_leader = LOST_LEADER_VIEW if observation.vanished_at else view(leader=None)
+        claimed = leadership_claim(view_with_leader, ME, observation)
         assert claimed is not None
         assert claimed.is_due(110.0)

@@ -52,28 +52,28 @@ REPLACEMENT = a_member_status(2, member=a_member(2, token=SPARE, node=0))
 
 
 def with_notice(*, saved: bool = False, **fields: Any) -> View:
-    """a1 has announced its end in slot 7; the replacement's group is granted."""
-    usual: dict[str, Any] = {
+    """The notice of a1 is in slot 7; the replacement's group is granted."""
+    defaults: dict[str, Any] = {
         "round": a_round(),
         "notices": {an_agent_id(1): a_notice(seconds_left=60.0)},
         "notice_slots": {an_agent_id(1): 7},
         "latest_committed_slot": 8 if saved else 6,
         "groups": {TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)},
     }
-    return a_view(**{**usual, **fields})
+    return a_view(**{**defaults, **fields})
 
 
 COMMITTED = a_training(last_commit=RoundCommit(committed_at=109.9))
 
 
 def committed_at(committed_at: float, **fields: Any) -> LeaderState:
-    """The last commit was at that time."""
+    """A state whose last commit was at the given time."""
     commit = RoundCommit(committed_at=committed_at)
     return a_leader_state(phase=a_training(last_commit=commit, **fields))
 
 
-def seen(*some: Any) -> LeaderState:
-    """The last commit was at 109.9."""
+def state_after_commit(*some: Any) -> LeaderState:
+    """A state whose last commit was at 109.9."""
     return a_leader_state(
         members=member_statuses(a_member_status(0), *some),
         phase=COMMITTED,
@@ -98,7 +98,7 @@ def test_without_a_notice_nothing_is_closed() -> None:
 def test_a_notice_of_an_unassigned_node_changes_nothing() -> None:
     assert (
         decide_replacement(
-            with_notice(round=a_round(members=[a_member(0)])), seen(LEAVING), NOTICED
+            with_notice(round=a_round(members=[a_member(0)])), state_after_commit(LEAVING), NOTICED
         )
         is None
     )
@@ -128,7 +128,7 @@ def test_a_notice_of_an_unassigned_node_changes_nothing() -> None:
 def test_the_round_continues_until_saved_and_replaced_or_the_deadline(
     saved: bool, replaced: bool, now: float, outcome: str
 ) -> None:
-    state = seen(LEAVING, REPLACEMENT) if replaced else seen(LEAVING)
+    state = state_after_commit(LEAVING, REPLACEMENT) if replaced else state_after_commit(LEAVING)
     decision = decide_replacement(with_notice(saved=saved), state, now)
     assert decision is not None
     assert decision.reason == outcome
@@ -148,12 +148,12 @@ REPLICATED = a_round(
 
 
 def replicas(
-    told_at: float, *, by: int = 0, steps: tuple[int, ...] = (9, 9)
+    reported_at: float, *, by: int = 0, steps: tuple[int, ...] = (9, 9)
 ) -> dict[int, ReplicaLocation]:
-    """Replicas of the ranks of a1 on that node."""
+    """Replicas of the ranks of a1 on one node."""
     address = REPLICATED.assignments[by].peer_store_address
     return {
-        rank: ReplicaLocation(step=step, peer_store_address=address, reported_at=told_at)
+        rank: ReplicaLocation(step=step, peer_store_address=address, reported_at=reported_at)
         for rank, step in zip((1, 2), steps, strict=True)
     }
 
@@ -178,7 +178,7 @@ def test_a_commit_of_an_old_snapshot_does_not_close_while_a_replica_may_follow(
         "replacement_ready_at": 105.0,
         **fields,
     }
-    state = replace(seen(LEAVING, REPLACEMENT), phase=a_training(**early))
+    state = replace(state_after_commit(LEAVING, REPLACEMENT), phase=a_training(**early))
     decision = decide_replacement(with_notice(round=REPLICATED, saved=True), state, 110.0)
     assert isinstance(decision, RoundClosed) == changes
     if isinstance(decision, RoundClosed):
@@ -186,7 +186,7 @@ def test_a_commit_of_an_old_snapshot_does_not_close_while_a_replica_may_follow(
 
 
 NO_PEER_STORE = a_round(members=[a_member(0), a_member(1, slots=2, peer_store_address="b:9")])
-HUGE = (a_committed_checkpoint("c", size_bytes=30 * 2**30),)
+LARGE_SAVE = (a_committed_checkpoint("c", size_bytes=30 * 2**30),)
 """Half of it is replicated in 72 s."""
 
 
@@ -197,7 +197,7 @@ HUGE = (a_committed_checkpoint("c", size_bytes=30 * 2**30),)
         {"round": a_round(members=[a_member(1, peer_store_address="b:9")])},
         {"spec": a_spec(failure_limits=FailureLimits(preemption_grace_s=30.0)), "left_s": 33.0},
         {"left_s": 3.0},
-        {"checkpoints": HUGE},
+        {"checkpoints": LARGE_SAVE},
     ],
     ids=["no peer store", "no staying node", "lost before the grace", "no time", "too large"],
 )
@@ -210,7 +210,7 @@ def test_without_replication_a_commit_of_an_old_snapshot_closes(
     now = NOTICED + 60.0 + grace_s - left_s
     commit = RoundCommit(committed_at=now, snapshot_taken_at=99.0)
     phase = a_training(last_commit=commit, replacement_ready_at=100.5)
-    state = replace(seen(LEAVING, REPLACEMENT), phase=phase)
+    state = replace(state_after_commit(LEAVING, REPLACEMENT), phase=phase)
     decision = decide_replacement(view, state, now)
     assert isinstance(decision, RoundClosed)
     assert (
@@ -236,7 +236,7 @@ def test_a_replica_on_a_staying_node_closes_like_a_commit(
 ) -> None:
     """The next round resumes from memory, so the bucket need not be awaited."""
     phase = replace(COMMITTED, replica_locations=copies)
-    state = replace(seen(LEAVING, REPLACEMENT), phase=phase)
+    state = replace(state_after_commit(LEAVING, REPLACEMENT), phase=phase)
     decision = decide_replacement(with_notice(round=REPLICATED), state, 110.0)
     assert isinstance(decision, RoundClosed) == changes
     if isinstance(decision, RoundClosed):
@@ -246,14 +246,14 @@ def test_a_replica_on_a_staying_node_closes_like_a_commit(
 
 def test_a_notice_without_time_has_the_default_deadline() -> None:
     view = with_notice(notices={an_agent_id(1): a_notice(seconds_left=None)})
-    decision = decide_replacement(view, seen(LEAVING), NOTICED)
+    decision = decide_replacement(view, state_after_commit(LEAVING), NOTICED)
     assert isinstance(decision, Wait)
     assert decision.until == NOTICED + DEFAULT_NOTICE_S
 
 
 def test_the_grace_period_extends_the_deadline() -> None:
     view = with_notice(spec=a_spec(failure_limits=FailureLimits(preemption_grace_s=30.0)))
-    decision = decide_replacement(view, seen(LEAVING), NOTICED)
+    decision = decide_replacement(view, state_after_commit(LEAVING), NOTICED)
     assert isinstance(decision, Wait)
     assert decision.until == 190.0
 
@@ -287,20 +287,22 @@ def test_a_new_leader_counts_from_its_election() -> None:
 def test_an_elastic_group_shrinks_once_no_machine_is_pending() -> None:
     elastic = a_spec(min_workers=1, max_workers=2)
     alone = with_notice(saved=True, spec=elastic, groups={TOKEN: a_group()})
-    smaller = decide_replacement(alone, seen(LEAVING), 110.0)
+    smaller = decide_replacement(alone, state_after_commit(LEAVING), 110.0)
     assert smaller == RoundClosed(
         round_number=1,
         cause=FailureCause.RESIZE,
         reason="checkpoint saved after the preemption notice; continuing with 1 workers",
     )
-    coming = with_notice(saved=True, spec=elastic)
-    assert isinstance(decide_replacement(coming, seen(LEAVING), 110.0), Wait)
+    pending_replacement = with_notice(saved=True, spec=elastic)
+    assert isinstance(
+        decide_replacement(pending_replacement, state_after_commit(LEAVING), 110.0), Wait
+    )
 
 
 # --- nodes lost after a notice, while the remaining ranks save -----------------------------------
 
 RELAXED = a_spec(relax_collectives=True)
-PATIENT = a_spec(failure_limits=FailureLimits(preemption_grace_s=30.0))
+WITH_GRACE = a_spec(failure_limits=FailureLimits(preemption_grace_s=30.0))
 
 
 def after(view: View, now: float, **fields: Any) -> RoundClosed | Wait | None:
@@ -315,26 +317,26 @@ def after(view: View, now: float, **fields: Any) -> RoundClosed | Wait | None:
 
 
 @pytest.mark.parametrize(
-    ("view", "outlives"),
+    ("view", "may_continue"),
     [
         (with_notice(spec=RELAXED), True),
-        (with_notice(spec=PATIENT), True),
+        (with_notice(spec=WITH_GRACE), True),
         (with_notice(), False),
         (with_notice(spec=RELAXED, notices={}), False),
         (with_notice(spec=RELAXED, round=a_round(members=[a_member(1), a_member(0)])), False),
     ],
     ids=["relaxed", "with grace", "by default", "not announced", "it has rank 0"],
 )
-def test_when_a_round_may_continue_without_a_node(view: View, outlives: bool) -> None:
+def test_when_a_round_may_continue_without_a_node(view: View, may_continue: bool) -> None:
     assert view.round is not None
     place = view.round.assignment_of(an_agent_id(1))
     assert place is not None
-    assert may_continue_without(view, place) == outlives
+    assert may_continue_without(view, place) == may_continue
 
 
 def test_without_lost_nodes_nothing_is_closed() -> None:
     view = with_notice(spec=RELAXED)
-    state = seen(LEAVING)
+    state = state_after_commit(LEAVING)
     assert close_after_preemption(view, state, training_of(view, state), 110.0) is None
 
 
@@ -362,12 +364,12 @@ def test_after_the_save_the_round_is_closed_at_once() -> None:
 def test_remaining_ranks_may_finish_a_save_within_the_grace_period(
     saving: set[int], now: float, waits: bool
 ) -> None:
-    decision = after(with_notice(spec=PATIENT), now, uploading_ranks=frozenset(saving))
+    decision = after(with_notice(spec=WITH_GRACE), now, uploading_ranks=frozenset(saving))
     assert isinstance(decision, Wait if waits else RoundClosed)
 
 
 def test_without_a_save_in_flight_the_grace_period_is_not_awaited() -> None:
-    assert isinstance(after(with_notice(spec=PATIENT), 150.0), RoundClosed)
+    assert isinstance(after(with_notice(spec=WITH_GRACE), 150.0), RoundClosed)
 
 
 # --- growing -------------------------------------------------------------------------------------
@@ -442,7 +444,7 @@ def test_a_group_does_not_grow_for_a_cold_node() -> None:
 def test_a_cold_replacement_is_not_ready() -> None:
     """The group keeps training meanwhile, so waiting for imports costs nothing."""
     cold = a_member_status(2, member=a_member(2, token=SPARE, node=0), is_warm=False)
-    decision = decide_replacement(with_notice(saved=True), seen(LEAVING, cold), 110.0)
+    decision = decide_replacement(with_notice(saved=True), state_after_commit(LEAVING, cold), 110.0)
     assert isinstance(decision, Wait)
 
 
@@ -453,14 +455,14 @@ GIB = 2**30
 
 def pre_deadline(left_s: float, **fields: Any) -> PreDeadlineState:
     """1 GiB: a save takes 13.1 s to the bucket at 100 MiB/s, or 3.3 s to a peer."""
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "unsaved_work_s": 30.0,
         "step_s": 0.5,
         "costs": SaveCostEstimate(stall_s=0.5, slowdown_fraction=0.3, commit_s=20.0),
         "size_bytes": GIB,
         "bucket_bytes_per_s": 100 * 2.0**20,
     }
-    return PreDeadlineState(left_s, **{**usual, **fields})
+    return PreDeadlineState(left_s, **{**defaults, **fields})
 
 
 def test_with_time_left_training_continues_and_saves_at_the_end() -> None:
@@ -545,7 +547,7 @@ def test_no_save_blocks_the_training_on_snapshot_memory() -> None:
     full = {"in_flight_remaining_s": 5.0, "has_free_slot": False}
     decision = decide_final_save(pre_deadline(19.5, **full))
     assert isinstance(decision, ContinueTraining)
-    assert 0.5 <= decision.for_s < 1.0, "there may be some by the next step"
+    assert 0.5 <= decision.for_s < 1.0, "space may be available at the next step"
     assert isinstance(decide_final_save(pre_deadline(19.5, in_flight_remaining_s=5.0)), FinalSave)
 
 
@@ -582,39 +584,39 @@ GROUPS = {TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)}
 OPEN = a_view(round=a_round(), groups=GROUPS, latest_committed_slot=8)
 
 
-def on_last_life(*some: Any, **fields: Any) -> LeaderState:
-    usual: dict[str, Any] = {
+def last_attempt_state(*some: Any, **fields: Any) -> LeaderState:
+    defaults: dict[str, Any] = {
         "phase": COMMITTED,
         "group_statuses": {TOKEN: a_final_group_status(1)},
     }
     return a_leader_state(
         members=member_statuses(a_member_status(0), a_member_status(1), *some),
-        **{**usual, **fields},
+        **{**defaults, **fields},
     )
 
 
 def test_a_machine_on_its_last_attempt_is_left_after_a_commit() -> None:
-    decision = renewing(OPEN, on_last_life(REPLACEMENT), 110.0)
+    decision = renewing(OPEN, last_attempt_state(REPLACEMENT), 110.0)
     assert isinstance(decision, RoundClosed)
-    assert decision.cause is FailureCause.RESIZE, "without a budget"
+    assert decision.cause is FailureCause.RESIZE, "a resize has no retry budget"
     assert "the backend would not restart t-1/1 again" in decision.reason
 
 
-def test_between_commits_a_machine_on_its_last_attempt_works_on() -> None:
-    decision = renewing(OPEN, on_last_life(REPLACEMENT), 115.0)
+def test_between_commits_a_machine_on_its_last_attempt_continues() -> None:
+    decision = renewing(OPEN, last_attempt_state(REPLACEMENT), 115.0)
     assert isinstance(decision, Wait)
     assert "after the next commit" in decision.reason
     nothing_saved = replace(OPEN, latest_committed_slot=-1)
-    assert isinstance(renewing(nothing_saved, on_last_life(REPLACEMENT), 110.0), Wait)
+    assert isinstance(renewing(nothing_saved, last_attempt_state(REPLACEMENT), 110.0), Wait)
 
 
 @pytest.mark.parametrize(
     "state",
     [
-        on_last_life(),
-        on_last_life(replace(REPLACEMENT, is_warm=False)),
-        on_last_life(REPLACEMENT, group_statuses={TOKEN: a_final_group_status()}),
-        on_last_life(
+        last_attempt_state(),
+        last_attempt_state(replace(REPLACEMENT, is_warm=False)),
+        last_attempt_state(REPLACEMENT, group_statuses={TOKEN: a_final_group_status()}),
+        last_attempt_state(
             REPLACEMENT,
             group_statuses={
                 TOKEN: a_final_group_status(1),
@@ -629,5 +631,5 @@ def test_between_commits_a_machine_on_its_last_attempt_works_on() -> None:
         "it is as good as lost",
     ],
 )
-def test_without_a_replacement_a_machine_on_its_last_attempt_works_on(state: LeaderState) -> None:
+def test_without_a_replacement_a_machine_on_its_last_attempt_continues(state: LeaderState) -> None:
     assert renewing(OPEN, state, 110.0) is None

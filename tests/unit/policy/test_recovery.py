@@ -112,9 +112,9 @@ def test_without_a_complete_snapshot_there_is_no_plan() -> None:
     assert plan_recovery(group(2).assignments, {}) == RecoveryPlan(
         None, {}, "no snapshot is complete: there are no shards"
     )
-    torn = plan_recovery(group(2).assignments, {A0: parts(NEW, 0)})
-    assert torn.snapshot_id is None
-    assert "step 120 of round 4 (1 of 2 shards)" in torn.reason
+    incomplete = plan_recovery(group(2).assignments, {A0: parts(NEW, 0)})
+    assert incomplete.snapshot_id is None
+    assert "step 120 of round 4 (1 of 2 shards)" in incomplete.reason
 
 
 def test_each_node_replicates_to_the_next_that_stays() -> None:
@@ -128,52 +128,57 @@ def test_each_node_replicates_to_the_next_that_stays() -> None:
 # --- memory recovery -----------------------------------------------------------------------------
 
 
-def a_group_of(*held: list[SnapshotShard], vaults: bool = True) -> tuple[Round, list[MemberStatus]]:
-    """Agents a0, a1, … with one rank each that hold those shards."""
+def a_group_of(
+    *held: list[SnapshotShard], has_peer_stores: bool = True
+) -> tuple[Round, list[MemberStatus]]:
+    """Agents a0, a1, … with one rank each that hold the given shards."""
     members = [
-        a_member(n, peer_store_address=f"10.0.0.{n}:9" if vaults else "") for n in range(len(held))
+        a_member(n, peer_store_address=f"10.0.0.{n}:9" if has_peer_stores else "")
+        for n in range(len(held))
     ]
     connected = zip(members, held, strict=True)
-    sitting = [
-        a_member_status(n, member=one, snapshot_shards=tuple(its))
-        for n, (one, its) in enumerate(connected)
+    statuses = [
+        a_member_status(n, member=one, snapshot_shards=tuple(node_shards))
+        for n, (one, node_shards) in enumerate(connected)
     ]
-    return a_round(5, members=members), sitting
+    return a_round(5, members=members), statuses
 
 
-def begins_from(
-    view: View, *held: list[SnapshotShard], vaults: bool = True
+def recover_from_memory(
+    view: View, *held: list[SnapshotShard], has_peer_stores: bool = True
 ) -> MemoryRecovery | None:
-    round_, sitting = a_group_of(*held, vaults=vaults)
-    return plan_memory_recovery(view, round_.assignments, sitting)
+    round_, statuses = a_group_of(*held, has_peer_stores=has_peer_stores)
+    return plan_memory_recovery(view, round_.assignments, statuses)
 
 
 def test_memory_suffices_if_a_snapshot_is_complete() -> None:
-    assert begins_from(a_view(), parts(NEW, 0, 1)) == MemoryRecovery(NEW, ((A0,), (A0,)))
-    assert begins_from(a_view(), parts(NEW, 0), parts(NEW, 1)) == MemoryRecovery(
+    assert recover_from_memory(a_view(), parts(NEW, 0, 1)) == MemoryRecovery(NEW, ((A0,), (A0,)))
+    assert recover_from_memory(a_view(), parts(NEW, 0), parts(NEW, 1)) == MemoryRecovery(
         NEW, ((A0,), (A1,))
     )
-    assert begins_from(a_view(), parts(NEW, 0), parts(NEW, 0)) is None
+    assert recover_from_memory(a_view(), parts(NEW, 0), parts(NEW, 0)) is None
 
 
 def test_a_node_without_a_peer_store_is_not_a_source() -> None:
-    assert begins_from(a_view(), parts(NEW, 0), parts(NEW, 1), vaults=False) is None
+    assert (
+        recover_from_memory(a_view(), parts(NEW, 0), parts(NEW, 1), has_peer_stores=False) is None
+    )
     both = parts(NEW, 0, 1)
-    assert begins_from(a_view(), both, both, vaults=False) == MemoryRecovery(
+    assert recover_from_memory(a_view(), both, both, has_peer_stores=False) == MemoryRecovery(
         NEW, ((A0, A1), (A0, A1))
     )
 
 
 def test_shards_of_unassigned_nodes_are_ignored() -> None:
-    round_, sitting = a_group_of(parts(NEW, 0), parts(NEW, 1))
-    assert plan_memory_recovery(a_view(), round_.assignments[:1], sitting) is None
+    round_, statuses = a_group_of(parts(NEW, 0), parts(NEW, 1))
+    assert plan_memory_recovery(a_view(), round_.assignments[:1], statuses) is None
 
 
 @pytest.mark.parametrize(("committed_in", "found"), [(3, True), (4, True), (5, False)])
 def test_a_checkpoint_of_a_later_round_is_newer(committed_in: int, found: bool) -> None:
     """A committed snapshot of the same round is at most as new as the one in memory."""
     view = a_view(checkpoints=(a_committed_checkpoint(round=committed_in),))
-    assert (begins_from(view, parts(NEW, 0, 1)) is not None) == found
+    assert (recover_from_memory(view, parts(NEW, 0, 1)) is not None) == found
 
 
 @pytest.mark.parametrize(("step", "found"), [(119, True), (120, True), (121, False), (None, True)])
@@ -181,7 +186,7 @@ def test_a_later_checkpoint_is_newer_than_memory(step: int | None, found: bool) 
     """Found with seed 1000: a node was lost with its shard of the committed snapshot, and its peer
     held a replica of the previous snapshot."""
     view = a_view(checkpoints=(a_committed_checkpoint(round=NEW.round, step=step),))
-    assert (begins_from(view, parts(NEW, 0, 1)) is not None) == found
+    assert (recover_from_memory(view, parts(NEW, 0, 1)) is not None) == found
 
 
 def test_peer_store_addresses_name_the_source_of_each_missing_shard() -> None:
@@ -247,14 +252,14 @@ def test_every_rank_reads_every_shard_from_the_nearest_holder(
         set(range(round_.world_size)) if found.snapshot_id else set()
     )
     for rank, fetches in found.sources_by_rank.items():
-        here = round_.assignment_for_rank(rank).agent
+        agent = round_.assignment_for_rank(rank).agent
         assert [one.shard.rank for one in fetches] == [0, 1, 2]
         for part, holder, way in fetches:
             having = {agents for agents, one in pairs if one == part}
             assert holder in having
             peers = "peer" if having - {None} else "bucket"
-            assert way == ("local memory" if here in having else peers)
-            assert (holder == here) == (way == "local memory")
+            assert way == ("local memory" if agent in having else peers)
+            assert (holder == agent) == (way == "local memory")
 
 
 @given(GROUPS, HELD, st.data())

@@ -47,7 +47,7 @@ from spotfit.testing.builders import (
 VIEW = a_view(round=a_round())
 RAISED = RankFailure(rank=0, kind="raised", message="Traceback\nValueError: no")
 GONE = {TOKEN: a_group_status(NodeState.RUNNING, NodeState.GONE)}
-DIED = RankFailure(rank=1, kind="died", message="The worker of rank 1 was killed by SIGABRT.")
+KILLED = RankFailure(rank=1, kind="died", message="The worker of rank 1 was killed by SIGABRT.")
 RECLAIMED = PreemptedNodes(node_to_ranks={"t-1/1": (1,)})
 
 
@@ -62,8 +62,8 @@ def test_an_exception_of_user_code_is_charged_to_the_worker() -> None:
 
 
 def test_a_process_death_is_the_cause_of_its_peers_exceptions() -> None:
-    closed = round_closed_by_failure(VIEW, a_leader_state(), a_round(), [RAISED, DIED])
-    assert closed.failures == (DIED, RAISED)
+    closed = round_closed_by_failure(VIEW, a_leader_state(), a_round(), [RAISED, KILLED])
+    assert closed.failures == (KILLED, RAISED)
     assert closed.reason.startswith("rank 1 died: The worker of rank 1 was killed")
 
 
@@ -121,13 +121,13 @@ def test_a_lost_rank_is_reported_once() -> None:
         disconnected_since={an_agent_id(1): 3.0},
         group_statuses=GONE,
     )
-    closed = round_closed_by_failure(VIEW, state, a_round(), [DIED])
+    closed = round_closed_by_failure(VIEW, state, a_round(), [KILLED])
     assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost")]
 
 
 def test_errors_on_nodes_with_a_notice_are_charged_to_preemption() -> None:
     view = replace(VIEW, notices={an_agent_id(1): a_notice()})
-    closed = round_closed_by_failure(view, a_leader_state(), a_round(), [DIED])
+    closed = round_closed_by_failure(view, a_leader_state(), a_round(), [KILLED])
     assert closed.cause is FailureCause.PREEMPTION
     assert closed.reason == "lost 1 machine (t-1/1) after a preemption notice"
     assert closed.preempted == PreemptedNodes(node_to_ranks={"t-1/1": (1,)})
@@ -135,7 +135,7 @@ def test_errors_on_nodes_with_a_notice_are_charged_to_preemption() -> None:
 
 def test_a_death_on_a_node_with_a_notice_takes_precedence() -> None:
     view = replace(VIEW, notices={an_agent_id(1): a_notice(deadline_ms=77)})
-    closed = round_closed_by_failure(view, a_leader_state(), a_round(), [RAISED, DIED])
+    closed = round_closed_by_failure(view, a_leader_state(), a_round(), [RAISED, KILLED])
     assert (closed.cause, closed.preempted) == (
         FailureCause.PREEMPTION,
         PreemptedNodes(node_to_ranks={"t-1/1": (1,)}, deadline_ms=77),
@@ -204,7 +204,7 @@ def test_without_failures_the_cause_is_a_leader_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "blame", "count", "ends"),
+    ("limits", "cause", "count", "ends"),
     [
         (FailureLimits(worker=0), FailureCause.WORKER, 1, True),
         (FailureLimits(worker=1), FailureCause.WORKER, 1, False),
@@ -220,14 +220,14 @@ def test_without_failures_the_cause_is_a_leader_change() -> None:
     ],
 )
 def test_each_cause_has_its_own_limit(
-    limits: FailureLimits, blame: FailureCause, count: int, ends: bool
+    limits: FailureLimits, cause: FailureCause, count: int, ends: bool
 ) -> None:
     view = a_view(
         spec=a_spec(failure_limits=limits),
-        failure_counts={**dict.fromkeys(FailureCause, 0), blame: count},
+        failure_counts={**dict.fromkeys(FailureCause, 0), cause: count},
         last_round_closed=RoundClosed(
             round_number=count,
-            cause=blame,
+            cause=cause,
             reason="rank 0 raised: no",
             failures=(RAISED,),
             preempted=RECLAIMED,
@@ -236,9 +236,9 @@ def test_each_cause_has_its_own_limit(
     ended = fit_ended_by_budget(view)
     assert (ended is not None) == ends
     if ended is not None:
-        assert (ended.outcome, ended.cause, ended.failures) == ("failed", blame, (RAISED,))
+        assert (ended.outcome, ended.cause, ended.failures) == ("failed", cause, (RAISED,))
         assert ended.preempted == RECLAIMED
-        assert ended.reason.startswith(f"failure {count} with cause '{blame.value}'")
+        assert ended.reason.startswith(f"failure {count} with cause '{cause.value}'")
 
 
 def test_without_failures_no_fit_is_ended() -> None:
@@ -263,13 +263,13 @@ UNREACHABLE = RankFailure(
 NO_SUCH = RankFailure(
     rank=0, kind="raised", message="no such package", cause=FailureCause.WORKER, is_permanent=True
 )
-OURS = RankFailure(
+SETUP_FAILURE = RankFailure(
     rank=0, kind="raised", message="KeyError: 3", cause=FailureCause.PLATFORM, is_permanent=True
 )
 
 
 @pytest.mark.parametrize(
-    ("error", "blame", "final"),
+    ("error", "cause", "final"),
     [
         (TransientStoreError("no answer"), FailureCause.PLATFORM, False),
         (InfrastructureError("no process could be started"), FailureCause.PLATFORM, False),
@@ -287,9 +287,9 @@ OURS = RankFailure(
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_setup_failures_are_classified(
-    error: BaseException, blame: FailureCause, final: bool
+    error: BaseException, cause: FailureCause, final: bool
 ) -> None:
-    assert diagnose_setup_failure(error) == (blame, final)
+    assert diagnose_setup_failure(error) == (cause, final)
 
 
 @pytest.mark.parametrize(
@@ -308,44 +308,44 @@ def test_only_errors_marked_as_not_retryable_are_permanent(
 
 
 @pytest.mark.parametrize(
-    ("failures", "blame", "why"),
+    ("failures", "cause", "why"),
     [
         ([UNREACHABLE], FailureCause.PLATFORM, "rank 1 raised: the index did not answer"),
         ([RAISED, UNREACHABLE], FailureCause.PLATFORM, "rank 1 raised: the index did not answer"),
         ([UNREACHABLE, NO_SUCH], FailureCause.WORKER, "rank 0 raised: no such package"),
-        ([OURS, UNREACHABLE], FailureCause.PLATFORM, "rank 0 raised: KeyError: 3"),
+        ([SETUP_FAILURE, UNREACHABLE], FailureCause.PLATFORM, "rank 0 raised: KeyError: 3"),
     ],
     ids=["alone", "its peers echo", "what no try will change", "a mistake of ours"],
 )
 def test_a_setup_failure_is_charged_to_its_diagnosed_cause(
-    failures: list[RankFailure], blame: FailureCause, why: str
+    failures: list[RankFailure], cause: FailureCause, why: str
 ) -> None:
     closed = round_closed_by_failure(VIEW, a_leader_state(), a_round(), failures)
-    assert (closed.cause, closed.reason) == (blame, why)
+    assert (closed.cause, closed.reason) == (cause, why)
 
 
 @pytest.mark.parametrize(
-    ("failure", "blame", "ends"),
+    ("failure", "cause", "ends"),
     [
         (NO_SUCH, FailureCause.WORKER, True),
-        (OURS, FailureCause.PLATFORM, True),
+        (SETUP_FAILURE, FailureCause.PLATFORM, True),
         (UNREACHABLE, FailureCause.PLATFORM, False),
         (NO_SUCH, FailureCause.PREEMPTION, False),
     ],
     ids=["his mistake", "our mistake", "what may pass", "his mistake on a machine that is gone"],
 )
 def test_a_permanent_failure_ends_the_fit_whatever_the_limit(
-    failure: RankFailure, blame: FailureCause, ends: bool
+    failure: RankFailure, cause: FailureCause, ends: bool
 ) -> None:
     view = a_view(
         spec=a_spec(failure_limits=FailureLimits(worker=-1, platform=-1)),
-        failure_counts={blame: 1},
+        failure_counts={cause: 1},
         last_round_closed=RoundClosed(
-            round_number=1, cause=blame, reason=f"rank {failure.rank} raised", failures=(failure,)
+            round_number=1, cause=cause, reason=f"rank {failure.rank} raised", failures=(failure,)
         ),
     )
     ended = fit_ended_by_budget(view)
     assert (ended is not None) == ends
     if ended is not None:
-        assert (ended.cause, ended.failures) == (blame, (failure,))
+        assert (ended.cause, ended.failures) == (cause, (failure,))
         assert "not retried, the failure is permanent" in ended.reason

@@ -123,9 +123,10 @@ def test_no_round_opens_before_the_bucket_was_searched() -> None:
 
 def test_no_round_opens_before_pending_uploads() -> None:
     closed = a_view(last_round=a_round(3))
-    carrying = member_statuses(a_member_status(0), a_member_status(1, uploading_round=3))
+    members_with_upload = member_statuses(a_member_status(0), a_member_status(1, uploading_round=3))
     state = a_leader_state(
-        phase=NoRound(since=NOW, bucket_searched=False, uncommitted_work_s=20.0), members=carrying
+        phase=NoRound(since=NOW, bucket_searched=False, uncommitted_work_s=20.0),
+        members=members_with_upload,
     )
     action = next_action(closed, state, NOW)
     assert isinstance(action, Wait)
@@ -194,7 +195,7 @@ def test_a_leader_on_its_last_attempt_hands_over() -> None:
     alone = a_leader_state(group_statuses={TOKEN: a_final_group_status(0, 1)})
     request = {TOKEN: a_group(), OTHER: a_group(token=OTHER, nodes=2)}
     opened = event_of(a_view(groups=request), alone)
-    assert isinstance(opened, RoundOpened), "no other agent is better placed"
+    assert isinstance(opened, RoundOpened), "no other agent can lead"
 
 
 def test_leadership_is_not_handed_to_a_leaving_node() -> None:
@@ -361,7 +362,7 @@ def test_with_a_disconnected_agent_the_backends_report_is_awaited() -> None:
 
 
 def test_a_missing_former_leader_is_polled() -> None:
-    led = LeaderElected(
+    elected = LeaderElected(
         leader=an_agent_id(0),
         epoch=2,
         coordinator_address="h:1",
@@ -369,9 +370,9 @@ def test_a_missing_former_leader_is_polled() -> None:
         lost_leader=an_agent_id(7),
     )
     busy = a_leader_state(members=BUSY, phase=a_training())
-    assert wait_of(replace(OPEN, leader=led), busy).until == NOW + 1.0
-    given_up = replace(OPEN, leader=led, lost_agents=frozenset({an_agent_id(7)}))
-    assert wait_of(given_up, busy).until > NOW + 1.0
+    assert wait_of(replace(OPEN, leader=elected), busy).until == NOW + 1.0
+    declared_lost = replace(OPEN, leader=elected, lost_agents=frozenset({an_agent_id(7)}))
+    assert wait_of(declared_lost, busy).until > NOW + 1.0
 
 
 UNABLE = RankFailure(
@@ -505,18 +506,18 @@ def test_cancellation_takes_precedence() -> None:
 
 
 def test_an_exception_in_a_callback_ends_the_run() -> None:
-    trouble = UserCodeError(
+    error = UserCodeError(
         reason="a callback raised", traceback_text="Traceback\nKeyError: 'x'", pickle_key="f/1"
     )
-    event = event_of(OPEN, a_leader_state(user_code_error=trouble))
+    event = event_of(OPEN, a_leader_state(user_code_error=error))
     assert isinstance(event, FitEnded)
     assert (event.outcome, event.reason, event.cause) == (
         "failed",
-        trouble.reason,
+        error.reason,
         FailureCause.PLATFORM,
     )
     assert event.failures == (
-        RankFailure(rank=-1, kind="raised", message=trouble.traceback_text, pickle_key="f/1"),
+        RankFailure(rank=-1, kind="raised", message=error.traceback_text, pickle_key="f/1"),
     )
 
 
@@ -535,7 +536,9 @@ def test_a_final_refusal_ends_the_run_between_rounds() -> None:
 def test_after_a_final_refusal_a_complete_group_continues(wrong: dict[str, Any]) -> None:
     assert isinstance(event_of(a_view(**wrong), a_leader_state()), RoundOpened)
     alone = a_leader_state(members=member_statuses(a_member_status(0)))
-    assert isinstance(next_action(a_view(**wrong), alone, NOW), Wait), "the other one still boots"
+    assert isinstance(next_action(a_view(**wrong), alone, NOW), Wait), (
+        "the other machine still boots"
+    )
 
 
 def test_an_exceeded_limit_ends_the_run_with_the_failures() -> None:
@@ -587,8 +590,8 @@ def test_an_invalid_score_ends_the_run() -> None:
 # --- after the end -------------------------------------------------------------------------------
 
 DONE = a_view(fit_end=FitEnded(outcome="finished"))
-MINE_ONLY = member_statuses(a_member_status(0))
-BOTH_CAME = {(TOKEN, 0): an_agent_id(0), (TOKEN, 1): an_agent_id(1)}
+LEADER_ONLY = member_statuses(a_member_status(0))
+BOTH_JOINED = {(TOKEN, 0): an_agent_id(0), (TOKEN, 1): an_agent_id(1)}
 
 
 def test_machines_get_time_to_exit_by_themselves() -> None:
@@ -598,7 +601,7 @@ def test_machines_get_time_to_exit_by_themselves() -> None:
 
 def test_the_leaders_group_ends_with_it_if_machines_terminate_themselves() -> None:
     state = a_leader_state(
-        members=MINE_ONLY, phase=NoRound(since=NOW), last_agent_by_node=BOTH_CAME
+        members=LEADER_ONLY, phase=NoRound(since=NOW), last_agent_by_node=BOTH_JOINED
     )
     assert event_of(DONE, state) == GroupsReleased(token=TOKEN)
     let_go = replace(DONE, groups={TOKEN: a_group(is_released=True)})
@@ -607,7 +610,9 @@ def test_the_leaders_group_ends_with_it_if_machines_terminate_themselves() -> No
 
 def test_a_group_with_a_machine_that_never_joined_is_released() -> None:
     state = a_leader_state(
-        members=MINE_ONLY, phase=NoRound(since=NOW), last_agent_by_node={(TOKEN, 0): an_agent_id(0)}
+        members=LEADER_ONLY,
+        phase=NoRound(since=NOW),
+        last_agent_by_node={(TOKEN, 0): an_agent_id(0)},
     )
     assert next_action(DONE, state, NOW) == ReleaseGroups(TOKEN), "it may still boot and cost money"
     status = a_group_status(NodeState.RUNNING, NodeState.GONE)
@@ -619,10 +624,10 @@ def test_a_group_with_a_machine_that_never_joined_is_released() -> None:
 def test_otherwise_the_leaders_group_is_released_last() -> None:
     view = replace(DONE, groups={TOKEN: a_group(), OTHER: a_group(token=OTHER, nodes=1)})
     state = a_leader_state(
-        members=MINE_ONLY,
+        members=LEADER_ONLY,
         phase=NoRound(since=NOW),
         releases_on_agent_exit=False,
-        last_agent_by_node=BOTH_CAME,
+        last_agent_by_node=BOTH_JOINED,
     )
     assert next_action(view, state, NOW) == ReleaseGroups(OTHER)
     assert next_action(DONE, state, NOW) == ReleaseGroups(TOKEN)
@@ -632,7 +637,7 @@ def test_other_groups_are_released_first() -> None:
     spare = a_group(token=OTHER, nodes=1)
     view = replace(DONE, groups={TOKEN: a_group(), OTHER: spare})
     assert next_action(
-        view, a_leader_state(members=MINE_ONLY, phase=NoRound(since=NOW)), NOW
+        view, a_leader_state(members=LEADER_ONLY, phase=NoRound(since=NOW)), NOW
     ) == ReleaseGroups(OTHER)
 
 
@@ -737,7 +742,7 @@ def views(draw: st.DrawFn) -> View:
                 reason=st.text(),
             )
         ),
-        failure_counts={blame: draw(st.integers(0, 2)) for blame in FailureCause},
+        failure_counts={cause: draw(st.integers(0, 2)) for cause in FailureCause},
         refusals=draw(st.integers(0, 3)),
         boot_failures=draw(st.sampled_from([0, 1, 99])),
         final_refusal=draw(st.none() | st.just("no quota")),
@@ -788,7 +793,7 @@ def phases(round_: Round | None) -> st.SearchStrategy[RoundPhase]:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[View, LeaderState]:
+def views_and_states(draw: st.DrawFn) -> tuple[View, LeaderState]:
     view = draw(views())
     return view, draw(leader_states(view))
 
@@ -811,7 +816,7 @@ def leader_states(draw: st.DrawFn, view: View) -> LeaderState:
         ),
         disconnected_since=draw(st.dictionaries(AGENTS, TIMES, max_size=2)),
         disconnected_in_round=draw(st.frozensets(AGENTS, max_size=1)),
-        last_agent_by_node=draw(st.sampled_from([{}, {(TOKEN, 0): an_agent_id(0)}, BOTH_CAME])),
+        last_agent_by_node=draw(st.sampled_from([{}, {(TOKEN, 0): an_agent_id(0)}, BOTH_JOINED])),
         phase=draw(phases(None if is_headless else view.round)),
         reports_delivered=draw(st.booleans()),
         user_code_error=draw(
@@ -829,11 +834,11 @@ def leader_states(draw: st.DrawFn, view: View) -> LeaderState:
     )
 
 
-@given(situations(), TIMES)
+@given(views_and_states(), TIMES)
 def test_next_action_is_total_and_deterministic(
-    situation: tuple[View, LeaderState], now: float
+    view_and_state: tuple[View, LeaderState], now: float
 ) -> None:
-    view, state = situation
+    view, state = view_and_state
     action: LeaderAction = next_action(view, state, now)
     assert action == next_action(view, state, now)
     if isinstance(action, Wait):
@@ -841,11 +846,11 @@ def test_next_action_is_total_and_deterministic(
         assert action.reason
 
 
-@given(situations(), TIMES)
+@given(views_and_states(), TIMES)
 def test_actions_are_consistent_with_the_view(
-    situation: tuple[View, LeaderState], now: float
+    view_and_state: tuple[View, LeaderState], now: float
 ) -> None:
-    view, state = situation
+    view, state = view_and_state
     match next_action(view, state, now):
         case SubmitGroup(token=token):
             assert view.groups[token].is_pending

@@ -103,16 +103,16 @@ def test_a_few_rounds_without_progress_are_not_delayed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fruitless", "pause_s"), [(6, 0.2), (7, 0.4), (13, 25.6), (14, 30.0), (10**6, 30.0)]
+    ("without_progress", "pause_s"), [(6, 0.2), (7, 0.4), (13, 25.6), (14, 30.0), (10**6, 30.0)]
 )
-def test_rounds_without_progress_back_off(fruitless: int, pause_s: float) -> None:
+def test_rounds_without_progress_back_off(without_progress: int, pause_s: float) -> None:
     view, observations = (
-        a_view(rounds_without_progress=fruitless),
+        a_view(rounds_without_progress=without_progress),
         a_leader_state(phase=NoRound(since=NOW)),
     )
     wait = wait_of(view, observations)
     assert wait.until == pytest.approx(NOW + pause_s)
-    assert wait.reason == f"{fruitless} rounds in a row ended without a checkpoint"
+    assert wait.reason == f"{without_progress} rounds in a row ended without a checkpoint"
     assert round_of(view, observations, wait.until).world_size == 2
 
 

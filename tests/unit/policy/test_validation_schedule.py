@@ -45,7 +45,7 @@ from spotfit.testing.builders import (
 NOW = 1000.0
 OWN = Token("t-v")
 V = AgentId("v")
-TEMPO = RunTiming(validator_wait_timeout_s=300.0, validator_idle_timeout_s=60.0)
+TIMING = RunTiming(validator_wait_timeout_s=300.0, validator_idle_timeout_s=60.0)
 C1 = a_committed_checkpoint("c1", validation=ValidationRequest())
 C2 = a_committed_checkpoint("c2", report_index=1, validation=ValidationRequest())
 MACHINE = a_group(token=OWN, nodes=1, role="validate")
@@ -55,14 +55,14 @@ ENDED = FitEnded(outcome="finished", metrics={"loss": 1.0}, result_key="r")
 
 def a_run(own_machine: bool | None = None, **fields: Any) -> View:
     """A round is open and two validations are pending."""
-    spec = a_spec(validation=ValidationSpec(own_machine=own_machine), timing=TEMPO)
-    usual = {
+    spec = a_spec(validation=ValidationSpec(own_machine=own_machine), timing=TIMING)
+    defaults = {
         "spec": spec,
         "checkpoints": (C1, C2),
         "unvalidated_checkpoints": (C1, C2),
         "round": a_round(),
     }
-    return a_view(**{**usual, **fields})
+    return a_view(**{**defaults, **fields})
 
 
 def after_training(own_machine: bool | None = None, **fields: Any) -> View:
@@ -85,8 +85,8 @@ def validator(**fields: Any) -> MemberStatus:
     return a_member_status(9, member=a_member(9, agent=V, token=OWN, node=0), **fields)
 
 
-def at_work(*more: MemberStatus, **fields: Any) -> LeaderState:
-    """Two busy worker nodes, plus `more` members; nothing changed recently."""
+def busy_workers(*more: MemberStatus, **fields: Any) -> LeaderState:
+    """Two busy worker nodes, plus `more` members; the last change was at NOW."""
     busy = member_statuses(
         a_member_status(0, running_round=1), a_member_status(1, running_round=1), *more
     )
@@ -103,25 +103,25 @@ def done(view: View, state: LeaderState, now: float = NOW) -> LeaderAction:
 
 
 def test_a_pending_validation_requests_a_machine() -> None:
-    assert done(a_run(), at_work()) == RequestMachines(1, "2 validations pending", "validate")
+    assert done(a_run(), busy_workers()) == RequestMachines(1, "2 validations pending", "validate")
 
 
 @pytest.mark.parametrize(
     "view",
     [
         a_run(unvalidated_checkpoints=()),
-        a_run(spec=a_spec(timing=TEMPO)),
+        a_run(spec=a_spec(timing=TIMING)),
         a_run(groups={TOKEN: a_group(), OWN: a_group(token=OWN, nodes=1, role="validate")}),
     ],
     ids=["nothing to validate", "nothing to validate with", "one is on its way"],
 )
 def test_otherwise_no_machine_is_requested(view: View) -> None:
-    assert not isinstance(done(view, at_work()), RequestMachines)
+    assert not isinstance(done(view, busy_workers()), RequestMachines)
 
 
 def test_machines_for_workers_are_requested_first() -> None:
-    order = done(a_run(groups={}, round=None), a_leader_state(members={}))
-    assert order == RequestMachines(2, "2 of 2 workers need a machine")
+    expected_request = done(a_run(groups={}, round=None), a_leader_state(members={}))
+    assert expected_request == RequestMachines(2, "2 of 2 workers need a machine")
     request = a_run(groups={TOKEN: a_group(handle=None)}, round=None)
     assert not isinstance(
         done(request, a_leader_state(members={}, is_headless=True)), RequestMachines
@@ -130,17 +130,17 @@ def test_machines_for_workers_are_requested_first() -> None:
 
 def test_a_validation_machine_runs_no_workers() -> None:
     short = a_run(groups={TOKEN: a_group(nodes=1), OWN: MACHINE}, round=None)
-    order = done(
+    expected_request = done(
         short,
         a_leader_state(
             members=member_statuses(a_member_status(0), validator()), validation_changed_at=NOW
         ),
     )
-    assert order == RequestMachines(1, "1 of 2 workers need a machine")
+    assert expected_request == RequestMachines(1, "1 of 2 workers need a machine")
 
 
 def test_the_next_validation_starts_on_its_machine() -> None:
-    action = done(a_run(groups=BOTH), at_work(validator()))
+    action = done(a_run(groups=BOTH), busy_workers(validator()))
     assert action == AppendEvent(
         ValidationStarted(
             checkpoint_name="c1",
@@ -158,12 +158,12 @@ def test_validations_run_one_at_a_time() -> None:
     running = a_run(
         groups=BOTH, current_validation=started(), validation_attempts=1, current_validation_tries=1
     )
-    assert isinstance(done(running, at_work(validator())), Wait)
+    assert isinstance(done(running, busy_workers(validator())), Wait)
 
 
 def test_a_refused_machine_falls_back_to_the_workers_nodes() -> None:
     refused = a_run(validator_refusals=1)
-    action = done(refused, at_work(validator_refused_at=NOW))
+    action = done(refused, busy_workers(validator_refused_at=NOW))
     assert action == AppendEvent(
         ValidationStarted(
             checkpoint_name="c1",
@@ -183,16 +183,16 @@ def test_requests_back_off_after_refusals() -> None:
         current_validation=started(an_agent_id(0), TOKEN),
         current_validation_tries=1,
     )
-    assert isinstance(done(running, at_work(validator_refused_at=NOW)), Wait)
-    assert isinstance(done(running, at_work(validator_refused_at=NOW - 7.9)), Wait)
-    assert isinstance(done(running, at_work(validator_refused_at=NOW - 8.0)), RequestMachines)
+    assert isinstance(done(running, busy_workers(validator_refused_at=NOW)), Wait)
+    assert isinstance(done(running, busy_workers(validator_refused_at=NOW - 7.9)), Wait)
+    assert isinstance(done(running, busy_workers(validator_refused_at=NOW - 8.0)), RequestMachines)
 
 
 def test_the_wait_for_a_machine_is_bounded() -> None:
     view = a_run(groups=BOTH)
-    wait = done(view, at_work())
+    wait = done(view, busy_workers())
     assert isinstance(wait, Wait)
-    late = done(view, at_work(validation_changed_at=NOW - 300.0))
+    late = done(view, busy_workers(validation_changed_at=NOW - 300.0))
     assert isinstance(late, AppendEvent)
     assert isinstance(late.event, ValidationStarted)
     assert late.event.agent == an_agent_id(0)
@@ -205,7 +205,7 @@ def test_the_wait_for_a_machine_is_bounded() -> None:
 )
 def test_own_machine_determines_the_node(own_machine: bool, refusals: int, agent: Any) -> None:
     view = a_run(own_machine, validator_refusals=refusals)
-    action = done(view, at_work(validator_refused_at=NOW, validation_changed_at=NOW - 1e4))
+    action = done(view, busy_workers(validator_refused_at=NOW, validation_changed_at=NOW - 1e4))
     found = action.event.agent if isinstance(action, AppendEvent) else None  # type: ignore[union-attr]
     assert found == agent
 
@@ -214,7 +214,7 @@ def test_the_leaders_node_is_preferred_unless_it_leaves() -> None:
     both = member_statuses(
         a_member_status(0, running_round=1, joined_at=9.0), a_member_status(1, running_round=1)
     )
-    action = done(a_run(False), at_work(members=both))
+    action = done(a_run(False), busy_workers(members=both))
     assert isinstance(action, AppendEvent)
     assert action.event.agent == an_agent_id(0)  # type: ignore[union-attr]
     decide_replacement = a_run(
@@ -222,14 +222,15 @@ def test_the_leaders_node_is_preferred_unless_it_leaves() -> None:
     )
     three = {TOKEN: a_group(nodes=3)}
     action = done(
-        replace(decide_replacement, groups=three), at_work(a_member_status(2), leading_since=NOW)
+        replace(decide_replacement, groups=three),
+        busy_workers(a_member_status(2), leading_since=NOW),
     )
     assert isinstance(action, AppendEvent)
     assert action.event.agent == an_agent_id(1)  # type: ignore[union-attr]
 
 
 def test_without_a_required_machine_the_validation_fails() -> None:
-    action = done(a_run(True, final_validator_refusal="no quota for it"), at_work())
+    action = done(a_run(True, final_validator_refusal="no quota for it"), busy_workers())
     why = "no dedicated machine is available: no quota for it"
     assert action == AppendEvent(
         ValidationEnded(checkpoint_name="c1", checkpoint_uid="1-0", status="failed", reason=why)
@@ -238,8 +239,8 @@ def test_without_a_required_machine_the_validation_fails() -> None:
 
 def test_without_a_requested_machine_nothing_is_awaited() -> None:
     """An incomplete elastic group would wait indefinitely otherwise."""
-    spec = a_spec(min_workers=2, max_workers=4, validation=ValidationSpec(), timing=TEMPO)
-    action = done(a_run(spec=spec, refusals=1), at_work(refused_at=NOW))
+    spec = a_spec(min_workers=2, max_workers=4, validation=ValidationSpec(), timing=TIMING)
+    action = done(a_run(spec=spec, refusals=1), busy_workers(refused_at=NOW))
     assert isinstance(action, AppendEvent)
     assert action.event.agent == an_agent_id(0)  # type: ignore[union-attr]
 
@@ -248,7 +249,7 @@ def test_an_unusable_machine_counts_as_a_boot_failure() -> None:
     failure = RankFailure(
         rank=0, kind="raised", message="Traceback\nShippingError: torch is not installed"
     )
-    action = done(a_run(groups=BOTH), at_work(validator(node_failure=failure)))
+    action = done(a_run(groups=BOTH), busy_workers(validator(node_failure=failure)))
     why = "its environment could not be set up: ShippingError: torch is not installed"
     assert action == AppendEvent(NodeLost(token=OWN, node=0, agent=None, reason=why))
 
@@ -284,7 +285,9 @@ def test_a_reported_result_is_recorded(message: ValidationReported, ended: Valid
     running = a_run(
         groups=BOTH, current_validation=started(), validation_attempts=1, current_validation_tries=1
     )
-    assert done(running, at_work(validator(), validation_reported=message)) == AppendEvent(ended)
+    assert done(running, busy_workers(validator(), validation_reported=message)) == AppendEvent(
+        ended
+    )
 
 
 def test_a_report_of_an_earlier_attempt_is_ignored() -> None:
@@ -295,7 +298,7 @@ def test_a_report_of_an_earlier_attempt_is_ignored() -> None:
         current_validation_tries=2,
     )
     old = ValidationReported(attempt=1, status="failed", reason="no")
-    assert isinstance(done(running, at_work(validator(), validation_reported=old)), Wait)
+    assert isinstance(done(running, busy_workers(validator(), validation_reported=old)), Wait)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +312,7 @@ def test_a_report_of_an_earlier_attempt_is_ignored() -> None:
 )
 def test_a_validation_on_a_lost_node_is_restarted(groups: Any) -> None:
     running = a_run(False, groups=groups, current_validation=started(), validation_attempts=1)
-    action = done(running, at_work())
+    action = done(running, busy_workers())
     assert action == AppendEvent(
         ValidationStarted(
             checkpoint_name="c1",
@@ -327,11 +330,13 @@ def test_a_silent_validator_is_lost() -> None:
     running = a_run(
         groups=BOTH, current_validation=started(), validation_attempts=1, current_validation_tries=1
     )
-    gone = at_work(leading_since=NOW - 900.0)
+    gone = busy_workers(leading_since=NOW - 900.0)
     action = done(running, gone)
     assert isinstance(action, AppendEvent)
     assert action.event.agent == V  # type: ignore[union-attr]
-    assert isinstance(done(running, at_work(leading_since=NOW)), Wait), "it may still reconnect"
+    assert isinstance(done(running, busy_workers(leading_since=NOW)), Wait), (
+        "it may still reconnect"
+    )
 
 
 def test_a_restarted_machine_loses_its_validation() -> None:
@@ -339,7 +344,7 @@ def test_a_restarted_machine_loses_its_validation() -> None:
         groups=BOTH, current_validation=started(), validation_attempts=1, current_validation_tries=1
     )
     another = a_member_status(9, member=a_member(9, agent=AgentId("w"), token=OWN, node=0))
-    action = done(running, at_work(another))
+    action = done(running, busy_workers(another))
     assert isinstance(action, AppendEvent)
     assert isinstance(action.event, NodeLost)
     assert (action.event.agent, action.event.machine_returned) == (V, True)
@@ -353,7 +358,7 @@ def test_a_restarted_machine_loses_its_validation() -> None:
         node=0,
         reason="on a dedicated machine",
     )
-    assert done(message, at_work(another)) == AppendEvent(again)
+    assert done(message, busy_workers(another)) == AppendEvent(again)
 
 
 def test_a_lost_attempt_is_retried_with_backoff() -> None:
@@ -364,16 +369,16 @@ def test_a_lost_attempt_is_retried_with_backoff() -> None:
             validation_attempts=tries,
             current_validation_tries=tries,
         )
-        unheard = ValidationReported(attempt=tries, status="lost", reason="the bucket failed")
-        return done(running, at_work(validator(), validation_reported=unheard), now)
+        lost_report = ValidationReported(attempt=tries, status="lost", reason="the bucket failed")
+        return done(running, busy_workers(validator(), validation_reported=lost_report), now)
 
     assert isinstance(after(1, NOW), AppendEvent), "the first retry is immediate"
     assert isinstance(after(3, NOW + 7.9), Wait)
     assert isinstance(after(3, NOW + 8.0), AppendEvent)
-    given_up = after(20, NOW + 1e3)
-    assert isinstance(given_up, AppendEvent)
+    exhausted = after(20, NOW + 1e3)
+    assert isinstance(exhausted, AppendEvent)
     why = "all 20 attempts were lost"
-    assert given_up.event == ValidationEnded(
+    assert exhausted.event == ValidationEnded(
         checkpoint_name="c1", checkpoint_uid="1-0", status="failed", reason=why
     )
 
@@ -384,11 +389,11 @@ def test_a_checkpoint_with_a_pending_validation_is_not_dropped() -> None:
         validation=ValidationSpec(own_machine=False), retention=RetentionConfig(num_to_keep=1)
     )
     view = a_run(spec=spec, checkpoints=(C1, C2, latest), unvalidated_checkpoints=(C2,))
-    assert done(view, at_work()) == AppendEvent(
+    assert done(view, busy_workers()) == AppendEvent(
         CheckpointDropped(name="c1", reason="num_to_keep=1: only the last 1 are kept")
     )
     pending = a_run(spec=spec, checkpoints=(C2, latest), unvalidated_checkpoints=(C2,))
-    action = done(pending, at_work())
+    action = done(pending, busy_workers())
     assert not isinstance(action, AppendEvent) or not isinstance(action.event, CheckpointDropped)
 
 
@@ -397,13 +402,13 @@ def test_a_checkpoint_with_a_pending_validation_is_not_dropped() -> None:
 
 def test_an_idle_machine_is_released_after_the_timeout() -> None:
     idle = a_run(groups=BOTH, unvalidated_checkpoints=())
-    wait = done(idle, at_work(validator()))
+    wait = done(idle, busy_workers(validator()))
     assert isinstance(wait, Wait)
-    assert done(idle, at_work(validator()), NOW + 60.0) == ReleaseGroups(OWN)
+    assert done(idle, busy_workers(validator()), NOW + 60.0) == ReleaseGroups(OWN)
 
 
 def test_a_machine_is_released_if_workers_are_refused() -> None:
-    lacking = a_run(
+    without_workers = a_run(
         groups={TOKEN: a_group(nodes=1), OWN: MACHINE},
         round=None,
         current_validation=started(),
@@ -415,8 +420,8 @@ def test_a_machine_is_released_if_workers_are_refused() -> None:
         refused_at=NOW,
         validation_changed_at=NOW,
     )
-    assert done(lacking, state) == ReleaseGroups(OWN)
-    assert isinstance(done(replace(lacking, refusals=2), state), Wait)
+    assert done(without_workers, state) == ReleaseGroups(OWN)
+    assert isinstance(done(replace(without_workers, refusals=2), state), Wait)
 
 
 def test_the_leader_does_not_release_its_own_machine() -> None:
@@ -446,7 +451,7 @@ def test_leadership_moves_to_a_worker_node() -> None:
 
 
 def test_the_fit_ends_after_the_last_validation() -> None:
-    returned = at_work(phase=a_returned(), latest_metrics=ENDED.metrics)
+    returned = busy_workers(phase=a_returned(), latest_metrics=ENDED.metrics)
     assert done(
         a_run(groups=BOTH, current_validation=started(), current_validation_tries=1), returned
     ) == AppendEvent(TrainingEnded(fit_end=ENDED))
@@ -494,19 +499,19 @@ def test_leadership_moves_to_the_validator_and_workers_are_released() -> None:
             reason="the training has ended, only validations are pending",
         )
     )
-    led = replace(
+    with_leader = replace(
         running,
         leader=LeaderElected(
             leader=V, epoch=2, coordinator_address=a_member(9).coordinator_address
         ),
     )
-    decide_replacement = done(led, replace(state, agent_id=V))
+    decide_replacement = done(with_leader, replace(state, agent_id=V))
     assert isinstance(decide_replacement, Wait)
     assert decide_replacement.reason == "machines are shutting down"
     assert done(
-        led, replace(state, agent_id=V, members=member_statuses(validator()))
+        with_leader, replace(state, agent_id=V, members=member_statuses(validator()))
     ) == ReleaseGroups(TOKEN)
-    assert done(led, replace(state, agent_id=V), NOW + 15.0) == ReleaseGroups(TOKEN), (
+    assert done(with_leader, replace(state, agent_id=V), NOW + 15.0) == ReleaseGroups(TOKEN), (
         "after the timeout"
     )
 
@@ -534,14 +539,12 @@ def test_the_validating_machine_is_kept_until_the_result() -> None:
 
 def test_without_any_machine_one_is_requested() -> None:
     without_machines = after_training(groups={})
-    order = RequestMachines(1, "2 validations pending", "validate")
-    assert done(without_machines, a_leader_state(members={}, is_headless=True)) == order
-    standing = after_training()
-    assert isinstance(done(standing, a_leader_state(members={}, is_headless=True)), Wait)
+    expected_request = RequestMachines(1, "2 validations pending", "validate")
+    assert done(without_machines, a_leader_state(members={}, is_headless=True)) == expected_request
+    running = after_training()
+    assert isinstance(done(running, a_leader_state(members={}, is_headless=True)), Wait)
     gone = a_group_status(NodeState.GONE, NodeState.GONE)
-    lost = done(
-        standing, a_leader_state(members={}, is_headless=True, group_statuses={TOKEN: gone})
-    )
+    lost = done(running, a_leader_state(members={}, is_headless=True, group_statuses={TOKEN: gone}))
     assert isinstance(lost, AppendEvent), "a headless leader records losses"
 
 
@@ -561,5 +564,6 @@ def test_no_round_opens_after_the_training() -> None:
         current_validation_tries=1,
     )
     assert isinstance(
-        done(view, at_work(validator(), agent_id=V, members=member_statuses(validator()))), Wait
+        done(view, busy_workers(validator(), agent_id=V, members=member_statuses(validator()))),
+        Wait,
     )

@@ -10,12 +10,12 @@ from spotfit.protocol import framing
 from spotfit.protocol.framing import FrameReader, encode_frame
 
 
-def test_a_randomly_chunked_stream_yields_all_frames(dice: random.Random) -> None:
-    bodies = [dice.randbytes(dice.choice([0, 1, 3, 1000])) for _ in range(200)]
+def test_a_randomly_chunked_stream_yields_all_frames(rng: random.Random) -> None:
+    bodies = [rng.randbytes(rng.choice([0, 1, 3, 1000])) for _ in range(200)]
     stream = b"".join(map(encode_frame, bodies))
     reader, received = FrameReader(), []
     while stream:
-        chunk_bytes = dice.randint(1, 1500)
+        chunk_bytes = rng.randint(1, 1500)
         received += reader.feed(stream[:chunk_bytes])
         stream = stream[chunk_bytes:]
     assert received == bodies
@@ -30,17 +30,17 @@ def test_an_oversized_frame_is_rejected_by_its_header() -> None:
 
 
 def test_read_frame_returns_what_write_frame_sent() -> None:
-    here, there = socket.socketpair()
-    with here, there:
-        framing.write_frame(here, b"one")
-        framing.write_frame(here, b"")
-        here.shutdown(socket.SHUT_WR)
-        assert [framing.read_frame(there) for _ in range(3)] == [b"one", b"", None]
+    writer, reader = socket.socketpair()
+    with writer, reader:
+        framing.write_frame(writer, b"one")
+        framing.write_frame(writer, b"")
+        writer.shutdown(socket.SHUT_WR)
+        assert [framing.read_frame(reader) for _ in range(3)] == [b"one", b"", None]
 
 
 def test_a_stream_that_ends_within_a_frame_yields_none() -> None:
-    here, there = socket.socketpair()
-    with there:
-        with here:
-            here.sendall(encode_frame(b"whole")[:-1])
-        assert framing.read_frame(there) is None
+    writer, reader = socket.socketpair()
+    with reader:
+        with writer:
+            writer.sendall(encode_frame(b"complete")[:-1])
+        assert framing.read_frame(reader) is None

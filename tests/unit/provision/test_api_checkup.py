@@ -30,7 +30,7 @@ class Backend:
         return GroupPlan(token=request.token, provisioner="backend", num_nodes=1, slots_per_node=4)
 
     def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
-        yield run_check("who we are", lambda: f"user with {storage or 'no bucket'}")
+        yield run_check("the caller's identity", lambda: f"user with {storage or 'no bucket'}")
         yield run_check("a queue", lambda: 1 / 0, do="Make one.")
 
 
@@ -41,69 +41,73 @@ def run_checks(backend: Any) -> list[AccountCheck]:
 def test_a_failed_check_does_not_stop_the_following_ones() -> None:
     assert run_checks(Backend()) == [
         AccountCheck("the options are valid for one worker", True, "1 machine with 4 workers"),
-        AccountCheck("who we are", True, "user with no bucket"),
+        AccountCheck("the caller's identity", True, "user with no bucket"),
         AccountCheck("a queue", False, "ZeroDivisionError: division by zero", "Make one."),
     ]
 
 
 def test_without_a_valid_plan_the_backend_is_not_checked() -> None:
-    (finding,) = run_checks(Backend(planned=False))
-    assert finding == AccountCheck(
+    (check,) = run_checks(Backend(planned=False))
+    assert check == AccountCheck(
         "the options are valid for one worker", False, "queue not given", "Give one."
     )
 
 
 def test_the_remedy_of_an_error_becomes_the_remedy_of_the_check() -> None:
-    def refuse() -> None:
+    def deny() -> None:
         raise ProvisionPermissionError("not allowed", do="Ask your administrator.")
 
-    assert run_check("a right", refuse).do == "Ask your administrator."
+    assert run_check("a permission", deny).do == "Ask your administrator."
 
 
 def test_the_storage_url_is_passed_to_the_backend() -> None:
-    _, who, _ = run_account_checks(Backend(), "s3://bucket/runs")  # type: ignore[arg-type]
-    assert who.detail == "user with s3://bucket/runs"
+    _, identity, _ = run_account_checks(Backend(), "s3://bucket/runs")  # type: ignore[arg-type]
+    assert identity.detail == "user with s3://bucket/runs"
 
 
 def test_a_skipped_check_is_inconclusive_and_not_failed() -> None:
     def skipped() -> None:
         raise CheckSkippedError("querying is denied")
 
-    finding = run_check("a right", skipped, do="Ask.")
-    assert finding == AccountCheck("a right", True, "querying is denied", "Ask.", conclusive=False)
+    check = run_check("a permission", skipped, do="Ask.")
+    assert check == AccountCheck(
+        "a permission", True, "querying is denied", "Ask.", conclusive=False
+    )
 
 
 def test_a_denied_query_is_a_skipped_check() -> None:
     """The remedy is the one of the check: permission to query would not fix the prerequisite."""
 
-    def ask() -> str:
+    def query() -> str:
         with skip_if_denied():
             raise ProvisionPermissionError("querying is denied", do="Ask your administrator.")
 
-    finding = run_check("a right", ask, do="Look yourself.")
-    assert finding == AccountCheck(
-        "a right", True, "querying is denied", "Look yourself.", conclusive=False
+    check = run_check("a permission", query, do="Check it manually.")
+    assert check == AccountCheck(
+        "a permission", True, "querying is denied", "Check it manually.", conclusive=False
     )
 
 
 def test_the_denied_query_is_the_cause() -> None:
     refused = ProvisionPermissionError("querying is denied")
-    with pytest.raises(CheckSkippedError, match="querying is denied") as told, skip_if_denied():
+    with pytest.raises(CheckSkippedError, match="querying is denied") as raised, skip_if_denied():
         raise refused
-    assert told.value.__cause__ is refused
+    assert raised.value.__cause__ is refused
 
 
-def test_only_a_refusal_makes_a_check_skipped() -> None:
-    def ask() -> str:
+def test_only_a_denied_permission_skips_a_check() -> None:
+    def query() -> str:
         with skip_if_denied():
             raise ConfigError("no such queue", do="Make one.")
 
-    assert run_check("a queue", ask) == AccountCheck("a queue", False, "no such queue", "Make one.")
+    assert run_check("a queue", query) == AccountCheck(
+        "a queue", False, "no such queue", "Make one."
+    )
 
 
-def test_a_check_that_may_ask_gives_what_it_finds() -> None:
-    def ask() -> str:
+def test_a_permitted_query_passes_the_check_with_its_result() -> None:
+    def query() -> str:
         with skip_if_denied():
-            return "a right"
+            return "a permission"
 
-    assert run_check("a right", ask) == AccountCheck("a right", True, "a right")
+    assert run_check("a permission", query) == AccountCheck("a permission", True, "a permission")

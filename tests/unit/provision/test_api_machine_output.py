@@ -1,4 +1,4 @@
-"""What a machine printed is asked of backends that keep it, and of no others."""
+"""The output of machines, from backends that keep it."""
 
 from __future__ import annotations
 
@@ -34,5 +34,7 @@ def test_output_is_fetched_only_from_backends_that_keep_it() -> None:
     ("text", "last", "lines"),
     [("a\nb\nc\n", 2, ("b", "c")), ("a", 5, ("a",)), ("", 5, ()), ("a\nb", 0, ())],
 )
-def test_the_last_lines(text: str, last: int, lines: tuple[str, ...]) -> None:
+def test_last_lines_returns_at_most_the_given_number(
+    text: str, last: int, lines: tuple[str, ...]
+) -> None:
     assert last_lines(text, last) == lines

@@ -1,4 +1,4 @@
-"""How many machines a request is."""
+"""The number of machines of a request."""
 
 import pytest
 
@@ -11,13 +11,13 @@ from spotfit.provision.launch import count_nodes
 @pytest.mark.parametrize(
     ("workers", "slots", "nodes"), [(1, 1, 1), (4, 2, 2), (5, 2, 3), (1, 8, 1)]
 )
-def test_there_is_room_for_every_worker(workers: int, slots: int, nodes: int) -> None:
+def test_machines_have_slots_for_all_workers(workers: int, slots: int, nodes: int) -> None:
     request = GroupRequest(token=Token("t-1"), num_workers=workers, total_workers=workers)
     assert count_nodes(request, slots=slots, max_nodes=10, backend="cloud") == nodes
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("request_", "message"),
     [
         (
             GroupRequest(token=Token("t-1"), num_workers=0, total_workers=4),
@@ -30,6 +30,6 @@ def test_there_is_room_for_every_worker(workers: int, slots: int, nodes: int) ->
         ),
     ],
 )
-def test_what_cannot_be_is_told(request_: GroupRequest, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_impossible_request_is_rejected(request_: GroupRequest, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         count_nodes(request_, slots=2, max_nodes=10, backend="cloud")

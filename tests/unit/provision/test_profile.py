@@ -1,4 +1,4 @@
-"""Where a backend's options come from: the call, the environment, spotfit.toml, the default."""
+"""Options of a backend come from the call, the environment, spotfit.toml or the defaults."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("folder")
-def test_where_nobody_says_anything_the_defaults_hold() -> None:
+def test_defaults_apply_without_settings() -> None:
     assert resolve_options("local", {}) == {}
     assert provisioner_from_profile() is None
 
 
-def test_the_call_wins_over_the_environment_and_that_over_the_file(
+def test_call_overrides_the_environment_which_overrides_the_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "spotfit.toml").write_text(PROFILE)
@@ -43,7 +43,7 @@ def test_the_call_wins_over_the_environment_and_that_over_the_file(
     assert provisioner_from_profile() == "local"
 
 
-def test_a_profile_says_only_what_differs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_overrides_single_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "spotfit.toml").write_text(PROFILE)
     monkeypatch.setenv("SPOTFIT_PROFILE", "big")
     assert resolve_options("local", {}) == {"nodes": 8, "idle_s": 5.0}
@@ -54,7 +54,7 @@ def test_a_profile_says_only_what_differs(folder: Path, monkeypatch: pytest.Monk
         resolve_options("local", {})
 
 
-def test_what_terraform_writes_is_a_profile_and_the_toml_wins(folder: Path) -> None:
+def test_toml_overrides_the_output_of_terraform(folder: Path) -> None:
     (folder / "spotfit.json").write_text(
         '{"local": {"sensitive": false, "type": "map", "value": {"nodes": 5, "capacity": 9}}}'
     )
@@ -63,18 +63,20 @@ def test_what_terraform_writes_is_a_profile_and_the_toml_wins(folder: Path) -> N
     assert resolve_options("local", {}) == {"nodes": 2, "capacity": 9, "idle_s": 5.0}
 
 
-def test_a_named_file_is_the_only_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_file_replaces_the_default_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "spotfit.toml").write_text(PROFILE)
     (folder / "other.toml").write_text("[local]\nnodes = 7\n")
     monkeypatch.setenv("SPOTFIT_CONFIG", str(folder / "other.toml"))
     assert resolve_options("local", {}) == {"nodes": 7}
-    monkeypatch.setenv("SPOTFIT_CONFIG", str(folder / "nowhere.toml"))
+    monkeypatch.setenv("SPOTFIT_CONFIG", str(folder / "missing.toml"))
     with pytest.raises(ConfigError, match="the file does not exist"):
         resolve_options("local", {})
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[local\n", "cannot be read"),
         ("local = 3\n", "not a table of options"),
@@ -82,7 +84,7 @@ def test_a_named_file_is_the_only_one(folder: Path, monkeypatch: pytest.MonkeyPa
         ("[local]\nnodes = 'two'\n", "nodes='two'"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_told(folder: Path, text: str, told: str) -> None:
+def test_invalid_file_is_reported(folder: Path, text: str, message: str) -> None:
     (folder / "spotfit.toml").write_text(text)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         resolve_options("local", {})

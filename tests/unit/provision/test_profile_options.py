@@ -1,4 +1,4 @@
-"""Options of a backend, as text or as data: what cannot be meant is told, all of it at once."""
+"""Parsing of a backend's options from text or data; all invalid options are reported together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from spotfit.provision.profile import check_minimums, non_default_options, parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rented:
-    provisioner: ClassVar[str] = "rented"
+class ExampleOptions:
+    provisioner: ClassVar[str] = "example"
 
     queue: str = ""
     zones: tuple[str, ...] = ()
@@ -29,57 +29,63 @@ class Rented:
 
 
 @pytest.mark.parametrize(
-    ("given", "options"),
+    ("values", "options"),
     [
-        ({}, Rented()),
-        ({"queue": "7"}, Rented(queue="7")),
-        ({"zones": "a, b,"}, Rented(zones=("a", "b"))),
-        ({"zones": ["a"], "most": "3"}, Rented(zones=("a",), most=3)),
-        ({"boot_s": "1.5", "spot": "false"}, Rented(boot_s=1.5, spot=False)),
-        ({"labels": '{"team": "nlp"}'}, Rented(labels={"team": "nlp"})),
-        ({"tier": "big", "most": None}, Rented(tier="big")),
+        ({}, ExampleOptions()),
+        ({"queue": "7"}, ExampleOptions(queue="7")),
+        ({"zones": "a, b,"}, ExampleOptions(zones=("a", "b"))),
+        ({"zones": ["a"], "most": "3"}, ExampleOptions(zones=("a",), most=3)),
+        ({"boot_s": "1.5", "spot": "false"}, ExampleOptions(boot_s=1.5, spot=False)),
+        ({"labels": '{"team": "nlp"}'}, ExampleOptions(labels={"team": "nlp"})),
+        ({"tier": "big", "most": None}, ExampleOptions(tier="big")),
     ],
 )
-def test_words_become_what_their_fields_hold(given: dict[str, Any], options: Rented) -> None:
-    assert parse_options(Rented, given) == options
+def test_text_is_converted_to_the_type_of_its_field(
+    values: dict[str, Any], options: ExampleOptions
+) -> None:
+    assert parse_options(ExampleOptions, values) == options
 
 
-def test_every_mistake_is_told_at_once_and_the_nearest_name_with_it() -> None:
-    with pytest.raises(ConfigErrors) as told:
-        parse_options(Rented, {"queu": "x", "most": "many", "tier": "huge"})
-    assert len(told.value.errors) == 3
-    for part in ("Did you mean 'queue'", "Rented(most='many')", "Rented(tier='huge')"):
-        assert part in str(told.value)
+def test_all_invalid_options_are_reported_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigErrors) as raised:
+        parse_options(ExampleOptions, {"queu": "x", "most": "many", "tier": "huge"})
+    assert len(raised.value.errors) == 3
+    for part in (
+        "Did you mean 'queue'",
+        "ExampleOptions(most='many')",
+        "ExampleOptions(tier='huge')",
+    ):
+        assert part in str(raised.value)
 
 
-def test_what_the_options_themselves_refuse_is_refused() -> None:
+def test_validation_of_the_options_class_applies() -> None:
     with pytest.raises(ConfigError, match="boot_s is below zero"):
-        parse_options(Rented, {"boot_s": -1})
+        parse_options(ExampleOptions, {"boot_s": -1})
 
 
-def test_only_what_differs_from_the_defaults_is_kept_and_reads_back() -> None:
-    options = Rented(zones=("a",), boot_s=1.0)
+def test_non_default_options_round_trip() -> None:
+    options = ExampleOptions(zones=("a",), boot_s=1.0)
     assert non_default_options(options) == {"zones": ("a",), "boot_s": 1.0}
-    assert parse_options(Rented, non_default_options(options)) == options
-    assert non_default_options(Rented()) == {}
+    assert parse_options(ExampleOptions, non_default_options(options)) == options
+    assert non_default_options(ExampleOptions()) == {}
 
 
 def test_fields_below_their_minimums_are_reported_together_with_values_and_defaults() -> None:
-    with pytest.raises(ConfigErrors) as failed:
-        check_minimums(Rented(most=0), most=1, above_zero=["boot_s"], spot=2)
-    assert [str(error) for error in failed.value.errors] == [
-        "Rented(most=0) must be at least 1.\n  What to do: Use a value that is at least 1, or "
-        "omit most: the default is None.",
-        "Rented(spot=True) must be at least 2.\n  What to do: Use a value that is at least 2, or "
-        "omit spot: the default is True.",
+    with pytest.raises(ConfigErrors) as raised:
+        check_minimums(ExampleOptions(most=0), most=1, above_zero=["boot_s"], spot=2)
+    assert [str(error) for error in raised.value.errors] == [
+        "ExampleOptions(most=0) must be at least 1.\n  What to do: Use a value that is at least "
+        "1, or omit most: the default is None.",
+        "ExampleOptions(spot=True) must be at least 2.\n  What to do: Use a value that is at least "
+        "2, or omit spot: the default is True.",
     ]
 
 
 @pytest.mark.parametrize("boot_s", [0.0, float("nan")])
 def test_a_field_that_is_not_above_zero_is_refused(boot_s: float) -> None:
-    with pytest.raises(ConfigError, match=r"Rented\(boot_s=.*\) must be greater than 0"):
-        check_minimums(Rented(boot_s=boot_s), above_zero=["boot_s"])
+    with pytest.raises(ConfigError, match=r"ExampleOptions\(boot_s=.*\) must be greater than 0"):
+        check_minimums(ExampleOptions(boot_s=boot_s), above_zero=["boot_s"])
 
 
 def test_an_unset_field_has_no_minimum() -> None:
-    check_minimums(Rented(most=None), most=1)
+    check_minimums(ExampleOptions(most=None), most=1)

@@ -17,12 +17,14 @@ KEY = RunKey(SECRET, RUN_ID)
 
 
 def test_a_sealed_payload_can_be_opened() -> None:
-    assert KEY.open(KEY.seal(b"orders", purpose="code_bundle"), purpose="code_bundle") == b"orders"
+    assert (
+        KEY.open(KEY.seal(b"payload", purpose="code_bundle"), purpose="code_bundle") == b"payload"
+    )
     assert KEY.open(KEY.seal(b"", purpose="code_bundle"), purpose="code_bundle") == b""
 
 
 def test_any_changed_bit_of_an_envelope_is_detected() -> None:
-    envelope = KEY.seal(b"orders", purpose="code_bundle")
+    envelope = KEY.seal(b"payload", purpose="code_bundle")
     for position in range(len(envelope)):
         changed = bytearray(envelope)
         changed[position] ^= 1
@@ -33,7 +35,7 @@ def test_any_changed_bit_of_an_envelope_is_detected() -> None:
 @pytest.mark.parametrize("kept", [0, 5, 30, -1])
 def test_a_truncated_envelope_is_rejected(kept: int) -> None:
     with pytest.raises(IntegrityError):
-        KEY.open(KEY.seal(b"orders", purpose="code_bundle")[:kept], purpose="code_bundle")
+        KEY.open(KEY.seal(b"payload", purpose="code_bundle")[:kept], purpose="code_bundle")
 
 
 def test_an_unsealed_pickle_is_rejected() -> None:
@@ -42,21 +44,21 @@ def test_an_unsealed_pickle_is_rejected() -> None:
 
 
 def test_the_key_of_another_run_is_rejected() -> None:
-    stranger = RunKey(bytes(32), RUN_ID)
+    other_key = RunKey(bytes(32), RUN_ID)
     with pytest.raises(IntegrityError, match="key of another run"):
-        KEY.open(stranger.seal(b"orders", purpose="code_bundle"), purpose="code_bundle")
+        KEY.open(other_key.seal(b"payload", purpose="code_bundle"), purpose="code_bundle")
 
 
 def test_an_envelope_of_another_purpose_is_rejected() -> None:
     with pytest.raises(IntegrityError):
-        KEY.open(KEY.seal(b"orders", purpose="result"), purpose="code_bundle")
+        KEY.open(KEY.seal(b"payload", purpose="result"), purpose="code_bundle")
 
 
 def test_an_envelope_of_another_run_with_the_same_key_is_rejected() -> None:
     """SPOTFIT_RUN_SECRET may be equal for several runs."""
     other = RunKey(SECRET, RunId("another"))
     with pytest.raises(IntegrityError, match="key of another run"):
-        other.open(KEY.seal(b"orders", purpose="code_bundle"), purpose="code_bundle")
+        other.open(KEY.seal(b"payload", purpose="code_bundle"), purpose="code_bundle")
     assert other.derive("wire") != KEY.derive("wire")
 
 
@@ -68,10 +70,12 @@ def test_an_envelope_does_not_contain_the_payload() -> None:
 
 def test_equal_payloads_give_equal_envelopes_and_others_another_nonce() -> None:
     head = len(b"spotfit envelope 2\n")
-    assert KEY.seal(b"orders", purpose="code_bundle") == KEY.seal(b"orders", purpose="code_bundle")
+    assert KEY.seal(b"payload", purpose="code_bundle") == KEY.seal(
+        b"payload", purpose="code_bundle"
+    )
     nonces = {
         KEY.seal(payload, purpose=purpose)[head : head + 12]
-        for payload in (b"orders", b"other orders", b"")
+        for payload in (b"payload", b"other orders", b"")
         for purpose in ("code_bundle", "result")
     }
     assert len(nonces) == 6
@@ -83,10 +87,10 @@ def test_an_envelope_of_another_version_is_explained() -> None:
 
 
 def test_derived_keys_match_hkdf() -> None:
-    theirs = HKDF(
+    expected = HKDF(
         SHA256(), length=32, salt=b"spotfit run key", info=f"{RUN_ID}\0tls".encode()
     ).derive(SECRET)
-    assert KEY.derive("tls") == theirs
+    assert KEY.derive("tls") == expected
     assert KEY.derive("tls") != KEY.derive("code_bundle")
 
 

@@ -25,11 +25,11 @@ from spotfit.testing.builders import RUN_ID
 
 
 class FakeBackend(Backend):
-    """Records its hooks and runs `act`."""
+    """Records its hooks and runs `body`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, Any]] = []
-        self.act: Any = lambda _group: None
+        self.body: Any = lambda _group: None
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         self.record("on_start", worker_group, backend_config)
@@ -42,7 +42,7 @@ class FakeBackend(Backend):
 
     def record(self, hook: str, group: WorkerGroup, config: Any) -> None:
         self.calls.append((hook, len(group), config))
-        self.act(group)
+        self.body(group)
 
 
 class FakeConfig(BackendConfig):
@@ -96,7 +96,7 @@ def test_every_hook_gets_the_workers_and_the_same_config(backend: Any) -> None:
 
 
 def test_an_exception_of_a_hook_is_reported_and_stored(backend: Any) -> None:
-    backend.act = lambda _group: os.environ["NO_SUCH"]
+    backend.body = lambda _group: os.environ["NO_SUCH"]
     finished = HookProcess().run_hook("on_start")
     assert finished.traceback_text is not None
     assert "KeyError: 'NO_SUCH'" in finished.traceback_text
@@ -104,7 +104,7 @@ def test_an_exception_of_a_hook_is_reported_and_stored(backend: Any) -> None:
 
 
 def test_system_exit_in_a_hook_is_an_error(backend: Any) -> None:
-    backend.act = lambda _group: exit(3)
+    backend.body = lambda _group: exit(3)
     assert "SystemExit: 3" in (HookProcess().run_hook("on_start").traceback_text or "")
 
 
@@ -123,24 +123,24 @@ def test_results_reach_the_hook_that_waits(backend: Any) -> None:
 
     def call(group: WorkerGroup) -> None:
         future = group.execute_single_async(0, len, "abc")
-        ask = process.sent[-1]
-        assert isinstance(ask, CallWorkers)
+        call = process.sent[-1]
+        assert isinstance(call, CallWorkers)
         process.dispatcher.on_message(
             WorkerCallResult(
-                round=ask.round,
+                round=call.round,
                 rank=0,
-                call_id=ask.call_id,
+                call_id=call.call_id,
                 pickled_value=b"",
                 traceback_text="Traceback\nValueError: no",
             )
         )
         future.result(5)
 
-    backend.act = call
+    backend.body = call
     assert "ValueError: no" in (process.run_hook("on_start").traceback_text or "")
 
 
-# --- workers that are gone -----------------------------------------------------------------------
+# --- lost workers --------------------------------------------------------------------------------
 
 
 def call(group: WorkerGroup) -> None:
@@ -159,7 +159,7 @@ def raise_own_error(_group: WorkerGroup) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "act", "is_error"),
+    ("hook", "body", "is_error"),
     [
         ("on_start", call, False),
         ("on_start", raise_own_error, False),
@@ -170,12 +170,12 @@ def raise_own_error(_group: WorkerGroup) -> None:
     ],
 )
 def test_errors_caused_by_lost_workers_are_not_reported(
-    backend: Any, hook: BackendHook, act: Any, is_error: bool
+    backend: Any, hook: BackendHook, body: Any, is_error: bool
 ) -> None:
     """Of hooks in a lost round, only on_shutdown reports errors that have another cause."""
     process = HookProcess()
     process.dispatcher.on_message(WorkersUnavailable(round=1))
-    backend.act = act
+    backend.body = body
     assert (process.run_hook(hook).traceback_text is not None) == is_error
     assert process.sent == [], "no worker was called"
 
@@ -183,6 +183,6 @@ def test_errors_caused_by_lost_workers_are_not_reported(
 def test_the_next_round_has_workers_again(backend: Any) -> None:
     process = HookProcess()
     process.dispatcher.on_message(WorkersUnavailable(round=1))
-    backend.act = lambda group: group.execute_async(len, "abc")
+    backend.body = lambda group: group.execute_async(len, "abc")
     assert process.run_hook("on_start", round_number=2).traceback_text is None
-    assert [ask.round for ask in process.sent] == [2]
+    assert [call.round for call in process.sent] == [2]

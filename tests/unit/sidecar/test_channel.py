@@ -13,13 +13,13 @@ from tests.unit.sidecar.fake_process import FakeProcess, FakeStarter
 
 
 class Owner:
-    """The user of a channel; `forgets` makes it restart the process after an exit."""
+    """The user of a channel; `restarts` makes it restart the process after an exit."""
 
-    def __init__(self, *, forgets: bool = False) -> None:
+    def __init__(self, *, restarts: bool = False) -> None:
         self.starter = FakeStarter()
         self.messages: list[UploadDone] = []
         self.exits: list[str] = []
-        self.forgets = forgets
+        self.restarts = restarts
         self.channel = SidecarChannel(
             self.starter.start,
             decoder=decoder(UploadDone),
@@ -30,7 +30,7 @@ class Owner:
 
     def on_exit(self, reason: str) -> None:
         self.exits.append(reason)
-        if self.forgets:
+        if self.restarts:
             self.channel.forget()
 
 
@@ -58,11 +58,11 @@ def test_messages_and_the_exit_are_passed_to_the_owner() -> None:
     assert owner.exits == ["exited with code 3"]
 
 
-@pytest.mark.parametrize(("forgets", "processes"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize(("restarts", "processes"), [(False, 1), (True, 2)])
 def test_a_message_after_the_exit_starts_a_process_only_if_the_first_is_forgotten(
-    forgets: bool, processes: int
+    restarts: bool, processes: int
 ) -> None:
-    owner = Owner(forgets=forgets)
+    owner = Owner(restarts=restarts)
     owner.channel.send({"type": "a"})
     owner.starter.latest.exit()
     owner.channel.send({"type": "b"})
@@ -94,7 +94,7 @@ def test_a_closed_process_is_ignored_and_replaced() -> None:
 
 
 def test_a_process_that_exits_while_it_is_started_is_not_kept() -> None:
-    owner = Owner(forgets=True)
+    owner = Owner(restarts=True)
 
     def fail_to_start(
         on_frames: Callable[[list[bytes]], None], on_exit: Callable[[str, bool], None]

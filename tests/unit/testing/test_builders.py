@@ -21,7 +21,9 @@ from spotfit.testing.builders import (
 def test_default_structs_are_consistent() -> None:
     view, watch = a_view(), a_leader_state()
     action = next_action(view, watch, 1.0)
-    assert isinstance(action, AppendEvent), "with all agents seated the first thing is a round"
+    assert isinstance(action, AppendEvent), (
+        "with all agents connected the first action opens a round"
+    )
     assert view.is_leader(watch.agent_id)
     assert decoder(View).decode(encode(view)) == view
 

@@ -20,7 +20,7 @@ def _threads_take_turns_often() -> Iterator[None]:
     sys.setswitchinterval(usual)
 
 
-class MySuite(StoreSuite):
+class ExampleSuite(StoreSuite):
     is_shared = False
 
 
@@ -73,9 +73,9 @@ def test_an_incorrect_store_fails(
     store_type: Callable[[], Store], test: Callable[[StoreSuite, Store], None]
 ) -> None:
     with pytest.raises(AssertionError):
-        test(MySuite(), store_type())
+        test(ExampleSuite(), store_type())
 
 
 def test_a_store_that_leaves_a_partial_file_fails(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
-        MySuite().test_a_missing_object_raises_not_found(LeavesHalfAFile(), tmp_path)
+        ExampleSuite().test_a_missing_object_raises_not_found(LeavesHalfAFile(), tmp_path)

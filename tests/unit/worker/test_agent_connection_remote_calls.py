@@ -51,7 +51,7 @@ def values(results: list[CallResult]) -> list[Any]:
     return [unpickle(one.pickled_value, description="result") for one in results]
 
 
-# --- one call ------------------------------------------------------------------------------------
+# --- a single call -------------------------------------------------------------------------------
 
 
 def test_a_call_returns_the_value_of_the_function() -> None:

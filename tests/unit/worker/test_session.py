@@ -454,7 +454,7 @@ def test_a_checkpoint_directory_that_contains_the_run_is_rejected(
     assert agent.receive() == []
 
 
-# --- what to go on from ----------------------------------------------------------------------
+# --- checkpoints to resume from --------------------------------------------------------------
 
 
 def test_a_first_round_has_no_latest_checkpoint(session: Session) -> None:

@@ -19,11 +19,11 @@ class Instance:
         self.action: bytes | None = None
         self.rebalance = False
         self.token = "1"
-        self.tokens_given = 0
+        self.issued_tokens = 0
 
     def answer(self, request: WireRequest) -> WireResponse:
         if request.path == "/latest/api/token":
-            self.tokens_given += 1
+            self.issued_tokens += 1
             return WireResponse(200, self.token.encode())
         if request.headers.get("x-aws-ec2-metadata-token") != self.token:
             return WireResponse(401)
@@ -68,10 +68,10 @@ def test_a_past_deadline_leaves_0_seconds(metadata: Ec2Metadata, instance: Insta
 def test_a_rejected_token_is_renewed(metadata: Ec2Metadata, instance: Instance) -> None:
     for _ in range(3):
         metadata.check()
-    assert instance.tokens_given == 1
+    assert instance.issued_tokens == 1
     instance.token = "2"
     metadata.check()
-    assert instance.tokens_given == 2
+    assert instance.issued_tokens == 2
 
 
 def test_a_rebalance_recommendation_is_a_risk_until_the_notice(

@@ -23,22 +23,24 @@ class Instance:
     def __init__(self) -> None:
         self.name = NAME
         self.events: list[dict[str, Any]] = []
-        self.asked: list[WireRequest] = []
+        self.requests: list[WireRequest] = []
 
     def answer(self, request: WireRequest) -> WireResponse:
-        self.asked.append(request)
+        self.requests.append(request)
         if request.headers.get("metadata") != "true":
             return WireResponse.json({"error": "Bad request. Required metadata header"}, 400)
         if request.path == "/metadata/scheduledevents":
             return WireResponse.json(
-                {"DocumentIncarnation": len(self.asked), "Events": self.events}
+                {"DocumentIncarnation": len(self.requests), "Events": self.events}
             )
         if request.path == "/metadata/instance/compute/name" and self.name:
             return WireResponse(200, self.name.encode())
         return WireResponse(404)
 
-    def will(self, kind: str, *names: str, in_s: float | None = 40.0, event_id: str = "1") -> None:
-        """Add that event to the document."""
+    def add_event(
+        self, kind: str, *names: str, in_s: float | None = 40.0, event_id: str = "1"
+    ) -> None:
+        """Add an event to the document."""
         at = datetime.now(UTC) + timedelta(seconds=in_s or 0)
         event = {
             "EventId": event_id,
@@ -76,7 +78,7 @@ def test_a_terminating_event_is_a_notice_with_its_time(
     metadata: AzureMetadata, instance: Instance, kind: str
 ) -> None:
     assert metadata.check() is None
-    instance.will(kind)
+    instance.add_event(kind)
     notice = metadata.check()
     assert notice is not None
     assert notice.reason == f"Azure will {kind.lower()} the VM"
@@ -85,7 +87,7 @@ def test_a_terminating_event_is_a_notice_with_its_time(
 
 
 def test_a_started_event_leaves_0_seconds(metadata: AzureMetadata, instance: Instance) -> None:
-    instance.will("Preempt", in_s=None)
+    instance.add_event("Preempt", in_s=None)
     notice = metadata.check()
     assert notice is not None
     assert notice.seconds_left == pytest.approx(0.0, abs=1.0)
@@ -93,8 +95,8 @@ def test_a_started_event_leaves_0_seconds(metadata: AzureMetadata, instance: Ins
 
 
 def test_the_earliest_of_several_counts(metadata: AzureMetadata, instance: Instance) -> None:
-    instance.will("Reboot", in_s=900.0)
-    instance.will("Preempt", in_s=30.0, event_id="2")
+    instance.add_event("Reboot", in_s=900.0)
+    instance.add_event("Preempt", in_s=30.0, event_id="2")
     notice = metadata.check()
     assert notice is not None
     assert "preempt" in notice.reason
@@ -102,15 +104,15 @@ def test_the_earliest_of_several_counts(metadata: AzureMetadata, instance: Insta
 
 def test_events_of_other_vms_are_ignored(metadata: AzureMetadata, instance: Instance) -> None:
     """Azure lists the events of all VMs of a placement group."""
-    instance.will("Preempt", "vmss_8", "vmss_70")
+    instance.add_event("Preempt", "vmss_8", "vmss_70")
     assert metadata.check() is None
-    instance.will("Preempt", "vmss_9", NAME.upper())
+    instance.add_event("Preempt", "vmss_9", NAME.upper())
     assert metadata.check() is not None
 
 
 def test_without_a_vm_name_events_are_ignored(metadata: AzureMetadata, instance: Instance) -> None:
     instance.name = ""
-    instance.will("Preempt")
+    instance.add_event("Preempt")
     assert metadata.check() is None
     instance.name = NAME
     assert metadata.check() is not None
@@ -119,33 +121,33 @@ def test_without_a_vm_name_events_are_ignored(metadata: AzureMetadata, instance:
 def test_a_freeze_is_logged_once_and_is_not_a_notice(
     metadata: AzureMetadata, instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    instance.will("Freeze")
+    instance.add_event("Freeze")
     assert [metadata.check() for _ in range(3)] == [None] * 3
     assert capsys.readouterr().err.count("Freeze") <= 1
 
 
 def test_no_event_is_ever_acknowledged(metadata: AzureMetadata, instance: Instance) -> None:
-    """That would begin it at once."""
-    instance.will("Preempt")
-    instance.will("Freeze", event_id="2")
+    """An acknowledgement would start the event at once."""
+    instance.add_event("Preempt")
+    instance.add_event("Freeze", event_id="2")
     metadata.check()
-    assert {request.method for request in instance.asked} == {"GET"}
+    assert {request.method for request in instance.requests} == {"GET"}
 
 
 def test_a_service_without_events_returns_none(server: WireServer) -> None:
     assert AzureMetadata(f"{server.url}/elsewhere").check() is None
 
 
-@pytest.mark.real_time("a source asks in a thread of its own")
+@pytest.mark.real_time("a source polls in a separate thread")
 def test_the_endpoint_variable_of_azure_is_used(
     server: WireServer, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", f"{server.url}/")
-    instance.will("Preempt")
+    instance.add_event("Preempt")
     source = AzureNoticeSource(lambda: None, interval_s=0.01)
     clock = SystemClock()
-    give_up_at = clock.now() + 20
+    deadline_s = clock.now() + 20
     while source.poll(clock.now()) is None:
-        assert clock.now() < give_up_at
+        assert clock.now() < deadline_s
         clock.wait(0.02)
     source.close()

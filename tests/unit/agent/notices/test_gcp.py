@@ -20,7 +20,7 @@ class Instance:
     def __init__(self) -> None:
         self.preempted = "FALSE"
         self.maintenance = "NONE"
-        self.asked: list[dict[str, str]] = []
+        self.requests: list[dict[str, str]] = []
 
     def answer(self, request: WireRequest) -> WireResponse:
         if request.headers.get("metadata-flavor") != "Google":
@@ -29,7 +29,7 @@ class Instance:
             return WireResponse(200, self.maintenance.encode())
         if request.path != f"{_BASE}preempted":
             return WireResponse(404)
-        self.asked.append(dict(request.query))
+        self.requests.append(dict(request.query))
         same = request.query.get("last_etag") == self.preempted
         headers = {"ETag": self.preempted}
         return WireResponse(200, self.preempted.encode(), headers, hold_s=0.2 if same else 0.0)
@@ -74,8 +74,8 @@ def test_the_configured_grace_period_is_used(
 def test_later_requests_are_long_polls(metadata: GceMetadata, instance: Instance) -> None:
     metadata.check()
     metadata.check()
-    assert instance.asked[0] == {}
-    assert instance.asked[-1] == {
+    assert instance.requests[0] == {}
+    assert instance.requests[-1] == {
         "wait_for_change": "true",
         "timeout_sec": "3",
         "last_etag": "FALSE",
@@ -101,8 +101,8 @@ def test_the_endpoint_variable_of_google_is_used(
     instance.preempted = "TRUE"
     source = GcpNoticeSource(lambda: None, interval_s=0.01)
     clock = SystemClock()
-    give_up_at = clock.now() + 20
+    deadline_s = clock.now() + 20
     while source.poll(clock.now()) is None:
-        assert clock.now() < give_up_at
+        assert clock.now() < deadline_s
         clock.wait(0.02)
     source.close()

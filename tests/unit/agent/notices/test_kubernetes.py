@@ -17,15 +17,15 @@ pytestmark = pytest.mark.real_time("an API server answers in real time")
 
 
 class Cluster:
-    """An API server that knows one node."""
+    """An API server with one node."""
 
     def __init__(self) -> None:
         self.taints: list[str] | None = []
         self.status = 200
-        self.asked: list[WireRequest] = []
+        self.requests: list[WireRequest] = []
 
     def answer(self, request: WireRequest) -> WireResponse:
-        self.asked.append(request)
+        self.requests.append(request)
         if request.path != "/api/v1/nodes/spot-1":
             return WireResponse(404)
         taints = None if self.taints is None else [{"key": key} for key in self.taints]
@@ -105,7 +105,7 @@ def test_a_denied_request_is_not_repeated(
     assert node.check() is None
     cluster.status, cluster.taints = 200, ["karpenter.sh/disrupted"]
     assert node.check() is None
-    assert len(cluster.asked) == 1
+    assert len(cluster.requests) == 1
 
 
 def test_a_server_error_is_retried(node: KubernetesNodeTaints, cluster: Cluster) -> None:
@@ -122,7 +122,7 @@ def test_the_current_token_is_sent(
     for token in ("first", "second"):
         (tmp_path / "token").write_text(f"{token}\n")
         node.check()
-        assert cluster.asked[-1].headers["authorization"] == f"Bearer {token}"
+        assert cluster.requests[-1].headers["authorization"] == f"Bearer {token}"
 
 
 def test_outside_a_cluster_no_request_is_sent(
@@ -145,8 +145,8 @@ def test_the_agent_is_woken(
     source = KubernetesNoticeSource(lambda: woken.append(True), interval_s=0.01)
     cluster.taints = ["karpenter.sh/disrupted"]
     clock = SystemClock()
-    give_up_at = clock.now() + 20.0
-    while not woken and clock.now() < give_up_at:
+    deadline_s = clock.now() + 20.0
+    while not woken and clock.now() < deadline_s:
         clock.wait(0.01)
     assert source.poll(0.0) is not None
     source.close()

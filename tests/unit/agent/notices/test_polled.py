@@ -1,4 +1,4 @@
-"""A source that asks in a thread: it never stands in the way, and never ends its agent."""
+"""A source that polls in a thread: it does not block its agent, and its errors are logged."""
 
 from __future__ import annotations
 
@@ -16,69 +16,75 @@ pytestmark = pytest.mark.real_time("the thread of a source waits in real time")
 
 def test_a_notice_wakes_the_agent_and_is_final() -> None:
     woken = threading.Event()
-    answers: Iterator[Notice | None] = iter([None, None, Notice(reason="going")])
+    answers: Iterator[Notice | None] = iter([None, None, Notice(reason="preempted")])
     source = PolledNoticeSource(woken.set, lambda: next(answers), interval_s=0.001, name="test")
     assert woken.wait(20)
-    assert source.poll(0.0) == source.poll(1.0) == Notice(reason="going")
+    assert source.poll(0.0) == source.poll(1.0) == Notice(reason="preempted")
 
 
 def test_a_risk_is_returned_until_a_notice_arrives() -> None:
-    woken, going = threading.Event(), threading.Event()
+    woken, has_notice = threading.Event(), threading.Event()
 
-    def look() -> Notice | PreemptionRisk:
-        return Notice(reason="going") if going.is_set() else PreemptionRisk(reason="in danger")
+    def check() -> Notice | PreemptionRisk:
+        return (
+            Notice(reason="preempted") if has_notice.is_set() else PreemptionRisk(reason="at risk")
+        )
 
-    source = PolledNoticeSource(woken.set, look, interval_s=0.001, name="test")
+    source = PolledNoticeSource(woken.set, check, interval_s=0.001, name="test")
     assert woken.wait(20)
-    assert source.poll(0.0) == PreemptionRisk(reason="in danger")
+    assert source.poll(0.0) == PreemptionRisk(reason="at risk")
     woken.clear()
-    going.set()
+    has_notice.set()
     assert woken.wait(20)
-    assert source.poll(1.0) == Notice(reason="going")
+    assert source.poll(1.0) == Notice(reason="preempted")
 
 
 def test_a_failing_check_is_logged_once_and_repeated(capsys: pytest.CaptureFixture[str]) -> None:
-    woken, asked = threading.Event(), 0
+    woken, check_count = threading.Event(), 0
 
-    def look() -> Notice | None:
-        nonlocal asked
-        asked += 1
-        if asked < 5:
+    def check() -> Notice | None:
+        nonlocal check_count
+        check_count += 1
+        if check_count < 5:
             raise OSError("no route")
-        return Notice(reason="going")
+        return Notice(reason="preempted")
 
-    PolledNoticeSource(woken.set, look, interval_s=0.001, name="test")
+    PolledNoticeSource(woken.set, check, interval_s=0.001, name="test")
     assert woken.wait(20)
     assert capsys.readouterr().err.count("no route") == 1
 
 
 def test_a_request_sends_headers_below_the_base_path() -> None:
-    heard: list[WireRequest] = []
+    requests: list[WireRequest] = []
 
-    def answer(request: WireRequest) -> WireResponse:
-        heard.append(request)
+    def respond(request: WireRequest) -> WireResponse:
+        requests.append(request)
         return WireResponse(201, b"yes")
 
-    server = WireServer(answer)
+    server = WireServer(respond)
     assert request_metadata(f"{server.url}/base/", "/x", method="PUT", headers={"K": "v"}) == (
         201,
         b"yes",
     )
     server.close()
-    assert (heard[0].method, heard[0].path, heard[0].headers["k"]) == ("PUT", "/base/x", "v")
+    assert (requests[0].method, requests[0].path, requests[0].headers["k"]) == (
+        "PUT",
+        "/base/x",
+        "v",
+    )
 
 
 def test_response_headers_are_in_lower_case() -> None:
     server = WireServer(lambda _: WireResponse(200, b"yes", {"ETag": "7"}))
-    told = http_request(server.url, "/")
+    response = http_request(server.url, "/")
     server.close()
-    assert (told.status, told.body, told.headers["etag"]) == (200, b"yes", "7")
+    assert (response.status, response.body, response.headers["etag"]) == (200, b"yes", "7")
 
 
 def test_the_timeout_can_be_extended() -> None:
-    server = WireServer(lambda _: WireResponse(200, b"at last", hold_s=0.3))
+    server = WireServer(lambda _: WireResponse(200, b"held", hold_s=0.3))
     try:
-        assert request_metadata(server.url, "/", timeout_s=20.0) == (200, b"at last")
+        assert request_metadata(server.url, "/", timeout_s=20.0) == (200, b"held")
         with pytest.raises(TimeoutError):
             request_metadata(server.url, "/", timeout_s=0.05)
     finally:

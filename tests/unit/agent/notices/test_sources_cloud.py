@@ -34,17 +34,17 @@ XEN = {"sys_vendor": "Xen", "bios_version": "4.11.amazon"}
 HYPER_V = {"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "0000-1111"}
 
 
-def written(folder: Path, told: dict[str, str]) -> Path:
+def write_firmware(folder: Path, fields: dict[str, str]) -> Path:
     folder.mkdir(exist_ok=True)
-    for name, text in told.items():
+    for name, text in fields.items():
         (folder / name).write_text(f"{text}\n")
     return folder
 
 
 @pytest.mark.parametrize(
-    ("told", "cloud"),
+    ("fields", "cloud"),
     [
-        *((told, cloud) for cloud, told in FIRMWARE.items()),
+        *((fields, cloud) for cloud, fields in FIRMWARE.items()),
         (XEN, "aws"),
         (HYPER_V, ""),
         ({"sys_vendor": "Dell Inc.", "product_name": "PowerEdge R750"}, ""),
@@ -52,9 +52,9 @@ def written(folder: Path, told: dict[str, str]) -> Path:
     ],
 )
 def test_the_cloud_is_detected_from_dmi(
-    tmp_path: Path, told: dict[str, str], cloud: str | None
+    tmp_path: Path, fields: dict[str, str], cloud: str | None
 ) -> None:
-    assert detect_cloud_by_firmware(written(tmp_path, told)) == cloud
+    assert detect_cloud_by_firmware(write_firmware(tmp_path, fields)) == cloud
 
 
 def test_without_dmi_the_cloud_is_unknown(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ class Vm:
 def until(happens: object) -> None:
     assert callable(happens)
     clock = SystemClock()
-    give_up_at = clock.now() + 60
+    deadline_s = clock.now() + 60
     while not happens():
-        assert clock.now() < give_up_at
+        assert clock.now() < deadline_s
         clock.wait(0.02)
 
 
@@ -102,7 +102,7 @@ def vm(cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_a_vm_receives_the_notice_of_its_cloud(cloud: str, vm: Vm, tmp_path: Path) -> None:
     woken: list[bool] = []
     source = DetectedCloudNoticeSource(
-        lambda: woken.append(True), dmi_dir=written(tmp_path / "dmi", FIRMWARE[cloud])
+        lambda: woken.append(True), dmi_dir=write_firmware(tmp_path / "dmi", FIRMWARE[cloud])
     )
     assert source.detected.wait(30)
     assert source.poll(0.0) is None
@@ -130,7 +130,9 @@ def test_a_configured_cloud_is_not_detected(
 ) -> None:
     monkeypatch.setenv("SPOTFIT_CLOUD", "none")
     monkeypatch.setattr(sources, "detect_cloud_by_metadata", lambda: pytest.fail("asked"))
-    source = DetectedCloudNoticeSource(lambda: None, dmi_dir=written(tmp_path, FIRMWARE["aws"]))
+    source = DetectedCloudNoticeSource(
+        lambda: None, dmi_dir=write_firmware(tmp_path, FIRMWARE["aws"])
+    )
     assert source.detected.wait(30)
     assert source._source is None
     assert source.poll(0.0) is None
@@ -142,7 +144,7 @@ def test_a_machine_without_cloud_has_no_notice(
 ) -> None:
     monkeypatch.delenv("SPOTFIT_CLOUD", raising=False)
     monkeypatch.setattr(sources, "detect_cloud_by_metadata", lambda: pytest.fail("asked"))
-    source = DetectedCloudNoticeSource(lambda: None, dmi_dir=written(tmp_path, HYPER_V))
+    source = DetectedCloudNoticeSource(lambda: None, dmi_dir=write_firmware(tmp_path, HYPER_V))
     assert source.detected.wait(30)
     assert source.poll(0.0) is None
 

@@ -10,7 +10,7 @@ RISK = PreemptionRisk(reason="elevated risk")
 
 
 class FakeSource:
-    """Returns what the test sets."""
+    """A source that returns the notice that the test sets."""
 
     def __init__(self) -> None:
         self.current: Notice | PreemptionRisk | None = None

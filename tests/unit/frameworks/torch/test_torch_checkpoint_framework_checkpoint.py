@@ -11,11 +11,11 @@ from spotfit.frameworks.torch.torch_checkpoint import FrameworkCheckpoint
 
 
 def test_a_framework_checkpoint_is_deprecated(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="use spotfit.Checkpoint") as said:
+    with pytest.warns(DeprecationWarning, match="use spotfit.Checkpoint") as warnings:
         old = FrameworkCheckpoint.from_directory(tmp_path)
     assert isinstance(old, Checkpoint)
     assert old.path == str(tmp_path)
-    assert len(said) == 1
+    assert len(warnings) == 1
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

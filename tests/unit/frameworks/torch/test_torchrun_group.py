@@ -90,11 +90,11 @@ def test_an_existing_group_is_not_destroyed(launched: None) -> None:
 def test_after_a_failure_the_group_is_not_left(launched: None) -> None:
     with pytest.raises(KeyError), join_launcher_group(TorchConfig(backend="gloo")):
         raise KeyError("lr")
-    assert dist.is_initialized(), "the launcher ends the others, and this one"
+    assert dist.is_initialized(), "the launcher terminates all processes of the group"
 
 
 @pytest.mark.parametrize(
-    ("named", "cards", "backend"),
+    ("named", "has_gpus", "backend"),
     [
         (None, False, "gloo"),
         ("nccl", False, "gloo"),
@@ -102,5 +102,7 @@ def test_after_a_failure_the_group_is_not_left(launched: None) -> None:
         ("mpi", True, "mpi"),
     ],
 )
-def test_the_backend_follows_the_devices(named: str | None, *, cards: bool, backend: str) -> None:
-    assert select_backend(named, has_gpus=cards) == backend
+def test_the_backend_follows_the_devices(
+    named: str | None, *, has_gpus: bool, backend: str
+) -> None:
+    assert select_backend(named, has_gpus=has_gpus) == backend

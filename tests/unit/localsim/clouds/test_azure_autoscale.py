@@ -1,4 +1,4 @@
-"""The language of pools of Azure Batch."""
+"""The autoscale formula language of Azure Batch pools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from spotfit_localsim.clouds.azure_autoscale import FormulaError, evaluate
 
-OF_THE_DOCUMENTATION = """
+DOCUMENTED_FORMULA = """
 startingNumberOfVMs = 1;
 maxNumberofVMs = 25;
 pendingTaskSamplePercent = $PendingTasks.GetSamplePercent(180 * TimeInterval_Second);
@@ -28,12 +28,12 @@ def value(text: str, samples: Sequence[float] = ()) -> Any:
     ("samples", "target"),
     [([], 1), ([9, 9], 1), ([9, 9, 9, 0, 0, 0], 4.5), ([99] * 6, 25), ([99, *[2] * 6], 2)],
 )
-def test_azure_s_own_example_does_what_azure_says_of_it(
+def test_documented_formula_gives_the_documented_target(
     samples: Sequence[float], target: float
 ) -> None:
-    told = evaluate(OF_THE_DOCUMENTATION, {"$PendingTasks": samples})
-    assert told["$TargetDedicatedNodes"] == target
-    assert told["$NodeDeallocationOption"] == "taskcompletion"
+    variables = evaluate(DOCUMENTED_FORMULA, {"$PendingTasks": samples})
+    assert variables["$TargetDedicatedNodes"] == target
+    assert variables["$NodeDeallocationOption"] == "taskcompletion"
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_azure_s_own_example_does_what_azure_says_of_it(
         ("$PendingTasks.GetSamplePercent(2 * TimeInterval_Minute)", 75),
     ],
 )
-def test_what_an_expression_comes_to(text: str, result: float) -> None:
+def test_expression_is_evaluated(text: str, result: float) -> None:
     assert value(text, [3, 4, 5]) == result
 
 
-def test_the_other_way_is_not_gone() -> None:
-    """Else nobody could ask whether there are samples before asking for them."""
+def test_branch_that_is_not_taken_is_not_evaluated() -> None:
+    """Formulas check for samples in the condition before a branch reads them."""
     assert value("$PendingTasks.Count() < 1 ? 7 : max($PendingTasks.GetSample(1))") == 7
 
 
@@ -79,6 +79,6 @@ def test_the_other_way_is_not_gone() -> None:
         "x = 'text'",
     ],
 )
-def test_what_cannot_be_meant_is_an_error(formula: str) -> None:
+def test_invalid_formula_is_rejected(formula: str) -> None:
     with pytest.raises(FormulaError):
         evaluate(formula, {"$PendingTasks": [1.0]})

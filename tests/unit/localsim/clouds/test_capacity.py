@@ -1,4 +1,4 @@
-"""The market behind a simulated cloud: capacity by trace and limit, the rest by dice."""
+"""The market of a simulated cloud: capacity from a trace and a limit, times from seeded streams."""
 
 from __future__ import annotations
 
@@ -12,36 +12,44 @@ from spotfit_localsim.clouds.capacity import UNLIMITED_CAPACITY, MarketOptions, 
 from spotfit_localsim.random_streams import SeededStreams
 
 
-def test_there_is_plenty_where_nobody_says_otherwise() -> None:
+def test_capacity_is_unlimited_by_default() -> None:
     assert RealTimeMarket(MarketOptions(), started_s=0.0).capacity_at(1e6) == UNLIMITED_CAPACITY
 
 
-def test_a_trace_is_told_faster_than_it_happened(tmp_path: Path) -> None:
+def test_trace_is_replayed_at_the_configured_speed(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"kind": "availability", "gap_seconds": 60, "data": [4, 0, 2]}))
-    tide = RealTimeMarket(MarketOptions(trace=str(path), speed=60.0), started_s=100.0)
-    assert [tide.capacity_at(now) for now in (100.0, 100.9, 101.5, 102.5, 999.0)] == [4, 4, 0, 2, 2]
-    tide.max_machines = 1
-    assert tide.capacity_at(102.5) == 1
+    market = RealTimeMarket(MarketOptions(trace=str(path), speed=60.0), started_s=100.0)
+    assert [market.capacity_at(now) for now in (100.0, 100.9, 101.5, 102.5, 999.0)] == [
+        4,
+        4,
+        0,
+        2,
+        2,
+    ]
+    market.max_machines = 1
+    assert market.capacity_at(102.5) == 1
 
 
-def test_machines_are_left_for_ever_unless_there_are_reclaims() -> None:
-    calm, rough = (
+def test_machines_have_an_unlimited_lifetime_without_reclaims() -> None:
+    without_reclaims, with_reclaims = (
         RealTimeMarket(MarketOptions(reclaims_per_hour=n), started_s=0.0) for n in (0.0, 60.0)
     )
-    assert calm.draw_lifetime_s(SeededStreams(1).stream("life")) is None
-    lives = [rough.draw_lifetime_s(SeededStreams(n).stream("life")) for n in range(300)]
-    assert 40 < sum(filter(None, lives)) / 300 < 80, "a minute on average"
+    assert without_reclaims.draw_lifetime_s(SeededStreams(1).stream("life")) is None
+    lifetimes_s = [
+        with_reclaims.draw_lifetime_s(SeededStreams(n).stream("life")) for n in range(300)
+    ]
+    assert 40 < sum(filter(None, lifetimes_s)) / 300 < 80, "a minute on average"
 
 
-def test_the_same_dice_give_the_same_machine() -> None:
-    tide = RealTimeMarket(MarketOptions(boot_s=10.0), started_s=0.0)
-    first, again = (tide.draw_boot_s(SeededStreams(3).stream("boot")) for _ in range(2))
+def test_same_seed_gives_the_same_boot_time() -> None:
+    market = RealTimeMarket(MarketOptions(boot_s=10.0), started_s=0.0)
+    first, again = (market.draw_boot_s(SeededStreams(3).stream("boot")) for _ in range(2))
     assert first == again
     assert 9.0 <= first <= 11.0
 
 
-@pytest.mark.parametrize("wrong", [{"speed": 0.0}, {"speed": -1.0}, {"boot_s": -1.0}])
-def test_a_market_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        MarketOptions(**wrong)  # type: ignore[arg-type]  # that is what is tested
+@pytest.mark.parametrize("options", [{"speed": 0.0}, {"speed": -1.0}, {"boot_s": -1.0}])
+def test_invalid_market_options_are_rejected(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        MarketOptions(**options)  # type: ignore[arg-type]  # one of several fields

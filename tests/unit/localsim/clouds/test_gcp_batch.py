@@ -1,4 +1,4 @@
-"""Google Cloud Batch on loopback, where it is odd in the way Google is."""
+"""The simulated Google Cloud Batch reproduces documented and observed deviations of the service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 
 batch = pytest.importorskip("google.cloud.batch_v1")
 exceptions = pytest.importorskip("google.api_core.exceptions")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud runs in real time")
 
 PARENT = f"projects/{PROJECT}/locations/{REGION}"
 JobState, TaskState = batch.JobStatus.State, batch.TaskStatus.State
@@ -41,7 +41,7 @@ def client(sim: Simulator) -> Any:
     )
 
 
-def a_job(command: str = "exec sleep 100", *, count: int = 1, **spec: Any) -> dict[str, Any]:
+def job_body(command: str = "exec sleep 100", *, count: int = 1, **spec: Any) -> dict[str, Any]:
     container = {"image_uri": "i", "entrypoint": "/bin/sh", "commands": ["-c", command]}
     task = {"runnables": [{"container": container}], **spec}
     return {"task_groups": [{"task_count": count, "task_spec": task}]}
@@ -54,9 +54,9 @@ def submit(sim: Simulator, job: dict[str, Any], job_id: str = "job", **more: Any
 
 def until(sim: Simulator, name: str, state: Any) -> Any:
     clock, service = SystemClock(), client(sim)
-    give_up_at = clock.now() + 60
+    deadline_s = clock.now() + 60
     while (job := service.get_job(name=name)).status.state != state:
-        assert clock.now() < give_up_at, job
+        assert clock.now() < deadline_s, job
         clock.wait(0.02)
     return job
 
@@ -65,47 +65,47 @@ def tasks_of(sim: Simulator, name: str) -> list[Any]:
     return list(client(sim).list_tasks(parent=f"{name}/taskGroups/group0"))
 
 
-def test_a_task_knows_its_number_and_how_many_there_are(sim: Simulator) -> None:
-    name = submit(sim, a_job("echo $BATCH_TASK_INDEX of $BATCH_TASK_COUNT", count=2))
+def test_task_gets_its_index_and_the_number_of_tasks(sim: Simulator) -> None:
+    name = submit(sim, job_body("echo $BATCH_TASK_INDEX of $BATCH_TASK_COUNT", count=2))
     job = until(sim, name, JobState.SUCCEEDED)
     assert job.status.task_groups["group0"].counts == {"SUCCEEDED": 2}
-    said = sorted(sim.datacenter.output(machine) for machine in sim.datacenter.machines.values())
-    assert said == ["0 of 2\n", "1 of 2\n"]
+    outputs = sorted(sim.datacenter.output(machine) for machine in sim.datacenter.machines.values())
+    assert outputs == ["0 of 2\n", "1 of 2\n"]
 
 
-def test_one_task_that_fails_fails_the_job_when_all_are_over(sim: Simulator) -> None:
-    name = submit(sim, a_job("exit $BATCH_TASK_INDEX", count=2))
+def test_failed_task_fails_the_job_after_all_tasks_ended(sim: Simulator) -> None:
+    name = submit(sim, job_body("exit $BATCH_TASK_INDEX", count=2))
     until(sim, name, JobState.FAILED)
     states = [task.status.state for task in tasks_of(sim, name)]
     assert states == [TaskState.SUCCEEDED, TaskState.FAILED]
 
 
-def test_all_causes_share_one_budget_of_retries(sim: Simulator) -> None:
+def test_retries_of_all_causes_count_against_one_limit(sim: Simulator) -> None:
     policy = {"action": "RETRY_TASK", "action_condition": {"exit_codes": [50001, 85]}}
-    name = submit(sim, a_job("exit 85", max_retry_count=2, lifecycle_policies=[policy]))
+    name = submit(sim, job_body("exit 85", max_retry_count=2, lifecycle_policies=[policy]))
     until(sim, name, JobState.FAILED)
     (task,) = tasks_of(sim, name)
     codes = [event.task_execution.exit_code for event in task.status.status_events]
     assert sorted(filter(None, codes)) == [85] * 3
     times = [event.event_time for event in task.status.status_events]
-    assert times != sorted(times), "events come in no order"
+    assert times != sorted(times), "the API does not sort events"
 
 
 @pytest.mark.parametrize(
     ("action", "codes", "tries"),
     [("RETRY_TASK", [1], 1), ("FAIL_TASK", [1], 3), ("FAIL_TASK", [2], 1)],
 )
-def test_what_a_policy_does_not_name_gets_its_opposite(
+def test_exit_codes_that_a_policy_does_not_list_get_the_opposite_action(
     sim: Simulator, action: str, codes: list[int], tries: int
 ) -> None:
     policy = {"action": action, "action_condition": {"exit_codes": codes}}
-    name = submit(sim, a_job("exit 2", max_retry_count=2, lifecycle_policies=[policy]))
+    name = submit(sim, job_body("exit 2", max_retry_count=2, lifecycle_policies=[policy]))
     until(sim, name, JobState.FAILED)
     assert len(sim.datacenter.machines) == tries
 
 
-def test_a_cancelled_job_is_remembered_and_a_deleted_one_is_not(sim: Simulator) -> None:
-    name = submit(sim, a_job())
+def test_cancelled_job_can_be_queried_and_deleted_job_cannot(sim: Simulator) -> None:
+    name = submit(sim, job_body())
     until(sim, name, JobState.RUNNING)
     operation = client(sim).cancel_job({"name": name})
     until(sim, name, JobState.CANCELLED)
@@ -114,79 +114,79 @@ def test_a_cancelled_job_is_remembered_and_a_deleted_one_is_not(sim: Simulator) 
         client(sim).cancel_job({"name": name})
     client(sim).delete_job({"name": name})
     clock = SystemClock()
-    give_up_at = clock.now() + 60
+    deadline_s = clock.now() + 60
     while sim.cloud.state.jobs:
-        assert clock.now() < give_up_at
+        assert clock.now() < deadline_s
         clock.wait(0.02)
     with pytest.raises(exceptions.NotFound):
         client(sim).get_job(name=name)
 
 
-def test_a_second_job_of_one_id_is_refused_and_a_repeated_request_is_not(sim: Simulator) -> None:
-    first = submit(sim, a_job(), request_id="5b16bd1e-2e3f-4a55-b9f5-7d1f6b0a4c11")
-    assert submit(sim, a_job(), request_id="5b16bd1e-2e3f-4a55-b9f5-7d1f6b0a4c11") == first
+def test_existing_job_id_is_rejected_unless_the_request_id_is_repeated(sim: Simulator) -> None:
+    first = submit(sim, job_body(), request_id="5b16bd1e-2e3f-4a55-b9f5-7d1f6b0a4c11")
+    assert submit(sim, job_body(), request_id="5b16bd1e-2e3f-4a55-b9f5-7d1f6b0a4c11") == first
     with pytest.raises(exceptions.Conflict):
-        submit(sim, a_job())
+        submit(sim, job_body())
 
 
 @pytest.mark.parametrize(
     ("job_id", "job"),
     [
-        ("Job", a_job()),
+        ("Job", job_body()),
         ("job", {"task_groups": []}),
-        ("job", a_job(max_retry_count=11)),
-        ("job", a_job(lifecycle_policies=[{"action": "RETRY_TASK"}] * 2)),
-        ("job", a_job(environment={"variables": {"A": "x" * 2**20}})),
+        ("job", job_body(max_retry_count=11)),
+        ("job", job_body(lifecycle_policies=[{"action": "RETRY_TASK"}] * 2)),
+        ("job", job_body(environment={"variables": {"A": "x" * 2**20}})),
         (
             "job",
             {
-                **a_job(),
+                **job_body(),
                 "allocation_policy": {"location": {"allowed_locations": ["regions/us-west1"]}},
             },
         ),
     ],
 )
-def test_what_google_refuses_is_refused(sim: Simulator, job_id: str, job: dict[str, Any]) -> None:
+def test_invalid_job_is_rejected(sim: Simulator, job_id: str, job: dict[str, Any]) -> None:
     with pytest.raises(exceptions.BadRequest):
         submit(sim, job, job_id)
 
 
-def test_states_are_numbers_or_names_as_somebody_likes(sim: Simulator) -> None:
-    name = submit(sim, a_job("true"))
+def test_states_are_names_or_numbers_by_the_alt_parameter(sim: Simulator) -> None:
+    name = submit(sim, job_body("true"))
     until(sim, name, JobState.SUCCEEDED)
 
-    def told(path: str, **query: str) -> Any:
+    def status(path: str, **query: str) -> Any:
         import msgspec
 
         reply = sim.cloud.answer_request(WireRequest("GET", f"/v1/{path}", query, {}, b""))
         return msgspec.json.decode(reply.body)["status"]
 
     numbers = {"$alt": "json;enum-encoding=int"}
-    assert told(name)["state"] == "SUCCEEDED"
-    assert told(name, **numbers)["state"] == 4
-    task = told(f"{name}/taskGroups/group0/tasks/0", **numbers)
+    assert status(name)["state"] == "SUCCEEDED"
+    assert status(name, **numbers)["state"] == 4
+    task = status(f"{name}/taskGroups/group0/tasks/0", **numbers)
     assert task["state"] == 5
     assert {event["taskState"] for event in task["statusEvents"]} <= {3, 5}
 
 
-def test_the_metadata_server_waits_for_a_change_if_it_is_asked_to(sim: Simulator) -> None:
-    name = submit(sim, a_job())
+def test_metadata_server_holds_a_request_with_wait_for_change(sim: Simulator) -> None:
+    name = submit(sim, job_body())
     until(sim, name, JobState.RUNNING)
     (machine,) = list(sim.datacenter.machines.values())
     path = "/computeMetadata/v1/instance/preempted"
 
-    def ask(query: dict[str, str], headers: dict[str, str]) -> WireResponse:
+    def get(query: dict[str, str], headers: dict[str, str]) -> WireResponse:
         reply = sim.cloud.answer_metadata(machine, WireRequest("GET", path, query, headers, b""))
         assert reply is not None
         return reply
 
-    google = {"metadata-flavor": "Google"}
-    assert ask({}, {}).status == 403
-    first = ask({}, google)
+    flavor = {"metadata-flavor": "Google"}
+    assert get({}, {}).status == 403
+    first = get({}, flavor)
     assert (first.body, first.hold_s) == (b"FALSE", 0.0)
     wait = {"wait_for_change": "true", "timeout_sec": "3", "last_etag": first.headers["etag"]}
-    assert ask(wait, google).hold_s == 3.0
+    assert get(wait, flavor).hold_s == 3.0
     with sim._lock:
         sim.datacenter.reclaim(machine, notice=True)
-    told = ask(wait, google)
-    assert (told.body, told.hold_s) == (b"TRUE", 0.0)
+    reply = get(wait, flavor)
+    assert (reply.body, reply.hold_s) == (b"TRUE", 0.0)

@@ -1,4 +1,4 @@
-"""The small server: it takes requests apart, answers one at a time, and closes."""
+"""The HTTP server of the simulated clouds parses requests, holds long polls and closes."""
 
 from __future__ import annotations
 
@@ -9,76 +9,80 @@ import pytest
 
 from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer, free_port
 
-heard: list[WireRequest] = []
+received: list[WireRequest] = []
 
 
-def answer(request: WireRequest) -> WireResponse:
-    heard.append(request)
+def respond(request: WireRequest) -> WireResponse:
+    received.append(request)
     if request.path == "/json":
-        return WireResponse.json({"got": request.json()}, 201, x_kind="ours")
-    return WireResponse(200, b"fine")
+        return WireResponse.json({"got": request.json()}, 201, x_kind="test")
+    return WireResponse(200, b"ok")
 
 
 @pytest.fixture
 def server() -> Iterator[WireServer]:
-    heard.clear()
-    server = WireServer(answer)
+    received.clear()
+    server = WireServer(respond)
     yield server
     server.close()
 
 
 @pytest.fixture
-def wire(server: WireServer) -> Iterator[http.client.HTTPConnection]:
+def connection(server: WireServer) -> Iterator[http.client.HTTPConnection]:
     connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
     yield connection
     connection.close()
 
 
-def test_a_request_is_taken_apart(wire: http.client.HTTPConnection) -> None:
-    wire.request("PUT", "/a%20b/c?x=1&y=&x=2", b"body", {"X-Thing": "7"})
-    assert wire.getresponse().read() == b"fine"
-    (request,) = heard
+def test_request_is_parsed(connection: http.client.HTTPConnection) -> None:
+    connection.request("PUT", "/a%20b/c?x=1&y=&x=2", b"body", {"X-Thing": "7"})
+    assert connection.getresponse().read() == b"ok"
+    (request,) = received
     assert (request.method, request.path, request.body) == ("PUT", "/a b/c", b"body")
     assert request.query == {"x": "1", "y": ""}
     assert request.headers["x-thing"] == "7"
 
 
-def test_an_answer_in_json_has_its_type_and_headers(wire: http.client.HTTPConnection) -> None:
-    wire.request("POST", "/json", b'{"a": 1}')
-    reply = wire.getresponse()
+def test_json_response_has_its_content_type_and_headers(
+    connection: http.client.HTTPConnection,
+) -> None:
+    connection.request("POST", "/json", b'{"a": 1}')
+    reply = connection.getresponse()
     assert (reply.status, reply.read()) == (201, b'{"got":{"a":1}}')
     assert reply.headers["content-type"] == "application/json"
-    assert reply.headers["x-kind"] == "ours"
+    assert reply.headers["x-kind"] == "test"
 
 
-def test_a_body_in_chunks_is_put_together(wire: http.client.HTTPConnection) -> None:
-    wire.request("POST", "/", iter([b"one ", b"two"]), encode_chunked=True)
-    wire.getresponse().read()
-    wire.request("GET", "/again")
-    wire.getresponse().read()
-    assert [request.body for request in heard] == [b"one two", b""]
+def test_chunked_body_is_assembled(connection: http.client.HTTPConnection) -> None:
+    connection.request("POST", "/", iter([b"one ", b"two"]), encode_chunked=True)
+    connection.getresponse().read()
+    connection.request("GET", "/again")
+    connection.getresponse().read()
+    assert [request.body for request in received] == [b"one two", b""]
 
 
-def test_a_port_can_be_had_again_once_it_was_closed() -> None:
+def test_port_can_be_reused_after_close() -> None:
     port = free_port()
     for _ in range(2):
-        server = WireServer(answer, port=port)
+        server = WireServer(respond, port=port)
         assert server.url == f"http://127.0.0.1:{port}"
         server.close()
 
 
-@pytest.mark.real_time("an answer is kept back in real time")
+@pytest.mark.real_time("a response is held in real time")
 def test_long_poll_returns_on_change_or_timeout() -> None:
-    asked = iter(range(100))
+    poll_numbers = iter(range(100))
 
-    def held(request: WireRequest) -> WireResponse:
-        better = request.path == "/soon" and next(asked) >= 2
-        return WireResponse(200, b"better" if better else b"same", hold_s=0.0 if better else 0.1)
+    def hold_until_change(request: WireRequest) -> WireResponse:
+        has_changed = request.path == "/soon" and next(poll_numbers) >= 2
+        return WireResponse(
+            200, b"changed" if has_changed else b"unchanged", hold_s=0.0 if has_changed else 0.1
+        )
 
-    server = WireServer(held)
-    for path, told in (("/soon", b"better"), ("/never", b"same")):
-        wire = http.client.HTTPConnection(server.host, server.port, timeout=10)
-        wire.request("GET", path)
-        assert wire.getresponse().read() == told
-        wire.close()
+    server = WireServer(hold_until_change)
+    for path, expected in (("/soon", b"changed"), ("/never", b"unchanged")):
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+        connection.request("GET", path)
+        assert connection.getresponse().read() == expected
+        connection.close()
     server.close()

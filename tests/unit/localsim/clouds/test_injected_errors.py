@@ -1,4 +1,4 @@
-"""Troubles strike as often as they were told to, and each kind for itself."""
+"""Injected errors occur as often as configured, for each kind separately."""
 
 import pytest
 
@@ -6,33 +6,33 @@ from spotfit.core.errors import ConfigError
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 
-def test_a_trouble_strikes_as_often_as_it_was_told() -> None:
-    troubles = ApiFaults()
-    assert not troubles.take("quota")
-    troubles.inject("quota", 2)
-    assert troubles.is_active("quota")
-    assert [troubles.take("quota") for _ in range(3)] == [True, True, False]
-    assert not troubles.is_active("quota")
+def test_fault_occurs_the_configured_number_of_times() -> None:
+    faults = ApiFaults()
+    assert not faults.take("quota")
+    faults.inject("quota", 2)
+    assert faults.is_active("quota")
+    assert [faults.take("quota") for _ in range(3)] == [True, True, False]
+    assert not faults.is_active("quota")
 
 
-def test_one_kind_leaves_the_others_alone_and_can_be_lifted() -> None:
-    troubles = ApiFaults()
-    troubles.inject("capacity", 1_000_000)
-    assert not troubles.take("permission")
-    troubles.inject("capacity", 0)
-    assert not troubles.take("capacity")
+def test_fault_affects_one_kind_and_can_be_removed() -> None:
+    faults = ApiFaults()
+    faults.inject("capacity", 1_000_000)
+    assert not faults.take("permission")
+    faults.inject("capacity", 0)
+    assert not faults.take("capacity")
 
 
-def test_a_trouble_that_is_none_is_told_with_the_nearest() -> None:
+def test_unknown_fault_is_rejected_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'quota'"):
         ApiFaults().inject("quotta", 1)
 
 
-def test_a_right_is_taken_from_everybody_or_from_one_and_given_back() -> None:
-    troubles = ApiFaults()
-    troubles.deny_permissions(["batch:SubmitJob", "agents s3:GetObject"])
-    assert troubles.is_denied("batch:SubmitJob", "any")
-    assert troubles.is_denied("s3:GetObject", "agents")
-    assert not troubles.is_denied("s3:GetObject", "sim")
-    troubles.deny_permissions([])
-    assert not troubles.is_denied("batch:SubmitJob")
+def test_permissions_are_denied_to_all_or_one_principal_and_restored() -> None:
+    faults = ApiFaults()
+    faults.deny_permissions(["batch:SubmitJob", "agents s3:GetObject"])
+    assert faults.is_denied("batch:SubmitJob", "any")
+    assert faults.is_denied("s3:GetObject", "agents")
+    assert not faults.is_denied("s3:GetObject", "sim")
+    faults.deny_permissions([])
+    assert not faults.is_denied("batch:SubmitJob")

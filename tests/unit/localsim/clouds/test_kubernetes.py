@@ -1,4 +1,4 @@
-"""The slice of a Kubernetes API, for the real client and for kubectl."""
+"""The official Kubernetes client and kubectl work with the simulated API server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 
 kubernetes = pytest.importorskip("kubernetes.client")
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud runs in real time")
 
 JOB: dict[str, Any] = {
     "metadata": {"name": "job"},
@@ -55,44 +55,42 @@ def api(sim: Simulator) -> Any:
 
 def pods(api: Any, phase: str) -> list[Any]:
     clock = SystemClock()
-    give_up_at = clock.now() + 20
+    deadline_s = clock.now() + 20
     while True:
         listed = kubernetes.CoreV1Api(api).list_namespaced_pod("default", label_selector="app=x")
         found = [pod for pod in listed.items if pod.status.phase == phase]
         if len(found) == 2:
             return found
-        assert clock.now() < give_up_at, listed
+        assert clock.now() < deadline_s, listed
         clock.wait(0.02)
 
 
-def test_the_library_s_own_classes_read_what_is_told(api: Any) -> None:
-    made = kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
-    assert made.metadata.uid
+def test_client_library_parses_jobs_pods_and_logs(api: Any) -> None:
+    created = kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
+    assert created.metadata.uid
     first, second = sorted(pods(api, "Running"), key=lambda pod: pod.metadata.name)
     assert first.status.pod_ip != second.status.pod_ip
     core = kubernetes.CoreV1Api(api)
     clock = SystemClock()
-    while "I am" not in (told := core.read_namespaced_pod_log(first.metadata.name, "default")):
+    while "I am" not in (log := core.read_namespaced_pod_log(first.metadata.name, "default")):
         clock.wait(0.02)
-    assert told == "I am 0\n"
+    assert log == "I am 0\n"
 
 
-def test_a_node_that_goes_disrupts_its_pod(sim: Simulator, api: Any) -> None:
+def test_pod_of_a_lost_node_has_the_condition_disruption_target(sim: Simulator, api: Any) -> None:
     kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
     pods(api, "Running")
     sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=False)
     clock = SystemClock()
     while True:
         listed = kubernetes.CoreV1Api(api).list_namespaced_pod("default").items
-        told = [c.type for pod in listed for c in pod.status.conditions or []]
-        if "DisruptionTarget" in told:
+        conditions = [c.type for pod in listed for c in pod.status.conditions or []]
+        if "DisruptionTarget" in conditions:
             break
         clock.wait(0.02)
 
 
-def test_a_node_with_a_notice_is_tainted_before_its_pod_is_deleted(
-    sim: Simulator, api: Any
-) -> None:
+def test_node_with_a_notice_is_tainted_before_its_pod_is_deleted(sim: Simulator, api: Any) -> None:
     kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
     core, clock = kubernetes.CoreV1Api(api), SystemClock()
     name = pods(api, "Running")[0].spec.node_name
@@ -119,34 +117,36 @@ def test_a_node_with_a_notice_is_tainted_before_its_pod_is_deleted(
         (lambda api: kubernetes.CoreV1Api(api).list_namespaced_endpoints("default"), 404),
     ],
 )
-def test_what_is_not_there_is_told_in_kubernetes_own_way(api: Any, call: Any, status: int) -> None:
-    with pytest.raises(kubernetes.exceptions.ApiException) as told:
+def test_missing_resource_is_reported_as_a_kubernetes_status(
+    api: Any, call: Any, status: int
+) -> None:
+    with pytest.raises(kubernetes.exceptions.ApiException) as raised:
         call(api)
-    assert told.value.status == status
-    assert '"kind":"Status"' in told.value.body
+    assert raised.value.status == status
+    assert '"kind":"Status"' in raised.value.body
 
 
-def test_a_policy_that_kubernetes_refuses_is_refused(api: Any) -> None:
+def test_invalid_pod_replacement_policy_is_rejected(api: Any) -> None:
     spec = {**JOB["spec"], "podFailurePolicy": {"rules": []}, "podReplacementPolicy": "Always"}
     spec["podFailurePolicy"] = {"rules": [{"action": "Ignore"}]}
-    with pytest.raises(kubernetes.exceptions.ApiException) as told:
+    with pytest.raises(kubernetes.exceptions.ApiException) as raised:
         kubernetes.BatchV1Api(api).create_namespaced_job("default", {**JOB, "spec": spec})
-    assert told.value.status == 422
+    assert raised.value.status == 422
 
 
 KUBECTL = shutil.which("kubectl")
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")
-def test_kubectl_reads_it_too(sim: Simulator, api: Any) -> None:
+def test_kubectl_lists_pods_and_jobs(sim: Simulator, api: Any) -> None:
     kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
     pods(api, "Running")
-    told = subprocess.run(
+    result = subprocess.run(
         [str(KUBECTL), "--server", sim.server.url, "get", "pods,jobs"],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    assert told.stdout.count("pod/job-") == 2
-    assert "job.batch/job" in told.stdout
+    assert result.stdout.count("pod/job-") == 2
+    assert "job.batch/job" in result.stdout

@@ -1,4 +1,4 @@
-"""The plainest cloud: its provisioner refuses to guess where it is. The rest is the suite's."""
+"""The minimal provisioner; the rest of its behaviour is checked by the contract suite."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.provision.profile import open_provisioner
 
 
-def test_without_an_address_it_says_what_to_try() -> None:
-    with pytest.raises(ConfigError, match="url") as told:
+def test_missing_address_is_rejected_with_a_remedy() -> None:
+    with pytest.raises(ConfigError, match="url") as raised:
         open_provisioner("plain")
-    assert "sim://plain" in told.value.do
+    assert "sim://plain" in raised.value.do

@@ -1,4 +1,4 @@
-"""What can be chosen of a simulated cloud."""
+"""Options of a simulated cloud."""
 
 import pytest
 

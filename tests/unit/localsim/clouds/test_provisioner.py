@@ -1,4 +1,4 @@
-"""`sim://…`: it keeps a simulator up, and has the cloud's own provisioner do the rest."""
+"""`sim://…` starts a simulator and delegates to the provisioner of its cloud."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spotfit.core.errors import ConfigError
 from spotfit_localsim.clouds.cloud_host import SIM_ROOT_ENV
 from spotfit_localsim.clouds.provisioner import SimProvisioner, _location_settings
 
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud runs in real time")
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def sim(tmp_path: Path) -> Iterator[SimProvisioner]:
     sim.call_simulator("leave")
 
 
-def test_options_of_the_cloud_reach_the_cloud_and_the_others_stay_here(sim: SimProvisioner) -> None:
+def test_cloud_options_are_passed_to_the_cloud_only(sim: SimProvisioner) -> None:
     from spotfit.core.ids import Token
     from spotfit.model.group import GroupRequest
 
@@ -79,14 +79,14 @@ def root() -> Path:
 
 def test_new_credentials_keep_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:password@127.0.0.1:9000/?sig=1")
-    before, told = root(), _location_settings()
+    before, settings = root(), _location_settings()
     for name, secret in SECRETS.items():
         monkeypatch.setenv(name, secret)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:changed@127.0.0.1:9000/?sig=2")
     assert root() == before
-    assert _location_settings() == told
-    assert ("AWS_ENDPOINT_URL", "http://127.0.0.1:9000/") in told
-    assert not {*SECRETS.values(), "password"} & {part for pair in told for part in pair}
+    assert _location_settings() == settings
+    assert ("AWS_ENDPOINT_URL", "http://127.0.0.1:9000/") in settings
+    assert not {*SECRETS.values(), "password"} & {part for pair in settings for part in pair}
 
 
 def test_different_endpoint_uses_a_different_simulator(monkeypatch: pytest.MonkeyPatch) -> None:

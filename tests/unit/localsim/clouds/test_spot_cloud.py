@@ -1,4 +1,4 @@
-"""A cloud for a user's test: plans are carried out at their step, once, by the rank they name."""
+"""The cloud for users' tests: planned preemptions happen once, at their step, on their rank."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from spotfit_localsim.clouds.provisioner import SimProvisioner
 from spotfit_localsim.clouds.spot_cloud import ReclaimCallback, ReclaimPlan, SpotCloud
 from tests.live.cloud import eventually
 
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("a simulated cloud runs in real time")
 
 
 @dataclass
 class Worker:
-    """As much of a session as a plan needs."""
+    """The part of a session that a planned preemption uses."""
 
     rank: int
     host: str = ""
@@ -62,14 +62,14 @@ def launch(tmp_path: Path) -> AgentLaunchSpec:
 
 
 def reclaim_callback() -> ReclaimCallback:
-    """As `fit()` makes it."""
+    """The callback that `fit()` loads from the environment."""
     (found,) = load_callbacks_from_env()
     assert isinstance(found, ReclaimCallback)
     return found
 
 
-def a_machine(cloud: SpotCloud, launch: AgentLaunchSpec) -> str:
-    """The address of one that is up."""
+def start_machine(cloud: SpotCloud, launch: AgentLaunchSpec) -> str:
+    """Submit a group of one machine and return the machine's address."""
     cloud.provider.submit(
         GroupPlan(token=Token("t-1"), provisioner="plain", num_nodes=1, slots_per_node=1), launch
     )
@@ -77,7 +77,7 @@ def a_machine(cloud: SpotCloud, launch: AgentLaunchSpec) -> str:
     return str(cloud.machines()[0]["address"])
 
 
-def test_the_environment_leads_a_fit_to_this_cloud(cloud: SpotCloud) -> None:
+def test_environment_variables_select_the_simulated_cloud(cloud: SpotCloud) -> None:
     assert cloud.provisioner.startswith("sim://plain?")
     assert "notice_s=60.0" in cloud.provisioner
     assert cloud.environment()["SPOTFIT_PROVISIONER"] == cloud.provisioner
@@ -87,14 +87,14 @@ def test_the_environment_leads_a_fit_to_this_cloud(cloud: SpotCloud) -> None:
     )
 
 
-def test_callbacks_that_were_named_before_stay(
+def test_callbacks_in_the_environment_are_kept(
     cloud: SpotCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_CALLBACKS", "a.B")
     assert cloud.environment()["SPOTFIT_CALLBACKS"].startswith("a.B,spotfit_localsim.")
 
 
-def test_a_plan_waits_for_its_step_and_for_its_rank(cloud: SpotCloud) -> None:
+def test_planned_reclaim_waits_for_its_step_and_rank(cloud: SpotCloud) -> None:
     cloud.reclaim_at(step=3, rank=1)
     for worker, steps in ((Worker(rank=0), range(5)), (Worker(rank=1), range(3))):
         with training_api.use_session(worker), reclaim_callback().train_func_context():  # type: ignore[arg-type]
@@ -109,20 +109,20 @@ def test_machine_of_the_rank_is_notified_once_at_its_step(
     cloud: SpotCloud, launch: AgentLaunchSpec
 ) -> None:
     cloud.reclaim_at(step=2)
-    worker = Worker(rank=0, host=a_machine(cloud, launch))
+    worker = Worker(rank=0, host=start_machine(cloud, launch))
     with training_api.use_session(worker), reclaim_callback().train_func_context():  # type: ignore[arg-type]
         for _ in range(4):
             worker.report_checkpoint({"loss": 1.0})
     assert cloud.unreached_plans() == []
     assert cloud.reclaimed_count == 1
-    assert cloud.billed_machine_count == 1, "its notice is not over yet"
+    assert cloud.billed_machine_count == 1, "its notice period has not ended"
 
 
-def test_reports_with_files_and_without_are_counted_together(
+def test_reports_with_and_without_files_count_as_steps(
     cloud: SpotCloud, launch: AgentLaunchSpec
 ) -> None:
     cloud.reclaim_at(step=4)
-    worker = Worker(rank=0, host=a_machine(cloud, launch))
+    worker = Worker(rank=0, host=start_machine(cloud, launch))
     with training_api.use_session(worker), reclaim_callback().train_func_context():  # type: ignore[arg-type]
         for _ in range(2):
             worker.report_metrics({"loss": 1.0})
@@ -130,7 +130,7 @@ def test_reports_with_files_and_without_are_counted_together(
     assert cloud.unreached_plans() == []
 
 
-def test_steps_and_ranks_begin_at_0(cloud: SpotCloud) -> None:
+def test_negative_steps_and_ranks_are_rejected(cloud: SpotCloud) -> None:
     with pytest.raises(ConfigError, match="at least 0"):
         cloud.reclaim_at(step=-1)
     with pytest.raises(ConfigError, match="at least 0"):
@@ -140,7 +140,7 @@ def test_steps_and_ranks_begin_at_0(cloud: SpotCloud) -> None:
 def test_machines_are_preempted_and_requests_fail_on_demand(
     cloud: SpotCloud, launch: AgentLaunchSpec
 ) -> None:
-    a_machine(cloud, launch)
+    start_machine(cloud, launch)
     cloud.reclaim(machine=1, notice=False)
     assert (cloud.reclaimed_count, cloud.billed_machine_count) == (1, 0)
     cloud.fail_requests("throttled")

@@ -1,11 +1,11 @@
-"""A local_cloud of stand-ins for every test that asks for one."""
+"""The fixture `local_cloud`: a separate local cloud whose machines run a fake agent."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.unit.localsim.live.stand_in import LocalCloudHarness, make_importable
+from tests.unit.localsim.live.local_cloud_harness import LocalCloudHarness, make_importable
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A seed is a story: the same one every time, and each its own."""
+"""Chaos plans are determined by their seed; late kills are repeated earlier and counted."""
 
 from pathlib import Path
 
@@ -24,57 +24,57 @@ def test_same_seed_gives_the_same_result() -> None:
 
 
 def test_seeds_cover_all_faults() -> None:
-    stories = [random_plan(seed, torch_fraction=0.5) for seed in range(200)]
-    assert {story.job for story in stories} == {"hash_chain", "gradient_descent"}
-    assert {story.store for story in stories} == {"file", "s3"}
-    struck = {blow.target for story in stories for blow in story.kills}
-    assert struck == {"worker", "agent", "leader", "node", "fork_server", "driver"}
-    assert {len(story.kills) for story in stories} == {1, 2, 3, 4}
-    assert any(story.network_faults.lost_response_probability > 0 for story in stories)
-    assert any(story.network_faults.stall_probability > 0 for story in stories)
-    stalls = [story.stall for story in stories if story.stall]
+    plans = [random_plan(seed, torch_fraction=0.5) for seed in range(200)]
+    assert {plan.job for plan in plans} == {"hash_chain", "gradient_descent"}
+    assert {plan.store for plan in plans} == {"file", "s3"}
+    targets = {kill.target for plan in plans for kill in plan.kills}
+    assert targets == {"worker", "agent", "leader", "node", "fork_server", "driver"}
+    assert {len(plan.kills) for plan in plans} == {1, 2, 3, 4}
+    assert any(plan.network_faults.lost_response_probability > 0 for plan in plans)
+    assert any(plan.network_faults.stall_probability > 0 for plan in plans)
+    stalls = [plan.stall for plan in plans if plan.stall]
     assert 5 < len(stalls) < 60
     assert all(5.0 <= stall.duration_s <= 30.0 for stall in stalls)
 
 
 def test_local_store_has_no_network_faults() -> None:
-    stories = [random_plan(seed) for seed in range(50)]
+    plans = [random_plan(seed) for seed in range(50)]
     assert all(
-        story.network_faults.refusal_probability == 0 for story in stories if story.store == "file"
+        plan.network_faults.refusal_probability == 0 for plan in plans if plan.store == "file"
     )
-    assert all(story.stall is None for story in stories if story.store == "file")
+    assert all(plan.stall is None for plan in plans if plan.store == "file")
 
 
 def test_last_step_is_saved() -> None:
-    """Else a run that ended unheard would be trained on when it is called again."""
-    assert all(story.steps % story.save_every == 0 for story in map(random_plan, range(20)))
+    """A repeated call then has no steps left to train after a lost end of the run."""
+    assert all(plan.steps % plan.save_every == 0 for plan in map(random_plan, range(20)))
 
 
 def test_save_plans_cover_all_crash_points() -> None:
-    stories = [random_save_plan(seed, torch_fraction=0.5) for seed in range(300)]
+    plans = [random_save_plan(seed, torch_fraction=0.5) for seed in range(300)]
     assert random_save_plan(7) == random_save_plan(7)
-    assert decoder(ChaosPlan).decode(encode(stories[7])) == stories[7]
-    assert {story.job for story in stories} == {"snapshots", "checkpointer"}
-    assert {mine.crash_point for story in stories for mine in story.injected_crashes} == set(
+    assert decoder(ChaosPlan).decode(encode(plans[7])) == plans[7]
+    assert {plan.job for plan in plans} == {"snapshots", "checkpointer"}
+    assert {crash.crash_point for plan in plans for crash in plan.injected_crashes} == set(
         CRASH_POINTS
     )
-    assert {mine.effect for story in stories for mine in story.injected_crashes} == {
+    assert {crash.effect for plan in plans for crash in plan.injected_crashes} == {
         "kill",
         "disk_full",
     }
-    struck = {blow.target for story in stories for blow in story.kills}
-    assert struck == {"worker", "agent", "node", "all_machines", "uploader", "driver"}
-    assert {story.corruption.kind for story in stories if story.corruption} == {
+    targets = {kill.target for plan in plans for kill in plan.kills}
+    assert targets == {"worker", "agent", "node", "all_machines", "uploader", "driver"}
+    assert {plan.corruption.kind for plan in plans if plan.corruption} == {
         "flip",
         "cut",
         "delete",
     }
-    assert all(story.steps % story.save_every == 0 for story in stories)
+    assert all(plan.steps % plan.save_every == 0 for plan in plans)
 
 
-# --- blows that come too late --------------------------------------------------------------------
+# --- kills that come too late --------------------------------------------------------------------
 
-TWO_BLOWS = ChaosPlan(
+TWO_KILLS = ChaosPlan(
     7,
     "hash_chain",
     "file",
@@ -84,46 +84,46 @@ TWO_BLOWS = ChaosPlan(
 )
 
 
-def an_ending(landed: int, *wrong: str) -> ChaosOutcome:
-    return ChaosOutcome([], list(wrong), landed, late_kills=2 - landed, duration_s=2.0)
+def make_outcome(effective: int, *wrong: str) -> ChaosOutcome:
+    return ChaosOutcome([], list(wrong), effective, late_kills=2 - effective, duration_s=2.0)
 
 
-def playing(monkeypatch: pytest.MonkeyPatch, *endings: ChaosOutcome) -> list[ChaosPlan]:
-    """The stories that a theatre is about to play, whose takes end like that."""
-    played: list[ChaosPlan] = []
+def record_runs(monkeypatch: pytest.MonkeyPatch, *outcomes: ChaosOutcome) -> list[ChaosPlan]:
+    """Replace runs by these outcomes; returns the list to which each started plan is added."""
+    started: list[ChaosPlan] = []
 
-    def take(_: ChaosRunner, story: ChaosPlan, _wire: str, _expected: str) -> ChaosOutcome:
-        played.append(story)
-        return endings[len(played) - 1]
+    def run_once(_: ChaosRunner, plan: ChaosPlan, _network: str, _expected: str) -> ChaosOutcome:
+        started.append(plan)
+        return outcomes[len(started) - 1]
 
-    monkeypatch.setattr(ChaosRunner, "_run_once", take)
-    return played
+    monkeypatch.setattr(ChaosRunner, "_run_once", run_once)
+    return started
 
 
 def test_run_with_late_kills_is_repeated_with_earlier_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = playing(monkeypatch, an_ending(1), an_ending(1), an_ending(0))
-    ending = ChaosRunner(tmp_path, timeout_s=1.0).run_plan(TWO_BLOWS, "")
-    assert [story.replay for story in played] == [0, 1, 2], "at most three times"
-    first, second, _ = ([blow.at_s for blow in story.kills] for story in played)
+    started = record_runs(monkeypatch, make_outcome(1), make_outcome(1), make_outcome(0))
+    outcome = ChaosRunner(tmp_path, timeout_s=1.0).run_plan(TWO_KILLS, "")
+    assert [plan.replay for plan in started] == [0, 1, 2], "at most three times"
+    first, second, _ = ([kill.at_s for kill in plan.kills] for plan in started)
     assert first == [1.0, 3.0]
     assert second == pytest.approx([0.4, 1.2])
-    assert len({story.name for story in played}) == 3, "each is a run of its own"
-    assert (ending.effective_kills, ending.late_kills) == (0, 2)
+    assert len({plan.name for plan in started}) == 3, "each is a run of its own"
+    assert (outcome.effective_kills, outcome.late_kills) == (0, 2)
 
 
-@pytest.mark.parametrize("ending", [an_ending(2), an_ending(1, "a step was lost")])
+@pytest.mark.parametrize("outcome", [make_outcome(2), make_outcome(1, "a step was lost")])
 def test_effective_or_failed_run_is_not_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: ChaosOutcome
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: ChaosOutcome
 ) -> None:
-    played = playing(monkeypatch, ending)
-    assert ChaosRunner(tmp_path, timeout_s=1.0).run_plan(TWO_BLOWS, "") == ending
-    assert len(played) == 1
+    started = record_runs(monkeypatch, outcome)
+    assert ChaosRunner(tmp_path, timeout_s=1.0).run_plan(TWO_KILLS, "") == outcome
+    assert len(started) == 1
 
 
 def test_kills_are_never_moved_later() -> None:
-    assert TWO_BLOWS.with_earlier_kills(100.0).kills == TWO_BLOWS.kills
+    assert TWO_KILLS.with_earlier_kills(100.0).kills == TWO_KILLS.kills
     at_once = ChaosPlan(
         7, "hash_chain", "file", network_faults.no_faults(), (PlannedKill(0.0, "driver"),)
     )
@@ -131,13 +131,18 @@ def test_kills_are_never_moved_later() -> None:
 
 
 def test_late_kills_are_counted_separately() -> None:
-    tally = LiveChaosSummary()
-    for ending in (an_ending(2), an_ending(1), an_ending(1, "a step was lost")):
-        tally.add(ending)
-    assert (tally.run_count, tally.failed_runs, tally.effective_kills, tally.late_kills) == (
+    summary = LiveChaosSummary()
+    for outcome in (make_outcome(2), make_outcome(1), make_outcome(1, "a step was lost")):
+        summary.add(outcome)
+    assert (
+        summary.run_count,
+        summary.failed_runs,
+        summary.effective_kills,
+        summary.late_kills,
+    ) == (
         3,
         1,
         4,
         2,
     )
-    assert str(tally) == "3 runs, 1 failed; 4 kills effective, 2 too late"
+    assert str(summary) == "3 runs, 1 failed; 4 kills effective, 2 too late"

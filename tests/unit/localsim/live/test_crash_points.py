@@ -1,4 +1,4 @@
-"""Mines lie where they are said to, and one process steps on each."""
+"""Crash points exist in production code, and each injected crash happens in one process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from spotfit_localsim.live.crash_points import CHAOS_DIR_ENV, CRASH_POINTS, Inje
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Of a story; what is mined in this process is swept afterwards."""
+    """The folder of a chaos run; crash points of this process are disarmed afterwards."""
     monkeypatch.setenv(CHAOS_DIR_ENV, str(tmp_path))
     monkeypatch.setattr(crash_points, "_armed_processes", set())
-    plain = {moment.target: crash_points.resolve_target(moment) for moment in CRASH_POINTS.values()}
-    before = {place: owner.__dict__[name] for place, (owner, name) in plain.items()}
+    plain = {
+        crash_point.target: crash_points.resolve_target(crash_point)
+        for crash_point in CRASH_POINTS.values()
+    }
+    before = {target: owner.__dict__[name] for target, (owner, name) in plain.items()}
     yield tmp_path
-    for place, (owner, name) in plain.items():
-        setattr(owner, name, before[place])
+    for target, (owner, name) in plain.items():
+        setattr(owner, name, before[target])
 
 
-@pytest.mark.parametrize("moment", CRASH_POINTS)
-def test_every_crash_point_names_an_existing_method(moment: str) -> None:
-    owner, name = crash_points.resolve_target(CRASH_POINTS[moment])
+@pytest.mark.parametrize("crash_point", CRASH_POINTS)
+def test_every_crash_point_names_an_existing_method(crash_point: str) -> None:
+    owner, name = crash_points.resolve_target(CRASH_POINTS[crash_point])
     assert callable(getattr(owner, name))
 
 
@@ -38,17 +41,17 @@ def test_disk_full_is_raised_at_the_second_call(folder: Path) -> None:
     crash_points.write_injected_crashes((InjectedCrash("segment_create", 2, "disk_full"),), folder)
     crash_points.arm("worker")
     ShmSegment.create(folder / "a", 10).close()
-    with pytest.raises(OSError, match="No space left") as full:
+    with pytest.raises(OSError, match="No space left") as raised:
         ShmSegment.create(folder / "b", 10)
-    assert full.value.errno == errno.ENOSPC
+    assert raised.value.errno == errno.ENOSPC
     ShmSegment.create(folder / "c", 10).close()
-    ((_, told),) = crash_points.triggered_crashes(folder)
-    assert told == f"disk_full at segment_create: pid {os.getpid()}"
+    ((_, description),) = crash_points.triggered_crashes(folder)
+    assert description == f"disk_full at segment_create: pid {os.getpid()}"
 
 
 def test_crash_point_kills_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda *told: killed.append(told))
+    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
     crash_points.write_injected_crashes((InjectedCrash("snapshot_started"),), folder)
     crash_points.arm("agent")
     ShmSegment.create(folder / "a", 10).invalidate()

@@ -1,4 +1,4 @@
-"""Victims are found by what they are, and nobody else is hurt."""
+"""Kill targets are found by their kind, and other processes continue."""
 
 import subprocess
 import sys
@@ -11,9 +11,9 @@ from spotfit.model.topology import Member
 from spotfit.store.factory import open_store
 from spotfit_localsim.live.kill_targets import KillTargets, kill_processes, processes_with_variable
 from spotfit_localsim.random_streams import SeededStreams
-from tests.unit.localsim.live.stand_in import LocalCloudHarness, wait_for_exit
+from tests.unit.localsim.live.local_cloud_harness import LocalCloudHarness, wait_for_exit
 
-STREAM = SeededStreams(1).stream("victims")
+STREAM = SeededStreams(1).stream("kill targets")
 
 
 def kill_targets_of(local_cloud: LocalCloudHarness) -> KillTargets:
@@ -27,27 +27,27 @@ def test_kill_without_processes_returns_none(local_cloud: LocalCloudHarness) -> 
 
 def test_agent_is_killed(local_cloud: LocalCloudHarness) -> None:
     local_cloud.submit("a", 2)
-    up = local_cloud.next_agent()
-    assert kill_targets_of(local_cloud).kill("agent", STREAM) == f"the agent {up.machine.pid}"
-    wait_for_exit(up.machine.pid)
+    agent = local_cloud.next_agent()
+    assert kill_targets_of(local_cloud).kill("agent", STREAM) == f"the agent {agent.machine.pid}"
+    wait_for_exit(agent.machine.pid)
 
 
 def test_node_is_killed_with_its_workers(local_cloud: LocalCloudHarness) -> None:
     local_cloud.submit("a", 2)
-    up = local_cloud.next_agent()
-    struck = kill_targets_of(local_cloud).kill("node", STREAM)
-    assert struck is not None
-    assert "a/0" in struck
-    wait_for_exit(up.machine.pid)
-    wait_for_exit(up.message["worker"])
+    agent = local_cloud.next_agent()
+    killed = kill_targets_of(local_cloud).kill("node", STREAM)
+    assert killed is not None
+    assert "a/0" in killed
+    wait_for_exit(agent.machine.pid)
+    wait_for_exit(agent.message["worker"])
 
 
 def test_leader_is_found_by_the_journal(local_cloud: LocalCloudHarness) -> None:
     local_cloud.submit("a", 4)
-    ups = [local_cloud.next_agent(), local_cloud.next_agent()]
+    agents = [local_cloud.next_agent(), local_cloud.next_agent()]
     ledger = Ledger(open_store(local_cloud.directory / "run"), RunId("run"), AgentId("agent"))
     ledger.append(LeaderElected(leader=AgentId("agent"), epoch=1), after=ledger.catch_up())
-    leader = ups[1].machine.pid
+    leader = agents[1].machine.pid
     ledger.publish_member(
         Member(
             agent=AgentId("agent"),
@@ -61,16 +61,16 @@ def test_leader_is_found_by_the_journal(local_cloud: LocalCloudHarness) -> None:
     )
     assert kill_targets_of(local_cloud).kill("leader", STREAM) == f"the leader {leader}"
     wait_for_exit(leader)
-    assert ups[0].machine.is_alive
+    assert agents[0].machine.is_alive
 
 
 def test_marked_process_is_found_and_killed() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={"STORY": "of/seed/7"}
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={"CHAOS_RUN": "of/seed/7"}
     ) as child:
-        marked = processes_with_variable("STORY", "of/seed/7")
+        marked = processes_with_variable("CHAOS_RUN", "of/seed/7")
         assert [one.partition(" ")[0] for one in marked] == [str(child.pid)]
-        assert processes_with_variable("STORY", "of/seed") == []
+        assert processes_with_variable("CHAOS_RUN", "of/seed") == []
         kill_processes(marked)
         assert child.wait() != 0
 

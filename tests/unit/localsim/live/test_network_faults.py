@@ -1,4 +1,4 @@
-"""The wire is as bad as it was told, by dice, and passes everything else on unchanged."""
+"""The fault proxy injects the configured faults and forwards all other requests unchanged."""
 
 import http.client
 import socket
@@ -19,18 +19,18 @@ from spotfit_localsim.live.network_faults import (
     start_stall,
 )
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
-class Echo(BaseHTTPRequestHandler):
-    """A server that remembers what it was asked."""
+class EchoHandler(BaseHTTPRequestHandler):
+    """A server that records its requests and returns their body."""
 
     protocol_version = "HTTP/1.1"
-    asked: list[tuple[str, str, bytes]]
+    requests: list[tuple[str, str, bytes]]
 
-    def answer(self) -> None:
+    def respond(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.asked.append((self.command, self.path, body))
+        self.requests.append((self.command, self.path, body))
         self.send_response(201)
         self.send_header("ETag", '"7"')
         self.send_header("Content-Length", str(len(body)))
@@ -38,85 +38,87 @@ class Echo(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    do_GET = do_PUT = do_HEAD = answer  # noqa: N815  # as its base wants
+    do_GET = do_PUT = do_HEAD = respond  # noqa: N815  # names of the base class
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def server() -> Iterator[ThreadingHTTPServer]:
-    Echo.asked = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as made:
-        threading.Thread(target=made.serve_forever).start()
-        yield made
-        made.shutdown()
+    EchoHandler.requests = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), EchoHandler) as http_server:
+        threading.Thread(target=http_server.serve_forever).start()
+        yield http_server
+        http_server.shutdown()
 
 
 @pytest.fixture
 def address(server: ThreadingHTTPServer) -> Iterator[str]:
-    with create_proxy(("127.0.0.1", server.server_address[1])) as wire:
-        threading.Thread(target=wire.serve_forever).start()
-        yield f"127.0.0.1:{wire.server_address[1]}"
-        wire.shutdown()
+    with create_proxy(("127.0.0.1", server.server_address[1])) as proxy:
+        threading.Thread(target=proxy.serve_forever).start()
+        yield f"127.0.0.1:{proxy.server_address[1]}"
+        proxy.shutdown()
 
 
-def ask(address: str, method: str = "PUT", body: bytes = b"hello") -> http.client.HTTPResponse:
+def send_request(
+    address: str, method: str = "PUT", body: bytes = b"hello"
+) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection(address)
     try:
         connection.request(method, "/bucket/key?x=1", body)
-        answer = connection.getresponse()
-        answer.read_body = answer.read()  # type: ignore[attr-defined]  # for the tests below
-        return answer
+        response = connection.getresponse()
+        response.read_body = response.read()  # type: ignore[attr-defined]  # for the tests below
+        return response
     finally:
         connection.close()
 
 
 def test_without_faults_requests_are_forwarded(address: str) -> None:
-    answer = ask(address)
-    assert (answer.status, answer.headers["ETag"]) == (201, '"7"')
-    assert answer.read_body == b"hello"  # type: ignore[attr-defined]  # see ask
-    assert Echo.asked == [("PUT", "/bucket/key?x=1", b"hello")]
+    response = send_request(address)
+    assert (response.status, response.headers["ETag"]) == (201, '"7"')
+    assert response.read_body == b"hello"  # type: ignore[attr-defined]  # see send_request
+    assert EchoHandler.requests == [("PUT", "/bucket/key?x=1", b"hello")]
 
 
-def test_the_length_of_what_is_not_sent_passes_too(address: str) -> None:
-    assert ask(address, "HEAD", b"12345").headers["Content-Length"] == "5"
+def test_content_length_of_a_head_response_is_forwarded(address: str) -> None:
+    assert send_request(address, "HEAD", b"12345").headers["Content-Length"] == "5"
 
 
-def test_it_counts_what_it_was_asked_for_by_kind(address: str) -> None:
+def test_requests_are_counted_by_method(address: str) -> None:
     for method in ("GET", "PUT", "PUT"):
-        ask(address, method)
+        send_request(address, method)
     assert fetch_request_counts(address) == {"GET": 1, "PUT": 2}
     assert fetch_request_counts(address) == {"GET": 1, "PUT": 2}, (
-        "and not how often it was asked that"
+        "the query of the counts is not counted"
     )
 
 
 def test_refused_request_does_not_reach_the_server(address: str) -> None:
     set_faults(f"http://{address}", NetworkFaults(refusal_probability=1.0))
-    assert ask(address).status == 503
-    assert Echo.asked == []
+    assert send_request(address).status == 503
+    assert EchoHandler.requests == []
     set_faults(f"http://{address}", NetworkFaults())
-    assert ask(address).status == 201
+    assert send_request(address).status == 201
 
 
 def test_request_with_lost_response_is_executed(address: str) -> None:
     set_faults(f"http://{address}", NetworkFaults(lost_response_probability=1.0))
     with pytest.raises(http.client.RemoteDisconnected):
-        ask(address)
-    assert len(Echo.asked) == 1
+        send_request(address)
+    assert len(EchoHandler.requests) == 1
 
 
 def test_stalled_request_is_executed_later() -> None:
     clock = ManualClock()
-    wire = RequestFaultInjector(clock)
-    wire.set_faults(NetworkFaults(stall_probability=1.0, stall_s=25.0))
-    assert wire.draw_outcome() == "forwarded"
+    proxy = RequestFaultInjector(clock)
+    proxy.set_faults(NetworkFaults(stall_probability=1.0, stall_s=25.0))
+    assert proxy.draw_outcome() == "forwarded"
     assert clock.now() == pytest.approx(25.0)
 
 
 class Gate(ManualClock):
-    """Whoever waits on it goes on when the test says so."""
+    """A clock whose waits end when the test opens the gate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,69 +126,73 @@ class Gate(ManualClock):
 
     def wait(self, seconds: float) -> None:
         self.reached.set()
-        assert self.opened.wait(PATIENCE_S)
+        assert self.opened.wait(TIMEOUT_S)
 
 
 def test_stall_delays_every_request(server: ThreadingHTTPServer) -> None:
-    gate, answers = Gate(), []
-    with create_proxy(("127.0.0.1", server.server_address[1]), gate) as wire:
-        threading.Thread(target=wire.serve_forever).start()
-        address = f"127.0.0.1:{wire.server_address[1]}"
+    gate, statuses = Gate(), []
+    with create_proxy(("127.0.0.1", server.server_address[1]), gate) as proxy:
+        threading.Thread(target=proxy.serve_forever).start()
+        address = f"127.0.0.1:{proxy.server_address[1]}"
         start_stall(f"http://{address}", 600.0)
-        asking = threading.Thread(target=lambda: answers.append(ask(address).status))
-        asking.start()
-        assert gate.reached.wait(PATIENCE_S)
-        assert Echo.asked == []
+        request_thread = threading.Thread(
+            target=lambda: statuses.append(send_request(address).status)
+        )
+        request_thread.start()
+        assert gate.reached.wait(TIMEOUT_S)
+        assert EchoHandler.requests == []
         set_faults(f"http://{address}", NetworkFaults())
         gate.opened.set()
-        asking.join(PATIENCE_S)
-        assert answers == [201]
-        wire.shutdown()
+        request_thread.join(TIMEOUT_S)
+        assert statuses == [201]
+        proxy.shutdown()
 
 
 def test_held_writes_wait_until_released(
     server: ThreadingHTTPServer,
 ) -> None:
-    gate, answers = Gate(), []
-    with create_proxy(("127.0.0.1", server.server_address[1]), gate) as wire:
-        threading.Thread(target=wire.serve_forever).start()
-        address = f"127.0.0.1:{wire.server_address[1]}"
+    gate, statuses = Gate(), []
+    with create_proxy(("127.0.0.1", server.server_address[1]), gate) as proxy:
+        threading.Thread(target=proxy.serve_forever).start()
+        address = f"127.0.0.1:{proxy.server_address[1]}"
         hold_writes(f"http://{address}", "bucket")
-        asking = threading.Thread(target=lambda: answers.append(ask(address).status))
-        asking.start()
-        assert gate.reached.wait(PATIENCE_S)
-        assert ask(address, "GET").status == 201, "what only reads passes"
-        assert [method for method, *_ in Echo.asked] == ["GET"]
+        request_thread = threading.Thread(
+            target=lambda: statuses.append(send_request(address).status)
+        )
+        request_thread.start()
+        assert gate.reached.wait(TIMEOUT_S)
+        assert send_request(address, "GET").status == 201, "reads are not held"
+        assert [method for method, *_ in EchoHandler.requests] == ["GET"]
         hold_writes(f"http://{address}", "another")
         gate.opened.set()
-        asking.join(PATIENCE_S)
-        assert answers == [201]
-        wire.shutdown()
+        request_thread.join(TIMEOUT_S)
+        assert statuses == [201]
+        proxy.shutdown()
 
 
 def test_client_timeout_does_not_break_the_proxy(server: ThreadingHTTPServer) -> None:
     gate = Gate()
-    with create_proxy(("127.0.0.1", server.server_address[1]), gate) as wire:
-        threading.Thread(target=wire.serve_forever).start()
-        host, port = "127.0.0.1", wire.server_address[1]
+    with create_proxy(("127.0.0.1", server.server_address[1]), gate) as proxy:
+        threading.Thread(target=proxy.serve_forever).start()
+        host, port = "127.0.0.1", proxy.server_address[1]
         start_stall(f"http://{host}:{port}", 600.0)
-        with socket.create_connection((host, port)) as impatient:
-            impatient.sendall(b"PUT /bucket/key HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello")
-            assert gate.reached.wait(PATIENCE_S)
+        with socket.create_connection((host, port)) as client_socket:
+            client_socket.sendall(b"PUT /bucket/key HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello")
+            assert gate.reached.wait(TIMEOUT_S)
         set_faults(f"http://{host}:{port}", NetworkFaults())
         gate.opened.set()
-        assert ask(f"{host}:{port}").status == 201
-        wire.shutdown()
+        assert send_request(f"{host}:{port}").status == 201
+        proxy.shutdown()
 
 
 def test_same_seed_gives_the_same_faults() -> None:
-    fates = []
+    outcomes = []
     for _ in range(2):
         clock = ManualClock()
         waited: list[float] = []
         clock.wait = waited.append  # type: ignore[method-assign, assignment]  # counts instead
-        wire = RequestFaultInjector(clock)
-        wire.set_faults(
+        proxy = RequestFaultInjector(clock)
+        proxy.set_faults(
             NetworkFaults(
                 refusal_probability=0.3,
                 lost_response_probability=0.2,
@@ -195,7 +201,7 @@ def test_same_seed_gives_the_same_faults() -> None:
                 seed=9,
             )
         )
-        fates.append(([wire.draw_outcome() for _ in range(100)], waited))
-    assert fates[0] == fates[1]
-    assert set(fates[0][0]) == {"refused", "response_lost", "forwarded"}
-    assert 20 < len(fates[0][1]) < 80
+        outcomes.append(([proxy.draw_outcome() for _ in range(100)], waited))
+    assert outcomes[0] == outcomes[1]
+    assert set(outcomes[0][0]) == {"refused", "response_lost", "forwarded"}
+    assert 20 < len(outcomes[0][1]) < 80

@@ -1,4 +1,4 @@
-"""What stories of saves train: it goes on from memory or the bucket, and notices what is torn."""
+"""The training functions of save plans resume from saves and detect corrupt state."""
 
 from __future__ import annotations
 

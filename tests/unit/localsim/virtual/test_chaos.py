@@ -1,4 +1,4 @@
-"""Random worlds by the thousand: seeds that break something are found, told and counted."""
+"""Batches of random simulations: failed seeds are detected, logged and counted."""
 
 import importlib
 import tempfile
@@ -16,9 +16,9 @@ from spotfit_localsim.virtual.workload import Workload
 
 def test_passed_runs_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert chaos.main(["--virtual", "3", "--seed-start", "40"]) == 0
-    said = capsys.readouterr().out
-    assert "seeds 40..42: 3 runs, 0 failed" in said
-    assert "elections" in said
+    output = capsys.readouterr().out
+    assert "seeds 40..42: 3 runs, 0 failed" in output
+    assert "elections" in output
 
 
 def test_failed_run_logs_its_timeline_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,21 +26,21 @@ def test_failed_run_logs_its_timeline_and_seed(monkeypatch: pytest.MonkeyPatch) 
         "endless", workload=Workload(steps=10**6), faults_duration_s=5.0, completion_timeout_s=30.0
     )
     monkeypatch.setattr(chaos, "random_scenario", lambda _: endless)
-    said: list[str] = []
-    tally = chaos.run_seeds(2, 7, said.append, ManualClock())
-    assert tally.failed_seeds == [7, 8]
-    assert said[0].startswith("endless, seed 7: the run did not end")
-    assert said[-1] == "failed seeds: [7, 8]"
+    messages: list[str] = []
+    summary = chaos.run_seeds(2, 7, messages.append, ManualClock())
+    assert summary.failed_seeds == [7, 8]
+    assert messages[0].startswith("endless, seed 7: the run did not end")
+    assert messages[-1] == "failed seeds: [7, 8]"
 
 
 def test_exception_in_the_simulator_fails_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "random_scenario", lambda _: 1 / 0)
-    tally = chaos.VirtualChaosSummary()
-    assert "ZeroDivisionError" in (chaos.run_seed(5, tally) or "")
-    assert tally.failed_seeds == [5]
+    summary = chaos.VirtualChaosSummary()
+    assert "ZeroDivisionError" in (chaos.run_seed(5, summary) or "")
+    assert summary.failed_seeds == [5]
 
 
-def test_without_work_there_is_nothing_to_do() -> None:
+def test_without_seeds_the_command_succeeds() -> None:
     assert chaos.main([]) == 0
 
 
@@ -48,20 +48,20 @@ def test_without_work_there_is_nothing_to_do() -> None:
 def test_failed_live_runs_are_kept(
     failed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    played: list[int] = []
+    started_seeds: list[int] = []
 
     def run(seeds: Sequence[int], *, folder: Path, plan_for: object) -> LiveChaosSummary:
-        played.extend(seeds)
+        started_seeds.extend(seeds)
         for seed in seeds[:failed]:
-            (folder / str(seed)).write_text("what went wrong")
+            (folder / str(seed)).write_text("violation")
         return LiveChaosSummary(len(seeds), failed_runs=failed)
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(importlib.import_module("spotfit_localsim.live.chaos"), "run", run)
     assert chaos.main(["--live", "1", "--seed-start", "7"]) == failed
-    assert played == [7]
+    assert started_seeds == [7]
     assert len(list(tmp_path.glob("spotfit-chaos-*/7"))) == failed
-    assert len(list(tmp_path.iterdir())) == failed, "nothing is left where all held"
+    assert len(list(tmp_path.iterdir())) == failed, "folders of successful runs are removed"
 
 
 def test_failed_virtual_run_fails_the_command(

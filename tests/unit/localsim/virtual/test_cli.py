@@ -1,4 +1,4 @@
-"""One simulated run, told on the command line."""
+"""The command that runs and prints one simulation."""
 
 import json
 from pathlib import Path
@@ -8,29 +8,29 @@ import pytest
 from spotfit_localsim.virtual import cli
 
 
-def test_a_story_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_timeline_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plain", "--seed", "3"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("plain, seed 3: finished")
-    assert "0 steps repeated" in said
+    output = capsys.readouterr().out
+    assert output.startswith("plain, seed 3: finished")
+    assert "0 steps repeated" in output
 
 
-def test_a_storm_comes_from_its_seed() -> None:
+def test_random_scenario_is_named_by_its_seed() -> None:
     assert cli.find_scenario("storm", 4).name == "storm 4"
 
 
-def test_an_unknown_scenario_is_refused_with_the_nearest(
+def test_unknown_scenario_is_rejected_with_the_nearest_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.main(["spot_strom"]) == 2
     assert "Did you mean 'spot_storm'?" in capsys.readouterr().err
 
 
-def test_capacity_may_move_as_it_was_recorded(
+def test_capacity_follows_a_recorded_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "zone.json"
-    told = {"id": "zone", "kind": "availability", "gap_seconds": 60, "data": [8, 8, 0, 8]}
-    trace.write_text(json.dumps(told))
+    trace_data = {"id": "zone", "kind": "availability", "gap_seconds": 60, "data": [8, 8, 0, 8]}
+    trace.write_text(json.dumps(trace_data))
     assert cli.main(["plain", "--trace", str(trace), "--over", "90"]) == 0
     assert "plain on zone" in capsys.readouterr().out

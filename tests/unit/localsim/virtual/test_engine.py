@@ -1,4 +1,4 @@
-"""Virtual time, and step machines that stop, freeze or die wherever they call the world."""
+"""Virtual time, and processes that exit, freeze or crash at any simulated call."""
 
 from collections.abc import Callable
 
@@ -23,24 +23,24 @@ from spotfit_localsim.virtual.faults import (
 )
 
 
-class Body:
-    """A process whose tick is given, and what became of it."""
+class RecordedProcess:
+    """A process with a given tick function that records its end."""
 
     def __init__(
         self, engine: Engine, faults: FaultConfig = NO_FAULTS, clock: SimClock | None = None
     ) -> None:
         self.ends: list[BaseException | None] = []
-        hazards = ProcessFaultInjector(ActiveFaults(faults), SeededStreams(1).stream("body"))
+        fault_injector = ProcessFaultInjector(ActiveFaults(faults), SeededStreams(1).stream("body"))
         self.process = SimProcess(
             engine,
             "body",
             clock=clock or SimClock(),
-            fault_injector=hazards,
+            fault_injector=fault_injector,
             on_exit=self.ends.append,
         )
 
 
-def test_events_come_in_order_and_those_of_one_moment_as_they_were_planned() -> None:
+def test_events_run_in_time_order_and_simultaneous_events_in_scheduling_order() -> None:
     engine, seen = Engine(), []
     engine.schedule_after(2.0, lambda: seen.append("late"))
     engine.schedule_after(1.0, lambda: seen.append("first"))
@@ -62,81 +62,81 @@ def test_livelock_is_detected() -> None:
         engine.run(until=1.0)
 
 
-def test_a_tick_is_woken_when_it_asked_to_be_by_its_own_clock() -> None:
+def test_tick_runs_at_the_requested_time_of_its_process_clock() -> None:
     engine, seen = Engine(), []
-    body = Body(engine, clock=SimClock(offset_s=1000.0, rate=2.0))
+    recorded = RecordedProcess(engine, clock=SimClock(offset_s=1000.0, rate=2.0))
 
     def tick(now: float) -> float | None:
         seen.append((round(engine.now, 3), round(now, 3)))
         return now + 4.0 if len(seen) < 3 else None
 
-    body.process.start(tick)
+    recorded.process.start(tick)
     engine.run(until=100.0)
     assert seen == [(0.0, 1000.0), (2.0, 1004.0), (4.0, 1008.0)]
-    assert body.ends == [None]
+    assert recorded.ends == [None]
 
 
-def test_time_passes_within_a_tick_and_a_wake_meanwhile_is_not_lost() -> None:
+def test_wake_during_a_tick_causes_another_tick() -> None:
     engine, seen = Engine(), []
-    body = Body(engine)
+    recorded = RecordedProcess(engine)
 
     def tick(now: float) -> float | None:
-        body.process.simulate_call(1.0)
+        recorded.process.simulate_call(1.0)
         seen.append(round(engine.now, 2))
         return now + 50.0
 
-    body.process.start(tick)
-    engine.schedule_after(0.5, body.process.wake)
+    recorded.process.start(tick)
+    engine.schedule_after(0.5, recorded.process.wake)
     engine.run(until=10.0)
     assert seen == [1.0, 2.0]
 
 
 def test_frozen_process_resumes_where_it_stopped() -> None:
     engine, seen = Engine(), []
-    body = Body(engine)
+    recorded = RecordedProcess(engine)
 
     def tick(_now: float) -> float | None:
         seen.append("before")
-        body.process.simulate_call(1.0)
+        recorded.process.simulate_call(1.0)
         seen.append(f"after {engine.now:.0f}")
         return None
 
-    body.process.start(tick)
-    engine.schedule_after(0.5, lambda: body.process.freeze(20.0))
+    recorded.process.start(tick)
+    engine.schedule_after(0.5, lambda: recorded.process.freeze(20.0))
     engine.run(until=100.0)
     assert seen == ["before", "after 20"] or seen == ["before", "after 21"]
 
 
-def test_a_killed_process_does_nothing_more_not_even_while_it_unwinds() -> None:
+def test_killed_process_has_no_effects_in_finally_blocks() -> None:
     engine, seen = Engine(), []
-    body = Body(engine)
+    recorded = RecordedProcess(engine)
 
     def tick(now: float) -> float | None:
         try:
-            body.process.simulate_call(1.0)
-            seen.append("went on")
+            recorded.process.simulate_call(1.0)
+            seen.append("continued")
         finally:
-            body.process.simulate_call(1.0)
-            seen.append("cleaned up in the bucket")
+            recorded.process.simulate_call(1.0)
+            seen.append("cleaned up")
         return now
 
-    body.process.start(tick)
-    engine.schedule_after(0.5, body.process.kill)
+    recorded.process.start(tick)
+    engine.schedule_after(0.5, recorded.process.kill)
     engine.run(until=100.0)
     assert seen == []
-    assert body.ends == [None]
+    assert recorded.ends == [None]
 
 
 def test_exception_in_a_tick_ends_the_process() -> None:
     engine = Engine()
-    body = Body(engine)
-    body.process.start(lambda _: 1 / 0)
+    recorded = RecordedProcess(engine)
+    recorded.process.start(lambda _: 1 / 0)
     engine.run(until=1.0)
-    assert [type(end) for end in body.ends] == [ZeroDivisionError]
+    assert [type(end) for end in recorded.ends] == [ZeroDivisionError]
 
 
 def test_faults_are_injected_between_any_two_calls() -> None:
-    deaths = set()
+    calls_before_crash = set()
     for seed in range(40):
         engine, calls = Engine(), list[int]()
         process = SimProcess(
@@ -148,13 +148,13 @@ def test_faults_are_injected_between_any_two_calls() -> None:
             ),
             on_exit=lambda _: None,
         )
-        process.start(calling(process, calls))
+        process.start(tick_that_counts(process, calls))
         engine.run(until=1000.0)
-        deaths.add(len(calls))
-    assert {1, 2, 3, 4, 5} <= deaths
+        calls_before_crash.add(len(calls))
+    assert {1, 2, 3, 4, 5} <= calls_before_crash
 
 
-def calling(process: SimProcess, calls: list[int]) -> Callable[[float], float | None]:
+def tick_that_counts(process: SimProcess, calls: list[int]) -> Callable[[float], float | None]:
     def tick(now: float) -> float | None:
         calls.append(1)
         process.simulate_call(0.1)
@@ -165,38 +165,38 @@ def calling(process: SimProcess, calls: list[int]) -> Callable[[float], float | 
 
 def test_background_call_runs_concurrently_and_wakes_the_process() -> None:
     engine, seen = Engine(), []
-    body = Body(engine)
-    errands = SimBackgroundCalls(body.process)
+    recorded = RecordedProcess(engine)
+    background_calls = SimBackgroundCalls(recorded.process)
 
     def slow() -> str:
-        body.process.simulate_call(3.0)
+        recorded.process.simulate_call(3.0)
         return "done"
 
     def tick(now: float) -> float | None:
-        done = errands.run("slow", slow)
+        done = background_calls.run("slow", slow)
         seen.append((round(engine.now), done.value if done else None))
         return None if done else now + 2.0
 
-    body.process.start(tick)
+    recorded.process.start(tick)
     engine.run(until=100.0)
     assert seen == [(0, None), (2, None), (3, "done")]
 
 
 def test_background_calls_end_with_their_process() -> None:
     engine, seen = Engine(), []
-    body = Body(engine)
-    errands = SimBackgroundCalls(body.process)
+    recorded = RecordedProcess(engine)
+    background_calls = SimBackgroundCalls(recorded.process)
 
     def slow() -> None:
-        body.process.simulate_call(3.0)
-        seen.append("errand")
+        recorded.process.simulate_call(3.0)
+        seen.append("completed")
 
     def tick(now: float) -> float | None:
-        errands.send("slow", slow)
+        background_calls.send("slow", slow)
         return now + 100.0
 
-    body.process.start(tick)
-    engine.schedule_after(1.0, body.process.kill)
+    recorded.process.start(tick)
+    engine.schedule_after(1.0, recorded.process.kill)
     engine.run(until=100.0)
     assert seen == []
 

@@ -1,4 +1,4 @@
-"""Goodput: a group on a recorded market keeps nearly all that could be kept."""
+"""Goodput of a group on a recorded market, compared with the optimum."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from spotfit_localsim.virtual.goodput import (
 )
 from tests.house.tree import BENCHMARKS
 
-SETTING = GoodputConfig(notice_s=30.0)
+CONFIG = GoodputConfig(notice_s=30.0)
 ZONE = CapacityTrace(
     "zone", ((0.0, 4), (6000.0, 3), (9000.0, 4), (9600.0, 0)), sampling_interval_s=600.0
 )
 
 
-def test_changes_come_at_any_time_inside_their_tick() -> None:
+def test_capacity_changes_are_distributed_over_their_sampling_interval() -> None:
     for seed in range(20):
         first, second = group_lifetimes(ZONE, 4, stream=SeededStreams(seed).stream("market"))
         assert 5400.0 < first.duration_s <= 6000.0
         assert 0.0 < second.duration_s < 1200.0
 
 
-def test_whose_end_nobody_saw_is_left_out() -> None:
+def test_lifetime_without_an_observed_end_is_excluded() -> None:
     assert (
         len(
             group_lifetimes(
@@ -47,66 +47,69 @@ def test_whose_end_nobody_saw_is_left_out() -> None:
     )
 
 
-def test_what_is_not_committed_is_lost_without_notice() -> None:
-    group = simulate_lifetime(GroupLifetime(60.0 + 300.0 + 20.0), SETTING, fixed_interval(300.0))
-    assert group.committed_work_s == 0.0  # half a second too early for the first save
-    group = simulate_lifetime(GroupLifetime(60.0 + 300.0 + 20.5), SETTING, fixed_interval(300.0))
+def test_uncommitted_work_is_lost_without_notice() -> None:
+    group = simulate_lifetime(GroupLifetime(60.0 + 300.0 + 20.0), CONFIG, fixed_interval(300.0))
+    assert group.committed_work_s == 0.0  # ends 0.5 s before the first commit
+    group = simulate_lifetime(GroupLifetime(60.0 + 300.0 + 20.5), CONFIG, fixed_interval(300.0))
     assert group.committed_work_s == 300.0
 
 
-def test_a_notice_saves_all_but_the_last_seconds() -> None:
-    group = simulate_lifetime(GroupLifetime(3660.0, has_notice=True), SETTING, fixed_interval(1e9))
+def test_notice_loses_only_the_last_seconds() -> None:
+    group = simulate_lifetime(GroupLifetime(3660.0, has_notice=True), CONFIG, fixed_interval(1e9))
     assert 3600.0 - 18.0 < group.committed_work_s < 3600.0 - 10.0
 
 
-def test_an_interval_may_depend_on_the_age() -> None:
+def test_interval_may_depend_on_the_age() -> None:
     group = simulate_lifetime(
-        GroupLifetime(60.0 + 2000.0), SETTING, interval_by_age((100.0, 1e9, 1e9, 1e9, 1e9))
+        GroupLifetime(60.0 + 2000.0), CONFIG, interval_by_age((100.0, 1e9, 1e9, 1e9, 1e9))
     )
     assert group.committed_work_s == pytest.approx(6 * (100.0 - 6.5) + 6.5), (
-        "none after ten minutes"
+        "no save after ten minutes"
     )
 
 
-def test_each_life_counts_as_it_would_announced_and_as_it_would_not() -> None:
-    life, pace = GroupLifetime(3660.0), fixed_interval(1e9)
-    sure = goodput([life], replace(SETTING, noticed_fraction=1.0), pace)
-    assert goodput([life], SETTING, pace) == 0.0
-    assert goodput([life], replace(SETTING, noticed_fraction=0.25), pace) == pytest.approx(sure / 4)
+def test_goodput_is_weighted_by_the_noticed_fraction() -> None:
+    lifetime, save_policy = GroupLifetime(3660.0), fixed_interval(1e9)
+    with_notice = goodput([lifetime], replace(CONFIG, noticed_fraction=1.0), save_policy)
+    assert goodput([lifetime], CONFIG, save_policy) == 0.0
+    assert goodput(
+        [lifetime], replace(CONFIG, noticed_fraction=0.25), save_policy
+    ) == pytest.approx(with_notice / 4)
 
 
-def test_a_life_too_short_to_begin_keeps_nothing() -> None:
+def test_lifetime_shorter_than_the_start_commits_nothing() -> None:
     assert (
         simulate_lifetime(
-            GroupLifetime(59.0, has_notice=True), SETTING, fixed_interval(60.0)
+            GroupLifetime(59.0, has_notice=True), CONFIG, fixed_interval(60.0)
         ).committed_work_s
         == 0.0
     )
 
 
-def test_steps_are_slower_while_a_save_is_on_its_way() -> None:
-    group = GroupSimulation(GroupLifetime(1000.0), SETTING)
+def test_steps_are_slower_during_an_upload() -> None:
+    group = GroupSimulation(GroupLifetime(1000.0), CONFIG)
     group.save(20.0)
     group.train(60.0 + 0.5 + 30.0)
     assert group.work_s == pytest.approx(20.0 * 0.7 + 10.0)
 
 
-@pytest.mark.parametrize(("honoured", "at_most"), [(0.0, 0.06), (0.9, 0.02)])
-def test_ours_is_close_to_who_knew_all_and_to_the_best_interval(
-    honoured: float, at_most: float
+@pytest.mark.parametrize(("noticed_fraction", "max_difference"), [(0.0, 0.06), (0.9, 0.02)])
+def test_production_policy_is_close_to_the_oracle_and_the_best_interval(
+    noticed_fraction: float, max_difference: float
 ) -> None:
     trace = read_trace(BENCHMARKS / "traces" / "gcp_h100x1_16_us-central1-a.json")
     history = group_lifetimes(
         trace,
         trace.max_capacity,
-        noticed_fraction=honoured,
+        noticed_fraction=noticed_fraction,
         stream=SeededStreams(1).stream(trace.name),
     )
-    odds = FailureModel(
-        market_prior=MarketPrior(notice_s=30.0 if honoured else 0.0), num_nodes=trace.max_capacity
+    failure_model = FailureModel(
+        market_prior=MarketPrior(notice_s=30.0 if noticed_fraction else 0.0),
+        num_nodes=trace.max_capacity,
     )
-    setting = replace(SETTING, noticed_fraction=honoured)
-    ours = goodput(history, setting, ProductionPolicy(odds))
-    best = max(goodput(history, setting, fixed_interval(60.0 * 2**n)) for n in range(7))
-    assert oracle_goodput(history, setting) - ours <= at_most
-    assert best - ours <= 0.005
+    config = replace(CONFIG, noticed_fraction=noticed_fraction)
+    production = goodput(history, config, ProductionPolicy(failure_model))
+    best_interval = max(goodput(history, config, fixed_interval(60.0 * 2**n)) for n in range(7))
+    assert oracle_goodput(history, config) - production <= max_difference
+    assert best_interval - production <= 0.005

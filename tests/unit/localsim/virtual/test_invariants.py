@@ -1,4 +1,4 @@
-"""The checker says what is wrong, in words, and knows what is right."""
+"""Each violated invariant is reported with its text; correct runs are accepted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +52,7 @@ PLAN = GroupPlan(token=Token("t1"), provisioner="sim", num_nodes=1, slots_per_no
 
 
 class CheckerHarness:
-    """A bucket with a checker beside it."""
+    """A bucket and an invariant checker that observes it."""
 
     def __init__(self) -> None:
         self.bucket = SimBucket()
@@ -73,7 +73,7 @@ class CheckerHarness:
         )
 
     def begin(self) -> None:
-        """A fit with a leader, a machine and an open round."""
+        """Write a fit with a leader, a machine and an open round."""
         self.write(FitStarted(spec=SPEC))
         self.write(LeaderElected(leader=ONE, epoch=1, coordinator_address="a1:7000"))
         self.write(
@@ -127,7 +127,7 @@ def test_good_run_has_no_violation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "words"),
+    ("event", "text"),
     [
         (FitStarted(spec=SPEC), "while another one is active"),
         (LeaderElected(leader=ONE, epoch=3), "epoch 3 follows 1"),
@@ -164,15 +164,15 @@ def test_good_run_has_no_violation() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_wrong_decision_is_reported(event: JournalEvent, words: str) -> None:
+def test_wrong_decision_is_reported(event: JournalEvent, text: str) -> None:
     harness = CheckerHarness()
     harness.begin()
     harness.write(event)
-    assert [words in broken for broken in harness.violations] == [True]
+    assert [text in violation for violation in harness.violations] == [True]
 
 
 def validating() -> CheckerHarness:
-    """A fit with two checkpoints to be validated, and one that is not."""
+    """A fit with two checkpoints to validate and one without validation."""
     harness = CheckerHarness()
     harness.begin()
     harness.training.workload = Workload(steps=10, validations=ValidationWorkload())
@@ -181,9 +181,15 @@ def validating() -> CheckerHarness:
         name = f"c{step}"
         body = encode(SimSavedState(step, state.link))
         file = FileRecord("state", len(body), "")
-        told = {"step": step}
+        metrics = {"step": step}
         part = Manifest(
-            name=name, round=1, report_index=report, rank=0, ranks=(0,), metrics=told, files=(file,)
+            name=name,
+            round=1,
+            report_index=report,
+            rank=0,
+            ranks=(0,),
+            metrics=metrics,
+            files=(file,),
         )
         harness.bucket.write("w", f"{name}/state", body)
         harness.bucket.write("w", keys.manifest(name, 1, 0), encode(part))
@@ -192,7 +198,7 @@ def validating() -> CheckerHarness:
                 name=name,
                 round=1,
                 report_index=report,
-                metrics=told,
+                metrics=metrics,
                 ranks=(0,),
                 validation=ValidationRequest(),
             )
@@ -231,7 +237,7 @@ def test_validations_one_after_the_other_are_good() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "words"),
+    ("events", "text"),
     [
         (
             [
@@ -285,12 +291,12 @@ def test_validations_one_after_the_other_are_good() -> None:
         ),
     ],
 )
-def test_wrong_validation_is_reported(events: list[JournalEvent], words: str) -> None:
+def test_wrong_validation_is_reported(events: list[JournalEvent], text: str) -> None:
     harness = validating()
     for event in events:
         assert not harness.violations
         harness.write(event)
-    assert [words in broken for broken in harness.violations] == [True], harness.violations
+    assert [text in violation for violation in harness.violations] == [True], harness.violations
 
 
 def test_machine_without_pending_validation_is_a_violation() -> None:
@@ -334,7 +340,7 @@ def test_entry_after_the_end_is_a_violation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "text"),
     [
         (
             lambda harness: harness.write(LeaderElected(leader=TWO, epoch=2), by=TWO, slot=9),
@@ -357,16 +363,16 @@ def test_entry_after_the_end_is_a_violation() -> None:
             ),
             "not in the journal",
         ),
-        (lambda harness: photograph(harness, a_view()), "differs from the reference view"),
+        (lambda harness: write_cached_view(harness, a_view()), "differs from the reference view"),
     ],
 )
 def test_wrong_objects_and_machines_are_reported(
-    wrong: Callable[[CheckerHarness], Any], words: str
+    wrong: Callable[[CheckerHarness], Any], text: str
 ) -> None:
     harness = CheckerHarness()
     harness.begin()
     wrong(harness)
-    assert words in harness.violations[0]
+    assert text in harness.violations[0]
 
 
 def test_overwriting_a_committed_checkpoint_is_a_violation() -> None:
@@ -379,7 +385,7 @@ def test_overwriting_a_committed_checkpoint_is_a_violation() -> None:
     assert "changed c1/state of the committed checkpoint c1" in harness.violations[0]
 
 
-def photograph(harness: CheckerHarness, view: View) -> None:
+def write_cached_view(harness: CheckerHarness, view: View) -> None:
     body = encode(CachedView(view=view))
     harness.bucket.write("a1", keys.cached_view(4), body)
 
@@ -389,7 +395,7 @@ def test_correct_cached_view_is_no_violation() -> None:
     harness.begin()
     view = harness.checker.views[4]
     assert isinstance(view, View)
-    photograph(harness, view)
+    write_cached_view(harness, view)
     harness.checker.on_entry_applied(
         "a2", 3, harness.checker.entry_bodies[3], harness.checker.views[4]
     )

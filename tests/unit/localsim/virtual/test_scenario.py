@@ -1,4 +1,4 @@
-"""Scenarios are facts: two alike are equal, and what is not said is calm."""
+"""Scenarios are immutable values without faults by default."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -17,24 +17,24 @@ from spotfit_localsim.virtual.scenario import (
 )
 
 
-def test_a_scenario_that_says_nothing_is_a_calm_one() -> None:
-    scenario = Scenario("calm")
+def test_default_scenario_has_no_faults() -> None:
+    scenario = Scenario("default")
     assert scenario.faults is NO_FAULTS
     assert scenario.events == ()
     assert scenario.expected_outcome == "finished"
     assert scenario == replace(scenario)
 
 
-def test_a_scenario_is_not_changed_in_passing() -> None:
+def test_scenario_is_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
-        Scenario("calm").num_workers = 9  # type: ignore[misc]
+        Scenario("default").num_workers = 9  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("act", [ReclaimMachine, CrashAgent])
-def test_an_act_happens_at_a_time_or_at_a_step(act: type[ScenarioEvent]) -> None:
-    assert act(AtTime(3.0)) != act(AtStep(3))  # type: ignore[call-arg]
+@pytest.mark.parametrize("event", [ReclaimMachine, CrashAgent])
+def test_event_is_triggered_by_a_time_or_a_step(event: type[ScenarioEvent]) -> None:
+    assert event(AtTime(3.0)) != event(AtStep(3))  # type: ignore[call-arg]
 
 
-def test_by_default_it_befalls_the_leader() -> None:
+def test_default_target_is_the_leader() -> None:
     assert FreezeAgent(AtTime(1.0), 2.0).target == "leader"
     assert IsolateHost(AtTime(1.0), 2.0).blocks_outbound

@@ -1,4 +1,4 @@
-"""A cloud that is asked twice gives once, and what it takes back it takes for good."""
+"""The simulated cloud: idempotent submission, capacity, notices and lost responses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,43 +24,43 @@ LAUNCH = AgentLaunchSpec("sim://run", RunId("r"), "secret")
 
 
 class RecordingObserver:
-    """Notes who came and went."""
+    """Records which instances booted and terminated."""
 
     def __init__(self) -> None:
         self.booted: list[str] = []
-        self.evicted: list[tuple[str, bool]] = []
+        self.terminated: list[tuple[str, bool]] = []
 
     def on_instance_booted(self, instance: SimInstance) -> None:
         self.booted.append(instance.name)
 
     def on_instance_terminated(self, instance: SimInstance, *, closes_connections: bool) -> None:
-        self.evicted.append((instance.name, closes_connections))
+        self.terminated.append((instance.name, closes_connections))
 
 
 class CloudHarness:
-    """A cloud with a client."""
+    """A simulated cloud with a client."""
 
     def __init__(
         self, kind: type[SimCloudProvisioner] = SimCloudProvisioner, /, **market: Any
     ) -> None:
-        self.ground = SimHarness()
-        self.market = SimMarket(SimMarketConfig(**market), self.ground.rng.stream("market"))
-        self.cloud = SimCloud(self.ground.engine, self.market, self.ground.record_message)
+        self.sim = SimHarness()
+        self.market = SimMarket(SimMarketConfig(**market), self.sim.rng.stream("market"))
+        self.cloud = SimCloud(self.sim.engine, self.market, self.sim.record_message)
         self.observer = self.cloud.observer = RecordingObserver()
         self.kind = kind
 
-    def ask(self, *jobs: Callable[[SimCloudProvisioner], Any]) -> list[Any]:
-        """A process calls the provisioner."""
-        process = self.ground.process()
+    def run_jobs(self, *jobs: Callable[[SimCloudProvisioner], Any]) -> list[Any]:
+        """Call the provisioner from a process."""
+        process = self.sim.process()
         client = self.kind(self.cloud, self.market, process, slots=2)
-        return self.ground.run_jobs(process, *(lambda job=job: job(client) for job in jobs))
+        return self.sim.run_jobs(process, *(lambda job=job: job(client) for job in jobs))
 
     def submit(self) -> Any:
-        return self.ask(lambda client: client.submit(plan_of(client, "t1", 4), LAUNCH))[0]
+        return self.run_jobs(lambda client: client.submit(plan_of(client, "t1", 4), LAUNCH))[0]
 
-    def rest(self, seconds: float) -> None:
-        self.ground.engine.schedule_at(self.ground.engine.now + seconds, lambda: None)
-        self.ground.engine.run(until=self.ground.engine.now + seconds)
+    def advance(self, seconds: float) -> None:
+        self.sim.engine.schedule_at(self.sim.engine.now + seconds, lambda: None)
+        self.sim.engine.run(until=self.sim.engine.now + seconds)
 
 
 def plan_of(client: SimCloudProvisioner, token: str, workers: int) -> Any:
@@ -83,20 +83,20 @@ def test_non_idempotent_provisioner_creates_two_groups() -> None:
 
 def test_instance_is_waiting_then_running_then_gone() -> None:
     harness = CloudHarness(boot_s=(10.0, 10.0), status_lag_s=(2.0, 2.0))
-    process = harness.ground.process()
+    process = harness.sim.process()
     client = SimCloudProvisioner(harness.cloud, harness.market, process, slots=2)
     handle = GroupHandle(token=Token("t1"), provisioner="sim", name="sim-t1", detail={"nodes": 1})
     harness.cloud.request(plan_of(client, "t1", 2), LAUNCH)
     states = []
-    for moment in (5.0, 11.0, 12.0):
-        harness.rest(moment - harness.ground.engine.now)
+    for now in (5.0, 11.0, 12.0):
+        harness.advance(now - harness.sim.engine.now)
         states.append(harness.cloud.status(handle.token, 1).nodes[0].state)
-        if moment == 11.0:
+        if now == 11.0:
             harness.cloud.release(handle.token)
-    harness.rest(3.0)
+    harness.advance(3.0)
     states.append(harness.cloud.status(handle.token, 1).nodes[0].state)
     assert states == [NodeState.WAITING, NodeState.RUNNING, NodeState.RUNNING, NodeState.GONE]
-    assert harness.observer.evicted == [("t1.0", True)]
+    assert harness.observer.terminated == [("t1.0", True)]
     assert harness.cloud.machine_seconds == pytest.approx(11.05)
 
 
@@ -105,7 +105,7 @@ def test_unknown_group_is_terminated() -> None:
     handle = GroupHandle(
         token=Token("never"), provisioner="sim", name="sim-never", detail={"nodes": 2}
     )
-    status = harness.ask(
+    status = harness.run_jobs(
         lambda client: client.observe(handle), lambda client: client.cancel(handle)
     )
     assert status[0].is_terminated
@@ -125,18 +125,18 @@ def test_refused_request_creates_no_group() -> None:
 
 
 def test_instances_follow_the_capacity() -> None:
-    ebb = CapacityTrace("ebb", ((0.0, 1), (100.0, 2), (200.0, 0)))
-    harness = CloudHarness(capacity=ebb, boot_s=(1.0, 1.0))
-    process = harness.ground.process()
+    capacity_trace = CapacityTrace("trace", ((0.0, 1), (100.0, 2), (200.0, 0)))
+    harness = CloudHarness(capacity=capacity_trace, boot_s=(1.0, 1.0))
+    process = harness.sim.process()
     client = SimCloudProvisioner(harness.cloud, harness.market, process, slots=2)
     harness.cloud.request(plan_of(client, "t1", 4), LAUNCH)
-    harness.rest(50.0)
+    harness.advance(50.0)
     assert len(harness.observer.booted) == 1
     assert harness.cloud.status(Token("t1"), 2).refusal == "waiting for capacity"
-    harness.rest(100.0)
+    harness.advance(100.0)
     assert len(harness.observer.booted) == 2
-    harness.rest(100.0)
-    assert len(harness.observer.evicted) == 2
+    harness.advance(100.0)
+    assert len(harness.observer.terminated) == 2
 
 
 def test_notice_precedes_termination() -> None:
@@ -146,11 +146,11 @@ def test_notice_precedes_termination() -> None:
     harness.cloud.reclaim(instance, with_notice=True)
     assert isinstance(instance.notice, Notice)
     assert instance.notice.seconds_left == 30.0
-    harness.rest(29.0)
+    harness.advance(29.0)
     assert instance in harness.cloud.running_instances()
-    harness.rest(2.0)
+    harness.advance(2.0)
     assert instance not in harness.cloud.running_instances()
-    assert harness.observer.evicted == [(instance.name, True)]
+    assert harness.observer.terminated == [(instance.name, True)]
 
 
 def test_failed_boot_starts_no_agent() -> None:

@@ -1,4 +1,4 @@
-"""The world's bucket: one truth, told changes, a bill; and stores that keep its promise or not."""
+"""The simulated bucket and its stores, with and without the guarantees of a correct store."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ from tests.unit.localsim.sim_harness import SimHarness
 
 
 @pytest.fixture
-def ground() -> SimHarness:
+def sim() -> SimHarness:
     return SimHarness()
 
 
@@ -30,20 +30,20 @@ def bucket() -> SimBucket:
 
 
 def store_for(
-    ground: SimHarness, bucket: SimBucket, process: SimProcess, kind: type[SimStore] = SimStore
+    sim: SimHarness, bucket: SimBucket, process: SimProcess, kind: type[SimStore] = SimStore
 ) -> SimStore:
     return kind(
-        bucket, process, FaultyConnection(ground.season, ground.rng.stream(f"line {process.name}"))
+        bucket,
+        process,
+        FaultyConnection(sim.active_faults, sim.rng.stream(f"connection {process.name}")),
     )
 
 
-def test_it_reads_what_was_written_and_lists_folders(
-    ground: SimHarness, bucket: SimBucket, tmp_path: Path
-) -> None:
-    process = ground.process()
-    store: Store = store_for(ground, bucket, process)
+def test_objects_are_read_and_listed(sim: SimHarness, bucket: SimBucket, tmp_path: Path) -> None:
+    process = sim.process()
+    store: Store = store_for(sim, bucket, process)
     (tmp_path / "file").write_bytes(b"from a file")
-    given = ground.run_jobs(
+    results = sim.run_jobs(
         process,
         lambda: store.put("a/2", b"two"),
         lambda: store.put("a/10", b"ten"),
@@ -59,60 +59,60 @@ def test_it_reads_what_was_written_and_lists_folders(
         lambda: store.put_file("file", tmp_path / "file"),
         lambda: store.get_file("file", tmp_path / "copy"),
     )
-    assert given[3:7] == [["a/10", "a/2"], ["a/2"], ["10", "2"], b"en"]
-    assert isinstance(given[7], NotFoundError)
-    assert isinstance(given[10], NotFoundError)
+    assert results[3:7] == [["a/10", "a/2"], ["a/2"], ["10", "2"], b"en"]
+    assert isinstance(results[7], NotFoundError)
+    assert isinstance(results[10], NotFoundError)
     assert (tmp_path / "copy").read_bytes() == b"from a file"
 
 
-def test_one_of_many_concurrent_creates_succeeds(ground: SimHarness, bucket: SimBucket) -> None:
-    assert creators(ground, bucket, SimStore) == [None]
+def test_one_of_many_concurrent_creates_succeeds(sim: SimHarness, bucket: SimBucket) -> None:
+    assert results_of_creates(sim, bucket, SimStore) == [None]
 
 
 @pytest.mark.parametrize("kind", [CheckThenPutStore, UnconditionalCreateStore])
 def test_wrong_stores_let_several_creates_succeed(
-    ground: SimHarness, bucket: SimBucket, kind: type[SimStore]
+    sim: SimHarness, bucket: SimBucket, kind: type[SimStore]
 ) -> None:
-    assert len(creators(ground, bucket, kind)) > 1
+    assert len(results_of_creates(sim, bucket, kind)) > 1
 
 
-def creators(ground: SimHarness, bucket: SimBucket, kind: type[SimStore]) -> list[None]:
-    """What those were told who may take themselves for the winner."""
+def results_of_creates(sim: SimHarness, bucket: SimBucket, kind: type[SimStore]) -> list[None]:
+    """The results of the concurrent creates that reported success."""
     outcomes: list[object] = []
     for n in range(5):
-        process = ground.process(f"a{n}")
-        process.start(creating(store_for(ground, bucket, process, kind), outcomes))
-    ground.engine.run(until=100.0)
+        process = sim.process(f"a{n}")
+        process.start(create_tick(store_for(sim, bucket, process, kind), outcomes))
+    sim.engine.run(until=100.0)
     assert len(outcomes) == 5
     assert all(one is None or isinstance(one, AlreadyExistsError) for one in outcomes)
     return [None for one in outcomes if one is None]
 
 
-def creating(store: SimStore, outcomes: list[object]) -> Callable[[float], None]:
+def create_tick(store: SimStore, outcomes: list[object]) -> Callable[[float], None]:
     def tick(_now: float) -> None:
         try:
-            store.create("slot", b"me")
-        except AlreadyExistsError as lost:
-            outcomes.append(lost)
+            store.create("slot", b"body")
+        except AlreadyExistsError as error:
+            outcomes.append(error)
         else:
             outcomes.append(None)
 
     return tick
 
 
-def test_listeners_receive_the_previous_body(ground: SimHarness, bucket: SimBucket) -> None:
-    told: list[tuple[str, str, bytes | None, bytes | None]] = []
-    bucket.listeners.append(lambda *change: told.append(change))
-    process = ground.process("a7")
-    store = store_for(ground, bucket, process)
-    ground.run_jobs(
+def test_listeners_receive_the_previous_body(sim: SimHarness, bucket: SimBucket) -> None:
+    changes: list[tuple[str, str, bytes | None, bytes | None]] = []
+    bucket.listeners.append(lambda *change: changes.append(change))
+    process = sim.process("a7")
+    store = store_for(sim, bucket, process)
+    sim.run_jobs(
         process,
         lambda: store.put("k", b"1"),
         lambda: store.put("k", b"2"),
         lambda: store.delete("k"),
         lambda: store.delete("k"),
     )
-    assert told == [("a7", "k", None, b"1"), ("a7", "k", b"1", b"2"), ("a7", "k", b"2", None)]
+    assert changes == [("a7", "k", None, b"1"), ("a7", "k", b"1", b"2"), ("a7", "k", b"2", None)]
 
 
 def test_lost_request_has_no_effect_and_lost_response_has_one(bucket: SimBucket) -> None:
@@ -120,51 +120,51 @@ def test_lost_request_has_no_effect_and_lost_response_has_one(bucket: SimBucket)
         (FaultConfig(lost_request_probability=1.0), None),
         (FaultConfig(lost_response_probability=1.0), b"1"),
     ):
-        ground = SimHarness(faults)
-        process = ground.process()
-        store = store_for(ground, bucket, process)
-        given = ground.run_jobs(process, partial(store.create, "k", b"1"))
-        assert isinstance(given[0], TransientStoreError)
+        sim = SimHarness(faults)
+        process = sim.process()
+        store = store_for(sim, bucket, process)
+        results = sim.run_jobs(process, partial(store.create, "k", b"1"))
+        assert isinstance(results[0], TransientStoreError)
         assert bucket.objects.get("k") == body
 
 
-def stalled(ground: SimHarness, bucket: SimBucket, *, for_s: float) -> tuple[object, float]:
-    """What a `create` gives that hangs for so long, and when."""
-    process = ground.process(f"a{for_s}")
-    store = store_for(ground, bucket, process)
-    ground.season.stall_until(ground.engine.now + for_s)
-    began = ground.engine.now
-    given = ground.run_jobs(process, partial(store.create, f"k{for_s}", b"1"), lambda: process.now)
-    return given[0], given[1] - began
+def stalled_create(sim: SimHarness, bucket: SimBucket, *, for_s: float) -> tuple[object, float]:
+    """The result of a `create` during a stall, and its duration in seconds."""
+    process = sim.process(f"a{for_s}")
+    store = store_for(sim, bucket, process)
+    sim.active_faults.stall_until(sim.engine.now + for_s)
+    started_at_s = sim.engine.now
+    results = sim.run_jobs(process, partial(store.create, f"k{for_s}", b"1"), lambda: process.now)
+    return results[0], results[1] - started_at_s
 
 
-def test_stalled_request_is_answered_or_times_out(ground: SimHarness, bucket: SimBucket) -> None:
-    answer, took_s = stalled(ground, bucket, for_s=7.0)
-    assert answer is None
-    assert took_s == pytest.approx(7.0, abs=0.1)
-    answer, took_s = stalled(ground, bucket, for_s=40.0)
-    assert isinstance(answer, TransientStoreError)
-    assert took_s == pytest.approx(CLIENT_TIMEOUT_S, abs=0.1)
+def test_stalled_request_is_answered_or_times_out(sim: SimHarness, bucket: SimBucket) -> None:
+    result, duration_s = stalled_create(sim, bucket, for_s=7.0)
+    assert result is None
+    assert duration_s == pytest.approx(7.0, abs=0.1)
+    result, duration_s = stalled_create(sim, bucket, for_s=40.0)
+    assert isinstance(result, TransientStoreError)
+    assert duration_s == pytest.approx(CLIENT_TIMEOUT_S, abs=0.1)
 
 
-def test_timed_out_request_may_be_executed_late(ground: SimHarness, bucket: SimBucket) -> None:
-    done: list[tuple[str, float]] = []
+def test_timed_out_request_may_be_executed_late(sim: SimHarness, bucket: SimBucket) -> None:
+    executed: list[tuple[str, float]] = []
     bucket.listeners.append(
-        lambda _who, key, _before, _after: done.append((key, ground.engine.now))
+        lambda _writer, key, _before, _after: executed.append((key, sim.engine.now))
     )
     for seconds in range(30, 50):
-        stalled(ground, bucket, for_s=float(seconds))
-    assert 0 < len(done) < 20
-    begun = 0.0
-    for key, at in done:
-        assert at > begun + CLIENT_TIMEOUT_S, key
-        begun = at
+        stalled_create(sim, bucket, for_s=float(seconds))
+    assert 0 < len(executed) < 20
+    previous_s = 0.0
+    for key, executed_at_s in executed:
+        assert executed_at_s > previous_s + CLIENT_TIMEOUT_S, key
+        previous_s = executed_at_s
 
 
-def test_requests_are_counted_by_writer(ground: SimHarness, bucket: SimBucket) -> None:
+def test_requests_are_counted_by_writer(sim: SimHarness, bucket: SimBucket) -> None:
     for name in ("a1", "a2"):
-        process = ground.process(name)
-        store = store_for(ground, bucket, process)
-        ground.run_jobs(process, partial(store.put, "k", b""), partial(store.get, "k"))
+        process = sim.process(name)
+        store = store_for(sim, bucket, process)
+        sim.run_jobs(process, partial(store.put, "k", b""), partial(store.get, "k"))
     assert dict(bucket.requests["a1"]) == {"put": 1, "get": 1}
     assert dict(bucket.total_requests) == {"put": 2, "get": 2}

@@ -1,4 +1,4 @@
-"""A pretend validation reads the checkpoint, takes its time, and tells, fails or hangs."""
+"""A simulated validation reads the checkpoint and reports a score, fails or hangs."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from spotfit.testing.builders import a_committed_checkpoint, a_spec
 from spotfit_localsim.virtual.sim_snapshots import SimSavedState
 from spotfit_localsim.virtual.sim_validator import SimValidator
 from spotfit_localsim.virtual.workload import ValidationWorkload, Workload, validation_score
-from tests.unit.localsim.virtual.test_sim_workers import Stage, keep
+from tests.unit.localsim.virtual.test_sim_workers import WorkerHarness, write_checkpoint
 
-KEPT = a_committed_checkpoint("kept", validation=ValidationRequest())
+CHECKPOINT = a_committed_checkpoint("kept", validation=ValidationRequest())
 
 
 class ValidatorHarness:
-    """A stage with one who validates."""
+    """Simulated workers and a validator."""
 
-    def __init__(self, *, written: bool = True, **plan: Any) -> None:
-        usual: dict[str, Any] = {
+    def __init__(self, *, checkpoint_exists: bool = True, **plan: Any) -> None:
+        defaults: dict[str, Any] = {
             "duration_s": (2.0, 2.0),
             "failure_probability": 0.0,
             "hang_probability": 0.0,
         }
-        self.stage = Stage(Workload(validations=ValidationWorkload(**{**usual, **plan})))
-        if written:
-            keep(self.stage.bucket, SimSavedState(3, "x"))
-        self.process = self.stage.ground.idle("v1")
-        self.validator = SimValidator(self.stage.context, self.process)
+        self.workers = WorkerHarness(
+            Workload(validations=ValidationWorkload(**{**defaults, **plan}))
+        )
+        if checkpoint_exists:
+            write_checkpoint(self.workers.bucket, SimSavedState(3, "x"))
+        self.process = self.workers.sim.idle("v1")
+        self.validator = SimValidator(self.workers.context, self.process)
 
     def start(self) -> None:
-        self.validator.start(a_spec(), KEPT)
+        self.validator.start(a_spec(), CHECKPOINT)
 
 
 def test_score_is_reported_once_after_its_duration() -> None:
     harness = ValidatorHarness()
     harness.start()
-    harness.stage.rest(1.9)
+    harness.workers.advance(1.9)
     assert (harness.validator.is_running, harness.validator.take_result()) == (True, None)
-    harness.stage.rest(0.2)
+    harness.workers.advance(0.2)
     assert (harness.validator.is_running, harness.validator.take_result()) == (
         False,
         ValidationResult(metrics={"score": validation_score(3)}),
@@ -50,11 +52,11 @@ def test_score_is_reported_once_after_its_duration() -> None:
 def test_validations_fail_or_hang_as_configured() -> None:
     failing = ValidatorHarness(failure_probability=1.0)
     failing.start()
-    failing.stage.rest(3.0)
+    failing.workers.advance(3.0)
     assert failing.validator.take_result() == ValidationResult(message="simulated validation error")
     hanging = ValidatorHarness(hang_probability=1.0)
     hanging.start()
-    hanging.stage.rest(1000.0)
+    hanging.workers.advance(1000.0)
     assert hanging.validator.is_running
 
 
@@ -63,7 +65,7 @@ def test_stopped_validation_exits_without_result() -> None:
     harness.start()
     harness.validator.stop()
     assert harness.validator.is_running
-    harness.stage.rest(5.0)
+    harness.workers.advance(5.0)
     assert (harness.validator.is_running, harness.validator.take_result()) == (False, None)
 
 
@@ -71,15 +73,15 @@ def test_concurrent_or_unreadable_validation_is_a_violation() -> None:
     harness = ValidatorHarness()
     harness.start()
     harness.start()
-    assert harness.stage.complaints == ["v1 runs two validations at once"]
-    harness = ValidatorHarness(written=False)
+    assert harness.workers.violations == ["v1 runs two validations at once"]
+    harness = ValidatorHarness(checkpoint_exists=False)
     harness.start()
-    assert "is being validated, but no complete set" in harness.stage.complaints[0]
+    assert "is being validated, but no complete set" in harness.workers.violations[0]
 
 
 def test_closed_validator_has_no_result() -> None:
     harness = ValidatorHarness()
     harness.start()
     harness.validator.close()
-    harness.stage.rest(5.0)
+    harness.workers.advance(5.0)
     assert (harness.validator.is_running, harness.validator.take_result()) == (False, None)

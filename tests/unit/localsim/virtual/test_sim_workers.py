@@ -1,4 +1,4 @@
-"""Pretend workers say the real words, and lose nothing that the real ones would keep."""
+"""Simulated workers send the messages of production workers and keep the same state."""
 
 import msgspec
 import pytest
@@ -35,32 +35,32 @@ from tests.unit.localsim.sim_harness import SimHarness
 FRAMES: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[arg-type]
 
 
-class Stage:
-    """A context with crews, one a machine."""
+class WorkerHarness:
+    """A worker context with one worker pool per machine."""
 
-    def __init__(self, load: Workload, machines: int = 1) -> None:
-        self.ground = SimHarness()
+    def __init__(self, workload: Workload, machines: int = 1) -> None:
+        self.sim = SimHarness()
         self.bucket = SimBucket()
-        self.complaints = self.ground.violations
-        self.fabric = SimNetwork(self.ground.engine, self.ground.rng.stream("wire"))
-        self.context = self.ground.create_worker_context(self.fabric, self.bucket, load)
+        self.violations = self.sim.violations
+        self.network = SimNetwork(self.sim.engine, self.sim.rng.stream("network"))
+        self.context = self.sim.create_worker_context(self.network, self.bucket, workload)
         self.training = self.context.training
         names = [f"a{n}" for n in range(machines)]
-        self.crews = [SimWorkerPool(self.context, self.ground.idle(name)) for name in names]
+        self.pools = [SimWorkerPool(self.context, self.sim.idle(name)) for name in names]
 
     def start(
         self, world_size: int, *, round_: int = 1, checkpoint: SimSavedState | None = None
     ) -> None:
-        """One worker a machine."""
-        for rank, crew in enumerate(self.crews):
-            crew.start([a_start(rank, world_size, round_, checkpoint)])
+        """Start one worker per machine."""
+        for rank, pool in enumerate(self.pools):
+            pool.start([make_start(rank, world_size, round_, checkpoint)])
 
-    def rest(self, seconds: float) -> None:
-        self.ground.engine.schedule_at(self.ground.engine.now + seconds, lambda: None)
-        self.ground.engine.run(until=self.ground.engine.now + seconds)
+    def advance(self, seconds: float) -> None:
+        self.sim.engine.schedule_at(self.sim.engine.now + seconds, lambda: None)
+        self.sim.engine.run(until=self.sim.engine.now + seconds)
 
-    def said(self, rank: int = 0) -> list[FromWorker]:
-        events = self.crews[rank].drain_events()
+    def drain_messages(self, rank: int = 0) -> list[FromWorker]:
+        events = self.pools[rank].drain_events()
         raw = [
             frame
             for event in events
@@ -71,7 +71,7 @@ class Stage:
         return [FRAMES.decode(frame) for frame in raw]
 
 
-def a_start(
+def make_start(
     rank: int, world_size: int, round_: int, checkpoint: SimSavedState | None
 ) -> StartWorker:
     return StartWorker(
@@ -93,7 +93,9 @@ def a_start(
     )
 
 
-def keep(bucket: SimBucket, state: SimSavedState, *, ranks: tuple[int, ...] = (0,)) -> None:
+def write_checkpoint(
+    bucket: SimBucket, state: SimSavedState, *, ranks: tuple[int, ...] = (0,)
+) -> None:
     for rank in ranks:
         body = encode(state)
         file = FileRecord(f"state-{rank}.json", len(body), "")
@@ -110,121 +112,126 @@ def keep(bucket: SimBucket, state: SimSavedState, *, ranks: tuple[int, ...] = (0
         bucket.write("test", keys.manifest("kept", 1, rank), encode(part))
 
 
-def test_a_worker_runs_reports_returns_and_exits() -> None:
-    stage = Stage(Workload(steps=4, report_every=2, save_every=0))
-    stage.start(1)
-    stage.rest(60.0)
-    said = stage.said()
-    assert [type(frame) for frame in said] == [
+def test_worker_runs_reports_returns_and_exits() -> None:
+    harness = WorkerHarness(Workload(steps=4, report_every=2, save_every=0))
+    harness.start(1)
+    harness.advance(60.0)
+    messages = harness.drain_messages()
+    assert [type(frame) for frame in messages] == [
         FunctionStarted,
         MetricsReport,
         MetricsReport,
         WorkerReturned,
     ]
-    assert said[-1] == WorkerReturned(
-        report_count=2, pickled_value=stage.training.expected_result.link.encode()
+    assert messages[-1] == WorkerReturned(
+        report_count=2, pickled_value=harness.training.expected_result.link.encode()
     )
-    assert stage.exits == [WorkerExited(1, 0, "exited with code 0", is_clean=True)]
-    assert not stage.crews[0].has_workers
+    assert harness.exits == [WorkerExited(1, 0, "exited with code 0", is_clean=True)]
+    assert not harness.pools[0].has_workers
 
 
-def test_a_checkpoint_is_named_then_written_then_said_to_be_saved() -> None:
-    stage = Stage(Workload(steps=2, report_every=0, save_every=1, uses_barriers=True))
-    stage.start(1)
-    stage.rest(30.0)
-    assert [type(frame) for frame in stage.said()] == [FunctionStarted, RankZeroBroadcast]
-    stage.crews[0].send(0, RankZeroBroadcastResult(kind="barrier", seq=0))
-    stage.rest(30.0)
-    (files,) = stage.said()
+def test_checkpoint_is_named_written_and_reported_as_saved() -> None:
+    harness = WorkerHarness(Workload(steps=2, report_every=0, save_every=1, uses_barriers=True))
+    harness.start(1)
+    harness.advance(30.0)
+    assert [type(frame) for frame in harness.drain_messages()] == [
+        FunctionStarted,
+        RankZeroBroadcast,
+    ]
+    harness.pools[0].send(0, RankZeroBroadcastResult(kind="barrier", seq=0))
+    harness.advance(30.0)
+    (files,) = harness.drain_messages()
     assert isinstance(files, FilesReport)
-    stage.crews[0].send(
+    harness.pools[0].send(
         0,
         CheckpointNamed(report_index=0, checkpoint_name="first", ranks=(0,), metrics=files.metrics),
     )
-    stage.rest(30.0)
-    said = stage.said()
-    assert isinstance(said[0], SaveCompleted)
-    found = read_checkpoint_state(stage.bucket.objects, "first")
-    assert found == SimSavedState(1, stage.training.reference.state_at(1).link)
+    harness.advance(30.0)
+    messages = harness.drain_messages()
+    assert isinstance(messages[0], SaveCompleted)
+    found = read_checkpoint_state(harness.bucket.objects, "first")
+    assert found == SimSavedState(1, harness.training.reference.state_at(1).link)
 
 
-def test_workers_go_on_from_their_checkpoint() -> None:
-    stage = Stage(Workload(steps=4, save_every=0))
-    state = stage.training.reference.state_at(3)
-    keep(stage.bucket, SimSavedState(state.step, state.link))
-    stage.start(1, checkpoint=SimSavedState(3, state.link))
-    stage.rest(60.0)
-    assert stage.said()[-1] == WorkerReturned(
-        report_count=1, pickled_value=stage.training.expected_result.link.encode()
+def test_workers_resume_from_their_checkpoint() -> None:
+    harness = WorkerHarness(Workload(steps=4, save_every=0))
+    state = harness.training.reference.state_at(3)
+    write_checkpoint(harness.bucket, SimSavedState(state.step, state.link))
+    harness.start(1, checkpoint=SimSavedState(3, state.link))
+    harness.advance(60.0)
+    assert harness.drain_messages()[-1] == WorkerReturned(
+        report_count=1, pickled_value=harness.training.expected_result.link.encode()
     )
-    assert stage.training.executed_steps == 1
+    assert harness.training.executed_steps == 1
 
 
-@pytest.mark.parametrize("gone", ["kept/state-1.json", keys.manifest("kept", 1, 1)])
-def test_a_lost_part_of_a_checkpoint_does_not_go_unnoticed(gone: str) -> None:
-    stage = Stage(Workload(steps=4))
-    keep(stage.bucket, SimSavedState(3, "link"), ranks=(0, 1))
-    stage.bucket.remove("somebody", gone)
-    stage.start(1, checkpoint=SimSavedState(3, "link"))
-    stage.rest(60.0)
-    assert stage.complaints
+@pytest.mark.parametrize("missing_key", ["kept/state-1.json", keys.manifest("kept", 1, 1)])
+def test_missing_object_of_a_checkpoint_is_a_violation(missing_key: str) -> None:
+    harness = WorkerHarness(Workload(steps=4))
+    write_checkpoint(harness.bucket, SimSavedState(3, "link"), ranks=(0, 1))
+    harness.bucket.remove("other", missing_key)
+    harness.start(1, checkpoint=SimSavedState(3, "link"))
+    harness.advance(60.0)
+    assert harness.violations
 
 
-def test_ranks_step_together_and_one_that_fails_takes_the_others_along() -> None:
-    load = Workload(
+def test_ranks_step_together_and_a_failed_rank_causes_errors_of_its_peers() -> None:
+    workload = Workload(
         steps=9,
         save_every=0,
         report_every=0,
         peer_error_probability=1.0,
         crashes=(UserCrash(3, 1),),
     )
-    stage = Stage(load, machines=2)
-    stage.start(2)
-    stage.rest(60.0)
-    assert [type(frame) for frame in stage.said(1)] == [FunctionStarted, WorkerRaised]
-    echo = stage.said(0)[-1]
-    assert isinstance(echo, WorkerRaised)
-    assert "peer" in echo.traceback_text
-    assert stage.training.max_step == 2 or stage.training.max_step == 3
+    harness = WorkerHarness(workload, machines=2)
+    harness.start(2)
+    harness.advance(60.0)
+    assert [type(frame) for frame in harness.drain_messages(1)] == [FunctionStarted, WorkerRaised]
+    peer_error = harness.drain_messages(0)[-1]
+    assert isinstance(peer_error, WorkerRaised)
+    assert "peer" in peer_error.traceback_text
+    assert harness.training.max_step == 2 or harness.training.max_step == 3
 
 
-def test_a_worker_that_dies_says_nothing() -> None:
-    stage = Stage(Workload(steps=9, save_every=0, crashes=(UserCrash(3, 0, kind="dies"),)))
-    stage.start(1)
-    stage.rest(60.0)
-    assert not any(isinstance(frame, WorkerRaised) for frame in stage.said())
-    assert [event.description for event in stage.exits] == ["was killed by SIGSEGV"]
-    assert not stage.exits[0].killed_by_agent
+def test_worker_that_is_killed_by_a_signal_sends_no_exception() -> None:
+    harness = WorkerHarness(
+        Workload(steps=9, save_every=0, crashes=(UserCrash(3, 0, kind="dies"),))
+    )
+    harness.start(1)
+    harness.advance(60.0)
+    assert not any(isinstance(frame, WorkerRaised) for frame in harness.drain_messages())
+    assert [event.description for event in harness.exits] == ["was killed by SIGSEGV"]
+    assert not harness.exits[0].killed_by_agent
 
 
 def test_killed_worker_exits_as_requested() -> None:
-    stage = Stage(Workload(steps=1000))
-    stage.start(1)
-    stage.rest(5.0)
-    stage.crews[0].kill_workers()
-    stage.crews[0].kill_workers()
-    stage.rest(5.0)
-    stage.said()
-    assert [(event.is_clean, event.killed_by_agent) for event in stage.exits] == [(False, True)]
+    harness = WorkerHarness(Workload(steps=1000))
+    harness.start(1)
+    harness.advance(5.0)
+    harness.pools[0].kill_workers()
+    harness.pools[0].kill_workers()
+    harness.advance(5.0)
+    harness.drain_messages()
+    assert [(event.is_clean, event.killed_by_agent) for event in harness.exits] == [(False, True)]
 
 
-def test_all_ranks_save_in_the_same_step_after_a_notice_one_of_them_heard() -> None:
-    stage = Stage(Workload(steps=50, save_every=0, report_every=0), machines=2)
-    stage.start(2)
-    stage.rest(5.0)
-    stage.crews[1].send(1, PreemptionUpdate(deadline_ms=0, node_to_ranks={"t/1": (1,)}))
-    stage.rest(5.0)
-    files = [stage.said(rank)[-1] for rank in (0, 1)]
+def test_all_ranks_save_the_same_step_after_a_notice_to_one_rank() -> None:
+    harness = WorkerHarness(Workload(steps=50, save_every=0, report_every=0), machines=2)
+    harness.start(2)
+    harness.advance(5.0)
+    harness.pools[1].send(1, PreemptionUpdate(deadline_ms=0, node_to_ranks={"t/1": (1,)}))
+    harness.advance(5.0)
+    files = [harness.drain_messages(rank)[-1] for rank in (0, 1)]
     assert all(isinstance(frame, FilesReport) for frame in files)
     assert files[0] == files[1]
 
 
 def test_terminated_machine_emits_no_events() -> None:
-    stage = Stage(Workload(steps=50, peer_error_probability=1.0), machines=2)
-    stage.start(2)
-    stage.rest(5.0)
-    stage.crews[1].close(closes_connections=False)
-    stage.said(1)
-    stage.rest(60.0)
-    assert stage.said(1) == []
-    assert not any(isinstance(frame, WorkerRaised) for frame in stage.said(0))
+    harness = WorkerHarness(Workload(steps=50, peer_error_probability=1.0), machines=2)
+    harness.start(2)
+    harness.advance(5.0)
+    harness.pools[1].close(closes_connections=False)
+    harness.drain_messages(1)
+    harness.advance(60.0)
+    assert harness.drain_messages(1) == []
+    assert not any(isinstance(frame, WorkerRaised) for frame in harness.drain_messages(0))

@@ -1,4 +1,4 @@
-"""A world from its first event to its last."""
+"""A complete simulation, from its first event to its last."""
 
 from dataclasses import replace
 
@@ -23,23 +23,23 @@ from spotfit_localsim.virtual.workload import Workload
 
 
 def test_run_without_faults_needs_one_round() -> None:
-    story = simulate(plain, 1)
-    assert (story.outcome, story.rounds, story.steps_repeated) == ("finished", 1, 0)
-    assert story.machine_seconds > 0
-    assert 0 < story.agent_seconds <= story.machine_seconds
-    assert story.requests["create"] >= len(story.entries)
+    result = simulate(plain, 1)
+    assert (result.outcome, result.rounds, result.steps_repeated) == ("finished", 1, 0)
+    assert result.machine_seconds > 0
+    assert 0 < result.agent_seconds <= result.machine_seconds
+    assert result.requests["create"] >= len(result.entries)
 
 
 def test_violation_is_raised_with_the_timeline() -> None:
-    wrong = SimDesign(provisioner=NonIdempotentProvisioner)
-    worlds = (SimWorld(lost_cloud_responses, seed, wrong) for seed in range(40))
-    seed = next(world.result.seed for world in worlds if world.run().violation)
+    design = SimDesign(provisioner=NonIdempotentProvisioner)
+    simulations = (SimWorld(lost_cloud_responses, seed, design) for seed in range(40))
+    seed = next(simulation.result.seed for simulation in simulations if simulation.run().violation)
     with pytest.raises(InvariantViolation, match=r"(?s)not in the journal.*fit started.*CHECKER"):
-        simulate(lost_cloud_responses, seed, wrong)
+        simulate(lost_cloud_responses, seed, design)
 
 
 @pytest.mark.parametrize(
-    ("act", "words"),
+    ("event", "text"),
     [
         (ReclaimMachine(AtStep(10), "leader"), "reclaimed"),
         (ReclaimMachine(AtStep(10), "follower", with_notice=True), "s left"),
@@ -52,25 +52,27 @@ def test_violation_is_raised_with_the_timeline() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_scenario_events_are_applied(act: ScenarioEvent, words: str) -> None:
-    story = simulate(replace(plain, events=(act,)), 1)
-    assert any(words in line.text for line in story.timeline)
+def test_scenario_events_are_applied(event: ScenarioEvent, text: str) -> None:
+    result = simulate(replace(plain, events=(event,)), 1)
+    assert any(text in line.text for line in result.timeline)
 
 
 def test_run_without_progress_times_out() -> None:
     endless = Scenario(
         "endless", workload=Workload(steps=10**6), faults_duration_s=10.0, completion_timeout_s=60.0
     )
-    story = SimWorld(endless, 1).run()
-    assert story.violation == "the run did not end"
-    assert story.duration_s <= 70.0
+    result = SimWorld(endless, 1).run()
+    assert result.violation == "the run did not end"
+    assert result.duration_s <= 70.0
 
 
 def test_sweeps_run_after_the_laptop_is_off() -> None:
-    gone = replace(
+    switched_off = replace(
         plain,
         laptop=LaptopConfig(dies_at_s=0.05, sweep_interval_s=30.0),
     )
-    story = simulate(gone, 1)
-    assert any(line.actor == "laptop" and line.text == "is switched off" for line in story.timeline)
-    assert any(line.actor.startswith("sweep") for line in story.timeline)
+    result = simulate(switched_off, 1)
+    assert any(
+        line.actor == "laptop" and line.text == "is switched off" for line in result.timeline
+    )
+    assert any(line.actor.startswith("sweep") for line in result.timeline)

@@ -1,4 +1,4 @@
-"""A run told as a timeline, with a line for every kind of entry."""
+"""The timeline of a simulated run, with a line for every type of entry."""
 
 import typing
 
@@ -40,8 +40,8 @@ EVENTS: tuple[tuple[JournalEvent, str], ...] = (
         "2..4 workers",
     ),
     (
-        LeaderElected(leader=A1, epoch=3, lost_leader=AgentId("a0"), reason="it fell"),
-        "epoch 3: it fell (lost a0)",
+        LeaderElected(leader=A1, epoch=3, lost_leader=AgentId("a0"), reason="lease expired"),
+        "epoch 3: lease expired (lost a0)",
     ),
     (
         GroupPlanned(
@@ -117,21 +117,23 @@ EVENTS: tuple[tuple[JournalEvent, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("event", "words"), EVENTS, ids=lambda value: type(value).__name__)
-def test_every_event_is_told(event: JournalEvent, words: str) -> None:
-    assert words in describe_event(event)
+@pytest.mark.parametrize(("event", "text"), EVENTS, ids=lambda value: type(value).__name__)
+def test_every_event_is_described(event: JournalEvent, text: str) -> None:
+    assert text in describe_event(event)
 
 
-def test_no_kind_of_event_is_left_out_here() -> None:
+def test_all_event_types_are_covered() -> None:
     assert {type(event) for event, _ in EVENTS} == set(typing.get_args(JournalEvent))
 
 
-def test_a_story_begins_with_how_it_ended() -> None:
-    story = SimulationResult(
-        "storm", 7, timeline=[TimelineEntry(1.5, "a1", "begins"), TimelineEntry(2.0, "a1", "dies")]
+def test_first_line_of_a_timeline_is_the_outcome() -> None:
+    result = SimulationResult(
+        "scenario",
+        7,
+        timeline=[TimelineEntry(1.5, "a1", "starts"), TimelineEntry(2.0, "a1", "exits")],
     )
-    assert str(story).splitlines()[0] == "storm, seed 7: no end"
-    assert str(story).splitlines()[2].split() == ["2.000", "a1", "dies"]
-    story.violation = "a hole"
-    assert "seed 7: a hole" in str(story)
-    assert story.outcome is None
+    assert str(result).splitlines()[0] == "scenario, seed 7: no end"
+    assert str(result).splitlines()[2].split() == ["2.000", "a1", "exits"]
+    result.violation = "a violation"
+    assert "seed 7: a violation" in str(result)
+    assert result.outcome is None

@@ -176,16 +176,16 @@ def test_permissions_are_probed_by_calls_without_effect(sim: Simulator) -> None:
 
 def test_unavailable_iam_is_inconclusive(sim: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unparsable answers, as of some AWS emulators, are inconclusive as well."""
-    nonsense = "Unable to parse response, invalid XML received:\n<!doctype html>"
-    for trouble in (ResponseParserError(nonsense), EndpointConnectionError(endpoint_url="iam")):
-        monkeypatch.setattr(
-            calls.AwsAccountClient, "list_denied_actions", Mock(side_effect=trouble)
-        )
+    parse_error = "Unable to parse response, invalid XML received:\n<!doctype html>"
+    for error in (ResponseParserError(parse_error), EndpointConnectionError(endpoint_url="iam")):
+        monkeypatch.setattr(calls.AwsAccountClient, "list_denied_actions", Mock(side_effect=error))
         findings = run_checks(sim)
         assert not failed_checks(findings)
         result = findings["agents may rent machines"]
         assert (result.conclusive, result.detail.count("\n")) == (False, 0)
-        assert sum(what.startswith("the caller has ") for what in findings) == 6, "so it is tried"
+        assert sum(what.startswith("the caller has ") for what in findings) == 6, (
+            "each permission is simulated"
+        )
 
 
 def test_missing_credentials_are_reported_with_checks_that_need_none(
@@ -219,8 +219,13 @@ def test_denied_descriptions_are_inconclusive(sim: Simulator) -> None:
     ],
 )
 def test_principal_arn_is_parsed(arn: str, kind: str, role: str) -> None:
-    who = AwsPrincipal(arn)
-    assert (who.partition, who.account, who.principal_type, who.role_name) == (
+    principal = AwsPrincipal(arn)
+    assert (
+        principal.partition,
+        principal.account,
+        principal.principal_type,
+        principal.role_name,
+    ) == (
         "aws",
         "1",
         kind,
@@ -238,15 +243,15 @@ def test_simulated_principal_of_sessions_and_root(sim: Simulator) -> None:
         == AGENTS
     )
     root = f"arn:aws:iam::{ACCOUNT}:root"
-    examiner = checkup._AwsAccountChecks(
+    checks = checkup._AwsAccountChecks(
         options, "", open_provisioner(sim)._resolve_queue, AwsPrincipal(root)
     )
     with pytest.raises(CheckSkippedError, match="IAM cannot simulate a root"):
-        examiner._require_permissions(root, examiner._required_permissions())
+        checks._require_permissions(root, checks._required_permissions())
 
 
 @pytest.mark.parametrize(
-    ("policy", "trusts"),
+    ("policy", "is_allowed"),
     [
         ({"Statement": {"Effect": "Allow", "Principal": {"Service": "s"}}}, True),
         ({"Statement": [{"Effect": "Allow", "Principal": {"Service": ["x", "s"]}}]}, True),
@@ -255,8 +260,8 @@ def test_simulated_principal_of_sessions_and_root(sim: Simulator) -> None:
         ({}, False),
     ],
 )
-def test_trust_policy_is_checked(policy: dict[str, Any], trusts: bool) -> None:
-    assert checkup._allows_service(policy, "s") is trusts
+def test_trust_policy_is_checked(policy: dict[str, Any], is_allowed: bool) -> None:
+    assert checkup._allows_service(policy, "s") is is_allowed
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,10 @@ def test_child_jobs_are_not_listed_as_jobs(client: AwsBatchClient) -> None:
     """Moto lists child jobs under the name of their parent."""
 
     class Pages:
-        def get_paginator(self, _verb: str) -> Pages:
+        def get_paginator(self, _operation: str) -> Pages:
             return self
 
-        def paginate(self, **_asked: object) -> Iterator[dict[str, list[dict[str, object]]]]:
+        def paginate(self, **_arguments: object) -> Iterator[dict[str, list[dict[str, object]]]]:
             yield {"jobSummaryList": [{"jobId": one, "createdAt": 1} for one in ("a:0", "a:1")]}
             yield {
                 "jobSummaryList": [{"jobId": "b", "createdAt": 2}, {"jobId": "a", "createdAt": 1}]
@@ -61,7 +61,9 @@ def test_child_jobs_are_not_listed_as_jobs(client: AwsBatchClient) -> None:
 
 def test_identity_and_spot_prices_are_queried(sim: Simulator) -> None:
     assert caller_arn(REGION, sim.server.url).endswith(":user/sim")
-    assert lowest_spot_price_usd(REGION, ["g5.xlarge"], sim.server.url) == 0.4321, "of today"
+    assert lowest_spot_price_usd(REGION, ["g5.xlarge"], sim.server.url) == 0.4321, (
+        "the latest price"
+    )
 
 
 def test_missing_credentials_name_a_remedy(sim: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ from spotfit.core.ids import Token
 from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit_localsim.clouds import aws_batch as wire
+from spotfit_localsim.clouds import aws_batch as simulated_cloud
 from spotfit_localsim.clouds.aws_batch import AwsBatchCloud
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.aws_batch import client as calls
-from spotfit_provisioners.aws_batch import provisioner as verbs
+from spotfit_provisioners.aws_batch import provisioner as provisioner_module
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
 
 pytest.importorskip("boto3")
@@ -31,7 +31,7 @@ REQUEST = GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_worke
 def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
-    for cache in (calls._client, verbs._client_for_region):
+    for cache in (calls._client, provisioner_module._client_for_region):
         cache.cache_clear()
     with running_simulator(tmp_path, SimOptions(cloud="aws_batch", boot_s=0.0)) as simulator:
         yield simulator
@@ -70,10 +70,10 @@ def test_older_job_of_concurrent_submissions_stays(
     provisioner = open_provisioner(sim)
     first = running(provisioner, tmp_path, "exec sleep 100")
     with monkeypatch.context() as patch:
-        looks = iter([None])
+        results = iter([None])
 
         def find_no_job(self: Any, plan: GroupPlan) -> GroupHandle | None:
-            return next(looks, found(self, plan))
+            return next(results, found(self, plan))
 
         found = AwsBatchProvisioner._find_group
         patch.setattr(AwsBatchProvisioner, "_find_group", find_no_job)
@@ -128,7 +128,7 @@ def test_group_moves_to_the_next_queue_and_waits_in_the_last(
     second = running(provisioner, tmp_path, "exec sleep 100", token="t-second")
     assert second.detail["queue"] == "other"
     until(lambda: provisioner.observe(second).refusal)
-    assert not provisioner.observe(second).is_terminated, "there is no third"
+    assert not provisioner.observe(second).is_terminated, "the second handle is the remaining job"
     sim.faults.inject("capacity", 0)
     until(lambda: provisioner.observe(second).nodes[0].state is NodeState.RUNNING)
     third = running(provisioner, tmp_path, "exec sleep 100", token="t-third")
@@ -156,10 +156,10 @@ def test_running_group_has_no_queue_reason(sim: Simulator, tmp_path: Path) -> No
 
 
 def test_region_of_a_queue_is_its_prefix_or_in_its_arn() -> None:
-    assert verbs._parse_queue("spot") == ("", "spot")
-    assert verbs._parse_queue("eu-west-1:spot") == ("eu-west-1", "spot")
+    assert provisioner_module._parse_queue("spot") == ("", "spot")
+    assert provisioner_module._parse_queue("eu-west-1:spot") == ("eu-west-1", "spot")
     arn = "arn:aws:batch:us-east-1:1:job-queue/spot"
-    assert verbs._parse_queue(arn) == ("us-east-1", arn)
+    assert provisioner_module._parse_queue(arn) == ("us-east-1", arn)
 
 
 EAST, WEST = "sim-east-1", "sim-west-1"
@@ -216,8 +216,8 @@ def test_job_is_found_beyond_the_first_page(sim: Simulator, tmp_path: Path) -> N
     for n in range(210):
         copy = replace(other, id=f"{other.id}-{n}", name=f"t-other-{n}", created_ms=n)
         cloud(sim).state.jobs[copy.id] = copy
-    mine = running(provisioner, tmp_path, "exec sleep 100", token="t-mine")
-    assert running(provisioner, tmp_path, "exec sleep 100", token="t-mine") == mine
+    handle = running(provisioner, tmp_path, "exec sleep 100", token="t-first")
+    assert running(provisioner, tmp_path, "exec sleep 100", token="t-first") == handle
     assert running(provisioner, tmp_path, "exec sleep 100", token="t-other") == first
     assert len(cloud(sim).state.jobs) == 212
 
@@ -239,16 +239,18 @@ def test_large_array_is_observed_completely(sim: Simulator, tmp_path: Path) -> N
 def test_misconfiguration_counts_after_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:
     """Batch reports one for minutes while an environment scales up from zero."""
     sim.faults.inject("misconfiguration", 1_000_000)
-    patient = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=600.0)
-    handle = running(patient, tmp_path, "exec sleep 100")
+    long_timeout = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=600.0)
+    handle = running(long_timeout, tmp_path, "exec sleep 100")
     until(lambda: cloud(sim).state.jobs[handle.name].children[0].status_reason)
-    status = patient.observe(handle)
+    status = long_timeout.observe(handle)
     assert (status.refusal, status.is_terminated) == ("", False)
-    hasty = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=0.5)
-    until(lambda: hasty.observe(handle).is_terminated)
-    assert "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT" in hasty.observe(handle).nodes[0].reason
+    short_timeout = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=0.5)
+    until(lambda: short_timeout.observe(handle).is_terminated)
+    assert (
+        "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT" in short_timeout.observe(handle).nodes[0].reason
+    )
     sim.faults.inject("misconfiguration", 0)
-    until(lambda: patient.observe(handle).nodes[0].state is NodeState.RUNNING)
+    until(lambda: long_timeout.observe(handle).nodes[0].state is NodeState.RUNNING)
 
 
 def cloud(sim: Simulator) -> AwsBatchCloud:
@@ -260,7 +262,7 @@ def test_output_of_each_attempt_is_read_when_available(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CloudWatch is delayed: an attempt has a stream name before the stream exists."""
-    monkeypatch.setattr(wire, "LOG_DELAY_S", 1_000_000.0)
+    monkeypatch.setattr(simulated_cloud, "LOG_DELAY_S", 1_000_000.0)
     provisioner = open_provisioner(sim, attempts=2)
     handle = running(
         provisioner, tmp_path, "echo no module; echo attempt $AWS_BATCH_JOB_ATTEMPT; exit 85"
@@ -269,7 +271,7 @@ def test_output_of_each_attempt_is_read_when_available(
     first, second = provisioner.fetch_machine_output(handle, 0, max_lines=10)
     assert first.source.startswith("attempt 1, /aws/batch/job spotfit/default/")
     assert (first.lines, second.lines) == ((), ())
-    monkeypatch.setattr(wire, "LOG_DELAY_S", 0.0)
+    monkeypatch.setattr(simulated_cloud, "LOG_DELAY_S", 0.0)
     first, second = provisioner.fetch_machine_output(handle, 0, max_lines=10)
     assert first.lines == ("no module", "attempt 1")
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1)[1].lines == ("attempt 2",)

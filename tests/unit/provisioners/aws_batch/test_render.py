@@ -87,7 +87,9 @@ def test_job_definition_name_depends_on_its_content() -> None:
     def name(request: GroupRequest, options: AwsBatchOptions = OPTIONS) -> str:
         return str(plan(request, options).body["definition"]["jobDefinitionName"])
 
-    assert name(a_request(4)) == name(a_request(1)), "how many there are is not in it"
+    assert name(a_request(4)) == name(a_request(1)), (
+        "the name does not depend on the number of workers"
+    )
     others = {
         name(a_request(4, GPU=1.0)),
         name(a_request(4), AwsBatchOptions(queues=("q",), image="b")),

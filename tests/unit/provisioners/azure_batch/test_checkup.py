@@ -28,8 +28,8 @@ pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
 POOL = "the pool has spot nodes and scales to zero"
 QUOTAS = "quotas allow a spot node"
 ACCOUNT = "account_id and endpoint are the same account"
-WHO = "the identity of the nodes exists"
-RIGHTS = "the caller may rent machines"
+NODE_IDENTITY = "the identity of the nodes exists"
+CALLER_PERMISSIONS = "the caller may rent machines"
 
 
 @pytest.fixture
@@ -73,23 +73,23 @@ def test_sound_account_passes_all_checks(sim: Simulator) -> None:
     assert all(one.conclusive for one in findings.values())
     assert "will be created" in findings[POOL].detail
     assert findings[QUOTAS].detail == "100 spot cores: 25 machines"
-    assert findings[RIGHTS].detail == "5 permissions"
+    assert findings[CALLER_PERMISSIONS].detail == "5 permissions"
 
 
 def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     sim.cloud.account |= {"lowPriorityCoreQuota": 3, "poolQuota": 0}  # type: ignore[attr-defined]
     sim.faults.deny_permissions([checkup._JOB_DATA_ACTIONS[1], checkup._WRITE_POOLS_ACTION])
     result = failed_checks(run_checks(sim, identity_client_id="another"))
-    mine = "11111111-1111-1111-1111-111111111111"
+    principal_id = "11111111-1111-1111-1111-111111111111"
     assert result == {
         QUOTAS: (
             "The quota of the Batch account is 3 spot cores, but Standard_D4s_v5 has 4; no pools."
         ),
-        WHO: (
+        NODE_IDENTITY: (
             "AzureBatchOptions(identity_client_id='another') is not the client id of "
-            f"{IDENTITY_ID}, which is {mine}."
+            f"{IDENTITY_ID}, which is {principal_id}."
         ),
-        RIGHTS: (
+        CALLER_PERMISSIONS: (
             "The account of your Azure credentials lacks permissions on the Batch account or "
             "identity: "
             f"{checkup._WRITE_POOLS_ACTION}, {checkup._JOB_DATA_ACTIONS[1]}."
@@ -133,12 +133,12 @@ def test_resize_errors_of_the_pool_are_reported(with_pool: Simulator) -> None:
 
 
 def test_missing_pool_without_creation_options_is_reported(sim: Simulator) -> None:
-    result = failed_checks(run_checks(sim, pool="mine", vm_size="", identity=""))
-    assert result == {POOL: "The Batch pool 'mine' does not exist."}
+    result = failed_checks(run_checks(sim, pool="existing", vm_size="", identity=""))
+    assert result == {POOL: "The Batch pool 'existing' does not exist."}
 
 
 def test_invalid_or_mismatched_account_id_is_reported(sim: Simulator) -> None:
-    examiner = checkup._AzureAccountChecks(
+    checks = checkup._AzureAccountChecks(
         open_provisioner(sim).options, open_provisioner(sim)._client
     )
     sim.cloud.account["provisioningState"] = "Invalid"  # type: ignore[attr-defined]
@@ -146,10 +146,10 @@ def test_invalid_or_mismatched_account_id_is_reported(sim: Simulator) -> None:
     assert message.endswith(
         "batchAccounts/spotfitsim is not ready: its provisioning state is Invalid."
     )
-    elsewhere = open_provisioner(sim, endpoint="https://other.sim.batch.azure.com").options
-    examiner = checkup._AzureAccountChecks(elsewhere, open_provisioner(sim)._client)
+    other_options = open_provisioner(sim, endpoint="https://other.sim.batch.azure.com").options
+    checks = checkup._AzureAccountChecks(other_options, open_provisioner(sim)._client)
     with pytest.raises(ConfigError, match="endpoint is other"):
-        examiner.check_batch_account()
+        checks.check_batch_account()
 
 
 def test_user_subscription_mode_uses_subscription_quotas(sim: Simulator) -> None:
@@ -168,15 +168,15 @@ def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
     findings = run_checks(sim)
     assert not failed_checks(findings)
     unseen = {what for what, one in findings.items() if not one.conclusive}
-    assert unseen == {ACCOUNT, QUOTAS, WHO, RIGHTS}
-    without = run_checks(sim, account_id="", identity="", pool="mine")
+    assert unseen == {ACCOUNT, QUOTAS, NODE_IDENTITY, CALLER_PERMISSIONS}
+    without = run_checks(sim, account_id="", identity="", pool="existing")
     assert {what for what, one in without.items() if not one.conclusive} == unseen
 
 
 def test_missing_identity_is_reported(sim: Simulator) -> None:
     missing = f"{IDENTITY_ID}2"
     assert failed_checks(run_checks(sim, identity=missing)) == {
-        WHO: f"The managed identity {missing} does not exist."
+        NODE_IDENTITY: f"The managed identity {missing} does not exist."
     }
 
 
@@ -188,7 +188,7 @@ def test_missing_credentials_are_reported(sim: Simulator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "gives"),
+    ("role", "is_granted"),
     [
         ({"actions": ["Microsoft.Batch/*"]}, True),
         ({"actions": ["*/read"]}, True),
@@ -196,8 +196,8 @@ def test_missing_credentials_are_reported(sim: Simulator) -> None:
         ({"dataActions": ["*"]}, False),
     ],
 )
-def test_role_actions_are_matched(role: dict[str, Any], gives: bool) -> None:
-    lacking = list(
+def test_role_actions_are_matched(role: dict[str, Any], is_granted: bool) -> None:
+    missing_actions = list(
         checkup._missing_actions([role], ("Microsoft.Batch/batchAccounts/pools/read",), ())
     )
-    assert (not lacking) is gives
+    assert (not missing_actions) is is_granted

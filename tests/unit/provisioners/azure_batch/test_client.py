@@ -169,7 +169,7 @@ def test_http_endpoint_gets_no_credentials(monkeypatch: pytest.MonkeyPatch, sim:
     assert not any("authorization" in headers for headers in received)
 
 
-WHO = """
+IDENTITY_SCRIPT = """
 from azure.identity import DefaultAzureCredential
 token = DefaultAzureCredential().get_token("https://batch.core.windows.net/.default")
 print(token.token)
@@ -184,7 +184,11 @@ def test_simulated_machine_provides_its_identity(sim: Simulator, client: AzureBa
         sim.stop_event.wait(0.02)
     environment = {**env.copy_environment(), **sim.cloud.task_environment(up[0])}
     result = subprocess.run(
-        [sys.executable, "-c", WHO], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", IDENTITY_SCRIPT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert result.stdout.strip() == "simulated"
 
@@ -218,11 +222,11 @@ def test_permanent_errors_are_distinguished(
 
 
 def test_wrong_key_is_distinguished_from_a_missing_role() -> None:
-    who = calls._to_provision_error("submit", 403, "AuthenticationFailed", "x")
+    raised = calls._to_provision_error("submit", 403, "AuthenticationFailed", "x")
     role = calls._to_provision_error("submit", 403, "AuthorizationFailed", "x")
-    assert who is not None
+    assert raised is not None
     assert role is not None
-    assert "az login" in who.do
+    assert "az login" in raised.do
     assert "roles" in role.do
 
 

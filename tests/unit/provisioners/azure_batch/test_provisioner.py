@@ -21,7 +21,7 @@ from spotfit_localsim.clouds.cloud_host import SimulatedMachine
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.azure_batch import client as calls
-from spotfit_provisioners.azure_batch import provisioner as verbs
+from spotfit_provisioners.azure_batch import provisioner as provisioner_module
 from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
 
 pytest.importorskip("azure.batch")
@@ -38,7 +38,11 @@ def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
     monkeypatch.setattr(cloud, "_SAMPLING_INTERVAL_S", 0.02)
     with running_simulator(tmp_path, SimOptions(cloud="azure_batch", boot_s=0.0)) as simulator:
         yield simulator
-    for cache in (calls._batch_service, calls._management_pipeline, verbs._client_for_endpoint):
+    for cache in (
+        calls._batch_service,
+        calls._management_pipeline,
+        provisioner_module._client_for_endpoint,
+    ):
         cache.cache_clear()
 
 
@@ -79,11 +83,11 @@ def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path)
     def submit() -> None:
         got.append(running(provisioner, tmp_path, "sleep 100", workers=2))
 
-    askers = [threading.Thread(target=submit) for _ in range(2)]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join()
+    threads = [threading.Thread(target=submit) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(got) == 2
     assert got[0] == got[1]
     memory = sim.cloud.state

@@ -133,9 +133,9 @@ class Machine:
         agent.chmod(0o755)
 
     def start(self) -> subprocess.Popen[bytes]:
-        words = shlex.split(render.COMMAND_LINE.replace("sleep 120", "sleep 0.01"))
+        arguments = shlex.split(render.COMMAND_LINE.replace("sleep 120", "sleep 0.01"))
         path = f"{self._folder}{os.pathsep}{os.environ['PATH']}"
-        return subprocess.Popen(words, cwd=self._folder, env={**os.environ, "PATH": path})
+        return subprocess.Popen(arguments, cwd=self._folder, env={**os.environ, "PATH": path})
 
     def lines(self, name: str) -> int:
         path = self._folder / name

@@ -88,7 +88,7 @@ def test_missing_project_names_the_option(sim: Simulator) -> None:
         GcpBatchClient("", REGION, sim.server.url)
 
 
-WHO = """
+IDENTITY_SCRIPT = """
 import google.auth
 from google.auth.transport.requests import Request
 credentials, project = google.auth.default()
@@ -106,7 +106,11 @@ def test_simulated_machine_provides_its_service_account(
         sim.stop_event.wait(0.02)
     environment = {**env.copy_environment(), **sim.cloud.task_environment(up[0])}
     result = subprocess.run(
-        [sys.executable, "-c", WHO], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", IDENTITY_SCRIPT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert result.stdout.split() == [PROJECT, AGENT_SERVICE_ACCOUNT, "simulated"]
 

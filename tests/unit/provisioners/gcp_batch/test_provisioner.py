@@ -19,7 +19,7 @@ from spotfit_localsim.clouds.gcp_batch import GcpBatchCloud
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.gcp_batch import client as calls
-from spotfit_provisioners.gcp_batch import provisioner as verbs
+from spotfit_provisioners.gcp_batch import provisioner as provisioner_module
 from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
 
 pytest.importorskip("google.cloud.batch_v1")
@@ -33,7 +33,7 @@ def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
     monkeypatch.setattr(cloud, "_RESCHEDULE_DELAY_S", 0.0)
     with running_simulator(tmp_path, SimOptions(cloud="gcp_batch", boot_s=0.0)) as simulator:
         yield simulator
-    for cache in (calls._batch_service, verbs._client_for_region):
+    for cache in (calls._batch_service, provisioner_module._client_for_region):
         cache.cache_clear()
 
 
@@ -67,11 +67,11 @@ def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path)
     def submit() -> None:
         got.append(running(provisioner, tmp_path, "exec sleep 100"))
 
-    askers = [threading.Thread(target=submit) for _ in range(2)]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join()
+    threads = [threading.Thread(target=submit) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(got) == 2
     assert got[0] == got[1]
     assert len(sim.cloud.state.jobs) == 1

@@ -21,8 +21,8 @@ TORCH = metadata.version("torch").partition("+")[0]
 
 def test_placeholders_are_replaced_by_the_callers_versions() -> None:
     chosen = images.resolve_image("registry:5000/spotfit:{spotfit}-py{python}-torch{torch}-cpu")
-    ours = metadata.version("spotfit")
-    assert chosen == f"registry:5000/spotfit:{ours}-py{MINOR}-torch{TORCH}-cpu"
+    local_version = metadata.version("spotfit")
+    assert chosen == f"registry:5000/spotfit:{local_version}-py{MINOR}-torch{TORCH}-cpu"
 
 
 def test_image_without_placeholders_is_unchanged() -> None:
@@ -68,8 +68,8 @@ def test_image_for_another_python_is_rejected_before_submission(kind: type) -> N
     wrong = kind.with_options(image="registry/spotfit:0.1.0-py3.9-cpu")  # type: ignore[attr-defined]
     (mismatch,) = predict_mismatches(wrong.traits.software)
     assert "the machines run cpython 3.9" in mismatch.message
-    right = kind.with_options(image="registry/spotfit:{spotfit}-py{python}-torch{torch}-cpu")  # type: ignore[attr-defined]
-    assert predict_mismatches(right.traits.software) == []
+    provisioner = kind.with_options(image="registry/spotfit:{spotfit}-py{python}-torch{torch}-cpu")  # type: ignore[attr-defined]
+    assert predict_mismatches(provisioner.traits.software) == []
 
 
 def test_options_contain_the_resolved_image() -> None:

@@ -40,11 +40,11 @@ def test_permissive_cluster_passes_all_checks(sim: Simulator) -> None:
     findings = run_checks(sim)
     assert not failed_checks(findings)
     assert all(one.conclusive for one in findings.values())
-    assert {f"the caller may {right.description}" for right in PROVISION_PERMISSIONS} <= set(
-        findings
-    )
+    assert {
+        f"the caller may {permission.description}" for permission in PROVISION_PERMISSIONS
+    } <= set(findings)
     assert findings["a Job is admitted"].detail == "a dry run of one machine is admitted"
-    assert not any(sim.cloud.state.objects.values()), "a dry run leaves nothing behind"
+    assert not any(sim.cloud.state.objects.values()), "a dry run creates no objects"
 
 
 def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:

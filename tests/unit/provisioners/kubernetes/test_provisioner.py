@@ -73,7 +73,7 @@ def test_pod_gets_its_secret_address_and_index(
 
 
 @pytest.mark.parametrize(
-    ("code", "comes_back", "state"),
+    ("code", "restarts", "state"),
     [(85, True, None), (75, False, NodeState.FAILED), (0, False, NodeState.GONE)],
 )
 def test_only_drained_agents_restart_their_pod(
@@ -81,11 +81,11 @@ def test_only_drained_agents_restart_their_pod(
     provisioner: KubernetesProvisioner,
     tmp_path: Path,
     code: int,
-    comes_back: bool,
+    restarts: bool,
     state: NodeState | None,
 ) -> None:
     handle = running(provisioner, tmp_path, f"exit {code}")
-    if comes_back:
+    if restarts:
         until(lambda: len(pods(sim)) >= 3)
         assert not provisioner.observe(handle).is_terminated
     else:

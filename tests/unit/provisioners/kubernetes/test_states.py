@@ -21,8 +21,8 @@ def a_job(nodes: int = 1, **status: Any) -> dict[str, Any]:
     return {"spec": {"completions": nodes}, "status": status}
 
 
-def a_pod(phase: str, index: int = 0, born: str = "1", **status: Any) -> dict[str, Any]:
-    meta = {"labels": {INDEX_LABEL: str(index)}, "creationTimestamp": born}
+def a_pod(phase: str, index: int = 0, created_at: str = "1", **status: Any) -> dict[str, Any]:
+    meta = {"labels": {INDEX_LABEL: str(index)}, "creationTimestamp": created_at}
     return {"metadata": meta, "status": {"phase": phase, **status}}
 
 
@@ -41,7 +41,7 @@ def test_every_phase_is_mapped() -> None:
         (a_job(), [a_pod("Pending")], NodeState.WAITING),
         (a_job(), [a_pod("Running")], NodeState.RUNNING),
         (a_job(), [a_pod("Failed")], NodeState.WAITING),
-        (a_job(), [a_pod("Failed"), a_pod("Running", born="2")], NodeState.RUNNING),
+        (a_job(), [a_pod("Failed"), a_pod("Running", created_at="2")], NodeState.RUNNING),
         (a_job(completedIndexes="0"), [a_pod("Succeeded")], NodeState.GONE),
         (a_job(failedIndexes="0"), [a_pod("Failed")], NodeState.FAILED),
         (a_job(failedIndexes="0"), [], NodeState.FAILED),
@@ -70,7 +70,7 @@ def test_pod_on_an_unresponsive_node_is_not_running(ready: str, state: NodeState
 
 
 @pytest.mark.parametrize(
-    ("complaint", "expected"),
+    ("message", "expected"),
     [
         (
             "pods is forbidden: exceeded quota: compute",
@@ -80,8 +80,8 @@ def test_pod_on_an_unresponsive_node_is_not_running(ready: str, state: NodeState
         ("", ""),
     ],
 )
-def test_pod_creation_error_is_reported(complaint: str, expected: str) -> None:
-    refusal = group_status(a_job(2), [a_pod("Running")], complaint).refusal
+def test_pod_creation_error_is_reported(message: str, expected: str) -> None:
+    refusal = group_status(a_job(2), [a_pod("Running")], message).refusal
     assert refusal.startswith(expected)
     assert bool(refusal) == bool(expected)
 

@@ -8,7 +8,11 @@ import pytest
 
 from spotfit.model.group import NodeState
 from spotfit_provisioners.local import machine_pool, processes
-from tests.unit.localsim.live.stand_in import LocalCloudHarness, StartedAgent, wait_for_exit
+from tests.unit.localsim.live.local_cloud_harness import (
+    LocalCloudHarness,
+    StartedAgent,
+    wait_for_exit,
+)
 
 
 def ended(up: StartedAgent) -> None:
@@ -19,7 +23,7 @@ def ended(up: StartedAgent) -> None:
 def test_next_run_uses_the_waiting_machine(local_cloud: LocalCloudHarness) -> None:
     first = local_cloud.submit("a", 2)
     before = local_cloud.next_agent()
-    see_the_end_of(local_cloud, before, first)
+    end_agent_and_group(local_cloud, before, first)
     local_cloud.submit("b", 2)
     after = local_cloud.next_agent()
     assert after.machine == before.machine
@@ -29,8 +33,8 @@ def test_next_run_uses_the_waiting_machine(local_cloud: LocalCloudHarness) -> No
     assert after.message["environment"]["TMPDIR"] == before.message["environment"]["TMPDIR"]
 
 
-def see_the_end_of(local_cloud: LocalCloudHarness, up: StartedAgent, handle: object) -> None:
-    """A machine leaves a node only when the next one can be assigned to it."""
+def end_agent_and_group(local_cloud: LocalCloudHarness, up: StartedAgent, handle: object) -> None:
+    """End the agent and wait until its group is terminated, when its machine can be reused."""
     ended(up)
     while not local_cloud.observe(handle).is_terminated:  # type: ignore[arg-type]  # a handle
         os.sched_yield()
@@ -41,7 +45,7 @@ def test_machine_is_reused_only_with_an_equal_environment(
 ) -> None:
     handle = local_cloud.submit("a", 2)
     before = local_cloud.next_agent()
-    see_the_end_of(local_cloud, before, handle)
+    end_agent_and_group(local_cloud, before, handle)
     monkeypatch.setenv("FLAVOUR", "salt")
     local_cloud.submit("b", 2)
     after = local_cloud.next_agent()
@@ -54,7 +58,7 @@ def test_release_of_a_reused_machine_releases_its_second_group(
 ) -> None:
     first = local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
-    see_the_end_of(local_cloud, up, first)
+    end_agent_and_group(local_cloud, up, first)
     second = local_cloud.submit("b", 2)
     local_cloud.next_agent()
     local_cloud.provisioner.cancel(first)
@@ -106,7 +110,7 @@ def test_agent_that_cannot_be_loaded_is_reported(local_cloud: LocalCloudHarness)
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.unit.localsim.live.stand_in import LocalCloudHarness
+from tests.unit.localsim.live.local_cloud_harness import LocalCloudHarness
 local_cloud = LocalCloudHarness(Path(sys.argv[1]))
 for token in sys.argv[2:]:
     local_cloud.submit(token, 2)
@@ -155,10 +159,10 @@ def test_driver_exit_dismisses_waiting_machines(local_cloud: LocalCloudHarness) 
 
 def test_machine_serves_only_its_driver(local_cloud: LocalCloudHarness) -> None:
     with driver(local_cloud, "a") as other:
-        theirs = local_cloud.next_agent()
-        ended(theirs)
+        agent_of_driver = local_cloud.next_agent()
+        ended(agent_of_driver)
         local_cloud.submit("b", 2)
-        assert local_cloud.next_agent().machine != theirs.machine
+        assert local_cloud.next_agent().machine != agent_of_driver.machine
         other.communicate("\n")
 
 
@@ -177,7 +181,7 @@ def test_requests_of_a_machine_belong_to_its_driver(
     assert second.message["environment"]["TMPDIR"] != first.message["environment"]["TMPDIR"]
     for name in (machine_pool.OWNER_ENV, machine_pool.ROOT_ENV, machine_pool.TMPDIR_ENV, "TMPDIR"):
         monkeypatch.delenv(name)
-    see_the_end_of(local_cloud, second, replacement)
+    end_agent_and_group(local_cloud, second, replacement)
     local_cloud.submit("c", 2)
     assert local_cloud.next_agent().machine == second.machine
     local_cloud.provisioner.cancel(handle)

@@ -11,7 +11,7 @@ from spotfit.core.ids import Token
 from spotfit.model.group import GroupPlan, GroupRequest, NodeState
 from spotfit_provisioners.local import prewarm, processes
 from spotfit_provisioners.local.processes import ProcessIdentity
-from tests.unit.localsim.live.stand_in import SECRET, LocalCloudHarness, wait_for_exit
+from tests.unit.localsim.live.local_cloud_harness import SECRET, LocalCloudHarness, wait_for_exit
 
 FRAMEWORK = "none"
 
@@ -113,14 +113,14 @@ def test_prewarmed_machine_recreates_a_removed_root(
     local_cloud: LocalCloudHarness,
 ) -> None:
     """Its driver was killed at once, and the next one removed the root. Chaos seed 6000002."""
-    words = [
+    command = [
         *prewarm.MACHINE_COMMAND,
         prewarm.WAIT_FLAG,
         str(local_cloud.root.path),
         "2",
         FRAMEWORK,
     ]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as machine:
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as machine:
         while not any((home / "tmp").exists() for home in local_cloud.root.path.glob("machines/*")):
             assert machine.poll() is None
             os.sched_yield()

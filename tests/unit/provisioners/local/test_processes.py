@@ -9,7 +9,7 @@ import pytest
 
 from spotfit_provisioners.local import processes
 from spotfit_provisioners.local.processes import ProcessIdentity, current_process, find_process
-from tests.unit.localsim.live.stand_in import wait_for_exit
+from tests.unit.localsim.live.local_cloud_harness import wait_for_exit
 
 WAIT = [sys.executable, "-c", "input()"]
 
@@ -77,17 +77,17 @@ def test_detached_process_is_no_child_and_gets_no_signals(tmp_path: Path) -> Non
 
 def test_detached_process_reads_its_pipe_to_the_end(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    theirs, ours = os.pipe()
+    read_end, write_end = os.pipe()
     started = processes.start_detached(
         [sys.executable, "-c", "import sys; print(sys.stdin.read())"],
         environment={"PATH": os.defpath},
         directory=tmp_path,
         output=output,
-        stdin=theirs,
+        stdin=read_end,
     )
-    os.close(theirs)
-    os.write(ours, b"hello")
-    os.close(ours)
+    os.close(read_end)
+    os.write(write_end, b"hello")
+    os.close(write_end)
     assert started is not None
     wait_for_exit(started.pid)
     assert output.read_text() == "hello\n"

@@ -17,7 +17,7 @@ from spotfit_provisioners.local import processes
 from spotfit_provisioners.local.options import LocalOptions
 from spotfit_provisioners.local.provisioner import LocalProvisioner
 from spotfit_provisioners.local.state_dir import LocalCloudDir
-from tests.unit.localsim.live.stand_in import SECRET, LocalCloudHarness, wait_for_exit
+from tests.unit.localsim.live.local_cloud_harness import SECRET, LocalCloudHarness, wait_for_exit
 
 
 def states(local_cloud: LocalCloudHarness, handle: object) -> list[NodeState]:
@@ -71,7 +71,7 @@ def test_run_key_is_on_no_command_line_and_in_no_file(local_cloud: LocalCloudHar
     local_cloud.submit("a", 2)
     up = local_cloud.next_agent()
     assert up.message["secret"] == SECRET
-    assert not any(SECRET in word for word in up.message["argv"])
+    assert not any(SECRET in argument for argument in up.message["argv"])
     assert SECRET.encode() not in Path(f"/proc/{up.machine.pid}/environ").read_bytes()
     files = (path for path in local_cloud.root.path.rglob("*") if path.is_file())
     assert not [path for path in files if SECRET in path.read_text(errors="replace")]
@@ -88,7 +88,7 @@ def test_submission_is_idempotent(local_cloud: LocalCloudHarness) -> None:
 
 
 def test_concurrent_submission_is_idempotent(local_cloud: LocalCloudHarness) -> None:
-    ask = (
+    script = (
         "from spotfit.core.ids import RunId, Token\n"
         "from spotfit.model.group import GroupRequest\n"
         "from spotfit.provision.launch import AgentLaunchSpec\n"
@@ -103,13 +103,13 @@ def test_concurrent_submission_is_idempotent(local_cloud: LocalCloudHarness) -> 
     command = [
         sys.executable,
         "-c",
-        ask,
+        script,
         str(local_cloud.root.path),
         local_cloud.provisioner.options.agent,
         str(local_cloud.directory),
     ]
-    asking = [subprocess.Popen(command) for _ in range(4)]
-    assert [one.wait() for one in asking] == [0, 0, 0, 0]
+    submitters = [subprocess.Popen(command) for _ in range(4)]
+    assert [one.wait() for one in submitters] == [0, 0, 0, 0]
     ups = [local_cloud.next_agent(), local_cloud.next_agent()]
     assert sorted(up.message["node"] for up in ups) == [0, 1]
     assert local_cloud.is_quiet()
@@ -185,7 +185,7 @@ def test_failed_agent_is_reported_with_its_last_output(local_cloud: LocalCloudHa
     (node,) = local_cloud.observe(handle).nodes
     assert node.state == NodeState.FAILED
     assert "code 3" in node.reason
-    assert "the stand-in ends" in node.reason
+    assert "the fake agent exits" in node.reason
 
 
 def test_output_of_a_machine_is_kept_until_release(
@@ -196,9 +196,9 @@ def test_output_of_a_machine_is_kept_until_release(
     up.end(code=3)
     wait_for_exit(up.machine.pid)
     local_cloud.observe(handle)
-    (life,) = local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=1)
-    assert Path(life.source).is_file()
-    assert life.lines == ("the stand-in ends with code 3",)
+    (output,) = local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert Path(output.source).is_file()
+    assert output.lines == ("the fake agent exits with code 3",)
     assert local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=0)[0].lines == ()
     local_cloud.provisioner.cancel(handle)
     assert local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=1) == []

@@ -135,7 +135,7 @@ def test_last_set_capacity_applies(root: LocalCloudDir) -> None:
     assert root.capacity() == 1
     root.set_capacity(None)
     assert root.capacity() is None
-    assert not root.path.exists(), "nothing else was in it"
+    assert not root.path.exists(), "the root was empty otherwise"
 
 
 @pytest.mark.parametrize("left", [f"0 {DEAD}", "0", "nonsense"])

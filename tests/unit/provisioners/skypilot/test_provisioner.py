@@ -20,7 +20,7 @@ from spotfit_provisioners.skypilot.client import LaunchFailure, SkyPilotClient, 
 from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
 from spotfit_provisioners.skypilot.states import SkyPilotJob
 
-NO_ROOM = LaunchFailure("no p4d anywhere", is_capacity_error=True)
+NO_CAPACITY = LaunchFailure("no p4d anywhere", is_capacity_error=True)
 LAUNCH = AgentLaunchSpec("s3://b/run", RunId("r-1"), "the secret itself")
 
 
@@ -31,11 +31,11 @@ class Server(SkyPilotClient):
     queue: list[SkyPilotJob] = field(default_factory=list)
     under_way: dict[str, str] = field(default_factory=dict)
     up: dict[str, str] = field(default_factory=dict)
-    asked: dict[str, list[SkyPilotRequest]] = field(default_factory=dict)
+    requests: dict[str, list[SkyPilotRequest]] = field(default_factory=dict)
     tasks: list[Mapping[str, Any]] = field(default_factory=list)
     enabled: tuple[str, ...] = ("aws",)
-    trouble: Exception | None = None
-    failure: LaunchFailure = NO_ROOM
+    error: Exception | None = None
+    failure: LaunchFailure = NO_CAPACITY
     late: list[SkyPilotJob] = field(default_factory=list)
     """Jobs that another client launches concurrently."""
     printed: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -67,8 +67,8 @@ class Server(SkyPilotClient):
             self.set_state(id_, "CANCELLED")
 
     def wait_for(self, request: str) -> None:
-        if self.trouble is not None:
-            raise self.trouble
+        if self.error is not None:
+            raise self.error
         self.queue += self.late
         self.late = []
 
@@ -80,20 +80,20 @@ class Server(SkyPilotClient):
 
     def launch_cluster(self, task: Mapping[str, Any]) -> str:
         self.tasks.append(task)
-        self.asked.setdefault(task["name"], []).insert(0, SkyPilotRequest("r", "RUNNING"))
+        self.requests.setdefault(task["name"], []).insert(0, SkyPilotRequest("r", "RUNNING"))
         return "r"
 
     def cluster_states(self, names: Sequence[str]) -> dict[str, str]:
         return {name: self.up[name] for name in names if name in self.up}
 
     def list_launches(self, cluster: str) -> list[SkyPilotRequest]:
-        return self.asked.get(cluster, [])
+        return self.requests.get(cluster, [])
 
     def find_failure(self, request: str) -> LaunchFailure:
         return self.failure
 
     def abort_requests(self, requests: Sequence[str]) -> None:
-        self.asked = {name: [SkyPilotRequest("r", "CANCELLED")] for name in self.asked}
+        self.requests = {name: [SkyPilotRequest("r", "CANCELLED")] for name in self.requests}
 
     def tear_down(self, cluster: str) -> None:
         del self.up[cluster]
@@ -176,12 +176,12 @@ def test_older_job_of_concurrent_submissions_stays(server: Server) -> None:
 def test_partially_failed_launch_leaves_no_jobs(
     server: Server,
 ) -> None:
-    server.trouble = OSError("the connection broke")
+    server.error = OSError("the connection broke")
     provisioner = make_provisioner(server)
     with pytest.raises(OSError, match="broke"):
         submit_group(provisioner)
     assert all(job.is_over for job in server.queue)
-    server.trouble = None
+    server.error = None
     assert provisioner.observe(submit_group(provisioner)).is_terminated
 
 
@@ -255,7 +255,7 @@ def test_cluster_starts_runs_and_ends(server: Server) -> None:
 def test_failed_cluster_launch_has_its_reason(server: Server) -> None:
     provisioner = make_provisioner(server, launch_mode="clusters")
     handle = submit_group(provisioner)
-    server.asked["t-1-1"] = [SkyPilotRequest("r", "FAILED")]
+    server.requests["t-1-1"] = [SkyPilotRequest("r", "FAILED")]
     status = provisioner.observe(handle)
     assert node_states(status) == [NodeState.WAITING, NodeState.REFUSED]
     assert status.refusal == "FAILED: no p4d anywhere"
@@ -308,12 +308,11 @@ def test_only_managed_jobs_are_recovered(server: Server) -> None:
 
 def test_doctor_checks_server_clouds_and_catalog(server: Server) -> None:
     assert [
-        finding.passed
-        for finding in make_provisioner(server, infra=("aws/us-east-1",)).check_account()
+        check.passed for check in make_provisioner(server, infra=("aws/us-east-1",)).check_account()
     ] == [True] * 3
     server.enabled = ("AWS", "Kubernetes")
     assert [
-        finding.passed for finding in make_provisioner(server, infra=("k8s/here",)).check_account()
+        check.passed for check in make_provisioner(server, infra=("k8s/context",)).check_account()
     ] == [True] * 3
     _, clouds, _ = make_provisioner(server, infra=("gcp",)).check_account()
     assert not clouds.passed

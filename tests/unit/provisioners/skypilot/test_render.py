@@ -20,7 +20,7 @@ from tests.unit.provisioners import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 
-EVERYTHING = SkyPilotOptions(
+ALL_OPTIONS = SkyPilotOptions(
     infra=("aws/us-east-1", "gcp"),
     infra_order="given",
     spot="preferred",
@@ -51,7 +51,7 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
     ("name", "request_", "options"),
     [
         ("plain", a_request(), SkyPilotOptions()),
-        ("everything", a_request(8, GPU=1.0, CPU=6.0, memory=2.0**34), EVERYTHING),
+        ("all_options", a_request(8, GPU=1.0, CPU=6.0, memory=2.0**34), ALL_OPTIONS),
         (
             "clusters",
             a_request(2, CPU=2.0),

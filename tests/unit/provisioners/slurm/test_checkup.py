@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def here(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+def configured_cluster(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     return cluster
 
@@ -48,7 +48,7 @@ def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
 
 @real
 @requires_slurm_accounting
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("configured_cluster")
 def test_sound_cluster_passes_all_checks(tmp_path: Path) -> None:
     findings = run_checks(tmp_path, account="lab", qos="low")
     assert not failed_checks(findings)
@@ -67,9 +67,11 @@ def test_sound_cluster_passes_all_checks(tmp_path: Path) -> None:
 
 @real
 @requires_slurm_accounting
-def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: Path) -> None:
+def test_all_failed_checks_are_reported_together(
+    configured_cluster: SlurmCluster, tmp_path: Path
+) -> None:
     limits = ("State=DOWN", "AllowAccounts=root", "DenyQos=")
-    here.run_command("scontrol", "update", "PartitionName=urgent", *limits[:2])
+    configured_cluster.run_command("scontrol", "update", "PartitionName=urgent", *limits[:2])
     try:
         result = failed_checks(
             run_checks(
@@ -81,7 +83,7 @@ def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: P
             )
         )
     finally:
-        here.run_command(
+        configured_cluster.run_command(
             "scontrol", "update", "PartitionName=urgent", "State=UP", "AllowAccounts=ALL"
         )
     assert result.pop("a job is accepted")
@@ -107,7 +109,7 @@ def test_all_failed_checks_are_reported_together(here: SlurmCluster, tmp_path: P
 
 @real
 @requires_slurm_accounting
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("configured_cluster")
 def test_unavailable_account_is_reported_with_the_available_ones(tmp_path: Path) -> None:
     result = failed_checks(run_checks(tmp_path, account="other"))
     assert result["the account can be charged"].endswith("allowed: lab, root.")
@@ -116,7 +118,7 @@ def test_unavailable_account_is_reported_with_the_available_ones(tmp_path: Path)
 @real
 @requires_slurm
 def test_remote_work_dir_is_inconclusive(
-    here: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configured_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not run_checks(tmp_path / "none")["tasks can write to the working directory"].conclusive
     monkeypatch.setenv("PATH", "/none")
@@ -151,8 +153,8 @@ class FakeSlurmClient:
 )
 def test_preempt_mode_is_checked(mode: str, settings: dict[str, str], expected: str) -> None:
     client: Any = FakeSlurmClient({"PreemptMode": mode}, settings)
-    examiner = checkup._SlurmChecks(SlurmOptions(), client)
-    assert expected in examiner._check_requeue("")
+    checks = checkup._SlurmChecks(SlurmOptions(), client)
+    assert expected in checks._check_requeue("")
 
 
 @pytest.mark.parametrize(
@@ -172,15 +174,15 @@ def test_preempt_mode_is_checked(mode: str, settings: dict[str, str], expected: 
 def test_account_is_not_required_without_accounting(
     settings: dict[str, str], expected: str
 ) -> None:
-    examiner = checkup._SlurmChecks(SlurmOptions(), FakeSlurmClient({}, settings))  # type: ignore[arg-type]
-    assert expected in str(examiner._check_association())
+    checks = checkup._SlurmChecks(SlurmOptions(), FakeSlurmClient({}, settings))  # type: ignore[arg-type]
+    assert expected in str(checks._check_association())
 
 
 @pytest.mark.parametrize("mode", ["SUSPEND", "GANG,SUSPEND"])
 def test_preempt_mode_suspend_fails_the_check(mode: str) -> None:
-    examiner = checkup._SlurmChecks(SlurmOptions(), FakeSlurmClient({"PreemptMode": mode}, {}))  # type: ignore[arg-type]
+    checks = checkup._SlurmChecks(SlurmOptions(), FakeSlurmClient({"PreemptMode": mode}, {}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="suspended"):
-        examiner._check_requeue("")
+        checks._check_requeue("")
 
 
 @pytest.mark.parametrize(
@@ -196,5 +198,7 @@ def test_preempt_mode_suspend_fails_the_check(mode: str) -> None:
 )
 def test_partition_access_is_checked(expected: dict[str, str], well: bool) -> None:
     options = SlurmOptions(account="lab", qos="low")
-    examiner = checkup._SlurmChecks(options, FakeSlurmClient({}, {}))  # type: ignore[arg-type]
-    assert all(fine for _, fine in examiner._access_conditions({"State": "UP", **expected})) is well
+    checks = checkup._SlurmChecks(options, FakeSlurmClient({}, {}))  # type: ignore[arg-type]
+    assert (
+        all(is_met for _, is_met in checks._access_conditions({"State": "UP", **expected})) is well
+    )

@@ -109,10 +109,10 @@ def test_output_of_a_task_is_read_from_its_file(
     until(lambda: provisioner.observe(handle).is_terminated)
     [output] = provisioner.fetch_machine_output(handle, 1, max_lines=5)
     assert (output.source, output.lines) == (str(tmp_path / "1.log"), ("no module",))
-    forgotten = msgspec.structs.replace(handle, name="999999")
-    assert provisioner.fetch_machine_output(forgotten, 0, max_lines=5)[0].lines == ("no module",)
-    elsewhere = SlurmProvisioner.with_options(work_dir=str(tmp_path / "none"))
+    unknown_job = msgspec.structs.replace(handle, name="999999")
+    assert provisioner.fetch_machine_output(unknown_job, 0, max_lines=5)[0].lines == ("no module",)
+    other_work_dir = SlurmProvisioner.with_options(work_dir=str(tmp_path / "none"))
     assert (
         "missing on this machine"
-        in elsewhere.fetch_machine_output(forgotten, 0, max_lines=5)[0].source
+        in other_work_dir.fetch_machine_output(unknown_job, 0, max_lines=5)[0].source
     )

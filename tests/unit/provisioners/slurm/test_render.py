@@ -80,11 +80,11 @@ class Node:
     """A node with a shell agent and fake Slurm commands that record their calls."""
 
     def __init__(self, folder: Path, agent: str, state: str) -> None:
-        self.asked = folder / "asked"
+        self.requeue_calls = folder / "calls"
         programs = {
             "agent": agent,
             "squeue": f"echo {state}",
-            "scontrol": f'echo "$@" > {self.asked}; kill -KILL $PPID',
+            "scontrol": f'echo "$@" > {self.requeue_calls}; kill -KILL $PPID',
         }
         for name, lines in programs.items():
             (folder / name).write_text(f"#!/bin/bash\n{lines}\n")
@@ -113,21 +113,21 @@ def test_exit_code_of_the_agent_is_that_of_the_task(tmp_path: Path, code: int) -
     node = Node(tmp_path, f"exit {code}", "RUNNING")
     node.end()
     assert node.shell.returncode == code
-    assert not node.asked.exists()
+    assert not node.requeue_calls.exists()
 
 
 def test_drained_machine_is_requeued(tmp_path: Path) -> None:
     node = Node(tmp_path, "exit 85", "RUNNING")
     node.end()
     assert node.shell.returncode == -signal.SIGKILL
-    assert node.asked.read_text() == "requeue 41\n"
+    assert node.requeue_calls.read_text() == "requeue 41\n"
 
 
 def test_cancelled_task_is_not_requeued(tmp_path: Path) -> None:
     node = Node(tmp_path, "exit 85", "COMPLETING")
     node.end()
     assert node.shell.returncode == 85
-    assert not node.asked.exists()
+    assert not node.requeue_calls.exists()
 
 
 def test_sigterm_of_the_shell_reaches_the_agent_and_its_exit_code_is_kept(tmp_path: Path) -> None:

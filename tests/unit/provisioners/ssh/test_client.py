@@ -50,7 +50,7 @@ def test_changed_host_key_is_reported_with_a_remedy() -> None:
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fake ssh command that records its arguments and input."""
     command = tmp_path / "ssh"
-    command.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words; cat > {tmp_path}/script\n')
+    command.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments; cat > {tmp_path}/script\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path
@@ -59,9 +59,9 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_script_is_passed_by_stdin_only(ssh: Path) -> None:
     SshClient(SshOptions()).run_script("h1", "export SECRET=x")
     assert (ssh / "script").read_text() == "export SECRET=x"
-    words = (ssh / "words").read_text()
-    assert "SECRET" not in words
-    assert words.endswith("-- h1 exec /bin/sh -s\n")
+    arguments = (ssh / "arguments").read_text()
+    assert "SECRET" not in arguments
+    assert arguments.endswith("-- h1 exec /bin/sh -s\n")
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_script_is_passed_by_stdin_only(ssh: Path) -> None:
 )
 def test_host_key_checking_is_passed_to_ssh(ssh: Path, options: SshOptions, expected: str) -> None:
     SshClient(options).run_script("h1", "")
-    assert expected in (ssh / "words").read_text()
+    assert expected in (ssh / "arguments").read_text()
 
 
 def test_host_key_options_follow_the_configuration(ssh: Path) -> None:
     SshClient(SshOptions(host_key_checking="config")).run_script("h1", "")
-    assert "StrictHostKeyChecking" not in (ssh / "words").read_text()
+    assert "StrictHostKeyChecking" not in (ssh / "arguments").read_text()
 
 
 def test_missing_ssh_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

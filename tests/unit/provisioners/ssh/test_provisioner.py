@@ -167,20 +167,20 @@ def test_unresponsive_host_is_retried_and_can_be_released(make_provisioner: By) 
 def test_submission_without_reachable_hosts_is_retryable(
     make_provisioner: By, launch: AgentLaunchSpec
 ) -> None:
-    provisioner = make_provisioner("down", "stranger")
+    provisioner = make_provisioner("down", "unverified")
     with pytest.raises(InfrastructureError, match="down does not answer"):
         provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
 
 
 def test_unverified_host_receives_nothing(make_provisioner: By, launch: AgentLaunchSpec) -> None:
-    provisioner = make_provisioner("stranger")
+    provisioner = make_provisioner("unverified")
     with pytest.raises(ProvisionPermissionError, match="is not in known_hosts"):
         provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
 
 
 def test_doctor_checks_every_host(make_provisioner: By, monkeypatch: pytest.MonkeyPatch) -> None:
     client, sound, silent, unknown, *reaches = make_provisioner(
-        "h1", "down", "stranger"
+        "h1", "down", "unverified"
     ).check_account()
     assert client.passed
     assert sound.passed
@@ -190,8 +190,8 @@ def test_doctor_checks_every_host(make_provisioner: By, monkeypatch: pytest.Monk
     assert "known_hosts" in unknown.do
     assert [one.name for one in reaches] == [
         "h1 reaches down",
-        "down reaches stranger",
-        "stranger reaches h1",
+        "down reaches unverified",
+        "unverified reaches h1",
     ]
     assert [(one.passed, one.conclusive) for one in reaches] == [
         (True, False),
@@ -202,7 +202,7 @@ def test_doctor_checks_every_host(make_provisioner: By, monkeypatch: pytest.Monk
     (_, without) = make_provisioner("h1", python="/usr/bin/no-such-python").check_account()
     assert not without.passed
     monkeypatch.setenv("PATH", "/none")
-    assert [finding.passed for finding in make_provisioner("h1").check_account()] == [False]
+    assert [check.passed for check in make_provisioner("h1").check_account()] == [False]
 
 
 def test_doctor_reports_hosts_that_reach_each_other(make_provisioner: By) -> None:

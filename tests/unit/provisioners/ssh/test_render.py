@@ -110,10 +110,10 @@ class Host:
     def start(self, agent: str, number: int = 0, **environment: str) -> str:
         return self.run(render.start_script(self.place(number), agent, environment))
 
-    def look(self, number: int = 0) -> str:
+    def machine_status(self, number: int = 0) -> str:
         return self.run(render.machine_status_script(self.place(number)))
 
-    def survey(self, free_if: str = "") -> str:
+    def host_status(self, free_if: str = "") -> str:
         return self.run(render.host_status_script(self.place(), free_if))
 
     def note(self, name: str, number: int = 0) -> Path:
@@ -144,20 +144,20 @@ real_time = pytest.mark.real_time("real shells and processes")
 @real_time
 def test_agent_gets_its_environment_and_exit_code_is_recorded(host: Host) -> None:
     assert host.start('echo "$KEY"; exit 75', KEY="it's a secret") == "started"
-    host.until(lambda: host.look() == "over 75")
+    host.until(lambda: host.machine_status() == "over 75")
     assert host.note("log").read_text() == "it's a secret\n"
-    assert host.survey() == "free 75\n0"
+    assert host.host_status() == "free 75\n0"
 
 
 @real_time
 def test_host_runs_one_agent_and_records_its_token(host: Host) -> None:
-    assert host.look() == "unknown"
-    assert host.survey() == "free -"
+    assert host.machine_status() == "unknown"
+    assert host.host_status() == "free -"
     assert host.start("exec sleep 100") == "started"
     assert host.start("exec sleep 100") == "known"
     assert host.start("exec sleep 100", number=1) == "busy"
-    assert host.look() == "running"
-    assert host.survey() == "busy -\n0"
+    assert host.machine_status() == "running"
+    assert host.host_status() == "busy -\n0"
 
 
 @real_time
@@ -165,7 +165,7 @@ def test_sigterm_reaches_the_agent_and_its_exit_code_is_recorded(host: Host) -> 
     host.start("trap 'exit 85' TERM; echo ready; while :; do sleep 0.05; done")
     host.until(lambda: host.note("log").read_text() == "ready\n")
     host.run(render.stop_script(host.place(), 20.0))
-    host.until(lambda: host.look() == "over 85")
+    host.until(lambda: host.machine_status() == "over 85")
 
 
 @real_time
@@ -174,28 +174,28 @@ def test_agent_that_ignores_sigterm_is_killed_with_its_descendants(host: Host) -
     host.start("trap '' TERM; setsid sleep 100 & echo ready; while :; do sleep 0.05; done")
     host.until(lambda: host.note("log").read_text() == "ready\n")
     host.run(render.stop_script(host.place(), 1.0))
-    host.until(lambda: host.look() == "over")
-    assert host.survey() == "free -\n0"
+    host.until(lambda: host.machine_status() == "over")
+    assert host.host_status() == "free -\n0"
 
 
 @real_time
 def test_leftover_processes_are_killed_before_the_host_is_free(host: Host) -> None:
     host.start("setsid sleep 100 & exit 70")
-    host.until(lambda: host.look() == "over 70")
-    assert host.survey() == "free 70\n0"
+    host.until(lambda: host.machine_status() == "over 70")
+    assert host.host_status() == "free 70\n0"
 
 
 @real_time
 def test_host_in_use_by_another_user_is_not_free(host: Host) -> None:
-    assert host.survey("false") == "occupied -"
+    assert host.host_status("false") == "occupied -"
     Path(f"{Path(host.place()).parent}.closed").touch()
-    assert host.survey() == "closed -"
+    assert host.host_status() == "closed -"
 
 
 @real_time
 def test_state_files_are_private_and_the_umask_of_agents_is_kept(host: Host) -> None:
     host.run(f"umask 022\n{render.start_script(host.place(), 'umask', {})}")
-    host.until(lambda: host.look() == "over 0")
+    host.until(lambda: host.machine_status() == "over 0")
     assert host.note("log").read_text() == "0022\n"
     assert host.note("log").stat().st_mode & 0o077 == 0
 
@@ -215,5 +215,5 @@ def test_secrets_are_in_no_command_line_and_no_file(host: Host) -> None:
 def test_undone_machine_leaves_no_trace(host: Host) -> None:
     host.start("exec sleep 100")
     host.run(render.remove_script(host.place()))
-    assert host.look() == "unknown"
+    assert host.machine_status() == "unknown"
     assert host.start("exec sleep 100") == "started"

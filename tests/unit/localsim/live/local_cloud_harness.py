@@ -1,6 +1,6 @@
-"""A stand-in for the agent, and a local cloud for tests: it reports its start, and waits.
+"""A local cloud whose agent is replaced by a function that reports its start and waits.
 
-Everything waits for a pipe or for the end of a process, nothing for a clock.
+Waits end with data in a pipe or with the exit of a process, not after a time.
 """
 
 import json
@@ -33,17 +33,17 @@ AGENT = f"{__name__}:serve"
 SECRET = "the key of the run"
 TIMEOUT_S = 60
 MESSAGE_BYTES = select.PIPE_BUF
-"""So many bytes are written and read at once, whoever else writes."""
+"""Writes to a pipe are atomic up to this size."""
 REPORTED_VARIABLES = ("SPOTFIT_HOST", "SPOTFIT_NOTICE_FILE", "SPOTFIT_SCRATCH", "TMPDIR", "FLAVOUR")
 
 
 def serve(assignment: AgentAssignment, **_: Any) -> int:
-    """The agent: starts a worker, says who it is, and ends with the code it is told."""
+    """The agent: starts a worker, reports its identity and exits with the code that it receives."""
     local_cloud = Path(assignment.launch_spec.run_url)
     worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    order = local_cloud / f"{assignment.token}-{assignment.node}-{os.getpid()}"
-    os.mkfifo(order)
-    told = {
+    exit_code_pipe = local_cloud / f"{assignment.token}-{assignment.node}-{os.getpid()}"
+    os.mkfifo(exit_code_pipe)
+    message = {
         "token": assignment.token,
         "node": assignment.node,
         "slots": assignment.slots,
@@ -55,17 +55,17 @@ def serve(assignment: AgentAssignment, **_: Any) -> int:
         "environment": {name: os.environ.get(name) for name in REPORTED_VARIABLES},
     }
     with (local_cloud / "up").open("wb", buffering=0) as up:
-        up.write(json.dumps(told).encode().ljust(MESSAGE_BYTES))
-    with order.open() as orders:
-        code = int(orders.read())
+        up.write(json.dumps(message).encode().ljust(MESSAGE_BYTES))
+    with exit_code_pipe.open() as pipe:
+        code = int(pipe.read())
     worker.communicate(b"\n")
-    print(f"the stand-in ends with code {code}", flush=True)
+    print(f"the fake agent exits with code {code}", flush=True)
     return code
 
 
 @dataclass(frozen=True)
 class StartedAgent:
-    """An agent that said it is up."""
+    """An agent that reported its start."""
 
     directory: Path
     message: dict[str, Any]
@@ -77,15 +77,15 @@ class StartedAgent:
         return machine
 
     def end(self, code: int = 0) -> None:
-        """Let it return."""
-        order = (
+        """Make the agent exit."""
+        exit_code_pipe = (
             self.directory / f"{self.message['token']}-{self.message['node']}-{self.machine.pid}"
         )
-        order.write_text(str(code))
+        exit_code_pipe.write_text(str(code))
 
 
 class LocalCloudHarness:
-    """A local cloud of its own, with the stand-in for an agent."""
+    """A separate local cloud whose machines run `serve` as their agent."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.directory = folder
@@ -97,9 +97,13 @@ class LocalCloudHarness:
         self._up_pipe = os.open(folder / "up", os.O_RDWR)
 
     def configure(self, **options: Any) -> None:
-        """Other options from here on."""
-        told: dict[str, Any] = {"nodes": 2, "root": str(self.root.path), "agent": AGENT}
-        self.provisioner = LocalProvisioner(LocalOptions(**told | options))
+        """Use these options for the next calls."""
+        options_with_defaults: dict[str, Any] = {
+            "nodes": 2,
+            "root": str(self.root.path),
+            "agent": AGENT,
+        }
+        self.provisioner = LocalProvisioner(LocalOptions(**options_with_defaults | options))
 
     def submit(self, token: str, workers: int, *, of: int = 4) -> GroupHandle:
         request = GroupRequest(token=Token(token), num_workers=workers, total_workers=of)
@@ -111,41 +115,41 @@ class LocalCloudHarness:
         return self.provisioner.observe(handle)
 
     def next_agent(self) -> StartedAgent:
-        """The next agent that says it is up."""
-        assert select.select([self._up_pipe], [], [], TIMEOUT_S)[0], "no agent came up"
+        """The next agent that reports its start."""
+        assert select.select([self._up_pipe], [], [], TIMEOUT_S)[0], "no agent started"
         return StartedAgent(self.directory, json.loads(os.read(self._up_pipe, MESSAGE_BYTES)))
 
     def is_quiet(self) -> bool:
-        """Whether no agent has said anything that was not read."""
+        """Whether no message of an agent is unread."""
         return not select.select([self._up_pipe], [], [], 0)[0]
 
     def machines(self) -> set[ProcessIdentity]:
-        """Every machine that anybody remembers."""
+        """Every machine in the state directory or recorded by a node."""
         nodes = [node for group in self.root.groups() for node in group.nodes()]
         return {*self.root.machines(), *filter(None, (node.machine() for node in nodes))}
 
     def close(self) -> None:
-        """Nobody stays, whatever the test left behind."""
+        """Kill all machines."""
         for machine in self.machines():
             kill_process_tree(machine)
         os.close(self._up_pipe)
 
 
 def wait_for_exit(pid: int) -> None:
-    """Wait for the end of a process that is not our child."""
+    """Wait for the exit of a process that is not a child of this one."""
     try:
         watched = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
         if find_process(pid) is not None:
-            assert select.select([watched], [], [], TIMEOUT_S)[0], f"{pid} lives on"
+            assert select.select([watched], [], [], TIMEOUT_S)[0], f"{pid} is still running"
     finally:
         os.close(watched)
 
 
 def make_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machines find this module."""
+    """Make this module importable on machines."""
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     for name in (machine_pool.OWNER_ENV, machine_pool.ROOT_ENV, machine_pool.TMPDIR_ENV):

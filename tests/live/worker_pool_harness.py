@@ -40,9 +40,9 @@ _frames: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[
 
 
 class WorkerPoolHarness:
-    """Starts rounds of real workers."""
+    """A worker pool that starts rounds of real workers, and records their frames and exits."""
 
-    def __init__(self, folder: Path, keeper: ForkServerPool, *, slots: int = 4) -> None:
+    def __init__(self, folder: Path, fork_servers: ForkServerPool, *, slots: int = 4) -> None:
         self.folder = folder
         (folder / "bucket").mkdir(parents=True, exist_ok=True)
         (folder / "scratch").mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ class WorkerPoolHarness:
         )
         self.worker_pool = ProcessWorkerPool(
             self.loop,
-            keeper,
+            fork_servers,
             store=self.store,
             key=KEY,
             logs=self.logs,
@@ -125,14 +125,14 @@ class WorkerPoolHarness:
             ]
         )
 
-    def until(self, done: Callable[[], bool], *, within_s: float = 30.0) -> float:
-        """Process events until `done`; return the duration in seconds."""
-        began = self.clock.now()
-        while not done():
-            assert self.clock.now() - began < within_s, (self.frames, self.exits)
+    def until(self, condition: Callable[[], bool], *, within_s: float = 30.0) -> float:
+        """Process events until the condition holds; return the duration in seconds."""
+        started_at_s = self.clock.now()
+        while not condition():
+            assert self.clock.now() - started_at_s < within_s, (self.frames, self.exits)
             self.loop.run_once(0.5)
             self._drain_events()
-        return self.clock.now() - began
+        return self.clock.now() - started_at_s
 
     def last_frames(self, frame_type: type[FromWorker]) -> dict[int, Any]:
         """Return the last frame of this kind by rank."""
@@ -169,16 +169,17 @@ class WorkerPoolHarness:
                 case WorkerFramesReceived(rank=rank, frames=frames):
                     for raw in frames:
                         self._on_frame(rank, _frames.decode(raw))
-                case WorkerExited(rank=rank, description=how):
-                    self.exits[rank] = how
+                case WorkerExited(rank=rank, description=description):
+                    self.exits[rank] = description
 
     def _on_frame(self, rank: int, frame: FromWorker) -> None:
         self.frames.append((rank, frame))
         if isinstance(frame, RankZeroBroadcast):
-            here = self._broadcasts.setdefault((frame.kind, frame.seq), {})
-            here[rank] = frame.value
-            if len(here) == self._world_size:
-                for each in here:
+            values = self._broadcasts.setdefault((frame.kind, frame.seq), {})
+            values[rank] = frame.value
+            if len(values) == self._world_size:
+                for each in values:
                     self.worker_pool.send(
-                        each, RankZeroBroadcastResult(kind=frame.kind, seq=frame.seq, value=here[0])
+                        each,
+                        RankZeroBroadcastResult(kind=frame.kind, seq=frame.seq, value=values[0]),
                     )
