@@ -13,7 +13,7 @@ import pytest
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.manifest import manifests_of
 from spotfit.checkpoint.writer import SnapshotUploadJob, UploadJob, encode_upload_job
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import CheckpointNotFoundError
 from spotfit.protocol.agent_sidecar import FromUploader, StartUpload, UploadDone, UploadError
 from spotfit.sidecar.uploader_process import UploadServer
 from spotfit.store.api import Store
@@ -79,7 +79,7 @@ def test_a_failing_upload_is_reported_and_later_ones_are_executed(
     error, done = agent.wait_for(2)
     assert isinstance(error, UploadError)
     assert "gone, does not exist" in error.traceback_text
-    assert isinstance(pickle.loads(error.pickled_exception), ConfigError), "the original error"
+    assert isinstance(pickle.loads(error.pickled_exception), CheckpointNotFoundError), "the original error"
     assert done == UploadDone(job_id=1, size_bytes=1)
     assert (tmp_path / "here").exists()
 
