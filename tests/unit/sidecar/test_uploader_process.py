@@ -79,7 +79,7 @@ def test_a_failing_upload_is_reported_and_later_ones_are_executed(
     error, done = agent.wait_for(2)
     assert isinstance(error, UploadError)
     assert "gone, does not exist" in error.traceback_text
-    assert isinstance(pickle.loads(error.pickled_exception), CheckpointNotFoundError), "the original error"
+    assert isinstance(pickle.loads(error.pickled_exception), CheckpointNotFoundError)
     assert done == UploadDone(job_id=1, size_bytes=1)
     assert (tmp_path / "here").exists()
 
