@@ -83,7 +83,8 @@ def check_present(store: Store, name: str) -> None:
 def check_all_present(store: Store, names: Collection[str]) -> None:
     """Call `check_present` for these checkpoints, with one listing of the manifests.
 
-    Raises `IntegrityError` for one of those that are incomplete or lack a file.
+    Called when a `Result` is read from its storage. Raises `IntegrityError` for one checkpoint that
+    is incomplete, or of which a file is missing or has another size.
     """
     manifests = _manifests_by_name(store, names)
     # Each check lists one or more folders of its own.
@@ -183,7 +184,7 @@ def _upload_order(file: FileRecord, requested_name: str) -> tuple[int, int, int]
 
 
 def listed_sizes(store: Store, folder: str) -> dict[str, int]:
-    """Return the sizes of the files in that folder, by their names relative to it.
+    """Return the sizes in bytes of the files in that folder, by their names relative to it.
 
     `folder` is a key below the root of `store`. Files in subfolders are included as "sub/name"; {}
     for an empty or missing folder. Lists at each call.

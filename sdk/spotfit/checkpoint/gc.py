@@ -228,8 +228,8 @@ def find_abandoned(
 
     The leader passes the result to `delete_uncommitted`, or to `delete_checkpoint` for `dropped`
     names. `retained` are the committed checkpoints, `dropped` those that the journal has dropped. A
-    name that the user chose is returned `ABANDONED_GRACE_ROUNDS` later, unless it was dropped.
-    Lists the manifest folder of the run at `store`.
+    name that spotfit did not generate is returned `ABANDONED_GRACE_ROUNDS` rounds later, unless it
+    was dropped. Lists the manifest folder of the run at `store`.
     """
 
     def grace_rounds(name: str, usage: _NameUsage) -> int:

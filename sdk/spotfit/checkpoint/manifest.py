@@ -79,7 +79,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        """Total size of the files listed, including those that earlier checkpoints store."""
+        """Total size in bytes of the files listed, with those that earlier checkpoints store."""
         return sum(file.size_bytes for file in self.files)
 
 

@@ -343,10 +343,11 @@ class SharedRing:
         self._write_word(1 + local_index, n)
 
     def is_consumed(self, local_index: int, n: int) -> bool:
-        """Whether that rank has consumed chunk n, as the latest one of the slot.
+        """Whether chunk n is the last one of its slot that the rank `local_index` has consumed.
 
         The owner asks for every rank that needs the chunk before it reuses the slot. `local_index`
-        is the rank's index in the `NodeGroup`.
+        is the rank's index in the `NodeGroup`. False again once the rank has consumed a later chunk
+        of the slot.
         """
         return self._word_matches(1 + local_index, n)
 

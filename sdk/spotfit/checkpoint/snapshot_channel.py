@@ -102,10 +102,11 @@ class SnapshotChannel(Protocol):
         ...
 
     def roll_back(self) -> None:
-        """Exclude all snapshots submitted so far from later restores.
+        """Exclude the copies in memory of all snapshots submitted so far from later restores.
 
-        Called on every rank by a `Checkpointer.restore` after saves: training restarts from a
-        checkpoint. Does not block; the agent processes it even if this worker dies.
+        Called on every rank by a `Checkpointer.restore` after saves, which goes back to a committed
+        checkpoint; those are not excluded. Does not block; the agent processes it even if this
+        worker dies.
         """
         ...
 
