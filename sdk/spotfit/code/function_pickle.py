@@ -523,10 +523,10 @@ _PICKLE_LIMIT_BYTES = 16 * 2**20
 
 
 def to_failure_message(error: BaseException) -> WorkerRaised:
-    """Return the message to the agent for an exception of the training function. Does not send it.
+    """Return the message to the agent for an exception of the training function or an upload.
 
     It has the traceback, a pickle of the exception (empty if it cannot be pickled), and whether a
-    retry would fail in the same way.
+    retry would fail in the same way. Does not send it.
     """
     return WorkerRaised(
         traceback_text=format_traceback(error),
