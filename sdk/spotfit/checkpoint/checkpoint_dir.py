@@ -245,7 +245,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         """Return a checkpoint of that local directory. Nothing is copied until it is reported.
 
         A relative path is resolved now, against the current directory. The directory may be
-        missing: its upload by `report()` raises `ConfigError` if it is.
+        missing: if it still is when it is reported, the upload fails with `ConfigError`.
         """
         return cls(Path(path).expanduser().absolute())
 
@@ -387,7 +387,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
 
     @property
     def local_directory(self) -> Path | None:
-        """Its directory on this machine, which may not exist; None if it is in a bucket."""
+        """Its directory on this machine, which may not exist; None in a bucket or other storage."""
         url = self._store.url
         is_local = "://" not in url or url.startswith("file://")
         return Path(store_path(self._store), self._folder) if is_local else None

@@ -224,7 +224,7 @@ def partially_deleted(store: Store, dropped: Collection[str]) -> tuple[str, ...]
 def find_abandoned(
     store: Store, *, retained: Collection[str], before_round: int, dropped: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return names outside `retained` that were last used before round `before_round`.
+    """Return checkpoint names outside `retained` that were last used before round `before_round`.
 
     The leader passes the result to `delete_uncommitted`, or to `delete_checkpoint` for `dropped`
     names. `retained` are the committed checkpoints, `dropped` those that the journal has dropped. A

@@ -167,7 +167,10 @@ def newest_complete_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, 
 
 
 def describe_missing_manifests(manifests: Sequence[Manifest]) -> str:
-    """Return why the checkpoint of these manifests cannot be used, for error messages."""
+    """Return why a checkpoint without a complete report cannot be used, for error messages.
+
+    `manifests` are all of its name. The result ends a sentence: "is missing: …".
+    """
     if not manifests:
         return "is missing: the storage has no manifest of it."
     return "is incomplete: the storage has manifests of some ranks only."

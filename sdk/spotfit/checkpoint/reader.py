@@ -62,7 +62,8 @@ class ShardReader(Protocol):
         `chunk` is from `index`. Blocks for the transfer and is called from several threads.
         `scratch` is memory that the caller lends, of at least the chunk's size or empty; the result
         is valid until the caller uses `scratch` again. Bytes from the bucket are verified by their
-        hash, those from memory are not. Raises `IntegrityError` if they are missing or corrupt.
+        hash, those from the memory of a node are not. Raises `IntegrityError` if bytes are missing
+        or corrupt.
         """
         ...
 

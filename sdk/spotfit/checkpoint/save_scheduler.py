@@ -345,8 +345,8 @@ class SaveScheduler:
     def reset(self, step: int) -> None:
         """Continue after `step`, the number of steps completed in the state that was restored.
 
-        Called by `Checkpointer.restore` on all ranks: the step counts as saved, and the ranks check
-        after the next one.
+        Called by `Checkpointer.restore` on all ranks: `step` counts as saved, and after step
+        `step + 1` the ranks join a broadcast that decides about the next save.
         """
         self._last_saved_step, self._next_check_step = step, step + 1
         self._last_check_step, self._last_check_at = step, self._clock.now()

@@ -88,7 +88,7 @@ class SnapshotChannel(Protocol):
         ...
 
     def status_of(self, report_index: int) -> SnapshotStatus:
-        """Return the latest status of a submitted snapshot that this rank has received.
+        """Return the status of a submitted snapshot, as far as this rank has been informed.
 
         `report_index` is from `submit`. Does not block.
         """
@@ -162,7 +162,7 @@ class SnapshotChannel(Protocol):
         ...
 
     def mark_corrupt(self, name: str) -> None:
-        """Report that the checkpoint cannot be read: no snapshot may reference its files.
+        """Report that the checkpoint cannot be read: later snapshots must share no files with it.
 
         Called on every rank when a restore has found it corrupt. Does not block, and deletes
         nothing.
