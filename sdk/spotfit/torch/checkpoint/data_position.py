@@ -152,7 +152,7 @@ class SamplerPosition(Sampler[int]):
         For a restore at the same world size: `consumed` samples of epoch number `epoch` were
         trained on by all replicas together, and `rank_state` is what this rank has saved. A loader
         draws random numbers when a pass begins. If the saved pass was open, the saved RNG state is
-        from after these draws: `restore_rng` is called again once the pass has begun.
+        from after these draws: `restore_rng`, which sets that state, is called at its begin.
         """
         self._is_resuming, self._has_started = True, False
         self._yielded_batches = self._trained_batches = 0
