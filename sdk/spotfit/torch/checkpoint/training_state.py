@@ -156,7 +156,7 @@ def _reject_sparse_or_expanded(weights: Mapping[str, Any]) -> None:
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Return whether several elements share memory (stride 0), as `Tensor.expand` creates them.
 
-    False for sparse tensors. Such tensors cannot be restored in place. Of a DTensor this rank's
+    Expanded tensors cannot be restored in place. False for sparse tensors. Of a DTensor this rank's
     shard is examined.
     """
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
