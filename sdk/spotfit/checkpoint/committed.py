@@ -73,9 +73,9 @@ def open_all(
 def check_present(store: Store, name: str) -> None:
     """Compare a listing with the manifests of that checkpoint, without reading its files.
 
-    Called before a run resumes from it or a new leader commits it. `store` is rooted at the run.
-    Raises `IntegrityError` if no report of the name is complete, and for the first file that is
-    missing or has another size.
+    Called before `fit()` continues a run from it, and before the leader commits one that it found
+    in the bucket. `store` is rooted at the run. Raises `IntegrityError` if no report of the name is
+    complete, and for the first file that is missing or has another size.
     """
     _check_listed(store, name, _complete_manifests(store, name))
 

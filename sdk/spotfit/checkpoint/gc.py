@@ -194,7 +194,7 @@ class _NameUsage(NamedTuple):
 def write_name_marker(store: Store, name: str, round_number: int, *, generated: bool) -> None:
     """Record that the name was assigned in that round to files that spotfit uploads.
 
-    Called by the leader for every assigned name, so that a later leader finds files without a
+    Called by the leader for every assigned name, so that `find_abandoned` finds files without a
     manifest. `generated`: spotfit has generated the name, such as "checkpoint_000003"; otherwise
     user code chose it. `store` is rooted at the run. Idempotent.
     """

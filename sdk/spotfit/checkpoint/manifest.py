@@ -107,10 +107,11 @@ def ready_checkpoints(
 ) -> list[ReadyCheckpoint]:
     """Return complete checkpoints that are not in `known_names`, oldest report first.
 
-    A new leader calls it to commit what the previous leader did not. `listed_keys` are the keys in
-    a listing of the manifest folder, `.spotfit/manifests`; other objects are ignored. Reads the
-    manifests of unknown names from `store`, which is rooted at the run. The caller must reject
-    checkpoints that are older than the latest committed one.
+    The leader calls it when no round is open, to commit checkpoints whose upload ended after the
+    round, or under an earlier leader. `listed_keys` are the keys in a listing of the manifest
+    folder, `.spotfit/manifests`; other objects are ignored. Reads the manifests of unknown names
+    from `store`, which is rooted at the run. The caller must reject checkpoints that are older than
+    the latest committed one.
     """
     unknown = _read_manifests(store, listed_keys, lambda name: name not in known_names)
     parts = sorted(unknown, key=lambda part: (part.name, _report_order(part)))

@@ -187,7 +187,7 @@ def upload_snapshot(
 ) -> Manifest:
     """Upload the new chunks of a segment, then its index, then its manifest, and return that.
 
-    Called by the uploader process, and by the worker itself in local mode. `store` is rooted at the
+    Called by the uploader process; in local mode, by the training process. `store` is rooted at the
     run. Chunks that the job's parent lists are referenced, not uploaded; `uploaded` remembers
     manifests for the next job. Blocks. Idempotent. Raises `IntegrityError` if the segment holds no
     complete snapshot or is overwritten meanwhile, and the errors of the store.
