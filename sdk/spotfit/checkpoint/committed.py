@@ -73,9 +73,9 @@ def open_all(
 def check_present(store: Store, name: str) -> None:
     """Compare a listing with the manifests of that checkpoint, without reading its files.
 
-    Called before a run resumes from it or a new leader commits it. `store` is rooted at the run.
-    Raises `IntegrityError` if no report of the name is complete, and for the first file that is
-    missing or has another size.
+    Called before `fit()` continues a run from it, and before the leader commits one that it found
+    in the bucket. `store` is rooted at the run. Raises `IntegrityError` if no report of the name is
+    complete, and for the first file that is missing or has another size.
     """
     _check_listed(store, name, _complete_manifests(store, name))
 
@@ -83,7 +83,8 @@ def check_present(store: Store, name: str) -> None:
 def check_all_present(store: Store, names: Collection[str]) -> None:
     """Call `check_present` for these checkpoints, with one listing of the manifests.
 
-    Raises `IntegrityError` for one of those that are incomplete or lack a file.
+    Called when a `Result` is read from its storage. Raises `IntegrityError` for one checkpoint that
+    is incomplete, or of which a file is missing or has another size.
     """
     manifests = _manifests_by_name(store, names)
     # Each check lists one or more folders of its own.

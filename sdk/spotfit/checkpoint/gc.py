@@ -238,7 +238,7 @@ class _NameUsage(NamedTuple):
 def write_name_marker(store: Store, name: str, round_number: int, *, generated: bool) -> None:
     """Record that the name was assigned in that round to files that spotfit uploads.
 
-    Called by the leader for every assigned name, so that a later leader finds files without a
+    Called by the leader for every assigned name, so that `find_abandoned` finds files without a
     manifest. `generated`: spotfit has generated the name, such as "checkpoint_000003"; otherwise
     user code chose it. `store` is rooted at the run. Idempotent.
     """
@@ -268,12 +268,12 @@ def partially_deleted(store: Store, dropped: Collection[str]) -> tuple[str, ...]
 def find_abandoned(
     store: Store, *, retained: Collection[str], before_round: int, dropped: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return names outside `retained` that were last used before round `before_round`.
+    """Return checkpoint names outside `retained` that were last used before round `before_round`.
 
     The leader passes the result to `delete_uncommitted`, or to `delete_checkpoint` for `dropped`
     names. `retained` are the committed checkpoints, `dropped` those that the journal has dropped. A
-    name that the user chose is returned `ABANDONED_GRACE_ROUNDS` later, unless it was dropped.
-    Lists the manifest folder of the run at `store`.
+    name that spotfit did not generate is returned `ABANDONED_GRACE_ROUNDS` rounds later, unless it
+    was dropped. Lists the manifest folder of the run at `store`.
     """
 
     def grace_rounds(name: str, usage: _NameUsage) -> int:

@@ -80,7 +80,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        """Total size of the files listed, including those that earlier checkpoints store."""
+        """Total size in bytes of the files listed, with those that earlier checkpoints store."""
         return sum(file.size_bytes for file in self.files)
 
 
@@ -108,10 +108,11 @@ def ready_checkpoints(
 ) -> list[ReadyCheckpoint]:
     """Return complete checkpoints that are not in `known_names`, oldest report first.
 
-    A new leader calls it to commit what the previous leader did not. `listed_keys` are the keys in
-    a listing of the manifest folder, `.spotfit/manifests`; other objects are ignored. Reads the
-    manifests of unknown names from `store`, which is rooted at the run. The caller must reject
-    checkpoints that are older than the latest committed one.
+    The leader calls it when no round is open, to commit checkpoints whose upload ended after the
+    round, or under an earlier leader. `listed_keys` are the keys in a listing of the manifest
+    folder, `.spotfit/manifests`; other objects are ignored. Reads the manifests of unknown names
+    from `store`, which is rooted at the run. The caller must reject checkpoints that are older than
+    the latest committed one.
     """
     unknown = _read_manifests(store, listed_keys, lambda name: name not in known_names)
     parts = sorted(unknown, key=lambda part: (part.name, _report_order(part)))
@@ -168,7 +169,10 @@ def newest_complete_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, 
 
 
 def describe_missing_manifests(manifests: Sequence[Manifest]) -> str:
-    """Return why the checkpoint of these manifests cannot be used, for error messages."""
+    """Return why a checkpoint without a complete report cannot be used, for error messages.
+
+    `manifests` are all of its name. The result ends a sentence: "is missing: …".
+    """
     if not manifests:
         return "is missing: the storage has no manifest of it."
     return "is incomplete: the storage has manifests of some ranks only."

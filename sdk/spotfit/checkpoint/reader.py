@@ -59,12 +59,13 @@ class ShardReader(Protocol):
         ...
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
-        """Return the verified bytes of one chunk of this shard, possibly in `scratch`.
+        """Return the bytes of one chunk of this shard, possibly in `scratch`.
 
         `chunk` is from `index`. Blocks for the transfer and is called from several threads.
         `scratch` is memory that the caller lends, of at least the chunk's size or empty; the result
-        is valid until it is used again. Raises `IntegrityError` if the bytes are missing or
-        corrupt.
+        is valid until the caller uses `scratch` again. Bytes from the bucket are verified by their
+        hash, those from the memory of a node are not. Raises `IntegrityError` if bytes are missing
+        or corrupt.
         """
         ...
 
@@ -300,7 +301,7 @@ def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
 
     `name` is for example "checkpoint_000003"; None means that it consists of user-defined files.
     Reads its manifests and indices, but no chunks. Raises `IntegrityError` if its manifests or an
-    index are missing or corrupt.
+    index are missing or corrupt, and `ConfigError` if a later version of spotfit wrote it.
     """
     manifests = manifests_of(store, name)
     parts = newest_complete_manifests(manifests)
@@ -334,8 +335,8 @@ def open_snapshot_folder(
 
     `files` are the records of its files, with which the indices are verified; with None they come
     from manifests of the folder, and without any the indices are not verified. Reads the indices,
-    but no chunks. Raises `ConfigError` if the folder holds no snapshot or does not exist, and
-    `IntegrityError` if an index is missing or corrupt.
+    but no chunks. Raises `ConfigError` if the folder holds no snapshot, does not exist or is from a
+    later version of spotfit, and `IntegrityError` if an index is missing or corrupt.
     """
     if files is None:
         parts = newest_complete_manifests(manifests_of(store, folder))

@@ -106,7 +106,7 @@ class SnapshotChannel(Protocol):
         ...
 
     def status_of(self, report_index: int) -> SnapshotStatus:
-        """Return the latest status of a submitted snapshot that this rank has received.
+        """Return the status of a submitted snapshot, as far as this rank has been informed.
 
         `report_index` is from `submit`. Does not block.
         """
@@ -120,10 +120,11 @@ class SnapshotChannel(Protocol):
         ...
 
     def roll_back(self) -> None:
-        """Exclude all snapshots submitted so far from later restores.
+        """Exclude the copies in memory of all snapshots submitted so far from later restores.
 
-        Called on every rank by a `Checkpointer.restore` after saves: training restarts from a
-        checkpoint. Does not block; the agent processes it even if this worker dies.
+        Called on every rank by a `Checkpointer.restore` after saves, which goes back to a committed
+        checkpoint; those are not excluded. Does not block; the agent processes it even if this
+        worker dies.
         """
         ...
 
@@ -179,7 +180,7 @@ class SnapshotChannel(Protocol):
         ...
 
     def mark_corrupt(self, name: str) -> None:
-        """Report that the checkpoint cannot be read: no snapshot may reference its files.
+        """Report that the checkpoint cannot be read: later snapshots must share no files with it.
 
         Called on every rank when a restore has found it corrupt. Does not block, and deletes
         nothing.

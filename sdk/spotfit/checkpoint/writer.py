@@ -162,7 +162,7 @@ def encode_upload_job(job: SnapshotUploadJob) -> bytes:
 def decode_upload_job(body: bytes) -> SnapshotUploadJob | None:
     """Decode what `encode_upload_job` returned, in the uploader process.
 
-    None if the bytes are the other kind of job, a pickled `upload_job.UploadJob`.
+    None if the bytes are the other kind of job: use `load_upload_job`.
     """
     return _job_decoder.decode(body) if body.startswith(b"{") else None
 
@@ -184,9 +184,9 @@ class UploadedManifests:
     def chunks_by_hash(self, store: Store, parent: str, rank: int) -> dict[str, FileRecord]:
         """Return chunks of checkpoint `parent` by content hash, with the folders that store them.
 
-        Only this rank's chunks if its manifest is remembered; otherwise those of all ranks, for
-        which the manifests are read from `store`, rooted at the run. Empty if the parent is
-        incomplete.
+        Only the chunks of `rank` if its last recorded manifest is of `parent`. Otherwise those of
+        all ranks, whose manifests are read from `store`, rooted at the run; then empty if the
+        parent is incomplete.
         """
         last = self._last_by_rank.get(rank)
         parts = (
@@ -207,7 +207,7 @@ def upload_snapshot(
 ) -> Manifest:
     """Upload the new chunks of a segment, then its index, then its manifest, and return that.
 
-    Called by the uploader process, and by the worker itself in local mode. `store` is rooted at the
+    Called by the uploader process; in local mode, by the training process. `store` is rooted at the
     run. Chunks that the job's parent lists are referenced, not uploaded; `uploaded` remembers
     manifests for the next job. Blocks. Idempotent. Raises `IntegrityError` if the segment holds no
     complete snapshot or is overwritten meanwhile, and the errors of the store.

@@ -115,9 +115,10 @@ def archive_directory(folder: Path, *, limit_bytes: int = MAX_ARCHIVE_BYTES) -> 
     """Archive all files below `folder` that .gitignore and .spotfitignore files do not exclude.
 
     For `working_dir` of `worker_runtime_env`. A .spotfitignore has the syntax of a .gitignore and
-    takes precedence over it: `!data/` includes files that git ignores. The archive is held in
-    memory; equal files give an equal digest. Raises `ShippingError` if there are no files, more
-    than `limit_bytes` of them (uncompressed), or one that cannot be read.
+    takes precedence over it: `!data/` includes files that git ignores. `.git`, caches such as
+    `__pycache__`, and `.venv*` are excluded unless one of these files includes them. The archive is
+    held in memory; equal files give an equal digest. Raises `ShippingError` if there are no files,
+    if they exceed `limit_bytes` together (uncompressed), or if one cannot be read.
     """
     top = Path(os.path.abspath(folder))  # noqa: PTH100 - symbolic links must not be resolved
     entries = list(_list_entries(top, relative_to=top))

@@ -142,7 +142,10 @@ class _UnpicklableSearch:
         self._visited: dict[int, Any] = {}
 
     def find_innermost(self, suspect: UnpicklablePart) -> UnpicklablePart | None:
-        """Return the innermost failing part, or None if all failing parts are visited already."""
+        """Return the innermost part of `suspect` that cannot be pickled, or `suspect` itself.
+
+        None in a cycle of references, where an outer call finds or has found the part.
+        """
         self._visited[id(suspect.value)] = suspect.value
         in_a_cycle = False
         parts = iterate_parts(suspect.value) if len(suspect.path) < _MAX_DEPTH else ()
@@ -523,10 +526,10 @@ _PICKLE_LIMIT_BYTES = 16 * 2**20
 
 
 def to_failure_message(error: BaseException) -> WorkerRaised:
-    """Return the message to the agent for an exception of the training function. Does not send it.
+    """Return the message to the agent for an exception of the training function or an upload.
 
     It has the traceback, a pickle of the exception (empty if it cannot be pickled), and whether a
-    retry would fail in the same way.
+    retry would fail in the same way. Does not send it.
     """
     return WorkerRaised(
         traceback_text=format_traceback(error),
@@ -536,10 +539,10 @@ def to_failure_message(error: BaseException) -> WorkerRaised:
 
 
 def to_setup_failure_message(error: BaseException) -> WorkerRaised:
-    """Return the message to the agent for an exception raised before the function is called.
+    """Return the message to the agent for an exception before the training function is called.
 
-    For errors of the training function's setup. As `to_failure_message`, and with the diagnosed
-    cause, such as a failure of the node. Does not send it.
+    For errors of a worker's setup. As `to_failure_message`, and with the diagnosed cause, such as a
+    failure of the node. Does not send it.
     """
     fault = diagnose_setup_failure(error)
     return WorkerRaised(

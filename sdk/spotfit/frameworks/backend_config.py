@@ -41,7 +41,7 @@ class Backend(metaclass=_SingletonMeta):
     """Always False: the workers of a round form a single group."""
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Called when the workers have started, before the framework forms its process group.
+        """Called in the hooks process when all workers have started, before they form their group.
 
         Blocks the round until it returns. `worker_group` calls functions on the workers:
         `worker_group.execute(fn, *args)` returns the results by rank. `backend_config` is the
@@ -49,17 +49,18 @@ class Backend(metaclass=_SingletonMeta):
         """
 
     def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Called when the process group exists, directly before the training function.
+        """Called in the hooks process when the workers have formed their process group.
 
-        Blocks the round until it returns. The arguments are those of `on_start`. The base class
-        does nothing.
+        The workers call the training function once it has returned. The arguments are those of
+        `on_start`. The base class does nothing.
         """
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        """Called when the round has ended. The workers can be called only after a success.
+        """Called in the hooks process when the training function has returned on all workers.
 
-        Called once in each round whose `on_start` has returned, also if the round has failed. The
-        arguments are those of `on_start`. The base class does nothing.
+        The workers exit once it has returned; until then `worker_group` can call functions on them.
+        Also called after a round that failed once its `on_start` had returned: then without
+        workers, and calls fail. The arguments are those of `on_start`. The base class does nothing.
         """
 
 

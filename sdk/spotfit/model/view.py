@@ -198,7 +198,7 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     def latest_checkpoint(self) -> CheckpointCommitted | None:
         """The last committed checkpoint that is not dropped, of any fit; None if there is none.
 
-        The next round resumes from it.
+        The next round resumes from it, unless its machines hold a newer snapshot in memory.
         """
         return self.checkpoints[-1] if self.checkpoints else None
 
@@ -235,7 +235,7 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
         return self.leader is not None and self.leader.leader == agent
 
     def metrics_of(self, name: str) -> dict[str, Any] | None:
-        """Return the metrics of the checkpoint with that unique name; None if it does not exist.
+        """Return the metrics of the retained checkpoint with that unique name; None without one.
 
         In JSON form: pass them to `metrics_from_json` before user code sees them.
         """

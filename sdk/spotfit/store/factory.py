@@ -45,7 +45,7 @@ def open_store(
     Sends no request and reads no file; the root need not exist. `retry_policy` is the budget of
     each call of a bucket (None: `RetryPolicy()`); `credentials`, options of obstore, replace those
     of this machine's environment (None). Directories and `memory://` ignore both. Raises
-    `ConfigError` for an invalid address.
+    `ConfigError` for an invalid address; `setting` names its source in the message.
     """
     root = url if isinstance(url, RootUrl) else RootUrl.parse(url, setting=setting)
     match root.scheme:

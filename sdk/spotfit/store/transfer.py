@@ -389,8 +389,9 @@ def concurrent_map(function: Callable[[ItemT], ResultT], items: Iterable[ItemT])
     """Return `function` of each item, in order, with up to `MAX_CONCURRENCY` calls at once.
 
     The calls run in threads, up to two items in the caller's own; it blocks until all have ended.
-    After an exception no further calls start; it is raised once those that run have ended.
-    `function` must not be concurrent itself: the numbers of requests would multiply.
+    Results are taken in the order of the items: the first exception in that order is raised, once
+    the calls that run then have ended, and the others are cancelled. `function` must not be
+    concurrent itself: the numbers of requests would multiply.
     """
     arguments = list(items)
     if len(arguments) <= _SEQUENTIAL_LIMIT:

@@ -82,8 +82,8 @@ class RootUrl:
         URLs are `s3://`, `gs://`, `az://`, `file://` and `memory://`; a relative path is resolved
         against the working directory. Sends no request. Buckets accept the options of pyarrow's
         URIs, `?endpoint_override=host:port&scheme=http` and `&region=…`, or
-        `?endpoint_url=http://host:port`. Raises `ConfigError`; its text omits everything that may
-        be a secret.
+        `?endpoint_url=http://host:port`. Raises `ConfigError`; its text begins with `setting`, the
+        source of the address, and omits everything that may be a secret.
         """
         try:
             return _parse_local_path(str(text)) if isinstance(text, Path) else _parse_root(text)

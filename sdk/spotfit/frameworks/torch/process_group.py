@@ -88,9 +88,9 @@ class TorchFramework:
     def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
         """Set the CPU threads, network interface and device of this rank and join the group.
 
-        Blocks until all ranks have joined, or raises after a timeout. Also sets MASTER_ADDR and
-        MASTER_PORT of this process to rank 0's. Raises `MissingExtraError` without torch, torch's
-        exceptions and those of `broadcast`.
+        Blocks until all ranks have joined; torch waits for at most the `timeout_s` of
+        `TorchConfig`. Also sets MASTER_ADDR and MASTER_PORT of this process to rank 0's. Raises
+        `MissingExtraError` without torch, torch's exceptions and those of `broadcast`.
         """
         # A clear error instead of an ImportError if the machine's image has no torch.
         require_module("torch", extra="torch")
@@ -165,8 +165,8 @@ def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastByt
 def nccl_variables(backend: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variable with which NCCL aborts the process if a collective fails or times out.
 
-    {} if `backend`, such as "cpu:gloo,cuda:nccl", does not use NCCL, or `environment` already sets
-    such a variable. Sets nothing.
+    A dictionary of this environment variable. {} if `backend`, such as "cpu:gloo,cuda:nccl", does
+    not use NCCL, or if `environment`, the process's variables, already has one. Sets nothing.
     """
     # A backend may be a list of devices and backends: "cpu:gloo,cuda:nccl".
     uses_nccl = "nccl" in (part.rpartition(":")[2] for part in backend.split(","))

@@ -215,10 +215,11 @@ class Checkpointer:
     def step(self, metrics: dict[str, Any] | None = None, *, accumulating: bool = False) -> None:
         """Record that every rank has trained on one more batch, and save if a save is due.
 
-        All ranks call it after each batch. It returns once the state is copied to shared memory;
-        the upload continues in the background, and its failure is logged. A save waits while two
-        earlier ones are still being uploaded. `metrics` of rank 0 are stored with the checkpoint,
-        and `CheckpointConfig` reads its score from them; they are not a report.
+        All ranks call it after each batch; some calls wait for all ranks. A call that saves returns
+        once the state is copied to shared memory; the upload continues in the background, and its
+        failure is logged. A save waits while two earlier ones are still being uploaded, and is
+        skipped, with a warning, if there is no space. `metrics` of rank 0 are stored with the
+        checkpoint, and `CheckpointConfig` reads its score from them; they are not a report.
 
         With gradient accumulation pass `accumulating=True` on every rank after each batch whose
         gradients the optimizer has not used yet: gradients are not saved, so such a step never
@@ -245,7 +246,7 @@ class Checkpointer:
         metrics_to_json(metrics or {})  # invalid metrics must fail now, not at the first save
 
     def save(self, metrics: dict[str, Any] | None = None) -> None:
-        """Save now, on every rank, independently of `every`.
+        """Save now, independently of `every`. All ranks must call it after the same step.
 
         Like `step` it returns once the state is copied to shared memory; `metrics` of rank 0 are
         stored with the checkpoint. Gradients of an accumulating step are not saved, which is logged
