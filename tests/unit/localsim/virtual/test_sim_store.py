@@ -128,6 +128,24 @@ def test_lost_request_has_no_effect_and_lost_response_has_one(bucket: SimBucket)
         assert bucket.objects.get("k") == body
 
 
+def test_false_conflict_writes_nothing(bucket: SimBucket) -> None:
+    ground = SimHarness(FaultConfig(false_conflict_probability=1.0))
+    store = store_for(ground, bucket, process := ground.process())
+    given = ground.run_jobs(process, partial(store.create, "k", b"1"), partial(store.put, "p", b""))
+    assert isinstance(given[0], AlreadyExistsError)
+    assert list(bucket.objects) == ["p"]
+
+
+def test_damaged_response_lacks_its_last_byte(bucket: SimBucket) -> None:
+    ground = SimHarness(FaultConfig(damaged_response_probability=1.0))
+    bucket.objects["k"] = b"12"
+    store = store_for(ground, bucket, process := ground.process())
+    assert ground.run_jobs(process, partial(store.get, "k")) == [b"1"]
+    ground.season.stop_faults()
+    store = store_for(ground, bucket, process := ground.process("a2"))
+    assert ground.run_jobs(process, partial(store.get, "k")) == [b"12"]
+
+
 def stalled(ground: SimHarness, bucket: SimBucket, *, for_s: float) -> tuple[object, float]:
     """What a `create` gives that hangs for so long, and when."""
     process = ground.process(f"a{for_s}")
