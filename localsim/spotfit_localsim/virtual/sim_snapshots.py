@@ -28,6 +28,8 @@ from spotfit.host.owned_dirs import SHARED_MEMORY_DIR
 from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.worker_agent import StartWorker
 from spotfit.sidecar.uploader import QueuedUpload
+from spotfit_localsim.random_streams import SeededStreams
+from spotfit_localsim.virtual.faults import NO_FAULTS, ActiveFaults, FaultyConnection
 from spotfit_localsim.virtual.sim_store import SimBucket, SimStore
 
 _INDEX_BYTES = 4096
@@ -274,6 +276,9 @@ class FaultFreeStore(SimStore):
         self._bucket = bucket
         self._prefix = ""
         self._writer = writer
+        # Without faults nothing is drawn from the stream.
+        stream = SeededStreams(0).stream("fault-free store")
+        self._connection = FaultyConnection(ActiveFaults(NO_FAULTS), stream)
 
     def _send_request(self, kind: str, operation: Callable[[], bool] | None = None) -> None:
         pass

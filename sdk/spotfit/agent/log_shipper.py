@@ -12,7 +12,7 @@ from typing import Any
 
 from spotfit.core.clock import Clock
 from spotfit.core.codec import encode
-from spotfit.core.errors import AlreadyExistsError, StoreError, TransientStoreError
+from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId
 from spotfit.host import log
 from spotfit.ledger import keys
@@ -131,9 +131,9 @@ class LogShipper:
         """
         while True:
             try:
-                self._store.create(keys.logs(self._agent_id, self._written_chunks), chunk)
-            except AlreadyExistsError:
-                pass  # An earlier attempt was stored and its answer lost: the key has one writer.
+                # Not `create`, which the store sends once only: the key has one writer, and a
+                # repeated write stores the same bytes.
+                self._store.put(keys.logs(self._agent_id, self._written_chunks), chunk)
             except TransientStoreError as error:
                 log.debug("logs.write_retried", reason=str(error))
                 self._clock.wait(_RETRY_DELAY_S)

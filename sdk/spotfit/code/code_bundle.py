@@ -33,6 +33,7 @@ from spotfit.core.errors import (
     EnvironmentMismatchError,
     IntegrityError,
     ShippingError,
+    StorePermissionError,
     TransientStoreError,
 )
 from spotfit.host import log, machine
@@ -354,8 +355,9 @@ def _create_if_absent(store: Store, key: str, body: bytes) -> None:
         store.create(key, body)
     except AlreadyExistsError:
         return  # the key is the content's hash, hence the same content is stored already
-    except TransientStoreError:
-        # The outcome of the create is unknown. A second write would store the same content.
+    except (TransientStoreError, StorePermissionError):
+        # The create was not repeated, and its outcome may be unknown. This write stores the same
+        # content.
         store.put(key, body)
 
 

@@ -36,6 +36,7 @@ from spotfit.core.errors import (
     EnvironmentMismatchError,
     IntegrityError,
     ShippingError,
+    StorePermissionError,
     TransientStoreError,
 )
 from spotfit.security.run_key import RunKey
@@ -253,22 +254,30 @@ def test_archives_that_are_stored_already_are_referenced(store: MemoryStore) -> 
     assert bundle.archive_ids == ()
 
 
-class LostResponseStore(MemoryStore):
-    """`create` always fails as if its response were lost, with or without writing."""
+class FailingCreateStore(MemoryStore):
+    """`create` always fails, with or without writing."""
 
-    def __init__(self, *, writes: bool) -> None:
+    def __init__(self, error: Exception, *, writes: bool) -> None:
         super().__init__()
+        self.error = error
         self.writes = writes
 
     def create(self, key: str, body: bytes) -> None:
         if self.writes:
             super().create(key, body)
-        raise TransientStoreError("the response was lost")
+        raise self.error
 
 
-@pytest.mark.parametrize("writes", [True, False])
-def test_a_lost_response_of_create_is_retried(writes: bool) -> None:
-    store = LostResponseStore(writes=writes)
+@pytest.mark.parametrize(
+    ("error", "writes"),
+    [
+        (TransientStoreError("the response was lost"), True),
+        (TransientStoreError("409 ConditionalRequestConflict"), False),
+        (StorePermissionError("403"), False),
+    ],
+)
+def test_a_failed_create_is_repeated_as_a_write(error: Exception, *, writes: bool) -> None:
+    store = FailingCreateStore(error, writes=writes)
     bundle = upload(lambda: 42, store=store)
     assert load(bundle, store).call() == 42
 
