@@ -30,6 +30,7 @@ from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import journal
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
+    CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
     FitEnded,
@@ -277,6 +278,9 @@ class Leader:
                     self._observations.record(validation_changed_at=now)
             case CheckpointDropped(name=name):
                 self._checkpoint_gc.schedule_deletion(name)
+            case CancelRequested(save=True, reason=reason):
+                if rounds.open_round is not None:
+                    rounds.open_round.request_final_save(reason, now)
             case PreemptionNoticed():
                 if rounds.open_round is not None:
                     rounds.open_round.announce_preemption(view, self._observations.state, now)

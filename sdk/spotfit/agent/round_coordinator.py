@@ -30,6 +30,7 @@ import msgspec
 from spotfit.agent.collectives import REPORT_KIND, CollectiveKey, Collectives, OutgoingFrame
 from spotfit.agent.ports import BackendHookRunner
 from spotfit.agent.report_matching import RankSets, ReportMatcher
+from spotfit.checkpoint.snapshot_channel import CHECKPOINTER_KIND
 from spotfit.core.codec import decoder
 from spotfit.model.leader_state import RoundProgress
 from spotfit.protocol.agent_sidecar import BackendHook
@@ -100,6 +101,8 @@ class RoundCoordinator:
         self._ranks_at_gate: dict[WorkerPhase, set[int]] = {}
         self.call_results: deque[tuple[int, CallResult]] = deque()
         """Results of the calls that a backend's hooks made, with the rank that answered."""
+        self.has_checkpointer = False
+        """Whether the training function has created a Checkpointer."""
         self.corrupt_checkpoints: set[str] = set()
         """Committed checkpoints that a rank could not read."""
 
@@ -236,6 +239,7 @@ class RoundCoordinator:
     def _join_broadcast(
         self, rank: int, request: RankZeroBroadcast, now: float
     ) -> list[OutgoingFrame]:
+        self.has_checkpointer |= request.kind == CHECKPOINTER_KIND
         key = CollectiveKey(request.kind, request.seq)
         if (result := self._partial_broadcasts.get(key)) is not None:
             return [(rank, result)]

@@ -64,7 +64,7 @@ from spotfit.protocol.agent_leader import (
     WorkerToLeader,
     WorkerUnresponsive,
 )
-from spotfit.protocol.worker_agent import CommitConfirmed, PreemptionUpdate
+from spotfit.protocol.worker_agent import CommitConfirmed, PreemptionUpdate, RequestFinalSave
 
 # --- OpenRound ------------------------------------------------------------------------------------
 
@@ -101,6 +101,8 @@ class OpenRound:
         self._callback_runner = callback_runner
         self.replacement_ready_at: float | None = None
         """When workers were informed that a replacement is ready; None before."""
+        self.save_requested_at: float | None = None
+        """When the Checkpointer was asked to save before the run is cancelled; None before."""
         self.last_commit: RoundCommit | None = None
         self.replica_locations: dict[int, ReplicaLocation] = {}
         self.rank_failures: dict[int, RankFailure] = {}
@@ -142,6 +144,7 @@ class OpenRound:
             last_commit=self.last_commit,
             replacement_ready_at=self.replacement_ready_at,
             replica_locations=self.replica_locations,
+            save_requested_at=self.save_requested_at,
         )
 
     # --- frames ------------------------------------------------------------------------------
@@ -190,6 +193,12 @@ class OpenRound:
         Sends answers to ranks that need not wait for them any more. Does not fail the round.
         """
         self.send_to_workers(self.coordinator.mark_disconnected(ranks))
+
+    def request_final_save(self, reason: str, now: float) -> None:
+        """Ask the Checkpointer to save before the run is cancelled; no effect without one."""
+        if self.coordinator.has_checkpointer and self.save_requested_at is None:
+            self.save_requested_at = now
+            self.send_to_workers([(None, RequestFinalSave(reason=reason))])
 
     def announce_preemption(self, view: View, state: LeaderState, now: float) -> None:
         """Send all workers the nodes with preemption notices, and whether a replacement is ready.

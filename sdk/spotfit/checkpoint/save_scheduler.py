@@ -422,6 +422,10 @@ class SaveScheduler:
     def _decide(self, step: int) -> tuple[str | None, float]:
         """Return why to save (None for not saving), and in how many seconds to check again."""
         outlook, next_check_s = self._outlook(), MAX_CHECK_INTERVAL_S
+        requested_at, ending = outlook.final_save_request or (-math.inf, "")
+        # Once: the leader ends the run when this save is committed.
+        if requested_at > self.cost_tracker.last_snapshot_at and self.has_unsaved_steps(step):
+            return f"the run ends: {ending}", MAX_CHECK_INTERVAL_S
         if outlook.time_to_preemption_s is not None:
             final = decide_final_save(
                 self._pre_deadline_state(outlook, outlook.time_to_preemption_s, step)

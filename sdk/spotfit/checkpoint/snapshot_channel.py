@@ -17,6 +17,9 @@ from spotfit.model.failure_model import FailureModel
 IN_MEMORY_NAME = "in memory"
 """Name of a state that is not a checkpoint yet."""
 
+CHECKPOINTER_KIND = "Checkpointer"
+"""Kind of the broadcast with which all ranks create their Checkpointer."""
+
 SnapshotStatus = Literal["submitted", "uploaded", "committed", "failed"]
 """Status of one rank's snapshot.
 
@@ -41,6 +44,8 @@ class GroupOutlook:
     """Whether the next round could start at once without the preempted machines."""
     rebalance_recommendation: tuple[float, str] | None = None
     """Time on the local monotonic clock and reason of the last rebalance recommendation."""
+    final_save_request: tuple[float, str] | None = None
+    """Time on the local monotonic clock and reason of a request to save before the run ends."""
     peer_bytes_per_s: float = 0.0
     """Replication rate of one rank's snapshot; 0 where no peer that stays keeps replicas."""
 

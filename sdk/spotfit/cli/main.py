@@ -104,9 +104,14 @@ def follow(url: Url) -> None:
 
 
 @app.command()
-def cancel(url: Url) -> None:
+def cancel(
+    url: Url,
+    save: Annotated[  # noqa: FBT002 - a flag of the command line
+        bool, typer.Option(help="Whether a Checkpointer of the run saves first.")
+    ] = True,
+) -> None:
     """Request the end of a run and the release of its machines; does not wait for it."""
-    attach(url).cancel("spotfit cancel")
+    attach(url).cancel("spotfit cancel", save=save)
     render.success("Cancellation was requested.")
 
 

@@ -19,6 +19,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 
 import msgspec
@@ -150,14 +151,19 @@ def _changed_settings(request: FitRequest, spec: RunSpec) -> list[str]:
 # 16 s in total: object stores usually recover from throttling within a few seconds.
 _APPEND_RETRY_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 _CANCEL_RETRY_PAUSE_S = 0.5
+_INTERRUPT_TEXTS = (
+    "cancelling the run after a save of its Checkpointer, if it has one; press Ctrl-C again to "
+    "cancel without saving, and a third time to exit immediately",
+    "cancelling the run without saving; press Ctrl-C again to exit immediately",
+)
 
 
 def wait_for_result(handle: RunHandle) -> Result:
     """Wait for the end of a started run, printing its output, and return its result.
 
     Ctrl-C requests the cancellation of the run, and KeyboardInterrupt is raised once it has been
-    cancelled; the third Ctrl-C exits this process at once with code 130. Raises what
-    `RunHandle.final_result` raises.
+    cancelled. A `Checkpointer` saves first, unless Ctrl-C is pressed again; the third Ctrl-C exits
+    this process at once with code 130. Raises what `RunHandle.final_result` raises.
     """
     with _cancel_on_interrupt(handle) as interrupted:
         handle.watch()
@@ -224,7 +230,7 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     except BaseException:  # including Ctrl-C: the caller gets no handle to cancel the run with
         if rejoins:  # another driver may be supervising this run
             raise
-        handle.cancel("interrupted while machines were requested")
+        handle.cancel("interrupted while machines were requested", save=False)
         handle.wait_for_release()
         raise
     return handle
@@ -359,14 +365,14 @@ def _choose_timings(store: Store, traits: Traits) -> RunTiming:
     )
 
 
-def _cancel_with_retries(handle: RunHandle) -> None:
+def _cancel_with_retries(handle: RunHandle, *, save: bool) -> None:
     """Request cancellation, retrying store failures indefinitely: machines cost money until then.
 
     It runs in a daemon thread, so it does not keep the process from exiting.
     """
     while True:
         try:
-            return handle.cancel("Ctrl-C")
+            return handle.cancel("Ctrl-C", save=save)
         except StoreError as error:
             log.warning("store.error", reason=error.message)
             system.SystemClock().wait(_CANCEL_RETRY_PAUSE_S)
@@ -374,7 +380,7 @@ def _cancel_with_retries(handle: RunHandle) -> None:
 
 @contextmanager
 def _cancel_on_interrupt(handle: RunHandle) -> Iterator[threading.Event]:
-    """Make Ctrl-C cancel the run; the third Ctrl-C exits the process with code 130.
+    """Make Ctrl-C cancel the run after a save, a second one without; a third exits with code 130.
 
     Yields an event that is set by the first one. Does nothing outside of the main thread, where
     Python cannot install signal handlers.
@@ -390,11 +396,9 @@ def _cancel_on_interrupt(handle: RunHandle) -> Iterator[threading.Event]:
         if count >= 3:
             os._exit(130)  # 128 + SIGINT, the code by which shells report an interrupted process
         # In a thread: the handler interrupts the main thread, which may hold locks of the store.
-        threading.Thread(target=_cancel_with_retries, args=(handle,), daemon=True).start()
-        log.warning(
-            "run.interrupted",
-            text=f"cancelling the run; press Ctrl-C {3 - count} more times to exit immediately",
-        )
+        cancel = partial(_cancel_with_retries, handle, save=count == 1)
+        threading.Thread(target=cancel, daemon=True).start()
+        log.warning("run.interrupted", text=_INTERRUPT_TEXTS[count - 1])
 
     if threading.current_thread() is not threading.main_thread():
         yield interrupted

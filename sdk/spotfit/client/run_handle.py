@@ -52,7 +52,7 @@ from spotfit.model.events import (
     NodeLost,
 )
 from spotfit.model.spec import RunSpec
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.profile import open_provisioner
 from spotfit.security.run_key import RunKey
@@ -100,6 +100,12 @@ class RunStatus:
     ended_at_ms: int = 0
     """When it ended, by the clock of a machine; 0 if it has not."""
     progress: ReportedProgress = field(default_factory=ReportedProgress)
+
+
+def _is_cancelled(view: JournalView, *, save: bool) -> bool:
+    """Whether the run has ended, or its end was requested with a save or without one at `save`."""
+    is_requested = view.cancel_reason is not None and (save or not view.saves_before_cancel)
+    return is_requested or not view.is_active
 
 
 class RunHandle:
@@ -182,16 +188,20 @@ class RunHandle:
         """
         return read_metrics_history(self._ledger.store)
 
-    def cancel(self, reason: str = "cancel() was called") -> None:
+    def cancel(self, reason: str = "cancel() was called", *, save: bool = True) -> None:
         """Request the end of the run and the release of its machines.
 
         Appends the request to the journal and returns before the leader has carried it out.
-        Idempotent, also after the end of the run. `reason` is shown to users. Raises `StoreError`.
+        `reason` is shown to users. With `save` a `Checkpointer` of the run saves first, for which
+        the leader waits at most 2 minutes, or 10 minutes while the save is being uploaded; a later
+        call without `save` ends the wait. Idempotent, also after the end of the run. Raises
+        `StoreError`.
         """
         ledger = self._ledger.clone()  # the supervisor thread may be using the handle's ledger
+        request = CancelRequested(reason=reason, save=save)
         # `append` fails if another process appended first; the next iteration reads its entry.
-        while (view := ledger.catch_up()).is_active and view.cancel_reason is None:
-            if ledger.append(CancelRequested(reason=reason), after=view).cancel_reason is None:
+        while not _is_cancelled(view := ledger.catch_up(), save=save):
+            if not _is_cancelled(ledger.append(request, after=view), save=save):
                 self._clock.wait(_CANCEL_RETRY_PAUSE_S)
 
     def logs(

@@ -179,6 +179,8 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     round_age_s: float = 0.0
     """Age of the open round at its last commit."""
     cancel_reason: str | None = None
+    saves_before_cancel: bool = False
+    """Whether a requested cancellation waits for a save of a Checkpointer."""
     fit_end: FitEnded | None = None
     # For display only: they are of the clocks of two machines.
     fit_started_at_ms: int = 0
@@ -314,8 +316,10 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _apply_checkpoint_event(view, event)
         case TrainingEnded(fit_end=fit_end):
             return replace(view, pending_fit_end=fit_end, round=None)
-        case CancelRequested(reason=reason):
-            return replace(view, cancel_reason=reason)
+        case CancelRequested(reason=reason, save=save):
+            # A request without a save also ends the wait of an earlier one, never the reverse.
+            saves = save and (view.cancel_reason is None or view.saves_before_cancel)
+            return replace(view, cancel_reason=reason, saves_before_cancel=saves)
         case FitEnded():
             # Groups stay in the view until they are released.
             return replace(view, fit_end=event, round=None, current_validation=None)

@@ -393,6 +393,12 @@ class SuggestSave(msgspec.Struct, frozen=True, kw_only=True, tag="suggest_save")
     reason: str
 
 
+class RequestFinalSave(msgspec.Struct, frozen=True, kw_only=True, tag="request_final_save"):
+    """The run is about to be cancelled: the Checkpointer saves at its next check."""
+
+    reason: str
+
+
 ToWorker = (
     StartWorker
     | OpenGate
@@ -407,4 +413,5 @@ ToWorker = (
     | CollectiveWaiting
     | PreemptionUpdate
     | SuggestSave
+    | RequestFinalSave
 )

@@ -78,6 +78,7 @@ from spotfit.protocol.worker_agent import (
     RankZeroBroadcast,
     RankZeroBroadcastResult,
     ReportsSettled,
+    RequestFinalSave,
     RequestUpload,
     SaveCompleted,
     StartWorker,
@@ -157,6 +158,7 @@ class Session:
         """Report index, checkpoint name and folder of the latest report that is uploaded."""
         self._preemption: PreemptionUpdate | None = None
         self._rebalance_recommendation: tuple[float, str] | None = None
+        self._final_save_request: tuple[float, str] | None = None
 
     @property
     def host(self) -> str:
@@ -429,6 +431,7 @@ class Session:
             time_to_preemption_s=time_left_s,
             replacement_ready=notice is not None and notice.replacement_ready,
             rebalance_recommendation=self._rebalance_recommendation,
+            final_save_request=self._final_save_request,
             # The ranks of a node share its replication bandwidth.
             peer_bytes_per_s=(
                 REPLICATION_BYTES_PER_S / self._start.local_world_size if peer_stays else 0.0
@@ -627,6 +630,8 @@ class Session:
                 self._preemption = message
             case SuggestSave(reason=reason):
                 self._rebalance_recommendation = (self._clock.now(), reason)
+            case RequestFinalSave(reason=reason):
+                self._final_save_request = (self._clock.now(), reason)
             case CollectiveWaiting():
                 self._log_waiting(message)
             case CallFunction() | OpenGate():

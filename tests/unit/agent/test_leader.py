@@ -11,6 +11,7 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
 from spotfit.ledger import keys
 from spotfit.model.events import (
+    CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
     FailureCause,
@@ -35,6 +36,8 @@ from spotfit.protocol.worker_agent import (
     FilesReport,
     MetricsReport,
     OpenGate,
+    RankZeroBroadcast,
+    RequestFinalSave,
     SaveCompleted,
     SaveFailed,
     WorkerReturned,
@@ -95,6 +98,36 @@ def test_callbacks_receive_checkpoints_committed_at_the_end_of_a_round() -> None
     cluster.advance_until(lambda: cluster.last_event(RoundClosed))
     assert cluster.last_event(CheckpointCommitted).name == "c1"
     assert cluster.callback_runner.reports == [([{"rank": 0}, {"rank": 1}], "c1")]
+
+
+def test_a_cancelled_run_saves_first() -> None:
+    world = FakeCluster()
+    world.wait_for_round()
+    for rank in (0, 1):
+        world.send_from_worker(rank, RankZeroBroadcast(kind="Checkpointer", seq=0))
+    world.append(CancelRequested(reason="enough", save=True))
+    world.advance_until(lambda: world.messages_to(1, RequestFinalSave))
+    assert world.messages_to(0, RequestFinalSave) == [RequestFinalSave(reason="enough")]
+    world.advance(10.0)
+    assert world.view.fit_end is None
+    for rank in (0, 1):
+        snapshot = FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), incremental=True)
+        world.send_from_worker(rank, snapshot)
+    for rank in (0, 1):
+        (named,) = world.messages_to(rank, CheckpointNamed)
+        saved = SaveCompleted(report_index=0, checkpoint_name=named.checkpoint_name, step=3)
+        world.send_from_worker(rank, saved)
+    world.advance_until(lambda: world.view.fit_end)
+    assert world.last_event(CheckpointCommitted).step == 3
+    assert world.last_event(FitEnded).outcome == "cancelled"
+
+
+def test_a_run_without_a_checkpointer_is_cancelled_at_once() -> None:
+    world = FakeCluster()
+    world.wait_for_round()
+    world.append(CancelRequested(reason="enough", save=True))
+    world.advance(1.0)
+    assert world.last_event(FitEnded).outcome == "cancelled"
 
 
 def test_callbacks_receive_failures_by_rank() -> None:

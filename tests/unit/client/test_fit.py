@@ -322,11 +322,25 @@ def test_ctrl_c_releases_machines_before_it_interrupts(harness: ClientHarness) -
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize(("count", "saves"), [(1, True), (2, False)])
+def test_only_the_first_ctrl_c_saves(harness: ClientHarness, count: int, saves: bool) -> None:
+    handle = start_run(harness.request())
+    with fitting._cancel_on_interrupt(handle):
+        for _ in range(count):
+            before = set(threading.enumerate())
+            signal.raise_signal(signal.SIGINT)
+            for thread in set(threading.enumerate()) - before:
+                thread.join()
+    assert (harness.view.cancel_reason, harness.view.saves_before_cancel) == ("Ctrl-C", saves)
+    harness.end_run(FitEnded(outcome="cancelled"))
+
+
 def test_the_third_ctrl_c_exits_at_once(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
     child = os.fork()
     if child == 0:
-        handle.cancel = lambda reason="": None  # type: ignore[method-assign]  # the bucket is slow
+        # The bucket is slow.
+        handle.cancel = lambda reason="", *, save=True: None  # type: ignore[method-assign]
         with fitting._cancel_on_interrupt(handle):
             for _ in range(3):
                 signal.raise_signal(signal.SIGINT)

@@ -159,6 +159,18 @@ def test_cancel_is_idempotent(harness: ClientHarness) -> None:
     assert harness.view.next_slot == 9
 
 
+def test_cancel_without_a_save_ends_the_wait_for_one(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    handle.cancel("first")
+    before = harness.view
+    handle.cancel("at once", save=False)
+    assert (before.saves_before_cancel, harness.view.saves_before_cancel) == (True, False)
+    slots = harness.view.next_slot
+    handle.cancel("again")
+    handle.cancel("again", save=False)
+    assert (harness.view.cancel_reason, harness.view.next_slot) == ("at once", slots)
+
+
 def test_cancel_from_another_thread_while_waiting(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
     cancelling = threading.Thread(target=handle.cancel)

@@ -724,6 +724,16 @@ def test_the_next_fit_keeps_the_lifetime_histogram() -> None:
     assert view.lifetimes.total_count == 1
 
 
+@pytest.mark.parametrize(
+    ("requests", "saves"),
+    [([True], True), ([False], False), ([True, False], False), ([False, True], False)],
+)
+def test_a_cancellation_without_a_save_prevails(requests: list[bool], saves: bool) -> None:
+    events = [CancelRequested(reason="enough", save=save) for save in requests]
+    view = fold_events(FitStarted(spec=a_spec()), *events)
+    assert view.saves_before_cancel is saves
+
+
 def test_a_journal_has_a_view_with_spec_from_the_first_fit_on() -> None:
     empty = JournalView()
     cancelled = fold(empty, an_entry(CancelRequested(reason="early")))

@@ -41,6 +41,7 @@ from spotfit.protocol.worker_agent import (
     RankZeroBroadcast,
     RankZeroBroadcastResult,
     ReportsSettled,
+    RequestFinalSave,
     RequestUpload,
     SaveCompleted,
     SuggestSave,
@@ -843,6 +844,16 @@ def test_a_suggested_save_is_not_a_preemption(session: Session, agent: FakeAgent
     reported = session.outlook().rebalance_recommendation
     assert reported is not None
     assert reported[1] == "higher risk"
+
+
+def test_a_request_for_the_final_save_is_in_the_outlook(
+    session: Session, agent: FakeAgentConnection
+) -> None:
+    assert session.outlook().final_save_request is None
+    agent.send(RequestFinalSave(reason="Ctrl-C"))
+    request = session.outlook().final_save_request
+    assert request is not None
+    assert request[1] == "Ctrl-C"
 
 
 # --- datasets --------------------------------------------------------------------------------

@@ -27,7 +27,11 @@ from weakref import WeakSet
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.restore_candidates import RestoreSelector
 from spotfit.checkpoint.save_scheduler import SaveScheduler
-from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, SnapshotChannel
+from spotfit.checkpoint.snapshot_channel import (
+    CHECKPOINTER_KIND,
+    IN_MEMORY_NAME,
+    SnapshotChannel,
+)
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
 from spotfit.host import log
@@ -182,7 +186,7 @@ class Checkpointer:
         self._training_state = _training_state_of(arguments)
         # The agents' broadcast reports ranks that do not arrive; torch's collectives below would
         # only block until their timeout.
-        self._channel.broadcast_bytes("Checkpointer", b"")
+        self._channel.broadcast_bytes(CHECKPOINTER_KIND, b"")
         self._data_position = _open_data_position(loader, trigger, session.context)
         if self._channel.outlook().allows_resize:
             _reject_rank_bound_state(self._per_rank, self._data_position)
