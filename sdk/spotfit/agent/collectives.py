@@ -131,8 +131,9 @@ class Collectives:
     ) -> list[OutgoingFrame]:
         """Abort collectives that cannot complete; return the aborts to send, each with its reason.
 
-        Either a required rank is in `returned_ranks` (its training function has returned), or every
-        other rank is blocked and they wait in different collectives.
+        One cannot if a required rank is in `returned_ranks`: its training function has returned. If
+        all ranks that have not returned are blocked, they wait in different collectives, and all
+        collectives are aborted.
         """
         # The usual case: called for every frame.
         if not self._pending:

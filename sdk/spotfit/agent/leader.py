@@ -85,7 +85,8 @@ class Lease:
     def renew_soon(self, now: float) -> None:
         """Make a renewal due at `now`; the next `renew_if_due` starts it.
 
-        Called when the end of the fit changes the lease timeout of the other agents.
+        Called when the fit has ended: from then on headless leaders claim the leadership after the
+        shorter `CLEANUP_LEASE_TIMEOUT_S`.
         """
         self._next_renewal_at = now
 

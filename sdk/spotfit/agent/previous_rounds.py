@@ -46,7 +46,7 @@ class PreviousRounds:
         """The first round that this leader has opened."""
 
     def begin_round(self, round_number: int) -> None:
-        """Discard uncommitted checkpoints: the opened round starts from a committed one."""
+        """Discard uncommitted checkpoints of earlier rounds: the opened round has not used them."""
         self._ready_checkpoints = ()
         # Snapshots of earlier terms are not shared: see `parent_snapshot`.
         if self._first_opened_round is None:
@@ -68,7 +68,10 @@ class PreviousRounds:
         self._corrupt_checkpoints |= coordinator.corrupt_checkpoints
 
     def mark_committed(self, name: str) -> None:
-        """Remove a checkpoint that the journal has committed; harmless if it is unknown."""
+        """Take a checkpoint off the list of uncommitted ones, because the journal has committed it.
+
+        Harmless if it is not listed.
+        """
         self._ready_checkpoints = tuple(
             ready for ready in self._ready_checkpoints if ready.name != name
         )
@@ -114,9 +117,10 @@ class PreviousRounds:
     def uncommitted_checkpoints(
         self, view: View, coordinator: RoundCoordinator | None
     ) -> tuple[ReadyCheckpoint, ...]:
-        """Return the complete checkpoints that are newer than the committed ones, oldest first.
+        """Return the complete checkpoints of the last round that are newer than all committed ones.
 
-        They are those of earlier rounds and of `coordinator`, the open round (None without one).
+        Oldest first. `coordinator` is that of the open round; with None they are those of the round
+        that was closed last. The leader commits them.
         """
         # Older rounds first: checkpoints are committed in the order in which they were saved.
         complete = (

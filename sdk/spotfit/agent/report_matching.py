@@ -102,7 +102,7 @@ class Open:
     validation_requests: dict[int, ValidationRequest | None] = field(default_factory=dict)
 
     def add_rank(self, rank: int, report: FilesReport) -> None:
-        """Add the files report of one global rank. Called once per rank."""
+        """Add the report with files that one global rank has made. Called once per rank."""
         self.is_user_uploaded |= not report.managed_upload
         self.is_snapshot |= report.incremental
         self.reason = report.reason or self.reason
@@ -239,7 +239,10 @@ class ReportMatcher:
 
     @property
     def is_saving(self) -> bool:
-        """Whether the files of any named checkpoint are being uploaded."""
+        """Whether the files of any named checkpoint are not all uploaded.
+
+        Reports are delivered in order: a complete checkpoint behind such a one counts, too.
+        """
         return bool(self._saving)
 
     @property
@@ -340,8 +343,8 @@ class ReportMatcher:
     def find_missing_ranks(self, report_index: int) -> Iterator[int]:
         """Yield the required global ranks that have not made the report with that number.
 
-        Ranks on nodes with a notice are not required, except for a snapshot: then they are until
-        they have returned or disconnected.
+        Excluded ranks (on nodes with a notice) are not required, except for a snapshot: then they
+        are until they have returned or disconnected.
         """
         optional: AbstractSet[int] = self._ranks.excluded
         report = self._reports.get(report_index)
@@ -450,11 +453,11 @@ class ReportMatcher:
         return []
 
     def abandon_checkpoint(self, report_index: int, reason: str) -> list[OutgoingFrame]:
-        """Record that a part of a report's checkpoint is lost, with the reason for the log.
+        """Record that a part of a report's checkpoint is lost; `reason` is shown to users.
 
-        Returns the `UploadFailed` frames for the ranks that upload it. Before all ranks have
-        reported, the list is empty: the report is then matched without a checkpoint. Ignored for
-        finished reports.
+        Returns the `UploadFailed` frames, with the reason, for the ranks that upload it. Before all
+        ranks have reported, the list is empty: the report is later matched without a checkpoint.
+        Ignored for finished reports.
         """
         saving = self._reports.get(report_index)
         if not isinstance(saving, Saving):
@@ -472,7 +475,10 @@ class ReportMatcher:
         ]
 
     def remove_committed(self, report_index: int) -> None:
-        """Remove a ready checkpoint whose entry is in the journal; harmless if it is not listed."""
+        """Remove the checkpoint of that report from `ready_checkpoints`: it is in the journal now.
+
+        Harmless if it is not listed.
+        """
         self.ready_checkpoints = [
             ready for ready in self.ready_checkpoints if ready.report_index != report_index
         ]

@@ -196,7 +196,7 @@ class OpenRound:
 
         Does nothing if no node of this round has a notice. Called for each new notice, and once
         when the replacement becomes ready (`replacement_ready_at`). With `spec.relax_collectives`,
-        reports and internal broadcasts then do not wait for the ranks of these nodes.
+        reports without a snapshot and `preemption_info` then do not wait for ranks of these nodes.
 
         Ranks receive the update at different steps; `preemption_info`, a collective, makes them
         agree on it.
@@ -278,7 +278,7 @@ class OpenRound:
     # --- end of the round --------------------------------------------------------------------
 
     def abandon_workers(self) -> None:
-        """Fail the hook that waits for workers of this failed round; no effect without hooks."""
+        """Fail the worker calls of this failed round's backend hooks; no effect without hooks."""
         if self.hook_gates is not None:
             self.hook_gates.abandon_workers()
 
@@ -580,9 +580,9 @@ class RoundLifecycle:
         self._discard_open_round(replace(self._no_round, since=now))
 
     def end_fit(self, now: float) -> None:
-        """Start the time that agents have to exit, after the entry `FitEnded`.
+        """Start, after the entry `FitEnded`, the time that agents have to exit by themselves.
 
-        That time counts from `now`. The last reports are still delivered.
+        It counts from `now`; afterwards the leader releases machines whose agents still run.
         """
         self._no_round = replace(self._no_round, since=now)
         self._observations.record()
