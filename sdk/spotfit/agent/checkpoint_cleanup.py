@@ -71,7 +71,7 @@ class CheckpointGarbageCollector:
         )
 
     def record_name(self, name: str, round_number: int, *, is_generated: bool) -> None:
-        """Queue a marker object for a name that workers of that round will upload to.
+        """Queue the write of a marker object for a name that workers of that round will upload to.
 
         `is_generated`: spotfit generated the name, the user did not request it. The marker lets a
         later leader find files that were uploaded without a manifest.

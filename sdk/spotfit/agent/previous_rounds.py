@@ -132,10 +132,10 @@ class PreviousRounds:
     def parent_snapshot(self, view: View, coordinator: RoundCoordinator | None) -> str:
         """Return the name of the latest committed snapshot, whose files the next one may share.
 
-        `coordinator`: the open round, whose ranks may have found it corrupt; None without one.
-        Returns '' if there is none or it is known to be corrupt: a snapshot that shares its files
-        would be corrupt, too. What an earlier leader knew about corruption is lost, so the first
-        snapshot after a change of the leader is uploaded in full.
+        Returns '' if there is none, if it is known to be corrupt, or if it is from before the first
+        round of this leader: what an earlier leader knew about corruption is lost. The next
+        snapshot is then uploaded in full. `coordinator`: the open round, whose ranks may have found
+        the snapshot corrupt; None without one.
         """
         corrupt = self._corrupt_checkpoints | (
             coordinator.corrupt_checkpoints if coordinator else set()

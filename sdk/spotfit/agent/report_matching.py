@@ -282,9 +282,10 @@ class ReportMatcher:
 
     @property
     def last_save_error(self) -> str:
-        """Why the last report with files is not a checkpoint; '' if it is one or may become one.
+        """Why the latest report with files, of those that are decided, is not a checkpoint.
 
-        '' also before the first report with files.
+        '' if it is one, and before the first one. Reports whose files are being uploaded are not
+        decided yet.
         """
         return self._last_save[1]
 
@@ -571,7 +572,7 @@ class ReportSink:
         self._size_bytes += len(line)
 
     def flush(self, now: float, *, force: bool) -> None:
-        """Write the buffered reports as one object if that is due or `force` is set.
+        """Write the buffered reports as one object to the bucket if that is due or `force` is set.
 
         Due: a second after the last chunk, or over 1 MiB. Does not block: the write is a background
         call that later calls poll and, after an error, retry. `now` is event-loop time in seconds.

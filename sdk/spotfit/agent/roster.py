@@ -35,9 +35,10 @@ class Roster:
         """The last agent that joined from each machine (group token and node index)."""
 
     def join(self, agent: AgentId, join: Join, now: float) -> None:
-        """Add an agent that has opened a new connection, with the state that its `Join` reports.
+        """Add an agent that has connected to the leader, with the state that its `Join` reports.
 
-        Replaces an earlier status. A notice that the agent repeats keeps its first arrival time.
+        Replaces an earlier status of the agent. A notice that it repeats keeps its first arrival
+        time.
         """
         if join.notice is not None:
             self._store_notice(agent, join.notice, now)
@@ -92,10 +93,9 @@ class Roster:
         return status
 
     def assign_round(self, assignments: tuple[NodeAssignment, ...], round_number: int) -> None:
-        """Mark the agents of a round that the leader has opened as running its workers.
+        """Record that the agents of a new round run workers, until they report `WorkersStopped`.
 
-        They are until they report `WorkersStopped`. `disconnected_in_round` is reset to the agents
-        of the round that are not connected.
+        `disconnected_in_round` is reset to the agents of the round that are not connected.
         """
         self.disconnected_in_round.clear()
         for assignment in assignments:

@@ -599,8 +599,8 @@ class RoundLifecycle:
     def on_checkpoint_committed(self, event: CheckpointCommitted, now: float) -> None:
         """Record a committed checkpoint; confirm it to the workers if it is of the open round.
 
-        Called for each `CheckpointCommitted` entry, which may be of an earlier round. The workers
-        that wait receive `CommitConfirmed`.
+        Called for each `CheckpointCommitted` entry, which may be of an earlier round. All workers
+        of the open round receive `CommitConfirmed`.
         """
         self._previous_rounds.mark_committed(event.name)
         # The state is the one that the commit was decided from, and still lists the checkpoint.
