@@ -248,7 +248,7 @@ def check_interval_s(check_s: float) -> float:
     """Return the seconds between two checks, at which all ranks agree on whether to save.
 
     `check_s` is the measured duration of one check in seconds. Checks take at most 0.1 % of the
-    time, but at least one is made per `MAX_CHECK_INTERVAL_S`.
+    time, within the limits of 0.25 and `MAX_CHECK_INTERVAL_S` (2) seconds.
     """
     return min(MAX_CHECK_INTERVAL_S, max(_MIN_CHECK_INTERVAL_S, check_s / _CHECK_TIME_FRACTION))
 
