@@ -100,7 +100,8 @@ class Collectives:
     def check_timeouts(self, now: float, find_missing: FindMissingRanks) -> list[OutgoingFrame]:
         """Abort collectives after the timeout; warn about those that have waited for long.
 
-        Returns the frames to send: an abort for each rank that waits, a warning for one of them.
+        Returns the frames for workers: an abort for each rank that waits in an aborted collective,
+        and a warning for the lowest rank that waits in one of the others.
         """
         frames: list[OutgoingFrame] = []
         # A copy: `_abort` removes the collective.

@@ -72,7 +72,7 @@ def kill(pid: int, sig: int = signal.SIGKILL) -> None:
 def session_members(session: int) -> list[int]:
     """Return the process ids of all members of the session with id `session`, except zombies.
 
-    Linux only: reads /proc.
+    Linux only: reads /proc. For tests.
     """
     members = []
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
