@@ -52,7 +52,7 @@ class CheckpointGarbageCollector:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a deletion or a search of the bucket is pending; the leader does not exit before.
+        """Whether a deletion or a search of the bucket is pending, which delays the leader's exit.
 
         Deletions that wait for uploads sharing the files do not count, nor do markers.
         """

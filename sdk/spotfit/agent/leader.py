@@ -173,7 +173,7 @@ class Leader:
     # --- messages of agents ------------------------------------------------------------------
 
     def on_agent_event(self, event: AgentMessageReceived | AgentDisconnected, now: float) -> None:
-        """Process a message or the disconnection of an agent; the leader's own agent is one, too.
+        """Process a message or the disconnection of any agent, the leader's own included.
 
         An agent that has sent no `Join` to this leader is disconnected, so that it reconnects with
         one.

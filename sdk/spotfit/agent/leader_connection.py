@@ -82,7 +82,7 @@ class LeaderConnection:
         self._retried_address = None
 
     def on_rejected(self, now: float) -> None:
-        """Disconnect from a peer that has rejected this agent, as it is not the leader of the run.
+        """Disconnect from a peer that has answered `JoinRejected`: it is not the leader of the run.
 
         `connect` retries 0.5 s after `now`.
         """

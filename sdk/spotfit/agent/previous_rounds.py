@@ -46,7 +46,10 @@ class PreviousRounds:
         """The first round that this leader has opened."""
 
     def begin_round(self, round_number: int) -> None:
-        """Discard uncommitted checkpoints of earlier rounds: the opened round has not used them."""
+        """Discard uncommitted checkpoints of earlier rounds: the opened round has not used them.
+
+        Also records the first round that this leader has opened, for `parent_snapshot`.
+        """
         self._ready_checkpoints = ()
         # Snapshots of earlier terms are not shared: see `parent_snapshot`.
         if self._first_opened_round is None:

@@ -239,10 +239,7 @@ class ReportMatcher:
 
     @property
     def is_saving(self) -> bool:
-        """Whether the files of any named checkpoint are not all uploaded.
-
-        Reports are delivered in order: a complete checkpoint behind such a one counts, too.
-        """
+        """Whether the files of any named checkpoint are being uploaded."""
         return bool(self._saving)
 
     @property
@@ -282,10 +279,9 @@ class ReportMatcher:
 
     @property
     def last_save_error(self) -> str:
-        """Why the latest report with files, of those that are decided, is not a checkpoint.
+        """Why the newest report with files was abandoned; '' if it was saved.
 
-        '' if it is one, and before the first one. Reports whose files are being uploaded are not
-        decided yet.
+        Reports whose files are being uploaded do not count. '' also before the first report.
         """
         return self._last_save[1]
 

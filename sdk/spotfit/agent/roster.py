@@ -72,9 +72,8 @@ class Roster:
     def forget(self, token: Token, node: int, agent: AgentId | None) -> None:
         """Remove a machine (group token, node index) that was declared lost, and its `agent`.
 
-        The machine is removed from `last_agent_by_node`, unless its last agent is another one than
-        `agent` (None: any); the agent is removed from `disconnected_since`. Unknown ones are
-        ignored.
+        The machine is removed from `last_agent_by_node` if `agent` was the last to join from it, or
+        is None; `agent` is removed from `disconnected_since`. Unknown ones are ignored.
         """
         # Another agent may have joined from the same machine since, after a restart.
         if agent is None or self.last_agent_by_node.get((token, node)) == agent:

@@ -138,7 +138,7 @@ class RoundParticipant:
 
     @property
     def has_pending_writes(self) -> bool:
-        """Whether exceptions of workers are not in the bucket yet: the agent exits later then."""
+        """Whether exceptions of workers are not in the bucket yet; this delays the agent's exit."""
         return bool(self._pending_exceptions)
 
     # --- orders of the journal and the leader ------------------------------------------------
