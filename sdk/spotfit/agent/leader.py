@@ -86,7 +86,8 @@ class Lease:
     def renew_soon(self, now: float) -> None:
         """Make a renewal due at `now`; the next `renew_if_due` starts it.
 
-        Called when the end of the fit changes the lease timeout of the other agents.
+        Called when the fit has ended: from then on headless leaders claim the leadership after the
+        shorter `CLEANUP_LEASE_TIMEOUT_S`.
         """
         self._next_renewal_at = now
 
@@ -173,7 +174,7 @@ class Leader:
     # --- messages of agents ------------------------------------------------------------------
 
     def on_agent_event(self, event: AgentMessageReceived | AgentDisconnected, now: float) -> None:
-        """Process a message or the disconnection of an agent, this one included.
+        """Process a message or the disconnection of any agent, the leader's own included.
 
         An agent that has sent no `Join` to this leader is disconnected, so that it reconnects with
         one.

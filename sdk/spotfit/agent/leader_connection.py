@@ -82,7 +82,10 @@ class LeaderConnection:
         self._retried_address = None
 
     def on_rejected(self, now: float) -> None:
-        """Disconnect from a peer that is not the leader; `connect` retries 0.5 s after `now`."""
+        """Disconnect from a peer that has answered `JoinRejected`: it is not the leader of the run.
+
+        `connect` retries 0.5 s after `now`.
+        """
         self.disconnect()
         # The journal of this agent or of the peer is outdated, and is read before the next attempt.
         self._connect_at = now + _RECONNECT_DELAY_S
@@ -124,9 +127,9 @@ class LeaderConnection:
     def connect(self, view: View, join: Join, timing: RunTiming, now: float) -> bool:
         """Start a connection to the leader of `view` and send `join`; called at each tick.
 
-        Returns True if a connection was started, which is not established yet. Returns False if
-        there already is one, if a retry is not due, or if only an election helps because the leader
-        has vanished.
+        Returns True if a connection was started, which is not established yet. Returns False if one
+        to this leader exists, if no agent leads, if a retry is not due, or if only an election
+        helps because the leader has vanished.
         """
         address = view.leader.coordinator_address if view.leader else None
         if address is None or self.address == address or now < self._connect_at:

@@ -57,7 +57,7 @@ class LogShipper:
         self._thread.start()
 
     def add_line(self, round_number: int, rank: int, stream: str, text: str) -> None:
-        """Append a line of output for the writer thread. Never blocks and does no I/O.
+        """Buffer a line of worker or sidecar output, which a thread writes to the bucket later.
 
         `rank` is global, or a pseudo-rank such as `keys.SIDECAR_RANK`, with round -1. `stream` is
         "out" or "err". Over 8 MiB of unwritten lines, the line is dropped and counted in the log.

@@ -103,7 +103,7 @@ class Open:
     validation_requests: dict[int, ValidationRequest | None] = field(default_factory=dict)
 
     def add_rank(self, rank: int, report: FilesReport) -> None:
-        """Add the files report of one global rank. Called once per rank."""
+        """Add the report with files that one global rank has made. Called once per rank."""
         self.is_user_uploaded |= not report.managed_upload
         self.is_snapshot |= report.incremental
         self.reason = report.reason or self.reason
@@ -282,9 +282,9 @@ class ReportMatcher:
 
     @property
     def last_save_error(self) -> str:
-        """Why the last report with files is not a checkpoint; '' if it is one or may become one.
+        """Why the newest report with files was abandoned; '' if it was saved.
 
-        '' also before the first report with files.
+        Reports whose files are being uploaded do not count. '' also before the first report.
         """
         return self._last_save[1]
 
@@ -368,8 +368,8 @@ class ReportMatcher:
     def find_missing_ranks(self, report_index: int) -> Iterator[int]:
         """Yield the required global ranks that have not made the report with that number.
 
-        Ranks on nodes with a notice are not required, except for a snapshot: then they are until
-        they have returned or disconnected.
+        Excluded ranks (on nodes with a notice) are not required, except for a snapshot: then they
+        are until they have returned or disconnected.
         """
         optional: AbstractSet[int] = self._ranks.excluded
         report = self._reports.get(report_index)
@@ -478,11 +478,11 @@ class ReportMatcher:
         return []
 
     def abandon_checkpoint(self, report_index: int, reason: str) -> list[OutgoingFrame]:
-        """Record that a part of a report's checkpoint is lost, with the reason for the log.
+        """Record that a part of a report's checkpoint is lost; `reason` is shown to users.
 
-        Returns the `UploadFailed` frames for the ranks that upload it. Before all ranks have
-        reported, the list is empty: the report is then matched without a checkpoint. Ignored for
-        finished reports.
+        Returns the `UploadFailed` frames, with the reason, for the ranks that upload it. Before all
+        ranks have reported, the list is empty: the report is later matched without a checkpoint.
+        Ignored for finished reports.
         """
         saving = self._reports.get(report_index)
         if not isinstance(saving, Saving):
@@ -500,7 +500,10 @@ class ReportMatcher:
         ]
 
     def remove_committed(self, report_index: int) -> None:
-        """Remove a ready checkpoint whose entry is in the journal; harmless if it is not listed."""
+        """Remove the checkpoint of that report from `ready_checkpoints`: it is in the journal now.
+
+        Harmless if it is not listed.
+        """
         self.ready_checkpoints = [
             ready for ready in self.ready_checkpoints if ready.report_index != report_index
         ]
@@ -594,7 +597,7 @@ class ReportSink:
         self._size_bytes += len(line)
 
     def flush(self, now: float, *, force: bool) -> None:
-        """Write the buffered reports as one object if that is due or `force` is set.
+        """Write the buffered reports as one object to the bucket if that is due or `force` is set.
 
         Due: a second after the last chunk, or over 1 MiB. Does not block: the write is a background
         call that later calls poll and, after an error, retry. `now` is event-loop time in seconds.

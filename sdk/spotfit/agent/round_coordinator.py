@@ -148,10 +148,11 @@ class RoundCoordinator:
     # --- changes of the group ------------------------------------------------------------------
 
     def exclude_ranks(self, ranks: frozenset[int]) -> list[OutgoingFrame]:
-        """Complete reports and internal broadcasts without these ranks, from now on.
+        """Complete reports and `preemption_info` without these ranks, from now on.
 
-        For ranks on nodes with a preemption notice; replaces the ranks of an earlier call. Returns
-        the frames that answer the others. Ignored if rank 0 is among them: names, metrics and
+        For ranks on nodes with a preemption notice; replaces the ranks of an earlier call. A report
+        with a snapshot still waits for each of them until it has returned or disconnected. Returns
+        the frames that answer other ranks. Ignored if rank 0 is among them: names, metrics and
         broadcast values come from rank 0.
         """
         if 0 in ranks:
@@ -179,7 +180,7 @@ class RoundCoordinator:
     # --- frames of workers ---------------------------------------------------------------------
 
     def handle_frame(self, rank: int, frame: msgspec.Raw, now: float) -> list[OutgoingFrame]:
-        """Process a frame (the JSON of a `FromWorker`) of that rank; return the frames to send.
+        """Process a frame (the JSON of a `FromWorker`) of that rank; return the frames for workers.
 
         Raises `msgspec.ValidationError` or `msgspec.DecodeError` if the frame is invalid.
         """
@@ -229,7 +230,7 @@ class RoundCoordinator:
     # --- collectives ---------------------------------------------------------------------------
 
     def check_timeouts(self, now: float) -> list[OutgoingFrame]:
-        """Abort collectives after their timeout; return the aborts and the warnings to send."""
+        """Abort collectives after their timeout; return the aborts and warnings for workers."""
         return self._collectives.check_timeouts(now, self._missing_ranks)
 
     def next_timeout_check(self) -> float | None:
@@ -337,7 +338,7 @@ class BackendHookGates:
         return frames
 
     def abandon_workers(self) -> None:
-        """Fail the worker calls for which a hook waits, because the round has failed.
+        """Fail present and later worker calls of the round's hooks, because the round has failed.
 
         A repeated call is harmless.
         """

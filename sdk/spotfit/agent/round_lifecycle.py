@@ -205,7 +205,7 @@ class OpenRound:
 
         Does nothing if no node of this round has a notice. Called for each new notice, and once
         when the replacement becomes ready (`replacement_ready_at`). With `spec.relax_collectives`,
-        reports and internal broadcasts then do not wait for the ranks of these nodes.
+        reports without a snapshot and `preemption_info` then do not wait for ranks of these nodes.
 
         Ranks receive the update at different steps; `preemption_info`, a collective, makes them
         agree on it.
@@ -289,7 +289,7 @@ class OpenRound:
     # --- end of the round --------------------------------------------------------------------
 
     def abandon_workers(self) -> None:
-        """Fail the hook that waits for workers of this failed round; no effect without hooks."""
+        """Fail the worker calls of this failed round's backend hooks; no effect without hooks."""
         if self.hook_gates is not None:
             self.hook_gates.abandon_workers()
 
@@ -591,9 +591,9 @@ class RoundLifecycle:
         self._discard_open_round(replace(self._no_round, since=now))
 
     def end_fit(self, now: float) -> None:
-        """Start the time that agents have to exit, after the entry `FitEnded`.
+        """Start, after the entry `FitEnded`, the time that agents have to exit by themselves.
 
-        That time counts from `now`. The last reports are still delivered.
+        It counts from `now`; afterwards the leader releases machines whose agents still run.
         """
         self._no_round = replace(self._no_round, since=now)
         self._observations.record()
@@ -610,8 +610,8 @@ class RoundLifecycle:
     def on_checkpoint_committed(self, event: CheckpointCommitted, now: float) -> None:
         """Record a committed checkpoint; confirm it to the workers if it is of the open round.
 
-        Called for each `CheckpointCommitted` entry, which may be of an earlier round. The workers
-        that wait receive `CommitConfirmed`.
+        Called for each `CheckpointCommitted` entry, which may be of an earlier round. All workers
+        of the open round receive `CommitConfirmed`.
         """
         self._previous_rounds.mark_committed(event.name)
         # The state is the one that the commit was decided from, and still lists the checkpoint.

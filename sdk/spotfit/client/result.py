@@ -270,11 +270,11 @@ class Result:
 
     @property
     def filesystem(self) -> Any:
-        """The file system of the run: `path` is valid in it.
+        """The file system in which `path` is valid, or a spotfit `Store` if there is none.
 
         It is the storage_filesystem= of the run, else a pyarrow file system. If pyarrow is not
-        installed or has none for the storage, it is a spotfit `Store` of the run's directory, whose
-        keys are relative to that directory.
+        installed or has none for the storage, it is a `Store` of the run's directory, whose keys
+        are relative to that directory. In local mode: that of this machine.
         """
         return self._filesystem or pyarrow_filesystem_or_store(open_store("/"))
 

@@ -449,7 +449,7 @@ class RunHandle:
     # --- the journal -------------------------------------------------------------------------
 
     def load_view(self, view: View) -> None:
-        """Initialise this handle from a view of the run that was read before the handle existed.
+        """Initialise this handle from a view of the run whose entries it may not have received.
 
         Called once, by `attach()` and by `fit()` for an active run. It selects the workers whose
         output `watch()` prints.
@@ -533,8 +533,9 @@ def attach_headless_leader(
 ) -> RunHandle:
     """Let the handle supervise the run and decrypt its results with `key`; return the handle.
 
-    Without a key, or, with a warning, if the provisioner in `spec` cannot be opened here, the
-    handle only observes the run. Changes the handle in place; starts no thread.
+    Without a key the handle only observes the run. If the provisioner in `spec` cannot be opened
+    here, a warning is logged, and the handle decrypts results but does not supervise. Changes the
+    handle in place; starts no thread.
     """
     if key is None:
         return handle
@@ -568,8 +569,9 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
 
     For `spotfit sweep` in a cron job. If all machines of an active run are lost, it requests new
     ones; if the run has ended, it releases remaining machines and returns early. `url` as in
-    `attach`. Raises `ConfigError` if the run's key is not on this machine: machines that it
-    requested could not authenticate. Raises `RunNotFoundError` and `StoreError`.
+    `attach`. Raises `ConfigError` if the run's key is not on this machine, because machines that it
+    requested could not authenticate, or if the run's provisioner cannot be opened here. Raises
+    `RunNotFoundError` and `StoreError`.
     """
     handle = attach(url)
     if handle.headless_leader is None:

@@ -14,7 +14,8 @@ def parse_seconds(text: str | float, *, setting: str = "") -> float:
     """Return a duration in seconds: 90.0 for "90s", 5400.0 for "1.5h".
 
     The units are ms, s, m or min, h and d; without a unit, and for numbers, seconds. Raises
-    `ConfigError` for any other text. Negative texts are invalid, but numbers are not checked.
+    `ConfigError` for any other text; `setting` names the value in its message. Negative texts are
+    invalid, but numbers are not checked.
     """
     if isinstance(text, (int, float)):
         return float(text)

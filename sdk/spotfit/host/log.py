@@ -95,17 +95,17 @@ def set_level(level: str) -> None:
 
 
 def debug(event: str, /, **fields: Any) -> None:
-    """Log details for diagnosis. `event` is a constant such as `"worker.started"`.
+    """Log details for diagnosis. `event` is a constant such as `"fork_server.ready"`.
 
-    The record is emitted on the logger "spotfit.worker"; `fields` are its attributes.
+    The record is emitted on the logger "spotfit.fork_server"; `fields` are its attributes.
     """
     _log(logging.DEBUG, event, fields)
 
 
 def info(event: str, /, **fields: Any) -> None:
-    """Log a change of state that users want to see, such as `"round.opened"`.
+    """Log a change of state that users want to see, such as `"checkpoint.restored"`.
 
-    The record is emitted on the logger "spotfit.round"; `fields` are its attributes.
+    The record is emitted on the logger "spotfit.checkpoint"; `fields` are its attributes.
     """
     _log(logging.INFO, event, fields)
 

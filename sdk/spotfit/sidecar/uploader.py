@@ -82,7 +82,10 @@ class UploaderProxy:
             self.close()
 
     def close(self) -> None:
-        """Kill the process and ignore its exit. Its uploads are not repeated: see `cancel_all`."""
+        """Kill the process and ignore its exit; `on_finished` is not called for its uploads.
+
+        Called by `cancel_all`, which has removed them.
+        """
         self._channel.close()
 
     def _send(self, job_id: int, upload: QueuedUpload) -> None:

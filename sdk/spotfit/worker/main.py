@@ -229,10 +229,11 @@ def _pickle_result(value: Any) -> bytes:
 
 
 def exit_process(exit_code: int, leave_group: Callable[[], None]) -> NoReturn:
-    """Leave the process group, run exit handlers and exit the worker with `exit_code`.
+    """Leave the process group, run exit handlers and exit this process with `exit_code`.
 
-    `leave_group` is called only for exit code 0, because it waits for the peers. If any of this
-    hangs, a timer exits after 10 s plus the time that the process group has to shut down.
+    For workers and validators. `leave_group` is called only for exit code 0, because it waits for
+    the peers. If any of this hangs, a timer exits after 10 s plus the time that the process group
+    has to shut down.
     """
     # A timer thread, because a destructor of a framework may hang while it holds no Python lock.
     watchdog = threading.Timer(

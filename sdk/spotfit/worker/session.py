@@ -441,7 +441,7 @@ class Session:
     def wait_for_preemption(self, timeout_s: float) -> bool:
         """Wait for a preemption notice of the group; return False after `timeout_s` seconds.
 
-        Returns True at once if a notice has arrived in this round before.
+        Returns True at once if a notice has arrived in this round before. For simulated clouds.
         """
         return self._inbox.wait(lambda: self._preemption, timeout_s) is not None
 
@@ -588,7 +588,7 @@ class Session:
     ) -> ResultT | None:
         """Wait until `ready()` is not None and return its value; None after `timeout_s` seconds.
 
-        `ready` is called after each message of the agent, under the inbox's lock. Without
+        `ready` is called first and after each message of the agent, under the inbox's lock. Without
         `timeout_s` it waits indefinitely. With a `description`, such as "its uploads", a warning
         with it is logged every `WAIT_WARNING_S` (60 s).
         """

@@ -41,10 +41,10 @@ class StorageContext:
 
     @property
     def storage_filesystem(self) -> Any:
-        """The file system in which the paths of this object are valid.
+        """The file system in which the paths of this object are valid, or a `Store` without one.
 
-        A `pyarrow.fs.FileSystem`, or the spotfit `Store` of the run if pyarrow is not installed or
-        has no file system for the storage.
+        A `pyarrow.fs.FileSystem`. If pyarrow is not installed or has none for the storage, it is
+        the spotfit `Store` of the run, whose keys are relative to the run's directory.
         """
         return pyarrow_filesystem_or_store(self._store)
 
@@ -252,7 +252,7 @@ def set_session(session: TrainSession) -> None:
 
 
 def clear_session() -> None:
-    """Leave this process without a current session. Harmless if there is none."""
+    """Leave this process without a current session; for tests. Harmless if there is none."""
     global _session
     _session = None
 
