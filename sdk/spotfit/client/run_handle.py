@@ -17,7 +17,7 @@ from typing import Any
 
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
 from spotfit.client.console import RunConsole, WorkerLogTailer, format_log_line, run_not_found_error
-from spotfit.client.keyring import RunKeyring
+from spotfit.client.keyring import key_of, open_authenticated
 from spotfit.client.machine_logs import ALL_MACHINES, read_machine_output, read_unjoined_output
 from spotfit.client.result import Result, build_result, build_run_error
 from spotfit.code.function_pickle import load_sealed_pickle
@@ -41,7 +41,6 @@ from spotfit.model.spec import RunSpec
 from spotfit.model.view import View
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.profile import open_provisioner
-from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.factory import credentials_for_nodes, open_store
 
@@ -78,6 +77,8 @@ class RunStatus:
     """Why the run ended, or the latest refusal of machines."""
     save_reason: str = ""
     """Why a Checkpointer saved the latest checkpoint at that step."""
+    is_verified: bool = True
+    """Whether the journal was verified with the run's key; False if this machine lacks the key."""
 
 
 class RunHandle:
@@ -92,8 +93,8 @@ class RunHandle:
         self, ledger: Ledger, *, filesystem_location: StorageLocation | None = None
     ) -> None:
         self._ledger = ledger
-        self.key: RunKey | None = None
-        """Set by `attach_headless_leader`; None if this machine does not have the key."""
+        self.key = key_of(ledger.store)
+        """None if this machine does not have the run's key."""
         self._filesystem_location = filesystem_location
         self._clock = system.SystemClock()
         self._last_event_at = self._clock.now()
@@ -147,13 +148,15 @@ class RunHandle:
             failures={cause.value: count for cause, count in view.failure_counts.items()},
             reason=view.fit_end.reason if view.fit_end else view.last_refusal or "",
             save_reason=view.checkpoints[-1].reason if view.checkpoints else "",
+            is_verified=self.key is not None,
         )
 
     def cancel(self, reason: str = "cancel() was called") -> None:
         """Request the end of the run and the release of its machines.
 
         Appends the request to the journal and returns before the leader has carried it out.
-        Idempotent, also after the end of the run. `reason` is shown to users. Raises `StoreError`.
+        Needs no key, only write access to the storage of the run. Idempotent, also after the end of
+        the run. `reason` is shown to users. Raises `StoreError`.
         """
         ledger = self._ledger.clone()  # the supervisor thread may be using the handle's ledger
         # `append` fails if another process appended first; the next iteration reads its entry.
@@ -408,17 +411,19 @@ def attach(url: str | Path) -> RunHandle:
     view = ledger.view
     handle = RunHandle(ledger)
     handle.load_view(view)
-    return attach_headless_leader(handle, ledger, RunKeyring().find(ledger.run_id), view.spec)
+    return attach_headless_leader(handle, ledger, view.spec)
 
 
 def open_ledger(url: str | Path) -> Ledger:
     """Return the ledger of the run at `url`, with its journal read to the end.
 
-    `url` is `<storage_path>/<name>`, such as "s3://bucket/prefix/my-run". Raises
+    `url` is `<storage_path>/<name>`, such as "s3://bucket/prefix/my-run". Everything is verified if
+    this machine has the run's key; otherwise a warning says that nothing is. Raises
     `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
     """
     # The id is replaced below: it is read from the journal.
-    ledger = create_driver_ledger(open_store(url, setting="The URL of the run"), RunId(""))
+    store = open_authenticated(open_store(url, setting="The URL of the run"))
+    ledger = create_driver_ledger(store, RunId(""))
     check_no_gaps(ledger.store)
     view = ledger.catch_up()
     if not isinstance(view, View):
@@ -436,18 +441,16 @@ def create_driver_ledger(store: Store, run_id: RunId) -> Ledger:
     return Ledger(store, run_id, AgentId(f"d{system.new_agent_id()}"), wall_ms=system.wall_ms)
 
 
-def attach_headless_leader(
-    handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
-) -> RunHandle:
-    """Let the handle supervise the run and decrypt its results with `key`; return the handle.
+def attach_headless_leader(handle: RunHandle, ledger: Ledger, spec: RunSpec) -> RunHandle:
+    """Let the handle supervise the run if its ledger has the run's key; return the handle.
 
-    Without a key, or, with a warning, if the provisioner in `spec` cannot be opened here, the
-    handle only observes the run. Changes the handle in place; starts no thread.
+    `spec` was written by a holder of that key. Without a key, or, with a warning, if the
+    provisioner in `spec` cannot be opened here, the handle only observes the run. Changes the
+    handle in place; starts no thread.
     """
+    key = handle.key
     if key is None:
         return handle
-    # Also without the provisioner: the key decrypts the result and the exceptions of workers.
-    handle.key = key
     try:
         provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)
     except SpotfitError as error:
@@ -484,7 +487,8 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
         raise ConfigError(
             f"The run {handle.url} cannot be supervised: this computer has no key of the run.",
             do="Run `spotfit sweep` on the computer where fit() was called, or set "
-            "SPOTFIT_RUN_SECRET to the content of the run's file in ~/.spotfit/keys there.",
+            "SPOTFIT_RUN_ID to the name of the run's file in ~/.spotfit/keys there, and "
+            "SPOTFIT_RUN_SECRET to its content.",
         )
     # Bounded, unlike a driver: the next call of the cron job continues.
     view = sweep(handle.headless_leader, system.SystemClock(), duration_s=duration_s)

@@ -37,6 +37,7 @@ from spotfit.core.ids import AgentId
 RESERVED_PREFIX = ".spotfit/"
 JOURNAL = ".spotfit/journal/"
 VIEWS = ".spotfit/views/"
+LEASES = ".spotfit/leases/"
 MEMBERS = ".spotfit/members/"
 MANIFESTS = ".spotfit/manifests/"
 REFS = ".spotfit/refs/"
@@ -65,7 +66,7 @@ def lease(agent: AgentId) -> str:
 
     Overwritten only by that agent. Other processes read it to detect that the leader is lost.
     """
-    return f".spotfit/leases/{agent}"
+    return f"{LEASES}{agent}"
 
 
 def member(agent: AgentId) -> str:
