@@ -7,9 +7,7 @@ import pytest
 
 from spotfit.checkpoint.manifest import Manifest, manifests_of_all
 from spotfit.checkpoint.writer import save_existing_files
-from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
-from spotfit.ledger import keys
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
@@ -50,7 +48,7 @@ def saved_by_rank_0(world: FakeCluster, name: str, report: int = 0) -> None:
     part = Manifest(
         name=name, round=1, report_index=report, rank=0, ranks=(0,), metrics={"loss": 1.0}, files=()
     )
-    world.store.put(keys.manifest(name, 1, 0), encode(part))
+    world.put_manifest(part)
 
 
 # --- reports -------------------------------------------------------------------------------------
@@ -564,7 +562,7 @@ def test_the_leader_exits_although_a_shared_parent_is_not_deleted() -> None:
         metrics={},
         files=(),
     )
-    world.store.put(late.key, encode(late))
+    world.put_manifest(late)
     crew.uploading_round = None
     world.advance_until(lambda: world.view.fit_end, within_s=200)
     assert world.last_event(CheckpointDropped).name == "last"
