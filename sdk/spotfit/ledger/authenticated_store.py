@@ -21,12 +21,12 @@ _AUTHENTICATED_PREFIXES = (keys.VIEWS, keys.LEASES, keys.MEMBERS, keys.MANIFESTS
 
 
 class AuthenticatedStore:
-    """The store at a run's root, with MACs on cached views, leases, members and manifests.
+    """The store at a run's root, with MACs on the objects that decisions depend on.
 
-    `get` of such an object raises `IntegrityError` if its MAC is missing or wrong, and returns the
-    body with the MAC otherwise: decode `strip_mac(body)`. Name markers below the manifests are
-    empty and have no MAC. Other methods and objects behave as those of `store`. `subtree` and
-    pickling give the plain store, without the key.
+    They are cached views, leases, members, manifests and name markers. `get` of such an object
+    raises `IntegrityError` if its MAC is missing or wrong, and returns the body with the MAC
+    otherwise: decode `strip_mac(body)`. Other methods and objects behave as those of `store`.
+    `subtree` and pickling give the plain store, without the key.
     """
 
     def __init__(self, store: Store, key: RunKey) -> None:
@@ -96,7 +96,7 @@ class AuthenticatedStore:
 
 
 def _is_authenticated(key: str) -> bool:
-    return key.startswith(_AUTHENTICATED_PREFIXES) and not key.endswith((".made", ".chosen"))
+    return key.startswith(_AUTHENTICATED_PREFIXES)
 
 
 def _plain_store(store: Store) -> Store:

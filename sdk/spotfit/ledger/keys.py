@@ -123,9 +123,9 @@ _CHECKPOINT_REF = re.compile(r"([^/]+)/(\d+)-(\d+)")
 def name_marker(name: str, round_number: int, *, generated: bool) -> str:
     """Return the object key of a marker that the checkpoint name was assigned in that round.
 
-    `generated` is True if spotfit generated the name and False if user code chose it. The object is
-    empty. The leader writes it when the name is assigned, so that a later leader finds files that
-    were uploaded without a manifest. Example: ".spotfit/manifests/step-500/3.made".
+    `generated` is True if spotfit generated the name and False if user code chose it. The object
+    has no content. The leader writes it when the name is assigned, so that a later leader finds
+    files that were uploaded without a manifest. Example: ".spotfit/manifests/step-500/3.made".
     """
     return f"{MANIFESTS}{name}/{round_number}.{'made' if generated else 'chosen'}"
 

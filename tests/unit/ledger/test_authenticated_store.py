@@ -39,7 +39,13 @@ def ledger(store: AuthenticatedStore) -> Ledger:
 
 @pytest.mark.parametrize(
     "key",
-    [MEMBER, keys.lease(an_agent_id(0)), keys.cached_view(256), keys.manifest("c1", 1, 0)],
+    [
+        MEMBER,
+        keys.lease(an_agent_id(0)),
+        keys.cached_view(256),
+        keys.manifest("c1", 1, 0),
+        keys.name_marker("c1", 1, generated=True),
+    ],
 )
 def test_objects_that_decisions_depend_on_have_a_mac(
     store: AuthenticatedStore, plain: MemoryStore, key: str
@@ -52,7 +58,7 @@ def test_objects_that_decisions_depend_on_have_a_mac(
         store.get(key)
 
 
-@pytest.mark.parametrize("key", ["c1/model.pt", keys.name_marker("c1", 1, generated=True)])
+@pytest.mark.parametrize("key", ["c1/model.pt", keys.entry(0)])
 def test_other_objects_are_stored_unchanged(
     store: AuthenticatedStore, plain: MemoryStore, key: str
 ) -> None:
