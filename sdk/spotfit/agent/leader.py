@@ -255,8 +255,9 @@ class Leader:
         view = self._ledger.view
         # The cached view spares later readers the replay of the whole journal.
         if journal.is_cache_due(view):
+            cached = self._ledger.cached_view()
             self._services.node_services.background_calls().send(
-                "view cache", lambda: journal.write_cached_view(self._ledger.store, view)
+                "view cache", lambda: journal.write_cached_view(self._ledger.store, cached)
             )
         self._apply_event(entry.event, view, now)
 

@@ -55,7 +55,7 @@ class LeaderConnection:
         self._connect_at = float("-inf")
         self._retried_address: str | None = None
         self._observed_leader: AgentId | None = None
-        self._lease = b""
+        self._lease = 0
         self._is_reading_lease = False
         self._observation: LeaderObservation | None = None
 
@@ -195,7 +195,7 @@ class LeaderConnection:
             return
         # Every leader has a lease object of its own, whose timeout starts with the election.
         if leader.leader != self._observed_leader:
-            self._observed_leader, self._lease, self._is_reading_lease = leader.leader, b"", False
+            self._observed_leader, self._lease, self._is_reading_lease = leader.leader, 0, False
             self._observation, self._retried_address = LeaderObservation(lease_changed_at=now), None
         is_established = (
             self.address is not None
@@ -211,8 +211,8 @@ class LeaderConnection:
             self._is_reading_lease = result is None
             # A read that failed says nothing about the leader: the bucket may be unavailable.
             if result is not None and result.error is None:
-                # Compared by content only: clocks of two machines are never compared.
+                # A counter, because clocks of two machines are never compared.
                 self._observation = after_lease_read(
-                    self.leader_observation(now), now, has_changed=result.value != self._lease
+                    self.leader_observation(now), now, has_changed=result.value > self._lease
                 )
-                self._lease = result.value
+                self._lease = max(self._lease, result.value)

@@ -82,6 +82,7 @@ class ProcessWorkerPool:
         self._loop = loop
         self._logs = logs
         self._scratch = Path(scratch)
+        self._key = key
         self._snapshots = snapshots or SnapshotRegistry("")
         self._launcher = ProcessLauncher(
             loop,
@@ -110,7 +111,10 @@ class ProcessWorkerPool:
         log.set_level(spec.log_level)
         self._launcher.prepare(spec)
         self._uploader = UploaderProxy(
-            spec.storage_url, partial(self.start_sidecar, "uploader"), self._on_upload_finished
+            spec.storage_url,
+            self._key,
+            partial(self.start_sidecar, "uploader"),
+            self._on_upload_finished,
         )
         if spec.hang_detection.worker_timeout_s:
             self._liveness = WorkerLiveness(spec.hang_detection.worker_timeout_s)

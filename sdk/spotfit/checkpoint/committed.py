@@ -20,11 +20,14 @@ from spotfit.checkpoint.manifest import (
     newest_manifests,
 )
 from spotfit.core.errors import IntegrityError
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.events import ValidationRequest
 from spotfit.model.reporting import CheckpointUploadMode, ReportedCheckpointStatus
 from spotfit.store.api import Store
 from spotfit.store.transfer import FileRecord, concurrent_map, list_files
 
+# No file has this size, so that reading a checkpoint with it raises.
+_MISSING_MANIFEST = FileRecord("authentic manifest", -1, "")
 _REUSE_SUFFIX = re.compile(r"@(\d+)-(\d+)")
 
 
@@ -55,17 +58,19 @@ def open_all(
     """Open these checkpoints of the run from one listing; returns them by name.
 
     For the run's `Result` and the reported checkpoints. A checkpoint without complete manifests is
-    included, and its files are not verified. `location` is the run's storage as the user passed it;
-    None if the user passed a URL.
+    included: without the run key its files are not verified, with the key reading them raises
+    `IntegrityError`, because another writer may have replaced them. `location` is the run's storage
+    as the user passed it; None if the user passed a URL.
     """
     manifests = _manifests_by_name(store, names)
+    unlisted = (_MISSING_MANIFEST,) if isinstance(store, AuthenticatedStore) else None
     opened = {}
     for name in names:
         parts = newest_complete_manifests(manifests[name])
         opened[name] = (
             _to_checkpoint(store, parts, location)
             if parts
-            else Checkpoint.from_store(store, name, location=location)
+            else Checkpoint.from_store(store, name, files=unlisted, location=location)
         )
     return opened
 

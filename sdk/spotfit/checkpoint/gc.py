@@ -12,6 +12,7 @@ user's own files in the run's folder.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from spotfit.checkpoint.manifest import Manifest, manifests_of, read_manifest
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.ledger import keys
 from spotfit.store.api import Store
 from spotfit.store.transfer import concurrent_map
@@ -90,8 +91,9 @@ class _Deletion(NamedTuple):
 
         Folders of the user below it stay.
         """
-        usage = _name_usage(self.store, self.name).get(self.name, _NameUsage())
-        has_uploads = usage.has_marker or any(not part.custom_folder for part in self.manifests)
+        has_uploads = any(not part.custom_folder for part in self.manifests) or _has_name_marker(
+            self.store, self.name
+        )
         # The folder with the checkpoint's name may be one that a user has written to directly.
         is_user_folder = any(part.custom_folder == self.name for part in self.manifests)
         if has_uploads and not is_user_folder and _may_be_listed(self.name):
@@ -229,11 +231,6 @@ class _NameUsage(NamedTuple):
         """
         return "made" in self.marker_kinds and "chosen" not in self.marker_kinds
 
-    @property
-    def has_marker(self) -> bool:
-        """Whether spotfit uploaded, or was about to upload, files to the folder of that name."""
-        return not self.marker_kinds.isdisjoint({"made", "chosen"})
-
 
 def write_name_marker(store: Store, name: str, round_number: int, *, generated: bool) -> None:
     """Record that the name was assigned in that round to files that spotfit uploads.
@@ -298,10 +295,23 @@ def delete_uncommitted(store: Store, name: str, *, delete: ObjectDeleter | None 
     deletion.delete_records()
 
 
-def _name_usage(store: Store, name: str = "") -> dict[str, _NameUsage]:
-    """Return the usage of one name, or of all names if it is ''."""
+def _has_name_marker(store: Store, name: str) -> bool:
+    """Whether spotfit uploaded, or was about to upload, files to the folder of that name."""
+    for info in store.list(f"{keys.MANIFESTS}{name}"):
+        parsed = keys.parse_manifest_key(info.key)
+        if parsed is None or parsed.name != name or parsed.kind == "json":
+            continue
+        # Read, although it is empty: the store verifies that a leader has written it. The name of
+        # a forged one may be any folder below the run's root, and files in it are deleted.
+        with contextlib.suppress(NotFoundError, IntegrityError):
+            store.get(info.key)
+            return True
+    return False
+
+
+def _name_usage(store: Store) -> dict[str, _NameUsage]:
     usages: dict[str, _NameUsage] = {}
-    for info in store.list(f"{keys.MANIFESTS}{name}".rstrip("/")):
+    for info in store.list(keys.MANIFESTS.rstrip("/")):
         parsed = keys.parse_manifest_key(info.key)
         if parsed is not None:
             known = usages.get(parsed.name, _NameUsage())

@@ -16,10 +16,11 @@ import msgspec
 
 from spotfit.checkpoint.format import index_filename
 from spotfit.core.codec import DECODE_ERRORS, decoder
-from spotfit.core.errors import NotFoundError
+from spotfit.core.errors import IntegrityError, NotFoundError
 from spotfit.ledger import keys
 from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
+from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
 from spotfit.store.retry import repeat_read
 from spotfit.store.transfer import FileRecord, concurrent_map
@@ -191,20 +192,20 @@ def newest_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
 def read_manifest(store: Store, key: str) -> Manifest | None:
     """Return the manifest at that key of the run's store; None if it is missing or invalid.
 
-    A manifest that is stored under another key than its own, such as a copy, is invalid. Raises no
-    exception for missing or corrupt objects, because users and other leaders may delete or write
-    objects meanwhile.
+    A manifest that is stored under another key than its own, such as a copy, is invalid, and with
+    an `AuthenticatedStore` also one without a valid MAC. Raises no exception for missing or corrupt
+    objects, because users and other leaders may delete or write objects meanwhile.
     """
     # Users may write files of their own below the run, and a leader may delete a checkpoint
     # between listing and reading: neither may fail the caller.
     try:
         return repeat_read(partial(_decode_manifest, store, key))
-    except (NotFoundError, *DECODE_ERRORS):
+    except (NotFoundError, IntegrityError, *DECODE_ERRORS):
         return None
 
 
 def _decode_manifest(store: Store, key: str) -> Manifest:
-    part = _manifest_decoder.decode(store.get(key))
+    part = _manifest_decoder.decode(strip_mac(store.get(key)))
     # A copy under another key, such as a backup that a user made, is no manifest.
     if key != part.key:
         raise msgspec.ValidationError(f"the manifest belongs to {part.key}")

@@ -9,6 +9,7 @@ import typer
 
 from spotfit.cli import checkpoint_commands, render
 from spotfit.client.console import read_event_lines
+from spotfit.client.keyring import open_authenticated
 from spotfit.client.request import default_provisioner, parse_provisioner
 from spotfit.client.run_handle import attach, supervise_run
 from spotfit.core.errors import SpotfitError
@@ -36,7 +37,8 @@ def status(url: Url) -> None:
 @app.command()
 def events(url: Url) -> None:
     """List all events of a run from its journal: number, local time and description."""
-    render.lines(read_event_lines(open_store(url, setting="The URL of the run")))
+    store = open_authenticated(open_store(url, setting="The URL of the run"))
+    render.lines(read_event_lines(store))
 
 
 @app.command()
@@ -122,7 +124,7 @@ def sweep(
     """Request machines for a run that lost all of them; release those of a run that has ended.
 
     For cron jobs: returns after the duration, or earlier if nothing is left to do. The run's key
-    must be on this machine or in SPOTFIT_RUN_SECRET.
+    must be on this machine, or in SPOTFIT_RUN_SECRET with its id in SPOTFIT_RUN_ID.
     """
     render.success(supervise_run(url, duration_s=duration_s))
 

@@ -50,6 +50,8 @@ def status(run: RunStatus, url: str) -> None:
     if run.save_reason:
         _print_row("", f"[dim]saved: {escape(run.save_reason)}[/dim]")
     _print_row("failures", failures or "none")
+    if not run.is_verified:
+        _print_row("", "[yellow]not verified: this machine does not have the run's key[/yellow]")
 
 
 def _format_duration(run: RunStatus) -> str:

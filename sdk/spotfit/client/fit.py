@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from spotfit.checkpoint.snapshot_channel import run_final_save
 from spotfit.client.console import format_event
-from spotfit.client.keyring import RunKeyring
+from spotfit.client.keyring import RunKeyring, open_authenticated
 from spotfit.client.request import (
     FitRequest,
     PreflightResult,
@@ -46,6 +46,7 @@ from spotfit.code.code_bundle import (
 from spotfit.code.function_pickle import takes_config
 from spotfit.core.errors import (
     ConfigError,
+    JournalError,
     RunActiveError,
     RunCancelledError,
     StoreError,
@@ -53,7 +54,8 @@ from spotfit.core.errors import (
 )
 from spotfit.frameworks.backend_config import backend_hooks_class
 from spotfit.host import log, system
-from spotfit.ledger.journal import Ledger, check_no_gaps
+from spotfit.ledger.authenticated_store import AuthenticatedStore
+from spotfit.ledger.journal import Ledger, check_no_gaps, read_run_id
 from spotfit.model.events import FitStarted
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.spec import RunSpec, RunTiming
@@ -203,27 +205,23 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     request = dataclasses.replace(request, run=preflight.run)
     assert preflight.run.logging_config is not None
     log.set_level(preflight.run.logging_config.log_level)
-    # With a new run id, in case the directory holds no run yet.
-    ledger = create_driver_ledger(preflight.store, system.new_run_id())
-    # Before the journal is read: the handle listens to its entries.
-    handle = RunHandle(ledger, filesystem_location=preflight.filesystem_location)
     # Without entry 0, for example, an existing run would look like an unused directory.
     check_no_gaps(preflight.store)
+    ledger = _open_ledger(preflight.store)
+    # Before the journal is read: the handle listens to its entries.
+    handle = RunHandle(ledger, filesystem_location=preflight.filesystem_location)
     view = ledger.catch_up()
-    # A continued run keeps its id, and with it the key of its payloads.
-    ledger.run_id = view.run_id or ledger.run_id
-    key = RunKeyring().find(ledger.run_id)
     rejoins = view.is_active
     if isinstance(view, View) and view.is_active:
         spec = rejoin_run(request, view, preflight, objects=_bundle_objects(request, ledger))
         handle.load_view(view)
     else:
-        check_latest_checkpoint(view, preflight.store)
+        if handle.key is None:
+            raise _missing_key_error(ledger)
+        check_latest_checkpoint(view, ledger.store)
         _warn_if_finished(view)
-        # Created before the upload: the code bundle is encrypted with it.
-        key = key or RunKeyring().create(ledger.run_id)
-        spec = _register_run(request, preflight, ledger, key)
-    attach_headless_leader(handle, ledger, key, spec)
+        spec = _register_run(request, preflight, ledger, handle.key)
+    attach_headless_leader(handle, ledger, spec)
     handle.show_output = show_output
     try:
         handle.supervise_once()
@@ -234,6 +232,25 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
         handle.wait_for_release()
         raise
     return handle
+
+
+def _open_ledger(store: Store) -> Ledger:
+    """Return the ledger of the run in that directory, or of a new one with a new key."""
+    # A continued run keeps its id, and with it the key of its payloads.
+    if (run_id := read_run_id(store)) is not None:
+        return create_driver_ledger(open_authenticated(store), run_id)
+    run_id = system.new_run_id()
+    return create_driver_ledger(AuthenticatedStore(store, RunKeyring().create(run_id)), run_id)
+
+
+def _missing_key_error(ledger: Ledger) -> ConfigError:
+    # Its groups of machines cannot be trusted, and its entries cannot be verified with a new key.
+    return ConfigError(
+        f"The run in {ledger.store.url} cannot be continued: this computer has no key of it.",
+        do="Choose another RunConfig(name=...); or call fit() on the computer where the run was "
+        f"started; or set SPOTFIT_RUN_ID to {ledger.run_id!r} and SPOTFIT_RUN_SECRET to the "
+        "content of the file of that name in ~/.spotfit/keys there.",
+    )
 
 
 def _register_run(
@@ -289,23 +306,33 @@ def _append_fit_started(ledger: Ledger, spec: RunSpec) -> None:
     own_bundle = msgspec.json.decode(msgspec.json.encode(spec.code_bundle))
     for pause_s in _APPEND_RETRY_PAUSES_S:
         before = ledger.journal_view
-        after = ledger.append(FitStarted(spec=spec), after=before)
+        try:
+            after = ledger.append(FitStarted(spec=spec), after=before)
+        except JournalError:
+            # Another process started a run with another key in the same directory.
+            if read_run_id(ledger.store) == ledger.run_id:
+                raise
+            raise _started_twice_error(ledger) from None
         # An unchanged count means that nothing was appended and `after.spec` is that of an earlier
         # fit, possibly with the same code bundle.
         is_started = after.fit_count > before.fit_count
         if is_started and isinstance(after, View) and after.spec.code_bundle == own_bundle:
             return
         if after.is_active:
-            raise RunActiveError(
-                f"Another process started a run in {ledger.store.url} at the same time.",
-                do=f"Follow that run with spotfit.attach({ledger.store.url!r}), or choose "
-                "another RunConfig(name=...).",
-            )
+            raise _started_twice_error(ledger)
         system.SystemClock().wait(pause_s)
     raise TransientStoreError(
         f"The first journal entry of the run in {ledger.store.url} could not be written in "
         f"{len(_APPEND_RETRY_PAUSES_S)} attempts.",
         do="Check that the storage is reachable and accepts writes, then call fit() again.",
+    )
+
+
+def _started_twice_error(ledger: Ledger) -> RunActiveError:
+    return RunActiveError(
+        f"Another process started a run in {ledger.store.url} at the same time.",
+        do=f"Follow that run with spotfit.attach({ledger.store.url!r}), or choose another "
+        "RunConfig(name=...).",
     )
 
 

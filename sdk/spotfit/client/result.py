@@ -21,7 +21,7 @@ from spotfit.checkpoint.checkpoint_dir import (
     store_path,
 )
 from spotfit.checkpoint.committed import check_all_present, open_all
-from spotfit.client.keyring import RunKeyring
+from spotfit.client.keyring import key_of, open_authenticated
 from spotfit.client.metrics_history import read_metrics_history
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.core.clock import Clock
@@ -292,9 +292,10 @@ class Result:
 
         The directory is `<storage_path>/<name>`; with `storage_filesystem`, a pyarrow or fsspec
         file system, `path` belongs to it. The run may still be active. `return_value` is not
-        restored; `error` is the failure of the run, not raised. Raises `ResultNotFoundError`, a
-        RuntimeError, if there is no run or it reported nothing, and `IntegrityError` if a
-        checkpoint is missing.
+        restored; `error` is the failure of the run, not raised. What is read is verified if this
+        machine has the run's key; otherwise a warning says that it is not. Raises
+        `ResultNotFoundError`, a RuntimeError, if there is no run, its journal is not authentic, or
+        it reported nothing, and `IntegrityError` if a checkpoint is missing.
         """
         text, location = os.fspath(path).rstrip("/"), None
         if storage_filesystem is None:
@@ -302,12 +303,13 @@ class Result:
         else:
             store = open_filesystem_store(storage_filesystem, text)
             location = StorageLocation(text, storage_filesystem)
-        view, error = _read_view(store), None
+        store, view = _open_run(store)
+        error = None
         # Fail now, not when the user opens a checkpoint that was deleted by hand.
         check_all_present(store, [each.name for each in without_overwritten(view.checkpoints)])
         if view.run_id and view.fit_end is not None and view.fit_end.outcome != "finished":
             # Without the run's key on this machine, it holds only the text of worker exceptions.
-            error = build_run_error(view.fit_end, store, RunKeyring().find(view.run_id))
+            error = build_run_error(view.fit_end, store, key_of(store))
         return build_result(
             view, store, filesystem_location=location, include_latest=True, error=error
         )
@@ -420,7 +422,8 @@ def _last_metrics(view: JournalView) -> dict[str, Any] | None:
     return cast("dict[str, Any] | None", metrics_from_json(metrics))
 
 
-def _read_view(store: Store) -> JournalView:
+def _open_run(store: Store) -> tuple[Store, JournalView]:
+    """Return the store of a run with this user's key of it, and the state of the run."""
     # In an object store, a missing directory and an empty one are the same.
     if not any(True for _ in store.list()):
         raise ResultNotFoundError(
@@ -429,7 +432,10 @@ def _read_view(store: Store) -> JournalView:
         )
     try:
         check_no_gaps(store)
-        view = Journal(store).catch_up()
+        store = open_authenticated(store)
+        journal = Journal(store)
+        view = journal.catch_up()
+        journal.check_is_authentic()
     except JournalError as error:
         raise ResultNotFoundError(
             f"Failed to restore the result from {store_path(store)}: the journal of the run cannot "
@@ -444,4 +450,4 @@ def _read_view(store: Store) -> JournalView:
             f"metrics nor a checkpoint.{end}",
             do="Pass the directory of a run that reported metrics or a checkpoint.",
         )
-    return view
+    return store, view

@@ -25,7 +25,7 @@ from spotfit.client.console import (
     format_summary,
     run_not_found_error,
 )
-from spotfit.client.keyring import RunKeyring
+from spotfit.client.keyring import key_of, open_authenticated
 from spotfit.client.machine_logs import ALL_MACHINES, read_machine_output, read_unjoined_output
 from spotfit.client.metrics_history import (
     ReportedMetrics,
@@ -55,7 +55,6 @@ from spotfit.model.spec import RunSpec
 from spotfit.model.view import JournalView, View
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.profile import open_provisioner
-from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.factory import credentials_for_nodes, open_store
 
@@ -100,6 +99,8 @@ class RunStatus:
     ended_at_ms: int = 0
     """When it ended, by the clock of a machine; 0 if it has not."""
     progress: ReportedProgress = field(default_factory=ReportedProgress)
+    is_verified: bool = True
+    """Whether the journal was verified with the run's key; False if this machine lacks the key."""
 
 
 def _is_cancelled(view: JournalView, *, save: bool) -> bool:
@@ -120,8 +121,8 @@ class RunHandle:
         self, ledger: Ledger, *, filesystem_location: StorageLocation | None = None
     ) -> None:
         self._ledger = ledger
-        self.key: RunKey | None = None
-        """Set by `attach_headless_leader`; None if this machine does not have the key."""
+        self.key = key_of(ledger.store)
+        """None if this machine does not have the run's key."""
         self._filesystem_location = filesystem_location
         self._clock = system.SystemClock()
         self._last_event_at = self._clock.now()
@@ -178,6 +179,7 @@ class RunHandle:
             started_at_ms=view.fit_started_at_ms,
             ended_at_ms=view.fit_ended_at_ms,
             progress=read_progress(self._ledger.store, view),
+            is_verified=self.key is not None,
         )
 
     def metrics(self) -> list[ReportedMetrics]:
@@ -192,10 +194,10 @@ class RunHandle:
         """Request the end of the run and the release of its machines.
 
         Appends the request to the journal and returns before the leader has carried it out.
-        `reason` is shown to users. With `save` a `Checkpointer` of the run saves first, for which
-        the leader waits at most 2 minutes, or 10 minutes while the save is being uploaded; a later
-        call without `save` ends the wait. Idempotent, also after the end of the run. Raises
-        `StoreError`.
+        Needs no key, only write access to the storage of the run. `reason` is shown to users. With
+        `save` a `Checkpointer` of the run saves first, for which the leader waits at most 2
+        minutes, or 10 minutes while the save is being uploaded; a later call without `save` ends
+        the wait. Idempotent, also after the end of the run. Raises `StoreError`.
         """
         ledger = self._ledger.clone()  # the supervisor thread may be using the handle's ledger
         request = CancelRequested(reason=reason, save=save)
@@ -500,17 +502,19 @@ def attach(url: str | Path) -> RunHandle:
     view = ledger.view
     handle = RunHandle(ledger)
     handle.load_view(view)
-    return attach_headless_leader(handle, ledger, RunKeyring().find(ledger.run_id), view.spec)
+    return attach_headless_leader(handle, ledger, view.spec)
 
 
 def open_ledger(url: str | Path) -> Ledger:
     """Return the ledger of the run at `url`, with its journal read to the end.
 
-    `url` is `<storage_path>/<name>`, such as "s3://bucket/prefix/my-run". Raises
+    `url` is `<storage_path>/<name>`, such as "s3://bucket/prefix/my-run". Everything is verified if
+    this machine has the run's key; otherwise a warning says that nothing is. Raises
     `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
     """
     # The id is replaced below: it is read from the journal.
-    ledger = create_driver_ledger(open_store(url, setting="The URL of the run"), RunId(""))
+    store = open_authenticated(open_store(url, setting="The URL of the run"))
+    ledger = create_driver_ledger(store, RunId(""))
     check_no_gaps(ledger.store)
     view = ledger.catch_up()
     if not isinstance(view, View):
@@ -528,19 +532,17 @@ def create_driver_ledger(store: Store, run_id: RunId) -> Ledger:
     return Ledger(store, run_id, AgentId(f"d{system.new_agent_id()}"), wall_ms=system.wall_ms)
 
 
-def attach_headless_leader(
-    handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
-) -> RunHandle:
-    """Let the handle supervise the run and decrypt its results with `key`; return the handle.
+def attach_headless_leader(handle: RunHandle, ledger: Ledger, spec: RunSpec) -> RunHandle:
+    """Let the handle supervise the run if its ledger has the run's key; return the handle.
 
-    Without a key the handle only observes the run. If the provisioner in `spec` cannot be opened
-    here, a warning is logged, and the handle decrypts results but does not supervise. Changes the
+    `spec` was written by a holder of that key. Without a key the handle only observes the run. If
+    the provisioner in `spec` cannot be opened here, a warning is logged, and the handle decrypts
+    results but does not supervise. Changes the
     handle in place; starts no thread.
     """
+    key = handle.key
     if key is None:
         return handle
-    # Also without the provisioner: the key decrypts the result and the exceptions of workers.
-    handle.key = key
     try:
         provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)
     except SpotfitError as error:
@@ -578,7 +580,8 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
         raise ConfigError(
             f"The run {handle.url} cannot be supervised: this computer has no key of the run.",
             do="Run `spotfit sweep` on the computer where fit() was called, or set "
-            "SPOTFIT_RUN_SECRET to the content of the run's file in ~/.spotfit/keys there.",
+            "SPOTFIT_RUN_ID to the name of the run's file in ~/.spotfit/keys there, and "
+            "SPOTFIT_RUN_SECRET to its content.",
         )
     # Bounded, unlike a driver: the next call of the cron job continues.
     view = sweep(handle.headless_leader, system.SystemClock(), duration_s=duration_s)

@@ -37,6 +37,7 @@ from spotfit.core.ids import AgentId
 RESERVED_PREFIX = ".spotfit/"
 JOURNAL = ".spotfit/journal/"
 VIEWS = ".spotfit/views/"
+LEASES = ".spotfit/leases/"
 MEMBERS = ".spotfit/members/"
 MANIFESTS = ".spotfit/manifests/"
 REFS = ".spotfit/refs/"
@@ -66,7 +67,7 @@ def lease(agent: AgentId) -> str:
 
     Overwritten only by that agent. Other processes read it to detect that the leader is lost.
     """
-    return f".spotfit/leases/{agent}"
+    return f"{LEASES}{agent}"
 
 
 def member(agent: AgentId) -> str:
@@ -124,9 +125,9 @@ _CHECKPOINT_REF = re.compile(re.escape(REFS) + r"(.+)/([^/]+)/(\d+)-(\d+)")
 def name_marker(name: str, round_number: int, *, generated: bool) -> str:
     """Return the object key of a marker that the checkpoint name was assigned in that round.
 
-    `generated` is True if spotfit generated the name and False if user code chose it. The object is
-    empty. The leader writes it when the name is assigned, so that a later leader finds files that
-    were uploaded without a manifest. Example: ".spotfit/manifests/step-500/3.made".
+    `generated` is True if spotfit generated the name and False if user code chose it. The object
+    has no content. The leader writes it when the name is assigned, so that a later leader finds
+    files that were uploaded without a manifest. Example: ".spotfit/manifests/step-500/3.made".
     """
     return f"{MANIFESTS}{name}/{round_number}.{'made' if generated else 'chosen'}"
 

@@ -106,7 +106,8 @@ def _explicit_credentials(store: Store) -> StorageCredentials:
         return {}
     from spotfit.store.objects import ObjectStore
 
-    return store.credentials if isinstance(store, ObjectStore) else {}
+    plain = getattr(store, "plain_store", store)  # of an `AuthenticatedStore`
+    return plain.credentials if isinstance(plain, ObjectStore) else {}
 
 
 # --- Probe of a bucket before a journal is stored in it -------------------------------------------

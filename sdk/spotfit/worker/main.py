@@ -42,6 +42,7 @@ from spotfit.frameworks.devices import worker_devices
 from spotfit.frameworks.framework import Framework
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import env, log
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.protocol.worker_agent import FunctionStarted, StartWorker, WorkerReturned
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
@@ -98,7 +99,8 @@ def configure_logging(level: str) -> None:
 def _run(start: StartWorker, connection: AgentConnection, framework: Framework) -> int:
     """Set up, train and report the outcome; return the exit code."""
     try:
-        store = open_store(start.storage_url, PATIENT_RETRY_POLICY)
+        key = RunKey.from_text(start.secret, RunId(start.run_id))
+        store = AuthenticatedStore(open_store(start.storage_url, PATIENT_RETRY_POLICY), key)
         function = load_training_function(start, store, framework)
     except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
         print_traceback(error)

@@ -7,9 +7,7 @@ import pytest
 
 from spotfit.checkpoint.manifest import Manifest, manifests_of_all
 from spotfit.checkpoint.writer import save_existing_files
-from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
-from spotfit.ledger import keys
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
@@ -53,7 +51,7 @@ def write_checkpoint_files(cluster: FakeCluster, name: str, report: int = 0) -> 
     part = Manifest(
         name=name, round=1, report_index=report, rank=0, ranks=(0,), metrics={"loss": 1.0}, files=()
     )
-    cluster.store.put(keys.manifest(name, 1, 0), encode(part))
+    cluster.put_manifest(part)
 
 
 # --- reports -------------------------------------------------------------------------------------
@@ -605,7 +603,7 @@ def test_the_leader_exits_although_a_shared_parent_is_not_deleted() -> None:
         metrics={},
         files=(),
     )
-    cluster.store.put(late.key, encode(late))
+    cluster.put_manifest(late)
     worker_pool.uploading_round = None
     cluster.advance_until(lambda: cluster.view.fit_end, within_s=200)
     assert cluster.last_event(CheckpointDropped).name == "last"

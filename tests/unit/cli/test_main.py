@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from spotfit.cli.main import app
-from spotfit.client.keyring import RunKeyring
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, RunNotFoundError
 from spotfit.core.ids import AgentId
 from spotfit.host import system
 from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     FailureCause,
@@ -31,6 +31,7 @@ from spotfit.model.events import (
 from spotfit.store.factory import open_store
 from spotfit.testing.builders import (
     RUN_ID,
+    RUN_KEY,
     a_committed_checkpoint,
     a_member,
     a_round,
@@ -47,7 +48,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.url = str(path / "runs" / "digits")
         path.mkdir(exist_ok=True)
-        self.store = open_store(self.url)
+        self.store = AuthenticatedStore(open_store(self.url), RUN_KEY)
         self.ledger = Ledger(self.store, RUN_ID, an_agent_id(0))
 
     def write(self, *events: JournalEvent) -> None:
@@ -64,6 +65,8 @@ class RunDirectory:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A run in its second round, with one checkpoint and one earlier failure."""
     monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SPOTFIT_RUN_ID", RUN_ID)
+    monkeypatch.setenv("SPOTFIT_RUN_SECRET", RUN_KEY.to_text())
     directory = RunDirectory(tmp_path)
     directory.write(
         FitStarted(spec=a_spec(storage_url=directory.url)),
@@ -176,16 +179,25 @@ def test_cancel_requests_the_end_of_the_run(run: RunDirectory) -> None:
     assert run.ledger.catch_up().cancel_reason == "spotfit cancel"
 
 
-def test_sweep_without_the_run_key_is_refused(run: RunDirectory) -> None:
+def test_sweep_without_the_run_key_is_refused(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = invoke("sweep", run.url, "--duration-s", "0").stdout
+    assert "The run is active; leader: none." in shown
+    monkeypatch.delenv("SPOTFIT_RUN_SECRET")
     assert isinstance(invoke("sweep", run.url, "--duration-s", "0").exception, ConfigError)
-    RunKeyring().create(RUN_ID)
-    assert (
-        "The run is active; leader: none." in invoke("sweep", run.url, "--duration-s", "0").stdout
-    )
+
+
+def test_status_without_the_run_key_says_that_nothing_is_verified(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = "not verified: this machine does not have the run's key"
+    assert note not in invoke("status", run.url).stdout
+    monkeypatch.delenv("SPOTFIT_RUN_SECRET")
+    assert note in invoke("status", run.url).stdout
 
 
 def test_sweep_of_an_ended_run_without_machines_returns_at_once(run: RunDirectory) -> None:
-    RunKeyring().create(RUN_ID)
     run.write(FitEnded(outcome="finished"))
     shown = invoke("sweep", run.url, "--duration-s", "60").stdout
     assert "The run is finished; its machines are released." in shown

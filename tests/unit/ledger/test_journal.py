@@ -210,7 +210,7 @@ def long_run() -> tuple[MemoryStore, Journal]:
         writer.append(CANCEL, writer.view)
         assert isinstance(writer.view, View)
         if journal.is_cache_due(writer.view):
-            journal.write_cached_view(store, writer.view)
+            journal.write_cached_view(store, writer.cached_view())
     return store, writer
 
 
