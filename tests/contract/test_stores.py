@@ -4,15 +4,20 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from spotfit.checkpoint.checkpoint_dir import Checkpoint, store_path
+from spotfit.checkpoint.writer import save_existing_files
 from spotfit.store.api import Store
-from spotfit.store.factory import open_store
+from spotfit.store.factory import open_store, to_arrow_filesystem
 from spotfit.store.filesystem import open_filesystem_store
+from spotfit.store.transfer import list_files
 from spotfit.testing.store_suite import StoreSuite
 from tests import azurite, ceph_rgw
 from tests.gcs_server import service_account_key
+from tests.unit.checkpoint.saved_checkpoints import make_manifest
 
 S3_SERVER = """
 import sys
@@ -113,6 +118,22 @@ class TestS3(StoreSuite):
     @pytest.fixture
     def store(self, s3: str) -> Store:
         return open_store(f"s3://bucket/{uuid.uuid4().hex}?endpoint_url={s3}")
+
+    def test_folders_that_pyarrow_creates_are_not_files(self, store: Store, tmp_path: Path) -> None:
+        fs = pytest.importorskip("pyarrow.fs")
+        (tmp_path / "ck" / "sub").mkdir(parents=True)
+        (tmp_path / "ck" / "sub" / "empty").touch()
+        (tmp_path / "ck" / "empty").mkdir()
+        filesystem = to_arrow_filesystem(store)
+        target = f"{store_path(store)}/ck"
+        filesystem.create_dir(f"{target}/empty")
+        fs.copy_files(str(tmp_path / "ck"), target, destination_filesystem=filesystem)
+        assert {info.key for info in store.list("ck")} > {"ck/sub", "ck/empty"}, "as objects"
+        assert list_files(store, "ck") == {"sub/empty": 0}
+        with Checkpoint(target, filesystem).as_directory() as directory:
+            assert [path.name for path in Path(directory, "sub").iterdir()] == ["empty"]
+        manifest = save_existing_files(store, make_manifest("ck"))
+        assert [file.name for file in manifest.files] == ["sub/empty"]
 
 
 @ceph_rgw.requires_ceph

@@ -21,7 +21,7 @@ from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.client.console import read_event_lines
 from spotfit.client.run_handle import RunHandle
 from spotfit.client.trainer import TorchTrainer
-from spotfit.core.errors import ConfigError, IntegrityError
+from spotfit.core.errors import ConfigError, IntegrityError, RunCancelledError
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.topology import NodeAssignment, SnapshotId
 from spotfit.store.factory import open_store
@@ -148,6 +148,39 @@ def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     initialized = [(cloud.marks / f"initialized-{name}").read_text() for name in names]
     assert initialized == ["True", "False"], "the restarted worker must not draw random weights"
     assert killed == undisturbed
+
+
+def test_a_finished_run_has_a_checkpoint_of_its_last_step(cloud: LiveTestCloud) -> None:
+    config = {"strategy": "ddp", "dropout": 0.1, "label": "ended", "every": 100}
+    result = cloud.fit(
+        train, workers=2, name="ended", trainer_type=TorchTrainer, max_failures=0, config=config
+    )
+    assert result.checkpoint is not None
+    snapshot = result.checkpoint.open_snapshot()
+    assert [index.step for index in snapshot.indices] == [EPOCHS * STEPS] * 2
+    assert result.metrics is not None
+    assert result.metrics.keys() == {"loss"}
+
+
+def test_a_cancelled_run_loses_no_step(cloud: LiveTestCloud) -> None:
+    def train_until_cancelled(config: Config) -> None:
+        model = prepare_model(nn.Linear(2, 2))
+        ckpt = Checkpointer(model=model, every=10**6)
+        restored = ckpt.restore()
+        (Path(config["marks"]) / "resumed").write_text(str(restored.step if restored else 0))
+        for _ in range(10**6 if restored is None else 0):
+            time.sleep(0.01)
+            ckpt.step()
+            (Path(config["marks"]) / "step").write_text(str(ckpt.steps))
+
+    handle = cloud.submit(train_until_cancelled, workers=2, name="run", trainer_type=TorchTrainer)
+    cloud.wait_for_mark("step")
+    at_request = int((cloud.marks / "step").read_text() or 1)
+    handle.cancel()
+    with pytest.raises(RunCancelledError):
+        handle.result(60)
+    cloud.fit(train_until_cancelled, workers=2, name="run", trainer_type=TorchTrainer)
+    assert int((cloud.marks / "resumed").read_text()) >= at_request
 
 
 def test_workers_killed_right_after_a_snapshot_resume_from_memory(cloud: LiveTestCloud) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, help="seeds of every scenario in tests/sim")
+    parser.addoption("--cases", type=int, default=300, help="cases of tests/sim/test_object_fuzz")
 
 
 @pytest.fixture

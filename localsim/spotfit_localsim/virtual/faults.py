@@ -21,6 +21,10 @@ class FaultConfig:
     """Store requests that are not executed."""
     lost_response_probability: float = 0.0
     """Store requests that are executed but whose response is lost."""
+    false_conflict_probability: float = 0.0
+    """Creates that are answered as if the object existed, although nothing was written."""
+    damaged_response_probability: float = 0.0
+    """Reads of which the last byte is lost."""
     latency_s: FloatRange = (0.005, 0.03)
     slow_request_probability: float = 0.0
     """Store requests that take `slow_latency_s` instead of `latency_s`."""
@@ -140,6 +144,16 @@ class FaultyConnection:
         """Draw whether a request that has timed out is executed nevertheless."""
         # Both outcomes are likely in production, and the client must survive both.
         return self._stream.bernoulli(0.5)
+
+    def reports_false_conflict(self) -> bool:
+        """Draw whether a create is answered as if the object existed."""
+        probability = self._active_faults.faults.false_conflict_probability
+        return probability > 0.0 and self._stream.bernoulli(probability)
+
+    def maybe_damage(self, body: bytes) -> bytes:
+        """Return the body of a response, without its last byte if the response is damaged."""
+        probability = self._active_faults.faults.damaged_response_probability
+        return body[:-1] if probability and self._stream.bernoulli(probability) else body
 
     def maybe_lose_request(self) -> None:
         """Raise `TransientStoreError` if the request is lost before its execution."""

@@ -14,7 +14,7 @@ import msgspec
 from spotfit.core.codec import decoder
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import keys
-from spotfit.ledger.journal import CachedView
+from spotfit.ledger.journal import CachedView, decode_entry
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
@@ -39,10 +39,10 @@ from spotfit.model.events import (
 from spotfit.model.group import GroupPlan
 from spotfit.model.topology import Round
 from spotfit.model.view import JournalView, View, fold
+from spotfit.security.object_mac import strip_mac
 from spotfit_localsim.virtual.sim_workers import read_checkpoint_state
 from spotfit_localsim.virtual.workload import SimTraining, validation_score
 
-_entry_decoder = decoder(JournalEntry)
 _view_cache_decoder = decoder(CachedView)
 # Writing equal bytes again is allowed: a retry cannot tell whether it succeeded.
 _IMMUTABLE_PREFIXES = (
@@ -154,7 +154,7 @@ class InvariantChecker:
         elif key.startswith(keys.JOURNAL) and before is None:
             self._check_entry_written(writer, key, after)
         elif key.startswith(keys.VIEWS) and before is None:
-            view = _view_cache_decoder.decode(after).view
+            view = _view_cache_decoder.decode(strip_mac(after)).view
             if key != keys.cached_view(view.next_slot) or view != self.views[view.next_slot]:
                 self.report_violation(
                     f"the cached view {key} of {writer} differs from the reference view"
@@ -172,7 +172,7 @@ class InvariantChecker:
                 f"{writer} wrote {key}: a gap, the next slot is {self.reference_view.next_slot}"
             )
             return
-        entry = _entry_decoder.decode(body)
+        entry = decode_entry(body)
         self.entry_bodies.append(body)
         self.entries.append(entry)
         self._on_entry(entry)

@@ -38,6 +38,12 @@ ORDINARY_FAULTS = FaultConfig(
 )
 """Occasional faults of the bucket and of processes."""
 
+_FLAWED_BUCKET_FAULTS = FaultConfig(
+    lost_request_probability=0.1,
+    false_conflict_probability=0.1,
+    damaged_response_probability=0.01,
+)
+
 LONG_WORKLOAD = Workload(steps=60, save_every=6)
 
 # Without faults: a failure here is a failure of every run.
@@ -67,6 +73,14 @@ slow_bucket = Scenario(
         slow_request_probability=0.3,
         slow_latency_s=(0.5, 12.0),
     ),
+    events=(ReclaimMachine(AtStep(12), "leader"),),
+)
+
+# A tenth of the requests fails, conflicts are reported wrongly and responses are damaged, while a
+# new leader must be elected.
+flawed_bucket = Scenario(
+    "flawed_bucket",
+    faults=_FLAWED_BUCKET_FAULTS,
     events=(ReclaimMachine(AtStep(12), "leader"),),
 )
 
@@ -350,6 +364,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     spot_storm,
     zone_outage,
     slow_bucket,
+    flawed_bucket,
     lone_survivor,
     deposed_leader,
     all_machines_reclaimed,
@@ -421,6 +436,9 @@ def random_scenario(seed: int) -> Scenario:
         faults_duration_s=rng.uniform(60.0, 300.0),
     )
     scenario = _add_stalls(scenario, SeededStreams(seed).stream("stalls"))
+    # The other seeds keep the faults that they had before this bucket existed.
+    if seed % 8 == 7:
+        scenario = replace(scenario, faults=_with_flawed_bucket(scenario.faults))
     # Half of the seeds validate; the others keep the scenario they had before validations existed.
     if seed % 4 in (0, 3):
         return _add_validations(scenario, SeededStreams(seed).stream("validations"))
@@ -544,6 +562,15 @@ def _draw_faults(rng: RandomStream) -> FaultConfig:
         freeze_probability=rng.choice([0.0, 0.001, 0.01]),
         freeze_s=(0.2, rng.choice([3.0, 40.0])),
         crash_probability=rng.choice([0.0, 0.0002, 0.001]),
+    )
+
+
+def _with_flawed_bucket(faults: FaultConfig) -> FaultConfig:
+    return replace(
+        faults,
+        lost_request_probability=_FLAWED_BUCKET_FAULTS.lost_request_probability,
+        false_conflict_probability=_FLAWED_BUCKET_FAULTS.false_conflict_probability,
+        damaged_response_probability=_FLAWED_BUCKET_FAULTS.damaged_response_probability,
     )
 
 

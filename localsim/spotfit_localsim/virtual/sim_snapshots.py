@@ -25,9 +25,13 @@ from spotfit.checkpoint.writer import decode_upload_job, upload_snapshot
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import IntegrityError
 from spotfit.host.owned_dirs import SHARED_MEMORY_DIR
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.worker_agent import StartWorker
+from spotfit.security.run_key import RunKey
 from spotfit.sidecar.uploader import QueuedUpload
+from spotfit_localsim.random_streams import SeededStreams
+from spotfit_localsim.virtual.faults import NO_FAULTS, ActiveFaults, FaultyConnection
 from spotfit_localsim.virtual.sim_store import SimBucket, SimStore
 
 _INDEX_BYTES = 4096
@@ -247,6 +251,8 @@ def read_bucket_state(objects: Mapping[str, bytes], name: str) -> SimSavedState 
 
 def simulate_upload(
     bucket: SimBucket,
+    run_key: RunKey,
+    *,
     writer: str,
     queued_upload: QueuedUpload,
     duration_s: float,
@@ -255,14 +261,15 @@ def simulate_upload(
     """Upload as the uploader process does; a killed upload leaves a part of the objects."""
     job = decode_upload_job(queued_upload.request.upload_job)
     assert job is not None
+    store = AuthenticatedStore(FaultFreeStore(bucket, writer), run_key)
     try:
         yield duration_s / 2
         with suppress(_UploadInterrupted):
             # A first attempt that stops after one object: its leftovers must not disturb the
             # second.
-            upload_snapshot(InterruptedStore(bucket, writer), job)
+            upload_snapshot(AuthenticatedStore(InterruptedStore(bucket, writer), run_key), job)
         yield duration_s / 2
-        outcomes.append(upload_snapshot(FaultFreeStore(bucket, writer), job))
+        outcomes.append(upload_snapshot(store, job))
     except IntegrityError as torn:
         outcomes.append(torn.message)
 
@@ -274,6 +281,9 @@ class FaultFreeStore(SimStore):
         self._bucket = bucket
         self._prefix = ""
         self._writer = writer
+        # Without faults nothing is drawn from the stream.
+        stream = SeededStreams(0).stream("fault-free store")
+        self._connection = FaultyConnection(ActiveFaults(NO_FAULTS), stream)
 
     def _send_request(self, kind: str, operation: Callable[[], bool] | None = None) -> None:
         pass

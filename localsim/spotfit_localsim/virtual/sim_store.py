@@ -72,7 +72,7 @@ class SimStore:
         self._receive_response()
         if body is None:
             raise NotFoundError(f"Object {key!r} does not exist.", do="List the prefix.")
-        return body
+        return self._connection.maybe_damage(body)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key)[start : start + length]
@@ -85,9 +85,14 @@ class SimStore:
 
     def create(self, key: str, body: bytes) -> None:
         # Checked and written in one operation: creation is atomic in every supported bucket.
+        is_refused = self._connection.reports_false_conflict()
         created = self._call(
             "create",
-            lambda: self._prefix + key not in self._bucket.objects and self._write(key, body),
+            lambda: (
+                not is_refused
+                and self._prefix + key not in self._bucket.objects
+                and self._write(key, body)
+            ),
         )
         if not created:
             raise AlreadyExistsError(f"{key!r} exists already.", do="Read it.")

@@ -28,6 +28,7 @@ from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import SnapshotShard
@@ -51,12 +52,15 @@ from spotfit.protocol.worker_agent import (
     WorkerRaised,
     WorkerReturned,
 )
+from spotfit.security.object_mac import strip_mac
+from spotfit.security.run_key import RunKey
 from spotfit.sidecar.uploader import QueuedUpload
 from spotfit.store.transfer import FileRecord
 from spotfit_localsim.random_streams import RandomStream
 from spotfit_localsim.virtual.engine import Engine, SimProcess, Timer
 from spotfit_localsim.virtual.sim_network import SimNetwork
 from spotfit_localsim.virtual.sim_snapshots import (
+    FaultFreeStore,
     SimNodeMemory,
     SimRoutine,
     SimSavedState,
@@ -85,7 +89,7 @@ def read_checkpoint_state(objects: Mapping[str, bytes], name: str) -> SimSavedSt
     manifest_keys = [key for key in objects if key.startswith(folder) and key.endswith(".json")]
     # Of several attempts to save under one name, the last complete one counts.
     manifests = newest_complete_manifests(
-        [_manifest_decoder.decode(objects[key]) for key in manifest_keys]
+        [_manifest_decoder.decode(strip_mac(objects[key])) for key in manifest_keys]
     )
     if manifests and manifests[0].is_snapshot:
         return read_bucket_state(objects, name)
@@ -108,6 +112,7 @@ class SimWorkerContext:
     engine: Engine
     network: SimNetwork
     bucket: SimBucket
+    run_key: RunKey
     training: SimTraining
     stream: RandomStream
     report_violation: Callable[[str], None]
@@ -628,7 +633,8 @@ def upload(context: SimWorkerContext, writer: str, part: Manifest, body: bytes) 
     yield half_s
     context.bucket.write(writer, f"{part.folder}/{part.files[0].name}", body)
     yield half_s
-    context.bucket.write(writer, part.key, encode(part))
+    store = AuthenticatedStore(FaultFreeStore(context.bucket, writer), context.run_key)
+    store.put(part.key, encode(part))
 
 
 class _FileUpload(NamedTuple):
@@ -664,7 +670,12 @@ class _SnapshotUpload:
     def run(self, context: SimWorkerContext, writer: str) -> SimRoutine:
         duration_s = context.stream.uniform_in(context.training.workload.upload_s)
         yield from simulate_upload(
-            context.bucket, writer, self.queued_upload, duration_s, self._outcomes
+            context.bucket,
+            context.run_key,
+            writer=writer,
+            queued_upload=self.queued_upload,
+            duration_s=duration_s,
+            outcomes=self._outcomes,
         )
 
     def report_done(self, pool: SimWorkerPool) -> None:

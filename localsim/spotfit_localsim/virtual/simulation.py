@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from spotfit.core.ids import RunId
 from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.spec import RunSpec, ValidationSpec
 from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.security.run_key import RunKey
+from spotfit.store.api import Store
 from spotfit_localsim.random_streams import SeededStreams
 from spotfit_localsim.virtual.engine import Engine, SimClock, SimProcess, simulation_patches
 from spotfit_localsim.virtual.faults import ActiveFaults, FaultyConnection, ProcessFaultInjector
@@ -43,6 +46,7 @@ from spotfit_localsim.virtual.workload import SimTraining
 
 # Constant: names of objects must not differ between seeds.
 RUN_ID = RunId("5" * 32)
+RUN_KEY = RunKey(b"run key of all simulated runs ..", RUN_ID)
 # How often the end of the run is checked, in virtual time.
 _CHECK_INTERVAL_S = 1.0
 _SPOTFIT_FOLDER = keys.RESERVED_PREFIX.rstrip("/")
@@ -386,9 +390,12 @@ class SimWorld:
     def _create_dependencies(self) -> SimDependencies:
         design, streams = self._design, self._random_streams
 
-        def open_store(process: SimProcess) -> SimStore:
+        def open_store(process: SimProcess) -> Store:
             stream = streams.stream(f"line of {process.name}")
-            return design.store(self.bucket, process, FaultyConnection(self._active_faults, stream))
+            store = design.store(
+                self.bucket, process, FaultyConnection(self._active_faults, stream)
+            )
+            return AuthenticatedStore(store, RUN_KEY)
 
         # Drawn in every simulation, so that a fixed design does not change the later faults.
         drawn = self._fault_rng.bernoulli(_BACKGROUND_CALLS_FRACTION)
@@ -397,6 +404,7 @@ class SimWorld:
             engine=self.engine,
             network=self.network,
             bucket=self.bucket,
+            run_key=RUN_KEY,
             training=self._training,
             stream=streams.stream("workers"),
             report_violation=self.checker.report_violation,

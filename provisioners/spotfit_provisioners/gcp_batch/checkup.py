@@ -113,9 +113,13 @@ class _GcpAccountChecks:
                 zones = [z for z in zones if not name or self._get_compute_resource(paths[z])]
                 if not zones:
                     raise ConfigError(
-                        f"None of the allowed zones of {self._options.region} has {name}.",
-                        do="Choose other zones or machines: `gcloud compute machine-types "
-                        "list` and `gcloud compute accelerator-types list` show which zones do.",
+                        f"GcpBatchOptions(machine_type={self._options.machine_type!r}, accelerator="
+                        f"{self._options.accelerator!r}): no allowed zone of "
+                        f"{self._options.region} has them; {name} is missing in "
+                        f"{', '.join(paths)}.",
+                        do="Choose another zones=, region=, machine_type= or accelerator=: `gcloud "
+                        "compute machine-types list` and `gcloud compute accelerator-types list` "
+                        "show which zones have them.",
                     )
             return ", ".join(zones)
 

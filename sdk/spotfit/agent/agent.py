@@ -96,7 +96,8 @@ class JournalPoller:
     def last_contact_at(self) -> float:
         """Event-loop time in seconds of the last read of the journal, else of the first `poll`.
 
-        Infinity before the first `poll`. The agent exits if it is too long ago.
+        Infinity before the first `poll`. The agent exits if that is more than `orphan_timeout_s`
+        ago while it is not connected to a leader.
         """
         # A machine may boot while the bucket is unavailable: count from its start at the earliest.
         return max(self._started_at, self._writer.last_read_at)

@@ -52,9 +52,9 @@ class CheckpointGarbageCollector:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a deletion or a scan is pending.
+        """Whether a deletion or a search of the bucket is pending, which delays the leader's exit.
 
-        Deletions that wait for uploads sharing the files do not count.
+        Deletions that wait for uploads sharing the files do not count, nor do markers.
         """
         return (
             not self._pending_deletions.keys() <= self._parent_checkpoints
@@ -71,7 +71,7 @@ class CheckpointGarbageCollector:
         )
 
     def record_name(self, name: str, round_number: int, *, is_generated: bool) -> None:
-        """Queue a marker object for a name that workers of that round will upload to.
+        """Queue the write of a marker object for a name that workers of that round will upload to.
 
         `is_generated`: spotfit generated the name, the user did not request it. The marker lets a
         later leader find files that were uploaded without a manifest.
@@ -80,9 +80,10 @@ class CheckpointGarbageCollector:
         self._pending_name_markers[f"note {round_number} {name}"] = write
 
     def scan_for_debris(self, view: View, *, before_round: int) -> None:
-        """Queue a search for uncommitted files of rounds before `before_round`, to delete them.
+        """Queue a search for checkpoints to delete: names last used before `before_round`.
 
-        Called when a round was opened. Replaces a search that is pending.
+        It finds names that were never committed, and dropped ones with remaining files. Called when
+        the leader has opened a round. Replaces a search that is pending.
         """
         scan = partial(
             find_abandoned,

@@ -100,7 +100,8 @@ class Collectives:
     def check_timeouts(self, now: float, find_missing: FindMissingRanks) -> list[OutgoingFrame]:
         """Abort collectives after the timeout; warn about those that have waited for long.
 
-        Returns the frames to send: an abort for each rank that waits, a warning for one of them.
+        Returns the frames for workers: an abort for each rank that waits in an aborted collective,
+        and a warning for the lowest rank that waits in one of the others.
         """
         frames: list[OutgoingFrame] = []
         # A copy: `_abort` removes the collective.
@@ -131,8 +132,9 @@ class Collectives:
     ) -> list[OutgoingFrame]:
         """Abort collectives that cannot complete; return the aborts to send, each with its reason.
 
-        Either a required rank is in `returned_ranks` (its training function has returned), or every
-        other rank is blocked and they wait in different collectives.
+        One cannot if a required rank is in `returned_ranks`: its training function has returned. If
+        all ranks that have not returned are blocked, they wait in different collectives, and all
+        collectives are aborted.
         """
         # The usual case: called for every frame.
         if not self._pending:

@@ -32,6 +32,7 @@ from spotfit.host import env, log, machine, owned_dirs, system
 from spotfit.host.event_loop import EventLoop
 from spotfit.host.owned_dirs import owned_directory
 from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member
@@ -45,12 +46,10 @@ from spotfit.sidecar.callbacks import ProcessCallbackRunner
 from spotfit.sidecar.validator import ProcessValidator
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
-from spotfit.store.retry import PATIENT_RETRY_POLICY, RetryPolicy
+from spotfit.store.retry import AGENT_RETRY_POLICY, PATIENT_RETRY_POLICY
 
 # Notice sources wake the loop themselves; this bounds the delay of plug-ins that cannot.
 _NOTICE_POLL_S = 0.25
-# The agent decides again after each failed journal call: a blind retry could write a stale entry.
-_SINGLE_ATTEMPT = RetryPolicy(max_attempts=1)
 # One call each may be in progress: read the journal, write an entry, read or renew a lease.
 _JOURNAL_THREADS = 3
 # Killed workers exit within milliseconds; their last lines of output are still in the pipes.
@@ -123,7 +122,7 @@ def _run_agent(
     # Entered before the sources are opened: one of them may replace the handler of SIGTERM.
     exit_stack.enter_context(_restore_signal_handlers())
     notice_sources = [open_notice_source(name, node.loop.wake) for name in launch.notice_sources]
-    ledger_store = open_store(launch.run_url, _SINGLE_ATTEMPT)
+    ledger_store = AuthenticatedStore(open_store(launch.run_url, AGENT_RETRY_POLICY), node.key)
     agent = Agent(
         member=_make_member(
             assignment,
@@ -161,7 +160,8 @@ def _open_node(assignment: AgentAssignment, clock: Clock, exit_stack: ExitStack)
     # The loop is closed last: every other resource has registered its sockets or pipes in it.
     loop = EventLoop(clock)
     exit_stack.callback(loop.close)
-    store = open_store(launch.run_url, PATIENT_RETRY_POLICY)
+    key = RunKey.from_text(launch.secret, launch.run_id)
+    store = AuthenticatedStore(open_store(launch.run_url, PATIENT_RETRY_POLICY), key)
     # Directories of agents that were killed are deleted first; no other process deletes them.
     scratch_parent = Path(env.read(env.SCRATCH_DIR) or tempfile.gettempdir())
     scratch = exit_stack.enter_context(owned_directory(scratch_parent, f"scratch-{agent_id}"))
@@ -184,7 +184,7 @@ def _open_node(assignment: AgentAssignment, clock: Clock, exit_stack: ExitStack)
     exit_stack.callback(log_shipper.close)
     return _Node(
         agent_id=agent_id,
-        key=RunKey.from_text(launch.secret, launch.run_id),
+        key=key,
         loop=loop,
         store=store,
         scratch=str(scratch),

@@ -100,7 +100,8 @@ class HangDetector:
     def next_check(self) -> float:
         """Event-loop time in seconds at which to call `check` again if no event arrives before.
 
-        `math.inf` if nothing is due: the detection is disabled, or the hang was reported.
+        `math.inf` if nothing is due: the timeout for progress is disabled, or the hang was
+        reported.
         """
         if self._suspected_hang is not None:
             return self._requested_at + STACK_DUMP_TIMEOUT_S

@@ -30,6 +30,7 @@ from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import journal
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
+    CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
     FitEnded,
@@ -85,7 +86,8 @@ class Lease:
     def renew_soon(self, now: float) -> None:
         """Make a renewal due at `now`; the next `renew_if_due` starts it.
 
-        Called when the end of the fit changes the lease timeout of the other agents.
+        Called when the fit has ended: from then on headless leaders claim the leadership after the
+        shorter `CLEANUP_LEASE_TIMEOUT_S`.
         """
         self._next_renewal_at = now
 
@@ -172,7 +174,7 @@ class Leader:
     # --- messages of agents ------------------------------------------------------------------
 
     def on_agent_event(self, event: AgentMessageReceived | AgentDisconnected, now: float) -> None:
-        """Process a message or the disconnection of an agent, this one included.
+        """Process a message or the disconnection of any agent, the leader's own included.
 
         An agent that has sent no `Join` to this leader is disconnected, so that it reconnects with
         one.
@@ -253,8 +255,9 @@ class Leader:
         view = self._ledger.view
         # The cached view spares later readers the replay of the whole journal.
         if journal.is_cache_due(view):
+            cached = self._ledger.cached_view()
             self._services.node_services.background_calls().send(
-                "view cache", lambda: journal.write_cached_view(self._ledger.store, view)
+                "view cache", lambda: journal.write_cached_view(self._ledger.store, cached)
             )
         self._apply_event(entry.event, view, now)
 
@@ -277,6 +280,9 @@ class Leader:
                     self._observations.record(validation_changed_at=now)
             case CheckpointDropped(name=name):
                 self._checkpoint_gc.schedule_deletion(name)
+            case CancelRequested(save=True, reason=reason):
+                if rounds.open_round is not None:
+                    rounds.open_round.request_final_save(reason, now)
             case PreemptionNoticed():
                 if rounds.open_round is not None:
                     rounds.open_round.announce_preemption(view, self._observations.state, now)

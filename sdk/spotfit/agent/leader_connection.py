@@ -55,7 +55,7 @@ class LeaderConnection:
         self._connect_at = float("-inf")
         self._retried_address: str | None = None
         self._observed_leader: AgentId | None = None
-        self._lease = b""
+        self._lease = 0
         self._is_reading_lease = False
         self._observation: LeaderObservation | None = None
 
@@ -82,7 +82,10 @@ class LeaderConnection:
         self._retried_address = None
 
     def on_rejected(self, now: float) -> None:
-        """Disconnect from a peer that is not the leader; `connect` retries 0.5 s after `now`."""
+        """Disconnect from a peer that has answered `JoinRejected`: it is not the leader of the run.
+
+        `connect` retries 0.5 s after `now`.
+        """
         self.disconnect()
         # The journal of this agent or of the peer is outdated, and is read before the next attempt.
         self._connect_at = now + _RECONNECT_DELAY_S
@@ -124,9 +127,9 @@ class LeaderConnection:
     def connect(self, view: View, join: Join, timing: RunTiming, now: float) -> bool:
         """Start a connection to the leader of `view` and send `join`; called at each tick.
 
-        Returns True if a connection was started, which is not established yet. Returns False if
-        there already is one, if a retry is not due, or if only an election helps because the leader
-        has vanished.
+        Returns True if a connection was started, which is not established yet. Returns False if one
+        to this leader exists, if no agent leads, if a retry is not due, or if only an election
+        helps because the leader has vanished.
         """
         address = view.leader.coordinator_address if view.leader else None
         if address is None or self.address == address or now < self._connect_at:
@@ -192,7 +195,7 @@ class LeaderConnection:
             return
         # Every leader has a lease object of its own, whose timeout starts with the election.
         if leader.leader != self._observed_leader:
-            self._observed_leader, self._lease, self._is_reading_lease = leader.leader, b"", False
+            self._observed_leader, self._lease, self._is_reading_lease = leader.leader, 0, False
             self._observation, self._retried_address = LeaderObservation(lease_changed_at=now), None
         is_established = (
             self.address is not None
@@ -208,8 +211,8 @@ class LeaderConnection:
             self._is_reading_lease = result is None
             # A read that failed says nothing about the leader: the bucket may be unavailable.
             if result is not None and result.error is None:
-                # Compared by content only: clocks of two machines are never compared.
+                # A counter, because clocks of two machines are never compared.
                 self._observation = after_lease_read(
-                    self.leader_observation(now), now, has_changed=result.value != self._lease
+                    self.leader_observation(now), now, has_changed=result.value > self._lease
                 )
-                self._lease = result.value
+                self._lease = max(self._lease, result.value)

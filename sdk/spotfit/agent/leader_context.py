@@ -38,7 +38,7 @@ class Observations:
         """Whether an event may have changed what the policies decide."""
 
     def record(self, **changes: Any) -> None:
-        """Change fields of the state because of an event, and request a new decision.
+        """Change fields of the leader's state because of an event, and request a new decision.
 
         Without `changes`, only the decision is requested: the event has changed another input of
         it, such as the journal or the roster.

@@ -12,7 +12,7 @@ from typing import Any
 
 from spotfit.core.clock import Clock
 from spotfit.core.codec import encode
-from spotfit.core.errors import AlreadyExistsError, StoreError, TransientStoreError
+from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId
 from spotfit.host import log
 from spotfit.ledger import keys
@@ -57,7 +57,7 @@ class LogShipper:
         self._thread.start()
 
     def add_line(self, round_number: int, rank: int, stream: str, text: str) -> None:
-        """Append a line of output for the writer thread. Never blocks and does no I/O.
+        """Buffer a line of worker or sidecar output, which a thread writes to the bucket later.
 
         `rank` is global, or a pseudo-rank such as `keys.SIDECAR_RANK`, with round -1. `stream` is
         "out" or "err". Over 8 MiB of unwritten lines, the line is dropped and counted in the log.
@@ -131,9 +131,9 @@ class LogShipper:
         """
         while True:
             try:
-                self._store.create(keys.logs(self._agent_id, self._written_chunks), chunk)
-            except AlreadyExistsError:
-                pass  # An earlier attempt was stored and its answer lost: the key has one writer.
+                # Not `create`, which the store sends once only: the key has one writer, and a
+                # repeated write stores the same bytes.
+                self._store.put(keys.logs(self._agent_id, self._written_chunks), chunk)
             except TransientStoreError as error:
                 log.debug("logs.write_retried", reason=str(error))
                 self._clock.wait(_RETRY_DELAY_S)

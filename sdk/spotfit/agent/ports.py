@@ -101,8 +101,8 @@ class AgentTransport(Protocol):
     def send_to_leader(self, message: ToLeader) -> None:
         """Queue a message for the leader of the last `connect`; its delivery is not confirmed.
 
-        Without a connection the message is dropped: the `LeaderDisconnected` event has reported the
-        reason. Messages sent while the connection is being established are sent after `join`.
+        Dropped without an error before `connect`, after `disconnect` and after the connection was
+        lost. Messages sent while the connection is being established are sent after `join`.
         """
         ...
 
@@ -222,8 +222,8 @@ class WorkerPool(Protocol):
     def send(self, rank: int, frame: ToWorker) -> None:
         """Send a frame to the worker with that global rank; dropped if it has exited.
 
-        A `CheckpointNamed` also starts the upload of the rank's snapshot, even if the worker has
-        exited.
+        A `CheckpointNamed` also starts the upload of the snapshot that the rank has submitted with
+        that report, if any, even if the worker has exited.
         """
         ...
 
@@ -253,10 +253,10 @@ class WorkerPool(Protocol):
 
     @property
     def is_warm(self) -> bool:
-        """Whether the fork server has imported everything that workers need to start.
+        """Whether the fork server has imported what workers need up to their first training steps.
 
-        Also True if no fork server is used: waiting would not make the start faster. Reported to
-        the leader.
+        Also True if no fork server is used: waiting would not make the start faster. The agent
+        reports it to the leader, which counts only warm nodes as a ready replacement.
         """
         ...
 
@@ -310,11 +310,12 @@ class CallbackRunner(Protocol):
     """The process on the leader's node that runs the user's callbacks. No method blocks."""
 
     def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
-        """Queue the `after_report` callbacks for a report that all ranks have made.
+        """Queue the `after_report` callbacks for a report that all required ranks have made.
 
-        `metrics` has the JSON object of each rank, indexed by global rank. `checkpoint` is the name
-        of its committed checkpoint (`"checkpoint_2025-01-31_12-00-00.000000"`), None for a report
-        without files.
+        `metrics` has the JSON object of each rank, indexed by global rank; `{}` where that of a
+        rank is missing. `checkpoint` is the name of the report's committed checkpoint, such as
+        `"checkpoint_2025-01-31_12-00-00.000000"`, None if it has no files or they could not be
+        saved.
         """
         ...
 
@@ -383,7 +384,7 @@ class BackendHookRunner(Protocol):
 
     # Without this a hook that waits for lost workers would block the hooks of the next round.
     def abandon_round(self, round_number: int) -> None:
-        """Fail all present and later worker calls of that round, because its workers have exited.
+        """Fail all present and later worker calls of that round, whose workers are killed or gone.
 
         The calls raise `StaleWorkerGroupError` in the hook. A hook that does not return within a
         timeout is killed. A repeated call is harmless.
@@ -502,7 +503,7 @@ class NodeServices(Protocol):
         ...
 
     def background_calls(self) -> BackgroundCalls:
-        """Threads for slow calls to the bucket and the cloud, shared by all parts of the agent.
+        """Return the runner of slow calls to the bucket and the cloud, shared by the agent's parts.
 
         Every call returns the same object.
         """
@@ -510,9 +511,9 @@ class NodeServices(Protocol):
 
     # Separate threads: a lease that is renewed too late costs the leadership (docs/decisions/0023).
     def journal_background_calls(self) -> BackgroundCalls:
-        """Threads for the journal and the lease only: these never queue behind a slow cloud API.
+        """Return a runner of calls for the journal and the lease only.
 
-        Every call returns the same object.
+        It has its own threads: such calls never queue behind a slow cloud API.
         """
         ...
 

@@ -46,7 +46,10 @@ class PreviousRounds:
         """The first round that this leader has opened."""
 
     def begin_round(self, round_number: int) -> None:
-        """Discard uncommitted checkpoints: the opened round starts from a committed one."""
+        """Discard uncommitted checkpoints of earlier rounds: the opened round has not used them.
+
+        Also records the first round that this leader has opened, for `parent_snapshot`.
+        """
         self._ready_checkpoints = ()
         # Snapshots of earlier terms are not shared: see `parent_snapshot`.
         if self._first_opened_round is None:
@@ -68,7 +71,10 @@ class PreviousRounds:
         self._corrupt_checkpoints |= coordinator.corrupt_checkpoints
 
     def mark_committed(self, name: str) -> None:
-        """Remove a checkpoint that the journal has committed; harmless if it is unknown."""
+        """Take a checkpoint off the list of uncommitted ones, because the journal has committed it.
+
+        Harmless if it is not listed.
+        """
         self._ready_checkpoints = tuple(
             ready for ready in self._ready_checkpoints if ready.name != name
         )
@@ -114,9 +120,10 @@ class PreviousRounds:
     def uncommitted_checkpoints(
         self, view: View, coordinator: RoundCoordinator | None
     ) -> tuple[ReadyCheckpoint, ...]:
-        """Return the complete checkpoints that are newer than the committed ones, oldest first.
+        """Return the complete checkpoints of the last round that are newer than all committed ones.
 
-        They are those of earlier rounds and of `coordinator`, the open round (None without one).
+        Oldest first. `coordinator` is that of the open round; with None they are those of the round
+        that was closed last. The leader commits them.
         """
         # Older rounds first: checkpoints are committed in the order in which they were saved.
         complete = (
@@ -128,10 +135,10 @@ class PreviousRounds:
     def parent_snapshot(self, view: View, coordinator: RoundCoordinator | None) -> str:
         """Return the name of the latest committed snapshot, whose files the next one may share.
 
-        `coordinator`: the open round, whose ranks may have found it corrupt; None without one.
-        Returns '' if there is none or it is known to be corrupt: a snapshot that shares its files
-        would be corrupt, too. What an earlier leader knew about corruption is lost, so the first
-        snapshot after a change of the leader is uploaded in full.
+        Returns '' if there is none, if it is known to be corrupt, or if it is from before the first
+        round of this leader: what an earlier leader knew about corruption is lost. The next
+        snapshot is then uploaded in full. `coordinator`: the open round, whose ranks may have found
+        the snapshot corrupt; None without one.
         """
         corrupt = self._corrupt_checkpoints | (
             coordinator.corrupt_checkpoints if coordinator else set()

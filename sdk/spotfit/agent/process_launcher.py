@@ -110,12 +110,15 @@ class ProcessLauncher:
 
     @property
     def live_count(self) -> int:
-        """The number of processes that have not ended and been reaped, queued ones included."""
+        """How many processes have not ended or were not reaped, queued ones included; 0 for none.
+
+        A process that was spawned, not forked, may count twice.
+        """
         return len(self._children) + self._spawner.live_count
 
     @property
     def is_warm(self) -> bool:
-        """Whether the fork server has imported everything that workers need.
+        """Whether the fork server has imported what workers need up to their first training steps.
 
         Also True without a fork server, where processes are spawned and never become warm.
         """

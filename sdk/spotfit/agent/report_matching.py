@@ -43,6 +43,7 @@ from spotfit.protocol.worker_agent import (
     CheckpointNamed,
     FilesReport,
     MetricsReport,
+    ReportsSettled,
     SaveCompleted,
     UploadFailed,
 )
@@ -102,7 +103,7 @@ class Open:
     validation_requests: dict[int, ValidationRequest | None] = field(default_factory=dict)
 
     def add_rank(self, rank: int, report: FilesReport) -> None:
-        """Add the files report of one global rank. Called once per rank."""
+        """Add the report with files that one global rank has made. Called once per rank."""
         self.is_user_uploaded |= not report.managed_upload
         self.is_snapshot |= report.incremental
         self.reason = report.reason or self.reason
@@ -218,6 +219,8 @@ class ReportMatcher:
         self._names_by_request: dict[str, str] = {}
         """The last name that was assigned in this round, by the requested name."""
         self._latest_metrics_json: msgspec.Raw | None = None
+        self._awaited_reports: list[tuple[int, int]] = []
+        """Rank and number of reports of each `AwaitReports` without an answer."""
         self._last_save = (-1, "")
         """The last report with files that was saved or abandoned, and in this case the reason."""
         self.ready_checkpoints: list[ReadyCheckpoint] = []
@@ -279,9 +282,9 @@ class ReportMatcher:
 
     @property
     def last_save_error(self) -> str:
-        """Why the last report with files is not a checkpoint; '' if it is one or may become one.
+        """Why the newest report with files was abandoned; '' if it was saved.
 
-        '' also before the first report with files.
+        Reports whose files are being uploaded do not count. '' also before the first report.
         """
         return self._last_save[1]
 
@@ -293,6 +296,12 @@ class ReportMatcher:
         names are not included.
         """
         return frozenset(self._names_by_request)
+
+    @property
+    def settled_count(self) -> int:
+        """The number of first reports whose checkpoints are committed or have failed, if any."""
+        uncommitted = (ready.report_index for ready in self.ready_checkpoints)
+        return min(uncommitted, default=self._delivered_count)
 
     # --- reports of ranks ----------------------------------------------------------------------
 
@@ -325,6 +334,25 @@ class ReportMatcher:
                 del backlog[next(iter(backlog))]
         return self.match_complete_reports(now)
 
+    def await_reports(self, rank: int, report_count: int) -> None:
+        """Record that a rank waits for the first reports; `answer_waiting` returns the answer."""
+        self._awaited_reports.append((rank, report_count))
+
+    def answer_waiting(self) -> list[OutgoingFrame]:
+        """Return the frames for ranks whose awaited reports are settled, each once.
+
+        Also for reports that can never be matched, because a rank has returned without them.
+        """
+        # The usual case: called at each tick.
+        if not self._awaited_reports:
+            return []
+        settled = self.settled_count
+        missing = set(self.find_missing_ranks(settled)) if settled == self._matched_count else set()
+        is_last = not missing.isdisjoint(self._ranks.returned)
+        answered = [one for one in self._awaited_reports if is_last or one[1] <= settled]
+        self._awaited_reports = [one for one in self._awaited_reports if one not in answered]
+        return [(rank, ReportsSettled(report_count=count)) for rank, count in answered]
+
     def match_complete_reports(self, reported_at: float) -> list[OutgoingFrame]:
         """Match all reports that every required rank has made; return the frames to send, by rank.
 
@@ -340,8 +368,8 @@ class ReportMatcher:
     def find_missing_ranks(self, report_index: int) -> Iterator[int]:
         """Yield the required global ranks that have not made the report with that number.
 
-        Ranks on nodes with a notice are not required, except for a snapshot: then they are until
-        they have returned or disconnected.
+        Excluded ranks (on nodes with a notice) are not required, except for a snapshot: then they
+        are until they have returned or disconnected.
         """
         optional: AbstractSet[int] = self._ranks.excluded
         report = self._reports.get(report_index)
@@ -450,11 +478,11 @@ class ReportMatcher:
         return []
 
     def abandon_checkpoint(self, report_index: int, reason: str) -> list[OutgoingFrame]:
-        """Record that a part of a report's checkpoint is lost, with the reason for the log.
+        """Record that a part of a report's checkpoint is lost; `reason` is shown to users.
 
-        Returns the `UploadFailed` frames for the ranks that upload it. Before all ranks have
-        reported, the list is empty: the report is then matched without a checkpoint. Ignored for
-        finished reports.
+        Returns the `UploadFailed` frames, with the reason, for the ranks that upload it. Before all
+        ranks have reported, the list is empty: the report is later matched without a checkpoint.
+        Ignored for finished reports.
         """
         saving = self._reports.get(report_index)
         if not isinstance(saving, Saving):
@@ -472,7 +500,10 @@ class ReportMatcher:
         ]
 
     def remove_committed(self, report_index: int) -> None:
-        """Remove a ready checkpoint whose entry is in the journal; harmless if it is not listed."""
+        """Remove the checkpoint of that report from `ready_checkpoints`: it is in the journal now.
+
+        Harmless if it is not listed.
+        """
         self.ready_checkpoints = [
             ready for ready in self.ready_checkpoints if ready.report_index != report_index
         ]
@@ -555,9 +586,10 @@ class ReportSink:
     def add(self, round_number: int, report: MatchedReport) -> None:
         """Buffer rank 0's metrics and the checkpoint name of a matched report, without any I/O."""
         # Formatted by hand: the metrics are JSON already, and need not be decoded to be encoded.
-        line = b'{"round":%d,"report_index":%d,"checkpoint":%s,"metrics":%s}' % (
+        line = b'{"round":%d,"report_index":%d,"t":%d,"checkpoint":%s,"metrics":%s}' % (
             round_number,
             report.report_index,
+            self._ledger.wall_ms(),
             msgspec.json.encode(report.checkpoint),
             bytes(report.metrics_by_rank[0]),
         )
@@ -565,7 +597,7 @@ class ReportSink:
         self._size_bytes += len(line)
 
     def flush(self, now: float, *, force: bool) -> None:
-        """Write the buffered reports as one object if that is due or `force` is set.
+        """Write the buffered reports as one object to the bucket if that is due or `force` is set.
 
         Due: a second after the last chunk, or over 1 MiB. Does not block: the write is a background
         call that later calls poll and, after an error, retry. `now` is event-loop time in seconds.

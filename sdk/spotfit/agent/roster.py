@@ -35,9 +35,10 @@ class Roster:
         """The last agent that joined from each machine (group token and node index)."""
 
     def join(self, agent: AgentId, join: Join, now: float) -> None:
-        """Add an agent that has opened a new connection, with the state that its `Join` reports.
+        """Add an agent that has connected to the leader, with the state that its `Join` reports.
 
-        Replaces an earlier status. A notice that the agent repeats keeps its first arrival time.
+        Replaces an earlier status of the agent. A notice that it repeats keeps its first arrival
+        time.
         """
         if join.notice is not None:
             self._store_notice(agent, join.notice, now)
@@ -69,10 +70,10 @@ class Roster:
         return True
 
     def forget(self, token: Token, node: int, agent: AgentId | None) -> None:
-        """Remove what is recorded about a machine (group token, node index) that was declared lost.
+        """Remove a machine (group token, node index) that was declared lost, and its `agent`.
 
-        With `agent`, only those of that agent: another one that has since joined from the machine
-        stays. Unknown machines and agents are ignored.
+        The machine is removed from `last_agent_by_node` if `agent` was the last to join from it, or
+        is None; `agent` is removed from `disconnected_since`. Unknown ones are ignored.
         """
         # Another agent may have joined from the same machine since, after a restart.
         if agent is None or self.last_agent_by_node.get((token, node)) == agent:
@@ -91,7 +92,7 @@ class Roster:
         return status
 
     def assign_round(self, assignments: tuple[NodeAssignment, ...], round_number: int) -> None:
-        """Mark all agents of a round that was opened as running until they report `WorkersStopped`.
+        """Record that the agents of a new round run workers, until they report `WorkersStopped`.
 
         `disconnected_in_round` is reset to the agents of the round that are not connected.
         """
@@ -130,7 +131,10 @@ class Roster:
         )
 
     def mark_uploads_drained(self, agent: AgentId, round_number: int) -> None:
-        """Record that an agent has completed its uploads of that round; others are ignored."""
+        """Record that an agent has completed its uploads of that round (`UploadsDrained`).
+
+        Ignored if its uploads are of another round.
+        """
         # A late message about an earlier round says nothing about the uploads of the last one.
         if self.members[agent].uploading_round == round_number:
             self.members[agent] = replace(self.members[agent], uploading_round=None)
@@ -145,9 +149,9 @@ class Roster:
         return status is not None and status.last_entered_round < round_number
 
     def record_notice(self, agent: AgentId, notice: Notice, now: float) -> None:
-        """Record a preemption notice of a member, or an earlier deadline of a known one.
+        """Record the preemption notice that a member has sent, in place of an earlier one.
 
-        An equal notice does not change its arrival time in `noticed_at`.
+        A notice equal to the earlier one keeps its arrival time in `noticed_at`.
         """
         self._store_notice(agent, notice, now)
         self.members[agent] = replace(self.members[agent], notice=notice)
@@ -169,7 +173,8 @@ class Roster:
     def find_unresponsive(self, timeout_s: float, now: float) -> list[AgentId]:
         """Return the members from which no message arrived for more than `timeout_s` seconds.
 
-        They stay members. The leader's own agent is never among them.
+        This method does not remove them; the leader disconnects them. Its own agent is never among
+        them.
         """
         return [
             agent

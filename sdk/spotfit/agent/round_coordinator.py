@@ -30,11 +30,13 @@ import msgspec
 from spotfit.agent.collectives import REPORT_KIND, CollectiveKey, Collectives, OutgoingFrame
 from spotfit.agent.ports import BackendHookRunner
 from spotfit.agent.report_matching import RankSets, ReportMatcher
+from spotfit.checkpoint.snapshot_channel import CHECKPOINTER_KIND
 from spotfit.core.codec import decoder
 from spotfit.model.leader_state import RoundProgress
 from spotfit.protocol.agent_sidecar import BackendHook
 from spotfit.protocol.worker_agent import (
     AtGate,
+    AwaitReports,
     CallFunction,
     CallResult,
     CheckpointCorrupt,
@@ -99,6 +101,8 @@ class RoundCoordinator:
         self._ranks_at_gate: dict[WorkerPhase, set[int]] = {}
         self.call_results: deque[tuple[int, CallResult]] = deque()
         """Results of the calls that a backend's hooks made, with the rank that answered."""
+        self.has_checkpointer = False
+        """Whether the training function has created a Checkpointer."""
         self.corrupt_checkpoints: set[str] = set()
         """Committed checkpoints that a rank could not read."""
 
@@ -144,10 +148,11 @@ class RoundCoordinator:
     # --- changes of the group ------------------------------------------------------------------
 
     def exclude_ranks(self, ranks: frozenset[int]) -> list[OutgoingFrame]:
-        """Complete reports and internal broadcasts without these ranks, from now on.
+        """Complete reports and `preemption_info` without these ranks, from now on.
 
-        For ranks on nodes with a preemption notice; replaces the ranks of an earlier call. Returns
-        the frames that answer the others. Ignored if rank 0 is among them: names, metrics and
+        For ranks on nodes with a preemption notice; replaces the ranks of an earlier call. A report
+        with a snapshot still waits for each of them until it has returned or disconnected. Returns
+        the frames that answer other ranks. Ignored if rank 0 is among them: names, metrics and
         broadcast values come from rank 0.
         """
         if 0 in ranks:
@@ -175,7 +180,7 @@ class RoundCoordinator:
     # --- frames of workers ---------------------------------------------------------------------
 
     def handle_frame(self, rank: int, frame: msgspec.Raw, now: float) -> list[OutgoingFrame]:
-        """Process a frame (the JSON of a `FromWorker`) of that rank; return the frames to send.
+        """Process a frame (the JSON of a `FromWorker`) of that rank; return the frames for workers.
 
         Raises `msgspec.ValidationError` or `msgspec.DecodeError` if the frame is invalid.
         """
@@ -200,6 +205,8 @@ class RoundCoordinator:
                 return self.reports.add_report(rank, message, now)
             case SaveCompleted(report_index=number):
                 return self.reports.record_upload(rank, number, message)
+            case AwaitReports(report_count=count):
+                self.reports.await_reports(rank, count)
             case SaveFailed(report_index=number, reason=reason):
                 return self.reports.abandon_checkpoint(number, f"rank {rank}: {reason}")
             case CheckpointCorrupt(checkpoint_name=name):
@@ -223,7 +230,7 @@ class RoundCoordinator:
     # --- collectives ---------------------------------------------------------------------------
 
     def check_timeouts(self, now: float) -> list[OutgoingFrame]:
-        """Abort collectives after their timeout; return the aborts and the warnings to send."""
+        """Abort collectives after their timeout; return the aborts and warnings for workers."""
         return self._collectives.check_timeouts(now, self._missing_ranks)
 
     def next_timeout_check(self) -> float | None:
@@ -233,6 +240,7 @@ class RoundCoordinator:
     def _join_broadcast(
         self, rank: int, request: RankZeroBroadcast, now: float
     ) -> list[OutgoingFrame]:
+        self.has_checkpointer |= request.kind == CHECKPOINTER_KIND
         key = CollectiveKey(request.kind, request.seq)
         if (result := self._partial_broadcasts.get(key)) is not None:
             return [(rank, result)]
@@ -330,7 +338,7 @@ class BackendHookGates:
         return frames
 
     def abandon_workers(self) -> None:
-        """Fail the worker calls for which a hook waits, because the round has failed.
+        """Fail present and later worker calls of the round's hooks, because the round has failed.
 
         A repeated call is harmless.
         """

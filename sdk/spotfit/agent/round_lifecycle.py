@@ -64,7 +64,7 @@ from spotfit.protocol.agent_leader import (
     WorkerToLeader,
     WorkerUnresponsive,
 )
-from spotfit.protocol.worker_agent import CommitConfirmed, PreemptionUpdate
+from spotfit.protocol.worker_agent import CommitConfirmed, PreemptionUpdate, RequestFinalSave
 
 # --- OpenRound ------------------------------------------------------------------------------------
 
@@ -101,6 +101,8 @@ class OpenRound:
         self._callback_runner = callback_runner
         self.replacement_ready_at: float | None = None
         """When workers were informed that a replacement is ready; None before."""
+        self.save_requested_at: float | None = None
+        """When the Checkpointer was asked to save before the run is cancelled; None before."""
         self.last_commit: RoundCommit | None = None
         self.replica_locations: dict[int, ReplicaLocation] = {}
         self.rank_failures: dict[int, RankFailure] = {}
@@ -142,6 +144,7 @@ class OpenRound:
             last_commit=self.last_commit,
             replacement_ready_at=self.replacement_ready_at,
             replica_locations=self.replica_locations,
+            save_requested_at=self.save_requested_at,
         )
 
     # --- frames ------------------------------------------------------------------------------
@@ -191,12 +194,18 @@ class OpenRound:
         """
         self.send_to_workers(self.coordinator.mark_disconnected(ranks))
 
+    def request_final_save(self, reason: str, now: float) -> None:
+        """Ask the Checkpointer to save before the run is cancelled; no effect without one."""
+        if self.coordinator.has_checkpointer and self.save_requested_at is None:
+            self.save_requested_at = now
+            self.send_to_workers([(None, RequestFinalSave(reason=reason))])
+
     def announce_preemption(self, view: View, state: LeaderState, now: float) -> None:
         """Send all workers the nodes with preemption notices, and whether a replacement is ready.
 
         Does nothing if no node of this round has a notice. Called for each new notice, and once
         when the replacement becomes ready (`replacement_ready_at`). With `spec.relax_collectives`,
-        reports and internal broadcasts then do not wait for the ranks of these nodes.
+        reports without a snapshot and `preemption_info` then do not wait for ranks of these nodes.
 
         Ranks receive the update at different steps; `preemption_info`, a collective, makes them
         agree on it.
@@ -238,6 +247,7 @@ class OpenRound:
         """Pass matched reports to the callbacks and to the `ReportSink`, each once, in order.
 
         Called at each tick. A report whose checkpoint is not committed yet delays those after it.
+        Answers the workers that wait for these reports.
         """
         # A callback may read the checkpoint: only committed ones are protected from deletion.
         uncommitted = {ready.name for ready in self.coordinator.reports.ready_checkpoints}
@@ -247,6 +257,7 @@ class OpenRound:
             self._report_sink.add(self.coordinator.round, report)
             if self._callback_runner is not None:
                 self._callback_runner.send_report(report.metrics_by_rank, report.checkpoint)
+        self.send_to_workers(self.coordinator.reports.answer_waiting())
 
     def advance_hooks(self) -> None:
         """Run the backend hooks that are due and send their frames to workers; called at each tick.
@@ -278,7 +289,7 @@ class OpenRound:
     # --- end of the round --------------------------------------------------------------------
 
     def abandon_workers(self) -> None:
-        """Fail the hook that waits for workers of this failed round; no effect without hooks."""
+        """Fail the worker calls of this failed round's backend hooks; no effect without hooks."""
         if self.hook_gates is not None:
             self.hook_gates.abandon_workers()
 
@@ -580,9 +591,9 @@ class RoundLifecycle:
         self._discard_open_round(replace(self._no_round, since=now))
 
     def end_fit(self, now: float) -> None:
-        """Start the time that agents have to exit, after the entry `FitEnded`.
+        """Start, after the entry `FitEnded`, the time that agents have to exit by themselves.
 
-        That time counts from `now`. The last reports are still delivered.
+        It counts from `now`; afterwards the leader releases machines whose agents still run.
         """
         self._no_round = replace(self._no_round, since=now)
         self._observations.record()
@@ -599,8 +610,8 @@ class RoundLifecycle:
     def on_checkpoint_committed(self, event: CheckpointCommitted, now: float) -> None:
         """Record a committed checkpoint; confirm it to the workers if it is of the open round.
 
-        Called for each `CheckpointCommitted` entry, which may be of an earlier round. The workers
-        that wait receive `CommitConfirmed`.
+        Called for each `CheckpointCommitted` entry, which may be of an earlier round. All workers
+        of the open round receive `CommitConfirmed`.
         """
         self._previous_rounds.mark_committed(event.name)
         # The state is the one that the commit was decided from, and still lists the checkpoint.

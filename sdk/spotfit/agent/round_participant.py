@@ -138,7 +138,7 @@ class RoundParticipant:
 
     @property
     def has_pending_writes(self) -> bool:
-        """Whether exceptions of workers are not in the bucket yet, which delays the exit."""
+        """Whether exceptions of workers are not in the bucket yet; this delays the agent's exit."""
         return bool(self._pending_exceptions)
 
     # --- orders of the journal and the leader ------------------------------------------------
@@ -146,9 +146,10 @@ class RoundParticipant:
     def apply_view(self, view: View, leader_address: str | None) -> None:
         """Enter the open round of the view, and stop the workers of a closed one. Idempotent.
 
-        Called at each tick. `leader_address`: `host:port` of the leader that this agent is
-        connected to, None without one. A round is only entered while connected to the leader that
-        opened it: after a change of the leader the new one closes it.
+        Called at each tick. A new round cancels uploads of earlier ones. `leader_address`:
+        `host:port` of the leader that this agent is connected to, None without one. A round is only
+        entered while connected to the leader that opened it: after a change of the leader the new
+        one closes it.
         """
         opened = view.round
         uploading_round = self._worker_pool.uploading_round
@@ -194,7 +195,8 @@ class RoundParticipant:
     def abort_round(self, round_number: int) -> None:
         """Kill the workers of that round, because the leader sent `AbortRound`.
 
-        A round that was not entered yet is never entered, and `WorkersStopped` is sent at once.
+        For any other round than the running one, `WorkersStopped` is sent at once; one that was not
+        entered yet is never entered.
         """
         self.last_entered_round = max(self.last_entered_round, round_number)
         if round_number == self.round:

@@ -123,9 +123,9 @@ class TlsConnection:
         self._flush()
 
     def close(self) -> None:
-        """Close without calling `on_lost`. Data that the kernel has accepted is still delivered.
+        """Close without calling `on_lost`. Harmless if repeated.
 
-        Harmless if repeated.
+        Data that the kernel has accepted is still delivered; queued frames are dropped.
         """
         if not self._is_closed:
             self._is_closed = True

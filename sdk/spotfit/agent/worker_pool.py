@@ -82,6 +82,7 @@ class ProcessWorkerPool:
         self._loop = loop
         self._logs = logs
         self._scratch = Path(scratch)
+        self._key = key
         self._snapshots = snapshots or SnapshotRegistry("")
         self._launcher = ProcessLauncher(
             loop,
@@ -110,7 +111,10 @@ class ProcessWorkerPool:
         log.set_level(spec.log_level)
         self._launcher.prepare(spec)
         self._uploader = UploaderProxy(
-            spec.storage_url, partial(self.start_sidecar, "uploader"), self._on_upload_finished
+            spec.storage_url,
+            self._key,
+            partial(self.start_sidecar, "uploader"),
+            self._on_upload_finished,
         )
         if spec.hang_detection.worker_timeout_s:
             self._liveness = WorkerLiveness(spec.hang_detection.worker_timeout_s)
@@ -124,7 +128,8 @@ class ProcessWorkerPool:
     def send(self, rank: int, frame: ToWorker) -> None:
         """Send a frame to the worker with that global rank; dropped if it has exited.
 
-        A `CheckpointNamed` starts the upload of the rank's snapshot, even if the worker has exited.
+        A `CheckpointNamed` also starts the upload of the snapshot that the rank has submitted with
+        that report, if any, even if the worker has exited.
         """
         match frame:  # the snapshots of a worker that has exited are uploaded, too
             case CheckpointNamed():
@@ -221,7 +226,10 @@ class ProcessWorkerPool:
 
     @property
     def live_process_count(self) -> int:
-        """The number of workers and sidecars that were not reaped, with those not started yet."""
+        """How many workers and sidecars were not reaped, with those not started yet; 0 for none.
+
+        A process that was spawned, not forked, may count twice.
+        """
         return self._launcher.live_count
 
     def close(self) -> None:
@@ -236,7 +244,7 @@ class ProcessWorkerPool:
     def detach(self) -> None:
         """Stop reading from the fork server, which stays in its pool for the next run.
 
-        Called last: exits of its children are not observed afterwards.
+        Called last, when the agent has ended: exits of its children are not observed afterwards.
         """
         self._launcher.detach()
 

@@ -26,7 +26,13 @@ import msgspec
 
 from spotfit.checkpoint.reader import SavedState, open_snapshot_folder
 from spotfit.core.codec import DECODE_ERRORS
-from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError, StorePermissionError
+from spotfit.core.errors import (
+    CheckpointNotFoundError,
+    ConfigError,
+    IntegrityError,
+    NotFoundError,
+    StorePermissionError,
+)
 from spotfit.host import system
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store, to_arrow_filesystem
@@ -245,7 +251,8 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         """Return a checkpoint of that local directory. Nothing is copied until it is reported.
 
         A relative path is resolved now, against the current directory. The directory may be
-        missing: its upload by `report()` raises `ConfigError` if it is.
+        missing: if it still is when it is reported, the upload fails with
+        `CheckpointNotFoundError`, which is a FileNotFoundError.
         """
         return cls(Path(path).expanduser().absolute())
 
@@ -281,11 +288,10 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
 
     @property
     def filesystem(self) -> Any:
-        """The file system in which `path` refers to this checkpoint.
+        """The file system of `path`: the one that the user passed, else pyarrow's for the storage.
 
-        The one it was created with; else pyarrow's, if pyarrow is installed and supports the
-        storage; else spotfit's `Store` of the checkpoint's folder, whose keys are relative to that
-        folder.
+        If pyarrow is not installed or does not support the storage, it is spotfit's `Store` of the
+        checkpoint's folder: its keys are relative to that folder, and `path` is not valid in it.
         """
         if self._user_filesystem is not None:
             return self._user_filesystem
@@ -295,10 +301,12 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
     def as_directory(self) -> Iterator[str]:
         """Yield a local directory with its files; treat it as read-only.
 
-        A local checkpoint yields its own directory; others a temporary one, which is downloaded
-        before the block, once per node, and removed after its last reader. Raises `NotFoundError`
-        if the folder in the bucket is empty, and `IntegrityError`, naming the file, if one is
-        missing or corrupt. The files of a checkpoint that was created from a path are not verified.
+        A local checkpoint yields its own directory, if that has all of its files. Otherwise they
+        are downloaded before the block to a temporary directory, which its last reader removes. A
+        run's checkpoint is downloaded once per node and verified: `IntegrityError` names a file
+        that is missing or corrupt. One created from a path is not verified, and each object
+        downloads it separately. Raises `CheckpointNotFoundError` (a FileNotFoundError) if the
+        folder in the bucket is empty.
         """
         if self.local_directory is not None and self._is_self_contained:
             # Verified at each use: nothing protects a local folder from changes after the report.
@@ -312,8 +320,9 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         """Copy its files to `path`, or to a temporary directory that is kept; returns the path.
 
         Blocks until all files are copied. Other files in the target stay, equal names are replaced.
-        Concurrent calls with the same target on one machine copy once. Raises `NotFoundError` if
-        there is no such checkpoint, and `IntegrityError` if a file is missing or corrupt.
+        Concurrent calls with the same target on one machine copy once. Raises
+        `CheckpointNotFoundError` (a FileNotFoundError) if there is no such checkpoint, and
+        `IntegrityError` if a file is missing or corrupt.
         """
         # Not the name used by as_directory(), which removes its directory after the last reader.
         target = (
@@ -342,8 +351,9 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Replace the user's metadata, the file `.metadata.json` in the checkpoint's folder.
 
-        Writes to the storage at once, also for a checkpoint that is already committed. Values must
-        be JSON-compatible: others raise `TypeError`.
+        Writes to the storage at once, also for a checkpoint that is already committed. Use values
+        that JSON has: a tuple is read back as a list, a datetime as text. Raises `TypeError` for
+        those that cannot be encoded.
         """
         self._store.put(self._metadata_key, msgspec.json.encode(metadata))
 
@@ -352,15 +362,16 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
 
         Reads and rewrites the file `.metadata.json`: of concurrent updates one may be lost. Raises
         `IntegrityError` if the present file is not a JSON object, and `TypeError` for values that
-        JSON cannot represent.
+        cannot be encoded. See `set_metadata`.
         """
         self.set_metadata({**self.get_metadata(), **metadata})
 
     def open_snapshot(self) -> SavedState:
-        """Open the snapshot that a `Checkpointer` saved in this checkpoint, to export its tensors.
+        """Open the snapshot that a `Checkpointer` saved in this checkpoint.
 
-        Reads the index of each rank, but no tensors. Raises `ConfigError` if the folder is missing
-        or holds no snapshot, and `IntegrityError` if an index is missing or corrupt.
+        For `spotfit.torch.export_checkpoint`, which then reads its tensors. Here only the index of
+        each rank is read. Raises `ConfigError` if the folder is missing or holds no snapshot, and
+        `IntegrityError` if an index is missing or corrupt.
         """
         return open_snapshot_folder(self._store, self._folder, self._expected_files)
 
@@ -385,7 +396,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
 
     @property
     def local_directory(self) -> Path | None:
-        """Its directory on this machine, which may not exist; None if it is in a bucket."""
+        """Its directory on this machine, which may not exist; None in a bucket or other storage."""
         url = self._store.url
         is_local = "://" not in url or url.startswith("file://")
         return Path(store_path(self._store), self._folder) if is_local else None
@@ -480,8 +491,8 @@ def _missing_attribute_error(owner: str, name: str) -> AttributeError:
     return AttributeError(f"{owner!r} has no attribute {name!r}")
 
 
-def _not_found_error(path: str) -> NotFoundError:
-    return NotFoundError(
+def _not_found_error(path: str) -> CheckpointNotFoundError:
+    return CheckpointNotFoundError(
         f"There is no checkpoint at {path}.",
         do="Correct the path, or list the checkpoints of the run with `spotfit checkpoints ls`: "
         "this one was never uploaded, or was deleted because of num_to_keep.",

@@ -20,11 +20,14 @@ from spotfit.checkpoint.manifest import (
     newest_manifests,
 )
 from spotfit.core.errors import IntegrityError
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.events import ValidationRequest
 from spotfit.model.reporting import CheckpointUploadMode, ReportedCheckpointStatus
 from spotfit.store.api import Store
-from spotfit.store.transfer import FileRecord, concurrent_map
+from spotfit.store.transfer import FileRecord, concurrent_map, list_files
 
+# No file has this size, so that reading a checkpoint with it raises.
+_MISSING_MANIFEST = FileRecord("authentic manifest", -1, "")
 _REUSE_SUFFIX = re.compile(r"@(\d+)-(\d+)")
 
 
@@ -55,17 +58,19 @@ def open_all(
     """Open these checkpoints of the run from one listing; returns them by name.
 
     For the run's `Result` and the reported checkpoints. A checkpoint without complete manifests is
-    included, and its files are not verified. `location` is the run's storage as the user passed it;
-    None if the user passed a URL.
+    included: without the run key its files are not verified, with the key reading them raises
+    `IntegrityError`, because another writer may have replaced them. `location` is the run's storage
+    as the user passed it; None if the user passed a URL.
     """
     manifests = _manifests_by_name(store, names)
+    unlisted = (_MISSING_MANIFEST,) if isinstance(store, AuthenticatedStore) else None
     opened = {}
     for name in names:
         parts = newest_complete_manifests(manifests[name])
         opened[name] = (
             _to_checkpoint(store, parts, location)
             if parts
-            else Checkpoint.from_store(store, name, location=location)
+            else Checkpoint.from_store(store, name, files=unlisted, location=location)
         )
     return opened
 
@@ -73,9 +78,9 @@ def open_all(
 def check_present(store: Store, name: str) -> None:
     """Compare a listing with the manifests of that checkpoint, without reading its files.
 
-    Called before a run resumes from it or a new leader commits it. `store` is rooted at the run.
-    Raises `IntegrityError` if no report of the name is complete, and for the first file that is
-    missing or has another size.
+    Called before `fit()` continues a run from it, and before the leader commits one that it found
+    in the bucket. `store` is rooted at the run. Raises `IntegrityError` if no report of the name is
+    complete, and for the first file that is missing or has another size.
     """
     _check_listed(store, name, _complete_manifests(store, name))
 
@@ -83,7 +88,8 @@ def check_present(store: Store, name: str) -> None:
 def check_all_present(store: Store, names: Collection[str]) -> None:
     """Call `check_present` for these checkpoints, with one listing of the manifests.
 
-    Raises `IntegrityError` for one of those that are incomplete or lack a file.
+    Called when a `Result` is read from its storage. Raises `IntegrityError` for one checkpoint that
+    is incomplete, or of which a file is missing or has another size.
     """
     manifests = _manifests_by_name(store, names)
     # Each check lists one or more folders of its own.
@@ -98,7 +104,7 @@ def _check_listed(store: Store, name: str, parts: Sequence[Manifest]) -> None:
     records = _merge_file_records(store, parts)
     # One listing per folder: a snapshot has thousands of chunks, too many for one request each.
     sizes = {
-        prefix: listed_sizes(store, prefix or folder)
+        prefix: list_files(store, prefix or folder)
         for prefix in {"", *(record.source_prefix for record in records)}
     }
     for record in records:
@@ -165,7 +171,7 @@ def _merge_file_records(store: Store, manifests: Sequence[Manifest]) -> list[Fil
         # Several ranks uploaded different files of one name to one folder. It is unknown which
         # upload came last, so only the size that is listed now can be verified.
         if known != record and known.source_prefix == prefix:
-            sizes[prefix] = sizes.get(prefix) or listed_sizes(store, prefix or folder)
+            sizes[prefix] = sizes.get(prefix) or list_files(store, prefix or folder)
             # -1 matches no file: one that is not listed fails the verification as missing.
             merged[name] = FileRecord(name, sizes[prefix].get(name, -1), "", prefix)
     return list(merged.values())
@@ -180,20 +186,6 @@ def _upload_order(file: FileRecord, requested_name: str) -> tuple[int, int, int]
     suffix = _REUSE_SUFFIX.fullmatch(file.source_prefix.removeprefix(requested_name))
     round_number, report_index = map(int, suffix.groups()) if suffix else (-1, -1)
     return (not file.source_prefix, round_number, report_index)
-
-
-def listed_sizes(store: Store, folder: str) -> dict[str, int]:
-    """Return the sizes of the files in that folder, by their names relative to it.
-
-    `folder` is a key below the root of `store`. Files in subfolders are included as "sub/name"; {}
-    for an empty or missing folder. Lists at each call.
-    """
-    prefix = f"{folder}/"
-    return {
-        info.key.removeprefix(prefix): info.size_bytes
-        for info in store.list(folder)
-        if info.key.startswith(prefix)
-    }
 
 
 # --- Checkpoints as a training function reports them ----------------------------------------------

@@ -68,7 +68,7 @@ def export_safetensors(saved: SavedState, path: Path) -> None:
     Blocks while the chunks of all ranks are read. The names are those of the model's
     `state_dict()`; values that are not tensors, optimizers and other state are left out. Raises
     `IntegrityError` if bytes are missing or corrupt, `ConfigError` for a dtype that safetensors
-    does not support, and `OSError` if the disk is full; then no file appears.
+    does not support, and `OSError` if the disk is full; `path` then stays as it was.
     """
     tensors = tensor_pieces(saved)
     header, offsets = _plan_layout(tensors, step=saved.indices[0].step)

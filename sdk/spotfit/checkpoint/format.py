@@ -68,9 +68,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def file(self) -> str:
-        """Name of the chunk's file below that folder: "chunks/<content hash>".
+        """Name of the chunk's file in the folder of its checkpoint: "chunks/<content hash>".
 
-        Valid only after the upload, when the hash is set.
+        Valid only once `content_hash` is set, which the upload does.
         """
         return f"{CHUNK_PREFIX}{self.content_hash}"
 

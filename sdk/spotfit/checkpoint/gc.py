@@ -12,14 +12,19 @@ user's own files in the run's folder.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from spotfit.checkpoint.manifest import Manifest, manifests_of, read_manifest
+from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.ledger import keys
 from spotfit.store.api import Store
 from spotfit.store.transfer import concurrent_map
+from spotfit.store.url import validate_key
 
 ManifestReader = Callable[[str], Manifest | None]
 ObjectDeleter = Callable[[str], None]
@@ -38,63 +43,123 @@ def delete_checkpoint(store: Store, name: str, *, delete: ObjectDeleter | None =
     """Delete the files of that checkpoint, then its manifests.
 
     Called by the leader, on a background thread, and by `spotfit checkpoints rm`, only for a name
-    that the journal has dropped. `store` is rooted at the run. Files that other checkpoints list
-    stay. `delete` deletes one key; by default `store.delete`. Blocks for many requests. Idempotent,
-    also for a new leader: a deletion that was interrupted is repeated whole.
+    that the journal has dropped. `store` is rooted at the run. Deletes the files that its manifests
+    list and, in a folder to which spotfit has uploaded them, those of ranks that died. Files that
+    other checkpoints list stay. `delete` deletes one key; by default `store.delete`. Blocks for
+    many requests. Idempotent, also for a new leader: an interrupted deletion is repeated whole.
     """
-    parts = manifests_of(store, name)
-    # Its own folder also without manifests: a rank that died may have left files in it.
-    folders = {name} | {part.folder for part in parts}
-    _delete_folders(store, name, manifests=parts, folders=folders, delete=delete or store.delete)
+    deletion = _Deletion(store, name, _deletable_parts(store, name), delete or store.delete)
+    deletion.delete_uploads()
+    deletion.delete_user_files()
+    deletion.delete_records()
 
 
-def _delete_folders(
-    store: Store,
-    name: str,
-    *,
-    manifests: Collection[Manifest],
-    folders: Collection[str],
-    delete: ObjectDeleter,
-) -> None:
-    """Delete these folders, files that only this checkpoint references, and its manifests.
+def _deletable_parts(store: Store, name: str) -> list[Manifest]:
+    """Return the manifests of that name, without files that are no files of checkpoints."""
+    return [
+        replace(
+            part,
+            files=tuple(
+                file
+                for file in part.files
+                if _may_be_listed(f"{file.source_prefix or part.folder}/{file.name}")
+            ),
+        )
+        for part in manifests_of(store, name)
+        if _may_be_listed(part.folder)
+    ]
 
-    Files that other checkpoints list stay. A folder that holds another checkpoint's own files, as
-    users may write several to one folder, stays whole. Only manifests that reference these folders
-    are read, however many the run has.
-    """
-    for folder in sorted(folders):
-        find_keys = _referencing_keys if folder == name else _manifests_referencing
-        read = partial(read_manifest, store)
-        others = [*filter(None, concurrent_map(read, find_keys(store, folder, exclude_name=name)))]
+
+def _may_be_listed(key: str) -> bool:
+    """Whether it is a valid key or folder outside of the run's internal objects."""
+    try:
+        return not f"{validate_key(key)}/".startswith(keys.RESERVED_PREFIX)
+    except ConfigError:
+        return False
+
+
+class _Deletion(NamedTuple):
+    """Deletion of one checkpoint's objects."""
+
+    store: Store
+    name: str
+    manifests: Collection[Manifest]
+    delete: ObjectDeleter
+
+    def delete_uploads(self) -> None:
+        """Delete all files in the folder of the checkpoint's name if spotfit has uploaded them.
+
+        Folders of the user below it stay.
+        """
+        has_uploads = any(not part.custom_folder for part in self.manifests) or _has_name_marker(
+            self.store, self.name
+        )
+        # The folder with the checkpoint's name may be one that a user has written to directly.
+        is_user_folder = any(part.custom_folder == self.name for part in self.manifests)
+        if has_uploads and not is_user_folder and _may_be_listed(self.name):
+            found = [info.key for info in self.store.list(self.name)]
+            self._delete_in_folder(self.name, found)
+
+    def delete_user_files(self) -> None:
+        """Delete the files that the manifests list in folders that the user has written to."""
+        for folder in sorted({part.custom_folder for part in self.manifests} - {""}):
+            listed = {key for part in self.manifests for key in _keys_listed_in(part, folder)}
+            self._delete_in_folder(folder, listed)
+
+    def _delete_in_folder(self, folder: str, found: Iterable[str]) -> None:
+        # Only manifests that may list files there are read, however many the run has.
+        read = partial(read_manifest, self.store)
+        others = concurrent_map(
+            read, _manifests_overlapping(self.store, folder, exclude_name=self.name)
+        )
+        parts = [part for part in others if part is not None]
         # Files of a user's folder cannot be attributed to one of the checkpoints in it.
-        if any(part.folder == folder for part in others):
-            continue
-        needed = {key for part in others for key in _keys_listed_in(part, folder)}
-        _delete_objects_below(store, folder, delete, needed=needed)
+        if any(part.folder == folder for part in parts):
+            return
+        needed = {key for part in parts for key in _listed_keys(part)}
+        inner = tuple(f"{part.folder}/" for part in parts if part.folder.startswith(f"{folder}/"))
+        unneeded = [key for key in found if key not in needed and not key.startswith(inner)]
+        concurrent_map(self.delete, sorted(unneeded))
         # References are kept with the files: later deletions find the manifests through them.
-        if not needed:
-            _delete_objects_below(store, f"{keys.REFS}{folder}", delete)
-    shared = {file.source_prefix for part in manifests for file in part.files} - {"", *folders}
-    delete_references = partial(
-        _delete_references,
-        store,
-        name=name,
-        manifests=manifests,
-        read=cache(partial(read_manifest, store)),  # one manifest references many folders
-        delete=delete,
-    )
-    concurrent_map(delete_references, sorted(shared))
-    for folder in sorted({part.custom_folder for part in manifests} - {""}):
-        _delete_objects_below(store, f"{keys.REFS}{folder}/{name}", delete)
-    # Manifests last: after a crash they are needed to find the files that are left.
-    _delete_objects_below(store, f"{keys.MANIFESTS}{name}", delete)
+        if not any(key.startswith(f"{folder}/") for key in needed):
+            self._delete_references(folder)
 
+    def delete_records(self) -> None:
+        """Delete files that only this checkpoint lists elsewhere, its references and manifests."""
+        own = {self.name} | {part.folder for part in self.manifests}
+        shared = {file.source_prefix for part in self.manifests for file in part.files} - {"", *own}
+        read = cache(partial(read_manifest, self.store))  # one manifest references many folders
+        concurrent_map(partial(self._delete_shared_files, read), sorted(shared))
+        for folder in sorted({part.custom_folder for part in self.manifests} - {""}):
+            self._delete_references(folder, self.name)
+        # Manifests last: after a crash they are needed to find the files that are left.
+        folder = f"{keys.MANIFESTS}{self.name}"
+        found = [info.key for info in self.store.list(folder) if info.key.startswith(f"{folder}/")]
+        concurrent_map(self.delete, found)
 
-def _delete_objects_below(
-    store: Store, folder: str, delete: ObjectDeleter, *, needed: Collection[str] = ()
-) -> None:
-    found = [info.key for info in store.list(folder) if info.key.startswith(f"{folder}/")]
-    concurrent_map(delete, [key for key in found if key not in needed])
+    def _delete_shared_files(self, read: ManifestReader, folder: str) -> None:
+        """Delete files in another checkpoint's folder that no other checkpoint lists."""
+        exclusive = {key for part in self.manifests for key in _keys_listed_in(part, folder)}
+        is_needed = False
+        others = _manifests_overlapping(self.store, folder, exclude_name=self.name)
+        for part in filter(None, map(read, others)):
+            listed = _listed_keys(part)
+            exclusive -= listed
+            is_needed |= any(key.startswith(f"{folder}/") for key in listed)
+            # Usually the next checkpoint lists the same files, so that one manifest answers it.
+            if is_needed and not exclusive:
+                break
+        for key in sorted(exclusive):
+            self.delete(key)
+        self._delete_references(folder, self.name if is_needed else None)
+
+    def _delete_references(self, folder: str, name: str | None = None) -> None:
+        """Delete the references to that folder by one checkpoint; None: by all."""
+        # A list first: the store may page through the objects that are being deleted.
+        for info in list(self.store.list(f"{keys.REFS}{folder}")):
+            ref = keys.parse_checkpoint_ref(info.key)
+            if ref is not None and ref.folder == folder and name in (None, ref.name):
+                self.delete(info.key)
 
 
 def write_references(store: Store, manifest: Manifest, folders: Iterable[str]) -> None:
@@ -112,50 +177,31 @@ def write_references(store: Store, manifest: Manifest, folders: Iterable[str]) -
     concurrent_map(write_reference, sorted({*folders} - {"", manifest.name}))
 
 
-def _delete_references(
-    store: Store,
-    folder: str,
-    *,
-    name: str,
-    manifests: Iterable[Manifest],
-    read: ManifestReader,
-    delete: ObjectDeleter,
-) -> None:
-    """Delete files in another checkpoint's folder that only this checkpoint lists, and its refs."""
-    exclusive = {key for part in manifests for key in _keys_listed_in(part, folder)}
-    is_needed = False
-    for part in filter(None, map(read, _manifests_referencing(store, folder, exclude_name=name))):
-        listed = _keys_listed_in(part, folder)
-        exclusive -= listed
-        is_needed |= bool(listed)
-        # Usually the next checkpoint lists the same files, so that one manifest answers it.
-        if is_needed and not exclusive:
-            break
-    for key in sorted(exclusive):
-        delete(key)
-    prefix = f"{keys.REFS}{folder}/{name}" if is_needed else f"{keys.REFS}{folder}"
-    # A list first: the store may page through the objects that are being deleted.
-    for info in list(store.list(prefix)):
-        delete(info.key)
+def _manifests_overlapping(store: Store, folder: str, *, exclude_name: str) -> Iterator[str]:
+    """Yield the keys of other checkpoints' manifests that may list files below that folder.
 
-
-def _manifests_referencing(store: Store, folder: str, *, exclude_name: str) -> Iterator[str]:
-    """Yield the keys of manifests that may list files in that folder: its own, then others'."""
-    for info in store.list(f"{keys.MANIFESTS}{folder}"):
+    They have files in it, in a folder below it or in one that contains it.
+    """
+    # A checkpoint's name is a single folder at the top of the run.
+    top, *_ = folder.split("/")
+    for info in store.list(f"{keys.MANIFESTS}{top}") if top != exclude_name else ():
         parsed = keys.parse_manifest_key(info.key)
         if parsed is not None and parsed.kind == "json":
             yield info.key
-    yield from _referencing_keys(store, folder, exclude_name=exclude_name)
-
-
-def _referencing_keys(store: Store, folder: str, *, exclude_name: str) -> list[str]:
-    """Return the keys of manifests with references to that folder, the latest name first."""
-    parsed = (
-        keys.parse_checkpoint_ref(info.key, folder) for info in store.list(f"{keys.REFS}{folder}")
-    )
+    refs = (keys.parse_checkpoint_ref(info.key) for info in store.list(f"{keys.REFS}{top}"))
+    overlapping = {
+        ref[:3]
+        for ref in refs
+        if ref is not None
+        and ref.name != exclude_name
+        and (f"{ref.folder}/".startswith(f"{folder}/") or folder.startswith(f"{ref.folder}/"))
+    }
     # Names usually grow with time, and the next checkpoint is the one that shares most.
-    others = [ref for ref in parsed if ref is not None and ref.name != exclude_name]
-    return [keys.manifest(*ref) for ref in sorted(others, reverse=True)]
+    yield from (keys.manifest(*ref) for ref in sorted(overlapping, reverse=True))
+
+
+def _listed_keys(manifest: Manifest) -> set[str]:
+    return {f"{file.source_prefix or manifest.folder}/{file.name}" for file in manifest.files}
 
 
 def _keys_listed_in(manifest: Manifest, folder: str) -> set[str]:
@@ -185,16 +231,11 @@ class _NameUsage(NamedTuple):
         """
         return "made" in self.marker_kinds and "chosen" not in self.marker_kinds
 
-    @property
-    def has_marker(self) -> bool:
-        """Whether spotfit uploaded, or was about to upload, files to the folder of that name."""
-        return not self.marker_kinds.isdisjoint({"made", "chosen"})
-
 
 def write_name_marker(store: Store, name: str, round_number: int, *, generated: bool) -> None:
     """Record that the name was assigned in that round to files that spotfit uploads.
 
-    Called by the leader for every assigned name, so that a later leader finds files without a
+    Called by the leader for every assigned name, so that `find_abandoned` finds files without a
     manifest. `generated`: spotfit has generated the name, such as "checkpoint_000003"; otherwise
     user code chose it. `store` is rooted at the run. Idempotent.
     """
@@ -224,12 +265,12 @@ def partially_deleted(store: Store, dropped: Collection[str]) -> tuple[str, ...]
 def find_abandoned(
     store: Store, *, retained: Collection[str], before_round: int, dropped: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return names outside `retained` that were last used before round `before_round`.
+    """Return checkpoint names outside `retained` that were last used before round `before_round`.
 
     The leader passes the result to `delete_uncommitted`, or to `delete_checkpoint` for `dropped`
     names. `retained` are the committed checkpoints, `dropped` those that the journal has dropped. A
-    name that the user chose is returned `ABANDONED_GRACE_ROUNDS` later, unless it was dropped.
-    Lists the manifest folder of the run at `store`.
+    name that spotfit did not generate is returned `ABANDONED_GRACE_ROUNDS` rounds later, unless it
+    was dropped. Lists the manifest folder of the run at `store`.
     """
 
     def grace_rounds(name: str, usage: _NameUsage) -> int:
@@ -249,19 +290,28 @@ def delete_uncommitted(store: Store, name: str, *, delete: ObjectDeleter | None 
     wrote to a folder themselves stay. `delete` deletes one key; by default `store.delete`. Blocks
     for many requests. Idempotent, also for a new leader.
     """
-    parts = manifests_of(store, name)
-    usage = _name_usage(store, name).get(name, _NameUsage())
-    has_uploads = usage.has_marker or any(not part.custom_folder for part in parts)
-    # The folder with the checkpoint's name may be one that a user has written to directly.
-    is_user_folder = any(part.custom_folder == name for part in parts)
-    folders: Collection[str] = {name} if has_uploads and not is_user_folder else ()
-    _delete_folders(store, name, manifests=parts, folders=folders, delete=delete or store.delete)
+    deletion = _Deletion(store, name, _deletable_parts(store, name), delete or store.delete)
+    deletion.delete_uploads()
+    deletion.delete_records()
 
 
-def _name_usage(store: Store, name: str = "") -> dict[str, _NameUsage]:
-    """Return the usage of one name, or of all names if it is ''."""
+def _has_name_marker(store: Store, name: str) -> bool:
+    """Whether spotfit uploaded, or was about to upload, files to the folder of that name."""
+    for info in store.list(f"{keys.MANIFESTS}{name}"):
+        parsed = keys.parse_manifest_key(info.key)
+        if parsed is None or parsed.name != name or parsed.kind == "json":
+            continue
+        # Read, although it is empty: the store verifies that a leader has written it. The name of
+        # a forged one may be any folder below the run's root, and files in it are deleted.
+        with contextlib.suppress(NotFoundError, IntegrityError):
+            store.get(info.key)
+            return True
+    return False
+
+
+def _name_usage(store: Store) -> dict[str, _NameUsage]:
     usages: dict[str, _NameUsage] = {}
-    for info in store.list(f"{keys.MANIFESTS}{name}".rstrip("/")):
+    for info in store.list(keys.MANIFESTS.rstrip("/")):
         parsed = keys.parse_manifest_key(info.key)
         if parsed is not None:
             known = usages.get(parsed.name, _NameUsage())

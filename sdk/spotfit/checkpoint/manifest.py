@@ -15,12 +15,14 @@ from typing import Any
 import msgspec
 
 from spotfit.checkpoint.format import index_filename
-from spotfit.core.codec import decoder
-from spotfit.core.errors import NotFoundError
+from spotfit.core.codec import DECODE_ERRORS, decoder
+from spotfit.core.errors import IntegrityError, NotFoundError
 from spotfit.ledger import keys
 from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
+from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 from spotfit.store.transfer import FileRecord, concurrent_map
 
 _MANIFEST_FOLDER = keys.MANIFESTS.rstrip("/")
@@ -79,7 +81,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        """Total size of the files listed, including those that earlier checkpoints store."""
+        """Total size in bytes of the files listed, with those that earlier checkpoints store."""
         return sum(file.size_bytes for file in self.files)
 
 
@@ -107,10 +109,11 @@ def ready_checkpoints(
 ) -> list[ReadyCheckpoint]:
     """Return complete checkpoints that are not in `known_names`, oldest report first.
 
-    A new leader calls it to commit what the previous leader did not. `listed_keys` are the keys in
-    a listing of the manifest folder, `.spotfit/manifests`; other objects are ignored. Reads the
-    manifests of unknown names from `store`, which is rooted at the run. The caller must reject
-    checkpoints that are older than the latest committed one.
+    The leader calls it when no round is open, to commit checkpoints whose upload ended after the
+    round, or under an earlier leader. `listed_keys` are the keys in a listing of the manifest
+    folder, `.spotfit/manifests`; other objects are ignored. Reads the manifests of unknown names
+    from `store`, which is rooted at the run. The caller must reject checkpoints that are older than
+    the latest committed one.
     """
     unknown = _read_manifests(store, listed_keys, lambda name: name not in known_names)
     parts = sorted(unknown, key=lambda part: (part.name, _report_order(part)))
@@ -167,7 +170,10 @@ def newest_complete_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, 
 
 
 def describe_missing_manifests(manifests: Sequence[Manifest]) -> str:
-    """Return why the checkpoint of these manifests cannot be used, for error messages."""
+    """Return why a checkpoint without a complete report cannot be used, for error messages.
+
+    `manifests` are all of its name. The result ends a sentence: "is missing: …".
+    """
     if not manifests:
         return "is missing: the storage has no manifest of it."
     return "is incomplete: the storage has manifests of some ranks only."
@@ -186,18 +192,24 @@ def newest_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
 def read_manifest(store: Store, key: str) -> Manifest | None:
     """Return the manifest at that key of the run's store; None if it is missing or invalid.
 
-    A manifest that is stored under another key than its own, such as a copy, is invalid. Raises no
-    exception for missing or corrupt objects, because users and other leaders may delete or write
-    objects meanwhile.
+    A manifest that is stored under another key than its own, such as a copy, is invalid, and with
+    an `AuthenticatedStore` also one without a valid MAC. Raises no exception for missing or corrupt
+    objects, because users and other leaders may delete or write objects meanwhile.
     """
     # Users may write files of their own below the run, and a leader may delete a checkpoint
     # between listing and reading: neither may fail the caller.
     try:
-        part = _manifest_decoder.decode(store.get(key))
-    except (NotFoundError, msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
+        return repeat_read(partial(_decode_manifest, store, key))
+    except (NotFoundError, IntegrityError, *DECODE_ERRORS):
         return None
+
+
+def _decode_manifest(store: Store, key: str) -> Manifest:
+    part = _manifest_decoder.decode(strip_mac(store.get(key)))
     # A copy under another key, such as a backup that a user made, is no manifest.
-    return part if key == part.key else None
+    if key != part.key:
+        raise msgspec.ValidationError(f"the manifest belongs to {part.key}")
+    return part
 
 
 def _report_order(part: Manifest) -> tuple[int, int]:

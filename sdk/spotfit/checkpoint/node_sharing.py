@@ -117,8 +117,8 @@ def read_with_node_group(reads: Sequence[ChunkRead], group: NodeGroup, clock: Cl
 
     `reads` are this rank's, from `SavedState.plan_reads`. A collective: all ranks of the group must
     call it, and keep their rings until all have returned. Blocks until this rank's chunks are
-    delivered. Raises `IntegrityError` on every rank if any of them finds a chunk missing or
-    corrupt.
+    delivered. Raises `IntegrityError` if a chunk is missing or corrupt: on the rank that finds it,
+    and on the other ranks that are still reading.
     """
     assignments = _assign_chunks(group.chunk_masks)
     shared_numbers = {number for numbers in assignments for number in numbers}
@@ -313,8 +313,8 @@ class SharedRing:
     def slot_for(self, n: int) -> memoryview:
         """Return the memory of chunk n's slot: all `slot_bytes` of it, also for a smaller chunk.
 
-        Its owner may write there once the chunk that used the slot before is consumed; other ranks
-        may read once `is_filled(n)`.
+        The ring's owner may write there once all ranks that need the chunk before it in this slot
+        have consumed that; other ranks may read once `is_filled(n)`.
         """
         offset = self._slots_offset + n % self.slots * self._slot_bytes
         return memoryview(self._memory)[offset : offset + self._slot_bytes]
@@ -343,10 +343,11 @@ class SharedRing:
         self._write_word(1 + local_index, n)
 
     def is_consumed(self, local_index: int, n: int) -> bool:
-        """Whether that rank has consumed chunk n, as the latest one of the slot.
+        """Whether chunk n is the last one of its slot that the rank `local_index` has consumed.
 
         The owner asks for every rank that needs the chunk before it reuses the slot. `local_index`
-        is the rank's index in the `NodeGroup`.
+        is the rank's index in the `NodeGroup`. False again once the rank has consumed a later chunk
+        of the slot.
         """
         return self._word_matches(1 + local_index, n)
 

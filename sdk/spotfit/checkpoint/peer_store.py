@@ -79,8 +79,9 @@ class PeerShardReader:
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
         """Request a chunk from the peer, on a new connection; `scratch` is not used.
 
-        Raises `IntegrityError` if the peer cannot be reached, does not answer within 30 s, or no
-        longer holds the shard. See `ShardReader.fetch`.
+        Waits up to 120 s for a free slot of the peer store. Raises `IntegrityError` if the peer
+        cannot be reached, then sends nothing for 30 s, or no longer holds the shard. See
+        `ShardReader.fetch`.
         """
         body = self._request(
             ReadShardBytes(shard=self._shard, offset=chunk.start, size_bytes=chunk.size_bytes)
@@ -113,8 +114,9 @@ def connect_to_peer(
     """Connect to the peer store at `address` and yield the socket, which is closed afterwards.
 
     `address` is for example "10.0.0.5:41234" or "[::1]:41234", `tls` the client context of the run.
-    The peer store may have no free slot for `admission_timeout_s`; later each read or write may
-    take 30 s. Raises `OSError` (also `TimeoutError` and `ssl.SSLError`).
+    Waits up to 5 s for TCP, then up to `admission_timeout_s` seconds for a free slot of the peer
+    store; each later read or write of the block up to 30 s. Raises `OSError`, of which
+    `TimeoutError` and `ssl.SSLError` are subclasses.
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S) as plain:

@@ -12,6 +12,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from spotfit.checkpoint.format import (
@@ -32,6 +33,7 @@ from spotfit.checkpoint.manifest import (
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 from spotfit.store.transfer import FileRecord, compute_content_hash
 
 # Eight requests of up to 32 MiB saturate the network of most nodes, and bound the memory for
@@ -57,12 +59,13 @@ class ShardReader(Protocol):
         ...
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
-        """Return the verified bytes of one chunk of this shard, possibly in `scratch`.
+        """Return the bytes of one chunk of this shard, possibly in `scratch`.
 
         `chunk` is from `index`. Blocks for the transfer and is called from several threads.
         `scratch` is memory that the caller lends, of at least the chunk's size or empty; the result
-        is valid until it is used again. Raises `IntegrityError` if the bytes are missing or
-        corrupt.
+        is valid until the caller uses `scratch` again. Bytes from the bucket are verified by their
+        hash, those from the memory of a node are not. Raises `IntegrityError` if bytes are missing
+        or corrupt.
         """
         ...
 
@@ -246,6 +249,9 @@ class StoreShardReader:
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
         """Download a chunk and compare its size and hash with the index, as `ShardReader.fetch`."""
+        return repeat_read(partial(self._fetch_once, chunk, scratch), errors=(IntegrityError,))
+
+    def _fetch_once(self, chunk: Chunk, scratch: memoryview) -> memoryview:
         key = f"{chunk.source_prefix or self.folder}/{chunk.file}"
         try:
             body = self._store.get_memoryview(key, scratch)
@@ -295,7 +301,7 @@ def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
 
     `name` is for example "checkpoint_000003"; None means that it consists of user-defined files.
     Reads its manifests and indices, but no chunks. Raises `IntegrityError` if its manifests or an
-    index are missing or corrupt.
+    index are missing or corrupt, and `ConfigError` if a later version of spotfit wrote it.
     """
     manifests = manifests_of(store, name)
     parts = newest_complete_manifests(manifests)
@@ -315,7 +321,7 @@ def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
                 "snapshot to it.",
                 do="Use another checkpoint, or restore this one from a backup.",
             )
-        index = _fetch_index(store, f"{part.folder}/{record.name}", record.sha256)
+        index = _read_index(store, f"{part.folder}/{record.name}", record.sha256)
         return StoreShardReader(store, part.folder, index)
 
     with ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-indices") as pool:
@@ -329,8 +335,8 @@ def open_snapshot_folder(
 
     `files` are the records of its files, with which the indices are verified; with None they come
     from manifests of the folder, and without any the indices are not verified. Reads the indices,
-    but no chunks. Raises `ConfigError` if the folder holds no snapshot or does not exist, and
-    `IntegrityError` if an index is missing or corrupt.
+    but no chunks. Raises `ConfigError` if the folder holds no snapshot, does not exist or is from a
+    later version of spotfit, and `IntegrityError` if an index is missing or corrupt.
     """
     if files is None:
         parts = newest_complete_manifests(manifests_of(store, folder))
@@ -344,7 +350,7 @@ def open_snapshot_folder(
 
     def open_rank(rank: int) -> StoreShardReader:
         name = index_filename(rank)
-        index = _fetch_index(store, f"{folder}/{name}", hashes.get(name, ""))
+        index = _read_index(store, f"{folder}/{name}", hashes.get(name, ""))
         return StoreShardReader(store, folder, index)
 
     first = open_rank(0)  # the number of ranks is stored in the indices only
@@ -379,8 +385,12 @@ def _exists(store: Store, key: str) -> bool:
     return True
 
 
-def _fetch_index(store: Store, key: str, sha256: str) -> SnapshotIndex:
+def _read_index(store: Store, key: str, sha256: str) -> SnapshotIndex:
     """Read and verify an index; `sha256` is '' if it is unknown."""
+    return repeat_read(partial(_read_index_once, store, key, sha256), errors=(IntegrityError,))
+
+
+def _read_index_once(store: Store, key: str, sha256: str) -> SnapshotIndex:
     try:
         body = store.get(key)
     except NotFoundError as error:

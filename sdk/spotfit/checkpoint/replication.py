@@ -111,7 +111,8 @@ class ReplicationQueue:
     def pop(self) -> PendingReplica | None:
         """Remove and return the next replica to send; None if nothing is queued.
 
-        Replicas of the current save come first, the lowest rank first. Does not block.
+        The rest of the save that is being sent comes first, the lowest rank first; then the waiting
+        save, which is a later one. Does not block.
         """
         if not self._current and self._waiting:
             self._current, self._waiting = self._waiting, {}

@@ -126,12 +126,14 @@ class RestoreSelector:
         *,
         has_saved: bool = False,
     ) -> SavedState | None:
-        """Read the newest readable state on all ranks; None if the run has no state.
+        """Read the newest readable state on all ranks, for `Checkpointer.restore`, and return it.
 
-        A collective that blocks until all ranks have read. `plan` and `check_compatibility` are
-        called on every rank for each candidate; the sinks in the plan receive the bytes. Starts
-        with the state that the round began from, or, if this round `has_saved`, with the latest
-        checkpoint. A corrupt state is logged, and an earlier one is tried.
+        None if there is no checkpoint with a snapshot, and no readable state in memory. A
+        collective that blocks until all ranks have read. `plan` is called on every rank for each
+        candidate that it can open, `check_compatibility` if no rank finds that corrupt; the sinks
+        in the plan receive the bytes. Starts with the state that the round began from, or, if this
+        round `has_saved`, with the latest checkpoint. A corrupt state is logged, and an earlier one
+        is tried.
 
         Raises `IntegrityError` if checkpoints exist but none is readable, and `ConfigError` on all
         ranks if a state does not fit one of them; then nothing of it was read.

@@ -75,27 +75,30 @@ class _SaveSample:
     slow_steps_s: list[float] = field(default_factory=list)
 
     def add_step(self, step_s: float) -> None:
-        """Add a step between this save and its commit, after the first; `step_s` in seconds."""
+        """Count a step of `step_s` seconds that ended between this save and its commit.
+
+        Not called for the first of these steps, which is stored as `first_step_s`.
+        """
         self.step_count += 1
         self.total_steps_s += step_s
         if step_s > self.slow_threshold_s:
             self.slow_steps_s.append(step_s)
 
     def mean_step_s(self, typical_s: float, slowest_s: float) -> float:
-        """Return the mean step duration; `typical_s` if there were no steps.
+        """Return the mean duration in seconds of the steps that `add_step` has counted.
 
-        Slow steps that are not slower than the slowest step without a save (`slowest_s`) are left
-        out.
+        Slow steps are left out if a step without a save was about as slow (`slowest_s`): they were
+        not slow because of the save. `typical_s`, a usual duration, if no step is left.
         """
         excluded = [slow for slow in self.slow_steps_s if slow <= _SIMILAR_STEP_FACTOR * slowest_s]
         count = self.step_count - len(excluded)
         return (self.total_steps_s - sum(excluded)) / count if count else typical_s
 
     def first_step_wait_s(self, step_s: float) -> float | None:
-        """Return by how much the first step exceeded `step_s`; None if that is not conclusive.
+        """Return by how many seconds the first step after this save exceeded `step_s`, at least 0.
 
-        After a save at the end of an epoch the first step also contains what the script does once
-        per epoch.
+        None if that step has not ended, if `step_s` is 0, or if the save was not due by time: after
+        one at the end of an epoch the step also contains what the script does once per epoch.
         """
         if self.first_step_s is None or not self.is_timed or not step_s:
             return None
@@ -208,8 +211,8 @@ class SaveCostTracker:
     def record_step(self) -> None:
         """Record that a training step ends now; its duration counts from the last step or save.
 
-        Called on rank 0 after every step; the first call only starts the measurement. Call
-        `record_status` for commits during the step before.
+        Called on rank 0 after every step, after `record_status`, whose commits count as those of
+        the step that ends. The first call only starts the measurement.
         """
         now = self._clock.now()
         if self._last_step_at is not None:
@@ -244,9 +247,9 @@ class SaveCostTracker:
     def record_status(self, report: int, status: SnapshotStatus) -> None:
         """Record the status that the snapshot with report index `report` has now.
 
-        Call it after each step for each slot: the time of the first call with "committed" counts as
-        the commit. "submitted", "uploaded" and snapshots that are not in flight are ignored, so
-        repeated calls are harmless.
+        The Checkpointer of rank 0 calls it after each step for its last two snapshots. The time of
+        the first call with "committed" counts as the commit. Ignored for "submitted", for
+        "uploaded", and for snapshots whose end is recorded, so repeated calls are harmless.
         """
         if report not in self._in_flight_saves or status in ("submitted", "uploaded"):
             return
@@ -342,8 +345,8 @@ class SaveScheduler:
     def reset(self, step: int) -> None:
         """Continue after `step`, the number of steps completed in the state that was restored.
 
-        Called by `Checkpointer.restore` on all ranks: the step counts as saved, and the ranks check
-        after the next one.
+        Called by `Checkpointer.restore` on all ranks: `step` counts as saved, and after step
+        `step + 1` the ranks join a broadcast that decides about the next save.
         """
         self._last_saved_step, self._next_check_step = step, step + 1
         self._last_check_step, self._last_check_at = step, self._clock.now()
@@ -356,6 +359,10 @@ class SaveScheduler:
         fails on this rank: `every_steps` counts from it on all ranks equally.
         """
         self._last_saved_step = step
+
+    def has_unsaved_steps(self, step: int) -> bool:
+        """Whether no snapshot was taken after this step; `step` counts completed steps."""
+        return step > self._last_saved_step
 
     def record_submitted(self, report: int, stall_s: float, size_bytes: int) -> None:
         """Record that this rank's snapshot was submitted as report number `report` of the round.
@@ -415,6 +422,10 @@ class SaveScheduler:
     def _decide(self, step: int) -> tuple[str | None, float]:
         """Return why to save (None for not saving), and in how many seconds to check again."""
         outlook, next_check_s = self._outlook(), MAX_CHECK_INTERVAL_S
+        requested_at, ending = outlook.final_save_request or (-math.inf, "")
+        # Once: the leader ends the run when this save is committed.
+        if requested_at > self.cost_tracker.last_snapshot_at and self.has_unsaved_steps(step):
+            return f"the run ends: {ending}", MAX_CHECK_INTERVAL_S
         if outlook.time_to_preemption_s is not None:
             final = decide_final_save(
                 self._pre_deadline_state(outlook, outlook.time_to_preemption_s, step)

@@ -108,9 +108,10 @@ class ShmSegment:
 
     @property
     def version_stamp(self) -> tuple[object, ...]:
-        """Header fields, read now: equal stamps mean that the contents have not changed between.
+        """Header fields, read at each access: a value to compare with one that was read before.
 
-        They change when a writer invalidates the segment or publishes another snapshot.
+        Equal stamps mean that the contents did not change between the two reads. A stamp changes
+        when the writer invalidates the segment or publishes another snapshot.
         """
         return _HEAD.unpack_from(self._memory)
 

@@ -6,7 +6,7 @@ mode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,6 +16,9 @@ from spotfit.model.failure_model import FailureModel
 
 IN_MEMORY_NAME = "in memory"
 """Name of a state that is not a checkpoint yet."""
+
+CHECKPOINTER_KIND = "Checkpointer"
+"""Kind of the broadcast with which all ranks create their Checkpointer."""
 
 SnapshotStatus = Literal["submitted", "uploaded", "committed", "failed"]
 """Status of one rank's snapshot.
@@ -41,8 +44,21 @@ class GroupOutlook:
     """Whether the next round could start at once without the preempted machines."""
     rebalance_recommendation: tuple[float, str] | None = None
     """Time on the local monotonic clock and reason of the last rebalance recommendation."""
+    final_save_request: tuple[float, str] | None = None
+    """Time on the local monotonic clock and reason of a request to save before the run ends."""
     peer_bytes_per_s: float = 0.0
     """Replication rate of one rank's snapshot; 0 where no peer that stays keeps replicas."""
+
+
+def run_final_save(channel: SnapshotChannel) -> None:
+    """Save the steps since the last save of a Checkpointer, after the training function's return.
+
+    A collective of all ranks, once per process; it returns as `Checkpointer.save` does. Does
+    nothing without a Checkpointer.
+    """
+    final_save, channel.final_save = channel.final_save, None
+    if final_save is not None:
+        final_save()
 
 
 class SnapshotChannel(Protocol):
@@ -50,6 +66,13 @@ class SnapshotChannel(Protocol):
 
     A report index counts the reports of this rank in the round from 0, snapshots and `report()`
     calls together.
+    """
+
+    final_save: Callable[[], None] | None
+    """Saves the last steps; set by the Checkpointer, None without one.
+
+    The process calls it once, when the training function has returned, and then sets it to None: it
+    refers to the Checkpointer, which the function's end would otherwise release with its model.
     """
 
     @property
@@ -88,7 +111,7 @@ class SnapshotChannel(Protocol):
         ...
 
     def status_of(self, report_index: int) -> SnapshotStatus:
-        """Return the latest status of a submitted snapshot that this rank has received.
+        """Return the status of a submitted snapshot, as far as this rank has been informed.
 
         `report_index` is from `submit`. Does not block.
         """
@@ -102,10 +125,11 @@ class SnapshotChannel(Protocol):
         ...
 
     def roll_back(self) -> None:
-        """Exclude all snapshots submitted so far from later restores.
+        """Exclude the copies in memory of all snapshots submitted so far from later restores.
 
-        Called on every rank by a `Checkpointer.restore` after saves: training restarts from a
-        checkpoint. Does not block; the agent processes it even if this worker dies.
+        Called on every rank by a `Checkpointer.restore` after saves, which goes back to a committed
+        checkpoint; those are not excluded. Does not block; the agent processes it even if this
+        worker dies.
         """
         ...
 
@@ -161,7 +185,7 @@ class SnapshotChannel(Protocol):
         ...
 
     def mark_corrupt(self, name: str) -> None:
-        """Report that the checkpoint cannot be read: no snapshot may reference its files.
+        """Report that the checkpoint cannot be read: later snapshots must share no files with it.
 
         Called on every rank when a restore has found it corrupt. Does not block, and deletes
         nothing.

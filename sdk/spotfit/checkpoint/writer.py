@@ -25,7 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from spotfit.checkpoint.checkpoint_dir import METADATA_FILE, Checkpoint
-from spotfit.checkpoint.committed import UploadFn, listed_sizes
+from spotfit.checkpoint.committed import UploadFn
 from spotfit.checkpoint.format import Chunk, encode_index, index_filename
 from spotfit.checkpoint.gc import write_references
 from spotfit.checkpoint.manifest import (
@@ -36,11 +36,21 @@ from spotfit.checkpoint.manifest import (
 )
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.codec import decoder, encode
-from spotfit.core.errors import ConfigError, IntegrityError, TransientStoreError
+from spotfit.core.errors import (
+    CheckpointNotFoundError,
+    ConfigError,
+    IntegrityError,
+    TransientStoreError,
+)
 from spotfit.host import env, log
 from spotfit.host.system import SystemClock
 from spotfit.store.api import Store
-from spotfit.store.transfer import FileRecord, compute_content_hash, upload_tree
+from spotfit.store.transfer import (
+    FileRecord,
+    compute_content_hash,
+    list_files,
+    upload_tree,
+)
 
 # Each chunk above 8 MiB is uploaded as parallel parts, so few chunks at a time saturate a network
 # link; more would only take CPU time from the training processes of the node.
@@ -59,10 +69,10 @@ def save_directory(
     Returns the manifest with its files. Files that this rank saved to the checkpoint `parent` (''
     for none), and that the directory does not replace, are listed as well and not copied. Files of
     other ranks in the folder stay; a file of the same name is replaced. Blocks. Idempotent. Raises
-    `ConfigError` if the directory does not exist, and the errors of the store.
+    `CheckpointNotFoundError` if the directory does not exist, and the errors of the store.
     """
     if not directory.is_dir():
-        raise ConfigError(
+        raise CheckpointNotFoundError(
             f"The directory of the reported checkpoint, {directory}, does not exist.",
             do="Report the directory before it is removed, and use a separate directory on each "
             "rank: a SYNC report inside the `with` block of a temporary directory, an ASYNC one "
@@ -71,18 +81,28 @@ def save_directory(
     return _write_manifest(store, manifest, upload_tree(store, manifest.folder, directory), parent)
 
 
-def save_existing_files(store: Store, manifest: Manifest, *, parent: str = "") -> Manifest:
+def save_existing_files(
+    store: Store, manifest: Manifest, *, parent: str = "", may_be_empty: bool = False
+) -> Manifest:
     """Write and return the manifest of files that the user has put into `manifest.folder`.
 
     Called for a report without upload, or after the user's upload function. `store` is rooted at
     the run; `parent` is as in `save_directory`. The files are not read: restoring verifies only
-    their names and sizes. Idempotent. Raises `ConfigError` if the folder has no files.
+    their names and sizes. Idempotent. If the folder has no files or does not exist, raises
+    `ConfigError`, or with `may_be_empty` logs a warning and writes a manifest without files.
     """
-    sizes = listed_sizes(store, manifest.folder)
-    if not sizes:
+    sizes = list_files(store, manifest.folder)
+    if not sizes and not may_be_empty:
         raise ConfigError(
             f"The reported checkpoint folder {manifest.folder} in {store.url} has no files.",
             do="Write its files before calling report(), or report the folder that contains them.",
+        )
+    if not sizes:
+        log.warning(
+            "checkpoint.empty",
+            name=manifest.name,
+            rank=manifest.rank,
+            reason=f"the folder {manifest.folder} in {store.url} has no files",
         )
     # Without hashes: reading the files back could take longer than writing them did.
     files = [FileRecord(name, size_bytes, "") for name, size_bytes in sizes.items()]
@@ -142,7 +162,7 @@ def encode_upload_job(job: SnapshotUploadJob) -> bytes:
 def decode_upload_job(body: bytes) -> SnapshotUploadJob | None:
     """Decode what `encode_upload_job` returned, in the uploader process.
 
-    None if the bytes are the other kind of job, a pickled `upload_job.UploadJob`.
+    None if the bytes are the other kind of job: use `load_upload_job`.
     """
     return _job_decoder.decode(body) if body.startswith(b"{") else None
 
@@ -164,9 +184,9 @@ class UploadedManifests:
     def chunks_by_hash(self, store: Store, parent: str, rank: int) -> dict[str, FileRecord]:
         """Return chunks of checkpoint `parent` by content hash, with the folders that store them.
 
-        Only this rank's chunks if its manifest is remembered; otherwise those of all ranks, for
-        which the manifests are read from `store`, rooted at the run. Empty if the parent is
-        incomplete.
+        Only the chunks of `rank` if its last recorded manifest is of `parent`. Otherwise those of
+        all ranks, whose manifests are read from `store`, rooted at the run; then empty if the
+        parent is incomplete.
         """
         last = self._last_by_rank.get(rank)
         parts = (
@@ -187,7 +207,7 @@ def upload_snapshot(
 ) -> Manifest:
     """Upload the new chunks of a segment, then its index, then its manifest, and return that.
 
-    Called by the uploader process, and by the worker itself in local mode. `store` is rooted at the
+    Called by the uploader process; in local mode, by the training process. `store` is rooted at the
     run. Chunks that the job's parent lists are referenced, not uploaded; `uploaded` remembers
     manifests for the next job. Blocks. Idempotent. Raises `IntegrityError` if the segment holds no
     complete snapshot or is overwritten meanwhile, and the errors of the store.
@@ -290,9 +310,9 @@ def run_upload_job(job: UploadJob, store: Store) -> Manifest:
     """Upload the files, then write and return the manifest, now with its files. Idempotent.
 
     Called by a worker or by the uploader process. `store` is rooted at the run. Blocks, and logs a
-    warning while the upload is slow. The local copy stays. Raises `ConfigError` if the local
-    directory does not exist, `IntegrityError` for missing or corrupt files of a checkpoint in a
-    bucket, and the errors of the store.
+    warning while the upload is slow. The local copy stays. Raises
+    `CheckpointNotFoundError` if the local directory does not exist, `IntegrityError` for missing or
+    corrupt files of a checkpoint in a bucket, and the errors of the store.
     """
     # Also while a checkpoint in another bucket is downloaded first.
     with warn_while_slow(job.manifest.name), job.checkpoint.as_directory() as directory:

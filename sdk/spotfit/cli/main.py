@@ -9,9 +9,11 @@ import typer
 
 from spotfit.cli import checkpoint_commands, render
 from spotfit.client.console import read_event_lines
+from spotfit.client.keyring import open_authenticated
 from spotfit.client.request import default_provisioner, parse_provisioner
 from spotfit.client.run_handle import attach, supervise_run
 from spotfit.core.errors import SpotfitError
+from spotfit.core.units import parse_seconds
 from spotfit.host import log
 from spotfit.provision.api import AccountCheck, run_account_checks, run_check
 from spotfit.provision.profile import open_provisioner, resolve_options
@@ -35,7 +37,8 @@ def status(url: Url) -> None:
 @app.command()
 def events(url: Url) -> None:
     """List all events of a run from its journal: number, local time and description."""
-    render.lines(read_event_lines(open_store(url, setting="The URL of the run")))
+    store = open_authenticated(open_store(url, setting="The URL of the run"))
+    render.lines(read_event_lines(store))
 
 
 @app.command()
@@ -51,10 +54,45 @@ def logs(
     max_lines: Annotated[
         int, typer.Option(help="Maximum number of lines per machine, with --machine.")
     ] = 200,
+    rank: Annotated[
+        int | None, typer.Option(help="Only the output of the worker with this world rank.")
+    ] = None,
+    since: Annotated[
+        str, typer.Option(help="Only output of this duration before now, such as 90s, 10m or 2h.")
+    ] = "",
+    follow: Annotated[  # noqa: FBT002 - an option of the command line
+        bool,
+        typer.Option("--follow", "-f", help="Wait for further output until the run has ended."),
+    ] = False,
+    timestamps: Annotated[  # noqa: FBT002 - an option of the command line
+        bool, typer.Option("--timestamps", help="Print the local time of each line.")
+    ] = False,
 ) -> None:
-    """Print the output of all workers so far, or with --machine that of machines."""
+    """Print the output of all workers ordered by time, or with --machine that of machines."""
+    since_s = parse_seconds(since, setting=f"--since {since}") if since else None
     handle = attach(url)
-    render.lines(handle.machine_logs(machine, max_lines=max_lines) if machine else handle.logs())
+    if machine:
+        render.lines(handle.machine_logs(machine, max_lines=max_lines))
+        return
+    render.lines(handle.logs(rank=rank, since_s=since_s, follow=follow, timestamps=timestamps))
+
+
+@app.command()
+def metrics(
+    url: Url,
+    csv: Annotated[  # noqa: FBT002 - an option of the command line
+        bool, typer.Option("--csv", help="Print comma-separated values, one column per metric.")
+    ] = False,
+) -> None:
+    """Print the metrics of all reports of rank 0, one line per report.
+
+    A round that was started after a failure repeats the steps since its checkpoint.
+    """
+    reports = attach(url).metrics()
+    if csv:
+        render.metrics_as_csv(reports)
+    else:
+        render.metrics(reports)
 
 
 @app.command()
@@ -68,9 +106,14 @@ def follow(url: Url) -> None:
 
 
 @app.command()
-def cancel(url: Url) -> None:
+def cancel(
+    url: Url,
+    save: Annotated[  # noqa: FBT002 - a flag of the command line
+        bool, typer.Option(help="Whether a Checkpointer of the run saves first.")
+    ] = True,
+) -> None:
     """Request the end of a run and the release of its machines; does not wait for it."""
-    attach(url).cancel("spotfit cancel")
+    attach(url).cancel("spotfit cancel", save=save)
     render.success("Cancellation was requested.")
 
 
@@ -81,7 +124,7 @@ def sweep(
     """Request machines for a run that lost all of them; release those of a run that has ended.
 
     For cron jobs: returns after the duration, or earlier if nothing is left to do. The run's key
-    must be on this machine or in SPOTFIT_RUN_SECRET.
+    must be on this machine, or in SPOTFIT_RUN_SECRET with its id in SPOTFIT_RUN_ID.
     """
     render.success(supervise_run(url, duration_s=duration_s))
 

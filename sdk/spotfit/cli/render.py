@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from spotfit.client.console import format_local_time
+from spotfit.client.metrics_history import ReportedMetrics, ReportedProgress
 from spotfit.client.run_handle import RunStatus
 from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import SpotfitError
-from spotfit.core.units import format_bytes
+from spotfit.core.units import format_bytes, format_seconds
+from spotfit.host import system
 from spotfit.provision.api import AccountCheck
 
 # soft_wrap: copied and piped lines must not contain line breaks at the width of the terminal.
@@ -38,17 +43,71 @@ def status(run: RunStatus, url: str) -> None:
     _print_row("run", f"{escape(run.name)}  [dim]{escape(url)}[/dim]")
     _print_row("state", f"[{colour}]{run.state}[/{colour}] {escape(run.reason)}")
     # Numbers start at 1; '-' while no round is open.
+    _print_row("started", _format_duration(run))
     _print_row("round", f"{run.round or '-'}, {run.workers} workers on {run.machines} machines")
+    _print_row("progress", escape(_format_progress(run.progress)))
     _print_row("checkpoints", escape(f"{len(run.checkpoints)}{latest}"))
     if run.save_reason:
         _print_row("", f"[dim]saved: {escape(run.save_reason)}[/dim]")
     _print_row("failures", failures or "none")
+    if not run.is_verified:
+        _print_row("", "[yellow]not verified: this machine does not have the run's key[/yellow]")
+
+
+def _format_duration(run: RunStatus) -> str:
+    if not run.started_at_ms:
+        return "unknown"
+    duration_s = ((run.ended_at_ms or system.wall_ms()) - run.started_at_ms) / 1000
+    verb = "took" if run.ended_at_ms else "running for"
+    return f"{format_local_time(run.started_at_ms)}, {verb} {format_seconds(max(0.0, duration_s))}"
+
+
+def _format_progress(progress: ReportedProgress) -> str:
+    parts = [] if progress.step is None else [f"step {progress.step}"]
+    if progress.steps_per_s is not None:
+        parts.append(f"{progress.steps_per_s:.3g} steps/s")
+    if progress.metrics:
+        parts.append(_format_metrics(progress.metrics))
+    return ", ".join(parts) or "no report yet"
+
+
+def metrics(reports: Iterable[ReportedMetrics]) -> None:
+    """Print one line per report: round, index of the report, checkpoint and metrics."""
+    lines(
+        f"round {report.round}  report {report.report_index}  {_format_metrics(report.metrics)}"
+        f"{f'  {report.checkpoint}' if report.checkpoint else ''}"
+        for report in reports
+    )
+
+
+def metrics_as_csv(reports: Sequence[ReportedMetrics]) -> None:
+    """Print the reports as comma-separated values with a header.
+
+    The columns are round, report_index, time (in seconds since 1970), checkpoint, and one for each
+    metric; 'a/b' for the item 'b' of a dictionary 'a'.
+    """
+    rows = [_flatten(report.metrics) for report in reports]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.writer(_console.file, lineterminator="\n")
+    writer.writerow(["round", "report_index", "time", "checkpoint", *names])
+    for report, row in zip(reports, rows, strict=True):
+        position = report.round, report.report_index, report.reported_at_ms / 1000
+        writer.writerow([*position, report.checkpoint, *(row.get(name) for name in names)])
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, Mapping) and value
+        flat |= _flatten(value, f"{prefix}{name}/") if nested else {f"{prefix}{name}": value}
+    return flat
 
 
 def lines(texts: Iterable[str]) -> None:
     """Print lines unchanged on standard output, without wrapping or markup."""
     for text in texts:
         _console.file.write(f"{text}\n")  # not print(): rich would wrap lines and expand tabs
+        _console.file.flush()  # lines that are followed must not wait in a buffer
 
 
 def findings(results: Iterable[AccountCheck]) -> None:
@@ -88,8 +147,8 @@ def checkpoints(infos: Iterable[CheckpointInfo]) -> None:
     for info in infos:
         step = "files" if info.step is None else f"step {info.step}"
         step = "[red]corrupt[/red]" if info.read_error else step
-        metrics = escape(_format_metrics(info))
-        _console.print(f"{escape(info.name)}  {step}  {format_bytes(info.size_bytes)}  {metrics}")
+        shown = escape(_format_metrics(info.metrics))
+        _console.print(f"{escape(info.name)}  {step}  {format_bytes(info.size_bytes)}  {shown}")
 
 
 def checkpoint(info: CheckpointInfo) -> None:
@@ -99,7 +158,7 @@ def checkpoint(info: CheckpointInfo) -> None:
     """
     _print_row("checkpoint", escape(info.name))
     _print_row("size", format_bytes(info.size_bytes))
-    _print_row("metrics", escape(_format_metrics(info)))
+    _print_row("metrics", escape(_format_metrics(info.metrics)))
     if info.reason:
         _print_row("reason", escape(info.reason))
     if info.content is None:
@@ -113,10 +172,8 @@ def checkpoint(info: CheckpointInfo) -> None:
     _print_row("shared", f"{format_bytes(content.shared_bytes)} with earlier checkpoints")
 
 
-def _format_metrics(info: CheckpointInfo) -> str:
-    return ", ".join(
-        f"{_truncate(name)}={_truncate(str(value))}" for name, value in info.metrics.items()
-    )
+def _format_metrics(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{_truncate(name)}={_truncate(str(value))}" for name, value in values.items())
 
 
 def _truncate(text: str) -> str:

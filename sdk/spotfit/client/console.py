@@ -8,16 +8,20 @@ One sentence for each journal event: for the console and `spotfit events`.
 
 from __future__ import annotations
 
+import heapq
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from typing import TypedDict
 
 import msgspec
 
+from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import NotFoundError, RunNotFoundError, StoreError
 from spotfit.core.ids import AgentId, Token
-from spotfit.core.units import format_bytes
+from spotfit.core.units import format_bytes, format_count, format_seconds
 from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
@@ -46,6 +50,7 @@ from spotfit.model.events import (
 from spotfit.model.topology import Round
 from spotfit.model.view import View
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 
 # --- One sentence for each journal event ----------------------------------------------------------
 
@@ -93,8 +98,10 @@ def format_event(event: JournalEvent) -> str:
     match event:
         case FitStarted(spec=spec):
             at_least = f"{spec.min_workers} to " if spec.is_elastic else ""
-            workers = f"{at_least}{spec.max_workers} workers"
+            workers = f"{at_least}{format_count(spec.max_workers, 'worker')}"
             return f"run {spec.name!r} started: {workers}, provisioner {spec.provisioner!r}"
+        case LeaderElected(leader=leader, coordinator_address=None, reason=reason):
+            return f"{leader}, a driver without workers, requests the machines: {reason}"
         case LeaderElected(leader=leader, reason=reason):
             return f"{leader} elected leader: {reason}"
         case RoundOpened(round=round_, reason=reason):
@@ -123,10 +130,35 @@ def format_event(event: JournalEvent) -> str:
             return _format_machine_event(event)
 
 
+def format_summary(view: View, url: str) -> str:
+    """Return one line about a fit that has ended: outcome, duration, interruptions, checkpoints.
+
+    `view` is that of its `FitEnded` entry, `url` the run's directory.
+    """
+    assert view.fit_end is not None
+    duration_s = (view.fit_ended_at_ms - view.fit_started_at_ms) / 1000
+    after = f" after {format_seconds(duration_s)}" if view.fit_started_at_ms else ""
+    causes = ", ".join(f"{cause.value}: {count}" for cause, count in view.failure_counts.items())
+    rounds = format_count(sum(view.failure_counts.values()), "interrupted round")
+    parts = [
+        f"run {view.spec.name!r} {view.fit_end.outcome}{after}",
+        f"{rounds} ({causes})" if causes else "no interruption",
+        format_count(len(view.checkpoints), "checkpoint"),
+    ]
+    if (latest := view.latest_checkpoint) is not None:
+        step = "" if latest.step is None else f"at step {latest.step}, "
+        parts[-1] += f", latest {latest.name} ({step}{format_bytes(latest.size_bytes)})"
+        # Only a Checkpointer saves a model that spotfit can read.
+        if latest.step is not None:
+            parts.append(f"export the model with `spotfit checkpoints export {url} model.pt`")
+    return "; ".join(parts)
+
+
 def _format_machine_event(event: _MachineEvent) -> str:
     match event:
         case GroupPlanned(plan=plan, reason=reason):
-            size = f"{plan.num_nodes} machines with {plan.slots_per_node} workers each"
+            machines = format_count(plan.num_nodes, "machine")
+            size = f"{machines} with {format_count(plan.slots_per_node, 'worker')} each"
             return f"requesting {size}: {reason}"
         case GroupSubmitted(handle=handle):
             return f"machine request accepted: {handle.name}"
@@ -150,7 +182,17 @@ def _last_line(text: str) -> str:  # of a traceback: the exception and its messa
     return f": {lines[-1]}" if lines else ""
 
 
-LogLine = dict[str, Any]
+class LogLine(TypedDict, total=False):
+    """One line of output, or the end marker of an agent."""
+
+    rank: int
+    """The rank, or a pseudo-rank of `ledger.keys`."""
+    text: str
+    t: int
+    """When the worker wrote it: ms since 1970, by the clock of its node."""
+    end: bool
+    """True in the last line of an agent."""
+
 
 # Machines of clouds usually need some minutes, so a wait is reported a few times, not constantly.
 REMINDER_INTERVAL_S = 30.0
@@ -165,6 +207,8 @@ class WorkerLogTailer:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._next_chunk: dict[AgentId, int] = {}
+        self._unread_lines: dict[AgentId, deque[LogLine]] = {}
+        """Lines of chunks that were read, and that are not yielded yet."""
         self._ended_agents: set[AgentId] = set()
         # Remaining polls of lost agents.
         self._polls_left: dict[AgentId, int] = {}
@@ -173,6 +217,7 @@ class WorkerLogTailer:
         """Read the output of this agent's workers from now on, from the first line. Idempotent."""
         # A second registration must not reset the position: its lines would be printed again.
         self._next_chunk.setdefault(agent, 0)
+        self._unread_lines.setdefault(agent, deque())
 
     def mark_lost(self, agent: AgentId) -> None:
         """Stop waiting for the end marker of an agent whose machine was lost.
@@ -185,39 +230,71 @@ class WorkerLogTailer:
             self._polls_left.setdefault(agent, _POLLS_AFTER_LOSS)
 
     def read_new_lines(self) -> Iterator[LogLine]:
-        """Yield the lines that were uploaded since the last call, agent by agent; reads the store.
+        """Yield the lines that were uploaded since the last call, ordered by time; reads the store.
 
-        A line is a dictionary with "rank" and "text". Does not wait for further lines. Raises
-        `StoreError`; lines that were not yielded are returned by a later call.
+        A line is a dictionary with "rank", "text" and "t", the time in ms by the clock of its node:
+        lines of one node keep their order. A line that cannot be decoded is replaced by one that
+        says so. Does not wait for further lines. Raises `StoreError`; lines that were not yielded
+        are returned by a later call.
         """
+        # The next line of each agent. Only one chunk of each is in memory.
+        heads: list[tuple[int, AgentId]] = []
         # A copy: the consumer may register agents while this generator is suspended.
         for agent in list(self._next_chunk):
-            yield from self._read_agent_lines(agent)
+            if self._has_line(agent):
+                heapq.heappush(heads, (self._unread_lines[agent][0].get("t", 0), agent))
+        while heads:
+            agent = heads[0][1]
+            yield self._unread_lines[agent].popleft()
+            heapq.heappop(heads)
+            if self._has_line(agent):
+                heapq.heappush(heads, (self._unread_lines[agent][0].get("t", 0), agent))
 
     @property
     def is_complete(self) -> bool:
         """Whether no lines will come: each added agent has ended its log or was abandoned."""
         return self._ended_agents.issuperset(self._next_chunk)
 
-    def _read_agent_lines(self, agent: AgentId) -> Iterator[LogLine]:
-        while agent not in self._ended_agents:
+    def _has_line(self, agent: AgentId) -> bool:
+        """Read further chunks of the agent until one has a line; return whether there is one."""
+        unread = self._unread_lines[agent]
+        while not unread and agent not in self._ended_agents:
             # Chunks are immutable and numbered; a missing one has not been uploaded yet.
             try:
-                body = self._store.get(keys.logs(agent, self._next_chunk[agent]))
+                lines = _read_log_chunk(self._store, keys.logs(agent, self._next_chunk[agent]))
             except NotFoundError:
                 # Only the polls of lost agents are limited; other agents will upload more.
                 if agent in self._polls_left:
                     self._polls_left[agent] -= 1
                 if self._polls_left.get(agent, 1) <= 0:
                     self._ended_agents.add(agent)
-                return
+                break
             self._next_chunk[agent] += 1
-            for text in body.splitlines():
-                line = msgspec.json.decode(text)
+            for line in lines:
                 if line.get("end"):
                     self._ended_agents.add(agent)
                 else:
-                    yield line
+                    unread.append(line)
+        return bool(unread)
+
+
+_log_line_decoder = msgspec.json.Decoder(LogLine)
+
+
+def _read_log_chunk(store: Store, key: str) -> list[LogLine]:
+    """Return the lines of the chunk; a corrupt one is replaced by a line that reports it."""
+    with suppress(*DECODE_ERRORS):
+        return repeat_read(
+            lambda: [_log_line_decoder.decode(text) for text in store.get(key).splitlines()]
+        )
+    return [_decode_log_line(text, key) for text in store.get(key).splitlines()]
+
+
+def _decode_log_line(text: bytes, key: str) -> LogLine:
+    try:
+        return _log_line_decoder.decode(text)
+    except DECODE_ERRORS:
+        return {"rank": RUN_RANK, "text": f"[spotfit] A line of the log {key} is corrupt."}
 
 
 class WaitReminder:
@@ -337,6 +414,15 @@ class RunConsole:
         return self._log_tailer.is_complete
 
 
-def format_log_line(line: LogLine) -> str:
-    """Return the text of a log line with its source in front, such as "(rank 0) epoch 1"."""
-    return f"({format_log_source(line.get('rank', RUN_RANK))}) {line.get('text', '')}"
+def format_log_line(line: LogLine, *, with_time: bool = False) -> str:
+    """Return the text of a log line with its source in front, such as "(rank 0) epoch 1".
+
+    With `with_time`, the local time of its output precedes: "2026-11-05 12:00:00 (rank 0) epoch 1".
+    """
+    text = f"({format_log_source(line.get('rank', RUN_RANK))}) {line.get('text', '')}"
+    return f"{format_local_time(line.get('t', 0))} {text}" if with_time else text
+
+
+def format_local_time(unix_ms: int) -> str:
+    """Return milliseconds since 1970 as local date and time, such as "2026-11-05 12:00:00"."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ms / 1000))

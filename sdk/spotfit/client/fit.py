@@ -19,12 +19,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.client.keyring import RunKeyring
+from spotfit.checkpoint.snapshot_channel import run_final_save
+from spotfit.client.console import format_event
+from spotfit.client.keyring import RunKeyring, open_authenticated
 from spotfit.client.request import (
     FitRequest,
     PreflightResult,
@@ -43,6 +46,7 @@ from spotfit.code.code_bundle import (
 from spotfit.code.function_pickle import takes_config
 from spotfit.core.errors import (
     ConfigError,
+    JournalError,
     RunActiveError,
     RunCancelledError,
     StoreError,
@@ -50,12 +54,13 @@ from spotfit.core.errors import (
 )
 from spotfit.frameworks.backend_config import backend_hooks_class
 from spotfit.host import log, system
-from spotfit.ledger.journal import Ledger, check_no_gaps
+from spotfit.ledger.authenticated_store import AuthenticatedStore
+from spotfit.ledger.journal import Ledger, check_no_gaps, read_run_id
 from spotfit.model.events import FitStarted
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.spec import RunSpec, RunTiming
 from spotfit.model.user_callback import TrainRunContext
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.provision.api import Traits
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
@@ -148,18 +153,24 @@ def _changed_settings(request: FitRequest, spec: RunSpec) -> list[str]:
 # 16 s in total: object stores usually recover from throttling within a few seconds.
 _APPEND_RETRY_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 _CANCEL_RETRY_PAUSE_S = 0.5
+_INTERRUPT_TEXTS = (
+    "cancelling the run after a save of its Checkpointer, if it has one; press Ctrl-C again to "
+    "cancel without saving, and a third time to exit immediately",
+    "cancelling the run without saving; press Ctrl-C again to exit immediately",
+)
 
 
 def wait_for_result(handle: RunHandle) -> Result:
     """Wait for the end of a started run, printing its output, and return its result.
 
     Ctrl-C requests the cancellation of the run, and KeyboardInterrupt is raised once it has been
-    cancelled; the third Ctrl-C exits this process at once with code 130. Raises what
-    `RunHandle.final_result` raises.
+    cancelled. A `Checkpointer` saves first, unless Ctrl-C is pressed again; the third Ctrl-C exits
+    this process at once with code 130. Raises what `RunHandle.final_result` raises.
     """
     with _cancel_on_interrupt(handle) as interrupted:
         handle.watch()
     # Outside of the context: loading the result may block, and Ctrl-C must interrupt that.
+    handle.log_summary()
     try:
         return handle.final_result()
     except RunCancelledError:
@@ -194,36 +205,52 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     request = dataclasses.replace(request, run=preflight.run)
     assert preflight.run.logging_config is not None
     log.set_level(preflight.run.logging_config.log_level)
-    # With a new run id, in case the directory holds no run yet.
-    ledger = create_driver_ledger(preflight.store, system.new_run_id())
-    # Before the journal is read: the handle listens to its entries.
-    handle = RunHandle(ledger, filesystem_location=preflight.filesystem_location)
     # Without entry 0, for example, an existing run would look like an unused directory.
     check_no_gaps(preflight.store)
+    ledger = _open_ledger(preflight.store)
+    # Before the journal is read: the handle listens to its entries.
+    handle = RunHandle(ledger, filesystem_location=preflight.filesystem_location)
     view = ledger.catch_up()
-    # A continued run keeps its id, and with it the key of its payloads.
-    ledger.run_id = view.run_id or ledger.run_id
-    key = RunKeyring().find(ledger.run_id)
     rejoins = view.is_active
     if isinstance(view, View) and view.is_active:
         spec = rejoin_run(request, view, preflight, objects=_bundle_objects(request, ledger))
         handle.load_view(view)
     else:
-        check_latest_checkpoint(view, preflight.store)
-        # Created before the upload: the code bundle is encrypted with it.
-        key = key or RunKeyring().create(ledger.run_id)
-        spec = _register_run(request, preflight, ledger, key)
-    attach_headless_leader(handle, ledger, key, spec)
+        if handle.key is None:
+            raise _missing_key_error(ledger)
+        check_latest_checkpoint(view, ledger.store)
+        _warn_if_finished(view)
+        spec = _register_run(request, preflight, ledger, handle.key)
+    attach_headless_leader(handle, ledger, spec)
     handle.show_output = show_output
     try:
         handle.supervise_once()
     except BaseException:  # including Ctrl-C: the caller gets no handle to cancel the run with
         if rejoins:  # another driver may be supervising this run
             raise
-        handle.cancel("interrupted while machines were requested")
+        handle.cancel("interrupted while machines were requested", save=False)
         handle.wait_for_release()
         raise
     return handle
+
+
+def _open_ledger(store: Store) -> Ledger:
+    """Return the ledger of the run in that directory, or of a new one with a new key."""
+    # A continued run keeps its id, and with it the key of its payloads.
+    if (run_id := read_run_id(store)) is not None:
+        return create_driver_ledger(open_authenticated(store), run_id)
+    run_id = system.new_run_id()
+    return create_driver_ledger(AuthenticatedStore(store, RunKeyring().create(run_id)), run_id)
+
+
+def _missing_key_error(ledger: Ledger) -> ConfigError:
+    # Its groups of machines cannot be trusted, and its entries cannot be verified with a new key.
+    return ConfigError(
+        f"The run in {ledger.store.url} cannot be continued: this computer has no key of it.",
+        do="Choose another RunConfig(name=...); or call fit() on the computer where the run was "
+        f"started; or set SPOTFIT_RUN_ID to {ledger.run_id!r} and SPOTFIT_RUN_SECRET to the "
+        "content of the file of that name in ~/.spotfit/keys there.",
+    )
 
 
 def _register_run(
@@ -251,7 +278,26 @@ def _register_run(
     spec = replace(spec, timing=timing, market_prior=market_prior)
     # Last: from this entry on, any agent that starts finds the code bundle in the store.
     _append_fit_started(ledger, spec)
+    url = preflight.store.url
+    log.info(
+        "run.started",
+        text=f"{format_event(FitStarted(spec=spec))}; follow it with `spotfit follow {url}`",
+    )
     return spec
+
+
+def _warn_if_finished(view: JournalView) -> None:
+    """Warn that a finished run is continued: its function may find nothing left to train."""
+    latest = view.latest_checkpoint
+    if view.fit_end is None or view.fit_end.outcome != "finished" or latest is None:
+        return
+    assert isinstance(view, View)
+    step = "" if latest.step is None else f" (step {latest.step})"
+    log.warning(
+        "run.continued",
+        text=f"the run {view.spec.name!r} has finished before and continues from its checkpoint "
+        f"{latest.name}{step}; choose another RunConfig(name=...) to train from the beginning",
+    )
 
 
 def _append_fit_started(ledger: Ledger, spec: RunSpec) -> None:
@@ -260,23 +306,33 @@ def _append_fit_started(ledger: Ledger, spec: RunSpec) -> None:
     own_bundle = msgspec.json.decode(msgspec.json.encode(spec.code_bundle))
     for pause_s in _APPEND_RETRY_PAUSES_S:
         before = ledger.journal_view
-        after = ledger.append(FitStarted(spec=spec), after=before)
+        try:
+            after = ledger.append(FitStarted(spec=spec), after=before)
+        except JournalError:
+            # Another process started a run with another key in the same directory.
+            if read_run_id(ledger.store) == ledger.run_id:
+                raise
+            raise _started_twice_error(ledger) from None
         # An unchanged count means that nothing was appended and `after.spec` is that of an earlier
         # fit, possibly with the same code bundle.
         is_started = after.fit_count > before.fit_count
         if is_started and isinstance(after, View) and after.spec.code_bundle == own_bundle:
             return
         if after.is_active:
-            raise RunActiveError(
-                f"Another process started a run in {ledger.store.url} at the same time.",
-                do=f"Follow that run with spotfit.attach({ledger.store.url!r}), or choose "
-                "another RunConfig(name=...).",
-            )
+            raise _started_twice_error(ledger)
         system.SystemClock().wait(pause_s)
     raise TransientStoreError(
         f"The first journal entry of the run in {ledger.store.url} could not be written in "
         f"{len(_APPEND_RETRY_PAUSES_S)} attempts.",
         do="Check that the storage is reachable and accepts writes, then call fit() again.",
+    )
+
+
+def _started_twice_error(ledger: Ledger) -> RunActiveError:
+    return RunActiveError(
+        f"Another process started a run in {ledger.store.url} at the same time.",
+        do=f"Follow that run with spotfit.attach({ledger.store.url!r}), or choose another "
+        "RunConfig(name=...).",
     )
 
 
@@ -336,14 +392,14 @@ def _choose_timings(store: Store, traits: Traits) -> RunTiming:
     )
 
 
-def _cancel_with_retries(handle: RunHandle) -> None:
+def _cancel_with_retries(handle: RunHandle, *, save: bool) -> None:
     """Request cancellation, retrying store failures indefinitely: machines cost money until then.
 
     It runs in a daemon thread, so it does not keep the process from exiting.
     """
     while True:
         try:
-            return handle.cancel("Ctrl-C")
+            return handle.cancel("Ctrl-C", save=save)
         except StoreError as error:
             log.warning("store.error", reason=error.message)
             system.SystemClock().wait(_CANCEL_RETRY_PAUSE_S)
@@ -351,7 +407,7 @@ def _cancel_with_retries(handle: RunHandle) -> None:
 
 @contextmanager
 def _cancel_on_interrupt(handle: RunHandle) -> Iterator[threading.Event]:
-    """Make Ctrl-C cancel the run; the third Ctrl-C exits the process with code 130.
+    """Make Ctrl-C cancel the run after a save, a second one without; a third exits with code 130.
 
     Yields an event that is set by the first one. Does nothing outside of the main thread, where
     Python cannot install signal handlers.
@@ -367,11 +423,9 @@ def _cancel_on_interrupt(handle: RunHandle) -> Iterator[threading.Event]:
         if count >= 3:
             os._exit(130)  # 128 + SIGINT, the code by which shells report an interrupted process
         # In a thread: the handler interrupts the main thread, which may hold locks of the store.
-        threading.Thread(target=_cancel_with_retries, args=(handle,), daemon=True).start()
-        log.warning(
-            "run.interrupted",
-            text=f"cancelling the run; press Ctrl-C {3 - count} more times to exit immediately",
-        )
+        cancel = partial(_cancel_with_retries, handle, save=count == 1)
+        threading.Thread(target=cancel, daemon=True).start()
+        log.warning("run.interrupted", text=_INTERRUPT_TEXTS[count - 1])
 
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
@@ -418,6 +472,7 @@ def fit_locally(
         value = None  # a context manager may suppress the exception of the function
         with training_api.use_session(session), request.backend_config.train_func_context():
             value = request.fn(request.config or {}) if wants_config else request.fn()
+            run_final_save(session.snapshot_channel)
     return Result(
         metrics=session.metrics,
         checkpoint=session.last_checkpoint,

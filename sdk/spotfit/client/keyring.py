@@ -8,8 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from spotfit.core.ids import RunId, parse_name
-from spotfit.host import env, system
+from spotfit.host import env, log, system
+from spotfit.ledger.authenticated_store import AuthenticatedStore
+from spotfit.ledger.journal import read_run_id
 from spotfit.security.run_key import RunKey
+from spotfit.store.api import Store
 
 
 class RunKeyring:
@@ -24,11 +27,12 @@ class RunKeyring:
     def find(self, run_id: RunId) -> RunKey | None:
         """Return the run's key from SPOTFIT_RUN_SECRET, else from its file; None without both.
 
-        The variable applies to every run id. Raises `ConfigError` if the text is not a key, or the
-        id is not a plain name.
+        The variable is used only for the run in SPOTFIT_RUN_ID. Raises `ConfigError` if the text is
+        not a key, or the id is not a plain name.
         """
-        # For machines without the file, such as those of cron jobs and CI.
-        if text := env.read(env.RUN_SECRET):
+        # For machines without the file, such as those of cron jobs and CI. `run_id` was read from
+        # a bucket, which must not decide which run the key is used for.
+        if (text := env.read(env.RUN_SECRET)) and env.read(env.RUN_ID) == run_id:
             return RunKey.from_text(text, run_id)
         file = self._key_file(run_id)
         return RunKey.from_text(file.read_text().strip(), run_id) if file.is_file() else None
@@ -50,3 +54,29 @@ class RunKeyring:
     def _key_file(self, run_id: RunId) -> Path:
         # The id was read from the bucket, where a path such as '../x' could have been written.
         return self._directory / parse_name(run_id, what="The run's id")
+
+
+def open_authenticated(store: Store) -> Store:
+    """Return the store of a run with this user's key of it, so that what is read is verified.
+
+    Without the key, returns `store` and logs that nothing is verified; also if it has no journal.
+    Reads the first journal entry. Raises `StoreError`, and `JournalError` if it cannot be decoded.
+    """
+    run_id = read_run_id(store)
+    if run_id is None:
+        return store
+    key = RunKeyring().find(run_id)
+    if key is not None:
+        return AuthenticatedStore(store, key)
+    log.warning(
+        "run.not_verified",
+        url=store.url,
+        text="this machine does not have the run's key: what it shows may have been forged by "
+        "anyone who can write to the storage",
+    )
+    return store
+
+
+def key_of(store: Store) -> RunKey | None:
+    """Return the run key with which `store` verifies objects; None if it does not."""
+    return store.key if isinstance(store, AuthenticatedStore) else None

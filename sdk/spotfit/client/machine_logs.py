@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from spotfit.client.keyring import key_of
 from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.core.input_checks import did_you_mean
 from spotfit.host import log
@@ -127,8 +128,16 @@ def read_machine_output(store: Store, selector: str, *, max_lines: int) -> Itera
 
     For `RunHandle.machine_logs`; `selector` as in `GrantedMachines.select`, `max_lines` per start
     of a machine. If the backend fails for a machine, its error is a line. Raises `ConfigError` for
-    an unknown machine, at the first iteration.
+    an unknown machine, and without the run's key, at the first iteration.
     """
+    if key_of(store) is None:
+        raise ConfigError(
+            f"The output of the machines of {store.url} cannot be read: this computer has no key "
+            "of the run, with which it could verify the backend that the journal names.",
+            do="Run the command on the computer where fit() was called, or set SPOTFIT_RUN_ID and "
+            "SPOTFIT_RUN_SECRET to the name and the content of the run's file in ~/.spotfit/keys "
+            "there. `spotfit logs` without --machine needs no key.",
+        )
     machines = read_granted_machines(store)
     for name in machines.select(selector):
         try:
@@ -144,6 +153,8 @@ def read_unjoined_output(ledger: Ledger, *, max_machines: int = 3) -> str:
     Failures are only logged, because the text is a supplement to an error that must reach the user.
     """
     lines: list[str] = []
+    if key_of(ledger.store) is None:  # the backend that the journal names cannot be verified
+        return ""
     try:
         machines = read_granted_machines(ledger.store)
         # An agent may have joined and died before the leader recorded it in the journal; its output

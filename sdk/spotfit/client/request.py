@@ -80,7 +80,7 @@ class FitRequest:
         """Return provisioner name and options, such as ("aws_batch", {"queues": ("spot",)}).
 
         The options are the non-default ones, merged from the call, environment variables and
-        `spotfit.toml`; reads these files. Raises `ConfigError` for invalid values or an unknown
+        `spotfit.toml`, which is read. Raises `ConfigError` for invalid values or an unknown
         provisioner.
         """
         name, options = self.select_provisioner()
@@ -155,7 +155,7 @@ class FitRequest:
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of function code, configuration, scaling, framework and validation.
+        """Return a hash of code, configuration, scaling, framework, environment and validation.
 
         It is equal if the unchanged script runs again, also in another process: `fit()` recognizes
         by it that an active run is the same. 32 hexadecimal digits; not for authentication.

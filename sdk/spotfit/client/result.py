@@ -21,7 +21,8 @@ from spotfit.checkpoint.checkpoint_dir import (
     store_path,
 )
 from spotfit.checkpoint.committed import check_all_present, open_all
-from spotfit.client.keyring import RunKeyring
+from spotfit.client.keyring import key_of, open_authenticated
+from spotfit.client.metrics_history import read_metrics_history
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.core.clock import Clock
 from spotfit.core.errors import (
@@ -44,7 +45,7 @@ from spotfit.core.errors import (
 )
 from spotfit.host.plugins import require_module
 from spotfit.host.system import SystemClock
-from spotfit.ledger.journal import Journal
+from spotfit.ledger.journal import Journal, check_no_gaps
 from spotfit.model.events import (
     CheckpointCommitted,
     FailureCause,
@@ -65,7 +66,10 @@ from spotfit.store.filesystem import open_filesystem_store
 # --- Translation of the journal's FitEnded event into the exception -------------------------------
 
 
-_MAX_TRACEBACK_CHARS = 1000  # per group of equal tracebacks; the logs contain the full text
+_MAX_TRACEBACK_CHARS = 2000  # per group of equal tracebacks; the logs contain the full text
+_FRAME = re.compile(r'  File "([^"]*)", line \d+.*\n(?:    .*\n|  \[.*\n)*')
+# Installed packages and the standard library.
+_LIBRARY_PATH = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^<frozen ")
 # Longer than the upload of an exception usually takes, short enough for a user who waits.
 _PICKLE_TIMEOUT_S, _PICKLE_POLL_PAUSE_S = 12.0, 0.05
 
@@ -100,7 +104,9 @@ def build_run_error(
             exceptions = {each.rank: _load_exception(each, store, key, clock) for each in failures}
             is_hang = any(failure.kind == "timeout" for failure in failures)
             error_type = HangError if is_hang else WorkerGroupError
-            return error_type(format_worker_failures(failures), exceptions)
+            worker_error = error_type(format_worker_failures(failures), exceptions)
+            worker_error.do = f"Read the whole output of the workers: `spotfit logs {store.url}`."
+            return worker_error
         case FailureCause.PLATFORM:
             # The exception of a callback or hook, if it was raised in Python and can be decrypted.
             first = ended.failures[0] if ended.failures else None
@@ -118,8 +124,8 @@ def build_run_error(
 def format_worker_failures(failures: Sequence[RankFailure]) -> str:
     """Return the tracebacks of failed ranks as one text for the exception message.
 
-    Tracebacks that differ only in numbers appear once, with the list of their ranks; long ones are
-    shortened in the middle.
+    Tracebacks that differ only in numbers appear once, with the list of their ranks. Long ones are
+    shortened: first by the frames of libraries, then in the middle.
     """
     groups: dict[str, list[RankFailure]] = {}
     for failure in failures:
@@ -128,13 +134,28 @@ def format_worker_failures(failures: Sequence[RankFailure]) -> str:
     lines = ["Training failed due to worker errors:"]
     for members in groups.values():
         ranks = ",".join(str(member.rank) for member in members)
-        text = members[0].message
-        # The middle is omitted: the entry point and the raised exception are at the ends.
-        if (omitted := len(text) - _MAX_TRACEBACK_CHARS) > 0:
-            half = _MAX_TRACEBACK_CHARS // 2
-            text = f"{text[:half]}\n… {omitted} characters omitted …\n{text[-half:]}"
+        text = _shorten_traceback(members[0].message)
         lines.append(f"[Rank {ranks} Error Snippet]:\n{text}")
     return "\n".join(lines)
+
+
+def _shorten_traceback(text: str) -> str:
+    if len(text) <= _MAX_TRACEBACK_CHARS:
+        return text
+    frames = list(_FRAME.finditer(text))
+    is_library = [bool(_LIBRARY_PATH.search(frame[1])) for frame in frames]
+    # Of an installed project all frames are in a library. The innermost frame is always kept: the
+    # exception was raised there.
+    if any(is_library[:-1]) and not all(is_library):
+        omitted_frames = [f for f, omit in zip(frames[:-1], is_library, strict=False) if omit]
+        for frame in reversed(omitted_frames):
+            text = text[: frame.start()] + text[frame.end() :]
+        text = f"({len(omitted_frames)} frames of libraries omitted)\n{text}"
+    # The middle is omitted: the entry point and the raised exception are at the ends.
+    if (omitted := len(text) - _MAX_TRACEBACK_CHARS) > 0:
+        half = _MAX_TRACEBACK_CHARS // 2
+        text = f"{text[:half]}\n… {omitted} characters omitted …\n{text[-half:]}"
+    return text
 
 
 def _load_exception(
@@ -205,12 +226,14 @@ class _LazyField:
         setattr(result, self._name, value)
 
 
-def _build_dataframe(result: Result, value: Any) -> Any:
+def _build_dataframe(store: Store) -> Any:
     # Lazy, because most programs do not need it and importing pandas takes about a second.
-    if value is not None or not result.best_checkpoints:
-        return value
-    rows = [metrics for _, metrics in result.best_checkpoints]
-    return require_module("pandas", extra="pandas").DataFrame(rows)
+    rows = [report.metrics for report in read_metrics_history(store)]
+    return require_module("pandas", extra="pandas").DataFrame(rows) if rows else None
+
+
+def _call_if_lazy(_: Result, value: Any) -> Any:
+    return value() if callable(value) else value
 
 
 @dataclass(eq=False, repr=False)
@@ -222,7 +245,8 @@ class Result:
     `best_checkpoints`: pairs of checkpoint and metrics, from worst to best by the configured score,
     or oldest to newest without a score.
     `path`: the directory of the run, without a URL scheme.
-    `metrics_dataframe`: one row per entry of `best_checkpoints`, or None; needs pandas.
+    `metrics_dataframe`: one row per report of rank 0, in order, with the metrics as columns; None
+    without a report. A round after a failure repeats the steps since its checkpoint. Needs pandas.
     `return_value`: what the training function returned on rank 0.
     `error`: the exception that `fit()` raised, in a result that was read with `from_path`.
     """
@@ -231,10 +255,10 @@ class Result:
     checkpoint: Checkpoint | None
     error: Exception | None
     path: str | None
-    metrics_dataframe: Any = _LazyField(_build_dataframe)
+    metrics_dataframe: Any = _LazyField(_call_if_lazy)
     # Lazy, because opening a checkpoint reads its manifests from the store.
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = cast(  # noqa: RUF009
-        "Any", _LazyField(lambda _, value: value() if callable(value) else value)
+        "Any", _LazyField(_call_if_lazy)
     )
     return_value: Any = None
     _filesystem: Any = None
@@ -246,10 +270,11 @@ class Result:
 
     @property
     def filesystem(self) -> Any:
-        """The file system in which `path` is valid.
+        """The file system in which `path` is valid, or a spotfit `Store` if there is none.
 
-        It is the storage_filesystem= of the run, else a pyarrow file system, or a spotfit store if
-        pyarrow is not installed or has none for the storage. In local mode, that of the local disk.
+        It is the storage_filesystem= of the run, else a pyarrow file system. If pyarrow is not
+        installed or has none for the storage, it is a `Store` of the run's directory, whose keys
+        are relative to that directory. In local mode: that of this machine.
         """
         return self._filesystem or pyarrow_filesystem_or_store(open_store("/"))
 
@@ -267,9 +292,10 @@ class Result:
 
         The directory is `<storage_path>/<name>`; with `storage_filesystem`, a pyarrow or fsspec
         file system, `path` belongs to it. The run may still be active. `return_value` is not
-        restored; `error` is the failure of the run, not raised. Raises `ResultNotFoundError`, a
-        RuntimeError, if there is no run or it reported nothing, and `IntegrityError` if a
-        checkpoint is missing.
+        restored; `error` is the failure of the run, not raised. What is read is verified if this
+        machine has the run's key; otherwise a warning says that it is not. Raises
+        `ResultNotFoundError`, a RuntimeError, if there is no run, its journal is not authentic, or
+        it reported nothing, and `IntegrityError` if a checkpoint is missing.
         """
         text, location = os.fspath(path).rstrip("/"), None
         if storage_filesystem is None:
@@ -277,12 +303,13 @@ class Result:
         else:
             store = open_filesystem_store(storage_filesystem, text)
             location = StorageLocation(text, storage_filesystem)
-        view, error = _read_view(store), None
+        store, view = _open_run(store)
+        error = None
         # Fail now, not when the user opens a checkpoint that was deleted by hand.
         check_all_present(store, [each.name for each in without_overwritten(view.checkpoints)])
         if view.run_id and view.fit_end is not None and view.fit_end.outcome != "finished":
             # Without the run's key on this machine, it holds only the text of worker exceptions.
-            error = build_run_error(view.fit_end, store, RunKeyring().find(view.run_id))
+            error = build_run_error(view.fit_end, store, key_of(store))
         return build_result(
             view, store, filesystem_location=location, include_latest=True, error=error
         )
@@ -363,6 +390,7 @@ def build_result(
         checkpoint=latest,
         error=error,
         path=path,
+        metrics_dataframe=partial(_build_dataframe, store),
         best_checkpoints=cast("Any", partial(_open_checkpoints, store, best, filesystem_location)),
         return_value=return_value,
         _filesystem=filesystem,
@@ -394,7 +422,8 @@ def _last_metrics(view: JournalView) -> dict[str, Any] | None:
     return cast("dict[str, Any] | None", metrics_from_json(metrics))
 
 
-def _read_view(store: Store) -> JournalView:
+def _open_run(store: Store) -> tuple[Store, JournalView]:
+    """Return the store of a run with this user's key of it, and the state of the run."""
     # In an object store, a missing directory and an empty one are the same.
     if not any(True for _ in store.list()):
         raise ResultNotFoundError(
@@ -402,7 +431,11 @@ def _read_view(store: Store) -> JournalView:
             do="Pass the directory of one run: <storage_path>/<name>.",
         )
     try:
-        view = Journal(store).catch_up()
+        check_no_gaps(store)
+        store = open_authenticated(store)
+        journal = Journal(store)
+        view = journal.catch_up()
+        journal.check_is_authentic()
     except JournalError as error:
         raise ResultNotFoundError(
             f"Failed to restore the result from {store_path(store)}: the journal of the run cannot "
@@ -417,4 +450,4 @@ def _read_view(store: Store) -> JournalView:
             f"metrics nor a checkpoint.{end}",
             do="Pass the directory of a run that reported metrics or a checkpoint.",
         )
-    return view
+    return store, view

@@ -9,23 +9,37 @@ Supervise a run for a limited time, from a cron job or a shell (`spotfit sweep`)
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
-from spotfit.client.console import RunConsole, WorkerLogTailer, format_log_line, run_not_found_error
-from spotfit.client.keyring import RunKeyring
+from spotfit.client.console import (
+    LogLine,
+    RunConsole,
+    WorkerLogTailer,
+    format_log_line,
+    format_summary,
+    run_not_found_error,
+)
+from spotfit.client.keyring import key_of, open_authenticated
 from spotfit.client.machine_logs import ALL_MACHINES, read_machine_output, read_unjoined_output
+from spotfit.client.metrics_history import (
+    ReportedMetrics,
+    ReportedProgress,
+    read_metrics_history,
+    read_progress,
+)
 from spotfit.client.result import Result, build_result, build_run_error
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.headless_leader import HeadlessLeader, sweep
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
-from spotfit.core.errors import ConfigError, SpotfitError, StoreError
+from spotfit.core.errors import ConfigError, SpotfitError, StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import log, system
 from spotfit.ledger.journal import Ledger, check_no_gaps
@@ -38,15 +52,16 @@ from spotfit.model.events import (
     NodeLost,
 )
 from spotfit.model.spec import RunSpec
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.profile import open_provisioner
-from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.factory import credentials_for_nodes, open_store
 
 # Maximum wait for the last worker output after the end of a run.
 _OUTPUT_DRAIN_S = 3.0
+# Between two polls of `logs(follow=True)`; agents upload their output twice a second.
+_FOLLOW_INTERVAL_S = 1.0
 # Typical delay until a cloud's API returns what a machine printed.
 _MACHINE_OUTPUT_DELAY_S = 10.0
 # Limits the delay of printed output, and of Ctrl-C while `watch()` joins the supervisor.
@@ -78,6 +93,20 @@ class RunStatus:
     """Why the run ended, or the latest refusal of machines."""
     save_reason: str = ""
     """Why a Checkpointer saved the latest checkpoint at that step."""
+    started_at_ms: int = 0
+    """When the last `fit()` started, in milliseconds since 1970 by the clock of the caller; 0 if
+    unknown."""
+    ended_at_ms: int = 0
+    """When it ended, by the clock of a machine; 0 if it has not."""
+    progress: ReportedProgress = field(default_factory=ReportedProgress)
+    is_verified: bool = True
+    """Whether the journal was verified with the run's key; False if this machine lacks the key."""
+
+
+def _is_cancelled(view: JournalView, *, save: bool) -> bool:
+    """Whether the run has ended, or its end was requested with a save or without one at `save`."""
+    is_requested = view.cancel_reason is not None and (save or not view.saves_before_cancel)
+    return is_requested or not view.is_active
 
 
 class RunHandle:
@@ -92,8 +121,8 @@ class RunHandle:
         self, ledger: Ledger, *, filesystem_location: StorageLocation | None = None
     ) -> None:
         self._ledger = ledger
-        self.key: RunKey | None = None
-        """Set by `attach_headless_leader`; None if this machine does not have the key."""
+        self.key = key_of(ledger.store)
+        """None if this machine does not have the run's key."""
         self._filesystem_location = filesystem_location
         self._clock = system.SystemClock()
         self._last_event_at = self._clock.now()
@@ -147,32 +176,91 @@ class RunHandle:
             failures={cause.value: count for cause, count in view.failure_counts.items()},
             reason=view.fit_end.reason if view.fit_end else view.last_refusal or "",
             save_reason=view.checkpoints[-1].reason if view.checkpoints else "",
+            started_at_ms=view.fit_started_at_ms,
+            ended_at_ms=view.fit_ended_at_ms,
+            progress=read_progress(self._ledger.store, view),
+            is_verified=self.key is not None,
         )
 
-    def cancel(self, reason: str = "cancel() was called") -> None:
+    def metrics(self) -> list[ReportedMetrics]:
+        """Return the metrics of all reports so far, in the order of rounds and reports.
+
+        Reads all stored chunks of metrics. Raises `StoreError`, or `IntegrityError` if one is
+        corrupt. `pandas.DataFrame([each.metrics for each in handle.metrics()])` makes a table.
+        """
+        return read_metrics_history(self._ledger.store)
+
+    def cancel(self, reason: str = "cancel() was called", *, save: bool = True) -> None:
         """Request the end of the run and the release of its machines.
 
         Appends the request to the journal and returns before the leader has carried it out.
-        Idempotent, also after the end of the run. `reason` is shown to users. Raises `StoreError`.
+        Needs no key, only write access to the storage of the run. `reason` is shown to users. With
+        `save` a `Checkpointer` of the run saves first, for which the leader waits at most 2
+        minutes, or 10 minutes while the save is being uploaded; a later call without `save` ends
+        the wait. Idempotent, also after the end of the run. Raises `StoreError`.
         """
         ledger = self._ledger.clone()  # the supervisor thread may be using the handle's ledger
+        request = CancelRequested(reason=reason, save=save)
         # `append` fails if another process appended first; the next iteration reads its entry.
-        while (view := ledger.catch_up()).is_active and view.cancel_reason is None:
-            if ledger.append(CancelRequested(reason=reason), after=view).cancel_reason is None:
+        while not _is_cancelled(view := ledger.catch_up(), save=save):
+            if not _is_cancelled(ledger.append(request, after=view), save=save):
                 self._clock.wait(_CANCEL_RETRY_PAUSE_S)
 
-    def logs(self) -> Iterator[str]:
-        """Yield the stored output of all workers of all rounds so far, agent by agent.
+    def logs(
+        self,
+        *,
+        rank: int | None = None,
+        since_s: float | None = None,
+        follow: bool = False,
+        timestamps: bool = False,
+    ) -> Iterator[str]:
+        """Yield the output of all workers of all rounds so far, ordered by time.
 
-        Each line is prefixed with its source, such as "(rank 0) " or "(sidecar) ". Does not wait
-        for further output. Raises `StoreError` during iteration.
+        Each line is prefixed with its source, such as "(rank 0) " or "(sidecar) ", and with
+        `timestamps` with the local time. Lines of different machines are ordered by the clocks of
+        these machines.
+
+        Args:
+            rank: Only lines of the worker with this world rank.
+            since_s: Only lines of the last `since_s` seconds, by the clock of this machine.
+            follow: Wait for further output until the run has ended.
+
+        Raises:
+            StoreError: During iteration, if the store cannot be read. With `follow`, a temporary
+                failure is only logged.
         """
-        # Agents that joined, not only those of the last round: earlier ones left output as well.
+        earliest_ms = 0.0 if since_s is None else system.wall_ms() - since_s * 1000
+        for line in self._read_log(follow=follow):
+            if line.get("t", 0) >= earliest_ms and rank in (None, line.get("rank")):
+                yield format_log_line(line, with_time=timestamps)
+
+    def _read_log(self, *, follow: bool) -> Iterator[LogLine]:
         tailer = WorkerLogTailer(self._ledger.store)
-        for member in self._ledger.list_members():
-            tailer.add_agent(member.agent)
-        for line in tailer.read_new_lines():
-            yield format_log_line(line)
+        ledger = self._ledger.clone()
+        next_slot, drained_at = -1, math.inf
+        while True:
+            try:
+                view = ledger.catch_up()
+                # Agents that joined, not only those of the last round: earlier ones left output as
+                # well. Each is the member of a round or of a validation, which has an entry.
+                if view.next_slot != next_slot:
+                    for member in ledger.list_members():
+                        tailer.add_agent(member.agent)
+                    next_slot = view.next_slot
+                yield from tailer.read_new_lines()
+            except TransientStoreError as error:
+                if not follow:
+                    raise
+                log.warning("output.unreadable", reason=error.message)
+            else:
+                # Agents upload their last lines after the end of the run.
+                if not view.is_active:
+                    drained_at = min(drained_at, self._clock.now() + _OUTPUT_DRAIN_S)
+                if not follow or self._clock.now() >= drained_at:
+                    return
+                if not view.is_active and tailer.is_complete:
+                    return
+            self._clock.wait(_FOLLOW_INTERVAL_S)
 
     def machine_logs(self, machine: str = ALL_MACHINES, *, max_lines: int = 200) -> Iterator[str]:
         """Yield the console output of machines outside of workers, as stored by their backend.
@@ -234,6 +322,12 @@ class RunHandle:
             self._load_return_value(ended),
             filesystem_location=self._filesystem_location,
         )
+
+    def log_summary(self) -> None:
+        """Log one line about a fit whose end this handle has seen; for use after `watch()`."""
+        assert self._final_view is not None
+        text = format_summary(self._final_view, self.url)
+        log.info("run.summary", text=text, url=self.url)
 
     # --- waiting -----------------------------------------------------------------------------
 
@@ -357,7 +451,7 @@ class RunHandle:
     # --- the journal -------------------------------------------------------------------------
 
     def load_view(self, view: View) -> None:
-        """Initialise this handle from a view of the run that was read before the handle existed.
+        """Initialise this handle from a view of the run whose entries it may not have received.
 
         Called once, by `attach()` and by `fit()` for an active run. It selects the workers whose
         output `watch()` prints.
@@ -408,17 +502,19 @@ def attach(url: str | Path) -> RunHandle:
     view = ledger.view
     handle = RunHandle(ledger)
     handle.load_view(view)
-    return attach_headless_leader(handle, ledger, RunKeyring().find(ledger.run_id), view.spec)
+    return attach_headless_leader(handle, ledger, view.spec)
 
 
 def open_ledger(url: str | Path) -> Ledger:
     """Return the ledger of the run at `url`, with its journal read to the end.
 
-    `url` is `<storage_path>/<name>`, such as "s3://bucket/prefix/my-run". Raises
+    `url` is `<storage_path>/<name>`, such as "s3://bucket/prefix/my-run". Everything is verified if
+    this machine has the run's key; otherwise a warning says that nothing is. Raises
     `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
     """
     # The id is replaced below: it is read from the journal.
-    ledger = create_driver_ledger(open_store(url, setting="The URL of the run"), RunId(""))
+    store = open_authenticated(open_store(url, setting="The URL of the run"))
+    ledger = create_driver_ledger(store, RunId(""))
     check_no_gaps(ledger.store)
     view = ledger.catch_up()
     if not isinstance(view, View):
@@ -436,18 +532,17 @@ def create_driver_ledger(store: Store, run_id: RunId) -> Ledger:
     return Ledger(store, run_id, AgentId(f"d{system.new_agent_id()}"), wall_ms=system.wall_ms)
 
 
-def attach_headless_leader(
-    handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
-) -> RunHandle:
-    """Let the handle supervise the run and decrypt its results with `key`; return the handle.
+def attach_headless_leader(handle: RunHandle, ledger: Ledger, spec: RunSpec) -> RunHandle:
+    """Let the handle supervise the run if its ledger has the run's key; return the handle.
 
-    Without a key, or, with a warning, if the provisioner in `spec` cannot be opened here, the
-    handle only observes the run. Changes the handle in place; starts no thread.
+    `spec` was written by a holder of that key. Without a key the handle only observes the run. If
+    the provisioner in `spec` cannot be opened here, a warning is logged, and the handle decrypts
+    results but does not supervise. Changes the
+    handle in place; starts no thread.
     """
+    key = handle.key
     if key is None:
         return handle
-    # Also without the provisioner: the key decrypts the result and the exceptions of workers.
-    handle.key = key
     try:
         provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)
     except SpotfitError as error:
@@ -476,15 +571,17 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
 
     For `spotfit sweep` in a cron job. If all machines of an active run are lost, it requests new
     ones; if the run has ended, it releases remaining machines and returns early. `url` as in
-    `attach`. Raises `ConfigError` if the run's key is not on this machine: machines that it
-    requested could not authenticate. Raises `RunNotFoundError` and `StoreError`.
+    `attach`. Raises `ConfigError` if the run's key is not on this machine, because machines that it
+    requested could not authenticate, or if the run's provisioner cannot be opened here. Raises
+    `RunNotFoundError` and `StoreError`.
     """
     handle = attach(url)
     if handle.headless_leader is None:
         raise ConfigError(
             f"The run {handle.url} cannot be supervised: this computer has no key of the run.",
             do="Run `spotfit sweep` on the computer where fit() was called, or set "
-            "SPOTFIT_RUN_SECRET to the content of the run's file in ~/.spotfit/keys there.",
+            "SPOTFIT_RUN_ID to the name of the run's file in ~/.spotfit/keys there, and "
+            "SPOTFIT_RUN_SECRET to its content.",
         )
     # Bounded, unlike a driver: the next call of the cron job continues.
     view = sweep(handle.headless_leader, system.SystemClock(), duration_s=duration_s)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from spotfit.checkpoint.export import export_safetensors, tensor_pieces
 from spotfit.checkpoint.gc import delete_checkpoint
 from spotfit.checkpoint.reader import SavedState, open_committed_snapshot
+from spotfit.client.keyring import key_of
 from spotfit.client.run_handle import open_ledger
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.host import plugins
@@ -146,6 +147,14 @@ def remove_checkpoint(url: str, name: str) -> str:
             f"{checkpoint.name} was not deleted: the run in {ledger.store.url} is active, and "
             "its leader manages the checkpoints.",
             do="Wait for the end of the run, or set CheckpointConfig(num_to_keep=...).",
+        )
+    if key_of(ledger.store) is None:
+        raise ConfigError(
+            f"{checkpoint.name} was not deleted: this computer has no key of the run in "
+            f"{ledger.store.url}, without which the deletion cannot be recorded.",
+            do="Run the command on the computer where fit() was called, or set SPOTFIT_RUN_ID and "
+            "SPOTFIT_RUN_SECRET to the name and the content of the run's file in ~/.spotfit/keys "
+            "there.",
         )
     # First the journal entry, then the data: if the deletion is interrupted, unreferenced objects
     # remain, but no checkpoint is listed without its data.

@@ -20,13 +20,15 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from spotfit.core.errors import IntegrityError, ShippingError
-from spotfit.core.units import format_bytes
+from spotfit.core.units import format_bytes, format_count
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 from spotfit.store.transfer import download_bytes
 
 if TYPE_CHECKING:
@@ -51,6 +53,19 @@ _ALWAYS_IGNORED = (
     ".ruff_cache/",
     ".DS_Store",
 )
+_BUILT_IN_RULES = "built-in rules"
+# An ignored directory may hold a data set with millions of files; counting must stay cheap.
+_MAX_COUNTED_FILES = 10_000
+_MAX_NAMES = 3  # of the largest excluded files of each rule file
+
+
+class _ExcludedEntry(NamedTuple):
+    """A file or a directory that an ignore rule excludes from an archive."""
+
+    rule_source: str
+    """Name of the ignore file, such as ".gitignore", or `_BUILT_IN_RULES`."""
+    name: str
+    path: Path
 
 
 class CodeArchive(NamedTuple):
@@ -61,6 +76,23 @@ class CodeArchive(NamedTuple):
     root: Path
     """The directory that file names in the archive are relative to."""
     file_names: frozenset[str]
+    size_bytes: int = 0
+    """Total size of the files, uncompressed."""
+    excluded: tuple[_ExcludedEntry, ...] = ()
+
+    def summary(self) -> str:
+        """Return one line with the included and the excluded files, by the rules that exclude them.
+
+        For example "/project: 8 files (60.0 KiB) uploaded; excluded by .gitignore: 5 files
+        (1.2 MiB): train.bin, meta.pkl, ...". Reads the sizes of the excluded files; stops counting
+        at 10,000 files of one entry.
+        """
+        included = f"{format_count(len(self.file_names), 'file')} ({format_bytes(self.size_bytes)})"
+        parts = [f"{self.root}: {included} uploaded"]
+        for source in sorted({entry.rule_source for entry in self.excluded}):
+            entries = [entry for entry in self.excluded if entry.rule_source == source]
+            parts.append(f"excluded by {source}: {_describe_excluded(entries)}")
+        return "; ".join(parts)
 
     def contains_module(self, module: ModuleType) -> bool:
         """Whether `module` can be imported under its name from the unpacked archive.
@@ -83,14 +115,14 @@ def archive_directory(folder: Path, *, limit_bytes: int = MAX_ARCHIVE_BYTES) -> 
     """Archive all files below `folder` that .gitignore and .spotfitignore files do not exclude.
 
     For `working_dir` of `worker_runtime_env`. A .spotfitignore has the syntax of a .gitignore and
-    takes precedence over it: `!data/` includes files that git ignores. The archive is held in
-    memory; equal files give an equal digest. Raises `ShippingError` if there are no files, more
-    than `limit_bytes` of them (uncompressed), or one that cannot be read.
+    takes precedence over it: `!data/` includes files that git ignores. `.git`, caches such as
+    `__pycache__`, and `.venv*` are excluded unless one of these files includes them. The archive is
+    held in memory; equal files give an equal digest. Raises `ShippingError` if there are no files,
+    if they exceed `limit_bytes` together (uncompressed), or if one cannot be read.
     """
     top = Path(os.path.abspath(folder))  # noqa: PTH100 - symbolic links must not be resolved
-    return _build_archive(
-        list(_list_files(top, relative_to=top)), root=top, limit_bytes=limit_bytes
-    )
+    entries = list(_list_entries(top, relative_to=top))
+    return _build_archive(entries, root=top, limit_bytes=limit_bytes)
 
 
 def archive_module(path: Path, *, limit_bytes: int = MAX_ARCHIVE_BYTES) -> CodeArchive:
@@ -101,11 +133,12 @@ def archive_module(path: Path, *, limit_bytes: int = MAX_ARCHIVE_BYTES) -> CodeA
     `archive_directory`.
     """
     source = Path(os.path.abspath(path))  # noqa: PTH100 - symbolic links must not be resolved
+    entries: list[_SourceFile | _ExcludedEntry]
     if source.is_dir():
-        files = list(_list_files(source, relative_to=source.parent))
+        entries = list(_list_entries(source, relative_to=source.parent))
     else:
-        files = [_SourceFile(source.name, source, source.stat())]
-    return _build_archive(files, root=source.parent, limit_bytes=limit_bytes)
+        entries = [_SourceFile(source.name, source, source.stat())]
+    return _build_archive(entries, root=source.parent, limit_bytes=limit_bytes)
 
 
 class _SourceFile(NamedTuple):
@@ -120,9 +153,44 @@ class _IgnoreRules(NamedTuple):
     prefix_length: int
     """Length of the directory's prefix, which is removed from file names before matching."""
     spec: GitIgnoreSpec
+    sources: tuple[str, ...]
+    """The file of each pattern."""
 
 
-def _build_archive(files: Sequence[_SourceFile], *, root: Path, limit_bytes: int) -> CodeArchive:
+def _describe_excluded(entries: Sequence[_ExcludedEntry]) -> str:
+    if entries[0].rule_source == _BUILT_IN_RULES:  # caches and environments: not worth counting
+        names = sorted({PurePosixPath(entry.name).name for entry in entries})
+        return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+    sizes = [(entry.name, *_count_files(entry.path)) for entry in entries]
+    files, size_bytes = sum(size[1] for size in sizes), sum(size[2] for size in sizes)
+    is_partial = any(size[1] >= _MAX_COUNTED_FILES for size in sizes)
+    largest = sorted(sizes, key=lambda size: -size[2])
+    names = [name for name, _, _ in largest[:_MAX_NAMES]]
+    more = ", ..." if len(sizes) > _MAX_NAMES else ""
+    counted = f"{format_count(files, 'file')} ({format_bytes(size_bytes)})"
+    return f"{'at least ' if is_partial else ''}{counted}: {', '.join(names)}{more}"
+
+
+def _count_files(path: Path) -> tuple[int, int]:
+    """Return number and total size of the files below a path, at most `_MAX_COUNTED_FILES`."""
+    if not path.is_dir():
+        return 1, path.lstat().st_size
+    count = size_bytes = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):  # deleted meanwhile
+                size_bytes += Path(folder, name).lstat().st_size
+            count += 1
+            if count >= _MAX_COUNTED_FILES:
+                return count, size_bytes
+    return count, size_bytes
+
+
+def _build_archive(
+    entries: Sequence[_SourceFile | _ExcludedEntry], *, root: Path, limit_bytes: int
+) -> CodeArchive:
+    files = [entry for entry in entries if isinstance(entry, _SourceFile)]
+    excluded = tuple(entry for entry in entries if isinstance(entry, _ExcludedEntry))
     if not files:
         raise ShippingError(
             f"The directory {root} contains no files to upload: it is empty, or all files are "
@@ -144,12 +212,13 @@ def _build_archive(files: Sequence[_SourceFile], *, root: Path, limit_bytes: int
     # Sorted: the order of directory entries differs between file systems.
     body = _pack_tar(sorted(files))
     names = frozenset(file.name for file in files)
-    return CodeArchive(hashlib.sha256(body).hexdigest(), body, root, names)
+    return CodeArchive(hashlib.sha256(body).hexdigest(), body, root, names, total, excluded)
 
 
-def _list_files(top: Path, *, relative_to: Path) -> Iterator[_SourceFile]:
+def _list_entries(top: Path, *, relative_to: Path) -> Iterator[_SourceFile | _ExcludedEntry]:
     prefix = "" if top == relative_to else f"{top.name}/"
-    always_ignored = _IgnoreRules(len(prefix), _compile_rules(_ALWAYS_IGNORED))
+    built_in = (_BUILT_IN_RULES,) * len(_ALWAYS_IGNORED)
+    always_ignored = _IgnoreRules(len(prefix), _compile_rules(_ALWAYS_IGNORED), built_in)
     yield from _walk(
         top, prefix=prefix, rules=(always_ignored,), ancestors=(os.path.realpath(top),)
     )
@@ -157,15 +226,21 @@ def _list_files(top: Path, *, relative_to: Path) -> Iterator[_SourceFile]:
 
 def _walk(
     folder: Path, *, prefix: str, rules: tuple[_IgnoreRules, ...], ancestors: tuple[str, ...]
-) -> Iterator[_SourceFile]:
-    """List files depth first.
+) -> Iterator[_SourceFile | _ExcludedEntry]:
+    """List files and excluded entries depth first.
 
     `ancestors` are the resolved parent directories; they stop cycles of symbolic links.
     """
     files = [file for name in _IGNORE_FILES if (file := folder / name).is_file()]
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-    if lines := [line for text in texts for line in text.splitlines()]:
-        rules = (*rules, _IgnoreRules(len(prefix), _compile_rules(lines)))
+    lines = [
+        (line, file.name)
+        for file in files
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line  # as pathspec does: `sources` has an item for each of its patterns
+    ]
+    if lines:
+        patterns, sources = zip(*lines, strict=True)
+        rules = (*rules, _IgnoreRules(len(prefix), _compile_rules(patterns), sources))
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
@@ -175,12 +250,19 @@ def _walk(
         if entry.is_dir():
             real = os.path.realpath(entry)
             # A '/' at the end: patterns such as 'build/' match directories only.
-            if real not in ancestors and not _is_ignored(f"{name}/", rules):
+            if real in ancestors:
+                continue
+            if source := _excluding_source(f"{name}/", rules):
+                yield _ExcludedEntry(source, f"{name}/", Path(entry))
+            else:
                 yield from _walk(
                     Path(entry), prefix=f"{name}/", rules=rules, ancestors=(*ancestors, real)
                 )
-        elif entry.is_file() and not _is_ignored(name, rules):
-            yield _SourceFile(name, Path(entry), entry.stat())
+        elif entry.is_file():
+            if source := _excluding_source(name, rules):
+                yield _ExcludedEntry(source, name, Path(entry))
+            else:
+                yield _SourceFile(name, Path(entry), entry.stat())
 
 
 def _compile_rules(lines: Sequence[str]) -> GitIgnoreSpec:
@@ -190,13 +272,17 @@ def _compile_rules(lines: Sequence[str]) -> GitIgnoreSpec:
     return GitIgnoreSpec.from_lines(lines)
 
 
-def _is_ignored(name: str, rules: Sequence[_IgnoreRules]) -> bool:
-    """Apply the rules of the innermost directory that has a matching pattern, as git does."""
+def _excluding_source(name: str, rules: Sequence[_IgnoreRules]) -> str:
+    """Apply the rules of the innermost directory that has a matching pattern, as git does.
+
+    Returns the file of the pattern that excludes the name, or '' if none does.
+    """
     for directory_rules in reversed(rules):
-        ignored = directory_rules.spec.check_file(name[directory_rules.prefix_length :]).include
-        if ignored is not None:
-            return ignored
-    return False
+        match = directory_rules.spec.check_file(name[directory_rules.prefix_length :])
+        if match.include is not None:
+            assert match.index is not None
+            return directory_rules.sources[match.index] if match.include else ""
+    return ""
 
 
 def _pack_tar(files: Sequence[_SourceFile]) -> bytes:
@@ -247,7 +333,12 @@ def ensure_unpacked(sha256: str, *, store: Store, directory: Path) -> Path:
     """
     target = directory / sha256
     if not target.is_dir():
-        unpack_archive(download_bytes(store, archive_key(sha256)), sha256, target=target)
+        repeat_read(
+            lambda: unpack_archive(
+                download_bytes(store, archive_key(sha256)), sha256, target=target
+            ),
+            errors=(IntegrityError,),
+        )
     return target
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -32,11 +33,13 @@ from spotfit.core.errors import (
     EnvironmentMismatchError,
     IntegrityError,
     ShippingError,
+    StorePermissionError,
     TransientStoreError,
 )
-from spotfit.host import machine
+from spotfit.host import log, machine
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 from spotfit.store.transfer import download_bytes
 
 TRAIN_FUNC_CONTEXT = "train_func_context"
@@ -183,6 +186,7 @@ def upload_code_bundle(
     envelope = key.seal(msgspec.msgpack.encode(payload), purpose=_PURPOSE)
     # Archives before the payload: a machine that finds the payload can also unpack its archives.
     for archive in code.archives():
+        log.info("code.uploaded", text=archive.summary())
         _create_if_absent(store, archive_key(archive.sha256), archive.body)
     sha256 = _sha256(envelope)
     _create_if_absent(store, payload_key(sha256), envelope)
@@ -220,6 +224,10 @@ def fetch_code_bundle(code_bundle: CodeBundleRef, *, store: Store) -> bytes:
     Called on machines, with the run's store. Raises `IntegrityError` if its digest does not match,
     `NotFoundError` or another `StoreError` if it cannot be downloaded.
     """
+    return repeat_read(partial(_fetch_once, code_bundle, store), errors=(IntegrityError,))
+
+
+def _fetch_once(code_bundle: CodeBundleRef, store: Store) -> bytes:
     envelope = download_bytes(store, payload_key(code_bundle.sha256))
     if _sha256(envelope) != code_bundle.sha256:
         raise IntegrityError(
@@ -347,8 +355,9 @@ def _create_if_absent(store: Store, key: str, body: bytes) -> None:
         store.create(key, body)
     except AlreadyExistsError:
         return  # the key is the content's hash, hence the same content is stored already
-    except TransientStoreError:
-        # The outcome of the create is unknown. A second write would store the same content.
+    except (TransientStoreError, StorePermissionError):
+        # The create was not repeated, and its outcome may be unknown. This write stores the same
+        # content.
         store.put(key, body)
 
 

@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from spotfit.code.fingerprint import fingerprint_definition
-from spotfit.core.errors import ConfigError, ConfigTypeError, ShippingError
+from spotfit.core.errors import ConfigError, ConfigTypeError, ShippingError, SpotfitError
 from spotfit.core.units import format_bytes
 from spotfit.host import machine
 from spotfit.policy.retry_budget import diagnose_setup_failure, is_permanent_error
@@ -142,7 +142,10 @@ class _UnpicklableSearch:
         self._visited: dict[int, Any] = {}
 
     def find_innermost(self, suspect: UnpicklablePart) -> UnpicklablePart | None:
-        """Return the innermost failing part, or None if all failing parts are visited already."""
+        """Return the innermost part of `suspect` that cannot be pickled, or `suspect` itself.
+
+        None in a cycle of references, where an outer call finds or has found the part.
+        """
         self._visited[id(suspect.value)] = suspect.value
         in_a_cycle = False
         parts = iterate_parts(suspect.value) if len(suspect.path) < _MAX_DEPTH else ()
@@ -523,10 +526,10 @@ _PICKLE_LIMIT_BYTES = 16 * 2**20
 
 
 def to_failure_message(error: BaseException) -> WorkerRaised:
-    """Return the message to the agent for an exception of the training function. Does not send it.
+    """Return the message to the agent for an exception of the training function or an upload.
 
     It has the traceback, a pickle of the exception (empty if it cannot be pickled), and whether a
-    retry would fail in the same way.
+    retry would fail in the same way. Does not send it.
     """
     return WorkerRaised(
         traceback_text=format_traceback(error),
@@ -536,10 +539,10 @@ def to_failure_message(error: BaseException) -> WorkerRaised:
 
 
 def to_setup_failure_message(error: BaseException) -> WorkerRaised:
-    """Return the message to the agent for an exception raised before the function is called.
+    """Return the message to the agent for an exception before the training function is called.
 
-    For errors of the training function's setup. As `to_failure_message`, and with the diagnosed
-    cause, such as a failure of the node. Does not send it.
+    For errors of a worker's setup. As `to_failure_message`, and with the diagnosed cause, such as a
+    failure of the node. Does not send it.
     """
     fault = diagnose_setup_failure(error)
     return WorkerRaised(
@@ -553,11 +556,18 @@ def to_setup_failure_message(error: BaseException) -> WorkerRaised:
 def format_traceback(error: BaseException) -> str:
     """Return the traceback as text, without spotfit's frames above the user's code.
 
-    All frames are included if all are spotfit's. The text does not end with a line break.
+    A `SpotfitError` is also shown without spotfit's frames below the user's code: its message is
+    complete. Another exception keeps all frames if all are spotfit's. The text does not end with a
+    line break.
     """
-    # If all frames are spotfit's, the error is spotfit's own and its frames are needed.
-    shown = _skip_own_frames(error.__traceback__) or error.__traceback__
-    return "".join(traceback.format_exception(type(error), error, shown)).rstrip("\n")
+    is_complete = isinstance(error, SpotfitError)
+    shown = _skip_own_frames(error.__traceback__)
+    if shown is None and not is_complete:
+        shown = error.__traceback__  # a defect of spotfit: its frames are needed
+    report = traceback.TracebackException(type(error), error, shown)
+    while is_complete and report.stack and _is_own_file(report.stack[-1].filename):
+        report.stack.pop()
+    return "".join(report.format()).rstrip("\n")
 
 
 def pickle_exception(error: BaseException) -> bytes:
@@ -611,6 +621,10 @@ def _pickle_round_trip(value: object) -> bytes:
 
 
 def _skip_own_frames(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE_PREFIX):
+    while frames is not None and _is_own_file(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames
+
+
+def _is_own_file(path: str) -> bool:
+    return path.startswith(_PACKAGE_PREFIX)

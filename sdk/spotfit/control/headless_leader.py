@@ -47,7 +47,7 @@ class HeadlessLeader:
             phase=NoRound(since=now),
         )
         self._observation = LeaderObservation(lease_changed_at=now)
-        self._lease_counter = b""
+        self._lease_counter = 0
         self._observed_leader: str | None = None
         self._next_renewal_at = now
         self._next_poll_at = now
@@ -113,16 +113,16 @@ class HeadlessLeader:
         """Read the leader's lease, and check whether the backend still reports its machines."""
         leader = view.leader.leader if view.leader else None
         if leader != self._observed_leader:
-            self._observed_leader, self._lease_counter = leader, b""
+            self._observed_leader, self._lease_counter = leader, 0
             self._observation = LeaderObservation(lease_changed_at=now)
             self._next_poll_at = now
         if leader is None:
             return
         lease = self._ledger.read_lease(leader)
-        has_changed = lease != self._lease_counter
+        has_changed = lease > self._lease_counter
         observation = LeaderObservation(lease_changed_at=now) if has_changed else self._observation
         self._observation = after_lease_read(observation, now, has_changed=has_changed)
-        self._lease_counter = lease
+        self._lease_counter = max(self._lease_counter, lease)
         # Without any machine the leading agent is gone, which is found sooner than by its lease. A
         # headless leader needs no machine, so that nothing follows for it.
         if view.fit_end is not None or not view.leader or not view.leader.coordinator_address:

@@ -10,6 +10,7 @@ outcome of its last entry is known (docs/decisions/0023).
     in flight            | slot is taken (by it or another)    | reading
     in flight            | error or timeout                    | pending; offered again unchanged
     reading              | the slot's entry was read           | appended, or another entry won
+    reading              | no entry was found at the slot      | pending; offered again unchanged
 """
 
 from __future__ import annotations
@@ -181,7 +182,6 @@ class JournalWriter:
                 self._pending = None
             case AlreadyExistsError():
                 # Possibly taken by this very entry, if the answer to an earlier request was lost.
-                self._failures = 0
                 self._retry_at = now
                 pending.slot_taken = True
             case error:
@@ -191,12 +191,20 @@ class JournalWriter:
         if not self.ledger.apply_page(page):
             self._read_requested = True
             return
-        self._has_read_to_end, self.last_read_at, self._failures = True, now, 0
-        if self._pending is not None and self._pending.slot < self.ledger.journal_view.next_slot:
-            self._pending = None
-        if self._must_read and not self._read_requested:
-            # The store reported an entry but does not return it yet (eventual consistency).
+        self._has_read_to_end, self.last_read_at = True, now
+        pending = self._pending
+        if pending is not None and pending.slot < self.ledger.journal_view.next_slot:
+            self._pending = pending = None
+        is_slot_free = pending is not None and pending.slot_taken
+        if pending is not None and is_slot_free:
+            # The answer to the create was wrong, as object stores' answers to conflicts can be, or
+            # the store does not return the entry yet. The same bytes may be offered in both cases.
+            pending.slot_taken = False
+        if is_slot_free or (self._must_read and not self._read_requested):
+            # The store reported an entry but does not return it (yet).
             self._back_off(now)
+        else:
+            self._failures = 0
 
     def _record_failure(self, error: Exception, now: float) -> None:
         if not isinstance(error, StoreError):

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 
 StructT = TypeVar("StructT")
-DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError)
-"""Exceptions of a decoder for truncated, foreign or non-text input."""
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Exceptions of a decoder for truncated, foreign, non-text or too deeply nested input."""
 
 # Deterministic order: equal values must give equal bytes, because callers compare and hash them.
 _encoder = msgspec.json.Encoder(order="deterministic")

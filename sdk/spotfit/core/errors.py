@@ -14,6 +14,7 @@ SpotfitError
 ├── IntegrityError                       a payload or checkpoint is missing, incomplete or corrupt
 ├── StoreError                           an operation on the object store failed
 │   ├── NotFoundError                    the object does not exist
+│   │   └── CheckpointNotFoundError (FileNotFoundError)  the checkpoint's directory does not exist
 │   ├── AlreadyExistsError               `create` found an existing object
 │   ├── TransientStoreError              a temporary failure; the operation may be retried
 │   ├── StorePermissionError             the credentials do not permit the operation
@@ -124,7 +125,12 @@ class StoreError(SpotfitError):
 
 # Callers handle this and the next two classes as expected outcomes of store operations.
 class NotFoundError(StoreError):
-    """There is no object with this key, or no checkpoint with this name."""
+    """There is no object with this key."""
+
+
+# Not the base class: code that catches OSError of local files must not catch those of the store.
+class CheckpointNotFoundError(NotFoundError, FileNotFoundError):
+    """The directory of a checkpoint does not exist: it was deleted, or never written."""
 
 
 class AlreadyExistsError(StoreError):

@@ -24,8 +24,8 @@ def parse_name(text: str, *, what: str) -> str:
     """Return `text` unchanged if it is valid as one directory name in a bucket or file system.
 
     For names that users choose, such as `RunConfig(name=...)`: 1 to 128 letters, digits, inner
-    spaces or ._=+@-, starting with a letter or digit. Raises `ConfigError` for any other text.
-    `what` is the subject of its message, such as "The run's name".
+    spaces or ._=+@-, starting with a letter or digit, without '..'. Raises `ConfigError` for any
+    other text; `what` is the subject of its message, such as "The run's name".
     """
     if not _NAME.fullmatch(text) or ".." in text or text != text.strip():
         raise ConfigError(

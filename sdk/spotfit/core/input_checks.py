@@ -116,8 +116,8 @@ LOG_LEVELS = {
 def parse_log_level(name: Any, *, owner: str = "") -> str:
     """Return the level name in upper case, such as "INFO" for "info".
 
-    For `LoggingConfig` and SPOTFIT_LOG_LEVEL. Raises `ConfigError` for an unknown name and for a
-    value that is not a string.
+    For `LoggingConfig` and SPOTFIT_LOG_LEVEL. Raises `ConfigError`, which names the setting
+    `owner`, for an unknown name and for a value that is not a string.
     """
     level = name.upper() if isinstance(name, str) else repr(name)
     if level not in LOG_LEVELS:

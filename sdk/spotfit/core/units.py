@@ -14,7 +14,8 @@ def parse_seconds(text: str | float, *, setting: str = "") -> float:
     """Return a duration in seconds: 90.0 for "90s", 5400.0 for "1.5h".
 
     The units are ms, s, m or min, h and d; without a unit, and for numbers, seconds. Raises
-    `ConfigError` for any other text. Negative texts are invalid, but numbers are not checked.
+    `ConfigError` for any other text; `setting` names the value in its message. Negative texts are
+    invalid, but numbers are not checked.
     """
     if isinstance(text, (int, float)):
         return float(text)
@@ -36,6 +37,11 @@ def format_seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Return a number with its noun, for display: "1 machine", "2 machines", "0 machines"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from spotfit.core.errors import IntegrityError
@@ -25,7 +25,9 @@ from spotfit.host.event_loop import READ, WRITE, EventLoop
 from spotfit.protocol.framing import FrameReader, encode_frame
 
 _CHUNK_BYTES = 256 * 1024
-_MAX_LINE_BYTES = 64 * 1024  # progress bars print for minutes without a newline
+_MAX_LINE_BYTES = 64 * 1024  # a program may print for hours without a newline
+# A progress bar overwrites its line many times a second; each state that is shown is stored.
+_PROGRESS_INTERVAL_S = 1.0
 # A process closes its socket some milliseconds before it is a zombie; longer than half a second
 # means that its parent has reaped it, or that it has closed the socket but keeps running.
 _EXIT_POLL_S = 0.02
@@ -36,12 +38,70 @@ _OUTPUT_DRAIN_TIMEOUT_S = 1.0
 _SEND_BUFFER_LIMIT_BYTES = 64 * 2**20
 
 
+class _OutputStream:
+    """Splits the output of one pipe into lines.
+
+    Text that a carriage return overwrites is omitted, as in a terminal.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_flush_scheduled = False
+        self._partial_line = bytearray()
+        self._shown_progress = b""
+        """The state of the unfinished line that `take_progress` returned last."""
+
+    def feed(self, received: bytes) -> Iterator[str]:
+        """Yield the lines that are complete with the received bytes."""
+        self._partial_line += received
+        *lines, remainder = self._partial_line.split(b"\n")
+        self._partial_line = bytearray(remainder)
+        for line in lines:
+            yield from self._finish_line(bytes(line))
+        if self.has_progress:
+            # Only the last two states can be shown: the last one may be incomplete or empty.
+            self._partial_line = bytearray(b"\r".join(remainder.rsplit(b"\r", 2)[-2:]))
+        if len(self._partial_line) > _MAX_LINE_BYTES:
+            yield from self.close()
+
+    def close(self) -> Iterator[str]:
+        """Yield the unfinished line, if there is one."""
+        line, self._partial_line = bytes(self._partial_line), bytearray()
+        if line:
+            yield from self._finish_line(line)
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether the unfinished line contains a carriage return."""
+        return b"\r" in self._partial_line
+
+    def take_progress(self) -> str | None:
+        """Return the current state of the unfinished line, or None if it was returned before."""
+        state = _visible_text(bytes(self._partial_line))
+        if state in (b"", self._shown_progress):
+            return None
+        self._shown_progress = state
+        return state.decode(errors="replace")
+
+    def _finish_line(self, line: bytes) -> Iterator[str]:
+        text, shown = _visible_text(line), self._shown_progress
+        self._shown_progress = b""
+        if text != shown or not text:  # the last state of a progress bar may have been shown
+            yield text.decode(errors="replace")
+
+
+def _visible_text(line: bytes) -> bytes:
+    """Return what a terminal shows of a line: the text after the last carriage return with text."""
+    return next(filter(None, reversed(line.split(b"\r"))), b"")
+
+
 class ChildProcess:
     """A user process.
 
     Args:
         on_messages: Called with the frames that the process has sent.
-        on_line: Called with "out" or "err" and a line of output.
+        on_line: Called with "out" or "err" and a line of output, or at most once a second with the
+            state of a line that the process overwrites, such as a progress bar.
         on_exit: Called once, after all frames and lines, with the exit in words ("exited with code
             1") and whether the exit code is 0.
     """
@@ -68,7 +128,7 @@ class ChildProcess:
         self._socket: socket.socket | None
         self._socket, self._child_socket = socket.socketpair()
         self._socket.settimeout(0)
-        self._streams: dict[int, tuple[str, bytearray]] = {}
+        self._streams: dict[int, _OutputStream] = {}
         self._child_pipes = (self._open_stream("out"), self._open_stream("err"))
         loop.register(self._socket, READ, self._on_socket_ready)
 
@@ -238,7 +298,7 @@ class ChildProcess:
         """Create a pipe; return the child's end."""
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)  # the child's end blocks, as programs expect of stdout
-        self._streams[read_end] = (name, bytearray())
+        self._streams[read_end] = _OutputStream(name)
         self._loop.register(read_end, READ, partial(self._on_stream, read_end))
         return write_end
 
@@ -252,17 +312,20 @@ class ChildProcess:
             received = os.read(descriptor, _CHUNK_BYTES)
         except BlockingIOError:
             return False
-        name, partial_line = self._streams[descriptor]
-        partial_line += received
-        *lines, remainder = partial_line.split(b"\n")
-        if not received or len(remainder) > _MAX_LINE_BYTES:
-            lines, remainder = [*lines, *([remainder] if remainder else [])], bytearray()
-        for line in lines:
-            self._on_line(name, line.decode(errors="replace"))
-        partial_line[:] = remainder
+        stream = self._streams[descriptor]
+        for line in stream.feed(received) if received else stream.close():
+            self._on_line(stream.name, line)
         if not received:
             self._close_stream(descriptor)
+        elif stream.has_progress and not stream.is_flush_scheduled:
+            stream.is_flush_scheduled = True
+            self._loop.call_later(_PROGRESS_INTERVAL_S, partial(self._show_progress, stream))
         return bool(received)
+
+    def _show_progress(self, stream: _OutputStream) -> None:
+        stream.is_flush_scheduled = False
+        if stream.has_progress and (state := stream.take_progress()) is not None:
+            self._on_line(stream.name, state)
 
     def _close_stream(self, descriptor: int) -> None:
         self._loop.unregister(descriptor)
@@ -282,9 +345,9 @@ class ChildProcess:
         self._is_finished = True
         self._close_socket()
         for descriptor in list(self._streams):
-            name, partial_line = self._streams[descriptor]
-            if partial_line:
-                self._on_line(name, partial_line.decode(errors="replace"))
+            stream = self._streams[descriptor]
+            for line in stream.close():
+                self._on_line(stream.name, line)
             self._close_stream(descriptor)
         description, is_clean = process.describe_exit(self._status)
         self._on_exit(self._exit_reason or description, is_clean)

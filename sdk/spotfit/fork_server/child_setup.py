@@ -44,9 +44,10 @@ def isolate_process(parent_pid: int) -> None:
 
 
 def drop_inherited_finalizers() -> None:
-    """Do not run, when this child exits, finalizers of objects that its fork server created.
+    """Disable the exit finalizers of objects that the fork server has created before this fork.
 
-    Only those of `weakref.finalize`. Finalizers that the child registers later do run.
+    Called by a forked child, and only for those of `weakref.finalize`. Finalizers that the child
+    registers later do run at its exit.
     """
     # Torch registers hundreds, which would take longer at exit than a restart of the worker. There
     # is no public way to list them.
@@ -67,7 +68,10 @@ def redirect_streams(stdout_fd: int, stderr_fd: int) -> None:
 
 
 def enable_line_buffering() -> None:
-    """Flush stdout and stderr after each line, so that a killed process loses no complete line."""
+    """Make stdout and stderr of this process flush after each line, from now on.
+
+    A process that is killed then loses no complete line.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
@@ -87,7 +91,8 @@ def shorten_socket_paths() -> None:
     """Set a short alias of the temporary directory for multiprocessing, if its path is too long.
 
     Socket paths are limited to 107 bytes. Otherwise a DataLoader whose workers cannot bind their
-    sockets waits for them indefinitely. Called by workers. Does nothing on systems without /proc.
+    sockets waits for them indefinitely. Called by workers and validators. Does nothing on systems
+    without /proc.
     """
     directory = os.fsencode(tempfile.gettempdir())
     if len(directory) + _SOCKET_SUFFIX_BYTES <= _MAX_SOCKET_PATH_BYTES or not _FD_DIR.is_dir():

@@ -56,9 +56,10 @@ class RuntimeKey:
 
     @classmethod
     def of(cls, framework: str, python: str, variables: dict[str, str]) -> RuntimeKey:
-        """Return the key of these imports; equal variables give an equal key in any order.
+        """Return the key of a fork server; equal variables give an equal key in any order.
 
-        `framework` is its registered name, such as `"torch"`, `python` the path of the interpreter.
+        `framework` is a registered name, such as `"torch"`, `python` the path of the interpreter,
+        and `variables` are the environment variables to set before its first import.
         """
         return cls(framework, python, tuple(sorted(variables.items())))
 
@@ -201,8 +202,8 @@ class ForkServerPool:
     def prewarm(self, assignment: AgentAssignment) -> None:
         """Start a fork server for the framework of the assignment, if it names one. Does not wait.
 
-        Called before anything else: importing the framework takes longest of all. Does nothing if
-        that server runs already or children are not forked here; a failure to start is logged.
+        An agent calls it first, because importing the framework takes longest of all. Does nothing
+        if that server runs already or children are not forked here; a failure to start is logged.
         """
         if framework := assignment.launch_spec.framework:
             self.get_or_start(
@@ -242,7 +243,7 @@ class ForkServerPool:
         return server
 
     def evict_unused(self, in_use: RuntimeKey) -> None:
-        """End the least recently used servers and their children, except `in_use` and one more."""
+        """End all servers and their children, except `in_use` and the other one used last."""
         # The latest other one stays: without variables of a run, it is what the next run needs.
         unused = [key for key in self._servers if key != in_use]
         for key in unused[: -(_MAX_SERVERS - 1)]:

@@ -76,7 +76,7 @@ class _ForkRequest(NamedTuple):
 
 
 def main() -> None:
-    """Serve as the fork server of an agent until that closes the control socket or ends.
+    """Serve as the fork server of an agent until the agent closes the control socket or ends.
 
     The arguments, in `sys.argv`, are the descriptor of the control socket, the process id of the
     agent and the framework.
@@ -337,7 +337,7 @@ class WarmForkServer:
 
 
 def plan_imports(framework: str) -> tuple[list[str], list[str]]:
-    """Return the modules to import before the first fork, and those to import afterwards.
+    """Return the modules to import before the first fork, and those for the warm server.
 
     They come from the framework, such as `"torch"`, and from spotfit. The second list is empty if
     the framework has no deferred modules. An unknown framework is logged and counts as one without

@@ -41,7 +41,7 @@ class Backend(metaclass=_SingletonMeta):
     """Always False: the workers of a round form a single group."""
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Called when the workers have started, before the framework forms its process group.
+        """Called in the hooks process when all workers have started, before they form their group.
 
         Blocks the round until it returns. `worker_group` calls functions on the workers:
         `worker_group.execute(fn, *args)` returns the results by rank. `backend_config` is the
@@ -49,17 +49,18 @@ class Backend(metaclass=_SingletonMeta):
         """
 
     def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Called when the process group exists, directly before the training function.
+        """Called in the hooks process when the workers have formed their process group.
 
-        Blocks the round until it returns. The arguments are those of `on_start`. The base class
-        does nothing.
+        The workers call the training function once it has returned. The arguments are those of
+        `on_start`. The base class does nothing.
         """
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        """Called when the round has ended. The workers can be called only after a success.
+        """Called in the hooks process when the training function has returned on all workers.
 
-        Called once in each round whose `on_start` has returned, also if the round has failed. The
-        arguments are those of `on_start`. The base class does nothing.
+        The workers exit once it has returned; until then `worker_group` can call functions on them.
+        Also called after a round that failed once its `on_start` had returned: then without
+        workers, and calls fail. The arguments are those of `on_start`. The base class does nothing.
         """
 
 
@@ -78,13 +79,13 @@ class BackendConfig:
         return Backend
 
     @property
-    def framework(self) -> str:
-        """The name under which workers look up the framework, such as "torch"; "none" by default.
+    def framework(self) -> str | None:
+        """The name under which workers look up the framework, such as "torch"; None by default.
 
-        spotfit has "torch", "torch_xla", "torchft" and "none"; packages may add others with an
-        entry point of the group `spotfit.frameworks`.
+        spotfit has "torch", "torch_xla" and "torchft"; packages may add others with an entry point
+        of the group `spotfit.frameworks`. With None the workers set up no framework.
         """
-        return NO_FRAMEWORK
+        return None
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -99,10 +100,10 @@ class BackendConfig:
         """Return the framework's name and its JSON-compatible options for the given workers.
 
         Called by the trainer before machines are requested; workers receive both in every round. {}
-        for the name "none". Subclasses raise `ConfigError` for invalid fields.
+        and the name "none" without a framework. Subclasses raise `ConfigError` for invalid fields.
         """
         # A class without framework may have fields that cannot be serialized for the workers.
-        name = self.framework
+        name = self.framework or NO_FRAMEWORK
         return name, {} if name == NO_FRAMEWORK else self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:

@@ -97,6 +97,7 @@ HOME_DIR = EnvVar("SPOTFIT_HOME", str, "~/.spotfit", "directory of this user's r
 PROVISIONER = EnvVar("SPOTFIT_PROVISIONER", str, "", "default provisioner and its options")
 CONFIG_FILE = EnvVar("SPOTFIT_CONFIG", str, "", "path of the options file, by default spotfit.toml")
 PROFILE = EnvVar("SPOTFIT_PROFILE", str, "", "profile of spotfit.toml to use")
+RUN_ID = EnvVar("SPOTFIT_RUN_ID", str, "", "id of the run whose key is in SPOTFIT_RUN_SECRET")
 RUN_SECRET = EnvVar("SPOTFIT_RUN_SECRET", str, "", "secret key of a run, as text")
 STORAGE_KEYS = EnvVar(
     "SPOTFIT_STORAGE_KEYS", str, "", "credentials of the run's bucket, passed to nodes by fit()"

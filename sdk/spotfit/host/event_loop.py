@@ -34,9 +34,9 @@ class TimerHandle:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Do not call the callback any more.
+        """Cancel the timer, so that its callback is not called.
 
-        Idempotent, also after it has run. Loop's thread only.
+        Idempotent, also after the callback has run. Call it in the loop's thread only.
         """
         # The entry stays in the heap until it is due: removing it from the middle is O(n).
         self.callback = None
@@ -90,7 +90,7 @@ class EventLoop:
         return timer
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once in the loop's thread.
+        """Let `run_once` call `callback` once, in the loop's thread.
 
         Returns at once; may be called from any thread. Callbacks run in the order of these calls. A
         wait in progress is ended.

@@ -28,18 +28,22 @@ _RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "a
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as `12:00:00.250 INFO    round.opened round=3 reason="no capacity"`."""
+    """Formats a record as `12:00:00.250 INFO    round.opened round=3 reason="no capacity"`.
+
+    A field `text`, a sentence for users, follows the event name without quotes.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line in local time, without a line break at its end."""
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
         millis = int(record.created * 1000) % 1000
+        extra = {k: v for k, v in vars(record).items() if k not in _RECORD_ATTRIBUTES}
+        text = str(extra.pop("text", ""))
+        sentence = f": {text if text.isprintable() else _format_value(text)}" if text else ""
         fields = "".join(
-            f" {name.removesuffix('_')}={_format_value(value)}"
-            for name, value in vars(record).items()
-            if name not in _RECORD_ATTRIBUTES
+            f" {name.removesuffix('_')}={_format_value(value)}" for name, value in extra.items()
         )
-        return f"{when}.{millis:03d} {record.levelname:<7} {record.getMessage()}{fields}"
+        return f"{when}.{millis:03d} {record.levelname:<7} {record.getMessage()}{sentence}{fields}"
 
 
 class _StderrHandler(logging.Handler):
@@ -91,17 +95,17 @@ def set_level(level: str) -> None:
 
 
 def debug(event: str, /, **fields: Any) -> None:
-    """Log details for diagnosis. `event` is a constant such as `"worker.started"`.
+    """Log details for diagnosis. `event` is a constant such as `"fork_server.ready"`.
 
-    The record is emitted on the logger "spotfit.worker"; `fields` are its attributes.
+    The record is emitted on the logger "spotfit.fork_server"; `fields` are its attributes.
     """
     _log(logging.DEBUG, event, fields)
 
 
 def info(event: str, /, **fields: Any) -> None:
-    """Log a change of state that users want to see, such as `"round.opened"`.
+    """Log a change of state that users want to see, such as `"checkpoint.restored"`.
 
-    The record is emitted on the logger "spotfit.round"; `fields` are its attributes.
+    The record is emitted on the logger "spotfit.checkpoint"; `fields` are its attributes.
     """
     _log(logging.INFO, event, fields)
 

@@ -34,8 +34,8 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
     """Let the kernel send `sig` to this process when the parent thread that started it ends.
 
     Called by a child at its start; `parent` is the process id that it expects as its parent's.
-    Exits at once, with code 128 + `sig`, if that process has already ended. Linux only; on other
-    systems the process ends when it reads from the closed pipe of its parent.
+    Exits at once, with code 128 + `sig`, if that process has already ended. Later ends are noticed
+    on Linux only; elsewhere this process ends when it reads from the closed socket of its parent.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, sig)
@@ -72,7 +72,7 @@ def kill(pid: int, sig: int = signal.SIGKILL) -> None:
 def session_members(session: int) -> list[int]:
     """Return the process ids of all members of the session with id `session`, except zombies.
 
-    Linux only: reads /proc.
+    Linux only: reads /proc. For tests.
     """
     members = []
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):

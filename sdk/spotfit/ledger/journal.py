@@ -8,32 +8,53 @@ New readers start at a cached view instead of folding the complete journal. The 
 every `VIEW_CACHE_INTERVAL` entries. A cached view contains only what the entries before its slot
 define: it may be deleted, and one that cannot be decoded is ignored.
 
+With the run key (an `AuthenticatedStore`) every entry is authenticated. The stored body of an entry
+is its JSON, a line with the hash of all bodies before it, and a line with the MAC of its slot and
+both lines:
+
+    {"author": ..., "event": ..., "run_id": ...}
+    previous <64 hex digits>
+    hmac-sha256 <64 hex digits>
+
+An entry without a valid MAC does not change the state of the run, except for a `CancelRequested`.
+Authentic entries state what precedes them, so that a changed or removed entry is detected at the
+next authentic one (docs/decisions/0046). Without the key, entries are decoded and not verified.
+
 `Ledger` is the access of one process to the objects of a run, except for checkpoints and logs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import (
     AlreadyExistsError,
+    IntegrityError,
     JournalError,
     NotFoundError,
     StoreError,
     TransientStoreError,
 )
 from spotfit.core.ids import AgentId, RunId
+from spotfit.host import log
 from spotfit.ledger import keys
-from spotfit.model.events import JournalEntry, JournalEvent
+from spotfit.ledger.authenticated_store import AuthenticatedStore
+from spotfit.model.events import CancelRequested, JournalEntry, JournalEvent
 from spotfit.model.topology import Member
 from spotfit.model.view import JournalView, View, fold
+from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 
 # --- Cached views ---------------------------------------------------------------------------------
 
@@ -44,9 +65,11 @@ VIEW_CACHE_INTERVAL = 256
 
 
 class CachedView(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of a cached view object: the view, and the version of this format."""
+    """The body of a cached view object: the state after the entries before its slot."""
 
     view: View
+    previous: str
+    """Hash of the bodies of these entries."""
     format_version: int = 1
 
 
@@ -61,30 +84,33 @@ def is_cache_due(view: View) -> bool:
     return view.next_slot > 0 and view.next_slot % VIEW_CACHE_INTERVAL == 0
 
 
-def write_cached_view(store: Store, view: View) -> None:
-    """Create the cached view object of `view` below the run's root. Blocks.
+def write_cached_view(store: Store, cached: CachedView) -> None:
+    """Create the cached view object below the run's root. Blocks.
 
     Returns without an error if the object exists or the store fails temporarily, because readers
     work without it. Raises other `StoreError`s.
     """
     try:
-        store.create(keys.cached_view(view.next_slot), encode(CachedView(view=view)))
+        store.create(keys.cached_view(cached.view.next_slot), encode(cached))
     except (AlreadyExistsError, TransientStoreError):
         return
 
 
-def read_newest_view(store: Store) -> JournalView:
-    """Read the newest cached view of the run that can be decoded; the empty view if there is none.
+def read_newest_view(store: Store) -> CachedView | None:
+    """Read the newest valid cached view of the run; None if there is none.
 
-    Entries after it may exist: they start at its `next_slot`. Blocks; raises `StoreError`.
+    With an `AuthenticatedStore`, only authentic ones are valid. Entries after it may exist: they
+    start at its `next_slot`. Blocks; raises `StoreError`.
     """
     # Newest first; one that is corrupt or of another version falls back to the one before it.
     for found in sorted(store.list(keys.VIEWS.rstrip("/")), reverse=True):
         try:
-            return _cached_view_decoder.decode(store.get(found.key)).view
-        except (NotFoundError, *DECODE_ERRORS):
+            cached = _cached_view_decoder.decode(strip_mac(store.get(found.key)))
+        except (NotFoundError, IntegrityError, *DECODE_ERRORS):
             continue
-    return JournalView()
+        if found.key == keys.cached_view(cached.view.next_slot):
+            return cached
+    return None
 
 
 EntryListener = Callable[[int, bytes, JournalEntry], None]
@@ -101,7 +127,7 @@ class JournalPage(NamedTuple):
     first_slot: int
     """The slot of `bodies[0]`."""
     bodies: tuple[bytes, ...]
-    cached_view: JournalView | None = None
+    cached_view: CachedView | None = None
     """The cached view at `first_slot`, which replaces all earlier entries; None if none was
     used."""
     reached_end: bool = True
@@ -118,12 +144,32 @@ class Journal:
 
     def __init__(self, store: Store, *, ignore_view_cache: bool = False) -> None:
         self._store = store
+        self._mac = store.mac if isinstance(store, AuthenticatedStore) else None
         # Folding an entry reads the view's slot and replaces the view; two threads must not
         # interleave.
         self._lock = threading.RLock()
         self._ignore_view_cache = ignore_view_cache
         self.on_entry: EntryListener | None = None
         self.view = JournalView()
+        self._previous = _EMPTY_JOURNAL_HASH
+        self.unauthenticated_slots: tuple[int, ...] = ()
+        """The slots after the last authentic entry whose bodies have no valid MAC; empty without
+        the run key."""
+
+    def check_is_authentic(self) -> None:
+        """Check that the last entry that was read is authentic, for readers of an ended run.
+
+        A running run ignores entries without a valid MAC, but the last one may have been changed.
+        Raises `JournalError`; does nothing without the run key.
+        """
+        if self.unauthenticated_slots:
+            slot = self.unauthenticated_slots[0]
+            raise JournalError(
+                f"Journal entry {slot} in {self._store.url} is not authentic: it was changed, or "
+                "written without the key of this run.",
+                do=f"If the run had ended before it was written, delete {keys.entry(slot)} and the "
+                "entries after it. Otherwise restore them from a backup.",
+            )
 
     def catch_up(self) -> JournalView:
         """Read and fold all new entries, and return the resulting view. Blocks.
@@ -147,16 +193,41 @@ class Journal:
         Blocks. Raises `JournalError` and `StoreError`, except for a taken slot and a temporary
         failure of the write.
         """
-        with contextlib.suppress(AlreadyExistsError, TransientStoreError):
-            self.create_entry(after.next_slot, encode(entry))
+        if self.view.next_slot < after.next_slot:  # `after` was read by another object
+            self.catch_up()
+        with self._lock:
+            is_free = self.view.next_slot == after.next_slot
+            body = self.encode_entry(entry)
+        if is_free:
+            with contextlib.suppress(AlreadyExistsError, TransientStoreError):
+                self.create_entry(after.next_slot, body)
         return self.catch_up()
+
+    def encode_entry(self, entry: JournalEntry) -> bytes:
+        """Return the body of `entry` for the slot after the present view, for `create_entry`.
+
+        With the run key it is authenticated, and thus valid in that slot only.
+        """
+        with self._lock:
+            content = encode(entry)
+            if self._mac is None:
+                return content
+            content += f"\nprevious {self._previous}".encode()
+            return self._mac.add(keys.entry(self.view.next_slot), content)
+
+    def cached_view(self) -> CachedView:
+        """Return the present state for `write_cached_view`; the run must have been started."""
+        with self._lock:
+            assert isinstance(self.view, View), "the journal has no FitStarted entry"
+            return CachedView(view=self.view, previous=self._previous)
 
     def read(self, slot: int) -> JournalPage:
         """Read entries from `slot` on, up to the end, the page limit or an error of the store.
 
         Does not fold them: pass the page to `apply_page`. With `slot` 0 the page starts at the
-        newest cached view if there is one, unless `ignore_view_cache` is set. Blocks; raises
-        `StoreError` only if no entry could be read.
+        newest cached view if there is one, unless `ignore_view_cache` is set. An entry that cannot
+        be decoded is read again. Blocks; raises `StoreError` or `JournalError` only if no entry
+        could be read.
         """
         cached_view = None
         if slot == 0 and not self._ignore_view_cache:
@@ -164,22 +235,36 @@ class Journal:
             with contextlib.suppress(NotFoundError):
                 self._store.get(keys.entry(VIEW_CACHE_INTERVAL))
                 cached_view = read_newest_view(self._store)
-                slot = cached_view.next_slot
+                slot = cached_view.view.next_slot if cached_view is not None else 0
         bodies: list[bytes] = []
         while len(bodies) < _MAX_PAGE_ENTRIES:
             try:
-                bodies.append(self._store.get(keys.entry(slot + len(bodies))))
+                bodies.append(self._read_body(slot + len(bodies)))
             except NotFoundError:
                 return JournalPage(slot, tuple(bodies), cached_view)
-            except StoreError:
+            except (StoreError, JournalError):
                 # Entries that were read are folded; the next read meets the error again.
                 if not bodies:
                     raise
                 break
         return JournalPage(slot, tuple(bodies), cached_view, reached_end=False)
 
+    def _read_body(self, slot: int) -> bytes:
+        # A damaged answer is read once more before it is trusted.
+        if self._mac is None:
+            return repeat_read(partial(self._read_decodable_body, slot), errors=(JournalError,))
+        body = self._store.get(keys.entry(slot))
+        if self._mac.is_valid(keys.entry(slot), body):
+            return body
+        return self._store.get(keys.entry(slot))
+
+    def _read_decodable_body(self, slot: int) -> bytes:
+        body = self._store.get(keys.entry(slot))
+        _decode_entry(slot, body, self._store.url)
+        return body
+
     def create_entry(self, slot: int, body: bytes) -> None:
-        """Create the object of that slot with an encoded `JournalEntry`. Does not fold it. Blocks.
+        """Create the object of that slot with the body of an entry. Does not fold it. Blocks.
 
         Raises `AlreadyExistsError` if the slot is taken, possibly by this entry if the answer to an
         earlier request was lost. After any other `StoreError` the outcome is unknown: read the
@@ -196,8 +281,10 @@ class Journal:
         """
         with self._lock:
             # Entries received from other processes may have been folded while the page was read.
-            if page.cached_view is not None and page.cached_view.next_slot > self.view.next_slot:
-                self.view = page.cached_view
+            cached = page.cached_view
+            if cached is not None and cached.view.next_slot > self.view.next_slot:
+                self.view, self._previous = cached.view, cached.previous
+                self.unauthenticated_slots = ()
             for slot, body in enumerate(page.bodies, page.first_slot):
                 self.apply_entry(slot, body)
             return page.reached_end
@@ -206,36 +293,96 @@ class Journal:
         """Fold the encoded entry `body` if `slot` is the next one; ignore it otherwise.
 
         For copies that the leader sends to agents. Calls `on_entry` after folding; returns the
-        resulting view. Raises `JournalError` if the entry cannot be decoded, belongs to another run
-        or refers to an unknown group of machines.
+        resulting view. With the run key, an entry without a valid MAC only advances the view's
+        slot, with a warning, unless it is a cancellation request.
+
+        Raises `JournalError` if the entry cannot be decoded, belongs to another run or refers to an
+        unknown group of machines, and with the run key if it is the first one and not authentic, or
+        if an entry before it was changed or removed.
         """
         with self._lock:
             if slot != self.view.next_slot:
                 return self.view
-            entry = _decode_entry(slot, body, self._store.url)
-            if self.view.run_id not in (None, entry.run_id):
-                raise JournalError(
-                    f"Journal entry {slot} in {self._store.url} belongs to run {entry.run_id}, not "
-                    f"to {self.view.run_id}: two runs were written to one folder.",
-                    do="Start again with another RunConfig(name=...) or storage_path. Checkpoints "
-                    "in the folder remain: open them with Checkpoint(path).",
-                )
-            try:
-                self.view = fold(self.view, entry)
-            except KeyError as unknown:
-                raise JournalError(
-                    f"Journal entry {slot} in {self._store.url} references unknown {unknown}; an "
-                    "earlier entry is missing.",
-                    do=_REMEDY,
-                ) from unknown
+            entry = self._decode(slot, body)
+            if entry is None:
+                self.view = replace(self.view, next_slot=slot + 1)
+            else:
+                self.view = self._fold(slot, entry)
+            self._previous = _extend_hash(self._previous, body)
             # Within the lock: listeners receive the entries in the order of their slots, and read
             # the view directly after each.
-            if self.on_entry is not None:
+            if entry is not None and self.on_entry is not None:
                 self.on_entry(slot, body, entry)
             return self.view
 
+    def _decode(self, slot: int, body: bytes) -> JournalEntry | None:
+        """Return the entry in `body`; None if it is not authentic and must be ignored."""
+        if self._mac is None:
+            return _decode_entry(slot, body, self._store.url)
+        if self._mac.is_valid(keys.entry(slot), body):
+            if _stated_previous(body) != self._previous:
+                raise self._changed_entry_error(slot)
+            self.unauthenticated_slots = ()
+            return _decode_entry(slot, body, self._store.url)
+        # `fit()` writes the first entry into an empty folder, so another writer is an error.
+        if slot == 0:
+            raise JournalError(
+                f"Journal entry 0 in {self._store.url} is not authentic: it was not written with "
+                "the key of this run, or it was changed.",
+                do=_REMEDY,
+            )
+        self.unauthenticated_slots += (slot,)
+        entry = self._decode_cancel_request(body)
+        log.warning(
+            "journal.entry_not_authentic",
+            slot=slot,
+            url=self._store.url,
+            effect="ignored" if entry is None else "cancellation requested",
+        )
+        return entry
+
+    def _decode_cancel_request(self, body: bytes) -> JournalEntry | None:
+        """Return the cancellation request in a body without a valid MAC; None for anything else."""
+        try:
+            entry = _entry_decoder.decode(_entry_json(body))
+        except DECODE_ERRORS:
+            return None
+        is_of_this_run = entry.run_id == self.view.run_id
+        return entry if is_of_this_run and isinstance(entry.event, CancelRequested) else None
+
+    def _changed_entry_error(self, slot: int) -> JournalError:
+        if self.unauthenticated_slots:
+            changed = self.unauthenticated_slots[0]
+            problem = f"was changed after entry {slot} had been written"
+        else:
+            changed = slot
+            problem = "does not follow the entries before it: one of them was replaced"
+        return JournalError(
+            f"Journal entry {changed} in {self._store.url} {problem}.",
+            do=f"Check who else can write to the storage of the run. {_REMEDY}",
+        )
+
+    def _fold(self, slot: int, entry: JournalEntry) -> JournalView:
+        if self.view.run_id not in (None, entry.run_id):
+            raise JournalError(
+                f"Journal entry {slot} in {self._store.url} belongs to run {entry.run_id}, not "
+                f"to {self.view.run_id}: two runs were written to one folder.",
+                do="Start again with another RunConfig(name=...) or storage_path. Checkpoints "
+                "in the folder remain: open them with Checkpoint(path).",
+            )
+        try:
+            return fold(self.view, entry)
+        except KeyError as unknown:
+            raise JournalError(
+                f"Journal entry {slot} in {self._store.url} references unknown {unknown}; an "
+                "earlier entry is missing.",
+                do=_REMEDY,
+            ) from unknown
+
 
 _entry_decoder = decoder(JournalEntry)
+_EMPTY_JOURNAL_HASH = "0" * 64
+_PREVIOUS_LINE = re.compile(rb"\nprevious ([0-9a-f]{64})\Z")
 _REMEDY = (
     "Restore the journal from a backup, or start a new run with another RunConfig(name=...); the "
     "checkpoints in the folder are not changed."
@@ -257,9 +404,43 @@ def check_no_gaps(store: Store) -> None:
             )
 
 
+def decode_entry(body: bytes) -> JournalEntry:
+    """Decode the stored body of an entry without verifying it. Raises one of `DECODE_ERRORS`."""
+    return _entry_decoder.decode(_entry_json(body))
+
+
+def read_run_id(store: Store) -> RunId | None:
+    """Return the run that the first journal entry names, not verified; None without a journal.
+
+    By it a process finds the run key, with which it then verifies the journal. Blocks. Raises
+    `JournalError` if the entry cannot be decoded, and `StoreError`.
+    """
+    try:
+        return _decode_entry(0, store.get(keys.entry(0)), store.url).run_id
+    except NotFoundError:
+        return None
+
+
+def _entry_json(body: bytes) -> bytes:
+    content = strip_mac(body)
+    match = _PREVIOUS_LINE.search(content)
+    return content[: match.start()] if match else content
+
+
+def _stated_previous(body: bytes) -> str:
+    """Return the hash of the earlier entries that an authentic body states."""
+    match = _PREVIOUS_LINE.search(strip_mac(body))
+    return match[1].decode() if match else ""
+
+
+def _extend_hash(previous: str, body: bytes) -> str:
+    # Of the complete body, so that entries without a MAC are covered by the next one with a MAC.
+    return hashlib.sha256(previous.encode() + body).hexdigest()
+
+
 def _decode_entry(slot: int, body: bytes, url: str) -> JournalEntry:
     try:
-        return _entry_decoder.decode(body)
+        return decode_entry(body)
     except DECODE_ERRORS as error:
         raise JournalError(
             f"Journal entry {slot} in {url} cannot be decoded by the installed version of spotfit: "
@@ -272,6 +453,8 @@ def _decode_entry(slot: int, body: bytes, url: str) -> JournalEntry:
 
 
 _member_decoder = decoder(Member)
+# Limited in length: int() of a very long number is slow and raises.
+_LEASE = re.compile(rb"[0-9]{1,18}")
 
 
 class Ledger:
@@ -303,6 +486,10 @@ class Ledger:
         It shares the store, and has no entry listener.
         """
         return Ledger(self.store, self.run_id, self.agent_id, wall_ms=self._wall_ms)
+
+    def wall_ms(self) -> int:
+        """Return this process's wall clock in milliseconds since 1970, for display only."""
+        return self._wall_ms()
 
     def set_entry_listener(self, on_entry: EntryListener) -> None:
         """Call `on_entry(slot, body, entry)` for every entry that this ledger folds from now on.
@@ -371,11 +558,24 @@ class Ledger:
         return self._journal.append(self._make_entry(event), after)
 
     def encode_entry(self, event: JournalEvent) -> bytes:
-        """Encode an event by this agent as the body for `create_entry`, with the present wall time.
+        """Encode an event by this agent as the body for the slot after the present view.
 
-        Two calls may give different bytes: to repeat an offer, reuse the first result.
+        For `create_entry`; contains the present wall time and, with the run key, a MAC. Two calls
+        may give different bytes: to repeat an offer, reuse the first result.
         """
-        return encode(self._make_entry(event))
+        return self._journal.encode_entry(self._make_entry(event))
+
+    def cached_view(self) -> CachedView:
+        """Return the state after the entries folded so far, for `write_cached_view`.
+
+        Only for callers that know that the run was started: raises `AssertionError` otherwise.
+        """
+        return self._journal.cached_view()
+
+    @property
+    def unauthenticated_slots(self) -> tuple[int, ...]:
+        """See `Journal.unauthenticated_slots`."""
+        return self._journal.unauthenticated_slots
 
     def create_entry(self, slot: int, body: bytes) -> None:
         """Create the entry of a slot from its body, without folding it. Any thread may call it.
@@ -393,16 +593,18 @@ class Ledger:
         self._lease_counter += 1
         self.store.put(keys.lease(self.agent_id), str(self._lease_counter).encode())
 
-    def read_lease(self, leader: AgentId) -> bytes:
-        """Return the counter in the lease object of the process `leader`; b"" if there is none.
+    def read_lease(self, leader: AgentId) -> int:
+        """Return the counter in the lease object of the process `leader`; 0 without a valid one.
 
-        Compare it only with an earlier value: the lease holds no time, because clocks of machines
+        The leader is alive if the counter is higher than any that was read before: a lower one is
+        an older object that was written again. The lease holds no time, because clocks of machines
         are never compared. Blocks; raises `StoreError`.
         """
         try:
-            return self.store.get(keys.lease(leader))
-        except NotFoundError:
-            return b""
+            content = strip_mac(self.store.get(keys.lease(leader)))
+        except (NotFoundError, IntegrityError):
+            return 0
+        return int(content) if _LEASE.fullmatch(content) else 0
 
     def publish_member(self, member: Member) -> None:
         """Write this agent's `Member`, from which clients read the nodes of a run.
@@ -415,14 +617,15 @@ class Ledger:
         """Yield the `Member` of every agent that has ever joined the run, ended ones included.
 
         Reads one object per agent while iterating. Objects that were deleted meanwhile or cannot be
-        decoded are skipped; other `StoreError`s are raised.
+        decoded or are not authentic are skipped; other `StoreError`s are raised.
         """
         for found in self.store.list(keys.MEMBERS.rstrip("/")):
             try:
-                yield _member_decoder.decode(self.store.get(found.key))
-            # Deleted since the listing, or written by another version of spotfit.
-            except (NotFoundError, *DECODE_ERRORS):
+                member = _member_decoder.decode(strip_mac(self.store.get(found.key)))
+            # Deleted since the listing, not authentic, or written by another version of spotfit.
+            except (NotFoundError, IntegrityError, *DECODE_ERRORS):
                 continue
+            yield member
 
     def _make_entry(self, event: JournalEvent) -> JournalEntry:
         return JournalEntry(

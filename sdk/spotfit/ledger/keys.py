@@ -37,9 +37,11 @@ from spotfit.core.ids import AgentId
 RESERVED_PREFIX = ".spotfit/"
 JOURNAL = ".spotfit/journal/"
 VIEWS = ".spotfit/views/"
+LEASES = ".spotfit/leases/"
 MEMBERS = ".spotfit/members/"
 MANIFESTS = ".spotfit/manifests/"
 REFS = ".spotfit/refs/"
+REPORTS = ".spotfit/reports"
 
 
 def entry(slot: int) -> str:
@@ -65,7 +67,7 @@ def lease(agent: AgentId) -> str:
 
     Overwritten only by that agent. Other processes read it to detect that the leader is lost.
     """
-    return f".spotfit/leases/{agent}"
+    return f"{LEASES}{agent}"
 
 
 def member(agent: AgentId) -> str:
@@ -87,7 +89,7 @@ def manifest(name: str, round_number: int, rank: int) -> str:
 
 
 class CheckpointRef(NamedTuple):
-    """A rank's shard of checkpoint `name` that references files in another checkpoint's folder.
+    """A rank's shard of checkpoint `name` that lists files in a folder other than `name`.
 
     Parsed from a key by `parse_checkpoint_ref`; `round` and `rank` are those of its manifest.
     """
@@ -95,6 +97,7 @@ class CheckpointRef(NamedTuple):
     name: str
     round: int
     rank: int
+    folder: str
 
 
 def checkpoint_ref(folder: str, name: str, round_number: int, rank: int) -> str:
@@ -107,24 +110,24 @@ def checkpoint_ref(folder: str, name: str, round_number: int, rank: int) -> str:
     return f"{REFS}{folder}/{name}/{round_number}-{rank}"
 
 
-def parse_checkpoint_ref(key: str, folder: str) -> CheckpointRef | None:
-    """Parse a key made by `checkpoint_ref` for that `folder`; return None for any other key.
+def parse_checkpoint_ref(key: str) -> CheckpointRef | None:
+    """Parse a key made by `checkpoint_ref`; return None for any other key.
 
     Called by garbage collection with the keys of a listing.
     """
-    match = _CHECKPOINT_REF.fullmatch(key.removeprefix(f"{REFS}{folder}/"))
-    return CheckpointRef(match[1], int(match[2]), int(match[3])) if match else None
+    match = _CHECKPOINT_REF.fullmatch(key)
+    return CheckpointRef(match[2], int(match[3]), int(match[4]), match[1]) if match else None
 
 
-_CHECKPOINT_REF = re.compile(r"([^/]+)/(\d+)-(\d+)")
+_CHECKPOINT_REF = re.compile(re.escape(REFS) + r"(.+)/([^/]+)/(\d+)-(\d+)")
 
 
 def name_marker(name: str, round_number: int, *, generated: bool) -> str:
     """Return the object key of a marker that the checkpoint name was assigned in that round.
 
-    `generated` is True if spotfit generated the name and False if user code chose it. The object is
-    empty. The leader writes it when the name is assigned, so that a later leader finds files that
-    were uploaded without a manifest. Example: ".spotfit/manifests/step-500/3.made".
+    `generated` is True if spotfit generated the name and False if user code chose it. The object
+    has no content. The leader writes it when the name is assigned, so that a later leader finds
+    files that were uploaded without a manifest. Example: ".spotfit/manifests/step-500/3.made".
     """
     return f"{MANIFESTS}{name}/{round_number}.{'made' if generated else 'chosen'}"
 
@@ -198,7 +201,7 @@ def reports(agent: AgentId, index: int) -> str:
 
     `agent` is that leader; `index` counts its chunks from 0 over all rounds.
     """
-    return f".spotfit/reports/{agent}/{index:08d}.jsonl"
+    return f"{REPORTS}/{agent}/{index:08d}.jsonl"
 
 
 def logs(agent: AgentId, index: int) -> str:

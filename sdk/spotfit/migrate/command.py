@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 # --- Finding scripts in directories, and replacing them atomically --------------------------------
 
 
+NOTEBOOK_SUFFIX = ".ipynb"
 _SKIPPED_DIRECTORIES = {"__pycache__", "node_modules", "site-packages"}
 
 
 def find_scripts(paths: Iterable[Path]) -> list[Path]:
-    """Return all given files and all Python files in the given directories, each once.
+    """Return all given files, and all Python files and notebooks in the given directories, once.
 
     Skips hidden directories, virtual environments and installed packages below the directories;
     files are accepted with any suffix. Raises `ConfigError` for a path that does not exist.
@@ -72,13 +73,15 @@ def _scripts_below(directory: Path) -> Iterator[Path]:
             and name not in _SKIPPED_DIRECTORIES
             and not Path(parent, name, "pyvenv.cfg").exists()
         )
-        yield from (Path(parent, name) for name in sorted(names) if name.endswith(".py"))
+        yield from (
+            Path(parent, name) for name in sorted(names) if name.endswith((".py", NOTEBOOK_SUFFIX))
+        )
 
 
 EXIT_MANUAL_WORK_LEFT, EXIT_FAILED = 1, 2
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-Scripts = Annotated[list[Path], typer.Argument(help="Scripts, or directories of scripts.")]
+Scripts = Annotated[list[Path], typer.Argument(help="Scripts, notebooks, or directories of them.")]
 Write = Annotated[bool, typer.Option("--write", help="Change the files.")]
 Diff = Annotated[bool, typer.Option("--diff", help="Show what would change (the default).")]
 
@@ -89,7 +92,7 @@ def migrate(
     write_files: Write = False,  # noqa: FBT002 - a flag of the command line
     diff: Diff = False,  # noqa: FBT002
 ) -> None:
-    """Migrate Ray Train scripts to spotfit: imports, and the names that depend on them.
+    """Migrate Ray Train scripts and notebooks: imports, and the names that depend on them.
 
     Shows the changes as a diff; changes the files only with --write. Lists code that needs manual
     changes, with line numbers. Running it again changes nothing. Exit code: 0 if the migration is
@@ -115,7 +118,7 @@ def migrate(
         # Scripts that do not use Ray are not mentioned.
         if new.text != old or new.notes:
             render.lines([f"{script}: {result}, {left}"])
-        render.lines(f"  line {note.line}: {note.what}: {note.do}" for note in new.notes)
+        render.lines(f"  {note.location}: {note.what}: {note.do}" for note in new.notes)
     if failures:  # at the end: scripts that do not parse must not prevent the others
         raise ConfigErrors(failures)
     if any(new.manual_notes for _, new in rewritten.values()):
@@ -139,14 +142,17 @@ def _rewrite_all(
     scripts: list[Path],
 ) -> tuple[dict[Path, tuple[bytes, RewrittenScript]], list[SpotfitError]]:
     """Return old text and result of each script, and the errors of scripts that do not parse."""
-    from spotfit.migrate.edit import rewrite_script  # needs libcst, an optional dependency
+    # These need libcst, an optional dependency.
+    from spotfit.migrate.edit import rewrite_script
+    from spotfit.migrate.notebook import rewrite_notebook
 
     rewritten: dict[Path, tuple[bytes, RewrittenScript]] = {}
     failures: list[SpotfitError] = []
     for script in scripts:
         old = script.read_bytes()
+        rewrite = rewrite_notebook if script.suffix == NOTEBOOK_SUFFIX else rewrite_script
         try:
-            rewritten[script] = old, rewrite_script(old, name=str(script))
+            rewritten[script] = old, rewrite(old, name=str(script))
         except SpotfitError as failure:
             failures.append(failure)
     return rewritten, failures

@@ -181,6 +181,7 @@ def _name_node(module: str) -> cst.Name | cst.Attribute:
 
 SmallStatement = cst.BaseSmallStatement
 LeadingLines = Sequence[cst.EmptyLine]
+_SPACE = cst.SimpleWhitespace(" ")
 
 
 class Editor(cst.CSTTransformer):
@@ -195,6 +196,7 @@ class Editor(cst.CSTTransformer):
         super().__init__()
         self._replacements = plan.replacements
         self._deletions = plan.deletions
+        self._new_arguments = plan.new_arguments
         self._imports = imports
 
     def leave_Attribute(self, original_node: Any, updated_node: Any) -> cst.BaseExpression:
@@ -209,6 +211,28 @@ class Editor(cst.CSTTransformer):
     # libcst calls a method per node type. These are the types of which plans replace nodes.
     leave_Name = leave_Attribute  # noqa: N815  # the name of a libcst node
     leave_SimpleString = leave_Attribute  # noqa: N815
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.Call:
+        """Return the call with the planned keyword argument appended."""
+        if original_node not in self._new_arguments:
+            return updated_node
+        name, value = self._new_arguments[original_node]
+        added = cst.Arg(
+            keyword=cst.Name(name),
+            # The value is within a deleted statement, where it may contain replaced names.
+            value=cst.ensure_type(value.visit(self), cst.Dict),
+            equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
+        )
+        if not updated_node.args:
+            return updated_node.with_changes(args=[added])
+        *others, last = updated_node.args
+        between = others[-1].comma if others else cst.Comma(whitespace_after=_SPACE)
+        arguments = [
+            *others,
+            last.with_changes(comma=between),
+            added.with_changes(comma=last.comma),
+        ]
+        return updated_node.with_changes(args=arguments)
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         """Return the module with replaced imports and without deleted statements."""

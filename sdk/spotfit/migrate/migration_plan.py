@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from spotfit.migrate.name_map import (
     CLUSTER_LIFECYCLE,
     DATASETS_UNSUPPORTED,
     RAY_ROOT,
+    REMOVED_ARGUMENTS,
     NoCounterpart,
     SpotfitName,
     explain_ignored_variable,
@@ -24,6 +26,7 @@ from spotfit.migrate.name_map import (
 from spotfit.migrate.usage_scan import SPOTFIT, ImportBinding, RayUse, UsageScan, chain_head
 
 _TRAINERS = ("DataParallelTrainer", "TorchTrainer")
+_ENVIRONMENT_KEYS = {"env_vars", "pip", "py_modules", "working_dir"}
 # Beside RAY_TRAIN_* and RAY_AIR_*, Ray Train reads RAY_CHDIR_TO_TRIAL_DIR.
 _RAY_VARIABLE_PATTERN = re.compile(r"\bRAY_(?:TRAIN|AIR|CHDIR)_[A-Z0-9_]+")
 _RAY_MODULE_PATTERN = re.compile(r"ray\.(?:train|air)(?:\.\w+)*")
@@ -37,6 +40,13 @@ class MigrationNote:
     what: str
     do: str
     is_manual: bool = True
+    cell: int = 0
+    """In a notebook the number of the code cell, from 1, to which `line` is relative; else 0."""
+
+    @property
+    def location(self) -> str:
+        """The place for display: "line 3", or in a notebook "code cell 2, line 3"."""
+        return f"code cell {self.cell}, line {self.line}" if self.cell else f"line {self.line}"
 
 
 @dataclass(slots=True)
@@ -53,6 +63,8 @@ class MigrationPlan:
     """Uses that still require `import ray`."""
     deletions: set[cst.CSTNode] = field(default_factory=set)
     """Statements to delete."""
+    new_arguments: dict[cst.Call, tuple[str, cst.Dict]] = field(default_factory=dict)
+    """Calls, and the keyword argument to append to each: its name and value."""
     notes: list[MigrationNote] = field(default_factory=list)
 
 
@@ -73,7 +85,7 @@ def make_plan(scan: UsageScan) -> MigrationPlan:
         for use in plan.ray_uses
     ]
     plan.notes += _unused_import_notes(scan, plan)
-    plan.notes += _dataset_notes(scan)
+    plan.notes += _argument_notes(scan)
     for node, value, line in scan.strings:
         _plan_string(node, value, line=line, plan=plan)
     # A name may be used several times on a line; one note is enough.
@@ -196,10 +208,11 @@ def _drop_cluster_calls(scan: UsageScan, plan: MigrationPlan) -> None:
     statements = {use: _enclosing_statement(use, scan) for use in plan.ray_uses}
     if not all(statements.values()):
         return
+    is_carried = _carry_runtime_env(scan, plan)
     for use, statement in statements.items():
         if statement is not None:
             plan.deletions.add(statement)
-        plan.notes.append(_deletion_note(use, scan))
+        plan.notes.append(_deletion_note(use, scan, is_carried=is_carried))
     plan.ray_uses.clear()
 
 
@@ -246,14 +259,54 @@ def _only_calls_cluster(node: cst.If, scan: UsageScan) -> bool:
     )
 
 
-def _deletion_note(use: RayUse, scan: UsageScan) -> MigrationNote:
+def _deletion_note(use: RayUse, scan: UsageScan, *, is_carried: bool) -> MigrationNote:
     call = scan.parents.get(use.node)
     what = f"{'.'.join(use.ray_name)}()"
-    if isinstance(call, cst.Call) and "runtime_env" in _keywords(call):
+    has_environment = isinstance(call, cst.Call) and "runtime_env" in _keywords(call)
+    if has_environment and is_carried:
+        do = "Removed; its runtime_env is now RunConfig(worker_runtime_env=...)."
+        return MigrationNote(use.line, what, do, is_manual=False)
+    if has_environment:
         do = "Removed; pass its runtime_env as RunConfig(worker_runtime_env=...)."
         return MigrationNote(use.line, what, do)
     do = "Removed: spotfit has no cluster to start or stop."
     return MigrationNote(use.line, what, do, is_manual=False)
+
+
+def _carry_runtime_env(scan: UsageScan, plan: MigrationPlan) -> bool:
+    """Pass the runtime_env of the script's `ray.init()` to its RunConfig, if that is unambiguous.
+
+    Returns whether it did: the script has one literal runtime_env with keys that spotfit supports,
+    and one RunConfig without an environment.
+    """
+    inits = [
+        call for use in plan.ray_uses if isinstance(call := scan.parents.get(use.node), cst.Call)
+    ]
+    environments = [
+        argument.value
+        for call in inits
+        for argument in call.args
+        if argument.keyword and argument.keyword.value == "runtime_env"
+    ]
+    configs = [call for call, name, _ in _spotfit_calls(scan) if name == "RunConfig"]
+    if len(environments) != 1 or len(configs) != 1:
+        return False
+    (environment,), (config,) = environments, configs
+    has_own = "worker_runtime_env" in _keywords(config) or any(one.star for one in config.args)
+    if has_own or not (isinstance(environment, cst.Dict) and _is_portable(environment)):
+        return False
+    plan.new_arguments[config] = ("worker_runtime_env", environment)
+    return True
+
+
+def _is_portable(environment: cst.Dict) -> bool:
+    """Whether a dictionary consists of literals and is accepted by `worker_runtime_env`."""
+    try:
+        literal = ast.literal_eval(cst.Module([]).code_for_node(environment))
+    except (ValueError, SyntaxError):
+        return False
+    # Ray also accepts a dictionary of options of pip.
+    return literal.keys() <= _ENVIRONMENT_KEYS and not isinstance(literal.get("pip"), dict)
 
 
 def _keywords(call: cst.Call) -> list[str]:
@@ -276,14 +329,25 @@ def _unused_import_notes(scan: UsageScan, plan: MigrationPlan) -> Iterator[Migra
             yield MigrationNote(line, what, counterpart.do)
 
 
-def _dataset_notes(scan: UsageScan) -> Iterator[MigrationNote]:
+def _argument_notes(scan: UsageScan) -> Iterator[MigrationNote]:
+    """Yield a note for each argument of a trainer or configuration that spotfit rejects."""
+    for call, name, line in _spotfit_calls(scan):
+        passed = _keywords(call)
+        if name in _TRAINERS and "datasets" in passed:
+            yield MigrationNote(line, f"{name}(datasets=...)", DATASETS_UNSUPPORTED)
+        for argument, do in REMOVED_ARGUMENTS.get(name, {}).items():
+            if argument in passed:
+                yield MigrationNote(line, f"{name}({argument}=...)", f"No longer supported: {do}.")
+
+
+def _spotfit_calls(scan: UsageScan) -> Iterator[tuple[cst.Call, str, int]]:
+    """Yield the calls of names with an equivalent, with the equivalent's name and the line."""
     for use in scan.uses:
-        call, trainer = scan.parents.get(use.node), find_counterpart(use.ray_name)
-        if not (isinstance(trainer, SpotfitName) and trainer.name in _TRAINERS):
+        call, counterpart = scan.parents.get(use.node), find_counterpart(use.ray_name)
+        if not isinstance(counterpart, SpotfitName):
             continue
-        if isinstance(call, cst.Call) and "datasets" in _keywords(call):
-            what = f"{trainer.name}(datasets=...)"
-            yield MigrationNote(use.line, what, DATASETS_UNSUPPORTED)
+        if isinstance(call, cst.Call) and call.func is use.node:
+            yield call, counterpart.name, use.line
 
 
 def _plan_string(node: cst.SimpleString, value: str, *, line: int, plan: MigrationPlan) -> None:
@@ -295,7 +359,8 @@ def _plan_string(node: cst.SimpleString, value: str, *, line: int, plan: Migrati
     for name in _RAY_VARIABLE_PATTERN.findall(value):
         variable = find_variable(name)
         do = f"Use {variable}." if variable else f"No effect: {explain_ignored_variable(name)}."
-        plan.notes.append(MigrationNote(line, name, do))
+        # A variable without effect may stay.
+        plan.notes.append(MigrationNote(line, name, do, is_manual=variable is not None))
     # Not replaced: it may be a module for importlib or mock.patch, or merely a text.
     if _RAY_MODULE_PATTERN.fullmatch(value):
         counterpart = find_counterpart(tuple(value.split(".")))

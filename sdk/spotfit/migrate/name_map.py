@@ -47,6 +47,27 @@ _DATASETS_ADVICE = (
     "and prepare_data_loader()."
 )
 DATASETS_UNSUPPORTED = f"Datasets are supported only with num_workers=0. {_DATASETS_ADVICE}"
+_REMOVED_TRAINER_ARGUMENTS = {
+    "resume_from_checkpoint": "call fit() with the same name and storage_path, which continues",
+    "metadata": "pass the values in train_loop_config",
+}
+REMOVED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "CheckpointConfig": dict.fromkeys(
+        ("checkpoint_at_end", "checkpoint_frequency"), "call report(checkpoint=...) instead"
+    ),
+    "DataParallelTrainer": _REMOVED_TRAINER_ARGUMENTS,
+    "FailureConfig": {"fail_fast": "use max_failures=0"},
+    "RunConfig": {
+        "log_to_file": "remove it, output is always stored",
+        "progress_reporter": "remove it, fit() prints the progress",
+        "stop": "return from the training function",
+        "sync_config": "remove it, files are uploaded directly to storage_path",
+        "verbose": "use logging_config=LoggingConfig(log_level=...)",
+    },
+    "ScalingConfig": {"trainer_resources": "remove it, only workers use resources"},
+    "TorchTrainer": _REMOVED_TRAINER_ARGUMENTS,
+}
+"""Arguments of Ray Train's V1 API, which raise DeprecationWarning, and what to do about them."""
 _NO_INTEGRATION_ADVICE = "spotfit does not integrate this framework yet; this line still uses Ray."
 _TASKS_ADVICE = (
     "spotfit has no tasks and actors: do this work in the training function, or in plain Python "

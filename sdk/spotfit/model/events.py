@@ -252,6 +252,8 @@ class CancelRequested(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_req
     """Cancellation of the run was requested."""
 
     reason: str
+    save: bool = False
+    """Whether a Checkpointer of the run saves first. Entries of versions without it do not."""
 
 
 class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):

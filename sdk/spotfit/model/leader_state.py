@@ -135,6 +135,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     """When the workers were notified that the replacement is ready."""
     replica_locations: Mapping[int, ReplicaLocation] = {}
     """The replicas of each rank on other nodes."""
+    save_requested_at: float | None = None
+    """When the Checkpointer was asked to save before the run is cancelled; None without one."""
 
 
 class Failing(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,12 +28,8 @@ class CheckpointUploadMode(enum.Enum):
     NO_UPLOAD = "NO_UPLOAD"
     """No upload: user code has already written the files below the run's root."""
 
-    @property
-    def deletes_local_copy(self) -> bool:
-        """Whether `report` by default deletes the local files after the upload: only for `ASYNC`.
-
-        The argument `delete_local_checkpoint_after_upload` of `report` overrides it.
-        """
+    # The name of Ray Train, which its own code and copies of it call.
+    def _default_delete_local_checkpoint_after_upload(self) -> bool:
         return self is CheckpointUploadMode.ASYNC
 
 

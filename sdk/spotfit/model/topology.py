@@ -178,5 +178,5 @@ class PreemptionInfo:
 
     @property
     def preempted_ranks(self) -> list[int]:
-        """The world ranks on all nodes with a preemption notice, sorted."""
-        return sorted(rank for ranks in self.preempted_node_to_ranks.values() for rank in ranks)
+        """The world ranks on all nodes with a preemption notice, sorted, each once."""
+        return sorted({rank for ranks in self.preempted_node_to_ranks.values() for rank in ranks})

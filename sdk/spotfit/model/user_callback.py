@@ -38,11 +38,13 @@ class UserCallback:
     def after_report(
         self, run_context: TrainRunContext, metrics: list[dict[str, Any]], checkpoint: Any | None
     ) -> None:
-        """Called in the sidecar process once all ranks of the round have made a `report` call.
+        """Called in the sidecar process for each report that all ranks of the round have made.
 
-        `metrics` holds one dictionary per world rank, in the order of the ranks. `checkpoint` is
-        the committed checkpoint of this report, or None if it has none. Called in the order of the
-        reports, but a new leader does not repeat those of an earlier one. The default does nothing.
+        Also for snapshots that a `Checkpointer` saves. `metrics` holds one dictionary per world
+        rank, in the order of the ranks; {} for a rank that did not take part because its node is
+        preempted. `checkpoint` is the committed checkpoint of this report, or None if it has none.
+        Called in the order of the reports, but a new leader does not repeat those of an earlier
+        one. The default does nothing.
         """
 
     def after_exception(

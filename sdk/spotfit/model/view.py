@@ -179,7 +179,14 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     round_age_s: float = 0.0
     """Age of the open round at its last commit."""
     cancel_reason: str | None = None
+    saves_before_cancel: bool = False
+    """Whether a requested cancellation waits for a save of a Checkpointer."""
     fit_end: FitEnded | None = None
+    # For display only: they are of the clocks of two machines.
+    fit_started_at_ms: int = 0
+    """When the last fit was started, in ms since 1970; 0 if unknown."""
+    fit_ended_at_ms: int = 0
+    """When the last fit has ended, in ms since 1970; 0 if it has not, or if unknown."""
 
     @property
     def is_active(self) -> bool:
@@ -193,7 +200,7 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     def latest_checkpoint(self) -> CheckpointCommitted | None:
         """The last committed checkpoint that is not dropped, of any fit; None if there is none.
 
-        The next round resumes from it.
+        The next round resumes from it, unless its machines hold a newer snapshot in memory.
         """
         return self.checkpoints[-1] if self.checkpoints else None
 
@@ -230,7 +237,7 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
         return self.leader is not None and self.leader.leader == agent
 
     def metrics_of(self, name: str) -> dict[str, Any] | None:
-        """Return the metrics of the checkpoint with that unique name; None if it does not exist.
+        """Return the metrics of the retained checkpoint with that unique name; None without one.
 
         In JSON form: pass them to `metrics_from_json` before user code sees them.
         """
@@ -278,6 +285,10 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView:
     `KeyError` for an unknown group token, which shows that an earlier entry is missing.
     """
     after = _apply_event(view, entry.event, run_id=entry.run_id)
+    if isinstance(entry.event, FitStarted):
+        after = replace(after, fit_started_at_ms=entry.written_at_ms)
+    if isinstance(entry.event, FitEnded):
+        after = replace(after, fit_ended_at_ms=entry.written_at_ms)
     return replace(after, next_slot=view.next_slot + 1, run_id=view.run_id or entry.run_id)
 
 
@@ -305,8 +316,10 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _apply_checkpoint_event(view, event)
         case TrainingEnded(fit_end=fit_end):
             return replace(view, pending_fit_end=fit_end, round=None)
-        case CancelRequested(reason=reason):
-            return replace(view, cancel_reason=reason)
+        case CancelRequested(reason=reason, save=save):
+            # A request without a save also ends the wait of an earlier one, never the reverse.
+            saves = save and (view.cancel_reason is None or view.saves_before_cancel)
+            return replace(view, cancel_reason=reason, saves_before_cancel=saves)
         case FitEnded():
             # Groups stay in the view until they are released.
             return replace(view, fit_end=event, round=None, current_validation=None)

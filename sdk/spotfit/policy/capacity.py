@@ -100,8 +100,9 @@ def has_too_few_slots(view: View, state: LeaderState) -> bool:
 def missing_workers(view: View, state: LeaderState) -> int:
     """Return `max_workers` minus the worker slots of machines that run or were requested.
 
-    The scheduler requests machines for that many workers; 0 or less means none. Machines with a
-    preemption notice or on their last backend restart do not count as slots.
+    The scheduler requests machines for up to that many workers; 0 or less means none. Machines of
+    connected agents with a preemption notice, or on their last backend restart, do not count. For a
+    headless leader, to which no agent connects, those with a notice do not.
     """
     if not state.is_headless:
         joined = sum(status.member.slots for status in requeueable_members(view, state))

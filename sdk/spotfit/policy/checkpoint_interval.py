@@ -149,10 +149,11 @@ def optimal_interval(
 ) -> SaveInterval:
     """Return the interval between saves that minimizes the training time lost to saves and losses.
 
-    Over an interval T a save costs c, and an unannounced end, whose rate is (1 - r) / m, loses T/2
-    on average. c/T + (1 - r)·T/(2·m) is minimal at T = sqrt(2·c·m / (1 - r)), the Young/Daly
-    formula. The interval is longer if saves would exceed the share `max_overhead` of the training
-    time, or overlap.
+    Over an interval T a save costs c (`cost_per_save_s`), and an unannounced end loses T/2 on
+    average. The rate of such ends is (1 - r) / m: r is `announced_fraction`, m `mean_remaining_s`.
+    c/T + (1 - r)·T/(2·m) is minimal at T = sqrt(2·c·m / (1 - r)), the Young/Daly formula. The
+    interval is longer if saves would exceed the share `max_overhead` of the training time, or
+    overlap.
     """
     # Without the lower bound the interval would be infinite if every end so far was announced.
     unannounced_fraction = max(1e-6, 1 - lifetime.announced_fraction)
@@ -189,7 +190,8 @@ def decide_save(
 
     `costs` is None until the first save was measured; `lifetime` may be None unless `trigger.auto`.
     A saved step is not saved again, and no save starts without memory for its snapshot. A reported
-    preemption risk triggers one save with every trigger; preemption notices are handled by
+    preemption risk triggers one save with every trigger, when no save is in flight and the unsaved
+    work is worth its cost. Preemption notices are handled by
     `policy.preemption.decide_final_save`.
     """
     if progress.step <= progress.last_save_step:
@@ -248,7 +250,7 @@ def check_interval_s(check_s: float) -> float:
     """Return the seconds between two checks, at which all ranks agree on whether to save.
 
     `check_s` is the measured duration of one check in seconds. Checks take at most 0.1 % of the
-    time, but at least one is made per `MAX_CHECK_INTERVAL_S`.
+    time, within the limits of 0.25 and `MAX_CHECK_INTERVAL_S` (2) seconds.
     """
     return min(MAX_CHECK_INTERVAL_S, max(_MIN_CHECK_INTERVAL_S, check_s / _CHECK_TIME_FRACTION))
 

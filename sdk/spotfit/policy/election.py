@@ -95,10 +95,10 @@ def leadership_claim(
 ) -> LeadershipClaim | None:
     """Return when and why `agent_id` may claim the leadership; None while there is no reason to.
 
-    None if it is the leader already, is connected to the leader, or the fit has ended; a headless
-    process may still claim it to release machines. Judged by `observation` only, whose times are
-    seconds of the claimant's own clock. Called repeatedly by agents and `HeadlessLeader`; the
-    `is_due` of the claim shows whether it may be made now.
+    None for the leader itself, for a process that is connected to the leader, and after the end of
+    the fit, except for a headless process while machines are to be released. Judged by the view and
+    `observation`, whose times are seconds of the claimant's own clock. Called repeatedly by agents
+    and `HeadlessLeader`; the `is_due` of the claim shows whether it may be made now.
     """
     if view.is_leader(agent_id):
         return None

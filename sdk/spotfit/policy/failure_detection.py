@@ -211,7 +211,7 @@ def is_machine_lost(view: View, state: LeaderState, assignment: NodeAssignment) 
 
 
 def is_unexplained_loss(view: View, state: LeaderState, assignment: NodeAssignment) -> bool:
-    """Whether the agent is disconnected and a newer report of the backend may show why.
+    """Whether the assigned agent is disconnected, and a newer report of the backend may show why.
 
     The scheduler then delays closing the round, up to `RunTiming.failure_settle_s`.
     """

@@ -95,7 +95,7 @@ def plan_memory_recovery(
 
     Called by the leader for the round that it opens; `members` report their shards. Returns None if
     there is none, if the latest checkpoint is newer, or if a needed shard is on a node without a
-    peer snapshot server. The round then resumes from the checkpoint.
+    peer store. The round then resumes from the checkpoint.
     """
     agents = {assignment.agent for assignment in assignments}
     shards: dict[ShardHolder, tuple[SnapshotShard, ...]] = {
@@ -135,8 +135,8 @@ def _is_newer(committed: CheckpointCommitted, snapshot_id: SnapshotId) -> bool:
 def peer_store_addresses(round_: Round, agent: AgentId) -> tuple[str, ...]:
     """Return the address that the agent's node reads each shard of `memory_snapshot` from.
 
-    One "host:port" of a peer snapshot server per shard, by the rank that saved it; '' for shards in
-    the node's own memory. Called by each agent when it enters the round. Requires that the round
+    One "host:port" of a peer store per shard, by the rank that saved it; '' for shards in the
+    node's own memory. Called by each agent when it enters the round. Requires that the round
     has a `memory_snapshot` with `shard_holders`, and assigns the agent.
     """
     assert round_.memory_snapshot is not None

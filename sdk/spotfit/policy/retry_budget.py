@@ -35,7 +35,8 @@ def diagnose_setup_failure(error: BaseException) -> FailureDiagnosis:
 
     error                                | cause    | permanent
     -------------------------------------|----------|-------------------------------
-    bucket, machine, OS, out of memory   | PLATFORM | no
+    temporary error of the bucket; OS,   | PLATFORM | no
+    machine, out of memory               |          |
     other `SpotfitError`                 | WORKER   | unless its details say retryable
     other `Exception` (a bug in spotfit) | PLATFORM | yes
     `SystemExit`, `KeyboardInterrupt`    | WORKER   | no
@@ -150,12 +151,12 @@ def fit_ended_by_unusable_node(failure: RankFailure) -> FitEnded:
 
 
 def fit_ended_by_budget(view: View) -> FitEnded | None:
-    """Return the failed end of the fit if the last round exceeded its limit, else None.
+    """Return the failed end of the fit if no retry of the last closed round is left, else None.
 
-    Counts all rounds of the fit with the same cause against `FailureLimits`. Unless the round was
-    preempted, a permanent failure ends the fit with any limit. NETWORK, RESIZE and LEADER_CHANGE
-    have no limit. Called by the scheduler after each round, and to ask whether another round
-    follows; `metrics` is left to the caller.
+    Counts all rounds of the fit with the same cause against `FailureLimits`; a negative limit means
+    none. Unless the round was preempted, a permanent failure ends the fit with any limit. NETWORK,
+    RESIZE and LEADER_CHANGE have no limit. Called by the scheduler after each round, and to ask
+    whether another round follows; `metrics` is left to the caller.
     """
     closed = view.last_round_closed
     limits = view.spec.failure_limits

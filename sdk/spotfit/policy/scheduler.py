@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
+from spotfit.core.units import format_count
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
@@ -73,6 +74,11 @@ _MAX_WAIT_S = 30.0
 # The workers have a shorter limit of their own, so this one only applies if a node hangs.
 _WORKER_EXIT_TIMEOUT_S = 45.0
 
+# A cancelled run waits this long for the next step of the training and its snapshot, and, once the
+# snapshot is being uploaded, for its commit. A second request ends it at once.
+_CANCEL_SAVE_S = 120.0
+_CANCEL_UPLOAD_S = 600.0
+
 # Reports reach the callbacks within milliseconds; the bucket is searched within a few requests.
 _REPORT_POLL_S = 0.05
 _BUCKET_SEARCH_POLL_S = 0.1
@@ -111,9 +117,15 @@ def _submit_pending_groups(view: View, state: LeaderState, now: float) -> Iterat
 def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """End a cancelled run, and one that no retry can continue."""
     if view.cancel_reason is not None:
-        yield AppendEvent(
-            FitEnded(outcome="cancelled", reason=view.cancel_reason, metrics=state.latest_metrics)
-        )
+        saved_by = _save_deadline(view, state)
+        if saved_by is None or now >= saved_by:
+            yield AppendEvent(
+                FitEnded(
+                    outcome="cancelled", reason=view.cancel_reason, metrics=state.latest_metrics
+                )
+            )
+        else:
+            yield Wait(saved_by, "waiting for the last save before the run is cancelled")
     if state.user_code_error is not None:
         error = state.user_code_error
         failure = RankFailure(
@@ -130,6 +142,24 @@ def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
     permanent = next((failure for failure in failures if failure is not None), None)
     if permanent is not None:
         yield AppendEvent(_with_metrics(retry_budget.fit_ended_by_unusable_node(permanent), state))
+
+
+def _save_deadline(view: View, state: LeaderState) -> float | None:
+    """Until when a cancelled run waits for its last save; None if there is nothing to wait for."""
+    if not view.saves_before_cancel:
+        return None
+    match state.phase:
+        case Returned(since=since):
+            return since + _CANCEL_SAVE_S  # the run finishes by itself
+        case Training(save_requested_at=float(requested_at)) as training:
+            commit = training.last_commit
+            taken_at = commit.snapshot_taken_at if commit is not None else None
+            if taken_at is not None and taken_at >= requested_at:
+                return None
+            is_uploading = training.uploading_ranks or state.ready_checkpoints
+            return requested_at + (_CANCEL_UPLOAD_S if is_uploading else _CANCEL_SAVE_S)
+        case _:
+            return None
 
 
 def _record_notices_and_commits(
@@ -177,7 +207,7 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
     if now < request_at:
         yield Wait(request_at, f"refused {view.refusals} times: {view.last_refusal}")
     else:
-        reason = f"{missing} of {view.spec.max_workers} workers have no machine"
+        reason = f"{missing} of {view.spec.max_workers} workers need a machine"
         yield RequestMachines(capacity.workers_to_request(view, missing), reason)
 
 
@@ -319,13 +349,18 @@ def _open_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAc
     if isinstance(opened, Wait):
         yield opened
     else:
-        reason = f"{opened.world_size} workers on {len(opened.assignments)} machines"
+        machines = format_count(len(opened.assignments), "machine")
+        reason = f"{format_count(opened.world_size, 'worker')} on {machines}"
         yield AppendEvent(RoundOpened(round=opened, reason=reason))
 
 
 def _is_training_over(view: View) -> bool:
     """Whether no further round will be opened."""
-    return view.pending_fit_end is not None or retry_budget.fit_ended_by_budget(view) is not None
+    return (
+        view.pending_fit_end is not None
+        or view.cancel_reason is not None
+        or retry_budget.fit_ended_by_budget(view) is not None
+    )
 
 
 def _release_after_end(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:

@@ -112,8 +112,8 @@ def start_validation(view: View, state: LeaderState, now: float) -> Iterator[Lea
     """Yield the assignment of the first pending validation to a node, also for a lost attempt.
 
     Yields a `Wait` while no node is available or a retry is not due, the result "failed" if no
-    attempt can succeed, and nothing while a validation runs. `now` is the leader's `Clock.now()` in
-    seconds. A rule of `scheduler.next_action`.
+    attempt can succeed, and nothing while a validation runs or for a headless leader. `now` is the
+    leader's `Clock.now()` in seconds. A rule of `scheduler.next_action`.
     """
     pending = pending_validations(view)
     is_running = view.current_validation is not None and not _is_lost(view, state)
@@ -157,10 +157,10 @@ def start_validation(view: View, state: LeaderState, now: float) -> Iterator[Lea
 def remove_unusable_validators(
     view: View, state: LeaderState, now: float
 ) -> Iterator[LeaderAction]:
-    """Yield machines for validations that cannot install the environment, as lost while booting.
+    """Yield a `NodeLost` entry for each validation machine that cannot set up the environment.
 
-    Each counts as a refused machine, so that the next request is delayed. A rule of
-    `scheduler.next_action`.
+    The entry names no agent, like that of a machine lost while booting, and delays the next request
+    like a refused machine. A rule of `scheduler.next_action`.
     """
     for status in capacity.usable_members(view, state, "validate"):
         if status.node_failure is not None:
@@ -201,9 +201,10 @@ def release_validators(view: View, state: LeaderState, now: float) -> Iterator[L
     """Yield the release of dedicated machines that are not needed any more.
 
     That is after `RunTiming.validator_idle_timeout_s` without a pending validation (until then a
-    `Wait`), or when workers' machines are refused while they are held, or after the training if
-    their agents have not joined and the workers' machines suffice. `now` is the leader's
-    `Clock.now()` in seconds. A rule of `scheduler.next_action`; excludes the leader's own machine.
+    `Wait`); during the training, after three refusals of machines for workers; after it, if no
+    agent of the dedicated machine has joined and the workers' machines suffice. `now` is the
+    leader's `Clock.now()` in seconds. A rule of `scheduler.next_action`; excludes the leader's own
+    machine.
     """
     idle_since = max(state.validation_changed_at, state.leading_since)
     idle_until = idle_since + view.spec.timing.validator_idle_timeout_s

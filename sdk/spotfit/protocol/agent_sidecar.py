@@ -183,6 +183,9 @@ class StartUpload(msgspec.Struct, frozen=True, kw_only=True, tag="start_upload")
     rank: int
     storage_url: str
     """The root of the run in the bucket."""
+    secret: str
+    """The run key as text, which authenticates the manifests."""
+    run_id: RunId
     # A pickle: the uploader unpickles it, the agent that forwards it never does.
     upload_job: bytes
 

@@ -99,6 +99,12 @@ class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot_re
     """Why the Checkpointer saves now."""
 
 
+class AwaitReports(msgspec.Struct, frozen=True, kw_only=True, tag="await_reports"):
+    """The worker waits for its first reports. The reply is `ReportsSettled`."""
+
+    report_count: int
+
+
 class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
     """This rank's files of a report are lost, therefore the report has no checkpoint."""
 
@@ -189,6 +195,7 @@ FromWorker = (
     | MetricsReport
     | FilesReport
     | SnapshotReport
+    | AwaitReports
     | CheckpointCorrupt
     | RolledBack
     | SaveCompleted
@@ -331,6 +338,15 @@ class CommitConfirmed(msgspec.Struct, frozen=True, kw_only=True, tag="commit_con
     metrics: dict[str, Any]
 
 
+class ReportsSettled(msgspec.Struct, frozen=True, kw_only=True, tag="reports_settled"):
+    """The checkpoints of the first reports of the group are committed or have failed.
+
+    Also sent if these reports can never be complete, because a rank has returned without them.
+    """
+
+    report_count: int
+
+
 class ValidationFinished(msgspec.Struct, frozen=True, kw_only=True, tag="validation_finished"):
     """The result of a validation is in the journal."""
 
@@ -377,6 +393,12 @@ class SuggestSave(msgspec.Struct, frozen=True, kw_only=True, tag="suggest_save")
     reason: str
 
 
+class RequestFinalSave(msgspec.Struct, frozen=True, kw_only=True, tag="request_final_save"):
+    """The run is about to be cancelled: the Checkpointer saves at its next check."""
+
+    reason: str
+
+
 ToWorker = (
     StartWorker
     | OpenGate
@@ -385,9 +407,11 @@ ToWorker = (
     | Uploaded
     | UploadFailed
     | CommitConfirmed
+    | ReportsSettled
     | ValidationFinished
     | RankZeroBroadcastResult
     | CollectiveWaiting
     | PreemptionUpdate
     | SuggestSave
+    | RequestFinalSave
 )

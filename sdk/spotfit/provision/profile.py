@@ -149,8 +149,10 @@ def resolve_options(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the validated non-default options of backend `name`, such as "aws_batch".
 
     They are plain data by option name. `overrides` are the options of the call; they take
-    precedence over environment variables, and those over `spotfit.toml`, all read here. Raises
-    `ConfigError` for an unknown backend or profile, an unreadable file, or invalid options.
+    precedence over environment variables, and those over `spotfit.toml`, all read here. A backend
+    without an `Options` class validates its options itself: then all are returned, and environment
+    variables are not read. Raises `ConfigError` for an unknown backend or profile, an unreadable
+    file, or invalid options.
     """
     provisioner_class = plugins.load(PROVISIONER_ENTRY_POINTS, name)
     options_class = getattr(provisioner_class, "Options", None)

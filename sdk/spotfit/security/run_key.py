@@ -92,8 +92,8 @@ class RunKey:
     def seal(self, payload: bytes, *, purpose: str) -> bytes:
         """Return `payload` in an envelope, encrypted and authenticated for this run and purpose.
 
-        `open` with an equal `purpose` reverses it: an object key, or a text such as `"code
-        bundle"`. Idempotent: equal payloads give equal envelopes.
+        `purpose` is an object key, or a text such as `"code bundle"`; `open` requires an equal one.
+        Idempotent: equal payloads and purposes give equal envelopes.
         """
         # The nonce is derived with a key of its own: it must not be related to the cipher's key.
         nonce = hmac.digest(self.derive(f"nonce {purpose}"), payload, _DIGEST)[:_NONCE_BYTES]

@@ -66,7 +66,10 @@ class ProcessBackendHookRunner:
         self._channel.send(request)
 
     def is_done(self, hook: BackendHook, round_number: int) -> bool:
-        """Whether no such hook of that round is queued or running. True if it was abandoned."""
+        """Whether no such hook of that round is queued or running.
+
+        True also if it was dropped because it had hung after `abandon_round`.
+        """
         return not any(
             pending.hook == hook and pending.round == round_number
             for pending in self._pending_hooks

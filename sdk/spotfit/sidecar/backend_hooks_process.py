@@ -108,7 +108,7 @@ class HookDispatcher:
         `load_config` returns the user's backend config; it is called by the first hook, and again
         only if it raised. Any exception, of it or of the hook, is returned as a traceback and the
         object key of its pickle. Once the round's workers are gone, a failure counts as success,
-        except one of `on_shutdown` for another reason.
+        except one of `on_shutdown` that was not caused by a `StaleWorkerGroupError`.
         """
         try:
             # Loaded by the first hook, so that an error in user code is reported as its failure.

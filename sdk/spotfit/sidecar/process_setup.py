@@ -17,6 +17,7 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import StoreError
 from spotfit.host import log
 from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.protocol import framing
 from spotfit.protocol.agent_sidecar import SidecarInit
 from spotfit.security.run_key import RunKey
@@ -59,8 +60,8 @@ class SidecarRun:
 
     def __init__(self, init: SidecarInit, retry_policy: RetryPolicy | None = None) -> None:
         self._init = init
-        self.store: Store = open_store(init.storage_url, retry_policy)
         self.key = RunKey.from_text(init.secret, init.run_id)
+        self.store: Store = AuthenticatedStore(open_store(init.storage_url, retry_policy), self.key)
 
     def load_code(self) -> CodeBundlePayload:
         """Make the user's code importable in this process, and return its code bundle.

@@ -11,6 +11,7 @@ from spotfit.core.codec import decoder
 from spotfit.host import log
 from spotfit.protocol.agent_sidecar import FromUploader, StartUpload, UploadDone, UploadError
 from spotfit.protocol.worker_agent import RequestUpload
+from spotfit.security.run_key import RunKey
 from spotfit.sidecar.channel import SidecarChannel, StartSidecarFn
 
 _message_decoder: msgspec.json.Decoder[FromUploader] = decoder(FromUploader)  # type: ignore[arg-type]
@@ -41,9 +42,14 @@ class UploaderProxy:
     """
 
     def __init__(
-        self, storage_url: str, start_process: StartSidecarFn, on_finished: OnUploadFinishedFn
+        self,
+        storage_url: str,
+        key: RunKey,
+        start_process: StartSidecarFn,
+        on_finished: OnUploadFinishedFn,
     ) -> None:
         self._storage_url = storage_url
+        self._key = key
         self._on_finished = on_finished
         self._channel = SidecarChannel(
             start_process,
@@ -82,7 +88,10 @@ class UploaderProxy:
             self.close()
 
     def close(self) -> None:
-        """Kill the process and ignore its exit. Its uploads are not repeated: see `cancel_all`."""
+        """Kill the process and ignore its exit; `on_finished` is not called for its uploads.
+
+        Called by `cancel_all`, which has removed them.
+        """
         self._channel.close()
 
     def _send(self, job_id: int, upload: QueuedUpload) -> None:
@@ -91,6 +100,8 @@ class UploaderProxy:
                 job_id=job_id,
                 rank=upload.rank,
                 storage_url=self._storage_url,
+                secret=self._key.to_text(),
+                run_id=self._key.run_id,
                 upload_job=upload.request.upload_job,
             )
         )

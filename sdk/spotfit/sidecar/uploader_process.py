@@ -19,8 +19,11 @@ from spotfit.checkpoint.writer import (
 )
 from spotfit.code import function_pickle
 from spotfit.core.codec import decoder
+from spotfit.core.ids import RunId
 from spotfit.host import process
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.protocol.agent_sidecar import FromUploader, StartUpload, UploadDone, UploadError
+from spotfit.security.run_key import RunKey
 from spotfit.sidecar.process_setup import SidecarConnection
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
@@ -67,7 +70,7 @@ class UploadServer:
     def _upload(self, request: StartUpload) -> None:
         """Execute a snapshot job or a pickled files job, and send its result."""
         try:
-            store = _open_store(request.storage_url)
+            store = _open_store(request.storage_url, request.secret, request.run_id)
             if (snapshot := decode_upload_job(request.upload_job)) is not None:
                 with warn_while_slow(snapshot.manifest.name):
                     manifest = upload_snapshot(store, snapshot, _upload_cache)
@@ -94,9 +97,10 @@ class UploadServer:
 
 
 @cache
-def _open_store(url: str) -> Store:
+def _open_store(url: str, secret: str, run_id: RunId) -> Store:
     # Retries as long as a worker would; an agent that must not wait kills this process.
-    return open_store(url, PATIENT_RETRY_POLICY)
+    store = open_store(url, PATIENT_RETRY_POLICY)
+    return AuthenticatedStore(store, RunKey.from_text(secret, run_id))
 
 
 def _raise_unexpected(error: BaseException) -> None:

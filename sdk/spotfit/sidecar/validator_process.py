@@ -13,6 +13,7 @@ from spotfit.core.codec import decoder
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.devices import CUDA_VISIBLE_DEVICES, cuda_visible_devices
 from spotfit.host import env
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.reporting import metrics_from_json, metrics_to_plain_json
 from spotfit.policy.retry_budget import diagnose_setup_failure
 from spotfit.protocol.agent_sidecar import ValidationResult, ValidationTask
@@ -50,8 +51,8 @@ def validate_checkpoint(task: ValidationTask) -> ValidationResult:
     changes environment variables, `sys.path` and the working directory.
     """
     try:  # separately: what fails before the user's function is called may be retried
-        store = open_store(task.storage_url, PATIENT_RETRY_POLICY)
         key = RunKey.from_text(task.secret, task.run_id)
+        store = AuthenticatedStore(open_store(task.storage_url, PATIENT_RETRY_POLICY), key)
         payload = activate_code_bundle(
             task.code_bundle, key=key, store=store, scratch=task.scratch_dir, run_name=task.run_name
         )

@@ -46,8 +46,10 @@ class WorkerGroup:
     ) -> list[Future[Value]]:
         """Call `fn` on all workers; return futures of the results by rank, without waiting.
 
-        A future raises what `fn` raised, or `StaleWorkerGroupError` if the round ends first. Raises
-        `ShippingError` if the call cannot be pickled or is too large.
+        This call raises `ShippingError` if `fn` or an argument cannot be pickled or is too large,
+        and `StaleWorkerGroupError` if the round has ended. A future raises what `fn` raised,
+        `ShippingError` if its result cannot be pickled or is too large, or `StaleWorkerGroupError`
+        if the round ends first.
         """
         return self._calls.submit(self._round, range(self._world_size), (fn, args, kwargs))
 
@@ -147,10 +149,10 @@ class RemoteCalls:
         future.set_exception(raised)
 
     def close_round(self, round_number: int) -> None:
-        """Fail the calls of this round, whose workers have exited; other rounds are unaffected.
+        """Fail the calls of this round, because its workers are killed or gone.
 
         The futures of its pending calls raise `StaleWorkerGroupError`, and so does `submit` for
-        this round from now on. A repeated call is harmless.
+        this round from now on. Other rounds are unaffected. A repeated call is harmless.
         """
         with self._lock:
             self._closed_rounds.add(round_number)
@@ -163,7 +165,7 @@ class RemoteCalls:
             future.set_exception(_make_workers_gone_error(round_number))
 
     def is_round_closed(self, round_number: int) -> bool:
-        """Return whether `close_round` was called for that round: its workers have exited."""
+        """Whether `close_round` was called for that round: its workers are killed or gone."""
         return round_number in self._closed_rounds
 
 

@@ -78,7 +78,8 @@ class Store(Protocol):
     def put(self, key: str, body: bytes | memoryview) -> None:
         """Write the object or replace it. Readers see the old or the new one, never a part.
 
-        Idempotent; a bucket's driver retries it and sends large bodies in parts.
+        A store over a file system of the user, such as HDFS, may not guarantee that. Idempotent; a
+        bucket's driver retries it and sends large bodies in parts.
         """
         ...
 

@@ -9,6 +9,7 @@ such a bucket must be rejected before the run starts.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from spotfit.core.errors import (
     StoreError,
     TransientStoreError,
 )
-from spotfit.store.api import Store
+from spotfit.store.api import TRANSIENT_REMEDY, Store
 from spotfit.store.retry import RetryPolicy
 from spotfit.store.url import (
     RootUrl,
@@ -45,7 +46,7 @@ def open_store(
     Sends no request and reads no file; the root need not exist. `retry_policy` is the budget of
     each call of a bucket (None: `RetryPolicy()`); `credentials`, options of obstore, replace those
     of this machine's environment (None). Directories and `memory://` ignore both. Raises
-    `ConfigError` for an invalid address.
+    `ConfigError` for an invalid address; `setting` names its source in the message.
     """
     root = url if isinstance(url, RootUrl) else RootUrl.parse(url, setting=setting)
     match root.scheme:
@@ -105,7 +106,8 @@ def _explicit_credentials(store: Store) -> StorageCredentials:
         return {}
     from spotfit.store.objects import ObjectStore
 
-    return store.credentials if isinstance(store, ObjectStore) else {}
+    plain = getattr(store, "plain_store", store)  # of an `AuthenticatedStore`
+    return plain.credentials if isinstance(plain, ObjectStore) else {}
 
 
 # --- Probe of a bucket before a journal is stored in it -------------------------------------------
@@ -132,15 +134,8 @@ def probe_create(store: Store) -> None:
     folder = f"{PROBE_FOLDER}/{uuid.uuid4().hex}"
     keys = tuple(f"{folder}/{n}" for n in range(KEY_COUNT))
     try:
-        with ThreadPoolExecutor(WRITER_COUNT, "spotfit-probe") as executor:
-            for key in keys:
-                _race_create(store, key, executor)
-        listed = tuple(info.key for info in store.list(folder))
-        if listed != keys:
-            raise _unsupported_error(
-                store, f"a listing after writing {len(keys)} objects showed {len(listed)}"
-            )
-    except StoreError:
+        _check_creates(store, folder, keys)
+    except BaseException:  # also of Ctrl-C, so that no object stays
         # Best effort: the error that is raised here is the one to report.
         with suppress(StoreError):
             for key in keys:
@@ -152,6 +147,17 @@ def probe_create(store: Store) -> None:
     with suppress(NotFoundError):
         store.get(keys[0])
         raise _unsupported_error(store, "a deleted object was still found")
+
+
+def _check_creates(store: Store, folder: str, keys: Sequence[str]) -> None:
+    with ThreadPoolExecutor(WRITER_COUNT, "spotfit-probe") as executor:
+        for key in keys:
+            _race_create(store, key, executor)
+    listed = tuple(info.key for info in store.list(folder))
+    if listed != keys:
+        raise _unsupported_error(
+            store, f"a listing after writing {len(keys)} objects showed {len(listed)}"
+        )
 
 
 def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:
@@ -180,6 +186,12 @@ def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:
     try:
         stored = store.get(key)
     except NotFoundError:
+        if not won:
+            raise TransientStoreError(
+                f"None of {WRITER_COUNT} concurrent creates of one object in {store.url} was "
+                "answered with success or failure.",
+                do=TRANSIENT_REMEDY,
+            ) from None
         raise _unsupported_error(store, "a created object was not found") from None
     if stored not in (won or unknown):
         raise _unsupported_error(store, "an object did not hold what its only writer had written")

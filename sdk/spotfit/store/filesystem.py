@@ -47,8 +47,9 @@ def open_filesystem_store(filesystem: Any, path: str) -> Store:
 
     `path` is within the file system, for example `"bucket/folder"`. For the user's
     `RunConfig(storage_filesystem=...)`, and for checkpoints and results opened with a file system.
-    Supported buckets and local directories are opened with spotfit's own drivers and the
-    credentials of the file system (0021). Raises `ConfigError` for any other object, for an invalid
+    S3, GCS and Azure buckets and local directories are opened with spotfit's own drivers and the
+    credentials of the file system (0021); other file systems, such as HDFS, are used through the
+    object. Raises `ConfigError` if it is not a file system of fsspec or pyarrow, for an invalid
     path, and for credentials that cannot be passed to machines, such as those of a profile.
     """
     # The order matters: wrappers are unwrapped before the generic base classes are matched.

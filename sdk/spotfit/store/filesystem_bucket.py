@@ -190,8 +190,9 @@ def _split_bucket_path(path: str) -> tuple[str, str]:
     bucket, _, prefix = path.strip("/").partition("/")
     if not bucket:
         raise ConfigError(
-            f"The path {path!r} in the file system has no bucket.",
-            do="Write 'bucket/folder' as storage_path or as the path of a Checkpoint.",
+            f"The path {path!r} in the file system has no bucket before the folder.",
+            do="Write storage_path='bucket/folder', Checkpoint('bucket/run/checkpoint_000001', …) "
+            "or Result.from_path('bucket/run', …).",
         )
     return bucket, validate_key(prefix) if prefix else ""
 

@@ -114,8 +114,14 @@ class LocalStore:
         return (item for item in found if item.key > after)
 
     def delete(self, key: str) -> None:
-        """Delete the object, and the directories below the root that are empty afterwards."""
+        """Delete the object, and the directories below the root that are empty afterwards.
+
+        Does nothing if a directory of the key is a link: what it points to is not of this store.
+        """
         file = self._object_path(key)
+        depth = len(file.relative_to(self._directory).parents) - 1
+        if any(folder.is_symlink() for folder in file.parents[:depth]):
+            return
         with self._translate_errors(key), suppress(FileNotFoundError, NotADirectoryError):
             file.unlink()
             folder = file.parent

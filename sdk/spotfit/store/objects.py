@@ -200,7 +200,7 @@ class ObjectStore:
             options: GetOptions = {"range": (start, min(start + starts.step, starts.stop))}
             if etag:  # parts of an object that is replaced meanwhile must not be mixed
                 options["if_match"] = etag
-            body = self._call_once(
+            body = self._call_with_retries(
                 key, lambda client: client.get(key, options=options).bytes(), for_transfers=True
             )
             unwritten, offset = memoryview(body), start
@@ -208,7 +208,6 @@ class ObjectStore:
                 written = os.pwrite(file, unwritten, offset)
                 unwritten, offset = unwritten[written:], offset + written
 
-        # Parts need no retries here: a client for transfers retries the requests itself.
         with ThreadPoolExecutor(PART_CONCURRENCY, "spotfit-get") as pool:
             for _ in pool.map(fetch, starts):
                 pass
@@ -291,6 +290,7 @@ class _MissingCredentialsError(StorePermissionError, TransientStoreError):
     """
 
 
+_BLOB_EXISTS = re.compile(r"<Code>BlobAlreadyExists</Code>")  # Azure's code of an existing object
 _STATUS = re.compile(r"status code: (\d{3})")
 _SERVER_ERROR = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
 _URL_QUERY = re.compile(r"\?\S+")
@@ -309,7 +309,7 @@ _TRANSIENT_STATUSES = frozenset({408, 409, 412, 425, 429})
 _TRANSIENT_CODES = re.compile(
     r"RequestTimeout|ExpiredToken|SlowDown|InternalError|ServerBusy|Throttl"
 )
-# 401 and 403 are not transient: retrying them would only delay the message.
+# 401 and 403 are not transient: `store.retry` repeats them a few times only.
 _FORBIDDEN_STATUSES = frozenset({401, 403})
 
 
@@ -328,7 +328,10 @@ def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreErr
         if server_error
         else _URL_QUERY.sub("", " ".join(text.split()))[:300]
     )
-    if is_create and (status in (409, 412) or type(error).__name__ == "AlreadyExistsError"):
+    # S3's 409 means that another request was in progress and nothing may have been written:
+    # "On a 409 failure, retry the upload" (PutObject, If-None-Match). Only Azure's says more.
+    is_taken = status != 409 or _BLOB_EXISTS.search(text)
+    if is_create and is_taken and (status == 412 or type(error).__name__ == "AlreadyExistsError"):
         return AlreadyExistsError(f"{what} already exists.", do=ALREADY_EXISTS_REMEDY)
     if _MISSING_BUCKET.search(text):
         return StoreError(

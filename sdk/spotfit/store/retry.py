@@ -1,14 +1,28 @@
-"""Retries of storage calls: the only place that repeats a call, within the budget of its caller."""
+"""Retries of storage calls: the only place that repeats a call, within the budget of its caller.
+
+Also repeats a read whose body cannot be decoded: the response may have been damaged on the way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.codec import DECODE_ERRORS
+from spotfit.core.errors import StorePermissionError, TransientStoreError
+
+if TYPE_CHECKING:
+    import tenacity
 
 ResultT = TypeVar("ResultT")
+
+# One damaged response is rare, three in a row mean that the object itself cannot be decoded.
+_MAX_READS = 3
+# New or renewed credentials are not known to all servers of a cloud at once, so that single
+# requests may be denied. A denial that lasts is reported within a second.
+_MAX_DENIALS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +44,18 @@ class RetryPolicy:
 # For uploads and restores of workers. Losing them costs more than waiting 15 minutes, in which
 # most outages of a region's storage end.
 PATIENT_RETRY_POLICY = RetryPolicy(max_attempts=1000, total_timeout_s=900.0)
+# For background calls of an agent, which are repeated as a whole: one that sends hundreds of
+# requests would otherwise never have all of them answered. Shorter than the timeout of a request
+# (10 s), because calls that hang are repeated by the event loop.
+AGENT_RETRY_POLICY = RetryPolicy(total_timeout_s=5.0)
 
 
 def call_with_retries(function: Callable[[], ResultT], policy: RetryPolicy) -> ResultT:
     """Return the result of `function`; repeat it while it raises `TransientStoreError`.
 
     Sleeps between attempts in the calling thread. Raises the last `TransientStoreError` once the
-    budget of `policy` is spent, and any other exception at once. `function` must be idempotent.
+    budget of `policy` is spent, a `StorePermissionError` from the fourth attempt on, and any other
+    exception at once. `function` must be idempotent.
     `Store.create` is not: after a lost response the second call would report `AlreadyExistsError`
     for the object that the first one wrote.
     """
@@ -44,7 +63,7 @@ def call_with_retries(function: Callable[[], ResultT], policy: RetryPolicy) -> R
     import tenacity
 
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(TransientStoreError),
+        retry=_is_retryable,
         stop=tenacity.stop_after_attempt(policy.max_attempts)
         | tenacity.stop_after_delay(policy.total_timeout_s),
         wait=tenacity.wait_random_exponential(
@@ -53,3 +72,24 @@ def call_with_retries(function: Callable[[], ResultT], policy: RetryPolicy) -> R
         reraise=True,
     )
     return retrying(function)
+
+
+def _is_retryable(state: tenacity.RetryCallState) -> bool:
+    error = state.outcome.exception() if state.outcome is not None else None
+    if isinstance(error, StorePermissionError) and not isinstance(error, TransientStoreError):
+        return state.attempt_number < _MAX_DENIALS
+    return isinstance(error, TransientStoreError)
+
+
+def repeat_read(
+    read: Callable[[], ResultT], *, errors: tuple[type[Exception], ...] = DECODE_ERRORS
+) -> ResultT:
+    """Return the result of `read`; call it up to three times while it raises one of `errors`.
+
+    `errors` mean that the bytes that were read are invalid: they may have been damaged on the way.
+    The last of them is raised, and any other exception, such as a `StoreError`, at once.
+    """
+    for _ in range(_MAX_READS - 1):
+        with suppress(*errors):
+            return read()
+    return read()

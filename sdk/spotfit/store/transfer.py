@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError, StoreError
 from spotfit.store.api import Store
 from spotfit.store.local import atomic_write, is_partial_file
+from spotfit.store.retry import repeat_read
 from spotfit.store.url import validate_key
 
 # --- Content hashes of snapshot chunks ------------------------------------------------------------
@@ -147,14 +149,11 @@ def download_tree(
     """
     checks = {record.name: record for record in records or ()}
     if records is None:
-        listed = {one.key.removeprefix(f"{prefix}/"): one.size_bytes for one in store.list(prefix)}
-        # Web consoles and some file systems create empty objects as placeholders of folders.
-        folders = _parent_folders(listed)
-        sizes = {name: size for name, size in listed.items() if size or name not in folders}
+        sizes = list_files(store, prefix)
     else:
         sizes = {name: record.size_bytes for name, record in checks.items()}
     directory.mkdir(parents=True, exist_ok=True)
-    targets = _target_paths(directory.resolve(), sizes)
+    targets = _target_paths(directory.resolve(), sizes, source=store.url)
 
     def fetch(name: str) -> None:
         record, target = checks.get(name), targets[name]
@@ -163,9 +162,44 @@ def download_tree(
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(target) as part:
             folder = record.source_prefix if record is not None and record.source_prefix else prefix
-            _download_file(store, f"{folder}/{name}", target=part, record=record)
+            download = partial(_download_file, store, f"{folder}/{name}", part, record)
+            repeat_read(download, errors=(IntegrityError,))
 
     _run_for_each(sizes, fetch, concurrency=concurrency)
+
+
+def list_files(store: Store, folder: str) -> dict[str, int]:
+    """Return the sizes of the files in that folder, by their names relative to it, in bytes.
+
+    `folder` is a key below the root of `store`. Files in subfolders are included as "sub/name"; {}
+    for an empty or missing folder. Lists at each call. The objects with which other writers mark a
+    folder in a bucket are not files.
+    """
+    prefix = f"{folder}/"
+    # pyarrow, web consoles and others create an empty object "sub/" for each folder "sub", which a
+    # listing names "sub". That of `folder` itself does not start with `prefix`.
+    listed = {
+        info.key.removeprefix(prefix): info.size_bytes
+        for info in store.list(folder)
+        if info.key.startswith(prefix)
+    }
+    markers = _parent_folders(listed)
+    sizes = {name: size for name, size in listed.items() if size or name not in markers}
+    # The marker of an empty folder looks like an empty file in the listing, but cannot be read.
+    empty = [name for name, size in sizes.items() if not size]
+    readable = concurrent_map(lambda name: _is_readable(store, f"{prefix}{name}"), empty)
+    unreadable = {name for name, is_file in zip(empty, readable, strict=True) if not is_file}
+    return {name: size for name, size in sizes.items() if name not in unreadable}
+
+
+def _is_readable(store: Store, key: str) -> bool:
+    try:
+        store.get_range(key, 0, 0)
+    except NotFoundError:
+        return False
+    except ConfigError:  # an unsafe name, which the caller rejects
+        return True
+    return True
 
 
 def content_differs(path: Path, record: FileRecord) -> bool:
@@ -254,7 +288,7 @@ def _parent_folders(names: Iterable[str]) -> frozenset[str]:
     return frozenset(str(folder) for name in names for folder in PurePosixPath(name).parents)
 
 
-def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
+def _target_paths(directory: Path, names: Iterable[str], *, source: str) -> Mapping[str, Path]:
     """Return the path of each file. Raises `IntegrityError` for unsafe names."""
     # All names are checked before the first file is written. They come from a bucket, which
     # others may be able to write to.
@@ -277,14 +311,14 @@ def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
             )
     for name in _parent_folders(names) & paths.keys():
         raise IntegrityError(
-            f"{name!r} cannot be downloaded to {directory}: it is both a file and a folder in the "
-            "storage.",
-            do="Rename or delete the file or the folder in the storage.",
+            f"{name!r} below {source} cannot be downloaded to {directory}: it is both a file and a "
+            "folder.",
+            do="Rename or delete the file or the folder there, then repeat the download.",
         )
     return paths
 
 
-def _download_file(store: Store, key: str, *, target: Path, record: FileRecord | None) -> None:
+def _download_file(store: Store, key: str, target: Path, record: FileRecord | None) -> None:
     try:
         store.get_file(key, target)
     except NotFoundError as error:
@@ -355,8 +389,9 @@ def concurrent_map(function: Callable[[ItemT], ResultT], items: Iterable[ItemT])
     """Return `function` of each item, in order, with up to `MAX_CONCURRENCY` calls at once.
 
     The calls run in threads, up to two items in the caller's own; it blocks until all have ended.
-    After an exception no further calls start; it is raised once those that run have ended.
-    `function` must not be concurrent itself: the numbers of requests would multiply.
+    Results are taken in the order of the items: the first exception in that order is raised, once
+    the calls that run then have ended, and the others are cancelled. `function` must not be
+    concurrent itself: the numbers of requests would multiply.
     """
     arguments = list(items)
     if len(arguments) <= _SEQUENTIAL_LIMIT:

@@ -82,8 +82,8 @@ class RootUrl:
         URLs are `s3://`, `gs://`, `az://`, `file://` and `memory://`; a relative path is resolved
         against the working directory. Sends no request. Buckets accept the options of pyarrow's
         URIs, `?endpoint_override=host:port&scheme=http` and `&region=…`, or
-        `?endpoint_url=http://host:port`. Raises `ConfigError`; its text omits everything that may
-        be a secret.
+        `?endpoint_url=http://host:port`. Raises `ConfigError`; its text begins with `setting`, the
+        source of the address, and omits everything that may be a secret.
         """
         try:
             return _parse_local_path(str(text)) if isinstance(text, Path) else _parse_root(text)
@@ -230,8 +230,10 @@ def _parse_endpoint(options: Mapping[str, str]) -> str:
     if "@" in address.netloc:
         raise _credentials_in_url_error()
     if address.scheme not in ("http", "https") or not address.netloc:
+        option = "endpoint_url" if options.get("endpoint_url") else "endpoint_override"
+        problem = "names no server" if not address.netloc else f"has the scheme {address.scheme!r}"
         raise ConfigError(
-            "its endpoint is not an http or https URL of a server.",
+            f"its option {option} is not an http or https URL: it {problem}.",
             do="Write endpoint_url=http://host:port, or endpoint_override=host:port&scheme=http.",
         )
     return url.rstrip("/")

@@ -28,8 +28,10 @@ from spotfit.model.leader_state import (
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member, NodeAssignment, Notice, Round
 from spotfit.model.view import JournalView, MachineGroup, View, fold
+from spotfit.security.run_key import RunKey
 
 RUN_ID = RunId("0123456789abcdef0123456789abcdef")
+RUN_KEY = RunKey(b"the run key of tests, 32 bytes..", RUN_ID)
 TOKEN = Token("t-1")
 _TWO_RUNNING = (NodeState.RUNNING, NodeState.RUNNING)
 

@@ -140,7 +140,7 @@ class StoreSuite:
         assert _keys(store) == []
 
     def test_invalid_keys_are_refused(self, store: Store, tmp_path: Path) -> None:
-        """Every method raises `ConfigError` for keys such as "", "a//b" and "../up"."""
+        """Reads, writes, `delete` and `subtree` raise `ConfigError` for keys such as "a//b"."""
         file = tmp_path / "file"
         file.write_bytes(b"x")
         for key in INVALID_KEYS:

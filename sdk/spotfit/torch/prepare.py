@@ -52,9 +52,10 @@ def prepare_model(
 
     Every rank calls it: wrapping is a collective. `strategy` is "ddp", "fsdp", "fsdp2" or None;
     `options` are passed to the wrapper. With one worker only "fsdp2" wraps, because its parameters
-    are DTensors at every world size; it places its shards on `device` also without `move`. On a
-    GPU, `device` becomes the process's current device. Raises `ConfigError` for another strategy,
-    an invalid wrap policy, and "fsdp" of several workers without GPUs.
+    are DTensors at every world size; it needs a process group, without which the model is only
+    moved, and places its shards on `device` also without `move`. A GPU `device` becomes the
+    process's current one. Raises `ConfigError` for another strategy, an invalid wrap policy, and
+    "fsdp" of several workers without GPUs.
     """
     if strategy is not None and strategy not in STRATEGIES:
         raise ConfigError(

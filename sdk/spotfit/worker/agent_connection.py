@@ -273,9 +273,9 @@ class HookCallExecutor:
     def wait_for_phase(self, phase: WorkerPhase) -> None:
         """Wait until the agent opens the gate of `phase`: "setup", "train" or "leave".
 
-        It opens when the backend's hooks before that phase are complete. Blocks without a time
-        limit, and executes the calls of the hooks in this thread until `serve_in_background` is
-        called.
+        It opens when the backend's hooks before that phase are complete; without hooks this returns
+        at once. Blocks without a time limit, and executes the calls of the hooks in this thread
+        until `serve_in_background` is called.
         """
         if not self._has_hooks:
             return

@@ -113,6 +113,8 @@ class AgentSnapshotChannel:
         self._statuses: dict[int, SnapshotStatus] = {}
         self._reports_by_name: dict[str, int] = {}
         self._segment_count = 0
+        self.final_save: Callable[[], None] | None = None
+        """See `SnapshotChannel.final_save`."""
 
     @property
     def segment_dirs(self) -> list[Path]:
@@ -225,7 +227,6 @@ class AgentSnapshotChannel:
                 self._mark_failed(n, reason or f"ranks {missing} did not report in time")
             case CommitConfirmed(checkpoint_name=name) if name in self._reports_by_name:
                 self._statuses[self._reports_by_name[name]] = "committed"
-                return False  # `Session` waits for commits, too
             case _:
                 return False
         return True
@@ -250,7 +251,7 @@ class AgentSnapshotChannel:
 
     @property
     def initial_checkpoint(self) -> str | None:
-        """Name of the committed checkpoint that the round starts from; None for a new run."""
+        """Name of the committed checkpoint that the round starts from; None if the run had none."""
         return self._start.checkpoint
 
     @property
@@ -261,7 +262,8 @@ class AgentSnapshotChannel:
     def open_in_memory(self) -> SavedState | None:
         """Open the state that surviving machines kept in memory; None if the round has none.
 
-        Contacts the machines of all ranks, in parallel. Raises `IntegrityError`.
+        Shards that this node does not hold are opened in the peer stores of others, in parallel.
+        Raises `IntegrityError` if a shard is missing or corrupt.
         """
         if self._start.memory_snapshot is None:
             return None
@@ -305,7 +307,10 @@ class AgentSnapshotChannel:
         return open_committed_snapshot(self._store, name)
 
     def mark_corrupt(self, name: str) -> None:
-        """Report to the agent that checkpoint `name` cannot be read. Does not block."""
+        """Report to the leader that checkpoint `name` cannot be read. Does not block.
+
+        Later snapshots then share no files of it.
+        """
         self._connection.send(CheckpointCorrupt(checkpoint_name=name))
 
     def reopen(self, opened: SavedStateDescriptor) -> SavedState:

@@ -23,13 +23,16 @@ import pickle
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
 
+from spotfit.checkpoint.snapshot_channel import run_final_save
 from spotfit.code import function_pickle
 from spotfit.code.code_bundle import LoadedFunction
 from spotfit.core.errors import ConfigError, ShippingError
@@ -39,6 +42,7 @@ from spotfit.frameworks.devices import worker_devices
 from spotfit.frameworks.framework import Framework
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import env, log
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.protocol.worker_agent import FunctionStarted, StartWorker, WorkerReturned
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
@@ -95,9 +99,11 @@ def configure_logging(level: str) -> None:
 def _run(start: StartWorker, connection: AgentConnection, framework: Framework) -> int:
     """Set up, train and report the outcome; return the exit code."""
     try:
-        store = open_store(start.storage_url, PATIENT_RETRY_POLICY)
+        key = RunKey.from_text(start.secret, RunId(start.run_id))
+        store = AuthenticatedStore(open_store(start.storage_url, PATIENT_RETRY_POLICY), key)
         function = load_training_function(start, store, framework)
     except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
+        print_traceback(error)
         connection.send(function_pickle.to_setup_failure_message(error))
         return 1
     try:
@@ -117,6 +123,7 @@ def _run(start: StartWorker, connection: AgentConnection, framework: Framework) 
         # on_shutdown may still call functions on this worker.
         session.hook_calls.wait_for_phase("leave")
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt are failures, too
+        print_traceback(error)
         connection.send(function_pickle.to_failure_message(error))
         return 1
     return 0
@@ -141,9 +148,21 @@ def _train(
     session.hook_calls.serve_in_background()
     connection.send(FunctionStarted())
     value = function.call()
+    run_final_save(session.snapshot_channel)
     # Before the result is sent: a round that has returned is over, and its checkpoints are final.
     session.wait_for_uploads()
     return value
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the whole traceback to this process's log. Never raises if standard error is closed.
+
+    Called before the agent learns of the failure, because it kills this process when the round is
+    closed. The error that `fit()` raises contains a shortened text.
+    """
+    with suppress(OSError, ValueError, AttributeError):  # user code may have replaced sys.stderr
+        traceback.print_exception(error)
+        sys.stderr.flush()
 
 
 def load_training_function(
@@ -212,10 +231,11 @@ def _pickle_result(value: Any) -> bytes:
 
 
 def exit_process(exit_code: int, leave_group: Callable[[], None]) -> NoReturn:
-    """Leave the process group, run exit handlers and exit the worker with `exit_code`.
+    """Leave the process group, run exit handlers and exit this process with `exit_code`.
 
-    `leave_group` is called only for exit code 0, because it waits for the peers. If any of this
-    hangs, a timer exits after 10 s plus the time that the process group has to shut down.
+    For workers and validators. `leave_group` is called only for exit code 0, because it waits for
+    the peers. If any of this hangs, a timer exits after 10 s plus the time that the process group
+    has to shut down.
     """
     # A timer thread, because a destructor of a framework may hang while it holds no Python lock.
     watchdog = threading.Timer(

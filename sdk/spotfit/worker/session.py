@@ -10,7 +10,7 @@ The states of a report with files:
 | uploading   | uploaded by this process (SYNC, upload_fn)      | uploaded                   |
 | uploading   | `Uploaded` by the agent (ASYNC)                 | uploaded                   |
 | any         | `UploadFailed`: another rank's files are lost   | failed                     |
-| uploaded    | `CommitConfirmed`                               | committed                  |
+| uploaded    | `ReportsSettled`                                | committed                  |
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ from spotfit.policy.preemption import DEFAULT_NOTICE_S
 from spotfit.policy.retention import checkpoints_to_drop, worst_to_best
 from spotfit.protocol.agent_peer import REPLICATION_BYTES_PER_S
 from spotfit.protocol.worker_agent import (
+    AwaitReports,
     CallFunction,
     CheckpointNamed,
     CollectiveWaiting,
@@ -76,6 +77,8 @@ from spotfit.protocol.worker_agent import (
     PreemptionUpdate,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
+    ReportsSettled,
+    RequestFinalSave,
     RequestUpload,
     SaveCompleted,
     StartWorker,
@@ -145,19 +148,17 @@ class Session:
         self.snapshot_channel = AgentSnapshotChannel(self, start, connection, store=store)
         self._assigned_names: dict[int, CheckpointNamed] = {}
         self._collective_results: dict[tuple[str, int], RankZeroBroadcastResult] = {}
-        self._committed_names: set[str] = set()
+        self._settled_reports = 0
+        """The number of first reports whose checkpoints are known to be committed or failed."""
         self._finished_validations = 0
         """The number of validations that have ended since the start of the round."""
-        self._names_by_report: dict[int, str] = {}
-        """The checkpoints in which this worker has files, by report index."""
-        self._failed_reports: set[int] = set()
-        """Reports without a checkpoint, because another rank's files are lost."""
         self._delegated_reports: set[int] = set()
         """Reports whose upload by the agent is not confirmed yet."""
         self._latest_upload: tuple[int, str, str] | None = None
         """Report index, checkpoint name and folder of the latest report that is uploaded."""
         self._preemption: PreemptionUpdate | None = None
         self._rebalance_recommendation: tuple[float, str] | None = None
+        self._final_save_request: tuple[float, str] | None = None
 
     @property
     def host(self) -> str:
@@ -197,7 +198,6 @@ class Session:
             # The leader has completed the report without this rank: its files are not uploaded.
             log.warning("report.excluded", rank=self._start.rank, n=n)
             return
-        self._names_by_report[n] = named.checkpoint_name
         job = self._make_upload_job(named, report)
         in_background = report.upload_mode is CheckpointUploadMode.ASYNC
         # A job with a parent shares files of this rank's earlier upload, which must be complete. A
@@ -275,20 +275,20 @@ class Session:
     ) -> list[ReportedCheckpoint]:
         """Return the checkpoints of the run that retention keeps, worst to best, from the journal.
 
-        Waits until the checkpoints with files of this worker are committed and, with `VALIDATED`,
-        until no validation of the run is pending. After `timeout_s` seconds (None: no limit) it
-        returns the current state. Reports whose upload failed are not waited for.
+        Waits until the reports that this worker has made are settled: all ranks have made them, and
+        their checkpoints, also those without files of this worker, are committed or have failed.
+        With `VALIDATED`, waits until no validation of the run is pending. After `timeout_s` seconds
+        (None: no limit) it returns the current state.
         """
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
-
-        def all_committed() -> bool | None:
-            # A failed report will never be committed; waiting for it would not end.
-            done = self._committed_names
-            names = self._names_by_report.items()
-            return all(name in done or n in self._failed_reports for n, name in names) or None
-
+        count = self.report_count
+        # This worker knows nothing of checkpoints without files of its own: the leader answers.
+        if self._settled_reports < count:
+            self._connection.send(AwaitReports(report_count=count))
         self.wait_for(
-            all_committed, description="its checkpoints to be committed", timeout_s=timeout_s
+            lambda: self._settled_reports >= count or None,
+            description="its reports to be complete on all ranks, and committed",
+            timeout_s=timeout_s,
         )
         # The journal is read after the wait, so that it contains these commits.
         if mode is CheckpointConsistencyMode.VALIDATED:
@@ -431,6 +431,7 @@ class Session:
             time_to_preemption_s=time_left_s,
             replacement_ready=notice is not None and notice.replacement_ready,
             rebalance_recommendation=self._rebalance_recommendation,
+            final_save_request=self._final_save_request,
             # The ranks of a node share its replication bandwidth.
             peer_bytes_per_s=(
                 REPLICATION_BYTES_PER_S / self._start.local_world_size if peer_stays else 0.0
@@ -440,7 +441,7 @@ class Session:
     def wait_for_preemption(self, timeout_s: float) -> bool:
         """Wait for a preemption notice of the group; return False after `timeout_s` seconds.
 
-        Returns True at once if a notice has arrived in this round before.
+        Returns True at once if a notice has arrived in this round before. For simulated clouds.
         """
         return self._inbox.wait(lambda: self._preemption, timeout_s) is not None
 
@@ -502,7 +503,8 @@ class Session:
 
     def _upload(self, job: UploadJob, report: CheckpointReport) -> None:
         if report.upload_mode is CheckpointUploadMode.NO_UPLOAD:
-            manifest = self._record_manifest(job, job.checkpoint)
+            # A script that needs metrics only may report a folder that was never written.
+            manifest = self._record_manifest(job, job.checkpoint, may_be_empty=True)
         elif report.upload_fn is None:
             manifest = run_upload_job(job, self._store)
         else:
@@ -521,10 +523,14 @@ class Session:
         if job.delete_after_upload:
             delete_local_copy(job.checkpoint, self._store)
 
-    def _record_manifest(self, job: UploadJob, checkpoint: Any) -> Manifest:
+    def _record_manifest(
+        self, job: UploadJob, checkpoint: Any, *, may_be_empty: bool = False
+    ) -> Manifest:
         folder = self._folder_in_run(checkpoint)
         manifest = msgspec.structs.replace(job.manifest, custom_folder=folder)
-        return save_existing_files(self._store, manifest, parent=job.parent)
+        return save_existing_files(
+            self._store, manifest, parent=job.parent, may_be_empty=may_be_empty
+        )
 
     def _record_upload(self, report_index: int, name: str, folder: str) -> None:
         # Uploads by the agent and by this process may end in another order than their reports.
@@ -582,7 +588,7 @@ class Session:
     ) -> ResultT | None:
         """Wait until `ready()` is not None and return its value; None after `timeout_s` seconds.
 
-        `ready` is called after each message of the agent, under the inbox's lock. Without
+        `ready` is called first and after each message of the agent, under the inbox's lock. Without
         `timeout_s` it waits indefinitely. With a `description`, such as "its uploads", a warning
         with it is logged every `WAIT_WARNING_S` (60 s).
         """
@@ -606,23 +612,26 @@ class Session:
                 self._assigned_names[message.report_index] = message
             case RankZeroBroadcastResult():
                 self._collective_results[message.kind, message.seq] = message
-            case CommitConfirmed():
-                self._committed_names.add(message.checkpoint_name)
+            case ReportsSettled():
+                self._settled_reports = max(self._settled_reports, message.report_count)
             case Uploaded():
                 self._delegated_reports.discard(message.report_index)
                 self._record_upload(
                     message.report_index, message.checkpoint_name, message.checkpoint_name
                 )
             case UploadFailed(report_index=n, reason=reason):
-                self._failed_reports.add(n)
                 log.warning("checkpoint.failed", rank=self._start.rank, n=n, reason=reason)
             # Only counted: the result is read from the journal.
             case ValidationFinished():
                 self._finished_validations += 1
+            case CommitConfirmed():
+                pass  # for the snapshot channel
             case PreemptionUpdate():
                 self._preemption = message
             case SuggestSave(reason=reason):
                 self._rebalance_recommendation = (self._clock.now(), reason)
+            case RequestFinalSave(reason=reason):
+                self._final_save_request = (self._clock.now(), reason)
             case CollectiveWaiting():
                 self._log_waiting(message)
             case CallFunction() | OpenGate():

@@ -41,10 +41,10 @@ class StorageContext:
 
     @property
     def storage_filesystem(self) -> Any:
-        """The file system in which the paths of this object are valid.
+        """The file system in which the paths of this object are valid, or a `Store` without one.
 
-        A `pyarrow.fs.FileSystem`, or the spotfit `Store` of the run if pyarrow is not installed or
-        has no file system for the storage.
+        A `pyarrow.fs.FileSystem`. If pyarrow is not installed or has none for the storage, it is
+        the spotfit `Store` of the run, whose keys are relative to the run's directory.
         """
         return pyarrow_filesystem_or_store(self._store)
 
@@ -252,7 +252,7 @@ def set_session(session: TrainSession) -> None:
 
 
 def clear_session() -> None:
-    """Leave this process without a current session. Harmless if there is none."""
+    """Leave this process without a current session; for tests. Harmless if there is none."""
     global _session
     _session = None
 
@@ -348,12 +348,14 @@ def report(
         parse_name(checkpoint_dir_name, what="report(checkpoint_dir_name=...):")
     mode = CheckpointUploadMode(checkpoint_upload_mode)  # also accepts a value, such as "SYNC"
     delete = delete_local_checkpoint_after_upload
+    if delete is None:
+        delete = mode._default_delete_local_checkpoint_after_upload()  # noqa: SLF001 - Ray's name
     session.report_checkpoint(
         metrics,
         CheckpointReport(
             checkpoint,
             upload_mode=mode,
-            delete_after_upload=mode.deletes_local_copy if delete is None else delete,
+            delete_after_upload=delete,
             dir_name=checkpoint_dir_name,
             upload_fn=checkpoint_upload_fn,
             validation=request,
@@ -396,10 +398,11 @@ def get_all_reported_checkpoints(
 ) -> list[ReportedCheckpoint]:
     """Return all checkpoints of the run that retention has kept, worst to best.
 
-    Waits until the checkpoints that this worker has reported in this round are committed and, with
-    `VALIDATED`, until no validation of the run is pending. After `timeout_s` seconds (None: no
-    limit) it returns the current state. The list is empty in local mode. Raises
-    `SessionMisuseError` outside of a training function.
+    Waits until all ranks have made the reports that this worker has made in this round and their
+    checkpoints, of whichever rank, are committed or have failed. With `VALIDATED` it also waits
+    until no validation of the run is pending. After `timeout_s` seconds (None: no limit) it returns
+    the current state. The list is empty in local mode. Raises `SessionMisuseError` outside of a
+    training function.
     """
     mode = CheckpointConsistencyMode(consistency_mode)
     return require_session("spotfit.get_all_reported_checkpoints").reported_checkpoints(

@@ -20,11 +20,13 @@ from spotfit.agent.ports import (
     WorkerLivenessChanged,
     WorkerStackDumped,
 )
+from spotfit.checkpoint.manifest import Manifest
 from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, SynchronousCalls
-from spotfit.core.codec import decoder, encode
+from spotfit.core.codec import encode
 from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, Token
-from spotfit.ledger.journal import Ledger
+from spotfit.ledger.authenticated_store import AuthenticatedStore
+from spotfit.ledger.journal import Journal, Ledger, decode_entry
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
@@ -54,7 +56,7 @@ from spotfit.protocol.worker_agent import (
     WorkerRaised,
     WorkerReturned,
 )
-from spotfit.testing.builders import RUN_ID, a_spec
+from spotfit.testing.builders import RUN_ID, RUN_KEY, a_spec
 from spotfit_localsim.virtual.engine import SimProcess
 from spotfit_localsim.virtual.sim_cloud import SimInstance
 from spotfit_localsim.virtual.sim_machine import SimDependencies, SimNode, SimNodeServices
@@ -157,7 +159,7 @@ class Infrastructure(SimHarness):
             run_id=RUN_ID,
             worker_context=self.worker_context,
             network=self.network,
-            open_store=lambda _process: self.store,
+            open_store=lambda _process: AuthenticatedStore(self.store, RUN_KEY),
             open_provisioner=lambda _process: self.cloud,
             on_entry_applied=lambda *_: None,
             new_id=self.new_token,
@@ -429,7 +431,8 @@ class FakeCluster(Infrastructure):
         self.boots_granted = True
         """Whether granted machines boot by themselves."""
         # The driver's calls do not fail: tests observe the run through its ledger.
-        self._driver = Ledger(FaultFreeStore(self.bucket, "driver"), RUN_ID, AgentId("driver"))
+        driver_store = AuthenticatedStore(FaultFreeStore(self.bucket, "driver"), RUN_KEY)
+        self._driver = Ledger(driver_store, RUN_ID, AgentId("driver"))
         self._start_run(a_spec(**{"timing": TIMING, **spec_fields}))
 
     def _start_run(self, spec: RunSpec) -> None:
@@ -452,6 +455,17 @@ class FakeCluster(Infrastructure):
     def append(self, event: JournalEvent) -> None:
         """Append an entry as the driver."""
         self._driver.append(event, after=self._driver.catch_up())
+
+    def append_without_key(self, event: JournalEvent) -> None:
+        """Create an entry in the next slot as a process that has no run key."""
+        outsider = Journal(FaultFreeStore(self.bucket, "outsider"))
+        slot = len(self.entries)
+        entry = JournalEntry(run_id=RUN_ID, author=AgentId("outsider"), event=event)
+        outsider.create_entry(slot, encode(entry))
+
+    def put_manifest(self, part: Manifest) -> None:
+        """Write a manifest as a worker does."""
+        AuthenticatedStore(self.store, RUN_KEY).put(part.key, encode(part))
 
     def cancel(self) -> None:
         self.append(CancelRequested(reason="enough"))
@@ -520,7 +534,7 @@ class FakeCluster(Infrastructure):
         """The entries of the journal in the bucket."""
         objects = sorted(self.bucket.objects.items())
         bodies = [body for key, body in objects if key.startswith(".spotfit/journal/")]
-        return [decoder(JournalEntry).decode(body) for body in bodies]
+        return [decode_entry(body) for body in bodies]
 
     @property
     def journal_text(self) -> str:

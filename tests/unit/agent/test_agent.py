@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.checkpoint.manifest import Manifest
-from spotfit.core.codec import encode
 from spotfit.core.errors import QuotaError, StoreError, StorePermissionError
 from spotfit.core.ids import Token
 from spotfit.ledger import keys
@@ -272,7 +271,7 @@ def test_a_new_leader_commits_a_complete_checkpoint_of_its_predecessor() -> None
     part = Manifest(
         name="c9", round=1, report_index=0, rank=0, ranks=(0,), metrics={"loss": 0.1}, files=()
     )
-    cluster.store.put(keys.manifest("c9", 1, 0), encode(part))
+    cluster.put_manifest(part)
     cluster.kill(cluster.leader)
     cluster.advance_until(lambda: cluster.is_training)
     assert [one.name for one in cluster.events_of(CheckpointCommitted)] == ["c9"]
@@ -286,7 +285,7 @@ def test_a_late_checkpoint_of_an_old_round_does_not_roll_the_run_back() -> None:
     cluster.checkpoint(0, "old")
     cluster.checkpoint(1, "new")
     part = Manifest(name="late", round=1, report_index=0, rank=0, ranks=(0,), metrics={}, files=())
-    cluster.store.put(keys.manifest("late", 1, 0), encode(part))
+    cluster.put_manifest(part)
     cluster.fail_rank(0)
     cluster.advance_until(lambda: cluster.is_training)
     assert cluster.view.round is not None

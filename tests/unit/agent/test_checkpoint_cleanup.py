@@ -18,6 +18,7 @@ from spotfit.ledger import keys
 from spotfit.model.view import View
 from spotfit.protocol.worker_agent import CheckpointNamed, FilesReport
 from spotfit.store.local import MemoryStore
+from spotfit.store.transfer import FileRecord
 from spotfit.testing.builders import a_committed_checkpoint, a_view
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 from tests.unit.control.fake_provisioner import DeferredCalls
@@ -137,7 +138,7 @@ def test_undeleted_drops_of_an_earlier_leader_are_deleted() -> None:
         rank=0,
         ranks=(0,),
         metrics={},
-        files=(),
+        files=(FileRecord("x", 1, ""),),
         custom_folder="models/best",
     )
     harness.store.put(part.key, encode(part))

@@ -16,6 +16,7 @@ from spotfit.fork_server.fork_client import ForkServerPool
 from spotfit.host.event_loop import EventLoop
 from spotfit.host.system import SystemClock
 from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import FitEnded, FitStarted
 from spotfit.model.spec import RunSpec
@@ -28,6 +29,7 @@ from spotfit.store.local import LocalStore
 from tests.unit.agent.transports import make_join, make_net
 
 RUN = RunId("r" * 32)
+KEY = RunKey(b"s" * 32, RUN)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def fork_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fo
 
 
 def assignment(folder: Path, *, notices: tuple[str, ...] = ("signal",)) -> AgentAssignment:
-    launch = AgentLaunchSpec(str(folder), RUN, RunKey(b"s" * 32, RUN).to_text(), notices)
+    launch = AgentLaunchSpec(str(folder), RUN, KEY.to_text(), notices)
     return AgentAssignment(launch, Token("t"), 0, 1)
 
 
@@ -49,7 +51,7 @@ def ledger(folder: Path) -> Ledger:
     folder.mkdir(exist_ok=True)
     store = open_store(str(folder))
     assert isinstance(store, LocalStore)
-    return Ledger(store, RUN, AgentId("driver"))
+    return Ledger(AuthenticatedStore(store, KEY), RUN, AgentId("driver"))
 
 
 def write_ended_run(folder: Path) -> Ledger:

@@ -7,10 +7,9 @@ import pytest
 
 from spotfit.checkpoint.manifest import Manifest, manifests_of_all
 from spotfit.checkpoint.writer import save_existing_files
-from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
-from spotfit.ledger import keys
 from spotfit.model.events import (
+    CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
     FailureCause,
@@ -35,6 +34,8 @@ from spotfit.protocol.worker_agent import (
     FilesReport,
     MetricsReport,
     OpenGate,
+    RankZeroBroadcast,
+    RequestFinalSave,
     SaveCompleted,
     SaveFailed,
     WorkerReturned,
@@ -50,7 +51,7 @@ def write_checkpoint_files(cluster: FakeCluster, name: str, report: int = 0) -> 
     part = Manifest(
         name=name, round=1, report_index=report, rank=0, ranks=(0,), metrics={"loss": 1.0}, files=()
     )
-    cluster.store.put(keys.manifest(name, 1, 0), encode(part))
+    cluster.put_manifest(part)
 
 
 # --- reports -------------------------------------------------------------------------------------
@@ -95,6 +96,36 @@ def test_callbacks_receive_checkpoints_committed_at_the_end_of_a_round() -> None
     cluster.advance_until(lambda: cluster.last_event(RoundClosed))
     assert cluster.last_event(CheckpointCommitted).name == "c1"
     assert cluster.callback_runner.reports == [([{"rank": 0}, {"rank": 1}], "c1")]
+
+
+def test_a_cancelled_run_saves_first() -> None:
+    world = FakeCluster()
+    world.wait_for_round()
+    for rank in (0, 1):
+        world.send_from_worker(rank, RankZeroBroadcast(kind="Checkpointer", seq=0))
+    world.append(CancelRequested(reason="enough", save=True))
+    world.advance_until(lambda: world.messages_to(1, RequestFinalSave))
+    assert world.messages_to(0, RequestFinalSave) == [RequestFinalSave(reason="enough")]
+    world.advance(10.0)
+    assert world.view.fit_end is None
+    for rank in (0, 1):
+        snapshot = FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), incremental=True)
+        world.send_from_worker(rank, snapshot)
+    for rank in (0, 1):
+        (named,) = world.messages_to(rank, CheckpointNamed)
+        saved = SaveCompleted(report_index=0, checkpoint_name=named.checkpoint_name, step=3)
+        world.send_from_worker(rank, saved)
+    world.advance_until(lambda: world.view.fit_end)
+    assert world.last_event(CheckpointCommitted).step == 3
+    assert world.last_event(FitEnded).outcome == "cancelled"
+
+
+def test_a_run_without_a_checkpointer_is_cancelled_at_once() -> None:
+    world = FakeCluster()
+    world.wait_for_round()
+    world.append(CancelRequested(reason="enough", save=True))
+    world.advance(1.0)
+    assert world.last_event(FitEnded).outcome == "cancelled"
 
 
 def test_callbacks_receive_failures_by_rank() -> None:
@@ -572,7 +603,7 @@ def test_the_leader_exits_although_a_shared_parent_is_not_deleted() -> None:
         metrics={},
         files=(),
     )
-    cluster.store.put(late.key, encode(late))
+    cluster.put_manifest(late)
     worker_pool.uploading_round = None
     cluster.advance_until(lambda: cluster.view.fit_end, within_s=200)
     assert cluster.last_event(CheckpointDropped).name == "last"

@@ -7,6 +7,7 @@ from typing import Any
 from spotfit.agent.leader_connection import LeaderConnection
 from spotfit.agent.ports import AgentMessageReceived, LeaderDisconnected
 from spotfit.control.background_calls import SynchronousCalls
+from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import LeaderElected
 from spotfit.model.spec import RunTiming
@@ -207,6 +208,19 @@ def test_without_a_connection_a_changed_lease_proves_the_leader_alive() -> None:
     harness.leader.renew_lease()
     assert harness.observe(8.0, read_lease=False).lease_changed_at == 5.0, "the lease was not read"
     assert harness.observe(9.0).lease_changed_at == 9.0
+
+
+def test_a_lease_that_was_written_again_does_not_prove_the_leader_alive() -> None:
+    harness = Harness()
+    key = keys.lease(an_agent_id(0))
+    harness.leader.renew_lease()
+    old = harness.store.get(key)
+    harness.leader.renew_lease()
+    new = harness.store.get(key)
+    assert harness.observe(5.0).lease_changed_at == 5.0
+    for now, body in ((7.0, old), (9.0, new), (11.0, b"junk"), (13.0, new)):
+        harness.store.put(key, body)
+        assert harness.observe(now).lease_changed_at == 5.0
 
 
 def test_an_accepted_connection_does_not_prove_the_leader_alive() -> None:

@@ -37,14 +37,17 @@ class FailingStore(MemoryStore):
         self.unblocked = threading.Event()
         self.unblocked.set()
 
-    def create(self, key: str, body: bytes) -> None:
+    def put(self, key: str, body: bytes | memoryview) -> None:
         assert self.unblocked.wait(10)
         if self.after_write:
-            super().create(key, body)
+            super().put(key, body)
         if self.errors:
             raise self.errors.pop(0)
         if not self.after_write:
-            super().create(key, body)
+            super().put(key, body)
+
+    def create(self, key: str, body: bytes) -> None:
+        raise AssertionError("a single denied request would end the log")
 
 
 def a_store(request_id: str) -> FailingStore:

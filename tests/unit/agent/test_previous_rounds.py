@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import msgspec
 
 from spotfit.agent.previous_rounds import PreviousRounds
@@ -9,6 +12,7 @@ from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.checkpoint.gc import write_name_marker
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
+from spotfit.core.errors import TransientStoreError
 from spotfit.ledger.journal import Ledger
 from spotfit.model.view import View
 from spotfit.protocol.worker_agent import (
@@ -19,6 +23,7 @@ from spotfit.protocol.worker_agent import (
     SaveFailed,
 )
 from spotfit.store.local import MemoryStore
+from spotfit.store.retry import AGENT_RETRY_POLICY, call_with_retries
 from spotfit.store.transfer import FileRecord
 from spotfit.testing.builders import RUN_ID, a_committed_checkpoint, a_round, a_view, an_agent_id
 from tests.unit.control.fake_provisioner import DeferredCalls
@@ -27,26 +32,29 @@ from tests.unit.control.fake_provisioner import DeferredCalls
 class Harness:
     """A bucket, the previous rounds of a leader, and the coordinator of round 3."""
 
-    def __init__(self) -> None:
-        self.store, self.background_calls = MemoryStore(), DeferredCalls()
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.store, self.background_calls = store or MemoryStore(), DeferredCalls()
         self.ledger = Ledger(self.store, RUN_ID, an_agent_id(0))
         self.previous_rounds = PreviousRounds(self.ledger, self.background_calls)
         self.coordinator = RoundCoordinator(
             3, 1, default_checkpoint_name=lambda n: f"made-{n}", parent_snapshot=lambda: "before"
         )
 
-    def write_checkpoint(self, name: str, *, round_number: int = 3, report: int = 0) -> None:
-        """Write a complete checkpoint of one rank."""
-        part = Manifest(
-            name=name,
-            round=round_number,
-            report_index=report,
-            rank=0,
-            ranks=(0,),
-            metrics={},
-            files=(),
-        )
-        self.store.put(part.key, encode(part))
+    def write_checkpoint(
+        self, name: str, *, round_number: int = 3, report: int = 0, world_size: int = 1
+    ) -> None:
+        """Write a complete checkpoint."""
+        for rank in range(world_size):
+            part = Manifest(
+                name=name,
+                round=round_number,
+                report_index=report,
+                rank=rank,
+                ranks=tuple(range(world_size)),
+                metrics={},
+                files=(),
+            )
+            self.store.put(part.key, encode(part))
 
     def send_frames(self, *frames: FromWorker) -> None:
         for frame in frames:
@@ -77,6 +85,30 @@ def test_ready_checkpoints_survive_the_close_of_their_round() -> None:
     assert harness.uncommitted(AFTER_3) == ["made-0"]
     harness.previous_rounds.mark_committed("made-0")
     assert harness.uncommitted(AFTER_3) == []
+
+
+class FlakyBucket(MemoryStore):
+    """Every tenth read fails; the reads of an agent are retried."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read_count = itertools.count(1)
+
+    def get(self, key: str) -> bytes:
+        policy = dataclasses.replace(AGENT_RETRY_POLICY, max_backoff_s=0.0)
+        return call_with_retries(lambda: self._read(key), policy)
+
+    def _read(self, key: str) -> bytes:
+        if next(self._read_count) % 10 == 0:
+            raise TransientStoreError("503 Slow Down")
+        return super().get(key)
+
+
+def test_a_search_with_many_requests_succeeds_although_some_of_them_fail() -> None:
+    harness = Harness(FlakyBucket())
+    harness.write_checkpoint("made-0", world_size=512)
+    assert harness.searched(AFTER_3)
+    assert harness.uncommitted(AFTER_3) == ["made-0"]
 
 
 def test_uncommitted_checkpoints_are_found_oldest_first() -> None:

@@ -12,10 +12,12 @@ from spotfit.agent.collectives import OutgoingFrame
 from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.model.events import ValidationRequest
 from spotfit.protocol.worker_agent import (
+    AwaitReports,
     CheckpointNamed,
     FilesReport,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
+    ReportsSettled,
     SaveCompleted,
     SaveFailed,
     UploadFailed,
@@ -620,3 +622,52 @@ def test_only_snapshots_have_the_time_at_which_they_were_taken() -> None:
                 50.0,
             )
     assert [one.snapshot_taken_at for one in coordinator.reports.ready_checkpoints] == [1.0, None]
+
+
+def test_a_rank_without_files_waits_for_the_commit_of_its_report() -> None:
+    coordinator = make_coordinator()
+    send_frame(coordinator, 1, metrics_report(0))
+    send_frame(coordinator, 1, AwaitReports(report_count=1))
+    assert coordinator.reports.answer_waiting() == [], "rank 0 has not reported"
+    send_frame(coordinator, 0, files_report(0))
+    assert coordinator.reports.answer_waiting() == [], "rank 0 uploads"
+    send_frame(
+        coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
+    )
+    assert coordinator.reports.answer_waiting() == [], "not committed"
+    coordinator.reports.remove_committed(0)
+    assert coordinator.reports.answer_waiting() == [(1, ReportsSettled(report_count=1))]
+    assert coordinator.reports.answer_waiting() == [], "once"
+
+
+def test_a_failed_checkpoint_is_not_waited_for() -> None:
+    coordinator = make_coordinator()
+    send_frame(coordinator, 1, metrics_report(0))
+    send_frame(coordinator, 0, files_report(0))
+    send_frame(coordinator, 1, AwaitReports(report_count=1))
+    send_frame(coordinator, 0, SaveFailed(report_index=0, reason="no space"))
+    assert coordinator.reports.answer_waiting() == [(1, ReportsSettled(report_count=1))]
+
+
+def test_reports_that_a_returned_rank_did_not_make_are_not_waited_for() -> None:
+    coordinator = make_coordinator()
+    send_frame(coordinator, 0, metrics_report(0))
+    send_frame(coordinator, 0, AwaitReports(report_count=1))
+    assert coordinator.reports.answer_waiting() == []
+    send_frame(coordinator, 1, WorkerReturned(report_count=0))
+    assert coordinator.reports.answer_waiting() == [(0, ReportsSettled(report_count=1))]
+
+
+def test_a_checkpoint_of_a_rank_that_returned_is_waited_for() -> None:
+    coordinator = make_coordinator()
+    send_frame(coordinator, 0, files_report(0))
+    send_frame(coordinator, 1, metrics_report(0))
+    send_frame(coordinator, 0, metrics_report(1))
+    send_frame(coordinator, 1, WorkerReturned(report_count=1))
+    send_frame(coordinator, 0, AwaitReports(report_count=2))
+    assert coordinator.reports.answer_waiting() == []
+    send_frame(
+        coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
+    )
+    coordinator.reports.remove_committed(0)
+    assert coordinator.reports.answer_waiting() == [(0, ReportsSettled(report_count=2))]

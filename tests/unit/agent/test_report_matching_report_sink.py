@@ -23,7 +23,9 @@ class Harness:
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.background_calls = DeferredCalls()
-        self.sink = ReportSink(Ledger(self.store, RUN_ID, ME), self.background_calls)
+        self.sink = ReportSink(
+            Ledger(self.store, RUN_ID, ME, wall_ms=lambda: 1_700_000_000_123), self.background_calls
+        )
 
     def add(self, *reports: int) -> None:
         for n in reports:
@@ -49,7 +51,13 @@ def test_a_line_is_one_report_of_the_group() -> None:
     )
     harness.flush(10.0)
     line = msgspec.json.decode(harness.store.get(keys.reports(ME, 0)))
-    assert line == {"round": 3, "report_index": 7, "checkpoint": 'a "b"', "metrics": {"loss": 0.5}}
+    assert line == {
+        "round": 3,
+        "report_index": 7,
+        "t": 1_700_000_000_123,
+        "checkpoint": 'a "b"',
+        "metrics": {"loss": 0.5},
+    }
 
 
 def test_reports_are_buffered_for_a_second() -> None:

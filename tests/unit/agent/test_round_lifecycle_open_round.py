@@ -22,6 +22,7 @@ from spotfit.model.spec import HangDetectionConfig
 from spotfit.protocol.agent_leader import FromLeader, LeaderToWorker, WorkerToLeader
 from spotfit.protocol.worker_agent import (
     AtGate,
+    AwaitReports,
     CheckpointNamed,
     FilesReport,
     FromWorker,
@@ -29,6 +30,7 @@ from spotfit.protocol.worker_agent import (
     MetricsReport,
     OpenGate,
     PreemptionUpdate,
+    ReportsSettled,
     SaveCompleted,
 )
 from spotfit.store.local import MemoryStore
@@ -120,6 +122,16 @@ def test_frames_go_to_one_rank_or_to_all() -> None:
     assert [agent for agent, _ in harness.sent.frames_of(OpenGate)] == [
         an_agent_id(0),
         an_agent_id(1),
+    ]
+
+
+def test_a_waiting_rank_is_answered_when_its_reports_are_delivered() -> None:
+    harness = Harness()
+    harness.send_frame(MetricsReport(report_index=0, metrics=NOTHING))
+    harness.send_frame(AwaitReports(report_count=1), 1)
+    harness.round.deliver_matched_reports()
+    assert harness.sent.frames_of(ReportsSettled) == [
+        (an_agent_id(1), ReportsSettled(report_count=1))
     ]
 
 

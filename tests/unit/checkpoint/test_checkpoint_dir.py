@@ -12,7 +12,7 @@ from pyarrow import fs
 
 from spotfit.checkpoint.checkpoint_dir import METADATA_FILE, Checkpoint, StorageLocation
 from spotfit.checkpoint.committed import open_committed
-from spotfit.core.errors import IntegrityError, NotFoundError
+from spotfit.core.errors import IntegrityError
 from spotfit.store.factory import open_store
 from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
@@ -103,7 +103,7 @@ def test_ranks_of_a_node_share_the_download_of_a_committed_checkpoint(tmp_path: 
 
 
 def test_a_missing_remote_checkpoint_raises_not_found() -> None:
-    with pytest.raises(NotFoundError, match="no checkpoint at ck"):
+    with pytest.raises(FileNotFoundError, match="no checkpoint at ck"):
         Checkpoint("ck", MemoryStore()).to_directory()
 
 
@@ -115,7 +115,7 @@ def test_to_directory_copies_to_the_given_path(tmp_path: Path) -> None:
 
 
 def test_a_missing_local_checkpoint_raises_not_found(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="no checkpoint at"):
+    with pytest.raises(FileNotFoundError, match="no checkpoint at"):
         Checkpoint(tmp_path / "gone").to_directory(tmp_path / "copy")
 
 

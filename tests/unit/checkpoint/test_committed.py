@@ -20,9 +20,12 @@ from spotfit.checkpoint.gc import delete_checkpoint, delete_uncommitted
 from spotfit.checkpoint.writer import save_directory, save_existing_files
 from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
+from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import ObjectInfo, Store
 from spotfit.store.factory import open_store
 from spotfit.store.local import MemoryStore
+from spotfit.testing.builders import RUN_KEY
 from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
 
 
@@ -267,3 +270,20 @@ def test_open_all_includes_checkpoints_without_manifests(tmp_path: Path) -> None
     with pytest.raises(IntegrityError, match="a/x"):
         opened["a"].to_directory(tmp_path / "to")
     assert keys.manifest("a", 1, 0) in [found.key for found in store.list()]
+
+
+def test_with_the_key_files_without_an_authentic_manifest_are_not_read(tmp_path: Path) -> None:
+    plain = MemoryStore()
+    store = AuthenticatedStore(plain, RUN_KEY)
+    save_checkpoint(store, tmp_path / "a", make_manifest("a"), x="a")
+    plain.put("a/x", b"replaced")
+    key = keys.manifest("a", 1, 0)
+    plain.put(key, strip_mac(plain.get(key)))
+    opened = open_all(store, {"a"})["a"]
+    with (
+        pytest.raises(IntegrityError, match=r"'authentic manifest' of .* is missing"),
+        opened.as_directory(),
+    ):
+        pass
+    with pytest.raises(IntegrityError, match=r"a in .* is missing: the storage has no manifest"):
+        open_committed(store, "a")

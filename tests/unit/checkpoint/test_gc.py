@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -173,21 +174,81 @@ def test_deletion_sends_concurrent_requests(tmp_path: Path, kind: str) -> None:
     ]
 
 
-def test_a_folder_of_several_checkpoints_is_deleted_with_the_last(
+def save_in_folder(store: MemoryStore, folder: str, name: str = "", report: int = 0) -> None:
+    """Save a checkpoint of the files that the user has written to that folder."""
+    part = make_manifest(name or folder, report=report)
+    save_existing_files(store, replace(part, custom_folder=folder))
+
+
+def user_files(store: MemoryStore) -> list[str]:
+    return [key for key in remaining(store) if not key.startswith(keys.RESERVED_PREFIX)]
+
+
+def test_files_of_a_folder_of_several_checkpoints_are_deleted_with_the_last(
     tmp_path: Path,
 ) -> None:
     store = MemoryStore()
     save_checkpoint(store, tmp_path, make_manifest("custom"), x="1")
     for n in (1, 2):
-        save_existing_files(
-            store, replace(make_manifest(f"custom@1-{n}", report=n), custom_folder="custom")
-        )
+        save_in_folder(store, "custom", f"custom@1-{n}", report=n)
     store.put("custom/next", b"of a report that is not made yet")
     for name in ("custom@1-1", "custom"):
         delete_checkpoint(store, name)
-        assert {"custom/x", "custom/next"} <= set(remaining(store))
+        assert user_files(store) == ["custom/next", "custom/x"]
     delete_checkpoint(store, "custom@1-2")
+    assert remaining(store) == ["custom/next"]
+
+
+@pytest.mark.parametrize(
+    ("dropped", "kept"), [("out", "out/step-2"), ("latest", "latest/best"), ("ck/a", "ck")]
+)
+@pytest.mark.parametrize("is_outer_first", [True, False])
+def test_checkpoints_in_nested_folders_are_deleted_independently(
+    dropped: str, kept: str, *, is_outer_first: bool
+) -> None:
+    """The outer one lists the files of the inner one if it was reported later."""
+    store = MemoryStore()
+    for folder in sorted((dropped, kept), reverse=not is_outer_first):
+        store.put(f"{folder}/x", b"1")
+        save_in_folder(store, folder, folder if "/" not in folder else "checkpoint_1")
+    delete_checkpoint(store, dropped if "/" not in dropped else "checkpoint_1")
+    lists_both = kept == "ck" and not is_outer_first
+    assert user_files(store) == (["ck/a/x", "ck/x"] if lists_both else [f"{kept}/x"])
+    delete_checkpoint(store, kept if "/" not in kept else "checkpoint_1")
     assert remaining(store) == []
+
+
+def test_a_checkpoint_below_the_folder_of_an_uploaded_one_stays(tmp_path: Path) -> None:
+    store = MemoryStore()
+    save_checkpoint(store, tmp_path, make_manifest("ck"), x="1")
+    store.put("ck/y", b"of a rank that died")
+    store.put("ck/a/x", b"1")
+    save_in_folder(store, "ck/a", "checkpoint_1")
+    store.put("ck/a/next", b"of a report that is not made yet")
+    delete_checkpoint(store, "ck")
+    assert user_files(store) == ["ck/a/next", "ck/a/x"]
+    save_in_folder(store, "ck/a", "checkpoint_2", report=1)
+    delete_checkpoint(store, "checkpoint_1")
+    assert user_files(store) == ["ck/a/next", "ck/a/x"], "the second one lists them"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"custom_folder": ".spotfit", "files": (FileRecord("journal/0.json", 1, ""),)},
+        {"custom_folder": "ck/../.spotfit", "files": (FileRecord("journal/0.json", 1, ""),)},
+        {"files": (FileRecord("journal/0.json", 1, "", ".spotfit"),)},
+        {"files": (FileRecord("../.spotfit/journal/0.json", 1, ""),)},
+    ],
+    ids=["folder", "path to it", "shared file", "file name"],
+)
+def test_a_manifest_that_names_internal_objects_deletes_none(changes: dict[str, Any]) -> None:
+    store = MemoryStore()
+    store.put(".spotfit/journal/0.json", b"1")
+    part = replace(make_manifest("ck"), **changes)
+    store.put(part.key, encode(part))
+    delete_checkpoint(store, "ck")
+    assert remaining(store) == [".spotfit/journal/0.json"]
 
 
 def test_the_given_deleter_is_used_for_all_objects(tmp_path: Path) -> None:

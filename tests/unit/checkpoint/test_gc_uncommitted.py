@@ -16,7 +16,9 @@ from spotfit.checkpoint.gc import (
 )
 from spotfit.checkpoint.writer import save_existing_files
 from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.store.local import MemoryStore
+from spotfit.testing.builders import RUN_KEY
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 
 
@@ -123,3 +125,25 @@ def test_files_written_by_users_stay() -> None:
     for name in ("c", "custom", "unknown"):
         delete_uncommitted(store, name)
     assert remaining(store) == ["custom/x", "models/best/x", "unknown/x"]
+
+
+def test_a_name_marker_of_the_internal_folder_deletes_nothing_else() -> None:
+    store = MemoryStore()
+    store.put(".spotfit/journal/0.json", b"1")
+    write_name_marker(store, ".spotfit", 1, generated=True)
+    delete_uncommitted(store, ".spotfit")
+    assert remaining(store) == [".spotfit/journal/0.json"]
+
+
+def test_a_forged_name_marker_deletes_nothing() -> None:
+    name = "own-folder"
+    plain = MemoryStore()
+    plain.put(f"{name}/file", b"x")
+    plain.put(keys.name_marker(name, 1, generated=True), b"")
+    store = AuthenticatedStore(plain, RUN_KEY)
+    assert find_abandoned(store, retained=(), before_round=2) == (name,)
+    delete_uncommitted(store, name)
+    assert remaining(plain) == [f"{name}/file"]
+    write_name_marker(store, name, 1, generated=True)
+    delete_uncommitted(store, name)
+    assert remaining(plain) == [], "an authentic one deletes the files"

@@ -19,6 +19,7 @@ from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
 from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, ready_in_store, save_checkpoint
+from tests.unit.store.faulty_stores import DamagedResponses
 
 BOTH = (0, 1)
 
@@ -107,6 +108,12 @@ def test_invalid_manifests_are_ignored(tmp_path: Path) -> None:
     store.put(f"{keys.MANIFESTS}stray.json", b"{}")
     store.put(f"{keys.MANIFESTS}moved/1-0.json", encode(make_manifest("elsewhere")))
     assert [one.name for one in ready_in_store(store, known_names=())] == ["good"]
+
+
+def test_a_manifest_is_read_again_if_its_first_read_is_damaged(tmp_path: Path) -> None:
+    store = DamagedResponses()
+    save_checkpoint(store, tmp_path, make_manifest("a"), x="1")
+    assert [one.name for one in ready_in_store(store, known_names=())] == ["a"]
 
 
 def test_the_newest_complete_round_of_a_name_counts() -> None:

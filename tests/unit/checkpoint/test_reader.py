@@ -31,6 +31,7 @@ from tests.unit.checkpoint.snapshots import (
     upload_test_snapshot,
     write_segment,
 )
+from tests.unit.store.faulty_stores import DamagedResponses
 
 BODIES = [
     random_bytes(1, 30),
@@ -98,6 +99,14 @@ def test_a_corrupt_or_missing_object_is_detected(tmp_path: Path, damage: str) ->
                 everything_in(opens(store))
         store.put(found.key, whole)
     assert everything_in(opened(store)) == [BODIES]
+
+
+def test_chunks_and_indices_are_read_again_if_their_first_read_is_damaged(tmp_path: Path) -> None:
+    store = DamagedResponses()
+    upload_test_snapshot(store, tmp_path, "a", BODIES)
+    assert everything_in(opened(store)) == [BODIES]
+    store.reads.clear()
+    assert everything_in(open_snapshot_folder(store, "a")) == [BODIES]
 
 
 def test_a_replaced_index_is_detected_by_its_reported_hash(

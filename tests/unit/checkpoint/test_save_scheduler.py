@@ -30,6 +30,7 @@ class Ranks:
         self._check_s = check_s
         self.left_s: float | None = None
         self.recommendation: tuple[float, str] | None = None
+        self.final_save_request: tuple[float, str] | None = None
         self.replacement_ready = False
         self.peer_bytes_per_s = 0.0
         self.reasons: list[str] = []
@@ -54,6 +55,7 @@ class Ranks:
                 failure_model=FailureModel(market_prior=MarketPrior(mean_lifetime_s=lifetime_s)),
                 time_to_preemption_s=self.left_s,
                 rebalance_recommendation=self.recommendation,
+                final_save_request=self.final_save_request,
                 replacement_ready=self.replacement_ready,
                 peer_bytes_per_s=self.peer_bytes_per_s,
             ),
@@ -314,6 +316,15 @@ def test_a_rebalance_recommendation_causes_one_save() -> None:
     assert ranks.reasons == ["elevated preemption risk: higher risk"]
     ranks.recommendation = (ranks.clock.now(), "higher risk, once more")
     assert len(ranks.saves(range(100, 150), step_s=0.5)) == 1
+
+
+def test_a_request_for_the_final_save_causes_one_save() -> None:
+    ranks = Ranks("at_notice")
+    assert ranks.saves(range(1, 50), step_s=0.5) == []
+    ranks.final_save_request = (ranks.clock.now(), "Ctrl-C")
+    (saved,) = ranks.saves(range(50, 100), step_s=0.5)
+    assert (saved - 49) * 0.5 <= MAX_CHECK_INTERVAL_S + 0.5
+    assert ranks.reasons == ["the run ends: Ctrl-C"]
 
 
 def test_no_save_starts_too_late_to_finish() -> None:

@@ -94,7 +94,7 @@ def test_a_folder_overwritten_by_the_user_inherits_no_files() -> None:
 
 
 def test_a_missing_directory_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         save_directory(MemoryStore(), tmp_path / "gone", make_manifest())
 
 
@@ -112,3 +112,11 @@ def test_existing_files_are_listed_in_the_manifest(tmp_path: Path) -> None:
 def test_an_empty_folder_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"folder ck .* has no files"):
         save_existing_files(MemoryStore(), make_manifest("ck"))
+
+
+def test_an_empty_folder_is_accepted_on_request(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    manifest = save_existing_files(store, make_manifest("ck"), may_be_empty=True)
+    assert manifest.files == ()
+    assert manifests_of(store, "ck") == [manifest]
+    assert caplog.messages == ["checkpoint.empty"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from spotfit.cli.main import app
-from spotfit.client.keyring import RunKeyring
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, RunNotFoundError
 from spotfit.core.ids import AgentId
+from spotfit.host import system
 from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     FailureCause,
@@ -29,6 +31,7 @@ from spotfit.model.events import (
 from spotfit.store.factory import open_store
 from spotfit.testing.builders import (
     RUN_ID,
+    RUN_KEY,
     a_committed_checkpoint,
     a_member,
     a_round,
@@ -45,7 +48,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.url = str(path / "runs" / "digits")
         path.mkdir(exist_ok=True)
-        self.store = open_store(self.url)
+        self.store = AuthenticatedStore(open_store(self.url), RUN_KEY)
         self.ledger = Ledger(self.store, RUN_ID, an_agent_id(0))
 
     def write(self, *events: JournalEvent) -> None:
@@ -62,6 +65,8 @@ class RunDirectory:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A run in its second round, with one checkpoint and one earlier failure."""
     monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SPOTFIT_RUN_ID", RUN_ID)
+    monkeypatch.setenv("SPOTFIT_RUN_SECRET", RUN_KEY.to_text())
     directory = RunDirectory(tmp_path)
     directory.write(
         FitStarted(spec=a_spec(storage_url=directory.url)),
@@ -82,7 +87,9 @@ def test_status_prints_the_current_state(run: RunDirectory) -> None:
     assert shown == [
         f"run          digits  {run.url}",
         "state        running",
+        "started      unknown",
         "round        2, 2 workers on 0 machines",
+        "progress     no report yet",
         "checkpoints  1, latest checkpoint_[7]",
         "failures     worker: 1",
     ]
@@ -118,6 +125,48 @@ def test_logs_prints_output_unchanged(run: RunDirectory) -> None:
     assert shown == ["(rank 0) loss [bold]1.0[/bold]", f"(rank 1) {LONG}"]
 
 
+def test_logs_are_filtered_by_rank_and_time(run: RunDirectory) -> None:
+    now_ms = system.wall_ms()
+    run.write_output(
+        an_agent_id(0),
+        {"rank": 0, "t": now_ms - 3_600_000, "text": "old"},
+        {"rank": 0, "t": now_ms - 1000, "text": "new"},
+        {"rank": 1, "t": now_ms - 1000, "text": "other"},
+    )
+    assert invoke("logs", run.url, "--rank", "0").stdout == "(rank 0) old\n(rank 0) new\n"
+    assert invoke("logs", run.url, "--since", "10m").stdout == "(rank 0) new\n(rank 1) other\n"
+
+
+def test_logs_with_timestamps_have_the_local_time(run: RunDirectory) -> None:
+    run.write_output(an_agent_id(0), {"rank": 0, "t": 1_700_000_000_000, "text": "a"})
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1_700_000_000))
+    assert invoke("logs", run.url, "--timestamps").stdout == f"{when} (rank 0) a\n"
+
+
+def test_metrics_prints_one_line_or_row_per_report(run: RunDirectory) -> None:
+    reports = [
+        {"round": 1, "report_index": 0, "t": 1500, "checkpoint": None, "metrics": {"loss": 1.5}},
+        {
+            "round": 1,
+            "report_index": 1,
+            "t": 2500,
+            "checkpoint": "c1",
+            "metrics": {"loss": {"__float__": "nan"}, "eval": {"acc": 0.5}},
+        },
+    ]
+    body = b"".join(encode(report) + b"\n" for report in reports)
+    run.store.put(keys.reports(an_agent_id(0), 0), body)
+    assert invoke("metrics", run.url).stdout.splitlines() == [
+        "round 1  report 0  loss=1.5",
+        "round 1  report 1  eval={'acc': 0.5}, loss=nan  c1",
+    ]
+    assert invoke("metrics", run.url, "--csv").stdout.splitlines() == [
+        "round,report_index,time,checkpoint,loss,eval/acc",
+        "1,0,1.5,,1.5,",
+        "1,1,2.5,c1,nan,0.5",
+    ]
+
+
 def test_follow_returns_at_the_end_of_the_run(run: RunDirectory) -> None:
     run.write(FitEnded(outcome="finished"))
     for agent in (an_agent_id(0), an_agent_id(1)):
@@ -132,16 +181,25 @@ def test_cancel_requests_the_end_of_the_run(run: RunDirectory) -> None:
     assert run.ledger.catch_up().cancel_reason == "spotfit cancel"
 
 
-def test_sweep_without_the_run_key_is_refused(run: RunDirectory) -> None:
+def test_sweep_without_the_run_key_is_refused(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = invoke("sweep", run.url, "--duration-s", "0").stdout
+    assert "The run is active; leader: none." in shown
+    monkeypatch.delenv("SPOTFIT_RUN_SECRET")
     assert isinstance(invoke("sweep", run.url, "--duration-s", "0").exception, ConfigError)
-    RunKeyring().create(RUN_ID)
-    assert (
-        "The run is active; leader: none." in invoke("sweep", run.url, "--duration-s", "0").stdout
-    )
+
+
+def test_status_without_the_run_key_states_that_nothing_is_verified(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = "not verified: this machine does not have the run's key"
+    assert note not in invoke("status", run.url).stdout
+    monkeypatch.delenv("SPOTFIT_RUN_SECRET")
+    assert note in invoke("status", run.url).stdout
 
 
 def test_sweep_of_an_ended_run_without_machines_returns_at_once(run: RunDirectory) -> None:
-    RunKeyring().create(RUN_ID)
     run.write(FitEnded(outcome="finished"))
     shown = invoke("sweep", run.url, "--duration-s", "60").stdout
     assert "The run is finished; its machines are released." in shown

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from spotfit.cli import render
+from spotfit.client.metrics_history import ReportedProgress
 from spotfit.client.run_handle import RunStatus
 from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import ConfigError
+from spotfit.host import system
 
 EMPTY = RunStatus("digits", "waiting", None, 0, 0, (), {})
 
@@ -19,7 +22,9 @@ def test_a_waiting_run_is_printed_with_empty_rows(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines() == [
         "run          digits  s3://bucket/digits",
         "state        waiting",
+        "started      unknown",
         "round        -, 0 workers on 0 machines",
+        "progress     no report yet",
         "checkpoints  0",
         "failures     none",
     ]
@@ -30,7 +35,24 @@ def test_the_reason_of_the_latest_save_is_printed(capsys: pytest.CaptureFixture[
     run = replace(EMPTY, checkpoints=("a", "b"), save_reason=why)
     render.status(run, "s3://bucket/digits")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[3:5] == ["checkpoints  2, latest b", f"             saved: {why}"]
+    assert lines[5:7] == ["checkpoints  2, latest b", f"             saved: {why}"]
+
+
+def test_start_duration_and_progress_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    run = replace(
+        EMPTY,
+        started_at_ms=1_700_000_000_000,
+        ended_at_ms=1_700_000_090_000,
+        progress=ReportedProgress(step=120, steps_per_s=3.1234, metrics={"loss": 0.5}),
+    )
+    render.status(run, "s3://bucket/digits")
+    lines = capsys.readouterr().out.splitlines()
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1_700_000_000))
+    assert lines[2] == f"started      {when}, took 90 s"
+    assert lines[4] == "progress     step 120, 3.12 steps/s, loss=0.5"
+    running = replace(run, ended_at_ms=0, started_at_ms=system.wall_ms() - 7_300_000)
+    render.status(running, "s3://bucket/digits")
+    assert capsys.readouterr().out.splitlines()[2].endswith(", running for 2.0 h")
 
 
 def test_an_error_is_printed_unchanged_on_stderr(

@@ -10,17 +10,17 @@ import pytest
 
 from spotfit.client import request
 from spotfit.client import run_handle as handles
+from spotfit.client.keyring import open_authenticated
 from spotfit.client.request import FitRequest
 from spotfit.client.run_config import RunConfig
 from spotfit.client.run_handle import RunHandle, attach
-from spotfit.core.codec import decoder
 from spotfit.core.ids import RunId
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.host import system
 from spotfit.ledger import keys
-from spotfit.ledger.journal import Ledger
+from spotfit.ledger.journal import Ledger, decode_entry
 from spotfit.model.config import ScalingConfig
-from spotfit.model.events import FitEnded, GroupsReleased, JournalEntry, JournalEvent, LeaderElected
+from spotfit.model.events import FitEnded, GroupsReleased, JournalEvent, LeaderElected
 from spotfit.model.view import View
 from spotfit.store.factory import open_store
 from spotfit.testing.builders import TOKEN, ManualClock, a_member, an_agent_id
@@ -68,7 +68,7 @@ class ClientHarness:
     @property
     def agent_ledger(self) -> Ledger:
         """The run's ledger, as seen by an agent."""
-        store = open_store(self.url)
+        store = open_authenticated(open_store(self.url))
         ledger = Ledger(store, RunId(""), an_agent_id(0))
         view = ledger.catch_up()
         ledger.run_id = view.run_id or RunId("")
@@ -88,7 +88,7 @@ class ClientHarness:
         ledger = self.agent_ledger
         slot = ledger.view.next_slot
         ledger.append(event, after=ledger.view)
-        entry = decoder(JournalEntry).decode(ledger.store.get(keys.entry(slot)))
+        entry = decode_entry(ledger.store.get(keys.entry(slot)))
         return (entry.author, entry.event) == (ledger.agent_id, event)
 
     def end_run(self, ended: FitEnded) -> None:

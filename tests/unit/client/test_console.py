@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotfit.client.console import RunConsole, WaitReminder, WorkerLogTailer
+from spotfit.client.console import RunConsole, WaitReminder, WorkerLogTailer, format_log_line
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import Token
@@ -29,6 +29,7 @@ from spotfit.testing.builders import (
     an_agent_id,
     an_entry,
 )
+from tests.unit.store.faulty_stores import DamagedResponses
 
 A, B = an_agent_id(0), an_agent_id(1)
 
@@ -77,6 +78,26 @@ def test_reading_continues_after_the_last_line() -> None:
     assert texts(output) == ["one", "two", "three"]
     store.put(keys.logs(A, 2), lines("four"))
     assert texts(output) == ["four"]
+
+
+@pytest.mark.parametrize("line", [b"\xff", b'{"rank":', b'{"text":[]}', b"7", b"[" * 5000])
+def test_a_corrupt_line_is_reported_and_the_others_are_read(line: bytes) -> None:
+    store = MemoryStore()
+    output = WorkerLogTailer(store)
+    output.add_agent(A)
+    store.put(keys.logs(A, 0), lines("one") + line + b"\n" + lines("two") + END)
+    first, corrupt, last = map(format_log_line, output.read_new_lines())
+    assert (first, last) == ("(rank 0) one", "(rank 0) two")
+    assert corrupt == f"(run) [spotfit] A line of the log {keys.logs(A, 0)} is corrupt."
+    assert output.is_complete
+
+
+def test_a_log_is_read_again_if_its_first_read_is_damaged() -> None:
+    store = DamagedResponses()
+    output = WorkerLogTailer(store)
+    output.add_agent(A)
+    store.put(keys.logs(A, 0), lines("one", "two").rstrip())
+    assert texts(output) == ["one", "two"]
 
 
 def test_add_agent_is_idempotent() -> None:
@@ -251,3 +272,38 @@ def test_output_of_all_workers_of_a_round_is_shown(capsys: pytest.CaptureFixture
     assert out == "(rank 1) hello\n"
     assert "round 1 started: 2 workers on 2 machines" in err
     assert console.is_complete
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+def timed(*times: int) -> bytes:
+    return b"".join(encode({"rank": 0, "t": t, "text": str(t)}) + b"\n" for t in times)
+
+
+def test_lines_of_several_agents_are_ordered_by_time() -> None:
+    store = MemoryStore()
+    output = WorkerLogTailer(store)
+    for agent in (A, B):
+        output.add_agent(agent)
+    store.put(keys.logs(A, 0), timed(1, 4))
+    store.put(keys.logs(A, 1), timed(6))
+    store.put(keys.logs(B, 0), timed(2, 3, 5, 7) + END)
+    assert texts(output) == ["1", "2", "3", "4", "5", "6", "7"]
+
+
+def test_no_line_is_lost_or_repeated_if_the_store_fails() -> None:
+    store = FailingStore()
+    output = WorkerLogTailer(store)
+    for agent in (A, B):
+        output.add_agent(agent)
+    store.put(keys.logs(A, 0), timed(1, 4))
+    store.put(keys.logs(B, 0), timed(2, 3, 5))
+    received: list[str] = []
+    for fails_at in (keys.logs(A, 1), keys.logs(B, 1)):
+        store.fails_at = fails_at
+        with pytest.raises(TransientStoreError):
+            received.extend(line["text"] for line in output.read_new_lines())
+    store.fails_at = ""
+    received += texts(output)
+    assert received == ["1", "2", "3", "4", "5"]

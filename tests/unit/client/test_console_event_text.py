@@ -8,17 +8,21 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from spotfit.client.console import format_event
+from spotfit.client.console import format_event, format_summary
 from spotfit.core.codec import decoder
+from spotfit.core.ids import AgentId
 from spotfit.model.events import (
+    FailureCause,
     FitEnded,
     FitStarted,
+    GroupPlanned,
     JournalEntry,
     JournalEvent,
+    LeaderElected,
     RoundOpened,
     ValidationEnded,
 )
-from spotfit.testing.builders import a_round, a_spec
+from spotfit.testing.builders import a_committed_checkpoint, a_round, a_spec, a_view
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden" / "ledger" / "v1").glob("*.json"))
 
@@ -86,6 +90,38 @@ def test_unknown_values_are_omitted() -> None:
     (noticed,) = golden("preemption_noticed")
     unknown = replace(noticed, notice=replace(noticed.notice, seconds_left=None))  # type: ignore[union-attr]
     assert format_event(unknown) == "preemption notice for node a-2: spot reclaim"
+
+
+def test_a_driver_that_leads_is_no_elected_machine() -> None:
+    driver = LeaderElected(leader=AgentId("da-1"), epoch=1, reason="why")
+    assert format_event(driver) == "da-1, a driver without workers, requests the machines: why"
+
+
+def test_single_machines_and_workers_are_singular() -> None:
+    planned = golden("group_planned")[0]
+    assert isinstance(planned, GroupPlanned)
+    one = replace(planned, plan=replace(planned.plan, num_nodes=1, slots_per_node=1), reason="why")
+    assert format_event(one) == "requesting 1 machine with 1 worker each: why"
+
+
+def test_the_summary_has_duration_interruptions_and_the_latest_checkpoint() -> None:
+    view = a_view(
+        fit_end=FitEnded(outcome="finished"),
+        fit_started_at_ms=1_000,
+        fit_ended_at_ms=601_000,
+        failure_counts={FailureCause.PREEMPTION: 2, FailureCause.WORKER: 1},
+        checkpoints=(a_committed_checkpoint("c1", step=120, size_bytes=2048),),
+    )
+    assert format_summary(view, "s3://b/digits") == (
+        "run 'digits' finished after 10.0 min; 3 interrupted rounds (preemption: 2, worker: 1); "
+        "1 checkpoint, latest c1 (at step 120, 2.0 KiB); "
+        "export the model with `spotfit checkpoints export s3://b/digits model.pt`"
+    )
+
+
+def test_the_summary_of_a_run_without_checkpoints_is_short() -> None:
+    view = a_view(fit_end=FitEnded(outcome="failed"))
+    assert format_summary(view, "u") == "run 'digits' failed; no interruption; 0 checkpoints"
 
 
 def test_a_round_shows_its_checkpoint() -> None:

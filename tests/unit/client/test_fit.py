@@ -9,7 +9,7 @@ import threading
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -35,6 +35,7 @@ from spotfit.model.events import CheckpointCommitted, FitEnded
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.user_callback import UserCallback
 from spotfit.store.local import LocalStore
+from spotfit.testing.builders import a_committed_checkpoint
 from tests.unit.client.harness import ClientHarness
 
 FINISHED = FitEnded(outcome="finished", metrics={"loss": 0.5})
@@ -210,6 +211,35 @@ def test_an_ended_run_is_continued_under_its_name(harness: ClientHarness) -> Non
     assert len({launch.secret for launch in harness.cloud.launches}) == 1, "with its own key"
 
 
+@pytest.mark.parametrize("outcome", ["finished", "cancelled"])
+def test_continuing_a_finished_run_is_reported(
+    harness: ClientHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    outcome: Literal["finished", "cancelled"],
+) -> None:
+    monkeypatch.setattr(fitting, "check_latest_checkpoint", lambda *_: None)
+    start_run(harness.request())
+    harness.append_as_agent(a_committed_checkpoint("c1", step=100))
+    harness.end_run(FitEnded(outcome=outcome))
+    assert "run.continued" not in capsys.readouterr().err
+    start_run(harness.request())
+    err = capsys.readouterr().err
+    warned = "has finished before and continues from its checkpoint c1 (step 100)" in err
+    assert warned == (outcome == "finished")
+
+
+def test_the_start_and_the_end_are_summarized(
+    harness: ClientHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness.clock.next_events = iter([lambda: harness.end_run(FINISHED)])
+    fit(harness.request())
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert f"; follow it with `spotfit follow {harness.url}`" in first
+    assert "run.started: run 'digits' started: 2 workers" in first
+    assert "run.summary: run 'digits' finished" in last
+
+
 def test_a_run_without_its_latest_checkpoint_is_not_continued(harness: ClientHarness) -> None:
     start_run(harness.request())
     harness.append_as_agent(
@@ -292,11 +322,25 @@ def test_ctrl_c_releases_machines_before_it_interrupts(harness: ClientHarness) -
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize(("count", "saves"), [(1, True), (2, False)])
+def test_only_the_first_ctrl_c_saves(harness: ClientHarness, count: int, saves: bool) -> None:
+    handle = start_run(harness.request())
+    with fitting._cancel_on_interrupt(handle):
+        for _ in range(count):
+            before = set(threading.enumerate())
+            signal.raise_signal(signal.SIGINT)
+            for thread in set(threading.enumerate()) - before:
+                thread.join()
+    assert (harness.view.cancel_reason, harness.view.saves_before_cancel) == ("Ctrl-C", saves)
+    harness.end_run(FitEnded(outcome="cancelled"))
+
+
 def test_the_third_ctrl_c_exits_at_once(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
     child = os.fork()
     if child == 0:
-        handle.cancel = lambda reason="": None  # type: ignore[method-assign]  # the bucket is slow
+        # The bucket is slow.
+        handle.cancel = lambda reason="", *, save=True: None  # type: ignore[method-assign]
         with fitting._cancel_on_interrupt(handle):
             for _ in range(3):
                 signal.raise_signal(signal.SIGINT)

@@ -36,8 +36,19 @@ def test_only_the_owner_can_read_the_key(tmp_path: Path) -> None:
 
 def test_the_environment_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RunKeyring(tmp_path).create(RUN_ID)
+    monkeypatch.setenv("SPOTFIT_RUN_ID", RUN_ID)
     monkeypatch.setenv("SPOTFIT_RUN_SECRET", KEY.to_text())
     assert RunKeyring(tmp_path).find(RUN_ID) == KEY
+
+
+def test_the_environment_applies_only_to_the_run_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id that is looked up was read from a bucket."""
+    monkeypatch.setenv("SPOTFIT_RUN_SECRET", KEY.to_text())
+    assert RunKeyring(tmp_path).find(RUN_ID) is None
+    monkeypatch.setenv("SPOTFIT_RUN_ID", RUN_ID)
+    assert RunKeyring(tmp_path).find(RunId("f" * 32)) is None
 
 
 def test_keys_are_stored_in_spotfit_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

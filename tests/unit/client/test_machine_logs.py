@@ -18,6 +18,7 @@ from spotfit.client.machine_logs import (
 )
 from spotfit.core.errors import ConfigError, ProvisionError, TransientStoreError
 from spotfit.core.ids import Token
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     FailureCause,
@@ -31,7 +32,7 @@ from spotfit.model.events import (
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.provision.api import MachineOutput
 from spotfit.store.factory import open_store
-from spotfit.testing.builders import RUN_ID, a_member, a_spec, an_agent_id
+from spotfit.testing.builders import RUN_ID, RUN_KEY, a_member, a_spec, an_agent_id
 
 FIRST, SECOND = Token("t-1"), Token("t-2")
 
@@ -68,7 +69,7 @@ class Backend:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     """A run of two groups. Both machines of the first are lost; one of their agents had joined."""
-    store = open_store(str(tmp_path))
+    store = AuthenticatedStore(open_store(str(tmp_path)), RUN_KEY)
     ledger = Ledger(store, RUN_ID, an_agent_id(0))
     Ledger(store, RUN_ID, an_agent_id(1)).publish_member(
         a_member(1, agent=an_agent_id(1), token=FIRST, node=1)
@@ -178,3 +179,16 @@ def test_a_backend_without_stored_output_is_reported(ledger: Ledger, backend: An
     assert len(lines) == 3
     assert all("does not store the output" in line for line in lines)
     assert "does not store the output" in read_unjoined_output(ledger)
+
+
+def test_without_the_key_no_backend_that_the_journal_names_is_opened(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Backend:
+        raise AssertionError("a provisioner was opened")
+
+    monkeypatch.setattr(machine_logs, "open_provisioner", refuse)
+    plain = Ledger(open_store(ledger.store.url), RUN_ID, an_agent_id(0))
+    with pytest.raises(ConfigError, match="has no key of the run"):
+        list(read_machine_output(plain.store, "all", max_lines=5))
+    assert read_unjoined_output(plain) == ""

@@ -15,6 +15,7 @@ from pyarrow import fs
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.writer import save_existing_files
 from spotfit.client.result import Result, build_result
+from spotfit.core.codec import encode
 from spotfit.core.errors import IntegrityError, WorkerGroupError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger import keys
@@ -291,11 +292,21 @@ def test_config_is_removed() -> None:
         Result({}, None, None, None).config  # noqa: B018
 
 
-def test_the_dataframe_has_a_row_for_each_best_checkpoint(store: Store, tmp_path: Path) -> None:
+def write_reports(store: Store, *metrics: dict[str, Any]) -> None:
+    lines = [
+        encode({"round": 1, "report_index": n, "checkpoint": None, "metrics": each})
+        for n, each in enumerate(metrics)
+    ]
+    store.put(keys.reports(AgentId("a"), 0), b"\n".join(lines))
+
+
+def test_the_dataframe_has_a_row_for_each_report(store: Store, tmp_path: Path) -> None:
     journal = run(store, BEST_TWO, *kept(store, tmp_path, 5, 6, 1))
+    write_reports(store, {"eval": {"score": 5}}, {"loss": {"__float__": "nan"}}, {"loss": 0.5})
     result = build_result(journal.view, store)
     table = result.metrics_dataframe
-    assert [row["score"] for row in table["eval"]] == [5, 6], "nested metrics stay dictionaries"
+    assert table["eval"][0] == {"score": 5}, "nested metrics stay dictionaries"
+    assert [str(loss) for loss in table["loss"]] == ["nan", "nan", "0.5"]
     assert result.metrics_dataframe is table, "the dataframe is cached"
 
 
@@ -304,6 +315,7 @@ def test_the_dataframe_without_pandas_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     result = build_result(run(store, RetentionConfig(), *kept(store, tmp_path, 5)).view, store)
+    write_reports(store, {"loss": 1.0})
     with pytest.raises(ImportError, match="pandas") as missing:
         result.metrics_dataframe  # noqa: B018
     assert "spotfit[pandas]" in str(missing.value)
@@ -331,6 +343,15 @@ def test_from_path_reads_the_error_of_a_failed_run(store: Store, tmp_path: Path)
     assert isinstance(error, WorkerGroupError)
     assert list(error.worker_failures) == [1]
     assert "KeyError: 'x'" in str(error)
+
+
+@pytest.mark.parametrize("slot", [1, 2])
+def test_a_journal_with_a_gap_is_rejected(store: Store, tmp_path: Path, slot: int) -> None:
+    """Entries before the gap give the result of an earlier step."""
+    run(store, RetentionConfig(), *kept(store, tmp_path, 1, 2, 3))
+    store.delete(keys.entry(slot))
+    with pytest.raises(RuntimeError, match=f"Failed to restore.* entry {slot} .* is missing"):
+        Result.from_path(tmp_path / "results" / "run")
 
 
 def test_a_failed_run_without_reports_is_reported_with_its_reason(

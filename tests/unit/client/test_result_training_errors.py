@@ -243,7 +243,41 @@ def test_a_long_traceback_is_truncated_in_the_middle() -> None:
     text = format_worker_failures(
         [RankFailure(rank=0, kind="raised", message="head" + "x" * 5000 + "tail")]
     )
-    assert len(text) < 1300
+    assert len(text) < 2300
     assert "head" in text
     assert text.endswith("tail")
-    assert "… 4008 characters omitted …" in text
+    assert "… 3008 characters omitted …" in text
+
+
+def traceback_text(*paths: str) -> str:
+    frames = [f'  File "{path}", line {n}, in f\n    call()\n' for n, path in enumerate(paths)]
+    return "Traceback (most recent call last):\n" + "".join(frames) + "KeyError: 'x'"
+
+
+def shortened(text: str) -> str:
+    return format_worker_failures([RankFailure(rank=0, kind="raised", message=text)])
+
+
+def test_a_long_traceback_keeps_the_frames_of_the_user_and_the_innermost_one() -> None:
+    library = "/venv/lib/python3.11/site-packages/torch/module.py"
+    text = shortened(
+        traceback_text(*[library] * 30, "/project/train.py", *[library] * 30, "/opt/x.py")
+    )
+    assert '  File "/project/train.py", line 30, in f\n    call()\n  File "/opt/x.py"' in text
+    assert library not in text
+    assert "(60 frames of libraries omitted)" in text
+    assert "characters omitted" not in text
+    assert text.endswith("KeyError: 'x'")
+
+
+def test_a_long_traceback_of_an_installed_project_is_truncated_in_the_middle() -> None:
+    text = shortened(traceback_text(*["/venv/lib/python3.11/site-packages/mine/train.py"] * 60))
+    assert "characters omitted" in text
+    assert text.count("mine/train.py") > 10
+
+
+def test_a_worker_error_names_the_command_for_the_whole_output() -> None:
+    error = build_run_error(
+        failed(RankFailure(rank=0, kind="died", message="exited")), MemoryStore(), KEY
+    )
+    assert f"spotfit logs {MemoryStore().url}" in error.do

@@ -19,6 +19,7 @@ from spotfit.core.errors import (
     RunNotFoundError,
     WorkerGroupError,
 )
+from spotfit.host import system
 from spotfit.ledger import keys
 from spotfit.model.events import (
     CancelRequested,
@@ -158,6 +159,18 @@ def test_cancel_is_idempotent(harness: ClientHarness) -> None:
     assert harness.view.next_slot == 9
 
 
+def test_cancel_without_a_save_ends_the_wait_for_one(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    handle.cancel("first")
+    before = harness.view
+    handle.cancel("at once", save=False)
+    assert (before.saves_before_cancel, harness.view.saves_before_cancel) == (True, False)
+    slots = harness.view.next_slot
+    handle.cancel("again")
+    handle.cancel("again", save=False)
+    assert (harness.view.cancel_reason, harness.view.next_slot) == ("at once", slots)
+
+
 def test_cancel_from_another_thread_while_waiting(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
     cancelling = threading.Thread(target=handle.cancel)
@@ -253,6 +266,60 @@ def test_logs_contain_the_output_of_all_agents(harness: ClientHarness) -> None:
         agent.store.put(keys.logs(an_agent_id(n), 0), encode({"rank": n, "text": "hello"}) + b"\n")
     assert list(handle.logs()) == ["(rank 0) hello", "(rank 1) hello"]
     assert list(handle.logs()) == list(harness.attach_run().logs()), "every call returns all lines"
+
+
+def write_log(harness: ClientHarness, chunk: int, *lines: dict[str, object]) -> None:
+    agent = harness.agent_ledger
+    agent.publish_member(a_member(0))
+    agent.store.put(
+        keys.logs(an_agent_id(0), chunk), b"".join(encode(line) + b"\n" for line in lines)
+    )
+
+
+def test_followed_logs_end_with_the_run(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    write_log(harness, 0, {"rank": 0, "text": "first"})
+    harness.clock.next_events = iter(
+        [
+            lambda: write_log(harness, 1, {"rank": 0, "text": "second"}, {"rank": 1, "text": "x"}),
+            lambda: harness.end_run(FINISHED),
+            lambda: write_log(harness, 2, {"rank": 0, "text": "last"}, {"end": True}),
+        ]
+    )
+    followed = list(handle.logs(rank=0, follow=True))
+    assert followed == ["(rank 0) first", "(rank 0) second", "(rank 0) last"]
+
+
+def test_followed_logs_of_a_lost_agent_end_soon_after_the_run(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    write_log(harness, 0, {"rank": 0, "text": "first"})
+    harness.end_run(FINISHED)
+    before_s = harness.clock.now()
+    assert list(handle.logs(follow=True)) == ["(rank 0) first"]
+    assert 3.0 <= harness.clock.now() - before_s < 6.0
+
+
+def test_the_metrics_are_those_of_all_reports(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    assert handle.metrics() == []
+    line = {"round": 1, "report_index": 0, "checkpoint": None, "metrics": {"step": 7}}
+    harness.agent_ledger.store.put(keys.reports(an_agent_id(0), 0), encode(line))
+    assert [each.metrics for each in handle.metrics()] == [{"step": 7}]
+
+
+def test_status_has_times_and_progress(harness: ClientHarness) -> None:
+    before_ms = system.wall_ms()
+    handle = start_run(harness.request())
+    assert before_ms <= handle.status().started_at_ms <= system.wall_ms()
+    assert handle.status().ended_at_ms == 0
+    harness.append_as_agent(
+        LeaderElected(
+            leader=an_agent_id(0), epoch=2, coordinator_address=a_member(0).coordinator_address
+        )
+    )
+    line = {"round": 1, "report_index": 0, "checkpoint": None, "metrics": {"step": 7}}
+    harness.agent_ledger.store.put(keys.reports(an_agent_id(0), 0), encode(line))
+    assert handle.status().progress.step == 7
 
 
 def test_watch_shows_output_and_events(

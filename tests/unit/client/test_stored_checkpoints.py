@@ -18,19 +18,22 @@ from spotfit.client.stored_checkpoints import (
     remove_checkpoint,
 )
 from spotfit.core.errors import ConfigError, NotFoundError, RunNotFoundError
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import FitEnded, FitStarted
 from spotfit.store.factory import open_store
-from spotfit.testing.builders import RUN_ID, a_committed_checkpoint, a_spec, an_agent_id
+from spotfit.testing.builders import RUN_ID, RUN_KEY, a_committed_checkpoint, a_spec, an_agent_id
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
 from tests.unit.checkpoint.snapshots import LARGE_PIECE_BYTES, random_bytes, upload_test_snapshot
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A run with a checkpoint of reported files, and two snapshots that share a tensor."""
+    monkeypatch.setenv("SPOTFIT_RUN_ID", RUN_ID)
+    monkeypatch.setenv("SPOTFIT_RUN_SECRET", RUN_KEY.to_text())
     url = str(tmp_path / "run")
-    store = open_store(url)
+    store = AuthenticatedStore(open_store(url), RUN_KEY)
     ledger = Ledger(store, RUN_ID, an_agent_id(0))
     save_checkpoint(store, tmp_path / "files", make_manifest("own"), x="1")
     frozen = random_bytes(1, LARGE_PIECE_BYTES)
@@ -48,7 +51,7 @@ def url(tmp_path: Path) -> str:
 
 
 def end(url: str) -> None:
-    ledger = Ledger(open_store(url), RUN_ID, an_agent_id(0))
+    ledger = Ledger(AuthenticatedStore(open_store(url), RUN_KEY), RUN_ID, an_agent_id(0))
     ledger.append(FitEnded(outcome="finished", reason="all is done"), after=ledger.catch_up())
 
 
@@ -139,7 +142,7 @@ def test_an_unwritable_file_is_reported(url: str, tmp_path: Path, suffix: str) -
 
 
 def test_a_checkpoint_is_found_by_its_requested_name(url: str, tmp_path: Path) -> None:
-    ledger = Ledger(open_store(url), RUN_ID, an_agent_id(0))
+    ledger = Ledger(AuthenticatedStore(open_store(url), RUN_KEY), RUN_ID, an_agent_id(0))
     for n, name in ((2, "last@1-2"), (3, "last@1-3"), (4, "own@1-4")):
         save_checkpoint(ledger.store, tmp_path / name, make_manifest(name, report=n), x="1")
         ledger.append(a_committed_checkpoint(name, report_index=n), after=ledger.catch_up())
@@ -167,3 +170,13 @@ def test_a_checkpoint_is_deleted_only_after_the_end(url: str, tmp_path: Path) ->
     export_checkpoint(url, "b", tmp_path / "m.pt")
     assert remove_checkpoint(url, "b") == "b"
     assert not [found for found in open_store(url).list() if found.key.startswith(("a/", "b/"))]
+
+
+def test_without_the_key_no_checkpoint_is_deleted(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end(url)
+    monkeypatch.delenv("SPOTFIT_RUN_SECRET")
+    with pytest.raises(ConfigError, match="a was not deleted: this computer has no key"):
+        remove_checkpoint(url, "a")
+    assert open_store(url).get("a/index-0.json")

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from spotfit.code import archive as archives
 from spotfit.code.archive import CodeArchive, archive_directory, archive_module
 from spotfit.core.errors import ShippingError
 
@@ -184,3 +185,48 @@ def test_archive_contains_the_modules_that_are_importable_from_it(tmp_path: Path
     assert not archive.contains_module(module("new", tmp_path / "new.py"))
     assert not archive.contains_module(module("pkg.a", tmp_path.parent / "pkg/a.py"))
     assert not archive.contains_module(module("built_in", None))
+
+
+# --- the summary ---------------------------------------------------------------------------------
+
+
+def test_the_summary_names_what_each_rule_file_excludes(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            ".gitignore": "# data\n\n*.bin\ndata/\n",
+            ".spotfitignore": "\nnotes.txt\n",
+            "train.py": "x" * 1024,
+            "train.bin": "x" * 2048,
+            "val.bin": "x",
+            "data/a/tokens": "x" * 3072,
+            "data/b": "x",
+            "notes.txt": "12",
+            "sub/.gitignore": "*.log\n",
+            "sub/x.log": "",
+            ".git/HEAD": "",
+            "sub/__pycache__/x.pyc": "",
+        },
+    )
+    assert archive_directory(tmp_path).summary() == (
+        f"{tmp_path}: 4 files (1.0 KiB) uploaded; "
+        "excluded by .gitignore: 5 files (5.0 KiB): data/, train.bin, val.bin, ...; "
+        "excluded by .spotfitignore: 1 file (2 B): notes.txt; "
+        "excluded by built-in rules: .git, __pycache__"
+    )
+
+
+def test_a_file_that_a_later_rule_includes_is_not_reported(tmp_path: Path) -> None:
+    write(tmp_path, {".gitignore": "*.bin", ".spotfitignore": "!a.bin", "a.bin": "x"})
+    archive = archive_directory(tmp_path)
+    assert "a.bin" in names(archive)
+    assert "excluded" not in archive.summary()
+
+
+def test_counting_excluded_files_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "_MAX_COUNTED_FILES", 3)
+    write(tmp_path, {".gitignore": "data/", "a.py": ""} | {f"data/{n}": "x" for n in range(9)})
+    summary = archive_directory(tmp_path).summary()
+    assert "excluded by .gitignore: at least 3 files (3 B): data/" in summary

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import logging
 import subprocess
 import sys
 import threading
@@ -35,11 +36,13 @@ from spotfit.core.errors import (
     EnvironmentMismatchError,
     IntegrityError,
     ShippingError,
+    StorePermissionError,
     TransientStoreError,
 )
 from spotfit.security.run_key import RunKey
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID
+from tests.unit.store.faulty_stores import DamagedResponses
 
 KEY = RunKey(bytes(range(32)), RUN_ID)
 
@@ -167,6 +170,11 @@ def test_a_modified_payload_is_rejected_before_unpickling(store: MemoryStore) ->
         CodeBundlePayload.open(bytes(changed), key=KEY)
 
 
+def test_a_payload_is_read_again_if_its_first_read_is_damaged() -> None:
+    store = DamagedResponses()
+    assert load(upload(lambda: "loaded", store=store), store).call() == "loaded"
+
+
 def test_a_payload_of_another_key_is_rejected(store: MemoryStore) -> None:
     forged = upload(lambda: 1, store=store, key=RunKey(bytes(32), RUN_ID))
     with pytest.raises(IntegrityError, match="key of another run"):
@@ -246,22 +254,30 @@ def test_archives_that_are_stored_already_are_referenced(store: MemoryStore) -> 
     assert bundle.archive_ids == ()
 
 
-class LostResponseStore(MemoryStore):
-    """`create` always fails as if its response were lost, with or without writing."""
+class FailingCreateStore(MemoryStore):
+    """`create` always fails, with or without writing."""
 
-    def __init__(self, *, writes: bool) -> None:
+    def __init__(self, error: Exception, *, writes: bool) -> None:
         super().__init__()
+        self.error = error
         self.writes = writes
 
     def create(self, key: str, body: bytes) -> None:
         if self.writes:
             super().create(key, body)
-        raise TransientStoreError("the response was lost")
+        raise self.error
 
 
-@pytest.mark.parametrize("writes", [True, False])
-def test_a_lost_response_of_create_is_retried(writes: bool) -> None:
-    store = LostResponseStore(writes=writes)
+@pytest.mark.parametrize(
+    ("error", "writes"),
+    [
+        (TransientStoreError("the response was lost"), True),
+        (TransientStoreError("409 ConditionalRequestConflict"), False),
+        (StorePermissionError("403"), False),
+    ],
+)
+def test_a_failed_create_is_repeated_as_a_write(error: Exception, *, writes: bool) -> None:
+    store = FailingCreateStore(error, writes=writes)
     bundle = upload(lambda: 42, store=store)
     assert load(bundle, store).call() == 42
 
@@ -329,3 +345,17 @@ def test_all_differences_are_reported_except_packages_to_install() -> None:
     with pytest.raises(EnvironmentMismatchError, match="cloudpickle") as caught:
         check_environment(reference(packages=packages), PackagedRuntimeEnv(pip=("msgspec==99.0",)))
     assert "msgspec" not in caught.value.message
+
+
+def test_uploaded_and_excluded_files_are_logged(
+    store: MemoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, text in {".gitignore": "*.bin", "a.py": "", "train.bin": "12"}.items():
+        (tmp_path / name).write_text(text)
+    with caplog.at_level(logging.INFO, logger="spotfit"):
+        upload(lambda: 1, runtime_env=RuntimeEnv(working_dir=tmp_path), store=store)
+    [record] = [each for each in caplog.records if each.getMessage() == "code.uploaded"]
+    expected = (
+        f"{tmp_path}: 2 files (5 B) uploaded; excluded by .gitignore: 1 file (2 B): train.bin"
+    )
+    assert vars(record)["text"] == expected

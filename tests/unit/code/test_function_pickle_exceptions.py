@@ -111,6 +111,36 @@ def test_error_in_spotfit_keeps_its_traceback() -> None:
     )
 
 
+def spotfit_function_scope(source: str) -> dict[str, Any]:
+    """Define functions as if they were in a module of spotfit."""
+    scope: dict[str, Any] = {}
+    code = compile(source, function_pickle._PACKAGE_PREFIX + "worker/session.py", "exec")
+    exec(code, scope)  # noqa: S102 - functions that seem to be of spotfit
+    return scope
+
+
+def test_error_of_spotfit_shows_only_frames_of_the_user() -> None:
+    reject = spotfit_function_scope("def reject(error):\n    raise error\n")["reject"]
+
+    def user_function() -> None:
+        reject(ConfigError("no tensors"))
+
+    with pytest.raises(ConfigError) as raised:
+        user_function()
+    text = function_pickle.format_traceback(without_first_frame(raised.value))
+    assert "in user_function" in text
+    assert "session.py" not in text
+    assert text.endswith("ConfigError: no tensors")
+
+
+def test_error_of_spotfit_outside_of_user_code_is_shown_without_frames() -> None:
+    reject = spotfit_function_scope("def reject(error):\n    raise error\n")["reject"]
+    with pytest.raises(ConfigError) as raised:
+        reject(ConfigError("no GPU", do="Use the CPU."))
+    text = function_pickle.format_traceback(without_first_frame(raised.value))
+    assert text == "spotfit.core.errors.ConfigError: no GPU\n  What to do: Use the CPU."
+
+
 def without_first_frame(error: BaseException) -> BaseException:
     assert error.__traceback__ is not None
     return error.with_traceback(error.__traceback__.tb_next)

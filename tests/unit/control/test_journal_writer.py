@@ -8,7 +8,12 @@ import pytest
 
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.journal_writer import JournalWriter
-from spotfit.core.errors import JournalError, StorePermissionError, TransientStoreError
+from spotfit.core.errors import (
+    AlreadyExistsError,
+    JournalError,
+    StorePermissionError,
+    TransientStoreError,
+)
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEvent, LeaderElected
@@ -151,12 +156,15 @@ def test_a_failed_read_is_retried_after_a_delay() -> None:
     assert harness.is_settled(), "a failed read does not invalidate the view"
 
 
-def test_an_undecodable_entry_raises_when_it_is_folded() -> None:
+def test_an_undecodable_entry_raises_after_the_earlier_ones_were_folded() -> None:
     harness = LeaderHarness(slow=True)
     harness.store.put(keys.entry(2), b"junk")
     harness.writer.advance(0.0)
+    harness.finish(0.1)
+    assert harness.ledger.journal_view.next_slot == 2
+    assert not harness.is_settled()
     with pytest.raises(JournalError, match="entry 2"):
-        harness.finish(0.1)
+        harness.finish(0.2)
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -240,6 +248,30 @@ def test_a_transient_error_does_not_drop_a_pending_entry() -> None:
         harness.writer.advance(0.01)
     harness.writer.advance(1.0)
     assert harness.writer.view.cancel_reason == "enough"
+
+
+def test_the_same_bytes_are_offered_again_if_a_taken_slot_is_free() -> None:
+    """A store may answer a conflict with "exists" although nothing was written."""
+    harness = LeaderHarness()
+    harness.store.error, harness.store.lost_requests = AlreadyExistsError("conflict"), 1
+    harness.writer.write(CANCEL, 0.0)
+    harness.advance_until(harness.is_settled)
+    assert harness.writer.view.cancel_reason == "enough"
+    assert len(harness.store.creates) == 2
+    assert len(set(harness.store.creates)) == 1, "the same bytes"
+    assert harness.other.catch_up() == harness.writer.view
+
+
+def test_offers_for_a_free_slot_that_is_reported_as_taken_back_off() -> None:
+    harness = LeaderHarness()
+    harness.store.error, harness.store.lost_requests = AlreadyExistsError("conflict"), 1000
+    harness.writer.write(CANCEL, 0.0)
+    now, pauses = 0.0, []
+    for _ in range(7):
+        pauses.append(round(harness.writer.wake_at - now, 3))
+        now = harness.writer.wake_at
+        harness.writer.advance(now)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
 
 
 def test_retry_delays_grow_up_to_a_limit() -> None:

@@ -36,8 +36,17 @@ def test_missing_fields_get_defaults() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b'{"name":"a', b"[]", b"{}", b'{"name":7}', b"\x00\x01", b'{"name":"\xff"}'],
-    ids=["empty", "cut", "no object", "field missing", "other type", "no JSON", "no text"],
+    [
+        b"",
+        b'{"name":"a',
+        b"[]",
+        b"{}",
+        b'{"name":7}',
+        b"\x00\x01",
+        b'{"name":"\xff"}',
+        b'{"x":' + b"[" * 5000,
+    ],
+    ids=["empty", "cut", "no object", "no field", "other type", "no JSON", "no text", "deep"],
 )
 def test_foreign_bytes_raise_a_decode_error(body: bytes) -> None:
     reader: Any = decoder(Before)

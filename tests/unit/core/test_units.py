@@ -3,7 +3,7 @@
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.units import format_bytes, format_seconds, parse_seconds
+from spotfit.core.units import format_bytes, format_count, format_seconds, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,11 @@ def test_formatted_durations(amount: float, text: str) -> None:
 )
 def test_formatted_sizes(amount: float, text: str) -> None:
     assert format_bytes(amount) == text
+
+
+def test_counts_agree_with_their_noun() -> None:
+    assert [format_count(n, "machine") for n in (0, 1, 2)] == [
+        "0 machines",
+        "1 machine",
+        "2 machines",
+    ]

@@ -193,3 +193,67 @@ def test_a_line_without_end_is_split(loop: EventLoop) -> None:
     run_loop_until(loop, lambda: "exited with code 7" in recorder.all)
     os.waitpid(pid, 0)
     assert recorder.all[0] == ("out", "x" * 60_000)
+
+
+# --- carriage returns ----------------------------------------------------------------------------
+
+
+def output_child(loop: EventLoop) -> tuple[ChildProcess, Recorder, Callable[[bytes], None]]:
+    """A child whose standard output is written by the returned function."""
+    child, recorder = make_child(loop)
+
+    def write(output: bytes) -> None:
+        os.write(child.descriptors[1], output)
+        loop.run_once(0)
+
+    return child, recorder, write
+
+
+def skip_a_second(loop: EventLoop) -> None:
+    assert isinstance(loop.clock, SkippableClock)
+    loop.clock.skipped_s += 1.01
+    loop.run_once(0)
+
+
+def test_a_progress_bar_is_shown_at_most_once_a_second(loop: EventLoop) -> None:
+    child, recorder, write = output_child(loop)
+    for percent in range(30):
+        write(b"\r %d%%" % percent)
+    assert recorder.all == []
+    skip_a_second(loop)
+    assert recorder.all == [("out", " 29%")]
+    write(b"\r 30%\r 31%")
+    write(b"\r 32%")
+    skip_a_second(loop)
+    skip_a_second(loop)
+    assert recorder.all == [("out", " 29%"), ("out", " 32%")]
+    child.discard()
+
+
+def test_the_last_state_of_a_progress_bar_is_shown_once(loop: EventLoop) -> None:
+    child, recorder, write = output_child(loop)
+    write(b"\r 99%\r100%")
+    skip_a_second(loop)
+    write(b"\ndone\n")
+    assert recorder.all == [("out", "100%"), ("out", "done")]
+    child.discard()
+
+
+def test_overwritten_text_of_a_finished_line_is_omitted(loop: EventLoop) -> None:
+    child, recorder, write = output_child(loop)
+    write(b"\r 1%\r 50%\r100%\nfrom Windows\r\n\r\n\n")
+    expected = [("out", text) for text in ("100%", "from Windows", "", "")]
+    assert recorder.all == expected
+    skip_a_second(loop)
+    assert recorder.all == expected
+    child.discard()
+
+
+def test_an_unfinished_progress_bar_uses_bounded_memory(loop: EventLoop) -> None:
+    child, recorder, write = output_child(loop)
+    for _ in range(10):
+        write(b"\r" + b"#" * 20_000)
+    assert recorder.all == []
+    skip_a_second(loop)
+    assert recorder.all == [("out", "#" * 20_000)]
+    child.discard()

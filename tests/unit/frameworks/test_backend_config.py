@@ -46,7 +46,7 @@ class Library(BackendConfig):
 
 def test_the_default_configuration_sets_up_nothing() -> None:
     config = BackendConfig()
-    assert (config.framework, config.to_dict()) == ("none", {})
+    assert (config.framework, config.to_dict()) == (None, {})
     assert config.train_func_context is nullcontext
     assert config.backend_cls is Backend
     assert backend_hooks_class(config) is None

@@ -34,6 +34,15 @@ def test_the_default_line_holds_the_event_and_quotes_unusual_fields(
     assert line.endswith(r' INFO    round.opened number=3 reason="no peer\nleft" empty=""')
 
 
+def test_a_sentence_follows_the_event_without_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    log.use_default_handler()
+    log.info("run.event", type="x", text='run "a" = started')
+    log.info("run.event", text="two\nlines")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith(' run.event: run "a" = started type=x')
+    assert second.endswith(r' run.event: "two\nlines"')
+
+
 def test_a_record_has_the_event_as_message_and_fields_as_attributes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

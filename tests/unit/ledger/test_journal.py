@@ -19,6 +19,7 @@ from spotfit.model.events import (
 from spotfit.model.view import JournalView, View
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import a_spec, an_agent_id, an_entry
+from tests.unit.store.faulty_stores import DamagedResponses
 
 START = an_entry(FitStarted(spec=a_spec()))
 A_LEADS = an_entry(LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address="h:1"))
@@ -146,6 +147,16 @@ def test_entries_read_before_a_store_error_are_kept() -> None:
     assert reader.catch_up() == writer.view
 
 
+def test_an_entry_is_read_again_if_its_first_read_is_damaged() -> None:
+    store = DamagedResponses(0)
+    writer, reader = Journal(store), Journal(store)
+    for entry in (START, A_LEADS, CANCEL):
+        writer.append(entry, writer.view)
+    store.reads.clear()
+    store.damaged_reads = 1
+    assert reader.catch_up() == writer.view
+
+
 class UnreadableStore(MemoryStore):
     """A store whose reads fail the test."""
 
@@ -199,7 +210,7 @@ def long_run() -> tuple[MemoryStore, Journal]:
         writer.append(CANCEL, writer.view)
         assert isinstance(writer.view, View)
         if journal.is_cache_due(writer.view):
-            journal.write_cached_view(store, writer.view)
+            journal.write_cached_view(store, writer.cached_view())
     return store, writer
 
 

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from spotfit.core.errors import AlreadyExistsError, TransientStoreError
 from spotfit.ledger import journal, keys
+from spotfit.ledger.journal import CachedView
 from spotfit.model.events import FailureCause, RoundClosed
-from spotfit.model.view import JournalView
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import a_committed_checkpoint, a_notice, a_round, a_view, an_agent_id
 
@@ -21,6 +21,7 @@ RICH = a_view(
     checkpoints=(a_committed_checkpoint(metrics={"nested": {"loss": [1.5, None, "x"]}}),),
     dropped_checkpoints=("c0",),
 )
+CACHED = CachedView(view=RICH, previous="1" * 64)
 
 
 @pytest.mark.parametrize(
@@ -39,22 +40,24 @@ def test_a_cached_view_is_due_every_interval(slot: int, due: bool) -> None:
 
 def test_a_cached_view_round_trips() -> None:
     store = MemoryStore()
-    journal.write_cached_view(store, RICH)
-    assert journal.read_newest_view(store) == RICH
+    journal.write_cached_view(store, CACHED)
+    assert journal.read_newest_view(store) == CACHED
 
 
 def test_the_newest_decodable_view_is_read() -> None:
     store = MemoryStore()
-    newer = replace(RICH, next_slot=2 * journal.VIEW_CACHE_INTERVAL)
-    journal.write_cached_view(store, RICH)
+    newer = CachedView(
+        view=replace(RICH, next_slot=2 * journal.VIEW_CACHE_INTERVAL), previous="2" * 64
+    )
+    journal.write_cached_view(store, CACHED)
     journal.write_cached_view(store, newer)
     assert journal.read_newest_view(store) == newer
-    store.put(keys.cached_view(newer.next_slot), b'{"view": {"next_slot": "\xff')
-    assert journal.read_newest_view(store) == RICH
+    store.put(keys.cached_view(newer.view.next_slot), b'{"view": {"next_slot": "\xff')
+    assert journal.read_newest_view(store) == CACHED
 
 
-def test_without_a_cached_view_the_view_is_empty() -> None:
-    assert journal.read_newest_view(MemoryStore()) == JournalView()
+def test_without_a_cached_view_there_is_none_to_start_from() -> None:
+    assert journal.read_newest_view(MemoryStore()) is None
 
 
 @pytest.mark.parametrize("error", [AlreadyExistsError("there"), TransientStoreError("no answer")])
@@ -64,5 +67,5 @@ def test_a_failed_write_is_ignored(error: Exception) -> None:
             raise error
 
     store = Refusing()
-    journal.write_cached_view(store, RICH)
+    journal.write_cached_view(store, CACHED)
     assert list(store.list()) == []

@@ -71,10 +71,10 @@ def test_keys_are_below_their_listed_prefixes() -> None:
 
 def test_a_checkpoint_ref_key_is_parsed() -> None:
     key = keys.checkpoint_ref("a", "b-2", 3, 1)
-    assert keys.parse_checkpoint_ref(key, "a") == keys.CheckpointRef("b-2", 3, 1)
-    assert keys.manifest(*keys.CheckpointRef("b-2", 3, 1)) == keys.manifest("b-2", 3, 1)
-    assert keys.parse_checkpoint_ref(key, "b") is None
-    assert keys.parse_checkpoint_ref(f"{keys.REFS}a/nonsense", "a") is None
+    assert keys.parse_checkpoint_ref(key) == keys.CheckpointRef("b-2", 3, 1, folder="a")
+    nested = keys.checkpoint_ref("a/b", "b-2", 3, 1)
+    assert keys.parse_checkpoint_ref(nested) == keys.CheckpointRef("b-2", 3, 1, folder="a/b")
+    assert keys.parse_checkpoint_ref(f"{keys.REFS}a/nonsense") is None
 
 
 def test_every_log_line_has_a_source() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spotfit.model.events import CheckpointCommitted
+from spotfit.testing.builders import RUN_KEY
 from spotfit_localsim.random_streams import SeededStreams
 from spotfit_localsim.virtual.engine import Engine, SimClock, SimProcess
 from spotfit_localsim.virtual.faults import (
@@ -82,6 +83,7 @@ class SimHarness:
             engine=self.engine,
             network=network,
             bucket=bucket,
+            run_key=RUN_KEY,
             training=SimTraining(workload),
             stream=self.rng.stream("workers"),
             report_violation=self.report_violation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,14 @@ def test_the_module_exits_with_code_2_on_an_error(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "does not exist" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_notebook_is_migrated(tmp_path: Path) -> None:
+    notebook = tmp_path / "nb.ipynb"
+    cell = {"cell_type": "code", "source": [SCRIPT.removesuffix("\n"), "\nray.train.nothing"]}
+    notebook.write_text(json.dumps({"cells": [cell]}))
+    done = run("--write", notebook)
+    assert "nb.ipynb: migrated, 1 manual change left" in done.output
+    assert "code cell 1, line 3: ray.train.nothing" in done.output
+    assert done.exit_code == 1
+    assert "import spotfit" in notebook.read_text()

@@ -14,6 +14,8 @@ def test_a_directory_is_searched_except_installed_packages(tmp_path: Path) -> No
     for name in (
         "train.py",
         "models/net.py",
+        "tutorial.ipynb",
+        ".ipynb_checkpoints/tutorial.ipynb",
         "models/weights.bin",
         ".git/hook.py",
         ".venv/x.py",
@@ -24,7 +26,8 @@ def test_a_directory_is_searched_except_installed_packages(tmp_path: Path) -> No
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert find_scripts([tmp_path]) == [tmp_path / "train.py", tmp_path / "models/net.py"]
+    found = [path.relative_to(tmp_path).as_posix() for path in find_scripts([tmp_path])]
+    assert found == ["train.py", "tutorial.ipynb", "models/net.py"]
 
 
 def test_an_explicit_file_is_returned_once(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import spotfit
+import spotfit.torch
 from spotfit.host import env
+from spotfit.migrate.name_map import REMOVED_ARGUMENTS
 from tests.unit.migrate.before_and_after import (
     dedent_script,
     manual_work,
@@ -40,6 +43,67 @@ def test_a_removed_runtime_env_is_manual_work() -> None:
     assert migrated_text(script).strip() == ""
     assert manual_work(script) == ["2: ray.init()"]
     assert "worker_runtime_env" in migrate_script(script).manual_notes[0].do
+
+
+def test_a_literal_runtime_env_moves_into_the_run_config() -> None:
+    script = """
+        import ray
+        from ray.train import RunConfig
+
+        ray.init(runtime_env={"env_vars": {"RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "60"}})
+        config = RunConfig(
+            name="a",
+        )
+    """
+    assert migrated_text(script) == dedent_script("""
+        from spotfit import RunConfig
+
+        config = RunConfig(
+            name="a", worker_runtime_env={"env_vars": {"SPOTFIT_COLLECTIVE_TIMEOUT_S": "60"}},
+        )
+    """)
+    assert manual_work(script) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "configs"),
+    [
+        ("{'env_vars': {'A': value}}", "RunConfig()"),
+        ("{'conda': 'env.yaml'}", "RunConfig()"),
+        ("{'pip': {'packages': ['x']}}", "RunConfig()"),
+        ("environment", "RunConfig()"),
+        ("{}", "RunConfig(), RunConfig()"),
+        ("{}", "RunConfig(worker_runtime_env={})"),
+        ("{}", "RunConfig(**options)"),
+    ],
+)
+def test_an_ambiguous_runtime_env_is_manual_work(environment: str, configs: str) -> None:
+    script = f"import ray\nfrom ray.train import RunConfig\nray.init(runtime_env={environment})\n"
+    assert manual_work(f"{script}{configs}\n") == ["3: ray.init()"]
+
+
+def test_a_variable_without_effect_is_no_manual_work() -> None:
+    moved = migrate_script("import os\nos.environ['RAY_TRAIN_V2_ENABLED'] = '1'\n")
+    assert [(note.line, note.what, note.is_manual) for note in moved.notes] == [
+        (2, "RAY_TRAIN_V2_ENABLED", False)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "do"),
+    [(name, one, do) for name, removed in REMOVED_ARGUMENTS.items() for one, do in removed.items()],
+)
+def test_a_removed_argument_is_manual_work(name: str, argument: str, do: str) -> None:
+    module = "ray.train.torch" if name == "TorchTrainer" else "ray.train"
+    if name == "DataParallelTrainer":
+        module = "ray.train.v2.api.data_parallel_trainer"
+    (note,) = migrate_script(f"from {module} import {name}\n{name}({argument}={{}})\n").notes
+    assert (note.line, note.what, note.is_manual) == (2, f"{name}({argument}=...)", True)
+    assert do in note.do
+    function = [print] if name.endswith("Trainer") else []
+    owner = spotfit.torch if name == "TorchTrainer" else spotfit
+    with pytest.raises(DeprecationWarning):
+        getattr(owner, name)(*function, **{argument: {}})
 
 
 @pytest.mark.parametrize(
@@ -194,7 +258,11 @@ def test_an_unsupported_variable_is_reported() -> None:
         env = {"RAY_TRAIN_NO_SUCH_THING": "1", "PATH": "export RAY_CHDIR_TO_TRIAL_DIR=0"}
     """)
     assert migrated_text(script) == script
-    assert manual_work(script) == ["2: RAY_CHDIR_TO_TRIAL_DIR", "2: RAY_TRAIN_NO_SUCH_THING"]
+    assert manual_work(script) == []
+    assert [f"{note.line}: {note.what}" for note in migrate_script(script).notes] == [
+        "2: RAY_CHDIR_TO_TRIAL_DIR",
+        "2: RAY_TRAIN_NO_SUCH_THING",
+    ]
 
 
 def test_a_string_with_a_module_name_is_reported() -> None:

@@ -34,6 +34,11 @@ def test_preempted_nodes_and_ranks_are_sorted() -> None:
     assert INFO.preempted_ranks == [1, 2, 3]
 
 
+def test_a_rank_on_two_preempted_nodes_is_listed_once() -> None:
+    info = PreemptionInfo(None, {"n2": [3, 1], "n1": [1]})
+    assert info.preempted_ranks == [1, 3]
+
+
 def test_preemption_info_is_frozen_and_picklable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         INFO.deadline_ms = 5  # type: ignore[misc]

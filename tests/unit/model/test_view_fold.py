@@ -724,6 +724,16 @@ def test_the_next_fit_keeps_the_lifetime_histogram() -> None:
     assert view.lifetimes.total_count == 1
 
 
+@pytest.mark.parametrize(
+    ("requests", "saves"),
+    [([True], True), ([False], False), ([True, False], False), ([False, True], False)],
+)
+def test_a_cancellation_without_a_save_prevails(requests: list[bool], saves: bool) -> None:
+    events = [CancelRequested(reason="enough", save=save) for save in requests]
+    view = fold_events(FitStarted(spec=a_spec()), *events)
+    assert view.saves_before_cancel is saves
+
+
 def test_a_journal_has_a_view_with_spec_from_the_first_fit_on() -> None:
     empty = JournalView()
     cancelled = fold(empty, an_entry(CancelRequested(reason="early")))
@@ -733,3 +743,14 @@ def test_a_journal_has_a_view_with_spec_from_the_first_fit_on() -> None:
     assert isinstance(started, View)
     assert (started.next_slot, started.run_id, started.spec) == (2, RUN_ID, a_spec())
     assert started.cancel_reason is None
+
+
+def test_the_times_of_the_last_fit_are_recorded() -> None:
+    started = an_entry(FitStarted(spec=a_spec()), written_at_ms=1000)
+    ended = an_entry(FitEnded(outcome="finished"), written_at_ms=3000)
+    view = fold(JournalView(), started)
+    assert (view.fit_started_at_ms, view.fit_ended_at_ms) == (1000, 0)
+    view = fold(view, ended)
+    assert (view.fit_started_at_ms, view.fit_ended_at_ms) == (1000, 3000)
+    view = fold(view, an_entry(FitStarted(spec=a_spec()), written_at_ms=5000))
+    assert (view.fit_started_at_ms, view.fit_ended_at_ms) == (5000, 0)

@@ -96,7 +96,7 @@ def wait_of(view: View, state: LeaderState, now: float = NOW) -> Wait:
 
 def test_a_run_without_machines_requests_them() -> None:
     assert next_action(a_view(groups={}), a_leader_state(members={}), NOW) == RequestMachines(
-        2, "2 of 2 workers have no machine"
+        2, "2 of 2 workers need a machine"
     )
 
 
@@ -419,7 +419,7 @@ def test_a_replacement_is_requested_during_the_round() -> None:
         notice_received_at={an_agent_id(1): NOW},
     )
     assert next_action(decide_replacement, state, NOW) == RequestMachines(
-        1, "1 of 2 workers have no machine"
+        1, "1 of 2 workers need a machine"
     )
     request = replace(decide_replacement, groups=PENDING)
     assert next_action(request, state, NOW) == SubmitGroup(OTHER)
@@ -451,7 +451,7 @@ def test_a_lost_node_is_recorded_and_replaced() -> None:
         token=TOKEN, node=1, agent=an_agent_id(1), reason=why, cause=FailureCause.PREEMPTION
     )
     after = a_view(groups={TOKEN: a_group(lost_nodes=frozenset({1}))})
-    assert next_action(after, state, NOW) == RequestMachines(1, "1 of 2 workers have no machine")
+    assert next_action(after, state, NOW) == RequestMachines(1, "1 of 2 workers need a machine")
 
 
 def test_disconnected_agents_are_polled() -> None:
@@ -503,6 +503,62 @@ def test_cancellation_takes_precedence() -> None:
     assert event_of(view, state) == FitEnded(
         outcome="cancelled", reason="Ctrl-C", metrics={"loss": 1}
     )
+
+
+CANCELLED = a_view(
+    round=a_round(), groups=PENDING, cancel_reason="Ctrl-C", saves_before_cancel=True
+)
+
+
+@pytest.mark.parametrize(
+    ("uploading", "taken_at", "waits_s"),
+    [((), None, 120.0), ((1,), None, 600.0), ((), 99.0, 120.0), ((1,), 99.0, 600.0)],
+)
+def test_a_cancelled_run_waits_for_a_save_that_was_taken_after_the_request(
+    uploading: tuple[int, ...], taken_at: float | None, waits_s: float
+) -> None:
+    commit = RoundCommit(committed_at=100.5, snapshot_taken_at=taken_at)
+    training = a_training(
+        save_requested_at=100.0, uploading_ranks=frozenset(uploading), last_commit=commit
+    )
+    state = a_leader_state(phase=training)
+    view = replace(CANCELLED, groups={})
+    assert isinstance(next_action(view, state, 99.0 + waits_s), Wait)
+    assert event_of(view, state, 100.0 + waits_s).outcome == "cancelled"
+
+
+def test_a_cancelled_run_ends_once_its_last_save_is_committed() -> None:
+    training = a_training(
+        save_requested_at=100.0,
+        last_commit=RoundCommit(committed_at=102.0, snapshot_taken_at=101.0),
+    )
+    assert event_of(CANCELLED, a_leader_state(phase=training), 102.0).outcome == "cancelled"
+
+
+def test_a_complete_checkpoint_is_committed_before_the_cancelled_run_ends() -> None:
+    ready = an_uploaded_checkpoint()
+    state = a_leader_state(phase=a_training(save_requested_at=0.0), ready_checkpoints=(ready,))
+    assert event_of(CANCELLED, state, 1.0).name == ready.name
+
+
+def test_a_cancelled_run_without_a_checkpointer_ends_at_once() -> None:
+    for phase in (a_training(), NoRound()):
+        assert event_of(CANCELLED, a_leader_state(phase=phase), 1.0).outcome == "cancelled"
+
+
+def test_a_function_that_has_returned_finishes_in_spite_of_a_cancellation() -> None:
+    state = a_leader_state(phase=a_returned(since=100.0))
+    view = replace(CANCELLED, groups={})
+    assert event_of(view, state, 101.0).outcome == "finished"
+    pending = replace(state, reports_delivered=False)
+    assert isinstance(next_action(view, pending, 101.0), Wait)
+    assert event_of(view, pending, 220.0).outcome == "cancelled"
+
+
+def test_no_machines_are_requested_while_a_cancelled_run_saves() -> None:
+    view = replace(CANCELLED, groups={}, spec=a_spec(max_workers=4))
+    state = a_leader_state(phase=a_training(save_requested_at=100.0))
+    assert isinstance(next_action(view, state, 101.0), Wait)
 
 
 def test_an_exception_in_a_callback_ends_the_run() -> None:

@@ -123,7 +123,7 @@ def test_no_machine_is_requested_in_these_cases(view: View) -> None:
 
 def test_machines_for_workers_are_requested_first() -> None:
     expected_request = next_action_of(a_run(groups={}, round=None), a_leader_state(members={}))
-    assert expected_request == RequestMachines(2, "2 of 2 workers have no machine")
+    assert expected_request == RequestMachines(2, "2 of 2 workers need a machine")
     request = a_run(groups={TOKEN: a_group(handle=None)}, round=None)
     assert not isinstance(
         next_action_of(request, a_leader_state(members={}, is_headless=True)), RequestMachines
@@ -138,7 +138,7 @@ def test_a_validation_machine_runs_no_workers() -> None:
             members=member_statuses(a_member_status(0), validator()), validation_changed_at=NOW
         ),
     )
-    assert expected_request == RequestMachines(1, "1 of 2 workers have no machine")
+    assert expected_request == RequestMachines(1, "1 of 2 workers need a machine")
 
 
 def test_the_next_validation_starts_on_its_machine() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from spotfit.protocol.agent_sidecar import UploadDone, UploadError
 from spotfit.protocol.worker_agent import RequestUpload
 from spotfit.sidecar.uploader import QueuedUpload, UploaderProxy
+from spotfit.testing.builders import RUN_KEY
 from tests.unit.sidecar.fake_process import FakeProcess, FakeStarter
 
 
@@ -14,7 +15,9 @@ class Uploads:
     def __init__(self) -> None:
         self.starter = FakeStarter()
         self.finished: list[tuple[str, UploadDone | UploadError]] = []
-        self.uploader = UploaderProxy("memory://run", self.starter.start, self._on_finished)
+        self.uploader = UploaderProxy(
+            "memory://run", RUN_KEY, self.starter.start, self._on_finished
+        )
 
     def submit(self, name: str, *, round_number: int = 3, rank: int = 0) -> None:
         request = RequestUpload(report_index=0, checkpoint_name=name, upload_job=name.encode())

@@ -13,12 +13,13 @@ import pytest
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.manifest import manifests_of
 from spotfit.checkpoint.writer import SnapshotUploadJob, UploadJob, encode_upload_job
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import CheckpointNotFoundError
 from spotfit.protocol.agent_sidecar import FromUploader, StartUpload, UploadDone, UploadError
 from spotfit.sidecar.uploader_process import UploadServer
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.retry import PATIENT_RETRY_POLICY, RetryPolicy
+from spotfit.testing.builders import RUN_ID, RUN_KEY
 from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest
 from tests.unit.checkpoint.snapshots import write_segment
 
@@ -54,7 +55,18 @@ def make_request(
         make_manifest(name, report=job_id),
         delete_after_upload=delete,
     )
-    return StartUpload(job_id=job_id, rank=0, storage_url=str(run), upload_job=job.to_bytes())
+    return start_upload(job_id, run, job.to_bytes())
+
+
+def start_upload(job_id: int, run: Path, upload_job: bytes) -> StartUpload:
+    return StartUpload(
+        job_id=job_id,
+        rank=0,
+        storage_url=str(run),
+        secret=RUN_KEY.to_text(),
+        run_id=RUN_ID,
+        upload_job=upload_job,
+    )
 
 
 def test_uploads_of_a_rank_are_executed_in_order(agent: Agent, tmp_path: Path) -> None:
@@ -79,7 +91,7 @@ def test_a_failing_upload_is_reported_and_later_ones_are_executed(
     error, done = agent.wait_for(2)
     assert isinstance(error, UploadError)
     assert "gone, does not exist" in error.traceback_text
-    assert isinstance(pickle.loads(error.pickled_exception), ConfigError), "the original error"
+    assert isinstance(pickle.loads(error.pickled_exception), CheckpointNotFoundError)
     assert done == UploadDone(job_id=1, size_bytes=1)
     assert (tmp_path / "here").exists()
 
@@ -116,8 +128,6 @@ def test_a_slow_snapshot_upload_is_logged(
     monkeypatch.setattr("spotfit.sidecar.uploader_process.warn_while_slow", record_warning)
     segment = write_segment(tmp_path / "0-0-1.segment", [b"w"])
     job = encode_upload_job(SnapshotUploadJob(str(segment), make_manifest("c0")))
-    UploadServer(agent.on_message).submit(
-        StartUpload(job_id=0, rank=0, storage_url=str(tmp_path / "run"), upload_job=job)
-    )
+    UploadServer(agent.on_message).submit(start_upload(0, tmp_path / "run", job))
     assert isinstance(agent.wait_for(1)[0], UploadDone)
     assert warned == ["c0"]

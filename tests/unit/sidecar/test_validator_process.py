@@ -17,6 +17,7 @@ from spotfit.code.runtime_env import RuntimeEnv
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import InfrastructureError
 from spotfit.frameworks.devices import CUDA_VISIBLE_DEVICES
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.protocol import framing
 from spotfit.protocol.agent_sidecar import ValidationResult, ValidationTask
 from spotfit.security.run_key import RunKey
@@ -48,7 +49,7 @@ def restore_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def make_task(
     tmp_path: Path, fn: Callable[..., Any] = read, trainer_kwargs: Any = None, **fields: Any
 ) -> ValidationTask:
-    store = open_store(str(tmp_path / "run"))
+    store = AuthenticatedStore(open_store(str(tmp_path / "run")), KEY)
     save_checkpoint(store, tmp_path / "c1", make_manifest("c1"), model="w")
     reference = upload_code_bundle(
         lambda: None,

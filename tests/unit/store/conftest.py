@@ -42,6 +42,11 @@ class _BucketResponder(BaseHTTPRequestHandler):
         elif self.command == "PUT":
             self.bucket.objects[key] = body
             self._send(200, b"")
+        elif key in self.bucket.objects and "range" in self.headers:
+            whole = self.bucket.objects[key]
+            first, last = map(int, self.headers["range"].removeprefix("bytes=").split("-"))
+            part = whole[first : last + 1]
+            self._send(206, part, f"bytes {first}-{first + len(part) - 1}/{len(whole)}")
         elif key in self.bucket.objects:
             self._send(200, self.bucket.objects[key])
         else:
@@ -49,8 +54,10 @@ class _BucketResponder(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815  # http.server's names
 
-    def _send(self, status: int, body: bytes) -> None:
+    def _send(self, status: int, body: bytes, content_range: str = "") -> None:
         self.send_response(status)
+        if content_range:
+            self.send_header("content-range", content_range)
         self.send_header("content-length", str(len(body)))
         self.send_header("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         self.send_header("etag", '"1"')

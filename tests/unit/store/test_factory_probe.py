@@ -91,6 +91,42 @@ def test_a_rejected_store_is_cleaned_up() -> None:
     assert list(store.list()) == []
 
 
+class RaisesOn(MemoryStore):
+    """Raises `error` in `list`, or in the first `failed_creates` calls of `create`."""
+
+    def __init__(self, error: BaseException, failed_creates: int = 0) -> None:
+        super().__init__()
+        self.error = error
+        self.failures = iter(range(failed_creates))
+        self.fails_list = not failed_creates
+
+    def create(self, key: str, body: bytes) -> None:
+        if next(self.failures, None) is not None:
+            raise self.error
+        super().create(key, body)
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        if self.fails_list:
+            raise self.error
+        return super().list(prefix, after=after)
+
+
+def test_an_interrupted_probe_leaves_no_objects() -> None:
+    store = RaisesOn(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        probe_create(store)
+    store.fails_list = False
+    assert list(store.list()) == []
+
+
+def test_creates_without_outcome_do_not_reject_the_store() -> None:
+    """S3 may answer all of them with 409 ConditionalRequestConflict."""
+    store = RaisesOn(TransientStoreError("409"), failed_creates=WRITER_COUNT)
+    with pytest.raises(TransientStoreError, match="None of 4 concurrent creates"):
+        probe_create(store)
+    probe_create(store)
+
+
 class LosesResponses(MemoryStore):
     """Writes the object, but the response is lost."""
 

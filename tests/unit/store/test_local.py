@@ -66,6 +66,29 @@ def test_partial_files_and_linked_directories_are_not_listed(
     assert [found.key for found in store.list()] == ["file"]
 
 
+@pytest.mark.parametrize("key", ["ck/x", "ck/a/x"])
+def test_nothing_is_deleted_through_a_linked_directory(
+    store: LocalStore, tmp_path: Path, key: str
+) -> None:
+    target = tmp_path / "moved" / key.removeprefix("ck/")
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"1")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "ck").symlink_to(tmp_path / "moved")
+    assert store.get(key) == b"1"
+    store.delete(key)
+    assert target.read_bytes() == b"1"
+
+
+def test_objects_below_a_linked_root_are_deleted(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "disk")
+    store = open_store(tmp_path / "root")
+    store.put("a/x", b"1")
+    store.delete("a/x")
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
 def test_a_failed_write_leaves_no_partial_file(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

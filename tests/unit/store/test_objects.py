@@ -11,7 +11,7 @@ from spotfit.core.errors import (
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.store.objects import ObjectStore, _to_store_error
+from spotfit.store.objects import PART_BYTES, ObjectStore, _to_store_error
 from spotfit.store.retry import RetryPolicy
 from spotfit.store.url import RootUrl
 from tests.unit.store.conftest import ScriptedBucket
@@ -54,14 +54,28 @@ def test_create_is_not_retried(bucket: ScriptedBucket, store: ObjectStore, statu
     assert bucket.requests == [("PUT", "/bucket/a")]
 
 
-@pytest.mark.parametrize("status", [409, 412])
+@pytest.mark.parametrize(
+    ("status", "code"), [(412, "PreconditionFailed"), (409, "BlobAlreadyExists")]
+)
 def test_a_lost_create_raises_already_exists(
-    bucket: ScriptedBucket, store: ObjectStore, status: int
+    bucket: ScriptedBucket, store: ObjectStore, status: int, code: str
 ) -> None:
-    bucket.enqueue_responses(status)
+    bucket.enqueue_responses(status, code=code)
     with pytest.raises(AlreadyExistsError):
         store.create("a", b"x")
     assert len(bucket.requests) == 1
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
+def test_a_conflict_during_a_create_is_transient(
+    bucket: ScriptedBucket, store: ObjectStore, code: str
+) -> None:
+    """S3 asks for a retry: the conflicting request need not have written the object."""
+    bucket.enqueue_responses(409, code=code)
+    with pytest.raises(TransientStoreError, match=code):
+        store.create("a", b"x")
+    store.create("a", b"x")
+    assert bucket.objects == {"/bucket/a": b"x"}
 
 
 @pytest.mark.parametrize(
@@ -89,10 +103,11 @@ def test_errors_of_the_server_are_translated(
         lambda: store.put("a", b""),
         lambda: store.create("a", b""),
     ):
-        bucket.enqueue_responses(status, code=code)
+        bucket.enqueue_responses(*[status] * 3, code=code)
         with pytest.raises(StoreError, match=expected) as raised:
             call()
         assert type(raised.value) is kind
+        bucket.responses.clear()
 
 
 @pytest.mark.parametrize("code", ["RequestTimeout", "ExpiredToken", "SlowDown"])
@@ -110,9 +125,21 @@ def test_transient_error_codes_override_the_status(
 def test_a_forbidden_listing_raises_permission_error(
     bucket: ScriptedBucket, store: ObjectStore
 ) -> None:
-    bucket.enqueue_responses(403)
+    bucket.enqueue_responses(403, 403, 403)
     with pytest.raises(StorePermissionError):
         list(store.list())
+
+
+def test_a_denied_part_of_a_download_is_requested_again(
+    bucket: ScriptedBucket, store: ObjectStore, tmp_path: Path
+) -> None:
+    bucket.objects["/bucket/a"] = bytes(PART_BYTES) + b"last part"
+    with (tmp_path / "file").open("w+b") as file:
+        bucket.enqueue_responses(403)
+        store._download_parts(file.fileno(), "a", range(PART_BYTES, PART_BYTES + 9, PART_BYTES), "")
+        assert file.read() == bytes(PART_BYTES) + b"last part"
+    store.get_file("a", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
 
 def test_a_machine_without_a_role_reports_missing_credentials() -> None:
@@ -202,7 +229,7 @@ def test_an_invalid_key_is_rejected_before_any_request(
 def test_a_failed_download_leaves_nothing(
     bucket: ScriptedBucket, store: ObjectStore, tmp_path: Path
 ) -> None:
-    bucket.enqueue_responses(403)
+    bucket.enqueue_responses(403, 403, 403)
     with pytest.raises(StorePermissionError):
         store.get_file("a", tmp_path / "file")
     assert list(tmp_path.iterdir()) == []

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from spotfit.core.errors import NotFoundError, TransientStoreError
+from spotfit.core.errors import NotFoundError, StorePermissionError, TransientStoreError
 from spotfit.store.factory import open_store
-from spotfit.store.retry import RetryPolicy, call_with_retries
+from spotfit.store.retry import RetryPolicy, call_with_retries, repeat_read
 from tests.unit.store.conftest import ScriptedBucket
 
 WITHOUT_DELAYS = RetryPolicy(max_attempts=3, max_backoff_s=0.0)
@@ -49,6 +49,35 @@ def test_a_permanent_error_is_not_retried() -> None:
     call, remaining = failing(NotFoundError("gone"), NotFoundError("still"))
     with pytest.raises(NotFoundError, match="gone"):
         call_with_retries(call, WITHOUT_DELAYS)
+    assert len(remaining) == 1
+
+
+def test_a_denial_that_does_not_last_is_retried() -> None:
+    """New credentials are not known to all servers at once."""
+    call, _ = failing(*(StorePermissionError(str(n)) for n in range(3)))
+    assert call_with_retries(call, RetryPolicy(max_backoff_s=0.0)) == "result"
+
+
+def test_a_denial_that_lasts_is_raised_after_four_attempts() -> None:
+    call, remaining = failing(*(StorePermissionError(str(n)) for n in range(9)))
+    with pytest.raises(StorePermissionError, match="3"):
+        call_with_retries(call, RetryPolicy(max_attempts=1000, max_backoff_s=0.0))
+    assert len(remaining) == 5
+
+
+def test_an_invalid_read_is_repeated_twice() -> None:
+    call, _ = failing(ValueError("1"), ValueError("2"))
+    assert repeat_read(call, errors=(ValueError,)) == "result"
+    call, remaining = failing(*(ValueError(str(n)) for n in range(4)))
+    with pytest.raises(ValueError, match="2"):
+        repeat_read(call, errors=(ValueError,))
+    assert len(remaining) == 1
+
+
+def test_an_error_of_the_store_does_not_repeat_a_read() -> None:
+    call, remaining = failing(NotFoundError("gone"), NotFoundError("still"))
+    with pytest.raises(NotFoundError, match="gone"):
+        repeat_read(call)
     assert len(remaining) == 1
 
 

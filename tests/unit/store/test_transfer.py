@@ -1,7 +1,7 @@
 import hashlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Barrier
 
@@ -13,6 +13,7 @@ from spotfit.core.errors import (
     StoreError,
     TransientStoreError,
 )
+from spotfit.store.api import ObjectInfo
 from spotfit.store.local import MemoryStore, temporary_path
 from spotfit.store.transfer import (
     LARGE_FILE_BYTES,
@@ -21,9 +22,11 @@ from spotfit.store.transfer import (
     FileRecord,
     download_bytes,
     download_tree,
+    list_files,
     upload_tree,
 )
 from spotfit.store.url import PARTIAL_FILE_PREFIX
+from tests.unit.store.faulty_stores import DamagedResponses
 
 BIG = bytes(LARGE_FILE_BYTES + 1)
 
@@ -235,6 +238,15 @@ def test_a_corrupt_file_is_reported_and_not_written(tree: Path, tmp_path: Path) 
     assert "a" not in contents(tmp_path / "down")
 
 
+def test_a_file_is_downloaded_again_if_its_first_read_is_damaged(
+    tree: Path, tmp_path: Path
+) -> None:
+    store = DamagedResponses()
+    records = upload_tree(store, "p", tree)
+    download_tree(store, "p", tmp_path / "there", records)
+    assert contents(tmp_path / "there") == contents(tree)
+
+
 def test_a_missing_file_is_reported(tree: Path, tmp_path: Path) -> None:
     store = Watched()
     records = upload_tree(store, "p", tree)
@@ -280,6 +292,21 @@ def test_an_empty_placeholder_of_a_folder_is_skipped(tmp_path: Path) -> None:
     store.put("p/a/b", b"y")
     download_tree(store, "p", tmp_path / "down")
     assert contents(tmp_path / "down") == {"a/b": b"y"}
+
+
+def test_the_marker_of_an_empty_folder_is_not_a_file() -> None:
+    class Marked(MemoryStore):
+        """Lists "p/sub/" as buckets do: by a key that cannot be read."""
+
+        def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+            yield ObjectInfo("p", 0)
+            yield ObjectInfo("p/sub", 0)
+            yield from super().list(prefix, after=after)
+
+    store = Marked()
+    store.put("p/zero", b"")
+    store.put("p/zz", b"yy")
+    assert list_files(store, "p") == {"zero": 0, "zz": 2}
 
 
 def test_the_first_error_cancels_the_rest(tmp_path: Path) -> None:

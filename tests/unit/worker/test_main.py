@@ -1,9 +1,11 @@
 """The worker program: return values, log levels and the exit of the process."""
 
 import atexit
+import io
 import logging
 import os
 import pickle
+import sys
 import threading
 from typing import NoReturn
 
@@ -61,6 +63,33 @@ def test_the_log_level_of_the_run_does_not_affect_user_loggers(
     assert "INFO user: message of the user" in output
     assert "debug of the user" not in output
     assert ("spotfit.event" in output) == (level == "DEBUG")
+
+
+def test_a_failure_prints_the_whole_traceback_before_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    printed: list[str] = []
+
+    class Connection:
+        def send(self, _message: object) -> None:
+            printed.append(capfd.readouterr().err)
+
+    def fail(*_: object) -> NoReturn:
+        raise KeyError("lr")
+
+    monkeypatch.setattr(main, "open_store", fail)
+    assert main._run(make_start(), Connection(), None) == 1  # type: ignore[arg-type]
+    assert "in _run" in printed[0]
+    assert printed[0].endswith("KeyError: 'lr'\n")
+
+
+def test_a_closed_standard_error_does_not_hide_the_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    main.print_traceback(KeyError("lr"))
 
 
 def exit_in_child(code: int, leave: object) -> tuple[int, bytes]:

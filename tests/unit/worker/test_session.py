@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
-from spotfit.checkpoint.committed import CheckpointReport, ReportedCheckpoint
+from spotfit.checkpoint.committed import CheckpointReport, ReportedCheckpoint, open_committed
 from spotfit.checkpoint.manifest import manifests_of
 from spotfit.checkpoint.writer import load_upload_job, run_upload_job
 from spotfit.core.codec import encode
@@ -31,6 +31,7 @@ from spotfit.model.events import (
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
 from spotfit.model.spec import RetentionConfig, RunSpec, ValidationSpec
 from spotfit.protocol.worker_agent import (
+    AwaitReports,
     CheckpointNamed,
     CollectiveWaiting,
     CommitConfirmed,
@@ -39,11 +40,12 @@ from spotfit.protocol.worker_agent import (
     PreemptionUpdate,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
+    ReportsSettled,
+    RequestFinalSave,
     RequestUpload,
     SaveCompleted,
     SuggestSave,
     Uploaded,
-    UploadFailed,
     ValidationFinished,
 )
 from spotfit.store.factory import open_store
@@ -339,7 +341,7 @@ def test_a_failing_sync_upload_raises_in_report(
 ) -> None:
     agent.name_report(0, "a")
     gone = Checkpoint.from_directory(tmp_path / "gone")
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         session.report_checkpoint({}, CheckpointReport(gone, SYNC, delete_after_upload=False))
     assert agent.receive_of_type(SaveCompleted) == []
 
@@ -361,6 +363,19 @@ def test_no_upload_records_files_in_the_run_directory(
     assert reported.custom_folder == "own"
     (manifest,) = manifests_of(store, "own")
     assert (manifest.folder, manifest.files[0].name) == ("own", "model")
+
+
+def test_no_upload_of_an_empty_folder_is_a_checkpoint_without_files(
+    session: Session, agent: FakeAgentConnection, store: MemoryStore
+) -> None:
+    agent.name_report(0, "placeholder")
+    placeholder = Checkpoint.from_store(store, "placeholder")
+    session.report_checkpoint(
+        {"score": 1}, CheckpointReport(placeholder, NO_UPLOAD, delete_after_upload=False)
+    )
+    assert [frame.size_bytes for frame in agent.receive_of_type(SaveCompleted)] == [0]
+    with open_committed(store, "placeholder").as_directory() as directory:
+        assert list(Path(directory).iterdir()) == []
 
 
 def test_no_upload_does_not_call_the_upload_function(
@@ -620,39 +635,28 @@ def test_a_validation_without_a_config_is_rejected(
         session.report_checkpoint({}, make_report(tmp_path, validation=ValidationRequest()))
 
 
-def test_reported_checkpoints_waits_for_own_commits(
-    agent: FakeAgentConnection, store: MemoryStore, tmp_path: Path
+def test_reported_checkpoints_waits_for_reports_without_files_of_this_worker(
+    session: Session, agent: FakeAgentConnection, store: MemoryStore
 ) -> None:
-    spec = RunSpec(run_id=RunId("r"), name="run", fit_id="f", min_workers=1, max_workers=1)
-    session = Session(make_start(spec=msgspec.Raw(encode(spec))), agent.connection, store)
-    agent.name_report(0, "a")
-    session.report_checkpoint({}, make_report(tmp_path / "a"))
-    assert session.reported_checkpoints(COMMITTED, timeout_s=0) == [], (
-        "the stored state is returned after the timeout"
-    )
-    write(store, CheckpointCommitted(name="a", round=1, report_index=0, metrics={}, ranks=(0,)))
-    agent.send(
-        CommitConfirmed(checkpoint_name="other", metrics={}),
-        CommitConfirmed(checkpoint_name="a", metrics={}),
-    )
+    session.report_metrics({})
+    session.report_metrics({})
+    assert session.reported_checkpoints(COMMITTED, timeout_s=0) == [], "the timeout has expired"
+    assert agent.receive_of_type(AwaitReports) == [AwaitReports(report_count=2)]
+    write(store, CheckpointCommitted(name="a", round=1, report_index=1, metrics={}, ranks=(1,)))
+    agent.send(ReportsSettled(report_count=1), ReportsSettled(report_count=2))
     reported = session.reported_checkpoints(COMMITTED, timeout_s=None)
     assert [one.checkpoint.path for one in reported] == ["private/a"]
 
 
-def test_reported_checkpoints_does_not_wait_for_failed_checkpoints(
-    agent: FakeAgentConnection, store: MemoryStore, tmp_path: Path
+def test_settled_reports_are_not_waited_for_again(
+    session: Session, agent: FakeAgentConnection
 ) -> None:
-    spec = RunSpec(run_id=RunId("r"), name="run", fit_id="f", min_workers=1, max_workers=1)
-    session = Session(make_start(spec=msgspec.Raw(encode(spec))), agent.connection, store)
-    agent.name_report(0, "a")
-    agent.send(UploadFailed(report_index=0, reason="ranks [1] left"))
-    session.report_checkpoint({}, make_report(tmp_path / "a"))
-    agent.name_report(1, "b")
-    session.report_checkpoint({}, make_report(tmp_path / "b"))
-    write(store, CheckpointCommitted(name="b", round=1, report_index=1, metrics={}, ranks=(0,)))
-    agent.send(CommitConfirmed(checkpoint_name="b", metrics={}))
-    reported = session.reported_checkpoints(COMMITTED, timeout_s=30)
-    assert [one.checkpoint.path for one in reported] == ["private/b"]
+    session.reported_checkpoints(COMMITTED, timeout_s=None)
+    session.report_metrics({})
+    agent.send(ReportsSettled(report_count=1))
+    session.drain()
+    session.reported_checkpoints(COMMITTED, timeout_s=None)
+    assert agent.receive_of_type(AwaitReports) == []
 
 
 # --- collectives -----------------------------------------------------------------------------
@@ -840,6 +844,16 @@ def test_a_suggested_save_is_not_a_preemption(session: Session, agent: FakeAgent
     reported = session.outlook().rebalance_recommendation
     assert reported is not None
     assert reported[1] == "higher risk"
+
+
+def test_a_request_for_the_final_save_is_in_the_outlook(
+    session: Session, agent: FakeAgentConnection
+) -> None:
+    assert session.outlook().final_save_request is None
+    agent.send(RequestFinalSave(reason="Ctrl-C"))
+    request = session.outlook().final_save_request
+    assert request is not None
+    assert request[1] == "Ctrl-C"
 
 
 # --- datasets --------------------------------------------------------------------------------

@@ -97,6 +97,8 @@ def test_only_async_deletes_the_local_copy_by_default(
         delete_local_checkpoint_after_upload=expected,
     )
     assert session.checkpoint_report == CheckpointReport(checkpoint, mode, deletes)
+    if expected is None:
+        assert mode._default_delete_local_checkpoint_after_upload() is deletes, "Ray's method"
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".spotfit", ""])

@@ -56,8 +56,9 @@ class Ec2Metadata:
     def check(self) -> Notice | PreemptionRisk | None:
         """Return the interruption notice, else the rebalance recommendation as a risk, else None.
 
-        Blocks for the requests. Raises `OSError`, `http.client.HTTPException` or
-        `msgspec.DecodeError` if a request fails or its answer is invalid.
+        Blocks for the requests; a status other than 200 counts as None. Raises `OSError`,
+        `http.client.HTTPException` or `msgspec.DecodeError` if a request fails or its answer is
+        invalid.
         """
         status, body = self._get(_ACTION_PATH)
         if status != 200:

@@ -62,8 +62,9 @@ class AzureMetadata:
         """Return the notice of the first event that terminates this VM's processes, or None.
 
         Events of other VMs are ignored; other events of this VM are logged once. Blocks: the first
-        request may take two minutes. Raises `OSError`, `http.client.HTTPException` or
-        `msgspec.DecodeError` if a request fails or its answer is invalid.
+        request may take two minutes. A status other than 200 counts as None. Raises `OSError`,
+        `http.client.HTTPException` or `msgspec.DecodeError` if a request fails or its answer is
+        invalid.
         """
         status, body = request_metadata(
             self._url, _EVENTS_PATH, headers=_METADATA_HEADERS, timeout_s=_FIRST_REQUEST_TIMEOUT_S

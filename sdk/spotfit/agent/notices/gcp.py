@@ -35,7 +35,7 @@ class GceMetadata:
         self._maintenance = "NONE"
 
     def check(self) -> Notice | None:
-        """Return a preemption or termination notice, or None after a long poll of about 3 s.
+        """Return a preemption or termination notice, or None after a long poll of up to 3 s.
 
         The deadline of a preemption is SPOTFIT_SIGNAL_GRACE_S (default 30 s) from now; a host
         maintenance has none. Raises `OSError` or `http.client.HTTPException` if a request fails.

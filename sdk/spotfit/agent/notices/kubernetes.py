@@ -67,8 +67,9 @@ class KubernetesNodeTaints:
     def check(self) -> Notice | PreemptionRisk | None:
         """Return a notice or a risk according to the node's taints, or None if it has neither.
 
-        Sends a request to the API server: blocks, and raises `OSError` or
-        `http.client.HTTPException` if it fails. If reading the node is denied, this call and all
+        Sends a request to the API server: blocks, and raises `OSError`,
+        `http.client.HTTPException` or `msgspec.DecodeError` if it fails or its answer is invalid.
+        If reading the node is denied, this call and all
         later ones return None. Called by the thread of `KubernetesNoticeSource`.
         """
         taints = self._fetch_taints() if self._can_read_node else []

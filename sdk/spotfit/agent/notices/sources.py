@@ -144,8 +144,8 @@ def open_notice_source(name: str, wake: Callable[[], None]) -> NoticeSource:
 
     Built-in names are "aws", "azure", "gcp", "file", "kubernetes", "machine" (detects the cloud)
     and "signal"; others are entry points `spotfit.notices`. The source may call `wake` from any
-    thread to be polled at once. Raises `ConfigError` if there is none, and `MissingExtraError` if a
-    dependency of a plug-in is not installed.
+    thread to be polled at once. Raises `ConfigError` if no source has that name or it cannot be
+    loaded, and `MissingExtraError` if a dependency of a plug-in is not installed.
     """
     create = _BUILTIN_SOURCES.get(name) or plugins.load(ENTRY_POINT_GROUP, name)
     source: NoticeSource = create(wake)

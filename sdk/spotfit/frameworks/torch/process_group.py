@@ -88,9 +88,9 @@ class TorchFramework:
     def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
         """Set the CPU threads, network interface and device of this rank and join the group.
 
-        Blocks until all ranks have joined, or raises after a timeout. Also sets MASTER_ADDR and
-        MASTER_PORT of this process to rank 0's. Raises `MissingExtraError` without torch, torch's
-        exceptions and those of `broadcast`.
+        Blocks until all ranks have joined; torch waits for at most the `timeout_s` of
+        `TorchConfig`. Also sets MASTER_ADDR and MASTER_PORT of this process to rank 0's. Raises
+        `MissingExtraError` without torch, torch's exceptions and those of `broadcast`.
         """
         # A clear error instead of an ImportError if the machine's image has no torch.
         require_module("torch", extra="torch")
@@ -106,7 +106,11 @@ class TorchFramework:
             env.set_defaults({"GLOO_SOCKET_IFNAME": interface})
         env.update(nccl_variables(options.backend, env.copy_environment()))
         if options.backend == _TPU_BACKEND:  # its own package registers it when it is loaded
-            import_optional("torch_tpu._loader", package="torch_tpu").load()
+            import_optional(
+                "torch_tpu._loader",
+                package="torch_tpu",
+                needed_by="TorchConfig(backend='tpu_dist'), the default with use_tpu=True,",
+            ).load()
         if (device := _default_device(start)).startswith("cuda"):
             torch.cuda.set_device(device)
         init_default_group(options.backend, start, broadcast)
@@ -161,8 +165,8 @@ def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastByt
 def nccl_variables(backend: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variable with which NCCL aborts the process if a collective fails or times out.
 
-    {} if `backend`, such as "cpu:gloo,cuda:nccl", does not use NCCL, or `environment` already sets
-    such a variable. Sets nothing.
+    A dictionary of this environment variable. {} if `backend`, such as "cpu:gloo,cuda:nccl", does
+    not use NCCL, or if `environment`, the process's variables, already has one. Sets nothing.
     """
     # A backend may be a list of devices and backends: "cpu:gloo,cuda:nccl".
     uses_nccl = "nccl" in (part.rpartition(":")[2] for part in backend.split(","))
@@ -198,18 +202,20 @@ def _rendezvous_store(
     )
 
 
-def import_optional(module: str, *, package: str) -> Any:
+def import_optional(module: str, *, package: str, needed_by: str) -> Any:
     """Import and return a module that only some machines have, such as "torchft.coordination".
 
-    Raises `MissingExtraError`, which says to install `package`, if it cannot be imported.
+    Raises `MissingExtraError` if it cannot be imported: it says that the configuration `needed_by`,
+    such as "TorchftConfig", needs `package`.
     """
     try:
         return importlib.import_module(module)
     except ImportError as missing:
         raise MissingExtraError(
-            f"This torch configuration needs the package {package}, which cannot be imported: "
+            f"{needed_by} needs the package {package}, which cannot be imported on this machine: "
             f"{missing}",
-            do=f"Install {package} on the machines, or use another torch configuration.",
+            do=f"Install {package} on the machines, for example in their image, or pass another "
+            "torch_config=.",
             module=package,
         ) from missing
 

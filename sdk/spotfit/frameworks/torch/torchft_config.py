@@ -48,13 +48,15 @@ class TorchftBackend(Backend):
     _lighthouse: Any = None
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Start a new lighthouse on this node and set its URL on all workers.
+        """Start a new lighthouse in the hooks process on the leader's node; send workers its URL.
 
         Called once per round. A lighthouse of a previous round is stopped: it may still list
         workers that no longer exist. Raises `MissingExtraError` without torchft.
         """
         self.on_shutdown(worker_group, backend_config)
-        coordination = import_optional("torchft.coordination", package="torchft")
+        coordination = import_optional(
+            "torchft.coordination", package="torchft", needed_by="TorchftConfig"
+        )
         address = machine.own_address()
         host = f"[{address}]" if ":" in address else address  # IPv6 needs brackets before a port
         options = {"bind": f"{host}:0", **backend_config.lighthouse_kwargs}
@@ -63,7 +65,7 @@ class TorchftBackend(Backend):
         worker_group.execute(env.update, {LIGHTHOUSE: f"http://{host}:{port}"})
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        """Stop the lighthouse, if there is one. Idempotent."""
+        """Stop the lighthouse of the round, if there is one. Idempotent."""
         if self._lighthouse is not None:
             self._lighthouse.shutdown()
             self._lighthouse = None

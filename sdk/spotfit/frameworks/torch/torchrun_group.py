@@ -113,11 +113,11 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
 
 
 def select_backend(requested: str | None, *, has_gpus: bool) -> str:
-    """Return torch's backend for this machine's devices, or `requested` if it is another one.
+    """Return the torch.distributed backend for the group of a launcher such as torchrun.
 
-    "cpu:gloo,cuda:nccl" with GPUs, else "gloo", unless `requested` is neither None, "gloo" nor
-    "nccl". The devices are unknown to a trainer with `num_workers=0` when it fills in "gloo" or
-    "nccl", so these two values are treated as defaults.
+    "cpu:gloo,cuda:nccl" if this machine `has_gpus`, else "gloo". A `requested` backend other than
+    "gloo" and "nccl" is returned unchanged. Those two count as not requested: a trainer with
+    `num_workers=0` may have filled them in without knowing the devices.
     """
     if requested is not None and requested not in _DEFAULT_BACKENDS:
         return requested

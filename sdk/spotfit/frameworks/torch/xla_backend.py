@@ -46,8 +46,16 @@ def compile_extracted_graphs() -> Iterator[None]:
     yield
     # The cache is shared by the node's workers: one compilation per node is enough.
     if env.lookup("LOCAL_RANK") == "0":
-        cache = import_optional("libneuronxla.neuron_cc_cache", package="libneuronxla")
-        compiler = import_optional("libneuronxla.neuron_parallel_compile", package="libneuronxla")
+        cache = import_optional(
+            "libneuronxla.neuron_cc_cache",
+            package="libneuronxla",
+            needed_by="TorchXLAConfig(neuron_parallel_compile=True)",
+        )
+        compiler = import_optional(
+            "libneuronxla.neuron_parallel_compile",
+            package="libneuronxla",
+            needed_by="TorchXLAConfig(neuron_parallel_compile=True)",
+        )
         url = cache.CacheUrl.get_cache_url(cache_folder(env.lookup("NEURON_CC_FLAGS") or ""))
         with tempfile.TemporaryDirectory() as folder:
             compiler.parallel_compile(f"{folder}/", url)
@@ -102,8 +110,10 @@ class TorchXlaFramework(TorchFramework):
 
         Blocks until all ranks have joined. Raises `MissingExtraError` without torch_xla.
         """
-        import_optional("torch_xla.core.xla_model", package="torch_xla")
-        import_optional("torch_xla.distributed.xla_backend", package="torch_xla")
+        import_optional("torch_xla.core.xla_model", package="torch_xla", needed_by="TorchXLAConfig")
+        import_optional(
+            "torch_xla.distributed.xla_backend", package="torch_xla", needed_by="TorchXLAConfig"
+        )
         init_default_group("xla", start, broadcast)
 
 

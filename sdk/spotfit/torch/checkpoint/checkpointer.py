@@ -27,13 +27,23 @@ from weakref import WeakSet
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.restore_candidates import RestoreSelector
 from spotfit.checkpoint.save_scheduler import SaveScheduler
-from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, SnapshotChannel
-from spotfit.core.errors import ConfigError
+from spotfit.checkpoint.snapshot_channel import (
+    CHECKPOINTER_KIND,
+    IN_MEMORY_NAME,
+    SnapshotChannel,
+)
+from spotfit.core.codec import decoder, encode
+from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
 from spotfit.host import log
 from spotfit.host.system import SystemClock
 from spotfit.model.failure_model import DEFAULT_MAX_OVERHEAD, SaveTrigger, parse_save_trigger
 from spotfit.model.reporting import metrics_to_json
-from spotfit.torch.checkpoint.compatibility import all_gather, broadcast, check_process_group
+from spotfit.torch.checkpoint.compatibility import (
+    all_gather,
+    broadcast,
+    check_process_group,
+    has_process_group,
+)
 from spotfit.torch.checkpoint.restore import RestoreOperation
 from spotfit.worker.training_api import TrainContext, require_session
 
@@ -60,6 +70,9 @@ _PENDING_STATUSES = ("submitted", "uploaded")
 _POLL_INTERVAL_S = 0.01
 # A loop that saves after every step waits briefly each time; only longer waits are logged.
 _LOGGED_WAIT_S = 0.1
+
+_RETURN_KIND = "the end of the training function"
+_can_save_decoder = decoder(bool)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,6 +112,9 @@ class Checkpointer:
     is copied to shared memory, and the node's agent uploads it, even if this process exits. Each
     rank saves its own shards and a share of the replicated state; a different number of ranks can
     restore it.
+
+    When the training function returns on all ranks, the steps since the last save are saved, too:
+    the state as the function leaves it. The Checkpointer and its model exist until then.
 
     A committed snapshot is an ordinary checkpoint: `Result.checkpoint`, `get_checkpoint()` and
     `CheckpointConfig` apply to it.
@@ -165,10 +181,12 @@ class Checkpointer:
         )
         arguments.validate()
         self._per_rank = dict(per_rank or {})
+        self._last_metrics: dict[str, Any] = {}
+        """The metrics of the last step, which the save at the end of the function stores."""
         self._training_state = _training_state_of(arguments)
         # The agents' broadcast reports ranks that do not arrive; torch's collectives below would
         # only block until their timeout.
-        self._channel.broadcast_bytes("Checkpointer", b"")
+        self._channel.broadcast_bytes(CHECKPOINTER_KIND, b"")
         self._data_position = _open_data_position(loader, trigger, session.context)
         if self._channel.outlook().allows_resize:
             _reject_rank_bound_state(self._per_rank, self._data_position)
@@ -184,6 +202,7 @@ class Checkpointer:
         self._slots = [_SnapshotSlot(self._channel) for _ in range(SNAPSHOT_SLOTS)]
         # Only now: a Checkpointer whose arguments were rejected does not prevent another one.
         _used_channels.add(self._channel)
+        self._channel.final_save = self._save_last_steps
 
     def _make_save_scheduler(self, trigger: SaveTrigger) -> SaveScheduler:
         return SaveScheduler(
@@ -200,10 +219,11 @@ class Checkpointer:
     def step(self, metrics: dict[str, Any] | None = None, *, accumulating: bool = False) -> None:
         """Record that every rank has trained on one more batch, and save if a save is due.
 
-        All ranks call it after each batch. It returns once the state is copied to shared memory;
-        the upload continues in the background, and its failure is logged. A save waits while two
-        earlier ones are still being uploaded. `metrics` of rank 0 are stored with the checkpoint,
-        and `CheckpointConfig` reads its score from them; they are not a report.
+        All ranks call it after each batch; some calls wait for all ranks. A call that saves returns
+        once the state is copied to shared memory; the upload continues in the background, and its
+        failure is logged. A save waits while two earlier ones are still being uploaded, and is
+        skipped, with a warning, if there is no space. `metrics` of rank 0 are stored with the
+        checkpoint, and `CheckpointConfig` reads its score from them; they are not a report.
 
         With gradient accumulation pass `accumulating=True` on every rank after each batch whose
         gradients the optimizer has not used yet: gradients are not saved, so such a step never
@@ -212,6 +232,7 @@ class Checkpointer:
         """
         self._reject_unrestored()
         self.steps += 1
+        self._last_metrics = metrics or {}
         if self._data_position is not None:
             self._has_epoch_ended |= self._data_position.advance()
         self._has_pending_gradients = accumulating
@@ -229,7 +250,7 @@ class Checkpointer:
         metrics_to_json(metrics or {})  # invalid metrics must fail now, not at the first save
 
     def save(self, metrics: dict[str, Any] | None = None) -> None:
-        """Save now, on every rank, independently of `every`.
+        """Save now, independently of `every`. All ranks must call it after the same step.
 
         Like `step` it returns once the state is copied to shared memory; `metrics` of rank 0 are
         stored with the checkpoint. Gradients of an accumulating step are not saved, which is logged
@@ -251,6 +272,37 @@ class Checkpointer:
                 do="call save() after the optimizer's step and a step() without accumulating=True",
             )
         self._save_snapshot(metrics or {}, "requested")
+
+    def _save_last_steps(self) -> None:
+        """Save the steps since the last save; called when the training function has returned.
+
+        Problems are logged, not raised: the function has returned its result.
+        """
+        if not self._save_scheduler.has_unsaved_steps(self.steps):
+            return
+        # A save may communicate with torch, which the function may have shut down.
+        can_save = has_process_group(self._world_size)
+        try:
+            # All ranks save or none, and only after all have returned: a rank that is still in a
+            # collective of the function must not meet the collectives of the save.
+            body = self._channel.broadcast_bytes(_RETURN_KIND, encode(can_save))
+        except (CollectiveTimeoutError, SessionMisuseError) as error:
+            self._log_unsaved_steps(error.message)
+            return
+        if not (can_save and _can_save_decoder.decode(body)):
+            self._log_unsaved_steps("the process group of torch.distributed was destroyed")
+            return
+        with suppress(ConfigError):  # logged, and this rank's part is skipped
+            self._save_snapshot(self._last_metrics, "the training function has returned")
+
+    def _log_unsaved_steps(self, reason: str) -> None:
+        log.warning(
+            "checkpoint.last_steps_not_saved",
+            rank=self._rank,
+            step=self.steps,
+            reason=reason,
+            do="call save() on all ranks after the last step",
+        )
 
     def _reject_unrestored(self) -> None:
         from spotfit.torch.checkpoint.deferred_init import reject_unrestored

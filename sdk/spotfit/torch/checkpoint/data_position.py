@@ -152,7 +152,7 @@ class SamplerPosition(Sampler[int]):
         For a restore at the same world size: `consumed` samples of epoch number `epoch` were
         trained on by all replicas together, and `rank_state` is what this rank has saved. A loader
         draws random numbers when a pass begins. If the saved pass was open, the saved RNG state is
-        from after these draws: `restore_rng` is called again once the pass has begun.
+        from after these draws: `restore_rng`, which sets that state, is called at its begin.
         """
         self._is_resuming, self._has_started = True, False
         self._yielded_batches = self._trained_batches = 0
@@ -236,8 +236,8 @@ class SamplerPosition(Sampler[int]):
         """Begin a pass with the iterator that `make_iterator` returns, and yield its batches.
 
         Called when the user iterates over the loader. With `every="epoch"` a warning is logged if
-        the previous pass was not trained on to its end. When the pass is exhausted the epoch is
-        over: later saves resume with the next epoch.
+        the previous pass was not trained on to its end. When all batches of the epoch were yielded
+        and trained on, the end of the pass ends the epoch: later saves resume with the next one.
         """
         # At the end of the epoch the pass was complete and the loop is correct.
         if not self.is_at_end:
@@ -405,7 +405,7 @@ class LoaderPosition:
         return self._is_stateful
 
     def reject_resize(self, rank_states: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `ConfigError` if each rank's loader saved a state of its own.
+        """Raise `ConfigError` if this loader is stateful and the ranks have saved loader states.
 
         `rank_states` are the `rank_state` of all ranks that have saved, by rank. Called before a
         restore at another world size changes anything.

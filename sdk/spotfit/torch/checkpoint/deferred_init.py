@@ -33,12 +33,12 @@ _pending_weights: WeakKeyDictionary[object, list[ref[Parameter]]] = WeakKeyDicti
 
 @contextmanager
 def defer_init(training: object, *, deferred: bool) -> Iterator[None]:
-    """Fill weights that are created in the block with NaN if `deferred`, else draw them.
+    """Fill weights that the block would initialize randomly with NaN if `deferred`.
 
     For `init_module()`. `training` identifies the training: it is the snapshot channel, which the
-    other functions of this module take as well. Either way torch's default RNG advances by one
-    number only: drawn weights use a separate generator, seeded from it. All other random numbers,
-    in the block and after it, are the same.
+    other functions of this module take as well. Otherwise the weights are drawn from a separate
+    generator, seeded from torch's default RNG. Either way that RNG advances by one number only, and
+    all other random numbers, in the block and after it, are the same.
     """
     # Drawn also if deferred: the default RNG then advances equally with and without a checkpoint.
     seed = int(torch.randint(2**63 - 1, ()).item())
@@ -54,7 +54,7 @@ def defer_init(training: object, *, deferred: bool) -> Iterator[None]:
 
 
 def is_deferring_init() -> bool:
-    """Return whether weights that this thread creates now are filled with NaN."""
+    """Return whether random initialization of weights in this thread fills them with NaN now."""
     return _is_deferring.get()
 
 

@@ -78,12 +78,12 @@ class RestoreOperation:
         """Components that exist now and were not saved."""
 
     def plan(self, saved: SavedState) -> RestorePlan:
-        """Return this rank's reads and its compatibility with `saved`. Raises `ConfigError`.
+        """Return this rank's reads and its compatibility with `saved`.
 
         Called by `RestoreSelector` on all ranks for each candidate; a new call replaces the
         previous plan. Reads no chunks, but may allocate optimizer state: after an error or a plan
-        that is not used, call `roll_back`. The error means that this rank's objects do not match
-        `saved`.
+        that is not used, call `roll_back`. With FSDP1 a collective. Raises `ConfigError` if this
+        rank's objects do not match `saved`, and `IntegrityError` if saved values are corrupt.
         """
         from spotfit.torch.checkpoint.compatibility import (
             StateCompatibility,

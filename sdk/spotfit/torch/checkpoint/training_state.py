@@ -156,7 +156,7 @@ def _reject_sparse_or_expanded(weights: Mapping[str, Any]) -> None:
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Return whether several elements share memory (stride 0), as `Tensor.expand` creates them.
 
-    False for sparse tensors. Such tensors cannot be restored in place. Of a DTensor this rank's
+    Expanded tensors cannot be restored in place. False for sparse tensors. Of a DTensor this rank's
     shard is examined.
     """
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
@@ -318,9 +318,10 @@ def rng_state() -> StateDict:
 
 
 def set_rng_state(state: StateDict) -> None:
-    """Set the RNG states of this process that `rng_state` returned on any machine.
+    """Set the RNG states of this process to `state`, which `rng_state` returned in any process.
 
-    Those of CUDA only if this machine has a GPU. Those of numpy only if they were saved.
+    That of the current GPU only if `state` has one and this machine has a GPU, that of numpy only
+    if `state` has one.
     """
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])

@@ -386,7 +386,7 @@ def test_overwriting_a_committed_checkpoint_is_a_violation() -> None:
 
 
 def write_cached_view(harness: CheckerHarness, view: View) -> None:
-    body = encode(CachedView(view=view))
+    body = encode(CachedView(view=view, previous="0" * 64))
     harness.bucket.write("a1", keys.cached_view(4), body)
 
 

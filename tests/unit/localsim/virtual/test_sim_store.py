@@ -128,6 +128,24 @@ def test_lost_request_has_no_effect_and_lost_response_has_one(bucket: SimBucket)
         assert bucket.objects.get("k") == body
 
 
+def test_false_conflict_writes_nothing(bucket: SimBucket) -> None:
+    sim = SimHarness(FaultConfig(false_conflict_probability=1.0))
+    store = store_for(sim, bucket, process := sim.process())
+    results = sim.run_jobs(process, partial(store.create, "k", b"1"), partial(store.put, "p", b""))
+    assert isinstance(results[0], AlreadyExistsError)
+    assert list(bucket.objects) == ["p"]
+
+
+def test_damaged_response_lacks_its_last_byte(bucket: SimBucket) -> None:
+    sim = SimHarness(FaultConfig(damaged_response_probability=1.0))
+    bucket.objects["k"] = b"12"
+    store = store_for(sim, bucket, process := sim.process())
+    assert sim.run_jobs(process, partial(store.get, "k")) == [b"1"]
+    sim.active_faults.stop_faults()
+    store = store_for(sim, bucket, process := sim.process("a2"))
+    assert sim.run_jobs(process, partial(store.get, "k")) == [b"12"]
+
+
 def stalled_create(sim: SimHarness, bucket: SimBucket, *, for_s: float) -> tuple[object, float]:
     """The result of a `create` during a stall, and its duration in seconds."""
     process = sim.process(f"a{for_s}")

@@ -91,12 +91,12 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
         (
             {"machine_type": "a9"},
             "the machine type is available",
-            f"None of the allowed zones of {REGION} has",
+            f"no allowed zone of {REGION} has them; a9 is missing in {REGION}-",
         ),
         (
             {"zones": (f"{REGION}-b",)},
             "the machine type is available",
-            f"None of the allowed zones of {REGION} has g2-standard-8",
+            f"no allowed zone of {REGION} has them; g2-standard-8 is missing in {REGION}-b.",
         ),
         (
             {"service_account": "missing@x.iam.gserviceaccount.com"},
@@ -110,7 +110,7 @@ def test_missing_resources_are_named(
 ) -> None:
     [(only, found)] = failed_checks(run_checks(sim, **options)).items()
     assert only == what
-    assert found.startswith(expected)
+    assert expected in found
 
 
 def test_unknown_region_is_named(sim: Simulator) -> None:

@@ -1,0 +1,116 @@
+"""The metrics that the training function of a run has reported, as stored by the leaders.
+
+Each leader writes the reports that it has matched in numbered chunks of JSON lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from spotfit.core.errors import IntegrityError
+from spotfit.core.ids import AgentId
+from spotfit.ledger import keys
+from spotfit.model.reporting import metrics_from_json
+from spotfit.model.view import View
+from spotfit.store.api import Store
+
+# A status is read often; the speed needs some reports.
+_PROGRESS_CHUNKS = 8
+
+
+@dataclass(frozen=True)
+class ReportedMetrics:
+    """The metrics of one report, as reported by rank 0."""
+
+    round: int
+    """Number of the round, from 1. A round after a failure repeats the steps since its
+    checkpoint."""
+    report_index: int
+    """Index of the report in its round, from 0."""
+    checkpoint: str | None
+    """Name of the checkpoint that was reported with the metrics; None without one."""
+    metrics: dict[str, Any]
+    reported_at_ms: int = 0
+    """Milliseconds since 1970 by the clock of the leader; 0 if unknown. For display only."""
+
+
+def read_metrics_history(store: Store) -> list[ReportedMetrics]:
+    """Return all reports of the run, in the order of rounds and report indices.
+
+    Reads every stored chunk. Reports whose training state was lost with their round are included.
+    `store` is rooted at the run's directory. Raises `StoreError`, and `IntegrityError` for a chunk
+    that cannot be decoded.
+    """
+    return _read_chunks(store, [info.key for info in store.list(keys.REPORTS)])
+
+
+@dataclass(frozen=True)
+class ReportedProgress:
+    """How far the training is, from the latest stored reports and checkpoints."""
+
+    step: int | None = None
+    """The metric "step" of the last report, or the step that a Checkpointer saved; None if the run
+    has neither."""
+    steps_per_s: float | None = None
+    """The speed over the latest reports with a step of the last round; None if unknown."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """The metrics of the last report."""
+
+
+def read_progress(store: Store, view: View) -> ReportedProgress:
+    """Return the progress of the run with that view, from the reports of its latest leader.
+
+    Reads at most 8 objects, each with the reports of about a second. `store` is rooted at the run's
+    directory. Raises like `read_metrics_history`.
+    """
+    steps = {one.name: one.step for one in view.checkpoints if one.step is not None}
+    reports = _read_latest_reports(store, view.leader.leader) if view.leader else []
+    samples: list[tuple[int, int]] = []
+    for report in reports:
+        step = report.metrics.get("step", steps.get(report.checkpoint or ""))
+        if isinstance(step, int) and report.round == reports[-1].round:
+            samples.append((step, report.reported_at_ms))
+    last_saved = next(reversed(steps.values()), None)
+    return ReportedProgress(
+        step=samples[-1][0] if samples else last_saved,
+        steps_per_s=_steps_per_second(samples),
+        metrics=reports[-1].metrics if reports else {},
+    )
+
+
+def _read_latest_reports(store: Store, leader: AgentId) -> list[ReportedMetrics]:
+    chunks = [info.key for info in store.list(f"{keys.REPORTS}/{leader}")]
+    return _read_chunks(store, chunks[-_PROGRESS_CHUNKS:])
+
+
+def _steps_per_second(samples: Sequence[tuple[int, int]]) -> float | None:
+    if not samples:
+        return None
+    steps, duration_ms = samples[-1][0] - samples[0][0], samples[-1][1] - samples[0][1]
+    return steps * 1000.0 / duration_ms if steps > 0 and duration_ms > 0 else None
+
+
+def _read_chunks(store: Store, chunk_keys: Iterable[str]) -> list[ReportedMetrics]:
+    reports: dict[tuple[int, int], ReportedMetrics] = {}
+    for key in chunk_keys:
+        try:
+            lines = [msgspec.json.decode(line) for line in store.get(key).splitlines()]
+            for line in lines:
+                # A replaced leader may have stored a report that its successor stored, too.
+                reports[line["round"], line["report_index"]] = ReportedMetrics(
+                    round=line["round"],
+                    report_index=line["report_index"],
+                    checkpoint=line["checkpoint"],
+                    metrics=metrics_from_json(line["metrics"]),
+                    reported_at_ms=line.get("t", 0),
+                )
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(
+                f"The stored metrics in {store.url}/{key} cannot be decoded: {error}",
+                do="Delete this object to read the other metrics; its metrics are lost.",
+            ) from error
+    return [reports[position] for position in sorted(reports)]
