@@ -12,7 +12,9 @@ from typing import NoReturn
 import pytest
 
 from spotfit.core.errors import ShippingError
+from spotfit.core.ids import RunId
 from spotfit.host import log
+from spotfit.security.run_key import RunKey
 from spotfit.worker import main
 from tests.unit.worker.agent_end import FakeAgentConnection, make_start
 
@@ -78,7 +80,8 @@ def test_a_failure_prints_the_whole_traceback_before_it_is_sent(
         raise KeyError("lr")
 
     monkeypatch.setattr(main, "open_store", fail)
-    assert main._run(make_start(), Connection(), None) == 1  # type: ignore[arg-type]
+    start = make_start(secret=RunKey(bytes(32), RunId("r")).to_text())
+    assert main._run(start, Connection(), None) == 1  # type: ignore[arg-type]
     assert "in _run" in printed[0]
     assert printed[0].endswith("KeyError: 'lr'\n")
 
