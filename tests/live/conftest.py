@@ -1,16 +1,27 @@
 """Fixtures of live tests: warm fork servers, a cloud per test, an S3 server."""
 
+from __future__ import annotations
+
+import itertools
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import boto3
 import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.server import ThreadedMotoServer
+from werkzeug.serving import make_server
 
 from spotfit.fork_server.fork_client import ForkServerPool
 from tests.live.cloud import LiveTestCloud
 from tests.live.stage import WorkerPoolHarness
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 HERE = Path(__file__).parent
 NO_RERUN_FILES = ("test_chaos.py",)
@@ -68,3 +79,46 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="runs")
     yield endpoint
     server.stop()
+
+
+class _FaultyAnswers:
+    """Refuses the first create of every object with 409, and every tenth request with 403 or 503.
+
+    Requests that are refused have no effect.
+    """
+
+    def __init__(self) -> None:
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._request_numbers = itertools.count(1)
+        self._created: set[str] = set()
+        self.refusals: Counter[str] = Counter()
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        number, path = next(self._request_numbers), environ["PATH_INFO"]
+        if "HTTP_IF_NONE_MATCH" in environ and path not in self._created:
+            self._created.add(path)
+            status, code = "409 Conflict", "ConditionalRequestConflict"
+        elif number % 10 == 0:
+            is_denied = number % 20 == 0
+            status, code = ("403", "AccessDenied") if is_denied else ("503", "SlowDown")
+        else:
+            answer: Iterable[bytes] = self._app(environ, start_response)
+            return answer
+        self.refusals[code] += 1
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        start_response(status, [("content-type", "application/xml")])
+        return [f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()]
+
+
+@pytest.fixture
+def faulty_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Send requests for the buckets of `s3` to a server that refuses some; yield their counts."""
+    answers = _FaultyAnswers()
+    server = make_server("127.0.0.1", 0, answers, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    yield answers.refusals
+    server.shutdown()
+    thread.join()
+    server.server_close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,28 @@ def test_run_on_s3_survives_a_killed_worker(
     assert result.metrics == {"step": 2}
     assert files_of(result.checkpoint) == ["rank0.json", "rank1.json"]
     assert spotfit.Result.from_path(f"{bucket}/run").metrics == {"step": 2}
+
+
+def test_run_on_s3_survives_conflicts_denials_and_throttling(
+    cloud: LiveTestCloud, faulty_s3: Counter[str]
+) -> None:
+    def train(config: Config) -> int | None:
+        import os
+
+        started_at = restored()
+        if started_at is None:
+            save(1)
+            spotfit.collective.barrier()  # all have saved
+            os._exit(9)
+        save(started_at + 1)
+        return started_at
+
+    # Another path than in other tests: a process keeps the client of a path and its endpoint.
+    result = cloud.fit(train, storage="s3://runs/faulty", workers=2, nodes=2, max_failures=1)
+
+    assert result.return_value == 1, "no refused request was charged to the workers"
+    assert spotfit.Result.from_path("s3://runs/faulty/run").metrics == {"step": 2}
+    assert set(faulty_s3) == {"ConditionalRequestConflict", "AccessDenied", "SlowDown"}
 
 
 def test_run_in_a_custom_storage_filesystem(cloud: LiveTestCloud) -> None:

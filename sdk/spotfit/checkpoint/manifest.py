@@ -194,11 +194,17 @@ def read_manifest(store: Store, key: str) -> Manifest | None:
     # Users may write files of their own below the run, and a leader may delete a checkpoint
     # between listing and reading: neither may fail the caller.
     try:
-        part = repeat_read(lambda: _manifest_decoder.decode(store.get(key)))
+        return repeat_read(partial(_decode_manifest, store, key))
     except (NotFoundError, *DECODE_ERRORS):
         return None
+
+
+def _decode_manifest(store: Store, key: str) -> Manifest:
+    part = _manifest_decoder.decode(store.get(key))
     # A copy under another key, such as a backup that a user made, is no manifest.
-    return part if key == part.key else None
+    if key != part.key:
+        raise msgspec.ValidationError(f"the manifest belongs to {part.key}")
+    return part
 
 
 def _report_order(part: Manifest) -> tuple[int, int]:
