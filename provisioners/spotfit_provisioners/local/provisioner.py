@@ -60,6 +60,7 @@ class LocalProvisioner:
             observe_interval_s=_OBSERVE_INTERVAL_S,
             status_lag_s=_STATUS_LAG_S,
             notice_sources=_NOTICE_SOURCES,
+            shared_directories="always",
             keeps_output=True,
             software=Software(python=python, implementation=sys.implementation.name),
         )
