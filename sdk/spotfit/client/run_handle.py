@@ -304,6 +304,13 @@ class RunHandle:
                 text="the last save failed; the latest checkpoint is older",
                 reason=ended.last_save_error,
             )
+        if ended.missing_reports:
+            log.warning(
+                "result.reports_missing",
+                text=ended.missing_reports,
+                reason="a report counts only once all ranks have made it",
+                do="call report() on every rank, equally often",
+            )
         return build_result(
             view,
             self._ledger.store,

@@ -245,6 +245,17 @@ def test_a_return_value_of_another_round_is_refused(harness: ClientHarness) -> N
         handle.result()
 
 
+def test_reports_that_some_ranks_did_not_make_are_warned(
+    harness: ClientHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handle = start_run(harness.request())
+    harness.end_run(FitEnded(outcome="finished", missing_reports="only 0 of 3 reports"))
+    assert handle.result().metrics is None
+    err = capsys.readouterr().err
+    assert "result.reports_missing: only 0 of 3 reports" in err
+    assert "call report() on every rank" in err
+
+
 def test_logs_contain_the_output_of_all_agents(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
     for n in (0, 1):
