@@ -47,8 +47,8 @@ from spotfit.protocol.worker_agent import (
     UploadFailed,
 )
 
-# Bounds the leader's memory if one rank reports much faster than the others.
 _MAX_LISTED_RANKS = 10
+# Bounds the leader's memory if one rank reports much faster than the others.
 MAX_REPORT_BACKLOG = 10_000
 """Reports a rank may be ahead of the slowest before metrics of the oldest are discarded."""
 

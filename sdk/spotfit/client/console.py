@@ -59,7 +59,7 @@ _MachineEvent = (
 
 
 def read_event_lines(store: Store) -> list[str]:
-    """Return one line per entry of the run's journal: slot, local time (HH:MM:SS) and sentence.
+    """Return one line per entry of the run's journal: slot, local date and time, and sentence.
 
     For `spotfit events`. `store` is rooted at the run's directory. Raises `RunNotFoundError` if it
     holds no journal.
@@ -67,7 +67,7 @@ def read_event_lines(store: Store) -> list[str]:
     lines: list[str] = []
 
     def note(slot: int, _body: bytes, entry: JournalEntry) -> None:
-        when = time.strftime("%H:%M:%S", time.localtime(entry.written_at_ms / 1000))
+        when = format_local_time(entry.written_at_ms)
         lines.append(f"{slot:>5}  {when}  {format_event(entry.event)}")
 
     # With a view cache, the entries before it would not be read, and thus not listed.

@@ -137,6 +137,14 @@ class RunHandle:
         # shown.
         self._unjoined_loss_at: float | None = None
 
+    def __repr__(self) -> str:
+        return f"RunHandle({self.url!r})"
+
+    def __dir__(self) -> list[str]:
+        # For completion in notebooks; the other methods are for `fit()` and the command line.
+        public = "cancel logs machine_logs metrics result status url watch"
+        return [*public.split(), *(name for name in super().__dir__() if name.startswith("_"))]
+
     @property
     def url(self) -> str:
         """URL of the run's directory, such as "s3://bucket/my-run", for `spotfit.attach(url)`."""
@@ -186,7 +194,8 @@ class RunHandle:
         """Request the end of the run and the release of its machines.
 
         Appends the request to the journal and returns before the leader has carried it out.
-        Idempotent, also after the end of the run. `reason` is shown to users. Raises `StoreError`.
+        Idempotent; does nothing after the end of the run. `reason` is shown to users. Raises
+        `StoreError`.
         """
         ledger = self._ledger.clone()  # the supervisor thread may be using the handle's ledger
         # `append` fails if another process appended first; the next iteration reads its entry.

@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-# Above this share of the limit, a SIGKILL that nobody ordered is probably due to memory.
+# Above this share of the limit, a SIGKILL that spotfit has not sent is probably due to memory.
 _NEARLY_FULL = 0.9
 
 
@@ -71,7 +71,7 @@ class MemoryMonitor:
         self._samples.append((read_memory_usage(self._root), read_oom_kill_count(self._root)))
 
     def explain_kill(self) -> str:
-        """Return why a process was probably killed that nobody has ordered to end; '' if unknown.
+        """Return why a process was probably killed that spotfit has not killed; '' if unknown.
 
         For example ", probably for lack of memory: 31.2 of 32.0 GiB used".
         """

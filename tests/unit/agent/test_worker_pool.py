@@ -184,7 +184,7 @@ def test_a_queued_worker_that_is_killed_is_reported_as_exited(pool: ProcessWorke
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_a_sigkill_that_nobody_ordered_is_explained_by_memory(
+def test_a_sigkill_that_spotfit_did_not_send_is_explained_by_memory(
     pool: ProcessWorkerPool, monkeypatch: pytest.MonkeyPatch, is_ordered: bool
 ) -> None:
     sampled: list[float] = []

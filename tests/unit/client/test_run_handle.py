@@ -52,6 +52,16 @@ def test_status_follows_the_state_of_the_run(harness: ClientHarness) -> None:
     assert (handle.status().state, handle.status().reason) == ("failed", "a callback raised")
 
 
+def test_a_handle_shows_its_url_and_completes_public_names(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    assert repr(handle) == f"RunHandle({harness.url!r})"
+    offered = {name for name in dir(handle) if not name.startswith("_")}
+    assert offered == {
+        *("cancel", "logs", "machine_logs", "metrics", "result", "status", "url", "watch")
+    }
+    assert all(hasattr(handle, name) for name in offered)
+
+
 def test_status_has_the_reason_of_the_latest_save(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
     harness.append_as_agent(

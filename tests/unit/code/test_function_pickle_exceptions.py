@@ -133,6 +133,29 @@ def test_an_error_of_ours_shows_only_the_user_s_frames() -> None:
     assert text.endswith("ConfigError: no tensors")
 
 
+def test_the_cause_of_an_error_of_ours_is_shown_if_it_is_outside_of_spotfit() -> None:
+    scope = code_of_ours(
+        "def reject(call, error):\n"
+        "    try:\n"
+        "        call()\n"
+        "    except Exception as cause:\n"
+        "        raise error from cause\n"
+        "def inner():\n"
+        "    raise TypeError('detected here')\n"
+    )
+
+    def theirs() -> None:
+        raise TypeError("raised by the user")
+
+    def text_of(call: Any) -> str:
+        with pytest.raises(ConfigError) as raised:
+            scope["reject"](call, ConfigError("no tensors"))
+        return function_pickle.format_traceback(from_below_the_test(raised.value))
+
+    assert text_of(scope["inner"]) == "spotfit.core.errors.ConfigError: no tensors"
+    assert "raised by the user" in text_of(theirs)
+
+
 def test_an_error_of_ours_outside_of_user_code_is_shown_without_frames() -> None:
     reject = code_of_ours("def reject(error):\n    raise error\n")["reject"]
     with pytest.raises(ConfigError) as raised:
