@@ -9,6 +9,7 @@ One sentence for each journal event: for the console and `spotfit events`.
 from __future__ import annotations
 
 import heapq
+import math
 import sys
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from spotfit.client.metrics_history import ReportedProgress, format_progress, read_progress
 from spotfit.core.errors import NotFoundError, RunNotFoundError, StoreError
 from spotfit.core.ids import AgentId, Token
 from spotfit.core.units import format_bytes, format_count, format_seconds
@@ -184,6 +186,7 @@ LogLine = dict[str, Any]
 
 # Machines of clouds usually need some minutes, so a wait is reported a few times, not constantly.
 REMINDER_INTERVAL_S = 30.0
+PROGRESS_INTERVAL_S = 60.0
 # Polls for further output of a lost agent. Its last upload may still be in flight; a machine that
 # was terminated never writes its end marker, so waiting must be bounded.
 _POLLS_AFTER_LOSS = 10
@@ -312,6 +315,9 @@ class RunConsole:
     def __init__(self, store: Store) -> None:
         self._log_tailer = WorkerLogTailer(store)
         self._reminder = WaitReminder()
+        self._store = store
+        self._progress_at = -math.inf
+        self._shown_progress = ""
         # The agent that runs validations on the dedicated machine of each group.
         self._validators: dict[Token, AgentId] = {}
 
@@ -354,6 +360,27 @@ class RunConsole:
         """
         if text := self._reminder.next_message(view, now):
             log.info("run.waiting", text=text)
+
+    def show_progress(self, view: View, now: float) -> None:
+        """Log step, speed and metrics of the latest report, at most once a minute.
+
+        Called at each poll, like `show_reminder`. Reads the store once a minute while a round is
+        open; logs nothing without a new report. A `StoreError` is logged as a warning.
+        """
+        if view.round is None or now < self._progress_at:
+            return
+        is_first_poll = self._progress_at == -math.inf
+        self._progress_at = now + PROGRESS_INTERVAL_S
+        if is_first_poll:  # the first report comes later, and short runs need none
+            return
+        try:
+            text = format_progress(read_progress(self._store, view))
+        except StoreError as error:
+            log.warning("output.unreadable", reason=error.message)
+            return
+        if text not in (self._shown_progress, format_progress(ReportedProgress())):
+            log.info("run.progress", text=text)
+            self._shown_progress = text
 
     def follow_round(self, round_: Round) -> None:
         """Show the output of all workers of this round, from their first line. Idempotent.

@@ -386,6 +386,7 @@ class RunHandle:
             now = self._clock.now()
             if self.show_output:
                 self._console.show_reminder(self._ledger.view, now)
+                self._console.show_progress(self._ledger.view, now)
                 self._show_unjoined_output(now)
             if wake is None or self._release_timed_out(now):
                 break
