@@ -48,6 +48,7 @@ from spotfit.protocol.worker_agent import (
     UploadFailed,
 )
 
+_MAX_LISTED_RANKS = 10
 # Bounds the leader's memory if one rank reports much faster than the others.
 MAX_REPORT_BACKLOG = 10_000
 """Reports a rank may be ahead of the slowest before metrics of the oldest are discarded."""
@@ -287,6 +288,23 @@ class ReportMatcher:
         Reports whose files are being uploaded do not count. '' also before the first report.
         """
         return self._last_save[1]
+
+    @property
+    def missing_reports(self) -> str:
+        """Which ranks have made fewer reports than others, for users; '' if none.
+
+        A report counts only once all required ranks have made it.
+        """
+        total = max(self._report_counts)
+        if self._matched_count >= total:
+            return ""
+        ranks = [rank for rank, count in enumerate(self._report_counts) if count < total]
+        listed = ", ".join(map(str, ranks[:_MAX_LISTED_RANKS]))
+        more = f" and {len(ranks) - _MAX_LISTED_RANKS} more" if ranks[_MAX_LISTED_RANKS:] else ""
+        return (
+            f"only {self._matched_count} of {total} reports were made by all ranks; "
+            f"ranks without all of them: {listed}{more}"
+        )
 
     @property
     def used_names(self) -> frozenset[str]:

@@ -126,6 +126,7 @@ class OpenRound:
                 opened_at=coordinator.opened_at,
                 result_key=keys.result(self._round.number, 0),
                 last_save_error=reports.last_save_error,
+                missing_reports=reports.missing_reports,
                 workers_stopped=workers_stopped,
             )
         if failing_since is not None:
