@@ -100,6 +100,26 @@ def test_callbacks_receive_checkpoints_committed_at_the_end_of_a_round() -> None
     assert world.callback_runner.reports == [([{"rank": 0}, {"rank": 1}], "c1")]
 
 
+def test_reports_that_waited_for_an_upload_are_delivered_if_they_count() -> None:
+    world = FakeCluster(has_callbacks=True, failure_limits=ANY_FAILURES)
+    world.wait_for_round()
+    world.report(0, first_rank=1)
+    world.send_from_worker(
+        0, FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="c0")
+    )
+    world.checkpoint(1, "c1")
+    world.report(2)
+    assert world.callback_runner.reports == [], "c0 is not complete"
+    for n, name in enumerate(("c0", "c1")):
+        saved_by_rank_0(world, name, report=n)
+    world.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
+    world.advance_until(lambda: world.last_event(RoundOpened).round.number == 2)
+    assert world.last_event(RoundOpened).round.checkpoint_name == "c1"
+    assert [checkpoint for _, checkpoint in world.callback_runner.reports] == ["c0", "c1"]
+    world.report(0)
+    assert len(world.callback_runner.reports) == 3, "the last report was made again"
+
+
 def test_a_cancelled_run_saves_first() -> None:
     world = FakeCluster()
     world.wait_for_round()

@@ -10,11 +10,13 @@ from spotfit.checkpoint.gc import write_name_marker
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
 from spotfit.ledger.journal import Ledger
+from spotfit.model.topology import SnapshotId
 from spotfit.model.view import View
 from spotfit.protocol.worker_agent import (
     CheckpointCorrupt,
     FilesReport,
     FromWorker,
+    MetricsReport,
     SaveCompleted,
     SaveFailed,
 )
@@ -203,3 +205,34 @@ def test_an_abandoned_checkpoint_is_never_committed() -> None:
     harness.previous_rounds.absorb_round(harness.coordinator)
     assert harness.searched(AFTER_3)
     assert harness.uncommitted(AFTER_3) == []
+
+
+def test_reports_up_to_the_resumed_state_count_once() -> None:
+    memory = {step: a_round(4, memory_snapshot=SnapshotId(round=3, step=step)) for step in (7, 6)}
+    early = a_committed_checkpoint("made-0", round=3, report_index=0)
+    late = a_committed_checkpoint("made-2", round=3, report_index=2)
+    before = a_committed_checkpoint("before", round=2, report_index=9)
+    for checkpoints, resumed, counted in (
+        ((before,), memory[7], [(0, None), (1, None), (2, None)]),
+        ((early,), memory[7], [(0, "made-0"), (1, None), (2, None)]),
+        ((early,), memory[6], []),
+        ((early,), a_round(4, checkpoint_name="made-0"), [(0, "made-0")]),
+        ((before, early), a_round(4, checkpoint_name="before"), []),
+        ((before,), a_round(4), []),
+        ((early, late), None, [(0, "made-0"), (1, None), (2, "made-2")]),
+        ((), None, []),
+    ):
+        harness = Harness()
+        for n, step in ((0, 5), (2, 7)):
+            snapshot = FilesReport(
+                report_index=n, metrics=msgspec.Raw(b"{}"), incremental=True, step=step
+            )
+            if n:
+                harness.say(MetricsReport(report_index=n - 1, metrics=msgspec.Raw(b"{}")))
+            harness.say(snapshot)
+        harness.say(MetricsReport(report_index=3, metrics=msgspec.Raw(b"{}")))
+        harness.previous_rounds.keep_undelivered_reports(harness.coordinator)
+        view = a_view(checkpoints=checkpoints)
+        found = harness.previous_rounds.take_counted_reports(view, resumed)
+        assert [(one.report_index, one.checkpoint) for one in found] == counted
+        assert harness.previous_rounds.take_counted_reports(view, resumed) == []
