@@ -22,7 +22,7 @@ from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.leader_state import ReadyCheckpoint
-from spotfit.model.topology import Round
+from spotfit.model.topology import SnapshotId
 from spotfit.model.view import View
 from spotfit.store.api import Store
 
@@ -75,24 +75,30 @@ class PreviousRounds:
         self._undelivered_reports = coordinator.reports.undelivered_reports()
         self._snapshot_reports = coordinator.reports.snapshot_reports
 
-    def take_counted_reports(self, view: View, resumed: Round | None) -> list[MatchedReport]:
+    @property
+    def latest_snapshot(self) -> SnapshotId | None:
+        """The latest snapshot that all ranks of the closed round have taken; None without one."""
+        if not self._snapshot_reports:
+            return None
+        step = max(self._snapshot_reports, key=self._snapshot_reports.__getitem__)
+        return SnapshotId(round=self.closed_round, step=step)
+
+    def take_counted_reports(
+        self, view: View, *, checkpoint_name: str | None, memory_snapshot: SnapshotId | None
+    ) -> list[MatchedReport]:
         """Return the kept reports of `closed_round` that count, each once.
 
-        They are those up to the state that `resumed` continues from; with None no round follows,
-        and the latest checkpoint is the final state. Training repeats the later reports, which are
-        dropped. A checkpoint that is not stored is left out.
+        They are those up to the state that training continues from: the newer of that checkpoint
+        and that snapshot. Training repeats the later reports, which are dropped. A checkpoint in
+        the reports that is not stored is left out.
         """
         reports, self._undelivered_reports = self._undelivered_reports, []
-        snapshot = resumed.memory_snapshot if resumed is not None else None
         stored = {commit.name: commit for commit in view.checkpoints}
-        latest = view.latest_checkpoint
-        name = resumed.checkpoint_name if resumed is not None else latest and latest.name
-        commit = stored.get(name) if name else None
-        last = -1
+        last, commit = -1, stored.get(checkpoint_name or "")
         if commit is not None and commit.round == self.closed_round:
             last = commit.report_index
-        if snapshot is not None and snapshot.round == self.closed_round:
-            last = max(last, self._snapshot_reports.get(snapshot.step, -1))
+        if memory_snapshot is not None and memory_snapshot.round == self.closed_round:
+            last = max(last, self._snapshot_reports.get(memory_snapshot.step, -1))
         return [
             replace(report, checkpoint=report.checkpoint if report.checkpoint in stored else None)
             for report in reports

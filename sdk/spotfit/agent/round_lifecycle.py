@@ -47,7 +47,7 @@ from spotfit.model.leader_state import (
     RoundPhase,
     Training,
 )
-from spotfit.model.topology import Round
+from spotfit.model.topology import Round, SnapshotId
 from spotfit.model.view import View
 from spotfit.policy.preemption import is_replacement_ready, may_continue_without
 from spotfit.policy.retry_budget import preempted_nodes
@@ -511,7 +511,7 @@ class RoundLifecycle:
         Then processes the messages that arrived early. The round fails at once if one of its agents
         has disconnected or may not enter it any more.
         """
-        self._deliver_counted_reports(opened)
+        self._deliver_counted_reports(opened.checkpoint_name, opened.memory_snapshot)
         self._previous_rounds.begin_round(opened.number)
         self.open_round = open_round = self._create_open_round(opened, now)
         self._checkpoint_gc.scan_for_debris(self._ledger.view, before_round=opened.number)
@@ -603,7 +603,7 @@ class RoundLifecycle:
         """
         if self.open_round is not None:
             self.open_round.deliver_matched_reports()
-        self._deliver_counted_reports(None)
+        self._deliver_final_reports()
         self._discard_open_round(replace(self._no_round, since=now))
 
     def end_fit(self, now: float) -> None:
@@ -611,16 +611,36 @@ class RoundLifecycle:
 
         That time counts from `now`. The last reports are still delivered.
         """
-        self._deliver_counted_reports(None)
+        self._deliver_final_reports()
         self._no_round = replace(self._no_round, since=now)
         self._observations.record()
 
-    def _deliver_counted_reports(self, resumed: Round | None) -> None:
+    def end_term(self) -> None:
+        """Deliver the reports that wait for an upload, because another leader follows.
+
+        It decides which of them count. Those up to the latest snapshot do, unless that is lost.
+        """
+        if self.open_round is not None:
+            self._previous_rounds.keep_undelivered_reports(self.open_round.coordinator)
+        self._deliver_final_reports(self._previous_rounds.latest_snapshot)
+
+    def _deliver_final_reports(self, memory_snapshot: SnapshotId | None = None) -> None:
+        latest = self._ledger.view.latest_checkpoint
+        self._deliver_counted_reports(latest.name if latest is not None else None, memory_snapshot)
+
+    def _deliver_counted_reports(
+        self, checkpoint_name: str | None, memory_snapshot: SnapshotId | None
+    ) -> None:
         """Deliver the reports of the last closed round that its end has delayed, if they count."""
-        closed = self._previous_rounds.closed_round
-        for report in self._previous_rounds.take_counted_reports(self._ledger.view, resumed):
+        counted = self._previous_rounds.take_counted_reports(
+            self._ledger.view, checkpoint_name=checkpoint_name, memory_snapshot=memory_snapshot
+        )
+        for report in counted:
             _deliver_report(
-                closed, report, self._services.report_sink, self._services.callback_runner
+                self._previous_rounds.closed_round,
+                report,
+                self._services.report_sink,
+                self._services.callback_runner,
             )
 
     def _discard_open_round(self, no_round: NoRound) -> None:

@@ -45,6 +45,7 @@ from spotfit.protocol.worker_agent import (
 from tests.unit.agent.simulated_cluster import TEMPO, FakeCluster
 
 ANY_FAILURES = FailureLimits(worker=-1)
+NO_METRICS = msgspec.Raw(b"{}")
 
 
 def saved_by_rank_0(world: FakeCluster, name: str, report: int = 0) -> None:
@@ -118,6 +119,30 @@ def test_reports_that_waited_for_an_upload_are_delivered_if_they_count() -> None
     assert [checkpoint for _, checkpoint in world.callback_runner.reports] == ["c0", "c1"]
     world.report(0)
     assert len(world.callback_runner.reports) == 3, "the last report was made again"
+
+
+def test_reports_that_wait_for_an_upload_are_stored_at_a_change_of_the_leader() -> None:
+    world = FakeCluster()
+    world.wait_for_round()
+    old = world.leader.agent_id
+    world.report(0)
+    for rank in (0, 1):
+        snapshot = FilesReport(report_index=1, metrics=NO_METRICS, incremental=True, step=5)
+        world.send_from_worker(rank, snapshot)
+    other = next(node for node in world.nodes.values() if node.agent_id != old)
+    world.append(
+        LeaderElected(
+            leader=other.agent_id,
+            epoch=world.view.epoch + 1,
+            coordinator_address=other.agent_id,
+        )
+    )
+    world.advance(0.5)
+    assert world.last_event(LeaderElected).leader == other.agent_id
+    # The first chunk is less than a second old: the second one must not wait for its successor.
+    lines = [world.read_object(one.key) for one in world.store.list(f".spotfit/reports/{old}")]
+    stored = [msgspec.json.decode(line) for line in lines]
+    assert [(one["report_index"], one["checkpoint"]) for one in stored] == [(0, None), (1, None)]
 
 
 def test_a_cancelled_run_saves_first() -> None:

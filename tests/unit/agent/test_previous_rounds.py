@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from spotfit.agent.previous_rounds import PreviousRounds
@@ -208,19 +210,20 @@ def test_an_abandoned_checkpoint_is_never_committed() -> None:
 
 
 def test_reports_up_to_the_resumed_state_count_once() -> None:
-    memory = {step: a_round(4, memory_snapshot=SnapshotId(round=3, step=step)) for step in (7, 6)}
+    latest, unknown, older = [
+        SnapshotId(round=n, step=step) for n, step in ((3, 7), (3, 6), (2, 7))
+    ]
     early = a_committed_checkpoint("made-0", round=3, report_index=0)
     late = a_committed_checkpoint("made-2", round=3, report_index=2)
     before = a_committed_checkpoint("before", round=2, report_index=9)
-    for checkpoints, resumed, counted in (
-        ((before,), memory[7], [(0, None), (1, None), (2, None)]),
-        ((early,), memory[7], [(0, "made-0"), (1, None), (2, None)]),
-        ((early,), memory[6], []),
-        ((early,), a_round(4, checkpoint_name="made-0"), [(0, "made-0")]),
-        ((before, early), a_round(4, checkpoint_name="before"), []),
-        ((before,), a_round(4), []),
-        ((early, late), None, [(0, "made-0"), (1, None), (2, "made-2")]),
-        ((), None, []),
+    for checkpoints, name, memory, counted in (
+        ((before,), "before", latest, [(0, None), (1, None), (2, None)]),
+        ((early,), "made-0", latest, [(0, "made-0"), (1, None), (2, None)]),
+        ((early,), "made-0", unknown, [(0, "made-0")]),
+        ((early,), "made-0", None, [(0, "made-0")]),
+        ((early, late), "made-2", None, [(0, "made-0"), (1, None), (2, "made-2")]),
+        ((before, early), "before", older, []),
+        ((), None, None, []),
     ):
         harness = Harness()
         for n, step in ((0, 5), (2, 7)):
@@ -233,6 +236,12 @@ def test_reports_up_to_the_resumed_state_count_once() -> None:
         harness.say(MetricsReport(report_index=3, metrics=msgspec.Raw(b"{}")))
         harness.previous_rounds.keep_undelivered_reports(harness.coordinator)
         view = a_view(checkpoints=checkpoints)
-        found = harness.previous_rounds.take_counted_reports(view, resumed)
-        assert [(one.report_index, one.checkpoint) for one in found] == counted
-        assert harness.previous_rounds.take_counted_reports(view, resumed) == []
+        assert harness.previous_rounds.latest_snapshot == SnapshotId(round=3, step=7)
+        take = partial(
+            harness.previous_rounds.take_counted_reports,
+            view,
+            checkpoint_name=name,
+            memory_snapshot=memory,
+        )
+        assert [(one.report_index, one.checkpoint) for one in take()] == counted
+        assert take() == [], "once"
