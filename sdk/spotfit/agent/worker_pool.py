@@ -311,6 +311,7 @@ class ProcessWorkerPool:
                     report_index=snapshot.report_index,
                     metrics=snapshot.metrics,
                     incremental=True,
+                    step=snapshot.step,
                     reason=snapshot.reason,
                 )
                 return encode(report)

@@ -363,7 +363,7 @@ class Checkpointer:
         except OSError as error:
             self._channel.skip(metrics, f"There is no space for a snapshot: {error}")
             return
-        slot.report_index = self._channel.submit(metrics, slot.arena.path, reason)
+        slot.report_index = self._channel.submit(metrics, slot.arena.path, reason, step=self.steps)
         stall_s = self._clock.now() - started_at
         # The slowest rank determines when a checkpoint is complete, so its size is the cost.
         largest_bytes = max(self._save_planner.largest_rank_bytes, self._size_bytes)
