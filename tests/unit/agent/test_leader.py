@@ -110,7 +110,7 @@ def test_reports_that_waited_for_an_upload_are_delivered_if_they_count() -> None
     world.report(2)
     assert world.callback_runner.reports == [], "c0 is not complete"
     for n, name in enumerate(("c0", "c1")):
-        saved_by_rank_0(world, name, report=n)
+        write_checkpoint_files(world, name, report=n)
     world.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
     world.advance_until(lambda: world.last_event(RoundOpened).round.number == 2)
     assert world.last_event(RoundOpened).round.checkpoint_name == "c1"

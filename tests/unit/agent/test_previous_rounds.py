@@ -264,9 +264,9 @@ def test_reports_up_to_the_resumed_state_count_once() -> None:
                 report_index=n, metrics=msgspec.Raw(b"{}"), incremental=True, step=step
             )
             if n:
-                harness.say(MetricsReport(report_index=n - 1, metrics=msgspec.Raw(b"{}")))
-            harness.say(snapshot)
-        harness.say(MetricsReport(report_index=3, metrics=msgspec.Raw(b"{}")))
+                harness.send_frames(MetricsReport(report_index=n - 1, metrics=msgspec.Raw(b"{}")))
+            harness.send_frames(snapshot)
+        harness.send_frames(MetricsReport(report_index=3, metrics=msgspec.Raw(b"{}")))
         harness.previous_rounds.keep_undelivered_reports(harness.coordinator)
         view = a_view(checkpoints=checkpoints)
         assert harness.previous_rounds.latest_snapshot == SnapshotId(round=3, step=7)
