@@ -108,6 +108,10 @@ __all__ = sorted([*_PUBLIC_NAME_MODULES, "collective"])  # pyright: ignore[repor
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC_SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("spotfit")
     if name not in _PUBLIC_NAME_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC_NAME_MODULES[name]}"), name)
@@ -116,4 +120,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # Without the imports of this module, which would be offered as completions.
+    special = (name for name in globals() if name.startswith("__"))
+    return sorted({*special, *__all__, *_PUBLIC_SUBMODULES, "__version__"} - {"__getattr__"})

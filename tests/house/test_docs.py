@@ -56,6 +56,19 @@ def test_the_environment_guide_lists_every_variable() -> None:
     assert [name for name in names if f"`{name}`" not in guide] == []
 
 
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    guide = (ROOT / "docs/guides/threat_model.md").read_text()
+    rows = [row for row in guide.splitlines() if re.match(r"\| (?!attempt|-)", row)]
+    tests = [re.search(r"`(tests/[\w/.]+)::(\w+)` \|$", row) for row in rows]
+    assert None not in tests, "every line names its test"
+    missing = [
+        found[0]
+        for found in filter(None, tests)
+        if f"def {found[2]}(" not in (ROOT / found[1]).read_text()
+    ]
+    assert missing == []
+
+
 def test_the_decision_index_lists_every_record() -> None:
     folder = ROOT / "docs/decisions"
     index = (folder / "README.md").read_text()

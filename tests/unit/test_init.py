@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -31,6 +32,16 @@ def test_every_public_name_can_be_accessed() -> None:
     for name in spotfit.__all__:
         assert getattr(spotfit, name) is not None
     assert set(spotfit.__all__) <= set(dir(spotfit))
+
+
+def test_completion_offers_public_names_only() -> None:
+    offered = {name for name in dir(spotfit) if not name.startswith("__")}
+    assert offered == {*spotfit.__all__, "backend", "collective", "torch"}
+    assert "__version__" in dir(spotfit)
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert spotfit.__version__ == metadata.version("spotfit")
 
 
 def test_an_unknown_name_raises_attribute_error() -> None:

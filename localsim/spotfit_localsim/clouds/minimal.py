@@ -157,7 +157,11 @@ class PlainProvisioner:
     @property
     def traits(self) -> Traits:
         return Traits(
-            max_nodes=1000, notice_s=5.0, observe_interval_s=1.0, notice_sources=("signal",)
+            max_nodes=1000,
+            notice_s=5.0,
+            observe_interval_s=1.0,
+            notice_sources=("signal",),
+            shared_directories="always",
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:

@@ -71,6 +71,8 @@ class SimProvisioner:
             # The real intervals are minutes; the simulator answers at once.
             observe_interval_s=self.options.observe_s,
             notice_s=self.options.notice_s,
+            # Its machines are processes of this computer.
+            shared_directories="always",
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:

@@ -68,9 +68,15 @@ class AwsBatchProvisioner:
             requeues_itself=self.options.attempts > 1,
             observe_interval_s=10.0,
             notice_sources=("aws", "signal"),
+            shared_directories="never",
             keeps_output=True,
             software=images.parse_image_software(self.options.image),
         )
+
+    def open_client(self) -> None:
+        """Import boto3 and check that each queue has a region. Sends no request."""
+        for queue in self.options.queues:
+            self._resolve_queue(queue)
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)

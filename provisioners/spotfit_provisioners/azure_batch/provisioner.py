@@ -51,9 +51,15 @@ class AzureBatchProvisioner:
             requeues_itself=True,
             observe_interval_s=10.0,
             notice_sources=("azure", "signal"),
+            # `container_options` may mount a file share.
+            shared_directories="possibly",
             keeps_output=True,
             software=images.parse_image_software(self.options.image),
         )
+
+    def open_client(self) -> None:
+        """Import Azure's client libraries. Sends no request."""
+        self._client()
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)

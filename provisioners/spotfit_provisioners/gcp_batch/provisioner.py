@@ -46,9 +46,14 @@ class GcpBatchProvisioner:
             requeues_itself=self.options.max_retries > 0,
             observe_interval_s=10.0,
             notice_sources=("gcp", "signal"),
+            shared_directories="never",
             keeps_output=self.options.cloud_logging,
             software=images.parse_image_software(self.options.image),
         )
+
+    def open_client(self) -> None:
+        """Import Google's client library and read the default credentials and project."""
+        self._client()
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)

@@ -48,9 +48,14 @@ class KubernetesProvisioner:
             observe_interval_s=5.0,
             status_lag_s=_STATUS_LAG_S,
             notice_sources=("signal", "kubernetes", "machine"),
+            shared_directories="never",
             keeps_output=True,
             software=images.parse_image_software(self.options.image),
         )
+
+    def open_client(self) -> None:
+        """Import the Kubernetes client and read its configuration. Sends no request."""
+        self._client()
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)

@@ -10,9 +10,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
 from spotfit.host import env
-from spotfit.host.machine import python_version
+from spotfit.host.machine import devices, python_version
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -60,6 +61,7 @@ class LocalProvisioner:
             observe_interval_s=_OBSERVE_INTERVAL_S,
             status_lag_s=_STATUS_LAG_S,
             notice_sources=_NOTICE_SOURCES,
+            shared_directories="always",
             keeps_output=True,
             software=Software(python=python, implementation=sys.implementation.name),
         )
@@ -67,6 +69,7 @@ class LocalProvisioner:
     def plan(self, request: GroupRequest) -> GroupPlan:
         """Return nodes of the size that `options.nodes` gives for the whole run."""
         slots = max(1, math.ceil(request.total_workers / self.options.nodes))
+        _check_gpus(slots, request.resources_per_worker.get("GPU", 0.0))
         nodes = count_nodes(
             request, slots=slots, max_nodes=self.traits.max_nodes, backend=self.name
         )
@@ -200,3 +203,15 @@ class LocalProvisioner:
         # start another one.
         if machine is not None:
             node.claim(machine)
+
+
+def _check_gpus(slots: int, gpus_per_worker: float) -> None:
+    """Raise `ConfigError` if the workers of a node need more GPUs than this machine has."""
+    needed, present = slots * gpus_per_worker, len(devices())
+    if needed > present:
+        raise ConfigError(
+            f"Provisioner 'local' runs {slots} workers with {gpus_per_worker:g} GPUs each on one "
+            f"node; this machine has {present} GPUs.",
+            do="Use fewer workers, ScalingConfig(use_gpu=False) or machines with GPUs. If the "
+            "GPUs exist, check that nvidia-smi lists them, or name them in SPOTFIT_DEVICES.",
+        )

@@ -100,6 +100,10 @@ class SkyPilotClient:
         self._request_timeout_s = request_timeout_s
         self._endpoint = endpoint
 
+    def open(self) -> None:
+        """Import the SDK. Raises `MissingExtraError` if it is not installed."""
+        assert self._sky is not None
+
     def describe_server(self) -> str:
         """Return the version of the API server."""
         with self._translate_errors("describe the API server"):

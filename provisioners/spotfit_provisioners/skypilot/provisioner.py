@@ -62,6 +62,10 @@ class SkyPilotProvisioner:
             keeps_output=True,
         )
 
+    def open_client(self) -> None:
+        """Import SkyPilot. Sends no request."""
+        self._client.open()
+
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
 

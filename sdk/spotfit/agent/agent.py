@@ -236,6 +236,9 @@ class Agent:
             wake_times.append(self._leader.tick(now))
             # The tick may have opened or closed a round: act on it now, not in the next tick.
             self._apply_view()
+        elif self._report_sink.has_unwritten:
+            # Of a term that has ended: a node that leaves may not have the time later.
+            self._report_sink.flush(now, force=True)
         if self._node_notice.deadline > now:
             wake_times.append(self._node_notice.deadline)
         wake_times += [

@@ -37,6 +37,7 @@ from spotfit.model.events import (
     GroupsReleased,
     JournalEntry,
     JournalEvent,
+    LeaderElected,
     NodeLost,
     PreemptionNoticed,
     RoundClosed,
@@ -280,6 +281,8 @@ class Leader:
                     self._observations.record(validation_changed_at=now)
             case CheckpointDropped(name=name):
                 self._checkpoint_gc.schedule_deletion(name)
+            case LeaderElected():
+                rounds.end_term()
             case CancelRequested(save=True, reason=reason):
                 if rounds.open_round is not None:
                     rounds.open_round.request_final_save(reason, now)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 from functools import partial
 
+from msgspec.structs import replace
+
+from spotfit.agent.report_matching import MatchedReport
 from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.checkpoint.committed import check_present
 from spotfit.checkpoint.gc import checkpoint_names_in
@@ -19,6 +22,7 @@ from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.leader_state import ReadyCheckpoint
+from spotfit.model.topology import SnapshotId
 from spotfit.model.view import View
 from spotfit.store.api import Store
 
@@ -42,6 +46,12 @@ class PreviousRounds:
         """Checkpoints that lack files and are never committed, even if a manifest appears later."""
         self._corrupt_checkpoints: set[str] = set()
         """Committed checkpoints that ranks of earlier rounds could not read."""
+        self.closed_round = 0
+        """The number of the last round that was closed."""
+        self._undelivered_reports: list[MatchedReport] = []
+        """Reports of the last closed round that waited for an earlier checkpoint."""
+        self._snapshot_reports: dict[int, int] = {}
+        """The reports with snapshots of that round, by step."""
         self._first_opened_round: int | None = None
         """The first round that this leader has opened."""
 
@@ -58,6 +68,45 @@ class PreviousRounds:
     def adopt_ready_checkpoints(self, coordinator: RoundCoordinator) -> None:
         """Keep the complete checkpoints of a round that was closed, to commit them afterwards."""
         self._ready_checkpoints = tuple(coordinator.reports.ready_checkpoints)
+
+    def keep_undelivered_reports(self, coordinator: RoundCoordinator) -> None:
+        """Keep the reports of a closed round that waited for a checkpoint, after its last delivery.
+
+        Which of them count is known when the next round is opened: see `take_counted_reports`.
+        """
+        self.closed_round = coordinator.round
+        self._undelivered_reports = coordinator.reports.undelivered_reports()
+        self._snapshot_reports = coordinator.reports.snapshot_reports
+
+    @property
+    def latest_snapshot(self) -> SnapshotId | None:
+        """The latest snapshot that all ranks of the closed round have taken; None without one."""
+        if not self._snapshot_reports:
+            return None
+        step = max(self._snapshot_reports, key=self._snapshot_reports.__getitem__)
+        return SnapshotId(round=self.closed_round, step=step)
+
+    def take_counted_reports(
+        self, view: View, *, checkpoint_name: str | None, memory_snapshot: SnapshotId | None
+    ) -> list[MatchedReport]:
+        """Return the kept reports of `closed_round` that count, each once.
+
+        They are those up to the state that training continues from: the newer of that checkpoint
+        and that snapshot. Training repeats the later reports, which are dropped. A checkpoint in
+        the reports that is not stored is left out.
+        """
+        reports, self._undelivered_reports = self._undelivered_reports, []
+        stored = {commit.name: commit for commit in view.checkpoints}
+        last, commit = -1, stored.get(checkpoint_name or "")
+        if commit is not None and commit.round == self.closed_round:
+            last = commit.report_index
+        if memory_snapshot is not None and memory_snapshot.round == self.closed_round:
+            last = max(last, self._snapshot_reports.get(memory_snapshot.step, -1))
+        return [
+            replace(report, checkpoint=report.checkpoint if report.checkpoint in stored else None)
+            for report in reports
+            if report.report_index <= last
+        ]
 
     def absorb_round(self, coordinator: RoundCoordinator) -> None:
         """Keep the names and the checkpoint states of a round that has ended.

@@ -48,6 +48,7 @@ from spotfit.protocol.worker_agent import (
     UploadFailed,
 )
 
+_MAX_LISTED_RANKS = 10
 # Bounds the leader's memory if one rank reports much faster than the others.
 MAX_REPORT_BACKLOG = 10_000
 """Reports a rank may be ahead of the slowest before metrics of the oldest are discarded."""
@@ -221,6 +222,8 @@ class ReportMatcher:
         self._latest_metrics_json: msgspec.Raw | None = None
         self._awaited_reports: list[tuple[int, int]] = []
         """Rank and number of reports of each `AwaitReports` without an answer."""
+        self.snapshot_reports: dict[int, int] = {}
+        """The number of the latest report with a snapshot of each step."""
         self._last_save = (-1, "")
         """The last report with files that was saved or abandoned, and in this case the reason."""
         self.ready_checkpoints: list[ReadyCheckpoint] = []
@@ -289,6 +292,23 @@ class ReportMatcher:
         return self._last_save[1]
 
     @property
+    def missing_reports(self) -> str:
+        """Which ranks have made fewer reports than others, for users; '' if none.
+
+        A report counts only once all required ranks have made it.
+        """
+        total = max(self._report_counts)
+        if self._matched_count >= total:
+            return ""
+        ranks = [rank for rank, count in enumerate(self._report_counts) if count < total]
+        listed = ", ".join(map(str, ranks[:_MAX_LISTED_RANKS]))
+        more = f" and {len(ranks) - _MAX_LISTED_RANKS} more" if ranks[_MAX_LISTED_RANKS:] else ""
+        return (
+            f"only {self._matched_count} of {total} reports were made by all ranks; "
+            f"ranks without all of them: {listed}{more}"
+        )
+
+    @property
     def used_names(self) -> frozenset[str]:
         """All names that rank 0 requested in this round, or that were assigned for them.
 
@@ -321,6 +341,8 @@ class ReportMatcher:
             return [(rank, _answer_without_name(number))] if has_files else []
         if isinstance(report, FilesReport):
             self._open_report(number).add_rank(rank, report)
+            if report.step is not None:
+                self.snapshot_reports[report.step] = number
             self._collectives.join(
                 rank, CollectiveKey(REPORT_KIND, number), now, is_blocking=report.blocks_training
             )
@@ -521,6 +543,23 @@ class ReportMatcher:
                     saving.report_index, f"ranks {missing} left before their part was saved"
                 )
         return frames
+
+    def undelivered_reports(self) -> list[MatchedReport]:
+        """Return the matched reports that were not delivered, in order, when the round ends.
+
+        A checkpoint in them may be incomplete or uncommitted.
+        """
+        waiting = [self._reports[n] for n in range(self._delivered_count, self._matched_count)]
+        return [
+            *self.matched_reports,
+            *(
+                MatchedReport(one.report_index, one.metrics_by_rank, one.name)
+                if isinstance(one, Saving)
+                else one
+                for one in waiting
+                if not isinstance(one, Open)
+            ),
+        ]
 
     # --- delivery ------------------------------------------------------------------------------
 

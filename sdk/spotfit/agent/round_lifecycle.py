@@ -30,7 +30,7 @@ from spotfit.agent.hang_detector import HangDetector, HangReport
 from spotfit.agent.leader_context import LeaderServices, Observations
 from spotfit.agent.ports import AgentTransport, CallbackRunner
 from spotfit.agent.previous_rounds import PreviousRounds
-from spotfit.agent.report_matching import ReportSink
+from spotfit.agent.report_matching import MatchedReport, ReportSink
 from spotfit.agent.roster import Roster
 from spotfit.agent.round_coordinator import BackendHookGates, RoundCoordinator
 from spotfit.core.codec import DECODE_ERRORS
@@ -47,7 +47,7 @@ from spotfit.model.leader_state import (
     RoundPhase,
     Training,
 )
-from spotfit.model.topology import Round
+from spotfit.model.topology import Round, SnapshotId
 from spotfit.model.view import View
 from spotfit.policy.preemption import is_replacement_ready, may_continue_without
 from spotfit.policy.retry_budget import preempted_nodes
@@ -126,6 +126,7 @@ class OpenRound:
                 opened_at=coordinator.opened_at,
                 result_key=keys.result(self._round.number, 0),
                 last_save_error=reports.last_save_error,
+                missing_reports=reports.missing_reports,
                 workers_stopped=workers_stopped,
             )
         if failing_since is not None:
@@ -253,10 +254,12 @@ class OpenRound:
         uncommitted = {ready.name for ready in self.coordinator.reports.ready_checkpoints}
         reports = self.coordinator.reports.matched_reports
         while reports and reports[0].checkpoint not in uncommitted:
-            report = reports.popleft()
-            self._report_sink.add(self.coordinator.round, report)
-            if self._callback_runner is not None:
-                self._callback_runner.send_report(report.metrics_by_rank, report.checkpoint)
+            _deliver_report(
+                self.coordinator.round,
+                reports.popleft(),
+                self._report_sink,
+                self._callback_runner,
+            )
         self.send_to_workers(self.coordinator.reports.answer_waiting())
 
     def advance_hooks(self) -> None:
@@ -297,6 +300,17 @@ class OpenRound:
         """End the round: fail the hooks' worker calls; queue `on_shutdown` of a started backend."""
         if self.hook_gates is not None:
             self.hook_gates.close()
+
+
+def _deliver_report(
+    round_number: int,
+    report: MatchedReport,
+    report_sink: ReportSink,
+    callback_runner: CallbackRunner | None,
+) -> None:
+    report_sink.add(round_number, report)
+    if callback_runner is not None:
+        callback_runner.send_report(report.metrics_by_rank, report.checkpoint)
 
 
 QueueableMessage = WorkerToLeader | WorkerTerminated | WorkersStopped
@@ -498,6 +512,7 @@ class RoundLifecycle:
         Then processes the messages that arrived early. The round fails at once if one of its agents
         has disconnected or may not enter it any more.
         """
+        self._deliver_counted_reports(opened.checkpoint_name, opened.memory_snapshot)
         self._previous_rounds.begin_round(opened.number)
         self.open_round = open_round = self._create_open_round(opened, now)
         self._checkpoint_gc.scan_for_debris(self._ledger.view, before_round=opened.number)
@@ -565,6 +580,7 @@ class RoundLifecycle:
             self.open_round.deliver_matched_reports()
             self.open_round.record_assigned_names()
             self._previous_rounds.adopt_ready_checkpoints(self.open_round.coordinator)
+            self._previous_rounds.keep_undelivered_reports(self.open_round.coordinator)
             commit = self.open_round.last_commit
             uncommitted_work_s = now - (
                 commit.committed_at if commit else self.open_round.coordinator.opened_at
@@ -588,6 +604,7 @@ class RoundLifecycle:
         """
         if self.open_round is not None:
             self.open_round.deliver_matched_reports()
+        self._deliver_final_reports()
         self._discard_open_round(replace(self._no_round, since=now))
 
     def end_fit(self, now: float) -> None:
@@ -595,8 +612,37 @@ class RoundLifecycle:
 
         It counts from `now`; afterwards the leader releases machines whose agents still run.
         """
+        self._deliver_final_reports()
         self._no_round = replace(self._no_round, since=now)
         self._observations.record()
+
+    def end_term(self) -> None:
+        """Deliver the reports that wait for an upload, because another leader follows.
+
+        It decides which of them count. Those up to the latest snapshot do, unless that is lost.
+        """
+        if self.open_round is not None:
+            self._previous_rounds.keep_undelivered_reports(self.open_round.coordinator)
+        self._deliver_final_reports(self._previous_rounds.latest_snapshot)
+
+    def _deliver_final_reports(self, memory_snapshot: SnapshotId | None = None) -> None:
+        latest = self._ledger.view.latest_checkpoint
+        self._deliver_counted_reports(latest.name if latest is not None else None, memory_snapshot)
+
+    def _deliver_counted_reports(
+        self, checkpoint_name: str | None, memory_snapshot: SnapshotId | None
+    ) -> None:
+        """Deliver the reports of the last closed round that its end has delayed, if they count."""
+        counted = self._previous_rounds.take_counted_reports(
+            self._ledger.view, checkpoint_name=checkpoint_name, memory_snapshot=memory_snapshot
+        )
+        for report in counted:
+            _deliver_report(
+                self._previous_rounds.closed_round,
+                report,
+                self._services.report_sink,
+                self._services.callback_runner,
+            )
 
     def _discard_open_round(self, no_round: NoRound) -> None:
         """Keep what the result and later rounds need, and close the round."""

@@ -31,6 +31,8 @@ from spotfit.fork_server.child_process import ChildProcess
 from spotfit.fork_server.fork_client import ForkServerPool
 from spotfit.host import log
 from spotfit.host.event_loop import EventLoop
+from spotfit.host.memory import MemoryMonitor
+from spotfit.host.process import KILLED_BY_SIGKILL
 from spotfit.ledger import keys
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import SnapshotShard
@@ -59,6 +61,8 @@ from spotfit.store.api import Store
 _upload_request_decoder = decoder(RequestUpload)
 _snapshot_decoder = decoder(SnapshotReport)
 _rollback_decoder = decoder(RolledBack)
+
+_MEMORY_SAMPLE_INTERVAL_S = 1.0
 
 OnMessagesFn = Callable[[list[bytes]], None]
 OnExitFn = Callable[[str, bool], None]
@@ -99,6 +103,8 @@ class ProcessWorkerPool:
         self._uploader: UploaderProxy | None = None
         """Uploads for workers; None until `prepare`."""
         self._events: list[WorkerPoolEvent] = []
+        self._memory = MemoryMonitor()
+        self._is_sampling_memory = False
 
     # --- the protocol `WorkerPool` -----------------------------------------------------------
 
@@ -124,6 +130,9 @@ class ProcessWorkerPool:
         """Start one worker process per message, once the environment is unpacked; does not wait."""
         for start in start_messages:
             self._start_worker(start)
+        if not self._is_sampling_memory:
+            self._is_sampling_memory = True
+            self._sample_memory()
 
     def send(self, rank: int, frame: ToWorker) -> None:
         """Send a frame to the worker with that global rank; dropped if it has exited.
@@ -302,6 +311,7 @@ class ProcessWorkerPool:
                     report_index=snapshot.report_index,
                     metrics=snapshot.metrics,
                     incremental=True,
+                    step=snapshot.step,
                     reason=snapshot.reason,
                 )
                 return encode(report)
@@ -351,9 +361,17 @@ class ProcessWorkerPool:
         child = self._workers.pop(rank)
         if self._liveness is not None:
             self._liveness.remove(rank)
+        if reason == KILLED_BY_SIGKILL and not child.was_killed:
+            reason += self._memory.explain_kill()
         self._events.append(
             WorkerExited(round_number, rank, reason, is_clean, killed_by_agent=child.was_killed)
         )
+
+    def _sample_memory(self) -> None:
+        self._is_sampling_memory = bool(self._workers)
+        if self._workers:
+            self._memory.sample()
+            self._loop.call_later(_MEMORY_SAMPLE_INTERVAL_S, self._sample_memory)
 
     # --- liveness and stack dumps ------------------------------------------------------------
 

@@ -91,11 +91,14 @@ class SnapshotChannel(Protocol):
         """
         ...
 
-    def submit(self, metrics: dict[str, Any], segment: Path, reason: str = "") -> int:
+    def submit(
+        self, metrics: dict[str, Any], segment: Path, reason: str = "", *, step: int | None = None
+    ) -> int:
         """Submit the snapshot in that segment as this rank's next report; returns the report index.
 
         All ranks must submit or skip the same reports. `metrics` of rank 0 are stored with the
-        checkpoint. `reason` says why it is saved now, for the run's log. In a run the agent uploads
+        checkpoint. `reason` says why it is saved now, for the run's log; `step` is the number of
+        training steps that the snapshot contains. In a run the agent uploads
         the segment after this call has returned, and the caller must not change it while the status
         is "submitted"; in local mode the files are written during the call. A failed upload is a
         status, not an exception.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -24,6 +25,26 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False
 )
 app.add_typer(checkpoint_commands.app, name="checkpoints")
+
+
+def _print_version(is_requested: bool) -> None:  # noqa: FBT001 - called by typer
+    if is_requested:
+        render.lines([f"spotfit {metadata.version('spotfit')}"])
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[  # noqa: FBT002 - handled by the callback
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 Url = checkpoint_commands.Url
 
 
@@ -102,7 +123,9 @@ def follow(url: Url) -> None:
     If this machine has the run's key, the command also requests new machines if all are lost.
     """
     # watch() installs no signal handler; only fit() cancels the run on Ctrl-C.
-    attach(url).watch()
+    handle = attach(url)
+    handle.watch()
+    handle.log_summary()
 
 
 @app.command()
@@ -113,7 +136,11 @@ def cancel(
     ] = True,
 ) -> None:
     """Request the end of a run and the release of its machines; does not wait for it."""
-    attach(url).cancel("spotfit cancel", save=save)
+    handle = attach(url)
+    if (state := handle.status().state) in ("finished", "failed", "cancelled"):
+        render.success(f"The run has ended already: {state}.")
+        return
+    handle.cancel("spotfit cancel", save=save)
     render.success("Cancellation was requested.")
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from spotfit.client.console import format_local_time
-from spotfit.client.metrics_history import ReportedMetrics, ReportedProgress
+from spotfit.client.metrics_history import ReportedMetrics, format_metrics, format_progress
 from spotfit.client.run_handle import RunStatus
 from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import SpotfitError
@@ -22,8 +22,7 @@ from spotfit.provision.api import AccountCheck
 # highlight: rich would colour numbers and paths within the texts of users.
 _console = Console(highlight=False, soft_wrap=True)
 _error_console = Console(stderr=True, highlight=False, soft_wrap=True)
-# Longer names and values of metrics are truncated: they would fill the screen.
-_MAX_TEXT_CHARS = 40
+
 _STATE_COLORS = {
     "running": "green",
     "validating": "green",
@@ -45,7 +44,7 @@ def status(run: RunStatus, url: str) -> None:
     # Numbers start at 1; '-' while no round is open.
     _print_row("started", _format_duration(run))
     _print_row("round", f"{run.round or '-'}, {run.workers} workers on {run.machines} machines")
-    _print_row("progress", escape(_format_progress(run.progress)))
+    _print_row("progress", escape(format_progress(run.progress)))
     _print_row("checkpoints", escape(f"{len(run.checkpoints)}{latest}"))
     if run.save_reason:
         _print_row("", f"[dim]saved: {escape(run.save_reason)}[/dim]")
@@ -62,19 +61,10 @@ def _format_duration(run: RunStatus) -> str:
     return f"{format_local_time(run.started_at_ms)}, {verb} {format_seconds(max(0.0, duration_s))}"
 
 
-def _format_progress(progress: ReportedProgress) -> str:
-    parts = [] if progress.step is None else [f"step {progress.step}"]
-    if progress.steps_per_s is not None:
-        parts.append(f"{progress.steps_per_s:.3g} steps/s")
-    if progress.metrics:
-        parts.append(_format_metrics(progress.metrics))
-    return ", ".join(parts) or "no report yet"
-
-
 def metrics(reports: Iterable[ReportedMetrics]) -> None:
     """Print one line per report: round, index of the report, checkpoint and metrics."""
     lines(
-        f"round {report.round}  report {report.report_index}  {_format_metrics(report.metrics)}"
+        f"round {report.round}  report {report.report_index}  {format_metrics(report.metrics)}"
         f"{f'  {report.checkpoint}' if report.checkpoint else ''}"
         for report in reports
     )
@@ -147,7 +137,7 @@ def checkpoints(infos: Iterable[CheckpointInfo]) -> None:
     for info in infos:
         step = "files" if info.step is None else f"step {info.step}"
         step = "[red]corrupt[/red]" if info.read_error else step
-        shown = escape(_format_metrics(info.metrics))
+        shown = escape(format_metrics(info.metrics))
         _console.print(f"{escape(info.name)}  {step}  {format_bytes(info.size_bytes)}  {shown}")
 
 
@@ -158,7 +148,7 @@ def checkpoint(info: CheckpointInfo) -> None:
     """
     _print_row("checkpoint", escape(info.name))
     _print_row("size", format_bytes(info.size_bytes))
-    _print_row("metrics", escape(_format_metrics(info.metrics)))
+    _print_row("metrics", escape(format_metrics(info.metrics)))
     if info.reason:
         _print_row("reason", escape(info.reason))
     if info.content is None:
@@ -170,14 +160,6 @@ def checkpoint(info: CheckpointInfo) -> None:
         "saved at", f"step {content.step}, epoch {content.epoch}, by {content.world_size} workers"
     )
     _print_row("shared", f"{format_bytes(content.shared_bytes)} with earlier checkpoints")
-
-
-def _format_metrics(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{_truncate(name)}={_truncate(str(value))}" for name, value in values.items())
-
-
-def _truncate(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT_CHARS else f"{text[: _MAX_TEXT_CHARS - 1]}…"
 
 
 def _print_row(label: str, value: str) -> None:

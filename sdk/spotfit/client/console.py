@@ -9,6 +9,7 @@ One sentence for each journal event: for the console and `spotfit events`.
 from __future__ import annotations
 
 import heapq
+import math
 import sys
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from typing import TypedDict
 
 import msgspec
 
+from spotfit.client.metrics_history import ReportedProgress, format_progress, read_progress
 from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import NotFoundError, RunNotFoundError, StoreError
 from spotfit.core.ids import AgentId, Token
@@ -62,7 +64,7 @@ _MachineEvent = (
 
 
 def read_event_lines(store: Store) -> list[str]:
-    """Return one line per entry of the run's journal: slot, local time (HH:MM:SS) and sentence.
+    """Return one line per entry of the run's journal: slot, local date and time, and sentence.
 
     For `spotfit events`. `store` is rooted at the run's directory. Raises `RunNotFoundError` if it
     holds no journal.
@@ -70,7 +72,7 @@ def read_event_lines(store: Store) -> list[str]:
     lines: list[str] = []
 
     def note(slot: int, _body: bytes, entry: JournalEntry) -> None:
-        when = time.strftime("%H:%M:%S", time.localtime(entry.written_at_ms / 1000))
+        when = format_local_time(entry.written_at_ms)
         lines.append(f"{slot:>5}  {when}  {format_event(entry.event)}")
 
     # With a view cache, the entries before it would not be read, and thus not listed.
@@ -115,7 +117,8 @@ def format_event(event: JournalEvent) -> str:
             return f"cancellation requested: {reason}"
         case FitEnded(outcome=outcome, reason=reason, last_save_error=save_error):
             unsaved = f"; its last save failed{_last_line(save_error)}" if save_error else ""
-            return f"run {outcome}" + (f": {reason}" if reason else "") + unsaved
+            unmatched = f"; {event.missing_reports}" if event.missing_reports else ""
+            return f"run {outcome}" + (f": {reason}" if reason else "") + unsaved + unmatched
         case CheckpointCommitted(name=name, size_bytes=size_bytes, reason=reason):
             text = f"checkpoint {name} committed ({format_bytes(size_bytes)})"
             return f"{text}: {reason}" if reason else text
@@ -196,6 +199,7 @@ class LogLine(TypedDict, total=False):
 
 # Machines of clouds usually need some minutes, so a wait is reported a few times, not constantly.
 REMINDER_INTERVAL_S = 30.0
+PROGRESS_INTERVAL_S = 60.0
 # Polls for further output of a lost agent. Its last upload may still be in flight; a machine that
 # was terminated never writes its end marker, so waiting must be bounded.
 _POLLS_AFTER_LOSS = 10
@@ -343,6 +347,9 @@ class RunConsole:
     def __init__(self, store: Store) -> None:
         self._log_tailer = WorkerLogTailer(store)
         self._reminder = WaitReminder()
+        self._store = store
+        self._progress_at = -math.inf
+        self._shown_progress = ""
         # The agent that runs validations on the dedicated machine of each group.
         self._validators: dict[Token, AgentId] = {}
 
@@ -385,6 +392,27 @@ class RunConsole:
         """
         if text := self._reminder.next_message(view, now):
             log.info("run.waiting", text=text)
+
+    def show_progress(self, view: View, now: float) -> None:
+        """Log step, speed and metrics of the latest report, at most once a minute.
+
+        Called at each poll, like `show_reminder`. Reads the store once a minute while a round is
+        open; logs nothing without a new report. A `StoreError` is logged as a warning.
+        """
+        if view.round is None or now < self._progress_at:
+            return
+        is_first_poll = self._progress_at == -math.inf
+        self._progress_at = now + PROGRESS_INTERVAL_S
+        if is_first_poll:  # the first report comes later, and short runs need none
+            return
+        try:
+            text = format_progress(read_progress(self._store, view))
+        except StoreError as error:
+            log.warning("output.unreadable", reason=error.message)
+            return
+        if text not in (self._shown_progress, format_progress(ReportedProgress())):
+            log.info("run.progress", text=text)
+            self._shown_progress = text
 
     def follow_round(self, round_: Round) -> None:
         """Show the output of all workers of this round, from their first line. Idempotent.

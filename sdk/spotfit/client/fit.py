@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -409,8 +410,8 @@ def _cancel_with_retries(handle: RunHandle, *, save: bool) -> None:
 def _cancel_on_interrupt(handle: RunHandle) -> Iterator[threading.Event]:
     """Make Ctrl-C cancel the run after a save, a second one without; a third exits with code 130.
 
-    Yields an event that is set by the first one. Does nothing outside of the main thread, where
-    Python cannot install signal handlers.
+    In a notebook the third one raises KeyboardInterrupt instead. Yields an event that is set by the
+    first one. Does nothing outside of the main thread, where Python cannot install signal handlers.
     """
     interrupted = threading.Event()
     count = 0
@@ -419,6 +420,8 @@ def _cancel_on_interrupt(handle: RunHandle) -> Iterator[threading.Event]:
         nonlocal count
         count += 1
         interrupted.set()
+        if count >= 3 and "ipykernel" in sys.modules:
+            raise KeyboardInterrupt  # an exit would end the kernel of the notebook
         # Without exit handlers and threads to join: one of them may be what hangs.
         if count >= 3:
             os._exit(130)  # 128 + SIGINT, the code by which shells report an interrupted process

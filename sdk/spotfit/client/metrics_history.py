@@ -5,7 +5,7 @@ Each leader writes the reports that it has matched in numbered chunks of JSON li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from spotfit.store.api import Store
 
 # A status is read often; the speed needs some reports.
 _PROGRESS_CHUNKS = 8
+# Longer names and values of metrics are truncated: they would fill the screen.
+_MAX_TEXT_CHARS = 40
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class ReportedProgress:
 def read_progress(store: Store, view: View) -> ReportedProgress:
     """Return the progress of the run with that view, from the reports of its latest leader.
 
-    Reads at most 8 objects, each with the reports of about a second. `store` is rooted at the run's
-    directory. Raises like `read_metrics_history`.
+    Reads at most 8 objects, each with the reports of about a second; corrupt ones are ignored.
+    `store` is rooted at the run's directory. Raises `StoreError`.
     """
     steps = {one.name: one.step for one in view.checkpoints if one.step is not None}
     reports = _read_latest_reports(store, view.leader.leader) if view.leader else []
@@ -82,9 +84,32 @@ def read_progress(store: Store, view: View) -> ReportedProgress:
     )
 
 
+def format_metrics(values: Mapping[str, Any]) -> str:
+    """Return metrics as "loss=0.5, step=120"; names and values are cut to 40 characters."""
+    return ", ".join(f"{_truncate(name)}={_truncate(str(value))}" for name, value in values.items())
+
+
+def format_progress(progress: ReportedProgress) -> str:
+    """Return "step 120, 3.1 steps/s, loss=0.5", or "no report yet"."""
+    parts = [] if progress.step is None else [f"step {progress.step}"]
+    if progress.steps_per_s is not None:
+        parts.append(f"{progress.steps_per_s:.3g} steps/s")
+    others = {name: value for name, value in progress.metrics.items() if name != "step"}
+    if others:
+        parts.append(format_metrics(others))
+    return ", ".join(parts) or "no report yet"
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT_CHARS else f"{text[: _MAX_TEXT_CHARS - 1]}…"
+
+
 def _read_latest_reports(store: Store, leader: AgentId) -> list[ReportedMetrics]:
     chunks = [info.key for info in store.list(f"{keys.REPORTS}/{leader}")]
-    return _read_chunks(store, chunks[-_PROGRESS_CHUNKS:])
+    try:
+        return _read_chunks(store, chunks[-_PROGRESS_CHUNKS:])
+    except IntegrityError:  # raised again by `read_metrics_history`, with its remedy
+        return []
 
 
 def _steps_per_second(samples: Sequence[tuple[int, int]]) -> float | None:

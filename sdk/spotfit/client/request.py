@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -19,7 +20,12 @@ import msgspec
 
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
 from spotfit.checkpoint.committed import check_present
-from spotfit.client.run_config import RunConfig, open_run_storage, resolve_filesystem_location
+from spotfit.client.run_config import (
+    DEFAULT_STORAGE_PATH,
+    RunConfig,
+    open_run_storage,
+    resolve_filesystem_location,
+)
 from spotfit.code.fingerprint import fingerprint_function, stable_repr
 from spotfit.code.function_pickle import takes_config
 from spotfit.code.runtime_env import RuntimeEnv
@@ -49,7 +55,7 @@ from spotfit.model.spec import (
 from spotfit.model.user_callback import UserCallback
 from spotfit.model.validation_config import ValidationConfig
 from spotfit.model.view import JournalView
-from spotfit.provision.api import Provisioner, prewarm
+from spotfit.provision.api import Provisioner, open_client, prewarm
 from spotfit.provision.profile import (
     non_default_options,
     open_provisioner,
@@ -412,6 +418,8 @@ def run_preflight(request: FitRequest) -> PreflightResult:
         # Packages of the runtime environment are installed on nodes before the function is loaded.
         for mismatch in predict_mismatches(provisioner.traits.software, to_install=to_install):
             checks.add(mismatch)
+    if storage is not None and provisioner is not None:
+        checks.check(lambda: _check_directory_is_shared(storage, request.run, provisioner))
     # The checks below write to the store; they need a valid name and come last.
     checks.raise_all()
     store = storage.subtree(name)
@@ -439,6 +447,29 @@ def _probe_store(store: Store) -> None:
         except TransientStoreError:
             system.SystemClock().wait(pause_s)
     return probe_create(store)  # the last attempt: its error is the one that is reported
+
+
+def _check_directory_is_shared(storage: Store, run: RunConfig, provisioner: Provisioner) -> None:
+    """Check that machines of the provisioner may see a storage_path that is a directory.
+
+    A machine without it could not report that: its agent finds no run. Raises `ConfigError`.
+    """
+    if not storage.url.startswith(("/", "file://")):
+        return
+    shared = provisioner.traits.shared_directories
+    is_default = run.storage_path == str(Path(DEFAULT_STORAGE_PATH).expanduser())
+    if shared == "never":
+        reason = "a directory of this computer, which its machines cannot read"
+    elif shared == "possibly" and is_default:
+        reason = "the default, a directory of this computer that its machines may not share"
+    else:
+        return
+    raise ConfigError(
+        f"RunConfig(storage_path={run.storage_path!r}) with provisioner {provisioner.name!r} is "
+        f"{reason}.",
+        do="Set RunConfig(storage_path=...) to a bucket such as 's3://bucket/runs'"
+        + (", or to a directory that all machines mount." if shared == "possibly" else "."),
+    )
 
 
 def _check_reachable(store: Store) -> None:
@@ -488,8 +519,21 @@ def check_latest_checkpoint(view: JournalView, store: Store) -> None:
         check_present(store, view.latest_checkpoint.name)
 
 
+def _open_client(provisioner: Provisioner) -> None:
+    """Detect a missing client library, region or the like before anything is uploaded."""
+    try:
+        open_client(provisioner)
+    except SpotfitError:
+        raise
+    # Anything else, such as a metadata server that does not answer, may be temporary: the request
+    # for machines is repeated.
+    except Exception as error:  # noqa: BLE001  # each client library has its own errors
+        log.warning("provisioner.not_opened", reason=f"{type(error).__name__}: {error}")
+
+
 def _check_provisioner(request: FitRequest) -> Provisioner:
     backend = plan_group(request)
+    _open_client(backend.provisioner)
     # Otherwise unavailable resources would be detected only when the first validation starts.
     if request.validation is not None and request.validation.own_machine is not False:
         backend.provisioner.plan(

@@ -105,7 +105,7 @@ def build_run_error(
             is_hang = any(failure.kind == "timeout" for failure in failures)
             error_type = HangError if is_hang else WorkerGroupError
             worker_error = error_type(format_worker_failures(failures), exceptions)
-            worker_error.do = f"Read the whole output of the workers: `spotfit logs {store.url}`."
+            worker_error.add_note(f"The whole output of the workers: `spotfit logs {store.url}`")
             return worker_error
         case FailureCause.PLATFORM:
             # The exception of a callback or hook, if it was raised in Python and can be decrypted.

@@ -144,6 +144,14 @@ class RunHandle:
         # shown.
         self._unjoined_loss_at: float | None = None
 
+    def __repr__(self) -> str:
+        return f"RunHandle({self.url!r})"
+
+    def __dir__(self) -> list[str]:
+        # For completion in notebooks; the other methods are for `fit()` and the command line.
+        public = "cancel logs machine_logs metrics result status url watch"
+        return [*public.split(), *(name for name in super().__dir__() if name.startswith("_"))]
+
     @property
     def url(self) -> str:
         """URL of the run's directory, such as "s3://bucket/my-run", for `spotfit.attach(url)`."""
@@ -197,7 +205,7 @@ class RunHandle:
         Needs no key, only write access to the storage of the run. `reason` is shown to users. With
         `save` a `Checkpointer` of the run saves first, for which the leader waits at most 2
         minutes, or 10 minutes while the save is being uploaded; a later call without `save` ends
-        the wait. Idempotent, also after the end of the run. Raises `StoreError`.
+        the wait. Idempotent; does nothing after the end of the run. Raises `StoreError`.
         """
         ledger = self._ledger.clone()  # the supervisor thread may be using the handle's ledger
         request = CancelRequested(reason=reason, save=save)
@@ -316,6 +324,13 @@ class RunHandle:
                 text="the last save failed; the latest checkpoint is older",
                 reason=ended.last_save_error,
             )
+        if ended.missing_reports:
+            log.warning(
+                "result.reports_missing",
+                text=ended.missing_reports,
+                reason="a report counts only once all ranks have made it",
+                do="call report() on every rank, equally often",
+            )
         return build_result(
             view,
             self._ledger.store,
@@ -382,6 +397,7 @@ class RunHandle:
             now = self._clock.now()
             if self.show_output:
                 self._console.show_reminder(self._ledger.view, now)
+                self._console.show_progress(self._ledger.view, now)
                 self._show_unjoined_output(now)
             if wake is None or self._release_timed_out(now):
                 break

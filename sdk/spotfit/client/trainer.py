@@ -6,13 +6,13 @@ prewarming of the backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spotfit.client.request import FitRequest, prewarm_backend
 from spotfit.client.run_config import RunConfig, check_config_type, qualified_type_name
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import ErrorCollector, reject_deprecated_arguments
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.frameworks.torch.torch_config import TorchConfig
@@ -72,6 +72,7 @@ class DataParallelTrainer:
         backend = check("backend_config", backend_config, BackendConfig)
         if scaling is not None:
             errors.check(lambda: _check_datasets(datasets, scaling))
+        errors.check(lambda: _check_loop_config(train_loop_config))
         if validation_config is not None:
             check("validation_config", validation_config, ValidationConfig)
         errors.raise_all()
@@ -171,6 +172,16 @@ def _check_datasets(datasets: Any, scaling: ScalingConfig) -> None:
         )
     if datasets and scaling.num_workers != 0:
         raise datasets_unsupported_error()
+
+
+def _check_loop_config(config: Any) -> None:
+    if config is None or isinstance(config, Mapping):
+        return
+    raise ConfigTypeError(
+        "The trainer's train_loop_config= must be a dictionary, not "
+        f"{qualified_type_name(config)}.",
+        do="Write train_loop_config={'lr': 0.1}; for an argparse.Namespace, vars(args).",
+    )
 
 
 class TorchTrainer(DataParallelTrainer):

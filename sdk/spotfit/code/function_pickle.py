@@ -567,6 +567,9 @@ def format_traceback(error: BaseException) -> str:
     report = traceback.TracebackException(type(error), error, shown)
     while is_complete and report.stack and _is_own_file(report.stack[-1].filename):
         report.stack.pop()
+    cause = report.__cause__
+    if is_complete and cause is not None and all(_is_own_file(f.filename) for f in cause.stack):
+        report.__cause__ = None  # how spotfit has detected the error
     return "".join(report.format()).rstrip("\n")
 
 

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from spotfit.control.background_calls import BackgroundCalls, BackgroundResult
 from spotfit.control.journal_writer import JournalWriter
-from spotfit.core.errors import ProvisionError, SpotfitError
+from spotfit.core.errors import ConfigError, MissingExtraError, ProvisionError, SpotfitError
 from spotfit.core.ids import Token
 from spotfit.host import log
 from spotfit.model.events import (
@@ -88,6 +88,8 @@ class Reconciler:
         self.is_idle = False
         # In memory only: a new leader submits again at once, with the same token.
         self._submit_tries: dict[Token, int] = {}
+        self._planned_tokens: set[Token] = set()
+        """Groups that this process has planned: no other process has submitted them before."""
         self._retry_at: dict[Token, float] = {}
 
     def reconcile(self, state: LeaderState, now: float) -> tuple[bool, Wait]:
@@ -99,7 +101,7 @@ class Reconciler:
         where nothing is due before `wait.until` unless an event occurs.
 
         Calls of the provisioner are background calls, and their results are collected by a later
-        call. Their errors are retried, or recorded as a refusal if they are `ProvisionError`s, and
+        call. Their errors are retried, or recorded as a refusal if they are final, and
         not raised. `is_idle` is True once nothing is left to do.
         """
         action = next_action(self._journal_writer.view, state, now)
@@ -215,6 +217,7 @@ class Reconciler:
         planned = GroupPlanned(
             request=request, plan=self._provisioner.plan(request), reason=machine_request.reason
         )
+        self._planned_tokens.add(request.token)
         self._journal_writer.write(planned, now)
 
     def _submit_group(self, token: Token, now: float) -> tuple[bool, Wait]:
@@ -228,7 +231,7 @@ class Reconciler:
         if result is None:
             reason = f"requesting {plan.num_nodes} machines"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
-        if result.error is not None and not isinstance(result.error, ProvisionError):
+        if result.error is not None and not self._is_final(result.error, token):
             # Whether the cloud has executed the request is unknown. It is repeated with the same
             # token: a new one could launch, and cost, the machines twice.
             tries = self._submit_tries[token] = self._submit_tries.get(token, 0) + 1
@@ -241,9 +244,17 @@ class Reconciler:
         self.observe_soon()
         return True, _no_wait(now)
 
+    def _is_final(self, error: Exception, token: Token) -> bool:
+        """Return whether repeating the request is pointless, and nothing was granted for it."""
+        if isinstance(error, ProvisionError):
+            return True
+        # Invalid options or a missing client library: no request was sent. Not if this request, or
+        # one of an earlier leader, may have been granted: a refused group is never released.
+        is_first_try = token in self._planned_tokens and token not in self._submit_tries
+        return is_first_try and isinstance(error, (ConfigError, MissingExtraError))
+
     def _submit_event(self, token: Token, result: BackgroundResult, now: float) -> JournalEvent:
-        """A `ProvisionError` (missing permission, no quota) is final; a refusal may be
-        temporary."""
+        """An error is final here (`_is_final`); a refusal may be temporary."""
         if result.error is not None:
             return GroupRefused(token=token, reason=_format_error(result.error), is_final=True)
         if isinstance(result.value, Refusal):

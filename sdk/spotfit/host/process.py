@@ -15,6 +15,8 @@ STACK_DUMP_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
 A real-time signal near the end of the range: applications use SIGUSR1 and SIGUSR2, and the C
 library reserves the first real-time signals.
 """
+KILLED_BY_SIGKILL = "was killed by SIGKILL"
+"""What `describe_exit` returns for a process that another one or the kernel has killed."""
 _PROCESS_STATES = {
     "R": "running",
     "S": "waiting",

@@ -68,6 +68,14 @@ class ScalingConfig:
             errors.check(lambda: _check_resource_amounts(self.resources_per_worker)) is not None
         )
         errors.check(self._check_interval)
+        for name in ("use_gpu", "use_tpu"):
+            if not isinstance(getattr(self, name), bool):
+                errors.add(
+                    ConfigError(
+                        f"ScalingConfig({name}={getattr(self, name)!r}) must be True or False.",
+                        do=f"Write {name}=True if each worker needs an accelerator.",
+                    )
+                )
         if self.placement_strategy not in _STRATEGIES:
             errors.add(
                 ConfigError(
@@ -358,10 +366,9 @@ class SyncConfig:
 # The two checks below return a value other than None if they pass: `ErrorCollector.check` returns
 # None for an error, and later checks depend on the outcome.
 def _check_worker_count(count: Any) -> Any:
-    if isinstance(count, tuple) and len(count) == 2 and all(isinstance(n, int) for n in count):
-        low, high = count
-    elif isinstance(count, int):
-        low = high = count
+    counts = count if isinstance(count, tuple) else (count, count)
+    if len(counts) == 2 and all(_is_count(n, minimum=-math.inf) for n in counts):
+        low, high = counts
     else:
         raise ConfigError(
             f"ScalingConfig(num_workers={count!r}) must be an int or a tuple of two ints.",
@@ -423,8 +430,9 @@ def _is_number(value: Any, *, minimum: float) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and value >= minimum
 
 
-def _is_count(value: Any, *, minimum: int) -> bool:
-    return isinstance(value, int) and value >= minimum
+def _is_count(value: Any, *, minimum: float) -> bool:
+    # True and False are integers, but no counts.
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
 def _placement_groups_unsupported() -> DeprecationWarning:

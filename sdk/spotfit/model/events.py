@@ -271,6 +271,9 @@ class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
     """The nodes whose preemption exceeded the limit, if the fit ended for that."""
     last_save_error: str = ""
     """Why the last save did not become a checkpoint; '' if it did."""
+    missing_reports: str = ""
+    """Which ranks made fewer reports than others, whose metrics therefore do not count; '' if
+    none."""
 
 
 # Separate from FitEnded, so that the result of the training cannot be lost while validations run.

@@ -169,6 +169,8 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True):
     """Object key of rank 0's return value."""
     last_save_error: str = ""
     """Why the last report with files did not become a checkpoint; '' if it did or still may."""
+    missing_reports: str = ""
+    """Which ranks made fewer reports than others; '' if none."""
     workers_stopped: bool = True
     """Whether no connected node has a running worker of the round."""
 

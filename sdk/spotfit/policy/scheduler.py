@@ -272,6 +272,7 @@ def _finish_training(
         metrics=state.latest_metrics,
         result_key=returned.result_key,
         last_save_error=returned.last_save_error,
+        missing_reports=returned.missing_reports,
     )
     return validation_schedule.fit_end_action(view, finished)
 

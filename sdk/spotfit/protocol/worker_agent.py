@@ -79,6 +79,8 @@ class FilesReport(msgspec.Struct, frozen=True, kw_only=True, tag="files_report")
     """Whether spotfit uploads the files; otherwise the user's code does, or has done so."""
     incremental: bool = False
     """Whether the upload may share files of a committed checkpoint (`CheckpointNamed.parent`)."""
+    step: int | None = None
+    """For a snapshot, the number of training steps it contains."""
     reason: str = ""
     """Why a Checkpointer saves now; empty for `report()`."""
 
@@ -95,6 +97,8 @@ class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot_re
     metrics: msgspec.Raw
     segment: str
     """The path of the segment."""
+    step: int | None = None
+    """The number of training steps it contains."""
     reason: str = ""
     """Why the Checkpointer saves now."""
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from spotfit.core.errors import ProvisionPermissionError, SpotfitError
 from spotfit.core.ids import Token
@@ -72,6 +72,10 @@ class Traits:
     """How long the backend may still report RUNNING after a machine has terminated."""
     notice_sources: tuple[str, ...] = ("signal",)
     """Names of the preemption notice sources that agents on its machines watch."""
+    shared_directories: Literal["always", "possibly", "never"] = "possibly"
+    """Whether its machines see directories of the computer that calls `fit()`: "always" on the same
+    computer, "never" if no file system can be mounted. `fit()` rejects such a storage_path for
+    "never", and the default storage_path for "possibly"."""
     keeps_output: bool = False
     """The backend implements `spotfit.provision.api.MachineOutputReader`."""
     software: Software = UNKNOWN_SOFTWARE
@@ -133,6 +137,19 @@ class Provisioner(Protocol):
 
         No error for a group that is unknown or has ended.
         """
+
+
+def open_client(provisioner: Provisioner) -> None:
+    """Load the client library of the backend and its settings on this machine; rents nothing.
+
+    Called before a run is started. Optional: only backends with a client library implement
+    `open_client()`; for others nothing is done. Raises `MissingExtraError` if the library is not
+    installed, `ConfigError` if a setting is missing, such as the region, and `ProvisionError`.
+    """
+    # Not a part of the protocol, like `prewarm`.
+    method = getattr(provisioner, "open_client", None)
+    if method is not None:
+        method()
 
 
 def prewarm(

@@ -129,7 +129,9 @@ class AgentSnapshotChannel:
         self._segment_count += 1
         return directory / f"{self._start.round}-{self._start.rank}-{self._segment_count}.segment"
 
-    def submit(self, metrics: dict[str, Any], segment: Path, reason: str = "") -> int:
+    def submit(
+        self, metrics: dict[str, Any], segment: Path, reason: str = "", *, step: int | None = None
+    ) -> int:
         """Send the snapshot in `segment` to the agent for upload; return its report index.
 
         Does not block. The segment must not change while its status is "submitted". Raises
@@ -143,6 +145,7 @@ class AgentSnapshotChannel:
                 report_index=n,
                 metrics=msgspec.Raw(metrics_to_json(metrics)),
                 segment=str(segment),
+                step=step,
                 reason=reason,
             )
         )

@@ -78,7 +78,9 @@ class LocalSnapshotChannel:
         self._segment_count += 1
         return directory / f"{self._ranks.world_rank}-{self._segment_count}.segment"
 
-    def submit(self, metrics: dict[str, Any], segment: Path, reason: str = "") -> int:
+    def submit(
+        self, metrics: dict[str, Any], segment: Path, reason: str = "", *, step: int | None = None
+    ) -> int:
         """Write the snapshot in `segment` to the temporary directory; return its report index.
 
         Blocks until it is written; the first index is 0. `reason` is stored in its manifest. Raises

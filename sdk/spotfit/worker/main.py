@@ -93,7 +93,21 @@ def configure_logging(level: str) -> None:
     """
     log.set_level(level)
     # Without a handler, logging.info() in user code would print nothing.
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_LOG_FORMAT)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_is_not_printed_yet)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], format=_LOG_FORMAT)
+
+
+def _is_not_printed_yet(record: logging.LogRecord) -> bool:
+    """Whether no logger below the root prints the record, as some libraries' loggers do."""
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    while logger is not None and logger is not logging.root:
+        for handler in logger.handlers:
+            # Not its subclasses, such as a FileHandler.
+            if type(handler) is logging.StreamHandler and record.levelno >= handler.level:
+                return False
+        logger = logger.parent
+    return True
 
 
 def _run(start: StartWorker, connection: AgentConnection, framework: Framework) -> int:

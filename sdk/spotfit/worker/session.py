@@ -154,6 +154,8 @@ class Session:
         """The number of validations that have ended since the start of the round."""
         self._delegated_reports: set[int] = set()
         """Reports whose upload by the agent is not confirmed yet."""
+        self._has_read_checkpoints = False
+        """Whether the function has asked for a checkpoint to resume from."""
         self._latest_upload: tuple[int, str, str] | None = None
         """Report index, checkpoint name and folder of the latest report that is uploaded."""
         self._preemption: PreemptionUpdate | None = None
@@ -192,6 +194,7 @@ class Session:
         """
         # All checks come first: an error after the report was sent would leave other ranks waiting.
         self._check_report(report)
+        self._warn_if_not_resumed()
         n = self._send_checkpoint_report(metrics, report)
         named = self._wait_for_name(n)
         if not named.checkpoint_name:
@@ -218,6 +221,20 @@ class Session:
         else:
             # The user's function may depend on objects of this process, so it must run here.
             self._uploads.put(partial(self._upload, job, report))
+
+    def _warn_if_not_resumed(self) -> None:
+        """Warn at the first checkpoint of a function that ignored the one it should resume from."""
+        name = self._start.checkpoint
+        # A Checkpointer reads its own checkpoints and gives its own warning.
+        if self._has_read_checkpoints or name is None or self._start.has_snapshots:
+            return
+        self._has_read_checkpoints = True  # once
+        if self._start.rank == 0:
+            log.warning(
+                "checkpoint.not_restored",
+                text=f"this run has the checkpoint {name}, but the training function has not "
+                "called get_checkpoint(): it trains from the beginning",
+            )
 
     def _wait_for_name(self, n: int) -> CheckpointNamed:
         # A report is a collective: the leader either names the checkpoint once all ranks have
@@ -261,6 +278,7 @@ class Session:
         Raises `IntegrityError` if that is missing in the store.
         """
         self.drain()
+        self._has_read_checkpoints = True
         if self._latest_upload is None:
             return self._initial_checkpoint
         _, name, folder = self._latest_upload
@@ -280,6 +298,7 @@ class Session:
         With `VALIDATED`, waits until no validation of the run is pending. After `timeout_s` seconds
         (None: no limit) it returns the current state.
         """
+        self._has_read_checkpoints = True
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         count = self.report_count
         # This worker knows nothing of checkpoints without files of its own: the leader answers.

@@ -43,6 +43,7 @@ from spotfit.protocol.worker_agent import (
 from tests.unit.agent.simulated_cluster import TIMING, FakeCluster
 
 ANY_FAILURES = FailureLimits(worker=-1)
+NO_METRICS = msgspec.Raw(b"{}")
 
 
 def write_checkpoint_files(cluster: FakeCluster, name: str, report: int = 0) -> None:
@@ -96,6 +97,50 @@ def test_callbacks_receive_checkpoints_committed_at_the_end_of_a_round() -> None
     cluster.advance_until(lambda: cluster.last_event(RoundClosed))
     assert cluster.last_event(CheckpointCommitted).name == "c1"
     assert cluster.callback_runner.reports == [([{"rank": 0}, {"rank": 1}], "c1")]
+
+
+def test_reports_that_waited_for_an_upload_are_delivered_if_they_count() -> None:
+    world = FakeCluster(has_callbacks=True, failure_limits=ANY_FAILURES)
+    world.wait_for_round()
+    world.report(0, first_rank=1)
+    world.send_from_worker(
+        0, FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="c0")
+    )
+    world.checkpoint(1, "c1")
+    world.report(2)
+    assert world.callback_runner.reports == [], "c0 is not complete"
+    for n, name in enumerate(("c0", "c1")):
+        write_checkpoint_files(world, name, report=n)
+    world.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
+    world.advance_until(lambda: world.last_event(RoundOpened).round.number == 2)
+    assert world.last_event(RoundOpened).round.checkpoint_name == "c1"
+    assert [checkpoint for _, checkpoint in world.callback_runner.reports] == ["c0", "c1"]
+    world.report(0)
+    assert len(world.callback_runner.reports) == 3, "the last report was made again"
+
+
+def test_reports_that_wait_for_an_upload_are_stored_at_a_change_of_the_leader() -> None:
+    world = FakeCluster()
+    world.wait_for_round()
+    old = world.leader.agent_id
+    world.report(0)
+    for rank in (0, 1):
+        snapshot = FilesReport(report_index=1, metrics=NO_METRICS, incremental=True, step=5)
+        world.send_from_worker(rank, snapshot)
+    other = next(node for node in world.nodes.values() if node.agent_id != old)
+    world.append(
+        LeaderElected(
+            leader=other.agent_id,
+            epoch=world.view.epoch + 1,
+            coordinator_address=other.agent_id,
+        )
+    )
+    world.advance(0.5)
+    assert world.last_event(LeaderElected).leader == other.agent_id
+    # The first chunk is less than a second old: the second one must not wait for its successor.
+    lines = [world.read_object(one.key) for one in world.store.list(f".spotfit/reports/{old}")]
+    stored = [msgspec.json.decode(line) for line in lines]
+    assert [(one["report_index"], one["checkpoint"]) for one in stored] == [(0, None), (1, None)]
 
 
 def test_a_cancelled_run_saves_first() -> None:

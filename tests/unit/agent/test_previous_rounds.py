@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from functools import partial
 
 import msgspec
 
@@ -14,11 +15,13 @@ from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
 from spotfit.ledger.journal import Ledger
+from spotfit.model.topology import SnapshotId
 from spotfit.model.view import View
 from spotfit.protocol.worker_agent import (
     CheckpointCorrupt,
     FilesReport,
     FromWorker,
+    MetricsReport,
     SaveCompleted,
     SaveFailed,
 )
@@ -237,3 +240,41 @@ def test_an_abandoned_checkpoint_is_never_committed() -> None:
     harness.previous_rounds.absorb_round(harness.coordinator)
     assert harness.searched(AFTER_3)
     assert harness.uncommitted(AFTER_3) == []
+
+
+def test_reports_up_to_the_resumed_state_count_once() -> None:
+    latest, unknown, older = [
+        SnapshotId(round=n, step=step) for n, step in ((3, 7), (3, 6), (2, 7))
+    ]
+    early = a_committed_checkpoint("made-0", round=3, report_index=0)
+    late = a_committed_checkpoint("made-2", round=3, report_index=2)
+    before = a_committed_checkpoint("before", round=2, report_index=9)
+    for checkpoints, name, memory, counted in (
+        ((before,), "before", latest, [(0, None), (1, None), (2, None)]),
+        ((early,), "made-0", latest, [(0, "made-0"), (1, None), (2, None)]),
+        ((early,), "made-0", unknown, [(0, "made-0")]),
+        ((early,), "made-0", None, [(0, "made-0")]),
+        ((early, late), "made-2", None, [(0, "made-0"), (1, None), (2, "made-2")]),
+        ((before, early), "before", older, []),
+        ((), None, None, []),
+    ):
+        harness = Harness()
+        for n, step in ((0, 5), (2, 7)):
+            snapshot = FilesReport(
+                report_index=n, metrics=msgspec.Raw(b"{}"), incremental=True, step=step
+            )
+            if n:
+                harness.send_frames(MetricsReport(report_index=n - 1, metrics=msgspec.Raw(b"{}")))
+            harness.send_frames(snapshot)
+        harness.send_frames(MetricsReport(report_index=3, metrics=msgspec.Raw(b"{}")))
+        harness.previous_rounds.keep_undelivered_reports(harness.coordinator)
+        view = a_view(checkpoints=checkpoints)
+        assert harness.previous_rounds.latest_snapshot == SnapshotId(round=3, step=7)
+        take = partial(
+            harness.previous_rounds.take_counted_reports,
+            view,
+            checkpoint_name=name,
+            memory_snapshot=memory,
+        )
+        assert [(one.report_index, one.checkpoint) for one in take()] == counted
+        assert take() == [], "once"

@@ -88,6 +88,28 @@ def test_reports_of_a_fast_rank_are_matched_later() -> None:
     assert coordinator.reports.latest_metrics == {"step": 2}
 
 
+def test_ranks_that_made_fewer_reports_are_named() -> None:
+    coordinator = make_coordinator(3)
+    assert coordinator.reports.missing_reports == ""
+    for rank, count in ((0, 3), (1, 1), (2, 3)):
+        for n in range(count):
+            take(coordinator, rank, report(n))
+    assert coordinator.reports.missing_reports == (
+        "only 1 of 3 reports were made by all ranks; ranks without all of them: 1"
+    )
+    for n in (1, 2):
+        take(coordinator, 1, report(n))
+    assert coordinator.reports.missing_reports == ""
+
+
+def test_of_many_ranks_without_reports_ten_are_named() -> None:
+    coordinator = make_coordinator(64)
+    take(coordinator, 0, report(0))
+    assert coordinator.reports.missing_reports.endswith(
+        "ranks without all of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 53 more"
+    )
+
+
 def test_metrics_of_all_ranks_are_stored_only_for_callbacks() -> None:
     for keep_all, expected in ((True, [{"r": 0}, {"r": 1}]), (False, [{"r": 0}])):
         coordinator = make_coordinator(keep_all_metrics=keep_all)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -180,6 +181,30 @@ def test_a_queued_worker_that_is_killed_is_reported_as_exited(pool: ProcessWorke
         WorkerExited(3, 0, "was killed by SIGKILL", is_clean=False, killed_by_agent=True)
     ]
     assert not pool.has_workers
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_sigkill_that_spotfit_did_not_send_is_explained_by_memory(
+    pool: ProcessWorkerPool, monkeypatch: pytest.MonkeyPatch, is_ordered: bool
+) -> None:
+    sampled: list[float] = []
+    clock = pool._loop.clock
+    assert isinstance(clock, SkippableClock)
+    monkeypatch.setattr(pool._memory, "sample", lambda: sampled.append(clock.now()))
+    monkeypatch.setattr(pool._memory, "explain_kill", lambda: ", for lack of memory")
+    monkeypatch.setattr(pool._launcher, "launch", lambda _: None)
+    pool.start([make_start(0)])
+    clock.skipped_s += 1.01
+    pool._loop.run_once(0)
+    assert len(sampled) == 2
+    child = pool._workers[0]
+    child.was_killed = is_ordered
+    child.on_reaped(signal.SIGKILL)
+    run_loop_until(pool._loop, lambda: not pool.has_workers)
+    [exited] = pool.drain_events()
+    assert isinstance(exited, WorkerExited)
+    explained = "was killed by SIGKILL, for lack of memory"
+    assert exited.description == ("was killed by SIGKILL" if is_ordered else explained)
 
 
 # --- liveness -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +175,22 @@ def test_follow_returns_at_the_end_of_the_run(run: RunDirectory) -> None:
     shown = invoke("follow", run.url)
     assert shown.exit_code == 0
     assert shown.stdout.splitlines() == ["(rank 0) by a0", "(rank 0) by a1"]
+    assert "run.summary: run 'digits' finished" in shown.stderr
 
 
 def test_cancel_requests_the_end_of_the_run(run: RunDirectory) -> None:
     assert "Cancellation was requested" in invoke("cancel", run.url).stdout
     assert run.ledger.catch_up().cancel_reason == "spotfit cancel"
+
+
+def test_cancelling_a_run_that_has_ended_says_so(run: RunDirectory) -> None:
+    run.write(FitEnded(outcome="failed"))
+    assert "The run has ended already: failed." in invoke("cancel", run.url).stdout
+    assert run.ledger.catch_up().cancel_reason is None
+
+
+def test_the_version_is_printed() -> None:
+    assert invoke("--version").stdout == f"spotfit {metadata.version('spotfit')}\n"
 
 
 def test_sweep_without_the_run_key_is_refused(

@@ -274,6 +274,46 @@ def test_output_of_all_workers_of_a_round_is_shown(capsys: pytest.CaptureFixture
     assert console.is_complete
 
 
+# --- progress ------------------------------------------------------------------------------------
+
+
+def write_report(store: MemoryStore, index: int, **metrics: object) -> None:
+    line = {"round": 1, "report_index": index, "checkpoint": None, "metrics": metrics}
+    store.put(keys.reports(A, index), encode(line))
+
+
+def test_the_progress_is_shown_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="spotfit")
+    store = FailingStore()
+    console, view = RunConsole(store), a_view(round=a_round())
+
+    def shown(now: float) -> list[str]:
+        caplog.clear()
+        console.show_progress(view, now)
+        return [vars(one)["text"] for one in caplog.records if one.msg == "run.progress"]
+
+    assert shown(0.0) == []
+    assert shown(61.0) == [], "no report yet"
+    write_report(store, 0, step=7, loss=0.5)
+    assert shown(90.0) == []
+    assert shown(122.0) == ["step 7, loss=0.5"]
+    assert shown(190.0) == [], "no new report"
+    write_report(store, 1, step=8, loss=0.25)
+    store.fails_at = keys.reports(A, 1)
+    assert shown(260.0) == []
+    assert caplog.records[0].msg == "output.unreadable"
+    store.fails_at = ""
+    assert shown(330.0) == ["step 8, loss=0.25"]
+
+
+def test_without_a_round_no_progress_is_read() -> None:
+    store = RecordingStore()
+    console = RunConsole(store)
+    for now in (0.0, 100.0, 200.0):
+        console.show_progress(a_view(), now)
+    assert store.read_keys == []
+
+
 # --- order ---------------------------------------------------------------------------------------
 
 

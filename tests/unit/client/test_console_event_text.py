@@ -67,6 +67,11 @@ def test_a_failed_last_save_is_part_of_the_last_sentence() -> None:
     assert format_event(ended) == "run finished; its last save failed: the bucket is gone"
 
 
+def test_missing_reports_are_part_of_the_last_sentence() -> None:
+    ended = FitEnded(outcome="finished", missing_reports="only 0 of 3 reports were made")
+    assert format_event(ended) == "run finished; only 0 of 3 reports were made"
+
+
 def test_the_golden_journal_contains_every_event() -> None:
     kinds = {type(event) for file in GOLDEN for event in golden(file.stem[3:])}
     assert kinds == set(typing.get_args(JournalEvent))

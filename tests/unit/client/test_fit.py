@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import sys
 import threading
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import msgspec
@@ -346,6 +348,20 @@ def test_the_third_ctrl_c_exits_at_once(harness: ClientHarness) -> None:
                 signal.raise_signal(signal.SIGINT)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+
+
+def test_the_third_ctrl_c_in_a_notebook_keeps_the_kernel(
+    harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = start_run(harness.request())
+    monkeypatch.setattr(handle, "cancel", lambda _reason="": None)
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"exits with {code}"))
+    with fitting._cancel_on_interrupt(handle):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_in_another_thread_no_signal_handler_is_installed(harness: ClientHarness) -> None:

@@ -81,3 +81,10 @@ def test_a_new_leader_without_reports_has_the_step_of_the_latest_checkpoint() ->
     saved = a_committed_checkpoint("c0", step=10)
     assert read_progress(MemoryStore(), a_view(checkpoints=(saved,))) == ReportedProgress(step=10)
     assert read_progress(MemoryStore(), a_view(leader=None)) == ReportedProgress()
+
+
+def test_corrupt_reports_do_not_hide_the_status() -> None:
+    store = MemoryStore()
+    store.put(keys.reports(A, 0), b"{")
+    saved = a_committed_checkpoint("c0", step=10)
+    assert read_progress(store, a_view(checkpoints=(saved,))) == ReportedProgress(step=10)

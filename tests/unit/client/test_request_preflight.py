@@ -17,6 +17,7 @@ from spotfit.core.errors import (
     ConfigError,
     ConfigErrors,
     EnvironmentMismatchError,
+    MissingExtraError,
     SpotfitError,
     StoreError,
     StorePermissionError,
@@ -274,3 +275,66 @@ def test_a_package_in_the_runtime_env_may_differ_on_nodes(
     difference = pytest.raises(EnvironmentMismatchError, match=r"99\.0 on the machines")
     with nullcontext() if fine else difference:
         run_preflight(a_request(run=run))
+
+
+# --- client library and shared directories -------------------------------------------------------
+
+
+class CloudWithLibrary(FakeProvisioner):
+    """Its client library raises `error` when it is loaded."""
+
+    def __init__(self, error: Exception | None = None, **traits: Any) -> None:
+        super().__init__(**traits)
+        self.error = error
+
+    def open_client(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def use_cloud(monkeypatch: pytest.MonkeyPatch, cloud: FakeProvisioner) -> None:
+    monkeypatch.setattr(request, "open_provisioner", lambda *_: cloud)
+
+
+def test_a_missing_client_library_is_reported_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = MissingExtraError("boto3 is not installed", do="pip install 'spotfit[aws]'")
+    use_cloud(monkeypatch, CloudWithLibrary(error))
+    with pytest.raises(MissingExtraError, match=r"spotfit\[aws\]"):
+        run_preflight(a_request(run=RunConfig("digits", str(tmp_path / "runs"))))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_temporary_failure_of_the_client_library_is_only_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_cloud(monkeypatch, CloudWithLibrary(TimeoutError("no answer of the metadata server")))
+    run_preflight(a_request(run=RunConfig("digits", str(tmp_path))))
+    assert "provisioner.not_opened" in capsys.readouterr().err
+
+
+def test_a_directory_is_rejected_if_machines_can_mount_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cloud(monkeypatch, CloudWithLibrary(shared_directories="never"))
+    for path in (str(tmp_path), f"file://{tmp_path}"):
+        with pytest.raises(ConfigError, match="its machines cannot read") as refused:
+            run_preflight(a_request(run=RunConfig("digits", path)))
+        assert "s3://bucket/runs" in refused.value.do
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("shared", ["always", "possibly"])
+def test_the_default_storage_path_is_for_machines_that_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    use_cloud(monkeypatch, CloudWithLibrary(shared_directories=shared))
+    if shared == "always":
+        run_preflight(a_request(run=RunConfig("digits")))
+    else:
+        with pytest.raises(ConfigError, match="may not share") as refused:
+            run_preflight(a_request(run=RunConfig("digits")))
+        assert "all machines mount" in refused.value.do
+    run_preflight(a_request(run=RunConfig("digits", str(tmp_path / "shared"))))

@@ -280,4 +280,6 @@ def test_a_worker_error_names_the_command_for_the_whole_output() -> None:
     error = build_run_error(
         failed(RankFailure(rank=0, kind="died", message="exited")), MemoryStore(), KEY
     )
-    assert f"spotfit logs {MemoryStore().url}" in error.do
+    assert error.__notes__ == [
+        f"The whole output of the workers: `spotfit logs {MemoryStore().url}`"
+    ]

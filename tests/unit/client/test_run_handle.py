@@ -52,6 +52,16 @@ def test_status_follows_the_state_of_the_run(harness: ClientHarness) -> None:
     assert (handle.status().state, handle.status().reason) == ("failed", "a callback raised")
 
 
+def test_a_handle_shows_its_url_and_completes_public_names(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    assert repr(handle) == f"RunHandle({harness.url!r})"
+    offered = {name for name in dir(handle) if not name.startswith("_")}
+    assert offered == {
+        *("cancel", "logs", "machine_logs", "metrics", "result", "status", "url", "watch")
+    }
+    assert all(hasattr(handle, name) for name in offered)
+
+
 def test_status_has_the_reason_of_the_latest_save(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
     harness.append_as_agent(
@@ -255,6 +265,17 @@ def test_a_return_value_of_another_round_is_refused(harness: ClientHarness) -> N
     harness.end_run(FitEnded(outcome="finished", result_key=keys.result(2, 0)))
     with pytest.raises(IntegrityError):
         handle.result()
+
+
+def test_reports_that_some_ranks_did_not_make_are_warned(
+    harness: ClientHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handle = start_run(harness.request())
+    harness.end_run(FitEnded(outcome="finished", missing_reports="only 0 of 3 reports"))
+    assert handle.result().metrics is None
+    err = capsys.readouterr().err
+    assert "result.reports_missing: only 0 of 3 reports" in err
+    assert "call report() on every rank" in err
 
 
 def test_logs_contain_the_output_of_all_agents(harness: ClientHarness) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,8 @@ def test_all_configs_have_defaults() -> None:
         ({"run_config": "digits"}, "must be a spotfit.RunConfig, not str"),
         ({"datasets": {"train": [1]}}, "Distributed datasets .datasets=. are not supported yet"),
         ({"datasets": [1]}, "datasets= must be a dictionary by name, not list"),
+        ({"train_loop_config": [1]}, "train_loop_config= must be a dictionary, not list"),
+        ({"train_loop_config": Namespace(lr=1)}, r"vars\(args\)"),
         ({"dataset_config": "all"}, "must be a spotfit.DataConfig, not str"),
         ({"validation_config": print}, "must be a spotfit.ValidationConfig, not "),
     ],

@@ -133,6 +133,29 @@ def test_error_of_spotfit_shows_only_frames_of_the_user() -> None:
     assert text.endswith("ConfigError: no tensors")
 
 
+def test_cause_of_an_error_of_spotfit_is_shown_if_it_is_outside_of_spotfit() -> None:
+    scope = spotfit_function_scope(
+        "def reject(call, error):\n"
+        "    try:\n"
+        "        call()\n"
+        "    except Exception as cause:\n"
+        "        raise error from cause\n"
+        "def inner():\n"
+        "    raise TypeError('detected here')\n"
+    )
+
+    def user_function() -> None:
+        raise TypeError("raised by the user")
+
+    def text_of(call: Any) -> str:
+        with pytest.raises(ConfigError) as raised:
+            scope["reject"](call, ConfigError("no tensors"))
+        return function_pickle.format_traceback(without_first_frame(raised.value))
+
+    assert text_of(scope["inner"]) == "spotfit.core.errors.ConfigError: no tensors"
+    assert "raised by the user" in text_of(user_function)
+
+
 def test_error_of_spotfit_outside_of_user_code_is_shown_without_frames() -> None:
     reject = spotfit_function_scope("def reject(error):\n    raise error\n")["reject"]
     with pytest.raises(ConfigError) as raised:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
-from spotfit.core.errors import QuotaError
+from spotfit.core.errors import ConfigError, MissingExtraError, QuotaError, SpotfitError
 from spotfit.core.ids import Token
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
@@ -157,6 +157,38 @@ def test_a_final_refusal_ends_the_run(answer: Any) -> None:
     assert ended is not None
     assert ended.outcome == "failed"
     assert ended.reason in ("not your region", "0 of 0")
+
+
+MISSING = MissingExtraError("boto3 is not installed", do="pip install 'spotfit[aws]'")
+
+
+@pytest.mark.parametrize("error", [MISSING, ConfigError("No AWS region is configured.")])
+def test_a_request_that_cannot_be_sent_ends_the_run_at_once(error: SpotfitError) -> None:
+    harness = LeaderHarness()
+    harness.cloud.submit_results = [error] * 9
+    harness.steps()
+    assert harness.event_names == ["GroupPlanned", "GroupRefused", "FitEnded"]
+    assert len(harness.cloud.submitted_tokens) == 1
+    ended = harness.ledger.view.fit_end
+    assert ended is not None
+    assert ended.reason == str(error), "with the remedy"
+
+
+def test_a_request_that_may_have_been_granted_is_repeated_despite_a_missing_library() -> None:
+    harness = LeaderHarness()
+    harness.cloud.submit_results = [ConnectionError("reset"), MISSING]
+    harness.steps(harness.steps(now=0.0).until)
+    assert harness.event_names == ["GroupPlanned"]
+    assert len(harness.cloud.submitted_tokens) == 2
+
+
+def test_a_request_of_another_leader_is_repeated_despite_a_missing_library() -> None:
+    first = LeaderHarness(calls=DeferredCalls())
+    first.steps()
+    second = LeaderHarness(store=first.ledger.store)
+    second.cloud.submit_results = [MISSING]
+    second.steps()
+    assert second.event_names == ["GroupPlanned"]
 
 
 def test_a_submit_with_unknown_outcome_is_repeated_with_the_same_token() -> None:

@@ -166,6 +166,31 @@ def test_an_entry_that_replaced_a_removed_one_is_detected(store: MemoryStore) ->
         reader(store).catch_up()
 
 
+def test_without_its_last_entries_a_journal_has_an_earlier_state(store: MemoryStore) -> None:
+    """Nothing in the bucket shows the removal; the next entry of a running leader does."""
+    running = reader(store)
+    running.catch_up()
+    for slot in (3, 4):
+        store.delete(keys.entry(slot))
+    assert leader(reader(store).catch_up()) == an_agent_id(2)
+    running.append(END, running.view)
+    assert store.get(keys.entry(5))
+    store.put(keys.entry(3), b"filled")
+    store.put(keys.entry(4), b"filled")
+    with pytest.raises(JournalError, match=r"Journal entry 3 in .* was changed after entry 5"):
+        reader(store).catch_up()
+
+
+def test_the_format_of_an_authenticated_entry_is_stable() -> None:
+    """Other versions of spotfit must verify it; entries that were written never change."""
+    store = MemoryStore()
+    append(store, CANCEL)
+    content, previous, mac = store.get(keys.entry(0)).split(b"\n")
+    assert content == encode(CANCEL)
+    assert previous == b"previous " + b"0" * 64
+    assert mac == b"hmac-sha256 ff94df783d9a87def5bcebc38ac28318a497d8233cfe9e73498c251a53013577"
+
+
 @pytest.mark.parametrize("body", [encode(START), b"junk"])
 def test_the_first_entry_must_be_authentic(body: bytes) -> None:
     store = MemoryStore()

@@ -301,6 +301,8 @@ def test_a_run_finishes_once_all_ranks_returned_and_reports_are_delivered() -> N
     )
     lost = replace(done, phase=a_returned(last_save_error="rank 0: the bucket is gone"))
     assert event_of(OPEN, lost).last_save_error == "rank 0: the bucket is gone"
+    fewer = replace(done, phase=a_returned(missing_reports="rank 1 made 0 of 3"))
+    assert event_of(OPEN, fewer).missing_reports == "rank 1 made 0 of 3"
     assert (
         wait_of(OPEN, replace(done, reports_delivered=False)).reason
         == "delivering the last reports to the callbacks"

@@ -12,7 +12,9 @@ from typing import NoReturn
 import pytest
 
 from spotfit.core.errors import ShippingError
+from spotfit.core.ids import RunId
 from spotfit.host import log
+from spotfit.security.run_key import RunKey
 from spotfit.worker import main
 from tests.unit.worker.agent_end import FakeAgentConnection, make_start
 
@@ -65,6 +67,31 @@ def test_the_log_level_of_the_run_does_not_affect_user_loggers(
     assert ("spotfit.event" in output) == (level == "DEBUG")
 
 
+@pytest.mark.parametrize(
+    ("handler", "prints"),
+    [
+        (logging.StreamHandler(), False),
+        (logging.FileHandler(os.devnull, delay=True), True),
+        (None, True),
+    ],
+    ids=["prints itself", "writes a file", "has no handler"],
+)
+def test_a_record_that_a_library_prints_itself_is_not_printed_again(
+    handler: logging.Handler | None, prints: bool
+) -> None:
+    library = logging.getLogger("a_library")
+    if handler is not None:
+        library.addHandler(handler)
+    try:
+        record = logging.LogRecord("a_library.part", logging.INFO, "", 0, "text", (), None)
+        assert main._is_not_printed_yet(record) == prints
+        if handler is not None:
+            handler.setLevel(logging.ERROR)
+            assert main._is_not_printed_yet(record)
+    finally:
+        library.handlers.clear()
+
+
 def test_a_failure_prints_the_whole_traceback_before_it_is_sent(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,7 +105,8 @@ def test_a_failure_prints_the_whole_traceback_before_it_is_sent(
         raise KeyError("lr")
 
     monkeypatch.setattr(main, "open_store", fail)
-    assert main._run(make_start(), Connection(), None) == 1  # type: ignore[arg-type]
+    start = make_start(secret=RunKey(bytes(32), RunId("r")).to_text())
+    assert main._run(start, Connection(), None) == 1  # type: ignore[arg-type]
     assert "in _run" in printed[0]
     assert printed[0].endswith("KeyError: 'lr'\n")
 

@@ -458,6 +458,37 @@ def test_a_checkpoint_directory_that_contains_the_run_is_rejected(
 # --- checkpoints to resume from --------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("fields", "reads", "warns"),
+    [
+        ({"checkpoint": "old"}, False, True),
+        ({"checkpoint": "old"}, True, False),
+        ({"checkpoint": "old", "rank": 1}, False, False),
+        ({"checkpoint": "old", "has_snapshots": True}, False, False),
+        ({}, False, False),
+    ],
+    ids=["ignored", "read", "other rank", "of a Checkpointer", "first round"],
+)
+def test_a_function_that_ignores_its_checkpoint_is_warned_once(
+    agent: FakeAgentConnection,
+    store: MemoryStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fields: dict[str, Any],
+    reads: bool,
+    warns: bool,
+) -> None:
+    save_checkpoint(store, tmp_path / "old", make_manifest("old"), model="old")
+    session = Session(make_start(round=2, **fields), agent.connection, store)
+    if reads:
+        session.latest_checkpoint()
+    for n in range(2):
+        agent.name_report(n, f"c{n}")
+        session.report_checkpoint({}, make_report(tmp_path / f"new{n}"))
+    err = capsys.readouterr().err
+    assert err.count("this run has the checkpoint old, but the training function") == warns
+
+
 def test_a_first_round_has_no_latest_checkpoint(session: Session) -> None:
     assert session.latest_checkpoint() is None
 

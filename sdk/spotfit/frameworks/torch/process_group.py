@@ -125,6 +125,7 @@ class TorchFramework:
 
         if not (dist.is_available() and dist.is_initialized()):
             return
+        _warn_if_unused()
         timeout_s = env.read(env.PROCESS_GROUP_SHUTDOWN_TIMEOUT_S)
         # destroy_process_group has no timeout and blocks while a peer hangs: run it in a thread.
         thread = threading.Thread(
@@ -134,6 +135,28 @@ class TorchFramework:
         thread.join(timeout_s)
         if thread.is_alive():
             log.warning("torch.leave_group.timeout", after_s=timeout_s)
+
+
+def _warn_if_unused() -> None:
+    """Warn that several workers did not communicate: then each has trained a model of its own."""
+    import torch.distributed as dist
+
+    if dist.get_world_size() == 1 or dist.get_rank() != 0:
+        return
+    # With further groups, such as those of a device mesh, the default one may remain unused.
+    has_other_groups = len(dist.distributed_c10d._world.pg_map) > 1  # noqa: SLF001 - not public
+    try:
+        count = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]  # noqa: SLF001
+    except RuntimeError:  # not every backend counts its collectives
+        return
+    if count == 0 and not has_other_groups:
+        log.warning(
+            "torch.group_unused",
+            text=f"the {dist.get_world_size()} workers have used no collective of "
+            "torch.distributed: probably each has trained a model of its own",
+            do="wrap the model with spotfit.torch.prepare_model() or DistributedDataParallel; pass "
+            "Lightning devices= and num_nodes= of all workers",
+        )
 
 
 def torch_options(start: StartWorker) -> TorchOptions:

@@ -132,6 +132,7 @@ class Checkpointer:
     _has_pending_gradients: bool = False
     """Whether the last batch's gradients still wait for the optimizer's step."""
     _allocation_thread: threading.Thread | None = None
+    _is_restore_called: bool = False
 
     @_not_retryable
     def __init__(
@@ -231,6 +232,7 @@ class Checkpointer:
         `SessionMisuseError` if a model from `init_module()` was not restored.
         """
         self._reject_unrestored()
+        self._warn_if_not_restored()
         self.steps += 1
         self._last_metrics = metrics or {}
         if self._data_position is not None:
@@ -309,6 +311,19 @@ class Checkpointer:
 
         reject_unrestored(self._channel)
 
+    def _warn_if_not_restored(self) -> None:
+        if self._is_restore_called:
+            return
+        self._is_restore_called = True  # once
+        name = self._channel.initial_checkpoint
+        if self._rank == 0 and name is not None:
+            log.warning(
+                "checkpoint.not_restored",
+                text=f"this run has the checkpoint {name}, but Checkpointer.restore() was not "
+                "called before the first step(): training starts at step 0, and its saves replace "
+                "the checkpoint",
+            )
+
     def _preallocate(self) -> None:
         """Plan the save and allocate its memory in the background, before the first save is due.
 
@@ -348,7 +363,7 @@ class Checkpointer:
         except OSError as error:
             self._channel.skip(metrics, f"There is no space for a snapshot: {error}")
             return
-        slot.report_index = self._channel.submit(metrics, slot.arena.path, reason)
+        slot.report_index = self._channel.submit(metrics, slot.arena.path, reason, step=self.steps)
         stall_s = self._clock.now() - started_at
         # The slowest rank determines when a checkpoint is complete, so its size is the cost.
         largest_bytes = max(self._save_planner.largest_rank_bytes, self._size_bytes)
@@ -458,6 +473,7 @@ class Checkpointer:
         """
         from spotfit.torch.checkpoint import deferred_init
 
+        self._is_restore_called = True
         # As in __init__, this reports ranks that do not arrive.
         self._channel.broadcast_bytes("Checkpointer.restore", b"")
         if self._save_count:

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -135,6 +135,31 @@ def test_an_existing_network_interface_is_kept(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(backend_of, "init_default_group", lambda *_: None)
     TorchFramework().form_group(start(), alone)
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+@pytest.mark.parametrize(
+    ("use", "world_size", "warns"),
+    [
+        (lambda: None, 2, True),
+        (lambda: None, 1, False),
+        (dist.barrier, 2, False),
+        (lambda: dist.new_group([0]), 2, False),
+    ],
+    ids=["unused", "one worker", "collective", "other group"],
+)
+def test_workers_that_never_communicated_are_warned(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    use: Callable[[], object],
+    world_size: int,
+    warns: bool,
+) -> None:
+    framework = TorchFramework()
+    framework.form_group(start(), alone)
+    use()
+    monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
+    framework.leave_group()
+    assert ("torch.group_unused" in caplog.messages) == warns
 
 
 def test_leave_group_stops_waiting_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from spotfit.core.errors import MissingExtraError
 from spotfit.core.ids import Token
 from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
@@ -282,3 +284,11 @@ def test_output_of_each_attempt_is_read_when_available(
 def _attempts(sim: Simulator) -> list[Any]:
     (job,) = sim.cloud.state.jobs.values()
     return list(job.children[0].attempts)
+
+
+def test_a_missing_client_library_is_reported_without_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3.session", None)
+    with pytest.raises(MissingExtraError, match="pip install"):
+        AwsBatchProvisioner.with_options(queues=("spot",), image="i").open_client()

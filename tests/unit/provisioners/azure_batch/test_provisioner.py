@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.core.errors import ProvisionError
+from spotfit.core.errors import MissingExtraError, ProvisionError
 from spotfit.core.ids import Token
 from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
@@ -238,3 +239,13 @@ def _reclaim(sim: Simulator, *, notice: bool) -> None:
     """Under the lock of the simulator, which runs concurrently."""
     with sim._lock:
         sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=notice)
+
+
+def test_a_missing_client_library_is_reported_without_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "azure.batch.models", None)
+    with pytest.raises(MissingExtraError, match="pip install"):
+        AzureBatchProvisioner.with_options(
+            endpoint="https://a.westeurope.batch.azure.com", image="i"
+        ).open_client()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spotfit.core.errors import MissingExtraError
 from spotfit.core.ids import Token
 from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
@@ -165,3 +167,11 @@ def _count_failed_executions(sim: Simulator) -> int:
     """Return the number of failed executions of the task."""
     (job,) = sim.cloud.state.jobs.values()
     return sum("taskExecution" in event for event in job.tasks[0].events)
+
+
+def test_a_missing_client_library_is_reported_without_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "google.cloud.batch_v1", None)
+    with pytest.raises(MissingExtraError, match="pip install"):
+        GcpBatchProvisioner.with_options(project="p", region="r", image="i").open_client()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spotfit.core.errors import MissingExtraError
 from spotfit.core.ids import Token
 from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
@@ -191,3 +193,11 @@ def test_output_of_a_pod_that_does_not_start_is_its_reason(
     until(lambda: pods(sim))
     [output] = provisioner.fetch_machine_output(handle, 0, max_lines=10)
     assert "is waiting to start" in output.lines[0]
+
+
+def test_a_missing_client_library_is_reported_without_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes.client", None)
+    with pytest.raises(MissingExtraError, match="pip install"):
+        KubernetesProvisioner.with_options(image="i").open_client()

@@ -38,6 +38,23 @@ def test_workers_are_distributed_over_equal_nodes(
     assert local.plan(request) == plan
 
 
+@pytest.mark.parametrize(("nodes", "fits"), [(1, False), (2, True)])
+def test_workers_of_a_node_must_not_need_more_gpus_than_there_are(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, fits: bool
+) -> None:
+    monkeypatch.setenv("SPOTFIT_DEVICES", "cuda:0,cuda:1")
+    request = GroupRequest(
+        token=Token("t"), num_workers=4, total_workers=4, resources_per_worker={"GPU": 1.0}
+    )
+    local = LocalProvisioner(LocalOptions(nodes=nodes))
+    if fits:
+        assert local.plan(request).slots_per_node == 2
+    else:
+        with pytest.raises(ConfigError, match="this machine has 2 GPUs") as refused:
+            local.plan(request)
+        assert "SPOTFIT_DEVICES" in refused.value.do
+
+
 @pytest.mark.parametrize(
     "request_",
     [

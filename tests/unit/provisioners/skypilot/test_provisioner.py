@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from spotfit.core.errors import ProvisionError
+from spotfit.core.errors import MissingExtraError, ProvisionError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
 from spotfit.provision.api import MachineOutput
@@ -318,3 +319,11 @@ def test_doctor_checks_server_clouds_and_catalog(server: Server) -> None:
     assert not clouds.passed
     assert "gcp" in clouds.detail
     assert "sky check" in clouds.do
+
+
+def test_a_missing_client_library_is_reported_without_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sky", None)
+    with pytest.raises(MissingExtraError, match="pip install"):
+        SkyPilotProvisioner.with_options().open_client()

@@ -191,6 +191,21 @@ def test_without_a_checkpoint_restore_returns_none(session: LocalSession) -> Non
     shutil.os.makedirs(session.snapshot_channel.segment_dirs[0], exist_ok=True)  # type: ignore[attr-defined]
 
 
+def test_training_without_restore_in_a_run_with_checkpoints_is_warned_once(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = TrainingProcess()
+    first.train(5)
+    first.end()
+    assert "not_restored" not in capsys.readouterr().err
+    TrainingProcess().train(3)
+    assert capsys.readouterr().err.count("Checkpointer.restore() was not called") == 1
+    restored = TrainingProcess()
+    restored.ckpt.restore()
+    restored.train(6)
+    assert "not_restored" not in capsys.readouterr().err
+
+
 def test_metrics_are_stored_with_the_checkpoint(session: LocalSession) -> None:
     TrainingProcess().train(4)
     assert session.metrics == {"loss": 1.0}
