@@ -183,7 +183,7 @@ def test_cancel_requests_the_end_of_the_run(run: RunDirectory) -> None:
     assert run.ledger.catch_up().cancel_reason == "spotfit cancel"
 
 
-def test_cancelling_a_run_that_has_ended_says_so(run: RunDirectory) -> None:
+def test_cancelling_an_ended_run_is_reported(run: RunDirectory) -> None:
     run.write(FitEnded(outcome="failed"))
     assert "The run has ended already: failed." in invoke("cancel", run.url).stdout
     assert run.ledger.catch_up().cancel_reason is None
