@@ -1,4 +1,4 @@
-"""What somebody without the run key does to the objects of a run, drawn from a seed."""
+"""What a process without the run key does to the objects of a run, drawn from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of a run that somebody without the run key has changed, read by every reader.
+"""Objects of a run that a process without the run key has changed, read by every reader.
 
 `pytest tests/sim/test_object_fuzz.py --cases 10000` reads 10,000 damaged runs.
 """
