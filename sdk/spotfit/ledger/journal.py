@@ -116,6 +116,9 @@ def read_newest_view(store: Store) -> CachedView | None:
 EntryListener = Callable[[int, bytes, JournalEntry], None]
 """Called for every folded entry with its slot, bytes and decoded value."""
 
+# Of an entry without a valid MAC.
+_MAX_READS = 5
+
 # Limits the memory of one page, and the time until the reader of a very long journal makes
 # progress.
 _MAX_PAGE_ENTRIES = 1000
@@ -261,13 +264,15 @@ class Journal:
         return JournalPage(slot, tuple(bodies), cached_view, reached_end=False)
 
     def _read_body(self, slot: int) -> bytes:
-        # A damaged answer is read once more before it is trusted.
+        # A damaged answer must not be taken for a forged entry: entries that were appended to the
+        # wrong bytes would break the chain of hashes for all readers.
         if self._mac is None:
             return repeat_read(partial(self._read_decodable_body, slot), errors=(JournalError,))
-        body = self._store.get(keys.entry(slot))
-        if self._mac.is_valid(keys.entry(slot), body):
-            return body
-        return self._store.get(keys.entry(slot))
+        reads_left = _MAX_READS
+        while True:
+            body, reads_left = self._store.get(keys.entry(slot)), reads_left - 1
+            if reads_left == 0 or self._mac.is_valid(keys.entry(slot), body):
+                return body
 
     def _read_decodable_body(self, slot: int) -> bytes:
         body = self._store.get(keys.entry(slot))
