@@ -62,8 +62,8 @@ requires_namespaces = pytest.mark.skipif(
 @contextlib.contextmanager
 def private_namespaces() -> Iterator[None]:
     """Enter a mount and a network namespace, for this thread and its child processes."""
-    ours = Path("/proc/thread-self/ns")
-    with (ours / "mnt").open() as mounts, (ours / "net").open() as network:
+    namespaces = Path("/proc/thread-self/ns")
+    with (namespaces / "mnt").open() as mounts, (namespaces / "net").open() as network:
         _check_libc_call(_LIBC.unshare, _CLONE_NEWNS | _CLONE_NEWNET)
         try:
             _run("mount", "--make-rprivate", "/")
@@ -132,8 +132,10 @@ def _kill_leftovers(folder: Path) -> Iterator[None]:
 def _kill(*variables: str) -> None:
     """Return processes with these variables in their environment, and their descendants."""
     wanted = {variable.encode() for variable in variables}
-    while doomed := [one for one in Path("/proc").glob("[0-9]*") if wanted <= _environment(one)]:
-        for process in doomed:
+    while pids_to_kill := [
+        one for one in Path("/proc").glob("[0-9]*") if wanted <= _environment(one)
+    ]:
+        for process in pids_to_kill:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(process.name), signal.SIGKILL)
 

@@ -16,13 +16,13 @@ from spotfit_localsim.pytest_plugin import ReclaimAt, SpotCloud
 def test_preempted_machines_do_not_change_the_result(
     spot_cloud: SpotCloud, reclaim_at: ReclaimAt
 ) -> None:
-    undisturbed = main(12, spot_cloud.storage_path, name="undisturbed")
+    uninterrupted = main(12, spot_cloud.storage_path, name="uninterrupted")
     reclaim_at(step=5, rank=1)
     reclaim_at(step=9, rank=0, notice=False)
     preempted = main(12, spot_cloud.storage_path, name="preempted")
     assert spot_cloud.reclaimed_count == 2
-    assert preempted.return_value == undisturbed.return_value
-    assert preempted.metrics == undisturbed.metrics
+    assert preempted.return_value == uninterrupted.return_value
+    assert preempted.metrics == uninterrupted.metrics
 
 
 @pytest.mark.spot_cloud(capacity=2)

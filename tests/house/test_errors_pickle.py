@@ -50,7 +50,7 @@ def test_an_error_survives_a_pickle(kind: type[SpotfitError]) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_error_class_is_documented_in_the_class_tree(kind: type[SpotfitError]) -> None:
     assert kind.__doc__
-    assert "__doc__" in vars(kind), "a docstring of its own"
+    assert "__doc__" in vars(kind), "the class has no docstring"
     tree = errors.__doc__ or ""
     assert re.search(rf"\b{kind.__name__}\b", tree), (
         "it is missing in the class tree of the module docstring"

@@ -15,5 +15,5 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative_path)
-def test_an_example_says_what_it_shows(example: Path) -> None:
+def test_an_example_has_a_docstring(example: Path) -> None:
     assert ast.get_docstring(ast.parse(example.read_text(), filename=relative_path(example)))

@@ -65,7 +65,7 @@ def test_a_package_docstring_states_responsibility_and_limits(package: Path) -> 
     docstring = ast.get_docstring(module)
     assert docstring, f"{relative_path(package)}/__init__.py has no docstring"
     assert len(re.split(r"\n\s*\n", docstring)) == 2, (
-        "one paragraph: what it is; one: what it must not know"
+        "the docstring needs two paragraphs: responsibility and limits"
     )
     assert len(module.body) == 1, f"{relative_path(package)}/__init__.py contains code"
 

@@ -17,7 +17,7 @@ HOME_DIRECTORY = re.compile(r"(?<![\w.])/(?:home|Users)/[a-z]\w*|(?<![\w.])/ro[o
 TEXTS = sorted(path for path in text_files() if path.suffix in TEXT_SUFFIXES)
 
 
-def test_module_names_say_what_the_module_contains() -> None:
+def test_module_names_are_specific() -> None:
     found = [relative_path(path) for path in source_files() if set(path.parts) & MEANINGLESS_NAMES]
     found += [relative_path(path) for path in source_files() if path.stem in MEANINGLESS_NAMES]
     assert not found

@@ -62,9 +62,9 @@ def test_rebalance_recommendation_triggers_a_save_and_no_replacement(
         (tmp_path / "enough").touch()
         assert handle.result().return_value > 3
         view = journal.catch_up()
-        assert len(view.checkpoints) == 1, "once"
+        assert len(view.checkpoints) == 1, "one save"
         assert not (tmp_path / "preempted").exists()
         assert (view.notices, view.failure_counts) == ({}, {})
-        assert len(sim.call_simulator("machines")) == 2, "nothing was replaced"
+        assert len(sim.call_simulator("machines")) == 2, "no machine was replaced"
     finally:
         sim.call_simulator("leave", {"machines": True})

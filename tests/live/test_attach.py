@@ -57,12 +57,12 @@ def wait_for_enough(config: Config) -> str:
     return "trained to the end"
 
 
-def started(cloud: LiveTestCloud) -> set[int]:
+def started_pids(cloud: LiveTestCloud) -> set[int]:
     """All processes that have executed the function of the script."""
     return {int(mark.name.rpartition("-")[2]) for mark in cloud.marks.glob("started-*")}
 
 
-def alive(pids: set[int]) -> set[int]:
+def running_pids(pids: set[int]) -> set[int]:
     return {pid for pid in pids if processes.find_process(pid) is not None}
 
 
@@ -141,7 +141,7 @@ def test_attach_without_a_run_raises(cloud: LiveTestCloud) -> None:
 
 def test_run_survives_its_driver(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
-    eventually(lambda: len(started(cloud)) == 2)
+    eventually(lambda: len(started_pids(cloud)) == 2)
     driver.kill()
 
     handle = spotfit.attach(cloud.url())
@@ -152,12 +152,12 @@ def test_run_survives_its_driver(cloud: LiveTestCloud) -> None:
     assert result.return_value == "trained to the end"
     assert result.metrics == {"step": 1}
     assert len(cloud.rounds_opened()) == 1
-    assert len(started(cloud)) == 2
+    assert len(started_pids(cloud)) == 2
 
 
 def test_same_script_rejoins_an_active_run(cloud: LiveTestCloud) -> None:
     first = cloud.driver(SCRIPT)
-    eventually(lambda: len(started(cloud)) == 2)
+    eventually(lambda: len(started_pids(cloud)) == 2)
     first.kill()
     second = cloud.driver(SCRIPT)
     third = cloud.driver(SCRIPT)
@@ -168,12 +168,12 @@ def test_same_script_rejoins_an_active_run(cloud: LiveTestCloud) -> None:
     for driver in (second, third):
         assert driver.wait() == 0, driver.output
         assert "result: trained to the end" in driver.output
-    assert len(started(cloud)) == 2
+    assert len(started_pids(cloud)) == 2
 
 
 def test_edited_script_does_not_rejoin(cloud: LiveTestCloud) -> None:
     first = cloud.driver(SCRIPT)
-    eventually(lambda: len(started(cloud)) == 2)
+    eventually(lambda: len(started_pids(cloud)) == 2)
     edited = cloud.driver(SCRIPT.replace('"trained to the end"', '"the other way"'))
     assert edited.wait() == 1
     assert "changed after its start" in edited.output
@@ -197,20 +197,20 @@ def test_second_run_of_an_active_name_is_rejected(cloud: LiveTestCloud) -> None:
 
 def test_ctrl_c_cancels_the_run(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
-    eventually(lambda: len(started(cloud)) == 2)
+    eventually(lambda: len(started_pids(cloud)) == 2)
     driver.interrupt()
 
     assert driver.wait() in (-signal.SIGINT, 130)
     assert driver.output.rstrip().endswith("KeyboardInterrupt")
-    eventually(lambda: not alive(started(cloud)))
+    eventually(lambda: not running_pids(started_pids(cloud)))
     eventually(lambda: not any(machine.is_alive for machine in cloud.root.machines()))
     assert spotfit.attach(cloud.url()).status().state == "cancelled"
 
 
 def test_third_ctrl_c_exits_at_once(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
-    eventually(lambda: len(started(cloud)) == 2)
-    for pid in alive({machine.pid for machine in cloud.root.machines()}):
+    eventually(lambda: len(started_pids(cloud)) == 2)
+    for pid in running_pids({machine.pid for machine in cloud.root.machines()}):
         os.kill(pid, signal.SIGSTOP)  # no process remains that could end the run in time
     try:
         for count in range(3):

@@ -141,10 +141,12 @@ def test_machine_on_its_last_attempt_is_replaced_before_it_is_lost(
     first = set(run.view.groups)
     run.reclaim(max_attempts - 2)
     run.wait_for_checkpoint()
-    assert set(run.view.groups) == first, "until now Batch has brought it back"
+    assert set(run.view.groups) == first, "Batch restarted the lost machine"
     run.reclaim(1)  # the last attempt begins
     eventually(lambda: {place.token for place in round_places(run.view)} - first)
-    assert run.view.failure_counts.get(FailureCause.RESIZE), "it was left at a commit"
+    assert run.view.failure_counts.get(FailureCause.RESIZE), (
+        "the machine was released after a commit"
+    )
     eventually(lambda: len(run.machines_now()) == 1)
     run.wait_for_checkpoint()
     run.reclaim(1)

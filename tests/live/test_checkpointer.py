@@ -403,7 +403,7 @@ GUIDE = Path(__file__).parents[2] / "docs/guides/checkpointer.md"
 
 
 def average_the_weights(config: Config) -> dict[str, list[float]]:
-    """Set all weights to the number of each step; return their average."""
+    """Set all weights to the step number after each step; return their average."""
     code: Config = {}
     exec(config["example"], code)  # noqa: S102 - as a reader of the guide would copy it
     is_distributed = spotfit.get_context().get_world_size() > 1

@@ -192,18 +192,18 @@ class FlagConfig(BackendConfig):
 
     @property
     def train_func_context(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-        return lamp
+        return flag_context
 
 
 @contextlib.contextmanager
-def lamp() -> Iterator[None]:
-    os.environ["LAMP"] = f"lit on {rank()}"
+def flag_context() -> Iterator[None]:
+    os.environ["FLAG"] = f"set on {rank()}"
     yield
-    os.environ.pop("LAMP")
+    os.environ.pop("FLAG")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_context_manager_surrounds_the_function(cloud: LiveTestCloud, workers: int) -> None:
-    run = trainer(cloud, lambda: os.environ.get("LAMP"), FlagConfig(), workers=workers)
-    assert run.fit().return_value == "lit on 0"
-    assert "LAMP" not in os.environ
+    run = trainer(cloud, lambda: os.environ.get("FLAG"), FlagConfig(), workers=workers)
+    assert run.fit().return_value == "set on 0"
+    assert "FLAG" not in os.environ

@@ -63,11 +63,11 @@ def start_run(cloud: LiveTestCloud, **how: Any) -> RunHandle:
     """Two workers on two nodes that have saved a checkpoint."""
     keep = spotfit.CheckpointConfig(num_to_keep=3)
     handle = cloud.submit(step_by_step, workers=2, nodes=2, checkpoint_config=keep, **how)
-    committed(cloud, 2)
+    wait_for_commit(cloud, 2)
     return handle
 
 
-def committed(cloud: LiveTestCloud, minimum: int) -> int:
+def wait_for_commit(cloud: LiveTestCloud, minimum: int) -> int:
     """Wait until at least the step `minimum` is committed; return the latest committed step."""
 
     def latest_step() -> int | None:
@@ -80,7 +80,7 @@ def committed(cloud: LiveTestCloud, minimum: int) -> int:
     return found
 
 
-def starts(cloud: LiveTestCloud) -> list[dict[str, Any]]:
+def recorded_starts(cloud: LiveTestCloud) -> list[dict[str, Any]]:
     """Return all starts of all ranks, ordered by time."""
     result = [
         json.loads(mark.read_text()) for mark in cloud.marks.glob("start-*") if mark.stat().st_size
@@ -93,8 +93,8 @@ def wait_for_round(
 ) -> list[dict[str, Any]]:
     """Wait until all workers of round `number` have started; return their starts."""
     eventually(lambda: len(cloud.rounds_opened()) >= number)
-    eventually(lambda: len(starts(cloud)) >= workers * number)
-    return starts(cloud)[workers * (number - 1) :]
+    eventually(lambda: len(recorded_starts(cloud)) >= workers * number)
+    return recorded_starts(cloud)[workers * (number - 1) :]
 
 
 def check_resumed(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
@@ -116,7 +116,7 @@ def test_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, target: st
     handle = start_run(cloud)
     leader = cloud.node_of_leader()
     others = [node for node in cloud.reclaimer.running_nodes() if node != leader]
-    saved = committed(cloud, 2)
+    saved = wait_for_commit(cloud, 2)
     cloud.reclaimer.kill(leader if target == "the leader's node" else others[0])
 
     check_resumed(cloud, handle, saved)
@@ -130,7 +130,7 @@ def test_unresponsive_node_that_continues_is_not_a_preemption(cloud: LiveTestClo
     (other,) = set(cloud.reclaimer.running_nodes()) - {cloud.node_of_leader()}
     machine = other.machine()
     assert machine is not None
-    saved = committed(cloud, 2)
+    saved = wait_for_commit(cloud, 2)
     os.kill(machine.pid, signal.SIGSTOP)
     try:
         check_resumed(cloud, handle, saved)
@@ -142,7 +142,7 @@ def test_unresponsive_node_that_continues_is_not_a_preemption(cloud: LiveTestClo
 
 def test_all_nodes_killed_at_once_are_replaced_by_the_driver(cloud: LiveTestCloud) -> None:
     handle = start_run(cloud)
-    saved = committed(cloud, 2)
+    saved = wait_for_commit(cloud, 2)
     for node in cloud.reclaimer.running_nodes():
         cloud.reclaimer.kill(node)
 
@@ -197,7 +197,7 @@ def test_notice_requests_the_replacement_and_costs_only_a_restart(
         n for n, event in enumerate(events[result:], result) if isinstance(event, GroupPlanned)
     )
     closed = next(n for n, event in enumerate(events) if isinstance(event, RoundClosed))
-    assert result < ordered < closed, "the group trained on while the new machine came"
+    assert result < ordered < closed, "training continued while the replacement booted"
     first = events[closed]
     assert isinstance(first, RoundClosed)
     assert (first.cause, first.reason) == (

@@ -40,4 +40,4 @@ def test_probe_ends_as_with_ray_or_as_documented(name: str, seen: dict[str, Any]
         assert same, f"here {seen[name]}, with Ray {KEPT[name]}"
         return
     assert seen[name] == BEHAVIOR_DIFFERENCES[name].expected
-    assert not same, "it is no difference: explain it no longer"
+    assert not same, "the results are equal: remove the explanation"

@@ -63,7 +63,7 @@ def test_secrets_are_readable_only_with_the_run_key(cloud: LiveTestCloud) -> Non
     secret = key.to_text().encode()
     assert secret not in process_secrets()
     machines = in_files(cloud.root.path)
-    assert b"agent.started" in machines, "what the agents say is among them"
+    assert b"agent.started" in machines, "the output of agents is included"
     assert secret not in machines
     cloud.write_mark("looked")
     assert handle.result(60).return_value == f"{RETURNED} with {CONSTANT}"
@@ -72,4 +72,4 @@ def test_secrets_are_readable_only_with_the_run_key(cloud: LiveTestCloud) -> Non
     for text in (PASSWORD, CONSTANT, CONFIG, RETURNED):
         assert text.encode() not in bucket, text
     assert secret not in bucket
-    assert bucket.count(RAISED.encode()) > 0, "the words of an exception stand in the journal"
+    assert bucket.count(RAISED.encode()) > 0, "the journal contains the text of the exception"

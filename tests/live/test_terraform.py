@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here"),
-    pytest.mark.real_time("terraform is a program of its own"),
+    pytest.mark.real_time("terraform is a separate program"),
 ]
 
 REGION, BUCKET, RUN = "eu-west-1", "runs-of-a-test", "s3://runs-of-a-test/runs/digits"
@@ -49,7 +49,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[str]:
-    """AWS on loopback, with the policies that AWS itself keeps."""
+    """AWS on loopback, with AWS's managed policies."""
     with subprocess.Popen(
         [sys.executable, "-c", A_SERVER],
         env={**os.environ, "MOTO_IAM_LOAD_MANAGED_POLICIES": "true"},
@@ -83,7 +83,7 @@ def environment(cloud: str) -> Iterator[dict[str, str]]:
 def stack(
     environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """The stack, applied; and in the end destroyed, which leaves nothing."""
+    """The applied stack; it is destroyed at the end and must leave no resource."""
     copy = tmp_path_factory.mktemp("infra") / "terraform"
     shutil.copytree(TERRAFORM, copy, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
     folder = copy / "stacks" / "aws"
@@ -100,7 +100,7 @@ def stack(
 
 @pytest.fixture
 def profile(stack: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What terraform prints, where `fit()` would find it."""
+    """The output of terraform, in the file that `fit()` reads."""
     file = stack / "spotfit.json"
     file.write_text(_terraform(stack, "output", "-json").stdout)
     monkeypatch.setenv("SPOTFIT_CONFIG", str(file))
@@ -124,7 +124,7 @@ def test_terraform_output_is_a_usable_profile(profile: Path) -> None:
     assert provisioner.submit(plan, launch) == handle
     assert isinstance(handle, GroupHandle)
     first, second = provisioner.observe(handle).nodes
-    assert "twice" not in first.reason + second.reason, "children of an array are no second job"
+    assert "twice" not in first.reason + second.reason, "child jobs of an array are not listed"
     provisioner.cancel(handle)
 
 
@@ -150,7 +150,7 @@ def test_doctor_passes_and_the_bucket_denies_http(
 
 
 def _push(image: str) -> None:
-    """Its manifest, as `docker push` leaves it."""
+    """Store the manifest of an image, as `docker push` does."""
     import boto3
 
     repository, _, tag = image.partition("/")[2].partition(":")

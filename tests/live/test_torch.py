@@ -23,7 +23,7 @@ RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
 
 class Layer(nn.Linear):
-    """A class of its own for the wrap policy; two of them make a model."""
+    """A class for the wrap policy; two of them make a model."""
 
 
 def plain_model() -> nn.Module:

@@ -1,4 +1,4 @@
-"""torchft in two real processes: replicas find each other again after a failed round."""
+"""torchft in two real processes: replicas reconnect after a failed round."""
 
 from __future__ import annotations
 

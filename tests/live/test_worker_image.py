@@ -13,7 +13,7 @@ from worker_image.check import EXIT_CANNOT_MOUNT
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(2400),
-    pytest.mark.real_time("packages are really installed, and an agent really boots"),
+    pytest.mark.real_time("installs packages and boots an agent"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The same small trainings with Ray Train and with spotfit; each probe returns what it observed.
+"""The same small trainings with Ray Train and with spotfit; each probe returns its observations.
 
     python -m tests.parity.behaviour ray.train /tmp/scratch
     python -m tests.parity.behaviour spotfit /tmp/scratch
@@ -42,17 +42,17 @@ class TrainingApi:
         home = importlib.import_module(RAY_TRAINER_MODULE) if "ray" in self.name else self.train
         return home.DataParallelTrainer
 
-    def fit(self, fn: Any, workers: Any = 2, torch: bool = False, **given: Any) -> Any:
+    def fit(self, fn: Any, workers: Any = 2, torch: bool = False, **options: Any) -> Any:
         """Train `fn` with a config that names this side; `run` and `more` go to the configs."""
-        run = {"name": "run", "storage_path": str(self.scratch)} | given.pop("run", {})
-        config = {"api": self.name, "place": str(self.scratch)} | given.pop("config", {})
+        run = {"name": "run", "storage_path": str(self.scratch)} | options.pop("run", {})
+        config = {"api": self.name, "place": str(self.scratch)} | options.pop("config", {})
         kind = self.torch.TorchTrainer if torch else self.trainer
         return kind(
             fn,
             train_loop_config=config,
             scaling_config=self.train.ScalingConfig(num_workers=workers),
             run_config=self.train.RunConfig(**run),
-            **given,
+            **options,
         ).fit()
 
 
@@ -112,8 +112,8 @@ def best_metrics(result: Any) -> list[Any]:
     return [metrics for _, metrics in result.best_checkpoints]
 
 
-def checkpoint_config(api: TrainingApi, **given: Any) -> dict[str, Any]:
-    return {"run": {"checkpoint_config": api.train.CheckpointConfig(**given)}}
+def checkpoint_config(api: TrainingApi, **options: Any) -> dict[str, Any]:
+    return {"run": {"checkpoint_config": api.train.CheckpointConfig(**options)}}
 
 
 # --- the function and its result ------------------------------------------------------------------
@@ -161,13 +161,13 @@ def what_cannot_be_pickled(api: TrainingApi) -> Any:
 
 @probe
 def the_config_of_the_driver_stays_as_it_is(api: TrainingApi) -> Any:
-    given: dict[str, Any] = {"list": []}
+    config_with_list: dict[str, Any] = {"list": []}
 
     def f(config: dict[str, Any]) -> Any:
         config["list"].append(1)
         return config["list"]
 
-    return [api.fit(f, config=given).return_value, given]
+    return [api.fit(f, config=config_with_list).return_value, config_with_list]
 
 
 @probe
@@ -396,8 +396,10 @@ def a_checkpoint_that_is_not_uploaded(api: TrainingApi) -> Any:
         Path(inside, "file").touch()
         mode = train.CheckpointUploadMode.NO_UPLOAD
         train.report({"n": 1}, checkpoint=train.Checkpoint(inside), checkpoint_upload_mode=mode)
-        elsewhere = train.Checkpoint(tempfile.mkdtemp())
-        return known_bases(catch(lambda: train.report({}, elsewhere, checkpoint_upload_mode=mode)))
+        external_checkpoint = train.Checkpoint(tempfile.mkdtemp())
+        return known_bases(
+            catch(lambda: train.report({}, external_checkpoint, checkpoint_upload_mode=mode))
+        )
 
     result = api.fit(f, workers=1)
     return [result.return_value, result.checkpoint.path.rpartition("/")[2], result.metrics]
@@ -567,7 +569,7 @@ def storage_that_cannot_be_written(api: TrainingApi) -> Any:
 def recording_callback(api: TrainingApi) -> Any:
     place = str(api.scratch)
 
-    class Diary(api.train.UserCallback):  # type: ignore[name-defined,misc]
+    class RecordingCallback(api.train.UserCallback):  # type: ignore[name-defined,misc]
         def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
             name = checkpoint and checkpoint.path.rpartition("/")[2]
             self._write(["report", run_context.get_run_config().name, metrics, name])
@@ -577,10 +579,10 @@ def recording_callback(api: TrainingApi) -> Any:
             self._write(["exception", sorted({str(one) for one in worker_exceptions.values()})])
 
         def _write(self, event: Any) -> None:
-            with Path(place, "diary").open("a") as file:
+            with Path(place, "calls").open("a") as file:
                 file.write(json.dumps(event) + "\n")
 
-    return Diary()
+    return RecordingCallback()
 
 
 @probe
@@ -593,7 +595,7 @@ def calls_of_callbacks(api: TrainingApi) -> Any:
         raise RuntimeError("at the end")
 
     catch(lambda: api.fit(f, run={"callbacks": [recording_callback(api)]}))
-    result = (api.scratch / "diary").read_text().splitlines()
+    result = (api.scratch / "calls").read_text().splitlines()
     return [json.loads(line) for line in result]
 
 
@@ -632,7 +634,7 @@ def recording_backend_config(api: TrainingApi, *, raising: bool = False) -> Any:
         with Path(place, "notes").open("a") as file:
             file.write(json.dumps(event) + "\n")
 
-    class Noting(home.Backend):  # type: ignore[name-defined,misc]
+    class RecordingBackend(home.Backend):  # type: ignore[name-defined,misc]
         def on_start(self, worker_group: Any, backend_config: Any) -> None:
             if raising:
                 raise ZeroDivisionError("in a hook")
@@ -646,10 +648,10 @@ def recording_backend_config(api: TrainingApi, *, raising: bool = False) -> Any:
         def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
             note(["on_shutdown"])
 
-    class NotingConfig(api.train.BackendConfig):  # type: ignore[name-defined,misc]
+    class RecordingBackendConfig(api.train.BackendConfig):  # type: ignore[name-defined,misc]
         @property
         def backend_cls(self) -> Any:
-            return Noting
+            return RecordingBackend
 
         @property
         def train_func_context(self) -> Any:
@@ -660,7 +662,7 @@ def recording_backend_config(api: TrainingApi, *, raising: bool = False) -> Any:
 
             return around
 
-    return NotingConfig()
+    return RecordingBackendConfig()
 
 
 @probe
@@ -707,8 +709,8 @@ def checkpoints_that_are_validated(api: TrainingApi) -> Any:
         output = train.get_all_reported_checkpoints()
         return [[one.metrics, one.status.value] for one in output]
 
-    given = api.train.ValidationTaskConfig(fn_kwargs={"offset": 10})
-    config = api.train.ValidationConfig(validate, task_config=given)
+    task_config = api.train.ValidationTaskConfig(fn_kwargs={"offset": 10})
+    config = api.train.ValidationConfig(validate, task_config=task_config)
     result = api.fit(f, workers=1, validation_config=config)
     return [result.return_value, best_metrics(result)]
 
@@ -727,8 +729,8 @@ def a_validation_that_takes_too_long(api: TrainingApi) -> Any:
         late = train.get_all_reported_checkpoints()
         return [one.status.value for one in (*soon, *late)]
 
-    given = api.train.ValidationTaskConfig(timeout_s=5)
-    config = api.train.ValidationConfig(validate, task_config=given)
+    task_config = api.train.ValidationTaskConfig(timeout_s=5)
+    config = api.train.ValidationConfig(validate, task_config=task_config)
     result = api.fit(f, workers=1, validation_config=config)
     return [result.return_value, best_metrics(result)]
 
@@ -755,12 +757,12 @@ def prepared_torch_objects(api: TrainingApi) -> Any:
         import torch.distributed as dist
         from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-        here: Any = importlib.import_module(f"{config['api']}.torch")
-        model = here.prepare_model(torch.nn.Linear(1, 1))
-        bare = here.prepare_model(torch.nn.Linear(1, 1), parallel_strategy=None)
+        torch_api: Any = importlib.import_module(f"{config['api']}.torch")
+        model = torch_api.prepare_model(torch.nn.Linear(1, 1))
+        bare = torch_api.prepare_model(torch.nn.Linear(1, 1), parallel_strategy=None)
         data = TensorDataset(torch.arange(10))
-        loader = here.prepare_data_loader(DataLoader(data, batch_size=2))
-        shuffled = here.prepare_data_loader(DataLoader(data, sampler=RandomSampler(data)))
+        loader = torch_api.prepare_data_loader(DataLoader(data, batch_size=2))
+        shuffled = torch_api.prepare_data_loader(DataLoader(data, sampler=RandomSampler(data)))
         return [
             type(model).__name__,
             type(bare).__name__,
@@ -768,7 +770,7 @@ def prepared_torch_objects(api: TrainingApi) -> Any:
             [isinstance(loader, DataLoader), loader.batch_size, len(loader)],
             [type(loader.sampler).__name__, loader.sampler.shuffle, shuffled.sampler.shuffle],
             [batch[0].tolist() for batch in loader],
-            [str(here.get_device()), [str(one) for one in here.get_devices()]],
+            [str(torch_api.get_device()), [str(one) for one in torch_api.get_devices()]],
             sorted(name for name in os.environ if name in TORCH_VARIABLES),
         ]
 
@@ -788,8 +790,11 @@ def one_torch_worker_alone(api: TrainingApi) -> Any:
         import torch
         import torch.distributed as dist
 
-        here: Any = importlib.import_module(f"{config['api']}.torch")
-        return [type(here.prepare_model(torch.nn.Linear(1, 1))).__name__, dist.get_world_size()]
+        torch_api: Any = importlib.import_module(f"{config['api']}.torch")
+        return [
+            type(torch_api.prepare_model(torch.nn.Linear(1, 1))).__name__,
+            dist.get_world_size(),
+        ]
 
     return api.fit(f, workers=1, torch=True).return_value
 
@@ -973,8 +978,8 @@ def variables_of_the_workers(api: TrainingApi) -> Any:
     def f() -> Any:
         return os.environ["PROBE_VARIABLE"]
 
-    given = {"env_vars": {"PROBE_VARIABLE": "given"}}
-    return api.fit(f, run={"worker_runtime_env": given}).return_value
+    runtime_env = {"env_vars": {"PROBE_VARIABLE": "given"}}
+    return api.fit(f, run={"worker_runtime_env": runtime_env}).return_value
 
 
 @probe
@@ -989,10 +994,10 @@ def elastic_group_starts_with_available_resources(api: TrainingApi) -> Any:
 def a_file_system_of_pyarrow(api: TrainingApi) -> Any:
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-    given = SubTreeFileSystem(str(api.scratch), LocalFileSystem())
-    run = {"storage_path": "runs", "storage_filesystem": given}
+    filesystem = SubTreeFileSystem(str(api.scratch), LocalFileSystem())
+    run = {"storage_path": "runs", "storage_filesystem": filesystem}
     result = api.fit(report_steps, workers=1, run=run, config={"metrics": [{"n": 1}]})
-    again = api.train.Result.from_path("runs/run", storage_filesystem=given)
+    again = api.train.Result.from_path("runs/run", storage_filesystem=filesystem)
     with again.checkpoint.as_directory() as folder:
         files = visible_names(folder)
     return [result.path, result.checkpoint.path, again.metrics, files]
@@ -1034,9 +1039,9 @@ def local_mode(api: TrainingApi) -> Any:
         raise ZeroDivisionError("here")
 
     result = api.fit(f, workers=0)
-    here = result.return_value.pop() == os.getpid()
+    same_process = result.return_value.pop() == os.getpid()
     error = known_bases(catch(lambda: api.fit(raises, workers=0)))
-    return [result.return_value, here, result.metrics, result.path, error]
+    return [result.return_value, same_process, result.metrics, result.path, error]
 
 
 @probe
@@ -1069,14 +1074,14 @@ def main() -> None:
     if name == "ray.train":
         start_ray(attempts=5)
     seen = {}
-    for number, (what, look) in enumerate(PROBES.items()):
+    for number, (what, run_probe) in enumerate(PROBES.items()):
         if chosen and what not in chosen:
             continue
         place = Path(scratch, str(number))
         place.mkdir(parents=True)
         began = time.monotonic()
         try:
-            seen[what] = json.loads(json.dumps(look(TrainingApi(name, place))))
+            seen[what] = json.loads(json.dumps(run_probe(TrainingApi(name, place))))
         except Exception as error:  # noqa: BLE001 - returned as the result of this side
             seen[what] = f"probe failed: {error!r}"
         print(f"{what} {time.monotonic() - began:.1f} s", flush=True)

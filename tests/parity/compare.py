@@ -18,21 +18,23 @@ class Difference(NamedTuple):
 def differences(
     ray: Description, spotfit: Description, *, known: frozenset[str]
 ) -> Iterator[Difference]:
-    """Return what is missing or different in ours; additions are no difference.
+    """Return what is missing or different in spotfit; additions are no difference.
 
     `known` are the compared names: a parent class counts only if it is one of them.
     """
     for what in _own_differences(ray, spotfit, known):
         yield Difference("", what)
-    mine = spotfit.get("members", {})
-    for name, fact in ray.get("members", {}).items():
-        if name not in mine and not (fact["kind"] == "property" and name in _readable(spotfit)):
-            yield Difference(name, f"has no {fact['kind']} {name}")
-        elif name in mine:
-            for what in _own_differences(fact, mine[name], known):
+    members = spotfit.get("members", {})
+    for name, description in ray.get("members", {}).items():
+        if name not in members and not (
+            description["kind"] == "property" and name in _readable(spotfit)
+        ):
+            yield Difference(name, f"has no {description['kind']} {name}")
+        elif name in members:
+            for what in _own_differences(description, members[name], known):
                 yield Difference(name, f"{name} {what}")
     for name in ray.get("attributes", ()):
-        if name not in mine and name not in _readable(spotfit):
+        if name not in members and name not in _readable(spotfit):
             yield Difference(name, f"has no attribute {name}")
 
 
@@ -52,24 +54,24 @@ def _own_differences(
 
 
 def _parameters(ray: list[list[Any]], spotfit: list[list[Any]]) -> Iterator[str]:
-    """Compare parameters in order; ours may have additional optional keyword-only ones.
+    """Compare parameters in order; spotfit may have additional optional keyword-only ones.
 
-    If theirs takes arbitrary arguments, nothing is compared.
+    If the function of Ray takes arbitrary arguments, nothing is compared.
     """
     if {kind for _, kind, _ in ray} == {"*", "**"}:
         return
-    mine = {one[0]: one for one in spotfit}
+    own_parameters = {one[0]: one for one in spotfit}
     for one in ray:
-        if one[0] not in mine:
+        if one[0] not in own_parameters:
             yield f"has no parameter {one[0]}"
-        elif mine[one[0]] != one:
-            yield f"parameter {one[0]} is {mine[one[0]][1:]}, not {one[1:]}"
+        elif own_parameters[one[0]] != one:
+            yield f"parameter {one[0]} is {own_parameters[one[0]][1:]}, not {one[1:]}"
     if _positions(spotfit)[: len(_positions(ray))] != _positions(ray):
         yield f"takes {_positions(spotfit)} by position, not {_positions(ray)}"
     names = {one[0] for one in ray}
     for name, kind, default in spotfit:
         if name not in names and kind in ("positional", "keyword only") and default is None:
-            yield f"asks for {name}"
+            yield f"requires {name}"
 
 
 def _positions(parameters: list[list[Any]]) -> list[str]:
@@ -82,10 +84,10 @@ def _readable(spotfit: Mapping[str, Any]) -> set[str]:
 
 
 def answers_match(ray: Any, spotfit: Any) -> bool:
-    """Whether two results of a probe match; our error may have additional classes."""
+    """Whether two results of a probe match; errors of spotfit may have additional classes."""
     match ray, spotfit:
-        case {"is": list(wanted)}, {"is": list(found)}:
-            return set(wanted) <= set(found)
+        case {"is": list(expected_classes)}, {"is": list(found)}:
+            return set(expected_classes) <= set(found)
         case dict(), dict():
             return ray.keys() == spotfit.keys() and all(
                 answers_match(ray[k], spotfit[k]) for k in ray

@@ -25,24 +25,24 @@ IGNORED_MODULES = ("abc", "builtins", "enum", "typing")
 Description = dict[str, Any]
 
 
-def describe(thing: Any, example: Callable[[Any], Any] | None = None) -> Description:
+def describe(obj: Any, example: Callable[[Any], Any] | None = None) -> Description:
     """Describe one public object. `example` creates an instance whose attributes are included."""
-    if isinstance(thing, type) and issubclass(thing, enum.Enum):
-        return {"kind": "enum", "values": {member.name: member.value for member in thing}}
-    if isinstance(thing, type):
-        attributes = _non_init_fields(thing) | (set(vars(example(thing))) if example else set())
-        return _class(thing) | {"attributes": sorted(filter(is_public, attributes))}
-    if callable(thing):
-        return {"kind": "function", "parameters": parameters(thing)}
-    return {"kind": "constant", "value": repr(thing)}
+    if isinstance(obj, type) and issubclass(obj, enum.Enum):
+        return {"kind": "enum", "values": {member.name: member.value for member in obj}}
+    if isinstance(obj, type):
+        attributes = _non_init_fields(obj) | (set(vars(example(obj))) if example else set())
+        return _class(obj) | {"attributes": sorted(filter(is_public, attributes))}
+    if callable(obj):
+        return {"kind": "function", "parameters": parameters(obj)}
+    return {"kind": "constant", "value": repr(obj)}
 
 
-def parameters(thing: Any) -> list[list[Any]]:
+def parameters(obj: Any) -> list[list[Any]]:
     """Return name, kind and default (None or its text) of each parameter."""
     return [
-        [_name(given), KINDS[given.kind], _default(given.default)]
-        for given in inspect.signature(thing).parameters.values()
-        if given.name not in ("self", "cls") and is_public(_name(given))
+        [_name(parameter), KINDS[parameter.kind], _default(parameter.default)]
+        for parameter in inspect.signature(obj).parameters.values()
+        if parameter.name not in ("self", "cls") and is_public(_name(parameter))
     ]
 
 
@@ -50,54 +50,58 @@ def is_public(name: str) -> bool:
     return not name.startswith("_")
 
 
-def _name(given: inspect.Parameter) -> str:
+def _name(parameter: inspect.Parameter) -> str:
     """The name of `*args` is irrelevant."""
-    return KINDS[given.kind] if given.kind in VARIADIC_KINDS else given.name
+    return KINDS[parameter.kind] if parameter.kind in VARIADIC_KINDS else parameter.name
 
 
-def _class(thing: type) -> Description:
-    protocol = bool(getattr(thing, "_is_protocol", False))
+def _class(obj: type) -> Description:
+    protocol = bool(getattr(obj, "_is_protocol", False))
     facts: Description = {"kind": "protocol" if protocol else "class"}
-    facts["parents"] = sorted({kind.__name__ for kind in _own_classes(thing)} - {thing.__name__})
-    if dataclasses.is_dataclass(thing):
-        frozen: Any = thing
+    facts["parents"] = sorted({kind.__name__ for kind in _own_classes(obj)} - {obj.__name__})
+    if dataclasses.is_dataclass(obj):
+        frozen: Any = obj
         facts["dataclass"] = "frozen" if frozen.__dataclass_params__.frozen else "open"
-    if not protocol and "__init__" in _defined_names(thing):
-        facts["parameters"] = parameters(thing)
-    members = {name: _member(thing, name) for name in _member_names(thing)}
-    return facts | {"members": {name: fact for name, fact in sorted(members.items()) if fact}}
+    if not protocol and "__init__" in _defined_names(obj):
+        facts["parameters"] = parameters(obj)
+    members = {name: _member(obj, name) for name in _member_names(obj)}
+    return facts | {
+        "members": {
+            name: description for name, description in sorted(members.items()) if description
+        }
+    }
 
 
-def _defined_names(thing: type) -> set[str]:
+def _defined_names(obj: type) -> set[str]:
     """Return the members defined by the class and its parents, except Python's."""
-    return {name for kind in _own_classes(thing) for name in vars(kind)}
+    return {name for kind in _own_classes(obj) for name in vars(kind)}
 
 
-def _own_classes(thing: type) -> list[type]:
-    return [kind for kind in thing.__mro__ if kind.__module__ not in IGNORED_MODULES]
+def _own_classes(obj: type) -> list[type]:
+    return [kind for kind in obj.__mro__ if kind.__module__ not in IGNORED_MODULES]
 
 
-def _member_names(thing: type) -> list[str]:
-    names = {name for name in _defined_names(thing) if is_public(name)} - _fields(thing)
-    return sorted(names | ({"__call__"} & _defined_names(thing)))
+def _member_names(obj: type) -> list[str]:
+    names = {name for name in _defined_names(obj) if is_public(name)} - _fields(obj)
+    return sorted(names | ({"__call__"} & _defined_names(obj)))
 
 
-def _fields(thing: type) -> set[str]:
+def _fields(obj: type) -> set[str]:
     """Fields of a dataclass are parameters already."""
-    if not dataclasses.is_dataclass(thing):
+    if not dataclasses.is_dataclass(obj):
         return set()
-    return {field.name for field in dataclasses.fields(thing)}
+    return {field.name for field in dataclasses.fields(obj)}
 
 
-def _non_init_fields(thing: type) -> set[str]:
+def _non_init_fields(obj: type) -> set[str]:
     """Fields of a dataclass that are not parameters of its constructor."""
-    if not dataclasses.is_dataclass(thing):
+    if not dataclasses.is_dataclass(obj):
         return set()
-    return {field.name for field in dataclasses.fields(thing) if not field.init}
+    return {field.name for field in dataclasses.fields(obj) if not field.init}
 
 
-def _member(thing: type, name: str) -> Description:
-    found = inspect.getattr_static(thing, name)
+def _member(obj: type, name: str) -> Description:
+    found = inspect.getattr_static(obj, name)
     if isinstance(found, property | functools.cached_property):
         return {"kind": "property"}
     if isinstance(found, classmethod):
@@ -118,7 +122,7 @@ def _default(value: Any) -> str | None:
 
 
 def describe_all(
-    things: Mapping[str, Any], examples: Mapping[str, Callable[[Any], Any]]
+    objects: Mapping[str, Any], examples: Mapping[str, Callable[[Any], Any]]
 ) -> dict[str, Description]:
     """Describe all objects, by name."""
-    return {name: describe(thing, examples.get(name)) for name, thing in sorted(things.items())}
+    return {name: describe(obj, examples.get(name)) for name, obj in sorted(objects.items())}

@@ -22,18 +22,18 @@ _IDX_UINT8 = 8  # the data type of an idx file
 @contextmanager
 def fashion_mnist_at(root: Path) -> Iterator[None]:
     """Create the four files below the root; remove created files afterwards."""
-    made: list[Path] = []
+    created: list[Path] = []
     raw = root / "FashionMNIST" / "raw"
     folders = [one for one in (raw, *raw.parents) if not one.exists()]
     raw.mkdir(parents=True, exist_ok=True)
     for name, pixels in _files().items():
         if not (raw / name).exists():
             (raw / name).write_bytes(_idx(pixels))
-            made.append(raw / name)
+            created.append(raw / name)
     try:
         yield
     finally:
-        for path in made:
+        for path in created:
             path.unlink()
         for folder in folders:
             if not any(folder.iterdir()):
@@ -41,12 +41,12 @@ def fashion_mnist_at(root: Path) -> Iterator[None]:
 
 
 def _files() -> dict[str, Any]:
-    pictures, labels = _digits()
+    images, labels = _digits()
     end = TRAINING + TESTING
     return {
-        "train-images-idx3-ubyte": pictures[:TRAINING],
+        "train-images-idx3-ubyte": images[:TRAINING],
         "train-labels-idx1-ubyte": labels[:TRAINING],
-        "t10k-images-idx3-ubyte": pictures[TRAINING:end],
+        "t10k-images-idx3-ubyte": images[TRAINING:end],
         "t10k-labels-idx1-ubyte": labels[TRAINING:end],
     }
 

@@ -80,9 +80,9 @@ def main() -> None:
     _install_packages()
     examples = WORK_DIR / "pytorch"
     shutil.copytree(_ray_directory() / "train" / "examples" / "pytorch", examples)
-    with ExitStack() as pictures:
+    with ExitStack() as image_files:
         for root in (DATASET_DIR, WORK_DIR / "home" / "data"):
-            pictures.enter_context(fashion_mnist_at(root))
+            image_files.enter_context(fashion_mnist_at(root))
         for example in EXAMPLES:
             print(f"── {example.script}", flush=True)
             failures += _run_example(example, examples)
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def table_differences(ray_python: Path) -> list[str]:
-    """Create the table; return whether it equals the stored one."""
+    """Create the table; return its difference from the stored one."""
     command = [str(ray_python), "-m", "tests.parity.make_table"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     kept = TABLE.read_text()
@@ -101,19 +101,19 @@ def table_differences(ray_python: Path) -> list[str]:
 
 
 def behaviour_differences(ray_python: Path) -> list[str]:
-    """Run all probes with Ray; return whether the results equal the stored ones."""
+    """Run all probes with Ray; return the results that differ from the stored ones."""
     print(
         "── Ray Train answers the probes of tests/parity/behaviour.py (some ten minutes)",
         flush=True,
     )
-    place = WORK_DIR / "probes"
-    command = [str(ray_python), "-m", "tests.parity.behaviour", "ray.train", str(place)]
-    surroundings = _environment() | FAST_RAY_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=ROOT, env=surroundings, check=True)
-    seen = json.loads((place / "seen.json").read_text())
+    probe_dir = WORK_DIR / "probes"
+    command = [str(ray_python), "-m", "tests.parity.behaviour", "ray.train", str(probe_dir)]
+    environment = _environment() | FAST_RAY_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    seen = json.loads((probe_dir / "seen.json").read_text())
     kept = json.loads(BEHAVIOR_TABLE.read_text())
     return [
-        f"Ray answers {name} otherwise: {seen[name]}" for name in kept if seen[name] != kept[name]
+        f"Ray answers {name} differently: {seen[name]}" for name in kept if seen[name] != kept[name]
     ]
 
 
@@ -136,10 +136,10 @@ def _run_example(example: RayExample, examples: Path) -> list[str]:
         check=False,
     )
     print("\n".join(done.stdout.splitlines()[-3:]))
-    fine = done.returncode == 0 and example.expected_output in done.stdout
-    if not fine:
+    succeeded = done.returncode == 0 and example.expected_output in done.stdout
+    if not succeeded:
         print(done.stdout)
-    return [] if fine else [f"{example.script} ended with {done.returncode}"]
+    return [] if succeeded else [f"{example.script} ended with {done.returncode}"]
 
 
 def _migrate(example: RayExample, script: Path) -> str:

@@ -12,7 +12,7 @@ from tests.parity.compare import answers_match, differences
 from tests.parity.describe import describe
 
 
-class Theirs:
+class RayClass:
     def __init__(self, path: str, *, size: int = 3) -> None: ...
 
     @property
@@ -30,20 +30,20 @@ class Reordered:
     def fit(self, times: int = 1) -> None: ...
 
 
-class Shorter:
+class WithDifferences:
     def __init__(self, path: str, *, size: int = 4) -> None: ...
 
     @classmethod
     def fit(cls, times: int = 1) -> None: ...
 
 
-class Longer(Theirs):
+class WithAdditions(RayClass):
     def __init__(self, path: str, *, size: int = 3, colour: str = "red") -> None: ...
 
     def submit(self) -> None: ...
 
 
-class Greedy(Theirs):
+class WithRequiredParameter(RayClass):
     def __init__(self, path: str, *, size: int = 3, colour: str) -> None: ...
 
 
@@ -69,36 +69,40 @@ class FrozenRecord:
     name: str = "run"
 
 
-def differences_of(theirs: Any, ours: Any) -> list[str]:
-    known = frozenset({"Theirs"})
-    return [one.what for one in differences(describe(theirs), describe(ours), known=known)]
+def differences_of(ray: Any, spotfit: Any) -> list[str]:
+    known = frozenset({"RayClass"})
+    return [one.what for one in differences(describe(ray), describe(spotfit), known=known)]
 
 
 def test_additional_parameters_are_no_difference() -> None:
-    assert differences_of(Theirs, Theirs) == []
-    assert differences_of(Theirs, Longer) == []
-    assert differences_of(Passing, Greedy) == []
+    assert differences_of(RayClass, RayClass) == []
+    assert differences_of(RayClass, WithAdditions) == []
+    assert differences_of(Passing, WithRequiredParameter) == []
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "words"),
+    ("ray", "spotfit", "expected"),
     [
-        (Theirs, Reordered, "takes ['size', 'path'] by position, not ['path']"),
-        (Theirs, Shorter, "parameter size is ['keyword only', '4'], not ['keyword only', '3']"),
-        (Theirs, Shorter, "has no property metrics"),
-        (Theirs, Shorter, "fit is a class method, not a method"),
-        (Theirs, Greedy, "asks for colour"),
-        (Theirs, print, "is a function, not a class"),
-        (Longer, Theirs, "has no parameter colour"),
-        (Longer, Theirs, "has no method submit"),
-        (Longer, Reordered, "is no Theirs"),
+        (RayClass, Reordered, "takes ['size', 'path'] by position, not ['path']"),
+        (
+            RayClass,
+            WithDifferences,
+            "parameter size is ['keyword only', '4'], not ['keyword only', '3']",
+        ),
+        (RayClass, WithDifferences, "has no property metrics"),
+        (RayClass, WithDifferences, "fit is a class method, not a method"),
+        (RayClass, WithRequiredParameter, "requires colour"),
+        (RayClass, print, "is a function, not a class"),
+        (WithAdditions, RayClass, "has no parameter colour"),
+        (WithAdditions, RayClass, "has no method submit"),
+        (WithAdditions, Reordered, "is no RayClass"),
         (Mode, OtherMode, "values is {'SYNC': 'sync'}, not {'SYNC': 'SYNC'}"),
         (Record, FrozenRecord, "dataclass is frozen, not open"),
         ("train", "test", "value is 'test', not 'train'"),
     ],
 )
-def test_each_kind_of_difference_is_reported(theirs: Any, ours: Any, words: str) -> None:
-    assert words in differences_of(theirs, ours)
+def test_each_kind_of_difference_is_reported(ray: Any, spotfit: Any, expected: str) -> None:
+    assert expected in differences_of(ray, spotfit)
 
 
 def test_equal_error_classes_are_equal_answers() -> None:

@@ -29,15 +29,15 @@ def test_guide_lists_every_name_of_ray_train(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "text",
     [
         *(f"`{name}`" for name in INTENTIONAL_DIFFERENCES),
         *(one.guide for one in BEHAVIOR_DIFFERENCES.values()),
     ],
 )
-def test_guide_lists_every_difference(words: str) -> None:
+def test_guide_lists_every_difference(text: str) -> None:
     different = GUIDE.partition("## What is different")[2].partition("## Every name")[0]
-    assert f"| {words}" in different
+    assert f"| {text}" in different
 
 
 def test_migrate_command_produces_the_documented_script() -> None:
@@ -50,7 +50,7 @@ def test_migrate_command_produces_the_documented_script() -> None:
 def test_guide_lists_every_renamed_variable() -> None:
     result = dict(RENAMED.findall(GUIDE))
     assert result == {setting.ray_name: setting.name for setting in ENV_VARS if setting.ray_name}
-    assert all(find_variable(theirs) == ours for theirs, ours in result.items())
+    assert all(find_variable(ray_name) == name for ray_name, name in result.items())
 
 
 @pytest.mark.parametrize("name", VARIABLES)

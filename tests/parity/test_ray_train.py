@@ -44,12 +44,12 @@ def test_documented_differences_still_exist(key: str) -> None:
 def different(module: str, name: str) -> dict[str, str]:
     """Return the differences by name, or by name and member."""
     try:
-        here = importlib.import_module(SPOTFIT_MODULES[module])
-        ours = describe(getattr(here, name), EXAMPLES.get(name))
+        spotfit_module = importlib.import_module(SPOTFIT_MODULES[module])
+        description = describe(getattr(spotfit_module, name), EXAMPLES.get(name))
     except (ImportError, AttributeError):
         return {name: "is not there"}
     found: dict[str, str] = {}
-    for member, what in differences(TABLE[module][name], ours, known=KNOWN):
+    for member, what in differences(TABLE[module][name], description, known=KNOWN):
         key = f"{name}.{member}" if member else name
         found[key] = f"{found[key]}; {what}" if key in found else what
     return found

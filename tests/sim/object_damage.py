@@ -1,4 +1,4 @@
-"""What a process without the run key does to the objects of a run, drawn from a seed."""
+"""Random damage to the objects of a run by a writer without the run key."""
 
 from __future__ import annotations
 
@@ -98,20 +98,20 @@ def _delete(objects: Objects, rng: random.Random, _run_id: RunId) -> str:
 
 def _swap(objects: Objects, rng: random.Random, _run_id: RunId) -> str:
     one = _draw(objects, rng)
-    other = rng.choice(_neighbours(objects, one))
+    other = rng.choice(_objects_of_kind(objects, one))
     objects[one], objects[other] = objects[other], objects[one]
     return f"exchanged {one} and {other}"
 
 
 def _replay(objects: Objects, rng: random.Random, _run_id: RunId) -> str:
     one = _draw(objects, rng)
-    other = rng.choice(_neighbours(objects, one))
+    other = rng.choice(_objects_of_kind(objects, one))
     objects[one] = objects[other]
     return f"copied {other} to {one}"
 
 
 def _replay_at_the_end(objects: Objects, rng: random.Random, _run_id: RunId) -> str:
-    source = rng.choice(_neighbours(objects, keys.entry(0)))
+    source = rng.choice(_objects_of_kind(objects, keys.entry(0)))
     target = _free_entry(objects, rng)
     objects[target] = objects[source]
     return f"copied {source} to {target}"
@@ -121,7 +121,7 @@ def forge_entry(objects: Objects, rng: random.Random, run_id: RunId) -> str:
     """Write an entry without the key, mostly to the next slot; return what was done."""
     target = _free_entry(objects, rng)
     if rng.random() < 0.3:
-        target = rng.choice(_neighbours(objects, keys.entry(0)))
+        target = rng.choice(_objects_of_kind(objects, keys.entry(0)))
     event = rng.choice(forged_events())
     body = encode(JournalEntry(run_id=run_id, author=AgentId("forged"), event=event))
     if rng.random() < 0.8:
@@ -176,7 +176,7 @@ def _draw(objects: Mapping[str, bytes], rng: random.Random) -> str:
     return rng.choice(sorted(key for key in objects if _kind(key) == kind))
 
 
-def _neighbours(objects: Mapping[str, bytes], key: str) -> list[str]:
+def _objects_of_kind(objects: Mapping[str, bytes], key: str) -> list[str]:
     """Return the objects of the same kind; all if there is no other one."""
     same = sorted(other for other in objects if _kind(other) == _kind(key))
     return same if len(same) > 1 else sorted(objects)

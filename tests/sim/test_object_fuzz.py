@@ -1,4 +1,4 @@
-"""Objects of a run that a process without the run key has changed, read by every reader.
+"""Every reader with objects of a run that were changed without the run key.
 
 `pytest tests/sim/test_object_fuzz.py --cases 10000` reads 10,000 damaged runs.
 """

@@ -171,8 +171,10 @@ class SimProvisioner:
         except (OSError, http.client.HTTPException):
             return None
         # The port may belong to another program since the simulator has ended.
-        is_ours = status == 200 and msgspec.json.decode(body).get("cloud") == self.options.cloud
-        return url if is_ours else None
+        is_this_simulator = (
+            status == 200 and msgspec.json.decode(body).get("cloud") == self.options.cloud
+        )
+        return url if is_this_simulator else None
 
 
 def _post(url: str, path: str, body: bytes) -> tuple[int, bytes]:

@@ -439,7 +439,7 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     validation_schedule.end_after_validations,
     # Before _open_round: planning needs no cloud API call, and machines boot slowly.
     _replace_lost_nodes,
-    validation_schedule.give_up_unusable_validators,
+    validation_schedule.remove_unusable_validators,
     validation_schedule.request_validator,
     # Before _open_round: a leader that leaves must not open a round.
     _hand_over_leadership,

@@ -154,7 +154,7 @@ def start_validation(view: View, state: LeaderState, now: float) -> Iterator[Lea
     )
 
 
-def give_up_unusable_validators(
+def remove_unusable_validators(
     view: View, state: LeaderState, now: float
 ) -> Iterator[LeaderAction]:
     """Yield a `NodeLost` entry for each validation machine that cannot set up the environment.

@@ -25,7 +25,7 @@ def make_coordinator(world_size: int = 2, **options: Any) -> RoundCoordinator:
     return RoundCoordinator(3, world_size, default_checkpoint_name=lambda n: f"made-{n}", **options)
 
 
-def take(
+def send_frame(
     coordinator: RoundCoordinator, rank: int, frame: FromWorker, now: float = 0.0
 ) -> list[OutgoingFrame]:
     return coordinator.handle_frame(rank, msgspec.Raw(encode(frame)), now)
@@ -35,32 +35,34 @@ def raw(**metrics: Any) -> msgspec.Raw:
     return msgspec.Raw(encode(metrics))
 
 
-def report(n: int, name: str | None = None, **metrics: Any) -> MetricsReport:
+def metrics_report(n: int, name: str | None = None, **metrics: Any) -> MetricsReport:
     return MetricsReport(report_index=n, metrics=raw(**metrics), checkpoint_dir_name=name)
 
 
-def files(n: int, name: str | None = None, **metrics: Any) -> FilesReport:
+def files_report(n: int, name: str | None = None, **metrics: Any) -> FilesReport:
     return FilesReport(report_index=n, metrics=raw(**metrics), checkpoint_dir_name=name)
 
 
-def the_only(answers: list[OutgoingFrame]) -> tuple[int | None, Any]:
+def single_response(answers: list[OutgoingFrame]) -> tuple[int | None, Any]:
     assert len(answers) == 1
     return answers[0]
 
 
-def only(kind: type[Frame], answers: list[OutgoingFrame]) -> list[tuple[int | None, Frame]]:
+def responses_of_type(
+    kind: type[Frame], answers: list[OutgoingFrame]
+) -> list[tuple[int | None, Frame]]:
     assert all(isinstance(frame, kind) for _, frame in answers)
     return [(rank, frame) for rank, frame in answers if isinstance(frame, kind)]
 
 
-def refused(answers: list[OutgoingFrame]) -> dict[int | None, str]:
+def rejection_reasons(answers: list[OutgoingFrame]) -> dict[int | None, str]:
     """Return the reason why files were rejected; no name was assigned."""
     failures, names = answers[::2], answers[1::2]
-    assert [(rank, one.checkpoint_name) for rank, one in only(CheckpointNamed, names)] == [
-        (rank, "") for rank, _ in failures
-    ]
-    return {rank: one.reason for rank, one in only(UploadFailed, failures)}
+    assert [
+        (rank, one.checkpoint_name) for rank, one in responses_of_type(CheckpointNamed, names)
+    ] == [(rank, "") for rank, _ in failures]
+    return {rank: one.reason for rank, one in responses_of_type(UploadFailed, failures)}
 
 
-def shared(n: int, name: str | None = None) -> FilesReport:
+def snapshot_report(n: int, name: str | None = None) -> FilesReport:
     return FilesReport(report_index=n, metrics=raw(), checkpoint_dir_name=name, incremental=True)

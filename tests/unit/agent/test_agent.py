@@ -441,7 +441,7 @@ def test_a_restarted_machine_that_was_not_replaced_continues_with_its_new_agent(
     )
     assert again.worker_pool.rounds == [2]
     assert [one.request.num_workers for one in cluster.events_of(GroupPlanned)] == [2], (
-        "nothing was ordered"
+        "no machine was requested"
     )
     assert cluster.view.failure_counts == {FailureCause.PREEMPTION: 1}
 
@@ -794,7 +794,7 @@ def test_with_relaxed_collectives_a_save_does_not_wait_for_a_lost_part() -> None
         SaveCompleted(report_index=1, checkpoint_name="c1", size_bytes=10),
     )
     assert cluster.advance_until(lambda: cluster.last_event(RoundClosed)) < 10.0, (
-        "long before its time is over"
+        "before the deadline of the notice"
     )
     assert [one.name for one in cluster.view.checkpoints] == ["c1"]
 

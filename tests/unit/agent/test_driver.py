@@ -54,7 +54,7 @@ def ledger(folder: Path) -> Ledger:
     return Ledger(AuthenticatedStore(store, KEY), RUN, AgentId("driver"))
 
 
-def an_ended_run(folder: Path) -> Ledger:
+def write_ended_run(folder: Path) -> Ledger:
     run = ledger(folder)
     bundle = {"sha256": "0" * 64, "size_bytes": 1, "function": "train"}
     spec = RunSpec(
@@ -74,7 +74,7 @@ def an_ended_run(folder: Path) -> Ledger:
 def test_an_ended_run_exits_with_code_0_and_removes_scratch(
     tmp_path: Path, fork_servers: ForkServerPool
 ) -> None:
-    an_ended_run(tmp_path / "run")
+    write_ended_run(tmp_path / "run")
     before = signal.getsignal(signal.SIGTERM)
     code = driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
     assert code == AgentExitCode.DONE
@@ -83,7 +83,7 @@ def test_an_ended_run_exits_with_code_0_and_removes_scratch(
 
 
 def test_the_log_ends_with_an_end_marker(tmp_path: Path, fork_servers: ForkServerPool) -> None:
-    run = an_ended_run(tmp_path / "run")
+    run = write_ended_run(tmp_path / "run")
     driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
     (chunk,) = run.store.list(".spotfit/logs")
     assert run.store.get(chunk.key) == b'{"end":true}\n'
@@ -107,7 +107,7 @@ def test_the_log_is_uploaded_before_the_agent_disconnects(
     recorded(LogShipper, "close")
     recorded(TlsTransport, "close")
     recorded(TlsTransport, "disconnect")
-    an_ended_run(tmp_path / "run")
+    write_ended_run(tmp_path / "run")
     driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
     assert calls[0] == "LogShipper.close"
     assert "TlsTransport.close" in calls
@@ -151,7 +151,7 @@ def test_an_unexpected_exception_is_logged_as_a_crash(
 
 
 def test_scratch_of_a_killed_agent_is_removed(tmp_path: Path, fork_servers: ForkServerPool) -> None:
-    an_ended_run(tmp_path / "run")
+    write_ended_run(tmp_path / "run")
     left = tmp_path / "scratch" / f"spotfit-{os.getuid()}-scratch-a-0"
     left.mkdir(parents=True)
     (left / "owner").write_text(os.uname().nodename)

@@ -419,15 +419,15 @@ def test_a_reused_name_gets_a_suffix_and_drops_the_earlier_checkpoint() -> None:
 def test_of_checkpoints_in_one_custom_folder_only_the_last_is_retained() -> None:
     cluster = FakeCluster(retention=RetentionConfig(num_to_keep=3))
     cluster.wait_for_round()
-    for n, name in enumerate(("mine", "mine@1-1", "mine@1-2")):
-        cluster.store.put("mine/model", b"x" * (n + 1))
+    for n, name in enumerate(("custom", "custom@1-1", "custom@1-2")):
+        cluster.store.put("custom/model", b"x" * (n + 1))
         cluster.send_from_worker(1, MetricsReport(report_index=n, metrics=msgspec.Raw(b"{}")))
         cluster.send_from_worker(
             0,
             FilesReport(
                 report_index=n,
                 metrics=msgspec.Raw(b"{}"),
-                checkpoint_dir_name="mine",
+                checkpoint_dir_name="custom",
                 managed_upload=False,
             ),
         )
@@ -441,21 +441,21 @@ def test_of_checkpoints_in_one_custom_folder_only_the_last_is_retained() -> None
                 ranks=(0,),
                 metrics={},
                 files=(),
-                custom_folder="mine",
+                custom_folder="custom",
             ),
         )
         cluster.send_from_worker(
             0,
             SaveCompleted(
-                report_index=n, checkpoint_name=name, size_bytes=n + 1, custom_folder="mine"
+                report_index=n, checkpoint_name=name, size_bytes=n + 1, custom_folder="custom"
             ),
         )
         cluster.advance(1.0)
-    assert [one.name for one in cluster.view.checkpoints] == ["mine@1-2"]
-    assert cluster.read_object("mine/model") == b"xxx"
+    assert [one.name for one in cluster.view.checkpoints] == ["custom@1-2"]
+    assert cluster.read_object("custom/model") == b"xxx"
     assert [
-        one.name for one in manifests_of_all(cluster.store, ["mine", "mine@1-1", "mine@1-2"])
-    ] == ["mine@1-2"]
+        one.name for one in manifests_of_all(cluster.store, ["custom", "custom@1-1", "custom@1-2"])
+    ] == ["custom@1-2"]
 
 
 def commit_snapshot(cluster: FakeCluster, n: int) -> tuple[str, str]:

@@ -57,7 +57,7 @@ class Harness:
         return [self.connection.on_disconnected(event, now) for event in lost].count(True) > 0
 
 
-def test_it_connects_to_the_leader_once() -> None:
+def test_an_agent_connects_to_the_leader_once() -> None:
     harness = Harness()
     harness.connect(1.0)
     harness.connect(2.0)
@@ -65,7 +65,7 @@ def test_it_connects_to_the_leader_once() -> None:
     assert harness.peer.drain_events() == [AgentMessageReceived(an_agent_id(1), JOIN)]
 
 
-def test_it_follows_a_change_of_the_leader() -> None:
+def test_an_agent_connects_to_a_new_leader() -> None:
     harness = Harness()
     harness.connect(1.0, a_view(leader=None))
     harness.connect(
@@ -77,7 +77,7 @@ def test_it_follows_a_change_of_the_leader() -> None:
     assert harness.net.dialed == [LEADER_ADDRESS, a_member(2).coordinator_address]
 
 
-def test_it_sends_heartbeats() -> None:
+def test_an_agent_sends_heartbeats_to_the_leader() -> None:
     harness = Harness()
     harness.connect(1.0)
     harness.peer.drain_events()

@@ -65,7 +65,7 @@ class Harness:
 
     def searched(self, view: View) -> bool:
         assert not self.previous_rounds.find_complete_checkpoints(view, 0.0), (
-            "the bucket takes its time"
+            "the search is asynchronous"
         )
         self.background_calls.complete()
         return self.previous_rounds.find_complete_checkpoints(view, 0.0)
@@ -200,13 +200,13 @@ def with_snapshot(name: str, round_number: int) -> View:
 
 def test_the_parent_is_the_latest_snapshot_of_this_term() -> None:
     harness = Harness()
-    view = with_snapshot("mine", 3)
+    view = with_snapshot("custom", 3)
     assert harness.previous_rounds.parent_snapshot(view, None) == "", (
-        "an earlier leader may know that it is damaged"
+        "an earlier leader may have recorded that it is corrupt"
     )
     harness.previous_rounds.begin_round(3)
     harness.previous_rounds.begin_round(4)
-    assert harness.previous_rounds.parent_snapshot(view, harness.coordinator) == "mine"
+    assert harness.previous_rounds.parent_snapshot(view, harness.coordinator) == "custom"
     assert (
         harness.previous_rounds.parent_snapshot(with_snapshot("of another", 2), harness.coordinator)
         == ""

@@ -204,7 +204,7 @@ def test_a_permanent_error_fails_later_launches_without_unpacking_again(
     assert len(launched.unpacked) == 1
 
 
-def test_a_lost_fork_server_ends_its_children_and_the_others_start_elsewhere(
+def test_a_lost_fork_server_ends_its_children_and_queued_launches_use_another_server(
     launched: Launched,
 ) -> None:
     launched.prepare()

@@ -24,15 +24,15 @@ from spotfit.protocol.worker_agent import (
     WorkerReturned,
 )
 from tests.unit.agent.round_frames import (
-    files,
+    files_report,
     make_coordinator,
-    only,
+    metrics_report,
     raw,
-    refused,
-    report,
-    shared,
-    take,
-    the_only,
+    rejection_reasons,
+    responses_of_type,
+    send_frame,
+    single_response,
+    snapshot_report,
 )
 
 
@@ -50,11 +50,13 @@ def test_the_lowest_rank_with_files_decides_about_validation(
     requests: dict[int, ValidationRequest | None], expected: ValidationRequest | None
 ) -> None:
     coordinator = make_coordinator(3)
-    take(coordinator, 0, report(0))
+    send_frame(coordinator, 0, metrics_report(0))
     for rank, request in requests.items():
-        take(coordinator, rank, FilesReport(report_index=0, metrics=raw(), validation=request))
+        send_frame(
+            coordinator, rank, FilesReport(report_index=0, metrics=raw(), validation=request)
+        )
     for rank in (2, 1):
-        take(
+        send_frame(
             coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
         )
     (ready,) = coordinator.reports.ready_checkpoints
@@ -63,25 +65,25 @@ def test_the_lowest_rank_with_files_decides_about_validation(
 
 def test_a_report_counts_once_all_ranks_have_made_it() -> None:
     coordinator = make_coordinator()
-    assert take(coordinator, 1, report(0, loss=9)) == []
+    assert send_frame(coordinator, 1, metrics_report(0, loss=9)) == []
     assert (list(coordinator.reports.matched_reports), coordinator.reports.latest_metrics) == (
         [],
         None,
     )
-    assert take(coordinator, 0, report(0, loss=1)) == []
+    assert send_frame(coordinator, 0, metrics_report(0, loss=1)) == []
     assert [(one.report_index, one.checkpoint) for one in coordinator.reports.matched_reports] == [
         (0, None)
     ]
-    assert coordinator.reports.latest_metrics == {"loss": 1}, "rank 0's count"
+    assert coordinator.reports.latest_metrics == {"loss": 1}, "the metrics of rank 0 are stored"
 
 
 def test_reports_of_a_fast_rank_are_matched_later() -> None:
     coordinator = make_coordinator()
     for n in range(5):
-        take(coordinator, 0, report(n, step=n))
+        send_frame(coordinator, 0, metrics_report(n, step=n))
     assert coordinator.reports.latest_metrics is None
     for n in range(3):
-        take(coordinator, 1, report(n))
+        send_frame(coordinator, 1, metrics_report(n))
     assert [one.report_index for one in coordinator.reports.matched_reports] == [0, 1, 2]
     assert coordinator.reports.latest_metrics == {"step": 2}
 
@@ -111,8 +113,8 @@ def test_of_many_ranks_without_reports_ten_are_named() -> None:
 def test_metrics_of_all_ranks_are_stored_only_for_callbacks() -> None:
     for keep_all, expected in ((True, [{"r": 0}, {"r": 1}]), (False, [{"r": 0}])):
         coordinator = make_coordinator(keep_all_metrics=keep_all)
-        take(coordinator, 1, report(0, r=1))
-        take(coordinator, 0, report(0, r=0))
+        send_frame(coordinator, 1, metrics_report(0, r=1))
+        send_frame(coordinator, 0, metrics_report(0, r=0))
         assert [
             msgspec.json.decode(one)
             for one in coordinator.reports.matched_reports[0].metrics_by_rank
@@ -123,9 +125,9 @@ def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_matching, "MAX_REPORT_BACKLOG", 3)
     coordinator = make_coordinator()
     for n in range(10):
-        take(coordinator, 0, report(n, step=n))
+        send_frame(coordinator, 0, metrics_report(n, step=n))
     for n in range(10):
-        take(coordinator, 1, report(n))
+        send_frame(coordinator, 1, metrics_report(n))
     assert [one.report_index for one in coordinator.reports.matched_reports] == list(range(10)), (
         "no report is lost, only old metrics"
     )
@@ -139,8 +141,8 @@ def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_checkpoint_gets_its_name_when_all_have_reported() -> None:
     coordinator = make_coordinator()
-    assert take(coordinator, 0, files(0, loss=1)) == []
-    rank, named = the_only(take(coordinator, 1, report(0)))
+    assert send_frame(coordinator, 0, files_report(0, loss=1)) == []
+    rank, named = single_response(send_frame(coordinator, 1, metrics_report(0)))
     assert (rank, named) == (
         0,
         CheckpointNamed(report_index=0, checkpoint_name="made-0", ranks=(0,), metrics=raw(loss=1)),
@@ -150,8 +152,8 @@ def test_a_checkpoint_gets_its_name_when_all_have_reported() -> None:
 
 def test_rank_0_chooses_the_name_even_without_files() -> None:
     coordinator = make_coordinator()
-    take(coordinator, 1, files(0, "mine", loss=9))
-    rank, named = the_only(take(coordinator, 0, report(0, "best", loss=1)))
+    send_frame(coordinator, 1, files_report(0, "custom", loss=9))
+    rank, named = single_response(send_frame(coordinator, 0, metrics_report(0, "best", loss=1)))
     assert (rank, named.checkpoint_name, named.ranks) == (1, "best", (1,))
     assert msgspec.json.decode(named.metrics) == {"loss": 1}
 
@@ -159,18 +161,20 @@ def test_rank_0_chooses_the_name_even_without_files() -> None:
 def assign_names(coordinator: RoundCoordinator, *names: str) -> list[CheckpointNamed]:
     """Return the names assigned to the files reports of a single rank."""
     answers = [
-        answer for n, name in enumerate(names) for answer in take(coordinator, 0, files(n, name))
+        answer
+        for n, name in enumerate(names)
+        for answer in send_frame(coordinator, 0, files_report(n, name))
     ]
-    return [named for _, named in only(CheckpointNamed, answers)]
+    return [named for _, named in responses_of_type(CheckpointNamed, answers)]
 
 
 def test_a_checkpoint_dropped_in_this_round_is_not_a_parent() -> None:
     """Its files are being deleted, although its manifest may still exist."""
     gone: dict[str, str] = {}
     coordinator = make_coordinator(world_size=1, latest_checkpoint_named=gone.get)
-    take(coordinator, 0, files(0, "last"))
+    send_frame(coordinator, 0, files_report(0, "last"))
     gone["last"] = ""
-    _, named = the_only(take(coordinator, 0, files(1, "last")))
+    _, named = single_response(send_frame(coordinator, 0, files_report(1, "last")))
     assert (named.checkpoint_name, named.parent) == ("last@3-1", "")
 
 
@@ -186,7 +190,7 @@ def test_a_reused_name_gets_a_suffix_and_the_earlier_one_as_parent() -> None:
         True,
     ]
     assert coordinator.reports.parent_checkpoints == {"last", "last@3-2"}, (
-        "they stay until what may share their files is saved"
+        "they are protected until the snapshot that may share their files is saved"
     )
 
 
@@ -207,12 +211,12 @@ def test_a_requested_name_equal_to_an_assigned_one_gets_a_suffix() -> None:
 
 def test_a_checkpoint_is_ready_after_all_ranks_uploaded() -> None:
     coordinator = make_coordinator(3)
-    take(coordinator, 0, files(0, "c", loss=1))
-    take(coordinator, 1, report(0))
-    assert [rank for rank, _ in take(coordinator, 2, files(0))] == [0, 2]
-    take(coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="c", size_bytes=10))
+    send_frame(coordinator, 0, files_report(0, "c", loss=1))
+    send_frame(coordinator, 1, metrics_report(0))
+    assert [rank for rank, _ in send_frame(coordinator, 2, files_report(0))] == [0, 2]
+    send_frame(coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="c", size_bytes=10))
     assert coordinator.reports.ready_checkpoints == []
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c", size_bytes=5))
+    send_frame(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c", size_bytes=5))
     ready = coordinator.reports.ready_checkpoints[0]
     assert (ready.name, ready.round, ready.report_index, ready.ranks, ready.size_bytes) == (
         "c",
@@ -227,43 +231,46 @@ def test_a_checkpoint_is_ready_after_all_ranks_uploaded() -> None:
 
 def test_the_custom_folder_is_that_of_the_first_rank() -> None:
     coordinator = make_coordinator(3)
-    take(coordinator, 0, report(0))
+    send_frame(coordinator, 0, metrics_report(0))
     for rank in (2, 1):
-        take(coordinator, rank, files(0))
+        send_frame(coordinator, rank, files_report(0))
     for rank in (1, 2):
-        take(
+        send_frame(
             coordinator,
             rank,
             SaveCompleted(
-                report_index=0, checkpoint_name="made-0", size_bytes=1, custom_folder=f"mine/{rank}"
+                report_index=0,
+                checkpoint_name="made-0",
+                size_bytes=1,
+                custom_folder=f"custom/{rank}",
             ),
         )
     assert [(one.ranks, one.custom_folder) for one in coordinator.reports.ready_checkpoints] == [
-        ((1, 2), "mine/1")
+        ((1, 2), "custom/1")
     ]
 
 
 def test_checkpoints_are_ready_in_the_order_of_their_reports() -> None:
     coordinator = make_coordinator()
     for n in (0, 1):
-        take(coordinator, n, files(n, f"c{n}"))
-        take(coordinator, 1 - n, report(n, f"c{n}"))
+        send_frame(coordinator, n, files_report(n, f"c{n}"))
+        send_frame(coordinator, 1 - n, metrics_report(n, f"c{n}"))
     # rank 0 saves the older, rank 1 the newer
-    take(coordinator, 1, SaveCompleted(report_index=1, checkpoint_name="c1"))
+    send_frame(coordinator, 1, SaveCompleted(report_index=1, checkpoint_name="c1"))
     assert coordinator.reports.ready_checkpoints == [], (
-        "the last one committed is what the next round starts from"
+        "the next round starts from the last committed checkpoint"
     )
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0"))
+    send_frame(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0"))
     assert [one.name for one in coordinator.reports.ready_checkpoints] == ["c0", "c1"]
 
 
 def test_a_report_being_saved_delays_later_ones() -> None:
     coordinator = make_coordinator(1)
-    take(coordinator, 0, report(0))
-    take(coordinator, 0, files(1, "c"))
-    take(coordinator, 0, report(2))
+    send_frame(coordinator, 0, metrics_report(0))
+    send_frame(coordinator, 0, files_report(1, "c"))
+    send_frame(coordinator, 0, metrics_report(2))
     assert [one.report_index for one in coordinator.reports.matched_reports] == [0]
-    take(coordinator, 0, SaveCompleted(report_index=1, checkpoint_name="c"))
+    send_frame(coordinator, 0, SaveCompleted(report_index=1, checkpoint_name="c"))
     assert [(one.report_index, one.checkpoint) for one in coordinator.reports.matched_reports] == [
         (0, None),
         (1, "c"),
@@ -273,10 +280,10 @@ def test_a_report_being_saved_delays_later_ones() -> None:
 
 def test_a_name_is_uncommitted_until_its_entry_is_written() -> None:
     coordinator = make_coordinator(1)
-    take(coordinator, 0, files(0, "c0"))
-    take(coordinator, 0, files(1, "c1"))
+    send_frame(coordinator, 0, files_report(0, "c0"))
+    send_frame(coordinator, 0, files_report(1, "c1"))
     assert coordinator.reports.uncommitted_names == {"c0", "c1"}
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0"))
+    send_frame(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0"))
     assert coordinator.reports.uncommitted_names == {"c0", "c1"}, "its entry is not written yet"
     coordinator.reports.ready_checkpoints.clear()
     assert coordinator.reports.uncommitted_names == {"c1"}
@@ -284,15 +291,15 @@ def test_a_name_is_uncommitted_until_its_entry_is_written() -> None:
 
 def test_an_unexpected_upload_is_ignored() -> None:
     coordinator = make_coordinator()
-    assert take(coordinator, 0, SaveCompleted(report_index=7, checkpoint_name="x")) == []
+    assert send_frame(coordinator, 0, SaveCompleted(report_index=7, checkpoint_name="x")) == []
     assert coordinator.reports.ready_checkpoints == []
 
 
 def test_a_matcher_is_settled_once_reports_are_delivered_saved_and_committed() -> None:
     coordinator = make_coordinator(1)
     settled = [coordinator.reports.is_settled]
-    take(coordinator, 0, files(0))
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="made-0"))
+    send_frame(coordinator, 0, files_report(0))
+    send_frame(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="made-0"))
     settled.append(coordinator.reports.is_settled)
     coordinator.reports.ready_checkpoints.clear()
     settled.append(coordinator.reports.is_settled)
@@ -307,18 +314,22 @@ LEAVES = frozenset({2})
 def test_an_excluded_rank_is_optional() -> None:
     coordinator = make_coordinator(3)
     assert coordinator.exclude_ranks(LEAVES) == []
-    take(coordinator, 1, report(0))
+    send_frame(coordinator, 1, metrics_report(0))
     assert not coordinator.reports.matched_reports
-    take(coordinator, 0, report(0))
+    send_frame(coordinator, 0, metrics_report(0))
     assert len(coordinator.reports.matched_reports) == 1
 
 
 def test_reports_of_disconnected_ranks_are_ignored() -> None:
     coordinator = make_coordinator(2)
-    take(coordinator, 0, files(0, "c0"))
+    send_frame(coordinator, 0, files_report(0, "c0"))
     coordinator.mark_disconnected([1])  # frames of rank 1 for report 0 may be lost
-    assert take(coordinator, 1, files(1, "c1")) == take(coordinator, 0, files(1, "c1")) == []
-    take(coordinator, 1, WorkerReturned(report_count=2))
+    assert (
+        send_frame(coordinator, 1, files_report(1, "c1"))
+        == send_frame(coordinator, 0, files_report(1, "c1"))
+        == []
+    )
+    send_frame(coordinator, 1, WorkerReturned(report_count=2))
     assert not coordinator.reports.matched_reports
     assert not coordinator.reports.uncommitted_names
     assert coordinator.returned_ranks == set()
@@ -326,23 +337,25 @@ def test_reports_of_disconnected_ranks_are_ignored() -> None:
 
 def test_uploads_of_disconnected_ranks_count() -> None:
     coordinator = make_coordinator(2)
-    take(coordinator, 0, files(0, "c0"))
-    take(coordinator, 1, files(0, "c0"))
+    send_frame(coordinator, 0, files_report(0, "c0"))
+    send_frame(coordinator, 1, files_report(0, "c0"))
     coordinator.mark_disconnected([1])
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
-    take(coordinator, 1, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    send_frame(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    send_frame(coordinator, 1, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
     assert [one.name for one in coordinator.reports.ready_checkpoints] == ["c0"]
 
 
 def test_parts_of_different_steps_abandon_the_checkpoint() -> None:
     coordinator = make_coordinator(2)
-    take(coordinator, 0, files(0, "c0"))
-    take(coordinator, 1, files(0, "c0"))
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1, step=4))
-    answers = take(
+    send_frame(coordinator, 0, files_report(0, "c0"))
+    send_frame(coordinator, 1, files_report(0, "c0"))
+    send_frame(
+        coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1, step=4)
+    )
+    answers = send_frame(
         coordinator, 1, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1, step=5)
     )
-    assert [rank for rank, _ in only(UploadFailed, answers)] == [0, 1]
+    assert [rank for rank, _ in responses_of_type(UploadFailed, answers)] == [0, 1]
     assert not coordinator.reports.ready_checkpoints
 
 
@@ -350,8 +363,11 @@ def test_a_snapshot_waits_for_excluded_ranks() -> None:
     """Other reports and checkpoints of the user may complete without excluded ranks."""
     coordinator = make_coordinator(3)
     coordinator.exclude_ranks(LEAVES)
-    assert [*take(coordinator, 0, shared(0, "c0")), *take(coordinator, 1, shared(0))] == []
-    named = only(CheckpointNamed, take(coordinator, 2, shared(0)))
+    assert [
+        *send_frame(coordinator, 0, snapshot_report(0, "c0")),
+        *send_frame(coordinator, 1, snapshot_report(0)),
+    ] == []
+    named = responses_of_type(CheckpointNamed, send_frame(coordinator, 2, snapshot_report(0)))
     assert [(rank, one.checkpoint_name, one.ranks) for rank, one in named] == [
         (rank, "c0", (0, 1, 2)) for rank in (0, 1, 2)
     ]
@@ -361,20 +377,20 @@ def test_a_snapshot_waits_for_excluded_ranks() -> None:
 def test_a_snapshot_without_all_parts_is_rejected(order: str) -> None:
     coordinator = make_coordinator(3)
     coordinator.exclude_ranks(LEAVES)
-    take(coordinator, 0, shared(0, "c0"))
-    take(coordinator, 1, shared(0))
+    send_frame(coordinator, 0, snapshot_report(0, "c0"))
+    send_frame(coordinator, 1, snapshot_report(0))
     answers = (
-        take(coordinator, 2, WorkerReturned(report_count=0))
+        send_frame(coordinator, 2, WorkerReturned(report_count=0))
         if order == "returns"
         else coordinator.mark_disconnected(LEAVES)
     )
-    assert refused(answers) == dict.fromkeys(
+    assert rejection_reasons(answers) == dict.fromkeys(
         (0, 1), "ranks [2] left without their part of the snapshot"
     )
     assert [report.checkpoint for report in coordinator.reports.matched_reports] == [None]
     assert not coordinator.reports.assigned_names
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
-    take(coordinator, 1, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    send_frame(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    send_frame(coordinator, 1, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
     assert not coordinator.reports.ready_checkpoints
 
 
@@ -396,23 +412,25 @@ def lose_rank_2(coordinator: RoundCoordinator, order: str) -> list[OutgoingFrame
 def test_a_lost_part_does_not_delay_later_saves(order: str, report: FilesReport) -> None:
     coordinator = make_coordinator(3)
     for rank in range(3):
-        take(coordinator, rank, report)
+        send_frame(coordinator, rank, report)
     for rank in (0, 1):
-        take(
+        send_frame(
             coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
         )
-    failures = only(UploadFailed, lose_rank_2(coordinator, order))
+    failures = responses_of_type(UploadFailed, lose_rank_2(coordinator, order))
     assert {rank: one.reason for rank, one in failures} == dict.fromkeys(
         (0, 1, 2), "ranks [2] left before their part was saved"
     )
     assert coordinator.reports.abandoned_checkpoints == {"made-0"}
     for frame in (
-        files(1, "c1"),
+        files_report(1, "c1"),
         SaveCompleted(report_index=1, checkpoint_name="c1", size_bytes=1),
     ):
         for rank in (0, 1):
-            take(coordinator, rank, frame)
-    take(coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1))
+            send_frame(coordinator, rank, frame)
+    send_frame(
+        coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
+    )
     assert [one.name for one in coordinator.reports.ready_checkpoints] == ["c1"]
     assert [failures.checkpoint for failures in coordinator.reports.matched_reports] == [None, "c1"]
 
@@ -421,11 +439,13 @@ def test_a_lost_part_does_not_delay_later_saves(order: str, report: FilesReport)
 def test_a_part_uploaded_before_the_loss_counts(order: str) -> None:
     coordinator = make_coordinator(3)
     for rank in range(3):
-        take(coordinator, rank, files(0, "c0"))
-    take(coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+        send_frame(coordinator, rank, files_report(0, "c0"))
+    send_frame(coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
     assert lose_rank_2(coordinator, order) == []
     for rank in (0, 1):
-        take(coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+        send_frame(
+            coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1)
+        )
     assert [one.ranks for one in coordinator.reports.ready_checkpoints] == [(0, 1, 2)]
 
 
@@ -433,12 +453,14 @@ def test_a_rank_lost_before_the_name_was_assigned_is_optional() -> None:
     coordinator = make_coordinator(3)
     coordinator.exclude_ranks(LEAVES)
     for rank in (2, 1):
-        take(coordinator, rank, files(0))
+        send_frame(coordinator, rank, files_report(0))
     coordinator.mark_disconnected(LEAVES)
-    named = only(CheckpointNamed, take(coordinator, 0, files(0, "c0")))
+    named = responses_of_type(CheckpointNamed, send_frame(coordinator, 0, files_report(0, "c0")))
     assert [(rank, one.ranks) for rank, one in named] == [(0, (0, 1)), (1, (0, 1))]
     for rank in (0, 1):
-        take(coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+        send_frame(
+            coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1)
+        )
     assert [one.ranks for one in coordinator.reports.ready_checkpoints] == [(0, 1)]
 
 
@@ -446,18 +468,20 @@ def test_a_late_report_of_an_excluded_rank_is_answered() -> None:
     coordinator = make_coordinator(3, keep_all_metrics=True)
     coordinator.exclude_ranks(LEAVES)
     for rank in (0, 1):
-        take(coordinator, rank, report(0))
-        take(coordinator, rank, files(1, "c1"))
-        take(coordinator, rank, RankZeroBroadcast(kind="preemption_info", seq=0, value=b"v"))
+        send_frame(coordinator, rank, metrics_report(0))
+        send_frame(coordinator, rank, files_report(1, "c1"))
+        send_frame(coordinator, rank, RankZeroBroadcast(kind="preemption_info", seq=0, value=b"v"))
     late = RankZeroBroadcastResult(kind="preemption_info", seq=0, value=b"v")
-    assert take(coordinator, 2, RankZeroBroadcast(kind="preemption_info", seq=0)) == [(2, late)]
-    assert take(coordinator, 2, report(0)) == []
-    to, named = the_only(take(coordinator, 2, files(1)))
+    assert send_frame(coordinator, 2, RankZeroBroadcast(kind="preemption_info", seq=0)) == [
+        (2, late)
+    ]
+    assert send_frame(coordinator, 2, metrics_report(0)) == []
+    to, named = single_response(send_frame(coordinator, 2, files_report(1)))
     assert (to, named.report_index, named.checkpoint_name) == (2, 1, "")
     assert coordinator.reports.uploading_ranks == {0, 1}, "its upload is not awaited"
-    take(coordinator, 0, files(2, "c2"))
-    take(coordinator, 2, files(2, "c2"))
-    answers = take(coordinator, 1, report(2))
+    send_frame(coordinator, 0, files_report(2, "c2"))
+    send_frame(coordinator, 2, files_report(2, "c2"))
+    answers = send_frame(coordinator, 1, metrics_report(2))
     assert [rank for rank, _ in answers] == [0, 2], "but an upload that completes in time counts"
 
 
@@ -471,12 +495,16 @@ def test_reports_in_any_order_are_delivered_once_and_in_order(
     while sum(made) < world_size * reports:
         rank = data.draw(st.sampled_from([r for r in range(world_size) if made[r] < reports]))
         n, made[rank] = made[rank], made[rank] + 1
-        frame = files(n, r=rank, step=n) if (rank, n) in with_files else report(n, r=rank, step=n)
-        for to, answer in take(coordinator, rank, frame):
+        frame = (
+            files_report(n, r=rank, step=n)
+            if (rank, n) in with_files
+            else metrics_report(n, r=rank, step=n)
+        )
+        for to, answer in send_frame(coordinator, rank, frame):
             assert isinstance(answer, CheckpointNamed)
             assert to in answer.ranks
             assert to is not None
-            take(
+            send_frame(
                 coordinator,
                 to,
                 SaveCompleted(
@@ -499,12 +527,14 @@ def test_a_checkpoint_with_a_failed_part_is_abandoned() -> None:
     coordinator = make_coordinator()
     for n in (0, 1):
         for rank in (0, 1):
-            take(coordinator, rank, files(n, f"c{n}"))
+            send_frame(coordinator, rank, files_report(n, f"c{n}"))
     for rank in (0, 1):
-        take(coordinator, rank, SaveCompleted(report_index=1, checkpoint_name="c1", size_bytes=5))
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=5))
+        send_frame(
+            coordinator, rank, SaveCompleted(report_index=1, checkpoint_name="c1", size_bytes=5)
+        )
+    send_frame(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=5))
     assert not coordinator.reports.ready_checkpoints
-    answers = take(coordinator, 1, SaveFailed(report_index=0, reason="the disk is full"))
+    answers = send_frame(coordinator, 1, SaveFailed(report_index=0, reason="the disk is full"))
     assert answers == [
         (rank, UploadFailed(report_index=0, reason="rank 1: the disk is full")) for rank in (0, 1)
     ]
@@ -515,43 +545,45 @@ def test_a_checkpoint_with_a_failed_part_is_abandoned() -> None:
 
 def test_a_part_that_fails_before_the_match_abandons_the_checkpoint() -> None:
     coordinator = make_coordinator()
-    take(coordinator, 1, files(0))
-    assert take(coordinator, 1, SaveFailed(report_index=0, reason="why")) == []
-    answers = take(coordinator, 0, files(0, "c"))
-    assert refused(answers) == dict.fromkeys((0, 1), "rank 1: why")
+    send_frame(coordinator, 1, files_report(0))
+    assert send_frame(coordinator, 1, SaveFailed(report_index=0, reason="why")) == []
+    answers = send_frame(coordinator, 0, files_report(0, "c"))
+    assert rejection_reasons(answers) == dict.fromkeys((0, 1), "rank 1: why")
     assert not coordinator.reports.uncommitted_names
 
 
 def test_the_last_save_error_names_the_reason() -> None:
     coordinator = make_coordinator(world_size=1)
     for n in range(4):
-        take(coordinator, 0, files(n, f"c{n}"))
+        send_frame(coordinator, 0, files_report(n, f"c{n}"))
     assert coordinator.reports.last_save_error == "", "the save may still succeed"
     for frame in (
         SaveFailed(report_index=2, reason="no"),
         SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1),
         SaveFailed(report_index=1, reason="late"),
     ):
-        take(coordinator, 0, frame)
+        send_frame(coordinator, 0, frame)
         assert coordinator.reports.last_save_error == "rank 0: no", (
             "errors of earlier saves are ignored"
         )
-    take(coordinator, 0, SaveCompleted(report_index=3, checkpoint_name="c3", size_bytes=1))
+    send_frame(coordinator, 0, SaveCompleted(report_index=3, checkpoint_name="c3", size_bytes=1))
     assert coordinator.reports.last_save_error == ""
 
 
 def test_a_snapshot_without_metrics_keeps_the_latest_metrics() -> None:
     coordinator = make_coordinator(world_size=1)
-    take(coordinator, 0, report(0, loss=0.5))
-    take(
+    send_frame(coordinator, 0, metrics_report(0, loss=0.5))
+    send_frame(
         coordinator,
         0,
-        msgspec.structs.replace(files(1, "s"), incremental=True, reason="an epoch has ended"),
+        msgspec.structs.replace(
+            files_report(1, "s"), incremental=True, reason="an epoch has ended"
+        ),
     )
-    take(coordinator, 0, SaveCompleted(report_index=1, checkpoint_name="s", size_bytes=5))
+    send_frame(coordinator, 0, SaveCompleted(report_index=1, checkpoint_name="s", size_bytes=5))
     assert coordinator.reports.latest_metrics == {"loss": 0.5}
-    take(coordinator, 0, files(2, "named"))
-    take(coordinator, 0, SaveCompleted(report_index=2, checkpoint_name="named", size_bytes=5))
+    send_frame(coordinator, 0, files_report(2, "named"))
+    send_frame(coordinator, 0, SaveCompleted(report_index=2, checkpoint_name="named", size_bytes=5))
     matched = [
         (one.name, one.is_snapshot, one.reason) for one in coordinator.reports.ready_checkpoints
     ]
@@ -559,25 +591,31 @@ def test_a_snapshot_without_metrics_keeps_the_latest_metrics() -> None:
     assert coordinator.reports.latest_metrics == {}
 
 
-def test_a_snapshot_gets_a_parent_that_is_protected_meanwhile() -> None:
+def test_a_snapshot_gets_a_parent_that_is_protected_during_the_upload() -> None:
     latest = ["a"]
     coordinator = make_coordinator(parent_snapshot=lambda: latest[0])
-    sharing = msgspec.structs.replace(files(0, "b"), incremental=True)
-    answers = [answer for rank in (0, 1) for answer in take(coordinator, rank, sharing)]
-    assert {named.parent for _, named in only(CheckpointNamed, answers)} == {"a"}
+    sharing = msgspec.structs.replace(files_report(0, "b"), incremental=True)
+    answers = [answer for rank in (0, 1) for answer in send_frame(coordinator, rank, sharing)]
+    assert {named.parent for _, named in responses_of_type(CheckpointNamed, answers)} == {"a"}
     latest[0] = "x"
     assert coordinator.reports.parent_checkpoints == {"a"}
     for rank in (0, 1):
-        take(coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="b", size_bytes=5))
+        send_frame(
+            coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="b", size_bytes=5)
+        )
     assert coordinator.reports.parent_checkpoints == set()
-    answers = [answer for rank in (0, 1) for answer in take(coordinator, rank, files(1, "plain"))]
-    assert {named.parent for _, named in only(CheckpointNamed, answers)} == {""}
+    answers = [
+        answer
+        for rank in (0, 1)
+        for answer in send_frame(coordinator, rank, files_report(1, "plain"))
+    ]
+    assert {named.parent for _, named in responses_of_type(CheckpointNamed, answers)} == {""}
 
 
 def test_a_ready_snapshot_has_its_step() -> None:
     coordinator = make_coordinator(1)
-    take(coordinator, 0, FilesReport(report_index=0, metrics=raw(), incremental=True))
-    take(
+    send_frame(coordinator, 0, FilesReport(report_index=0, metrics=raw(), incremental=True))
+    send_frame(
         coordinator,
         0,
         SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=7, step=120),
@@ -591,7 +629,7 @@ def test_only_snapshots_have_the_time_at_which_they_were_taken() -> None:
     coordinator = make_coordinator(2)
     for n, shares in enumerate((True, False)):
         for rank in (0, 1):
-            take(
+            send_frame(
                 coordinator,
                 rank,
                 FilesReport(report_index=n, metrics=raw(), incremental=shares),
@@ -599,7 +637,7 @@ def test_only_snapshots_have_the_time_at_which_they_were_taken() -> None:
             )
     for n in (0, 1):
         for rank in (0, 1):
-            take(
+            send_frame(
                 coordinator,
                 rank,
                 SaveCompleted(report_index=n, checkpoint_name=f"made-{n}", size_bytes=7, step=120),
@@ -610,12 +648,14 @@ def test_only_snapshots_have_the_time_at_which_they_were_taken() -> None:
 
 def test_a_rank_without_files_waits_for_the_commit_of_its_report() -> None:
     coordinator = make_coordinator()
-    take(coordinator, 1, report(0))
-    take(coordinator, 1, AwaitReports(report_count=1))
+    send_frame(coordinator, 1, metrics_report(0))
+    send_frame(coordinator, 1, AwaitReports(report_count=1))
     assert coordinator.reports.answer_waiting() == [], "rank 0 has not reported"
-    take(coordinator, 0, files(0))
+    send_frame(coordinator, 0, files_report(0))
     assert coordinator.reports.answer_waiting() == [], "rank 0 uploads"
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1))
+    send_frame(
+        coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
+    )
     assert coordinator.reports.answer_waiting() == [], "not committed"
     coordinator.reports.remove_committed(0)
     assert coordinator.reports.answer_waiting() == [(1, ReportsSettled(report_count=1))]
@@ -624,30 +664,32 @@ def test_a_rank_without_files_waits_for_the_commit_of_its_report() -> None:
 
 def test_a_failed_checkpoint_is_not_waited_for() -> None:
     coordinator = make_coordinator()
-    take(coordinator, 1, report(0))
-    take(coordinator, 0, files(0))
-    take(coordinator, 1, AwaitReports(report_count=1))
-    take(coordinator, 0, SaveFailed(report_index=0, reason="no space"))
+    send_frame(coordinator, 1, metrics_report(0))
+    send_frame(coordinator, 0, files_report(0))
+    send_frame(coordinator, 1, AwaitReports(report_count=1))
+    send_frame(coordinator, 0, SaveFailed(report_index=0, reason="no space"))
     assert coordinator.reports.answer_waiting() == [(1, ReportsSettled(report_count=1))]
 
 
 def test_reports_that_a_returned_rank_did_not_make_are_not_waited_for() -> None:
     coordinator = make_coordinator()
-    take(coordinator, 0, report(0))
-    take(coordinator, 0, AwaitReports(report_count=1))
+    send_frame(coordinator, 0, metrics_report(0))
+    send_frame(coordinator, 0, AwaitReports(report_count=1))
     assert coordinator.reports.answer_waiting() == []
-    take(coordinator, 1, WorkerReturned(report_count=0))
+    send_frame(coordinator, 1, WorkerReturned(report_count=0))
     assert coordinator.reports.answer_waiting() == [(0, ReportsSettled(report_count=1))]
 
 
 def test_a_checkpoint_of_a_rank_that_returned_is_waited_for() -> None:
     coordinator = make_coordinator()
-    take(coordinator, 0, files(0))
-    take(coordinator, 1, report(0))
-    take(coordinator, 0, report(1))
-    take(coordinator, 1, WorkerReturned(report_count=1))
-    take(coordinator, 0, AwaitReports(report_count=2))
+    send_frame(coordinator, 0, files_report(0))
+    send_frame(coordinator, 1, metrics_report(0))
+    send_frame(coordinator, 0, metrics_report(1))
+    send_frame(coordinator, 1, WorkerReturned(report_count=1))
+    send_frame(coordinator, 0, AwaitReports(report_count=2))
     assert coordinator.reports.answer_waiting() == []
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1))
+    send_frame(
+        coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
+    )
     coordinator.reports.remove_committed(0)
     assert coordinator.reports.answer_waiting() == [(0, ReportsSettled(report_count=2))]

@@ -60,7 +60,7 @@ def test_uploads_are_known_until_they_are_drained() -> None:
     roster.mark_stopped(A, 4, is_uploading=True)
     assert roster.members[A].uploading_round == 4
     roster.mark_uploads_drained(A, 3)
-    assert roster.members[A].uploading_round == 4, "that was another round's"
+    assert roster.members[A].uploading_round == 4, "the report is of another round"
     roster.mark_uploads_drained(A, 4)
     assert roster.members[A].uploading_round is None
 
@@ -158,10 +158,10 @@ def test_an_earlier_deadline_gets_a_new_time() -> None:
 
 
 def test_heartbeats_are_sent_to_all_members() -> None:
-    roster, mine, theirs = make_roster()
+    roster, leader_net, agent_net = make_roster()
     roster.broadcast(AbortRound(round=3))
     roster.send_heartbeats()
-    for net in (mine, theirs):
+    for net in (leader_net, agent_net):
         assert net.drain_events() == [
             LeaderMessageReceived(AbortRound(round=3)),
             LeaderMessageReceived(ConnectionHeartbeat()),

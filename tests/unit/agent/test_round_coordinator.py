@@ -22,13 +22,13 @@ from spotfit.protocol.worker_agent import (
     WorkerReturned,
 )
 from tests.unit.agent.round_frames import (
-    files,
+    files_report,
     make_coordinator,
-    only,
+    metrics_report,
     raw,
-    report,
-    take,
-    the_only,
+    responses_of_type,
+    send_frame,
+    single_response,
 )
 
 
@@ -45,10 +45,10 @@ def test_the_end_of_a_validation_counts_as_progress() -> None:
 
 def test_returned_ranks_are_recorded() -> None:
     coordinator = make_coordinator()
-    assert take(coordinator, 1, FunctionStarted()) == []
-    assert take(coordinator, 1, WorkerRaised(traceback_text="Traceback")) == []
+    assert send_frame(coordinator, 1, FunctionStarted()) == []
+    assert send_frame(coordinator, 1, WorkerRaised(traceback_text="Traceback")) == []
     assert coordinator.returned_ranks == set()
-    take(coordinator, 1, WorkerReturned(report_count=0))
+    send_frame(coordinator, 1, WorkerReturned(report_count=0))
     assert coordinator.returned_ranks == {1}
 
 
@@ -63,19 +63,19 @@ def test_an_invalid_frame_raises(frame: bytes) -> None:
 def test_excluding_rank_0_is_ignored() -> None:
     coordinator = make_coordinator(3)
     coordinator.exclude_ranks(frozenset({0, 2}))
-    take(coordinator, 0, report(0))
-    take(coordinator, 1, report(0))
+    send_frame(coordinator, 0, metrics_report(0))
+    send_frame(coordinator, 1, metrics_report(0))
     assert not coordinator.reports.matched_reports
 
 
 def test_excluding_a_rank_completes_waiting_collectives() -> None:
     coordinator = make_coordinator(3)
-    take(coordinator, 0, files(0, "c1"))
-    take(coordinator, 1, report(0))
-    take(coordinator, 0, RankZeroBroadcast(kind="preemption_info", seq=0, value=b"v"))
-    take(coordinator, 1, RankZeroBroadcast(kind="preemption_info", seq=0))
-    take(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0))
-    take(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=0))
+    send_frame(coordinator, 0, files_report(0, "c1"))
+    send_frame(coordinator, 1, metrics_report(0))
+    send_frame(coordinator, 0, RankZeroBroadcast(kind="preemption_info", seq=0, value=b"v"))
+    send_frame(coordinator, 1, RankZeroBroadcast(kind="preemption_info", seq=0))
+    send_frame(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0))
+    send_frame(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=0))
     answers = coordinator.exclude_ranks(frozenset({2}))
     assert [rank for rank, _ in answers] == [0, 0, 1]
     assert isinstance(answers[0][1], CheckpointNamed)
@@ -88,10 +88,10 @@ def test_excluding_a_rank_completes_waiting_collectives() -> None:
 def test_every_frame_of_the_training_function_is_progress() -> None:
     coordinator = make_coordinator(now=5.0)
     assert coordinator.progress == RoundProgress(progress_counts=(0, 0), progressed_at=5.0)
-    take(coordinator, 0, FunctionStarted(), 6.0)
-    take(coordinator, 0, report(0), 7.0)
-    take(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0), 8.0)
-    take(coordinator, 1, AtGate(phase="train"), 99.0)
+    send_frame(coordinator, 0, FunctionStarted(), 6.0)
+    send_frame(coordinator, 0, metrics_report(0), 7.0)
+    send_frame(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0), 8.0)
+    send_frame(coordinator, 1, AtGate(phase="train"), 99.0)
     assert coordinator.progress == RoundProgress(
         progress_counts=(3, 0), progressed_at=8.0, running_ranks={0}
     )
@@ -99,10 +99,10 @@ def test_every_frame_of_the_training_function_is_progress() -> None:
 
 def test_progress_contains_uploads_and_returned_ranks() -> None:
     coordinator = make_coordinator(1)
-    take(coordinator, 0, files(0, "c1"), 1.0)
+    send_frame(coordinator, 0, files_report(0, "c1"), 1.0)
     assert coordinator.progress.is_uploading
-    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c1"), 2.0)
-    take(coordinator, 0, WorkerReturned(report_count=1), 3.0)
+    send_frame(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c1"), 2.0)
+    send_frame(coordinator, 0, WorkerReturned(report_count=1), 3.0)
     assert coordinator.progress == RoundProgress(
         progress_counts=(3,), progressed_at=3.0, returned_ranks={0}
     )
@@ -110,8 +110,10 @@ def test_progress_contains_uploads_and_returned_ranks() -> None:
 
 def test_a_broadcast_returns_the_value_of_rank_0() -> None:
     coordinator = make_coordinator()
-    assert take(coordinator, 0, RankZeroBroadcast(kind="broadcast", seq=0, value=b"zero")) == []
-    answers = take(coordinator, 1, RankZeroBroadcast(kind="broadcast", seq=0, value=b"one"))
+    assert (
+        send_frame(coordinator, 0, RankZeroBroadcast(kind="broadcast", seq=0, value=b"zero")) == []
+    )
+    answers = send_frame(coordinator, 1, RankZeroBroadcast(kind="broadcast", seq=0, value=b"one"))
     assert sorted(rank for rank, _ in answers if rank is not None) == [0, 1]
     assert {result for _, result in answers} == {
         RankZeroBroadcastResult(kind="broadcast", seq=0, value=b"zero")
@@ -120,18 +122,18 @@ def test_a_broadcast_returns_the_value_of_rank_0() -> None:
 
 def test_collectives_are_distinguished_by_kind_and_number() -> None:
     coordinator = make_coordinator()
-    assert take(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0)) == []
-    assert take(coordinator, 1, RankZeroBroadcast(kind="broadcast", seq=0)) == []
-    assert take(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=1)) == []
-    assert len(take(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=0))) == 2
+    assert send_frame(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0)) == []
+    assert send_frame(coordinator, 1, RankZeroBroadcast(kind="broadcast", seq=0)) == []
+    assert send_frame(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=1)) == []
+    assert len(send_frame(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=0))) == 2
 
 
 def test_only_internal_collectives_exclude_ranks() -> None:
     coordinator = make_coordinator()
     coordinator.exclude_ranks(frozenset({1}))
-    assert take(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0)) == []
-    assert the_only(
-        take(coordinator, 0, RankZeroBroadcast(kind="preemption_info", seq=0, value=b"v"))
+    assert send_frame(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0)) == []
+    assert single_response(
+        send_frame(coordinator, 0, RankZeroBroadcast(kind="preemption_info", seq=0, value=b"v"))
     ) == (
         0,
         RankZeroBroadcastResult(kind="preemption_info", seq=0, value=b"v"),
@@ -141,7 +143,7 @@ def test_only_internal_collectives_exclude_ranks() -> None:
 def test_a_timeout_names_the_missing_ranks() -> None:
     coordinator = make_coordinator(3, collective_timeout_s=5.0)
     assert coordinator.next_timeout_check() is None
-    take(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=4), now=10.0)
+    send_frame(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=4), now=10.0)
     assert coordinator.next_timeout_check() == 15.0
     assert coordinator.check_timeouts(14.9) == []
     assert coordinator.check_timeouts(15.0) == [
@@ -152,7 +154,7 @@ def test_a_timeout_names_the_missing_ranks() -> None:
 
 def test_without_a_timeout_a_collective_warns_and_waits() -> None:
     coordinator = make_coordinator(collective_warn_s=30.0)
-    take(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0))
+    send_frame(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0))
     assert coordinator.check_timeouts(29.0) == []
     assert coordinator.check_timeouts(1e9) == [
         (0, CollectiveWaiting(kind="barrier", missing_ranks=(1,), waited_s=1e9))
@@ -162,15 +164,15 @@ def test_without_a_timeout_a_collective_warns_and_waits() -> None:
 
 def test_a_files_report_times_out_like_a_collective() -> None:
     coordinator = make_coordinator(3, collective_timeout_s=9.0, collective_warn_s=4.0)
-    take(coordinator, 2, report(0))
-    take(coordinator, 0, files(0), now=10.0)
+    send_frame(coordinator, 2, metrics_report(0))
+    send_frame(coordinator, 0, files_report(0), now=10.0)
     assert coordinator.check_timeouts(14.0) == [
         (0, CollectiveWaiting(kind="report", missing_ranks=(1,), waited_s=4.0))
     ]
     assert coordinator.check_timeouts(19.0) == [
         (0, RankZeroBroadcastResult(kind="report", seq=0, missing_ranks=(1,)))
     ]
-    assert take(coordinator, 1, report(0)) == []
+    assert send_frame(coordinator, 1, metrics_report(0)) == []
     assert [(one.report_index, one.checkpoint) for one in coordinator.reports.matched_reports] == [
         (0, None)
     ]
@@ -179,8 +181,8 @@ def test_a_files_report_times_out_like_a_collective() -> None:
 def test_excluded_ranks_are_not_listed_as_missing() -> None:
     coordinator = make_coordinator(3, collective_warn_s=4.0)
     coordinator.exclude_ranks(frozenset({2}))
-    take(coordinator, 0, RankZeroBroadcast(kind="preemption_info", seq=0))
-    take(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0))
+    send_frame(coordinator, 0, RankZeroBroadcast(kind="preemption_info", seq=0))
+    send_frame(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0))
     assert coordinator.check_timeouts(4.0) == [
         (0, CollectiveWaiting(kind="preemption_info", missing_ranks=(1,), waited_s=4.0)),
         (0, CollectiveWaiting(kind="barrier", missing_ranks=(1, 2), waited_s=4.0)),
@@ -189,52 +191,66 @@ def test_excluded_ranks_are_not_listed_as_missing() -> None:
 
 def test_a_deadlock_is_reported_immediately() -> None:
     coordinator = make_coordinator()
-    take(coordinator, 0, report(0))
+    send_frame(coordinator, 0, metrics_report(0))
     assert (
-        take(coordinator, 0, FilesReport(report_index=1, metrics=raw(), blocks_training=True)) == []
+        send_frame(coordinator, 0, FilesReport(report_index=1, metrics=raw(), blocks_training=True))
+        == []
     )
-    answers = take(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=0, blocks_training=True))
+    answers = send_frame(
+        coordinator, 1, RankZeroBroadcast(kind="barrier", seq=0, blocks_training=True)
+    )
     responses = {
         rank: (frame.kind, frame.missing_ranks)
-        for rank, frame in only(RankZeroBroadcastResult, answers)
+        for rank, frame in responses_of_type(RankZeroBroadcastResult, answers)
     }
     assert responses == {0: ("report", (1,)), 1: ("barrier", (0,))}
 
 
 def test_a_report_that_does_not_block_is_not_a_deadlock() -> None:
     coordinator = make_coordinator()
-    take(coordinator, 0, report(0))
+    send_frame(coordinator, 0, metrics_report(0))
     assert (
-        take(coordinator, 1, FilesReport(report_index=0, metrics=raw(), blocks_training=True))[0][0]
+        send_frame(
+            coordinator, 1, FilesReport(report_index=0, metrics=raw(), blocks_training=True)
+        )[0][0]
         == 1
     ), "the first response assigns the name"
-    take(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=0, blocks_training=True))
+    send_frame(coordinator, 1, RankZeroBroadcast(kind="barrier", seq=0, blocks_training=True))
     assert (
-        len(take(coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0, blocks_training=True)))
+        len(
+            send_frame(
+                coordinator, 0, RankZeroBroadcast(kind="barrier", seq=0, blocks_training=True)
+            )
+        )
         == 2
     )
 
 
 def test_a_return_aborts_the_collectives_that_need_the_rank() -> None:
     coordinator = make_coordinator(3)
-    take(coordinator, 0, FilesReport(report_index=0, metrics=raw(), blocks_training=True))
-    take(coordinator, 2, RankZeroBroadcast(kind="barrier", seq=0))
-    answers = only(RankZeroBroadcastResult, take(coordinator, 1, WorkerReturned(report_count=0)))
+    send_frame(coordinator, 0, FilesReport(report_index=0, metrics=raw(), blocks_training=True))
+    send_frame(coordinator, 2, RankZeroBroadcast(kind="barrier", seq=0))
+    answers = responses_of_type(
+        RankZeroBroadcastResult, send_frame(coordinator, 1, WorkerReturned(report_count=0))
+    )
     assert {rank for rank, _ in answers} == {0, 2}
     assert all("rank 1 returned" in frame.reason for _, frame in answers)
 
 
 def test_a_rank_that_reported_before_its_return_is_not_missing() -> None:
     coordinator = make_coordinator(3)
-    take(coordinator, 1, report(0))
-    take(coordinator, 1, WorkerReturned(report_count=1))
+    send_frame(coordinator, 1, metrics_report(0))
+    send_frame(coordinator, 1, WorkerReturned(report_count=1))
     assert (
-        take(coordinator, 0, FilesReport(report_index=0, metrics=raw(), blocks_training=True)) == []
+        send_frame(coordinator, 0, FilesReport(report_index=0, metrics=raw(), blocks_training=True))
+        == []
     )
-    assert the_only(take(coordinator, 2, report(0)))[0] == 0, "the first response assigns the name"
+    assert single_response(send_frame(coordinator, 2, metrics_report(0)))[0] == 0, (
+        "the first response assigns the name"
+    )
 
 
 def test_a_corrupt_checkpoint_is_recorded() -> None:
     coordinator = make_coordinator()
-    take(coordinator, 1, CheckpointCorrupt(checkpoint_name="a"))
+    send_frame(coordinator, 1, CheckpointCorrupt(checkpoint_name="a"))
     assert coordinator.corrupt_checkpoints == {"a"}

@@ -180,7 +180,7 @@ def test_a_waiting_collective_warns_at_the_configured_interval() -> None:
 
 
 def test_messages_before_the_round_is_confirmed_are_replayed() -> None:
-    """Agents may find a round in the bucket while the leader still waits for the answer to its
+    """Agents may find a round in the bucket while the leader still waits for the outcome of its
     entry. A barrier that is ignored then would never complete."""
     cluster = FakeCluster(failure_limits=ANY_FAILURES)
     cluster.wait_for_round()

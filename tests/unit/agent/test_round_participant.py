@@ -184,7 +184,7 @@ def test_a_round_is_entered_with_everything_its_workers_need(node: Node) -> None
     assert msgspec.json.decode(bytes(start.spec)) == msgspec.json.decode(encode(spec))
 
 
-def test_a_start_message_says_whether_snapshots_exist(node: Node) -> None:
+def test_a_start_message_states_whether_snapshots_exist(node: Node) -> None:
     commits = (a_committed_checkpoint("c1", is_snapshot=True), a_committed_checkpoint("c2"))
     node.follow(a_view(round=a_round(3, members=WIDE, checkpoint_name="c2"), checkpoints=commits))
     assert node.worker_pool.workers[3].has_snapshots
@@ -269,7 +269,7 @@ def test_a_round_is_entered_once(working: Node) -> None:
         "headless leader",
     ],
 )
-def test_rounds_that_are_not_entered(node: Node, view: View, leader_address: str | None) -> None:
+def test_some_rounds_are_not_entered(node: Node, view: View, leader_address: str | None) -> None:
     node.follow(view, leader_address)
     assert node.worker_pool.rounds == []
 
@@ -467,7 +467,7 @@ def test_the_result_of_rank_0_is_stored_before_it_is_reported() -> None:
 
 
 def test_results_of_other_ranks_are_not_stored(working: Node) -> None:
-    working.worker_pool.send_from_worker(2, WorkerReturned(report_count=0, pickled_value=b"mine"))
+    working.worker_pool.send_from_worker(2, WorkerReturned(report_count=0, pickled_value=b"value"))
     (up,) = working.poll_messages()
     assert decode_frames(up) == [WorkerReturned(report_count=0)]
     assert list(working.store.list()) == []

@@ -38,7 +38,7 @@ def test_a_named_snapshot_is_uploaded(tmp_path: Path) -> None:
             0, CheckpointNamed(report_index=0, checkpoint_name="c", ranks=(0, 1), metrics=_METRICS)
         )
         is None
-    ), "another rank's"
+    ), "the snapshot has no report of this rank"
     upload = snapshots.make_upload(
         1,
         CheckpointNamed(
@@ -166,7 +166,7 @@ def test_complete_segments_are_passed_to_the_next_round(tmp_path: Path) -> None:
         snapshots.find_shard(SnapshotShard(snapshot_id=newest, rank=1, world_size=2)) == newer[1]
     ), "a peer can read it"
     assert snapshots.prepare_start(start(4)).local_segments == (), (
-        "that round begins from a checkpoint"
+        "the next round starts from a checkpoint"
     )
 
 
@@ -232,7 +232,7 @@ def test_rolled_back_snapshots_are_deleted_and_not_replicated(tmp_path: Path) ->
     assert not earlier.exists()
     write_segment(earlier, [b"x"], step=30)
     snapshots.roll_back(8)
-    assert not earlier.exists(), "what the round began from was left behind, too"
+    assert not earlier.exists(), "the snapshot that the round resumed from is deleted, too"
     assert all(path.exists() for path in segments), (
         "each rank deletes its segments; one may belong to a later save"
     )

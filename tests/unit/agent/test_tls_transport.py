@@ -228,7 +228,7 @@ def test_a_port_in_use_raises_config_error(loop: EventLoop, leader: TlsTransport
 @pytest.mark.parametrize(
     "sent",
     [
-        b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: leader\r\n\r\n",
         b"\x00" * 4096,
         struct.pack(">I", 2**31) + b"x" * 100,
         bytes(range(256)) * 64,

@@ -191,11 +191,11 @@ def test_a_checkpoint_reported_without_files_is_empty(where: str, tmp_path: Path
     ],
 )
 def test_removed_methods_name_their_replacement(name: str) -> None:
-    for asked in (Checkpoint("/ck"), Checkpoint):
+    for obj in (Checkpoint("/ck"), Checkpoint):
         with pytest.raises(
             AttributeError, match=f"Checkpoint.{name} is no longer supported. Instead, .+"
         ):
-            getattr(asked, name)
+            getattr(obj, name)
 
 
 def test_unknown_attributes_raise_attribute_error() -> None:

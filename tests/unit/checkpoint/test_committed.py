@@ -71,9 +71,9 @@ def test_check_present_detects_another_size_without_reading(store: Store, tmp_pa
 
 def test_a_checkpoint_without_manifests_raises_integrity_error(store: Store) -> None:
     store.put("ck/model", b"weights")
-    for ask in (open_committed, check_present):
+    for check in (open_committed, check_present):
         with pytest.raises(IntegrityError, match=r"ck .*is missing"):
-            ask(store, "ck")
+            check(store, "ck")
 
 
 def test_metadata_may_change_after_the_report(store: Store, tmp_path: Path) -> None:
@@ -243,12 +243,12 @@ def test_check_all_present_lists_concurrently_and_names_the_incomplete_checkpoin
 def test_only_manifests_of_requested_names_are_read(tmp_path: Path) -> None:
     read: list[str] = []
 
-    class Told(MemoryStore):
+    class RecordingStore(MemoryStore):
         def get(self, key: str) -> bytes:
             read.append(key)
             return super().get(key)
 
-    store = Told()
+    store = RecordingStore()
     for n in range(5):
         save_checkpoint(store, tmp_path / str(n), make_manifest(f"c{n}"), x="1")
     assert set(open_all(store, {"c3", "c1"})) == {"c1", "c3"}

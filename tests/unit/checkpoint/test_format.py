@@ -48,7 +48,9 @@ def test_no_pieces_give_no_chunks() -> None:
 
 def test_a_later_format_is_rejected() -> None:
     index = encode_index(SnapshotIndex(rank=0, world_size=1, step=1, pieces=()))
-    assert msgspec.json.decode(index)["format"] == FORMAT_VERSION, "the one before shall know"
+    assert msgspec.json.decode(index)["format"] == FORMAT_VERSION, (
+        "earlier releases reject later versions by this field"
+    )
     later = {**msgspec.json.decode(index), "format": FORMAT_VERSION + 1}
     with pytest.raises(ConfigError, match=f"format {FORMAT_VERSION + 1}"):
         decode_index(msgspec.json.encode(later), source="a")

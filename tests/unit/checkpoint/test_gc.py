@@ -94,7 +94,7 @@ def test_shared_files_stay_until_the_last_reference_is_deleted(tmp_path: Path) -
     sharing(store, "b", of="a")
     sharing(store, "c", of="a")
     delete_checkpoint(store, "b")
-    assert "a/frozen" in remaining(store), "its owner is there"
+    assert "a/frozen" in remaining(store), "its owner still exists"
     delete_checkpoint(store, "a")
     assert [key for key in remaining(store) if key.startswith("a/")] == ["a/frozen"]
     delete_checkpoint(store, "c")

@@ -145,16 +145,16 @@ def test_a_replica_of_an_earlier_round_is_rejected(local: Machine, peer: Machine
 def test_a_replica_that_became_outdated_during_its_transfer_is_rejected(
     local: Machine, peer: Machine
 ) -> None:
-    with connect_to_peer(peer.store.address, TLS.client) as wire:
+    with connect_to_peer(peer.store.address, TLS.client) as connection:
         framing.write_frame(
-            wire,
+            connection,
             encode(StoreReplica(round=3, report_index=0, rank=1, local_ranks=(1,), size_bytes=1)),
         )
-        assert framing.read_frame(wire) == b""
+        assert framing.read_frame(connection) == b""
         replicate(local, local.saves(0, [b"x"], number=4), peer)
-        framing.write_frame(wire, b"x")
-        framing.write_frame(wire, b"")
-        assert framing.read_frame(wire) is None
+        framing.write_frame(connection, b"x")
+        framing.write_frame(connection, b"")
+        assert framing.read_frame(connection) is None
     assert peer.snapshots.scan_shards() == (
         SnapshotShard(snapshot_id=SnapshotId(round=4, step=9), rank=0, world_size=2),
     )
@@ -190,16 +190,16 @@ def test_a_broken_connection_does_not_affect_another(peer: Machine, tmp_path: Pa
     )
     with (
         connect_to_peer(peer.store.address, TLS.client) as stalled,
-        connect_to_peer(peer.store.address, TLS.client) as wire,
+        connect_to_peer(peer.store.address, TLS.client) as connection,
     ):
-        for sender in (stalled, wire):
+        for sender in (stalled, connection):
             framing.write_frame(sender, keep)
             assert framing.read_frame(sender) == b""
         framing.write_frame(stalled, b"")
         assert framing.read_frame(stalled) is None
-        framing.write_frame(wire, body)
-        framing.write_frame(wire, b"")
-        assert framing.read_frame(wire) == b""
+        framing.write_frame(connection, body)
+        framing.write_frame(connection, b"")
+        assert framing.read_frame(connection) == b""
     assert peer.snapshots.scan_shards() == (SnapshotShard(snapshot_id=STATE, rank=1, world_size=2),)
 
 
@@ -208,11 +208,11 @@ def test_a_segment_overwritten_during_its_transfer_is_not_stored(
 ) -> None:
     path = local.saves(0, [random_bytes(1, 5 * LARGE_PIECE_BYTES)])
 
-    class Meanwhile(ManualClock):
+    class OverwritingClock(ManualClock):
         def wait(self, seconds: float) -> None:
             path.write_bytes(bytes(path.stat().st_size))
 
-    local.store._clock = Meanwhile(0.0)
+    local.store._clock = OverwritingClock(0.0)
     with pytest.raises(IntegrityError, match="overwritten by a later save"):
         replicate(local, path, peer)
     assert peer.snapshots.scan_shards() == ()
@@ -246,15 +246,15 @@ def test_rolled_back_replicas_are_deleted_and_rejected(local: Machine, peer: Mac
 
 
 def test_a_partial_replica_is_discarded(peer: Machine) -> None:
-    with connect_to_peer(peer.store.address, TLS.client) as wire:
+    with connect_to_peer(peer.store.address, TLS.client) as connection:
         framing.write_frame(
-            wire,
+            connection,
             encode(StoreReplica(round=3, report_index=1, rank=0, local_ranks=(0,), size_bytes=10)),
         )
-        assert framing.read_frame(wire) == b""
-        framing.write_frame(wire, b"half")
-        framing.write_frame(wire, b"")
-        assert framing.read_frame(wire) is None, "it is rejected"
+        assert framing.read_frame(connection) == b""
+        framing.write_frame(connection, b"half")
+        framing.write_frame(connection, b"")
+        assert framing.read_frame(connection) is None, "it is rejected"
     assert list(peer.snapshots.replicas.folder.iterdir()) == []
 
 
@@ -304,12 +304,12 @@ def test_the_peer_store_listens_at_the_given_address(
 def test_a_client_without_the_run_key_is_rejected(peer: Machine) -> None:
     peer.saves(0, [b"x"])
     peer.snapshots.scan_shards()
-    stranger = make_tls_contexts(RunKey(bytes(32), RUN_ID).to_text(), RUN_ID)
+    other_run_tls = make_tls_contexts(RunKey(bytes(32), RUN_ID).to_text(), RUN_ID)
     with pytest.raises(IntegrityError):
         PeerShardReader(
             peer.store.address,
             SnapshotShard(snapshot_id=STATE, rank=0, world_size=2),
-            stranger.client,
+            other_run_tls.client,
         )
     anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anonymous.check_hostname = False
@@ -343,8 +343,8 @@ def test_a_replaced_shard_is_not_served(local: Machine, peer: Machine) -> None:
 
 
 def test_requests_are_sent_without_delay(peer: Machine) -> None:
-    with connect_to_peer(peer.store.address, TLS.client) as wire:
-        assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    with connect_to_peer(peer.store.address, TLS.client) as connection:
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_client_waits_for_a_free_connection_slot(local: Machine, peer: Machine) -> None:
@@ -353,20 +353,20 @@ def test_a_client_waits_for_a_free_connection_slot(local: Machine, peer: Machine
     part = SnapshotShard(snapshot_id=STATE, rank=1, world_size=2)
     assert peer.snapshots.scan_shards() == (part,)
     with contextlib.ExitStack() as places:
-        guests = [
+        connections = [
             places.enter_context(connect_to_peer(peer.store.address, TLS.client))
             for _ in range(peer_store._MAX_CONNECTIONS)
         ]
         host, _, port = peer.store.address.rpartition(":")
         with socket.create_connection((host, int(port)), 60) as plain:
-            framing.write_frame(guests[0], encode(ReadShardIndex(shard=part)))
-            assert framing.read_frame(guests[0]), "it leaves"
+            framing.write_frame(connections[0], encode(ReadShardIndex(shard=part)))
+            assert framing.read_frame(connections[0]), "the connection is closed after the response"
             with TLS.client.wrap_socket(plain) as late:
                 framing.write_frame(late, encode(ReadShardIndex(shard=part)))
                 assert framing.read_frame(late)
 
 
-@pytest.mark.real_time("how long a silent socket is borne with")
+@pytest.mark.real_time("the server closes an idle socket after a timeout")
 def test_an_idle_connection_is_closed(peer: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_store, "_REQUEST_TIMEOUT_S", 0.01)
     host, _, port = peer.store.address.rpartition(":")

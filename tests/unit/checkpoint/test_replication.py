@@ -61,9 +61,9 @@ def test_a_late_replica_does_not_replace_a_later_save() -> None:
     queue.add(pending(2, 1))
     assert pop_all(queue) == [(2, 0), (2, 1)]
     queue.add(pending(1, 1))
-    assert pop_all(queue) == [], "its fellow is there no more"
+    assert pop_all(queue) == [], "the other shard of that save is missing"
     queue = queue_of(pending(2, 0), pending(1, 0, round_=4), pending(3, 1))
-    assert pop_all(queue) == [(1, 0)], "a later round is later"
+    assert pop_all(queue) == [(1, 0)], "a later round takes precedence"
     queue = queue_of(pending(0, 0))
     queue.pop()
     queue.add(pending(2, 0))
@@ -165,8 +165,8 @@ def test_the_last_complete_save_is_kept_until_a_later_one_is_complete() -> None:
 
 
 def test_replicas_of_other_machines_are_kept() -> None:
-    lying = [ReplicaId(3, 1, 0), ReplicaId(3, 2, 0), ReplicaId(3, 1, 5), ReplicaId(2, 9, 5)]
-    assert list(replicas_to_delete(ReplicaId(3, 3, 0), (0,), lying)) == [
+    stored = [ReplicaId(3, 1, 0), ReplicaId(3, 2, 0), ReplicaId(3, 1, 5), ReplicaId(2, 9, 5)]
+    assert list(replicas_to_delete(ReplicaId(3, 3, 0), (0,), stored)) == [
         ReplicaId(3, 1, 0),
         ReplicaId(2, 9, 5),
     ]
@@ -180,23 +180,23 @@ def on(folder: Path, *copies: ReplicaId) -> ReplicaStore:
 
 
 def test_report_indices_are_compared_as_numbers(tmp_path: Path) -> None:
-    shelf = on(tmp_path, *(ReplicaId(3, report, 0) for report in (9, 10, 11)))
-    assert shelf.reserve(ReplicaId(3, 12, 0), (0,))
-    assert list(shelf.replicas) == [ReplicaId(3, 11, 0)]
-    assert not shelf.reserve(ReplicaId(2, 13, 0), (0,))
+    store = on(tmp_path, *(ReplicaId(3, report, 0) for report in (9, 10, 11)))
+    assert store.reserve(ReplicaId(3, 12, 0), (0,))
+    assert list(store.replicas) == [ReplicaId(3, 11, 0)]
+    assert not store.reserve(ReplicaId(2, 13, 0), (0,))
 
 
 def test_roll_back_deletes_and_rejects_earlier_replicas(tmp_path: Path) -> None:
-    lying = ReplicaId(2, 9, 0), ReplicaId(3, 4, 0), ReplicaId(3, 5, 1), ReplicaId(3, 6, 0)
-    shelf = on(tmp_path / "copies", *lying)
-    shelf.roll_back(ReplicaId(3, 6, 0))
-    assert list(shelf.replicas) == [ReplicaId(3, 6, 0)], "that one was saved since"
-    coming = tmp_path / "coming"
-    coming.touch()
-    assert not shelf.reserve(ReplicaId(3, 5, 1), (0, 1))
-    assert not shelf.put(coming, ReplicaId(3, 5, 1)), "it was on its way"
-    shelf.roll_back(ReplicaId(3, 0, 0))
-    assert not shelf.put(coming, ReplicaId(3, 5, 1)), (
+    stored = ReplicaId(2, 9, 0), ReplicaId(3, 4, 0), ReplicaId(3, 5, 1), ReplicaId(3, 6, 0)
+    store = on(tmp_path / "copies", *stored)
+    store.roll_back(ReplicaId(3, 6, 0))
+    assert list(store.replicas) == [ReplicaId(3, 6, 0)], "it was saved after the roll-back point"
+    incoming = tmp_path / "coming"
+    incoming.touch()
+    assert not store.reserve(ReplicaId(3, 5, 1), (0, 1))
+    assert not store.put(incoming, ReplicaId(3, 5, 1)), "its transfer had started before"
+    store.roll_back(ReplicaId(3, 0, 0))
+    assert not store.put(incoming, ReplicaId(3, 5, 1)), (
         "an earlier roll-back does not lower the limit"
     )
-    assert shelf.put(coming, ReplicaId(3, 6, 1))
+    assert store.put(incoming, ReplicaId(3, 6, 1))

@@ -53,7 +53,7 @@ class SavedStates:
     ) -> None:
         self.memory = memory
         self.kept = kept
-        self.mistrusted: list[str] = []
+        self.marked_corrupt: list[str] = []
         self.initial_checkpoint = next(iter(kept), None)
 
     def open_in_memory(self) -> SavedState | None:
@@ -75,7 +75,7 @@ class SavedStates:
         return [*self.kept]
 
     def mark_corrupt(self, name: str) -> None:
-        self.mistrusted.append(name)
+        self.marked_corrupt.append(name)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ class Yielding(SystemClock):
 
 
 def restore_from(
-    shelf: Any,
+    saved_states: Any,
     *,
     broken: tuple[str, ...] = (),
     other_error: str | None = None,
@@ -113,10 +113,10 @@ def restore_from(
         return [value, other_error] if value is None or isinstance(value, str) else [value]
 
     context = LocalSession("run").context
-    recall = RestoreSelector(
-        shelf, context, all_gather=gathered, broadcast=lambda value: value, clock=Yielding()
+    selector = RestoreSelector(
+        saved_states, context, all_gather=gathered, broadcast=lambda value: value, clock=Yielding()
     )
-    found = recall.read_newest(plan, judge, has_saved=saved_since)
+    found = selector.read_newest(plan, judge, has_saved=saved_since)
     return found.name if found else None
 
 
@@ -132,19 +132,19 @@ def test_candidates_are_memory_and_then_the_latest_checkpoint(
 def test_after_a_save_the_latest_checkpoint_is_restored(
     make_state: Callable[[str], SavedState],
 ) -> None:
-    shelf = SavedStates(make_state(IN_MEMORY_NAME), c=make_state("c"), b=make_state("b"))
-    shelf.initial_checkpoint = "b"
-    assert restore_from(shelf, saved_since=True) == "c"
+    saved_states = SavedStates(make_state(IN_MEMORY_NAME), c=make_state("c"), b=make_state("b"))
+    saved_states.initial_checkpoint = "b"
+    assert restore_from(saved_states, saved_since=True) == "c"
 
 
 def test_a_corrupt_checkpoint_is_marked_and_an_earlier_one_restored(
     make_state: Callable[[str], SavedState], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shelf = SavedStates(
+    saved_states = SavedStates(
         make_state(IN_MEMORY_NAME), c=IntegrityError("gone"), b=make_state("b"), a=make_state("a")
     )
-    assert restore_from(shelf, broken=(IN_MEMORY_NAME, "b")) == "a"
-    assert shelf.mistrusted == ["c", "b"]
+    assert restore_from(saved_states, broken=(IN_MEMORY_NAME, "b")) == "a"
+    assert saved_states.marked_corrupt == ["c", "b"]
     assert capsys.readouterr().err.count("checkpoint.corrupt") == 3
 
 
@@ -187,12 +187,12 @@ class CountingStore(MemoryStore):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.asked: Counter[str] = Counter()
+        self.request_counts: Counter[str] = Counter()
         self.shared: set[str] = set()
         self._segments = folder / "segments"
 
     def get(self, key: str) -> bytes:
-        self.asked[key] += 1
+        self.request_counts[key] += 1
         self.shared |= {path.suffix for path in self._segments.glob("*")}
         return super().get(key)
 
@@ -244,7 +244,7 @@ def saved_by_all(folder: Path, *names: str) -> CountingStore:
         for rank in range(RANKS):
             bodies = [*BODIES[rank], random_bytes(100 + 2 * nth + rank, LARGE_PIECE_BYTES)]
             upload_test_snapshot(store, folder, name, bodies, rank=rank, world_size=RANKS)
-    store.asked.clear()
+    store.request_counts.clear()
     return store
 
 
@@ -254,12 +254,12 @@ def read_by_all(
     names: list[str],
     traffic: Traffic | None = None,
     *,
-    unfit: ConfigError | None = None,
+    mismatch: ConfigError | None = None,
     judge: CheckCompatibilityFn = lambda _: None,
 ) -> list[tuple[str, set[bytes]]]:
-    """Of each rank: what it goes on from, and what it has read.
+    """Return of each rank the restored checkpoint and the bytes read.
 
-    `unfit` is what the second one finds.
+    `mismatch` is the error that the second rank raises.
     """
     traffic = traffic or Traffic()
 
@@ -270,8 +270,8 @@ def read_by_all(
             got[saver, piece] = bytes(body)
 
         def plan(saved: SavedState) -> RestorePlan:
-            if unfit is not None and rank == 1:
-                raise unfit
+            if mismatch is not None and rank == 1:
+                raise mismatch
             wanted = (
                 ReadRequest(
                     index.rank, piece, whole_piece_sink(piece, partial(put, index.rank, piece))
@@ -287,15 +287,15 @@ def read_by_all(
                 Ranks(world_rank=rank, world_size=RANKS, local_rank=rank, local_world_size=RANKS)
             ),
         ).context
-        desk = RankChannel(rank, folder, store, names)
-        recall = RestoreSelector(
-            desk,
+        channel = RankChannel(rank, folder, store, names)
+        selector = RestoreSelector(
+            channel,
             context,
             all_gather=lambda value: gather(traffic.record_gathered(value)),
             broadcast=lambda value: gather(traffic.record_broadcast(value))[0],
             clock=Yielding(),
         )
-        saved = recall.read_newest(plan, judge)
+        saved = selector.read_newest(plan, judge)
         return saved.name if saved else "", set(got.values())
 
     return run_on_ranks(RANKS, work)
@@ -304,8 +304,8 @@ def read_by_all(
 def test_each_object_is_read_once_per_node(tmp_path: Path) -> None:
     store = saved_by_all(tmp_path, "a")
     assert read_by_all(store, tmp_path, ["a"]) == [("a", WHOLE)] * RANKS
-    assert set(store.asked.values()) == {1}
-    assert store.shared == {RING_SUFFIX}, "who frees what the killed have left knows it by that"
+    assert set(store.request_counts.values()) == {1}
+    assert store.shared == {RING_SUFFIX}, "the prefix identifies rings of killed processes"
     assert list(tmp_path.glob("segments/*")) == [], "the rings are removed"
 
 
@@ -318,13 +318,14 @@ def test_indices_are_broadcast_and_not_gathered(tmp_path: Path) -> None:
     assert max(traffic.gathered_bytes) < indices_bytes
 
 
-@pytest.mark.parametrize("damaged", ["chunk", "index"])
+@pytest.mark.parametrize("corrupted_part", ["chunk", "index"])
 def test_all_ranks_fall_back_to_the_same_checkpoint(
-    tmp_path: Path, damaged: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, corrupted_part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = saved_by_all(tmp_path, "a", "b")
     broken = max(
-        (found for found in store.list("b") if damaged in found.key), key=lambda one: one.size_bytes
+        (found for found in store.list("b") if corrupted_part in found.key),
+        key=lambda one: one.size_bytes,
     ).key
     store.put(broken, store.get(broken)[:-1] + b"?")
     found = read_by_all(store, tmp_path, ["b", "a"])
@@ -344,8 +345,8 @@ def test_without_a_readable_checkpoint_integrity_error_is_raised(tmp_path: Path)
 def test_a_state_that_does_not_fit_one_rank_is_rejected_on_all(tmp_path: Path) -> None:
     store = saved_by_all(tmp_path, "b", "a")
     with pytest.raises(ConfigError, match="another model"):
-        read_by_all(store, tmp_path, ["b", "a"], unfit=ConfigError("It is of another model."))
-    assert not [key for key in store.asked if "chunks" in key]
+        read_by_all(store, tmp_path, ["b", "a"], mismatch=ConfigError("It is of another model."))
+    assert not [key for key in store.request_counts if "chunks" in key]
     assert list(tmp_path.glob("segments/*")) == [], "the rings are removed"
 
 
@@ -360,7 +361,7 @@ def test_compatibility_is_checked_before_any_rank_reads(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No rank has a place"):
         read_by_all(store, tmp_path, ["a"], judge=judge)
     assert gathered_fits == [[0, 1]] * RANKS
-    assert not [key for key in store.asked if "chunks" in key]
+    assert not [key for key in store.request_counts if "chunks" in key]
 
 
 def test_a_corrupt_state_is_skipped_before_its_compatibility_is_checked(
@@ -370,8 +371,8 @@ def test_a_corrupt_state_is_skipped_before_its_compatibility_is_checked(
         judged.append(len(fits))
 
     judged: list[int] = []
-    shelf = SavedStates(b=make_state("b"), a=make_state("a"))
-    assert restore_from(shelf, broken=("b",), judge=judge) == "a"
+    saved_states = SavedStates(b=make_state("b"), a=make_state("a"))
+    assert restore_from(saved_states, broken=("b",), judge=judge) == "a"
     assert judged == [1]
 
 
@@ -395,8 +396,8 @@ def test_only_rank_zero_opens_the_state_in_memory(
             [MemoryShardReader(ShmSegment.open(path)) for path in segments], IN_MEMORY_NAME
         )
 
-    def look(desk: RankChannel) -> SavedState:
-        looked.append(desk)
+    def look(channel: RankChannel) -> SavedState:
+        looked.append(channel)
         return in_memory()
 
     def again(_: RankChannel, opened: SavedStateDescriptor) -> SavedState:

@@ -23,7 +23,7 @@ from spotfit.testing.builders import ManualClock
 class Ranks:
     """Two ranks with equal steps; a broadcast from rank 0 takes `check_s`."""
 
-    def __init__(self, every: Any, *, life_s: float = 3600.0, check_s: float = 0.0015) -> None:
+    def __init__(self, every: Any, *, lifetime_s: float = 3600.0, check_s: float = 0.0015) -> None:
         self.clock = ManualClock()
         self.check_times: list[float] = []
         """Times of the checks."""
@@ -36,12 +36,14 @@ class Ranks:
         self.reasons: list[str] = []
         self._last_broadcast = b""
         self._schedulers = [
-            self._make_scheduler(every, life_s, is_rank_zero=is_rank_zero)
+            self._make_scheduler(every, lifetime_s, is_rank_zero=is_rank_zero)
             for is_rank_zero in (True, False)
         ]
         self._reports = itertools.count()
 
-    def _make_scheduler(self, every: Any, life_s: float, *, is_rank_zero: bool) -> SaveScheduler:
+    def _make_scheduler(
+        self, every: Any, lifetime_s: float, *, is_rank_zero: bool
+    ) -> SaveScheduler:
         return SaveScheduler(
             parse_save_trigger(every),
             broadcast_bytes=self._broadcast
@@ -50,7 +52,7 @@ class Ranks:
             is_rank_zero=is_rank_zero,
             clock=self.clock,
             outlook=lambda: GroupOutlook(
-                failure_model=FailureModel(market_prior=MarketPrior(mean_lifetime_s=life_s)),
+                failure_model=FailureModel(market_prior=MarketPrior(mean_lifetime_s=lifetime_s)),
                 time_to_preemption_s=self.left_s,
                 rebalance_recommendation=self.recommendation,
                 final_save_request=self.final_save_request,
@@ -127,7 +129,7 @@ def test_every_n_steps_saves_after_n_steps() -> None:
 def test_all_ranks_save_the_same_step_after_an_interval() -> None:
     ranks = Ranks("10s")
     between = gaps(ranks.saves(range(1, 1000), step_s=0.1))
-    assert all(98 <= gap <= 121 for gap in between), "10 s, and the time between two looks at most"
+    assert all(98 <= gap <= 121 for gap in between), "10 s plus at most one check interval"
     assert "every 10 s" in ranks.reasons[0]
 
 
@@ -136,7 +138,7 @@ def test_checks_take_a_small_fraction_of_the_time() -> None:
     ranks.saves(range(1, 10_000), step_s=0.01)
     assert sum(ranks.check_intervals_s) > 99
     assert max(ranks.check_intervals_s) <= MAX_CHECK_INTERVAL_S
-    assert len(ranks.check_times) * 0.0015 < 0.002 * 100, "that takes two thousandths of the time"
+    assert len(ranks.check_times) * 0.0015 < 0.002 * 100, "checks take 0.2% of the time"
     dear = Ranks("10m", check_s=0.02)
     dear.saves(range(1, 10_000), step_s=0.01)
     assert len(dear.check_times) <= 100 / MAX_CHECK_INTERVAL_S + 15
@@ -172,7 +174,7 @@ def test_a_notice_is_seen_in_time_despite_occasional_slow_steps() -> None:
     when = evaluation_every(100, of_s=4.0)
     assert ranks.saves(range(1, 650), step_s=when) == []
     ranks.left_s = 40.0
-    assert ranks.saves(range(650, 1500), step_s=when), "no evaluation takes so long"
+    assert ranks.saves(range(650, 1500), step_s=when), "no evaluation takes 40 s"
 
 
 def test_when_steps_become_slower_at_most_two_checks_are_late() -> None:
@@ -191,17 +193,22 @@ def test_when_steps_become_slower_at_most_two_checks_are_late() -> None:
 
 
 def test_auto_saves_once_to_measure_and_then_by_lifetime() -> None:
-    rough, calm = Ranks("auto", life_s=600.0), Ranks("auto", life_s=40_000.0)
-    often, rare = (len(one.saves(range(1, 4000), step_s=0.5)) for one in (rough, calm))
-    assert rough.reasons[0].startswith("every 30 s: the first save, which measures")
-    assert "0.50 s stall" in rough.reasons[-1]
+    short_lifetime, long_lifetime = (
+        Ranks("auto", lifetime_s=600.0),
+        Ranks("auto", lifetime_s=40_000.0),
+    )
+    often, rare = (
+        len(one.saves(range(1, 4000), step_s=0.5)) for one in (short_lifetime, long_lifetime)
+    )
+    assert short_lifetime.reasons[0].startswith("every 30 s: the first save, which measures")
+    assert "0.50 s stall" in short_lifetime.reasons[-1]
     assert often > 2 * rare > 2
 
 
 def test_the_next_save_is_logged_once_after_each_commit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ranks = Ranks("auto", life_s=40_000.0)
+    ranks = Ranks("auto", lifetime_s=40_000.0)
     saves = ranks.saves(range(1, 4000), step_s=0.5)
     reasons = [
         line for line in capsys.readouterr().err.splitlines() if "checkpoint.next_save" in line
@@ -209,7 +216,9 @@ def test_the_next_save_is_logged_once_after_each_commit(
     assert 1 < len(saves) <= len(reasons) + 1 <= len(saves) + 1
     assert all("in_s=" in line and "the group is lost every" in line for line in reasons)
     Ranks("10s").saves(range(1, 100), step_s=0.5)
-    assert "checkpoint.next_save" not in capsys.readouterr().err, "that much the user knows"
+    assert "checkpoint.next_save" not in capsys.readouterr().err, (
+        "the next save is not logged for a fixed interval"
+    )
 
 
 def test_auto_waits_for_the_save_in_flight() -> None:

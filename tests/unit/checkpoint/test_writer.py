@@ -76,7 +76,7 @@ def test_files_of_a_reused_name_are_inherited_unless_replaced(
     shares = [found.key for found in store.list(".spotfit/refs")]
     assert shares == [keys.checkpoint_ref("last", name, 1, 0) for name in ("last@1-1", "n")] + [
         keys.checkpoint_ref("last@1-1", "n", 1, 0)
-    ], "or they were deleted with those whose they are"
+    ], "refs keep the files when the checkpoint that owns them is deleted"
 
 
 def test_a_folder_overwritten_by_the_user_inherits_no_files() -> None:

@@ -99,7 +99,9 @@ def test_status_prints_the_current_state(run: RunDirectory) -> None:
 def test_status_prints_the_reason_of_the_end(run: RunDirectory) -> None:
     run.write(FitEnded(outcome="failed", reason=f"[Rank 0] {LONG}"))
     [state] = [line for line in invoke("status", run.url).stdout.splitlines() if "state" in line]
-    assert state == f"state        failed [Rank 0] {LONG}".rstrip(), "in one line, as it is"
+    assert state == f"state        failed [Rank 0] {LONG}".rstrip(), (
+        "the text is printed unchanged on one line"
+    )
 
 
 def test_events_prints_one_line_per_journal_entry(run: RunDirectory) -> None:
@@ -200,7 +202,7 @@ def test_sweep_without_the_run_key_is_refused(
     assert isinstance(invoke("sweep", run.url, "--duration-s", "0").exception, ConfigError)
 
 
-def test_status_without_the_run_key_says_that_nothing_is_verified(
+def test_status_without_the_run_key_states_that_nothing_is_verified(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = "not verified: this machine does not have the run's key"

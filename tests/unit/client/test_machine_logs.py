@@ -158,19 +158,19 @@ def test_output_is_fetched_from_the_backend_of_the_fit(
     ledger: Ledger, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later fit may use another provisioner."""
-    asked: list[str] = []
+    opened_names: list[str] = []
 
     def opened(name: str, _options: dict[str, Any]) -> Backend:
-        asked.append(name)
+        opened_names.append(name)
         return backend
 
     monkeypatch.setattr(machine_logs, "open_provisioner", opened)
     ledger.append(FitEnded(outcome="failed", reason="no"), after=ledger.catch_up())
-    elsewhere = a_spec(fit_id="f2", provisioner="elsewhere")
-    ledger.append(FitStarted(spec=elsewhere), after=ledger.catch_up())
+    later_spec = a_spec(fit_id="f2", provisioner="other")
+    ledger.append(FitStarted(spec=later_spec), after=ledger.catch_up())
     assert read_unjoined_output(ledger) == ""
     list(read_machine_output(ledger.store, ALL_MACHINES, max_lines=5))
-    assert asked == [a_spec().provisioner] * 3
+    assert opened_names == [a_spec().provisioner] * 3
 
 
 def test_a_backend_without_stored_output_is_reported(ledger: Ledger, backend: Any) -> None:

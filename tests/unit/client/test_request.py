@@ -286,7 +286,7 @@ class Settings(BackendConfig):
 
 
 @pytest.mark.parametrize("config", [BackendConfig(), Settings()])
-def test_the_spec_says_whether_the_backend_has_hooks(config: BackendConfig) -> None:
+def test_the_spec_states_whether_the_backend_has_hooks(config: BackendConfig) -> None:
     request = a_request(backend_config=config)
     spec = request.build_spec(run_id=RUN_ID, name="digits", storage_url="file:///r", code_bundle={})
     assert (spec.has_backend_hooks, spec.share_devices) == (isinstance(config, Settings),) * 2
@@ -313,9 +313,9 @@ def test_default_hang_detection_is_a_heartbeat_timeout_of_ten_minutes(
     )
 
 
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("uses_own_names", [True, False])
 def test_hang_detection_is_configured_by_the_environment(
-    monkeypatch: pytest.MonkeyPatch, ours: bool
+    monkeypatch: pytest.MonkeyPatch, uses_own_names: bool
 ) -> None:
     ray_names = {
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "30",
@@ -329,7 +329,7 @@ def test_hang_detection_is_configured_by_the_environment(
         "SPOTFIT_HANG_CONFIRM_DURATION_S": "90",
         "SPOTFIT_HANG_ACTION": "fail",
     }
-    seen = hang_detection_with(monkeypatch, **(own_names if ours else ray_names))
+    seen = hang_detection_with(monkeypatch, **(own_names if uses_own_names else ray_names))
     assert seen == HangDetectionConfig(
         worker_timeout_s=30.0, no_progress_timeout_s=90.0, abort_on_hang=True
     )

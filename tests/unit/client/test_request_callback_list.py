@@ -12,7 +12,7 @@ from spotfit.client.request import load_callbacks_from_env, nest_train_contexts
 from spotfit.core.errors import ConfigError, ConfigErrors
 from spotfit.model.user_callback import UserCallback
 
-HERE = __name__
+MODULE = __name__
 
 
 class Listener(UserCallback):
@@ -45,7 +45,7 @@ def test_no_callbacks_by_default(names: pytest.MonkeyPatch) -> None:
 def test_each_named_class_is_instantiated_in_order(
     names: pytest.MonkeyPatch, variable: str
 ) -> None:
-    names.setenv(variable, f"{HERE}.Listener, spotfit.model.user_callback.UserCallback")
+    names.setenv(variable, f"{MODULE}.Listener, spotfit.model.user_callback.UserCallback")
     first, second = load_callbacks_from_env()
     assert isinstance(first, Listener)
     assert type(second) is UserCallback
@@ -55,11 +55,11 @@ def test_each_named_class_is_instantiated_in_order(
     ("path", "reason"),
     [
         ("no.such.module.Class", "ModuleNotFoundError"),
-        (f"{HERE}.Missing", "AttributeError"),
+        (f"{MODULE}.Missing", "AttributeError"),
         ("Listener", "ValueError"),
-        (f"{HERE}.NotACallback", "not a subclass of spotfit.UserCallback"),
-        (f"{HERE}.load_callbacks_from_env", "not a subclass of spotfit.UserCallback"),
-        (f"{HERE}.Demanding", "TypeError"),
+        (f"{MODULE}.NotACallback", "not a subclass of spotfit.UserCallback"),
+        (f"{MODULE}.load_callbacks_from_env", "not a subclass of spotfit.UserCallback"),
+        (f"{MODULE}.Demanding", "TypeError"),
     ],
 )
 def test_an_invalid_callback_is_reported_with_the_reason(
@@ -73,7 +73,7 @@ def test_an_invalid_callback_is_reported_with_the_reason(
 
 
 def test_all_invalid_callbacks_are_reported_together(names: pytest.MonkeyPatch) -> None:
-    names.setenv("SPOTFIT_CALLBACKS", f"{HERE}.Missing,{HERE}.Listener,{HERE}.NotACallback")
+    names.setenv("SPOTFIT_CALLBACKS", f"{MODULE}.Missing,{MODULE}.Listener,{MODULE}.NotACallback")
     with pytest.raises(ConfigErrors) as refused:
         load_callbacks_from_env()
     assert len(refused.value.errors) == 2
@@ -107,7 +107,7 @@ def test_the_backend_context_is_outermost_and_callbacks_follow_in_order() -> Non
 def test_contexts_are_exited_when_training_raises() -> None:
     left = []
 
-    class Patient(UserCallback):
+    class ExitRecordingCallback(UserCallback):
         @contextmanager
         def train_func_context(self) -> Iterator[None]:
             try:
@@ -117,7 +117,7 @@ def test_contexts_are_exited_when_training_raises() -> None:
 
     with (
         pytest.raises(ZeroDivisionError),
-        nest_train_contexts(nullcontext, [Patient(), Patient()])(),
+        nest_train_contexts(nullcontext, [ExitRecordingCallback(), ExitRecordingCallback()])(),
     ):
         _ = 1 / 0
     assert len(left) == 2

@@ -122,7 +122,7 @@ def test_all_errors_are_reported_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"fn": two_parameters}, "0 or 1 required arguments"),
         ({"provisioner": "local?nodez=2"}, "nodez"),
@@ -131,9 +131,9 @@ def test_all_errors_are_reported_together() -> None:
         ({"name": "a..b"}, "RunConfig.name="),
     ],
 )
-def test_a_single_error_is_raised_unwrapped(tmp_path: Path, given: Any, says: str) -> None:
+def test_a_single_error_is_raised_unwrapped(tmp_path: Path, given: Any, message: str) -> None:
     run = RunConfig(name=given.pop("name", "digits"), storage_path=str(tmp_path))
-    with pytest.raises(SpotfitError, match=says) as refused:
+    with pytest.raises(SpotfitError, match=message) as refused:
         run_preflight(a_request(run=run, **given))
     assert not isinstance(refused.value, ConfigErrors)
 

@@ -123,7 +123,7 @@ def test_manifests_of_best_checkpoints_are_read_lazily(tmp_path: Path) -> None:
     assert store.read == ["c2"], "the latest"
     assert names(result.best_checkpoints) == ["c0", "c1", "c2"]
     assert result.best_checkpoints is result.best_checkpoints
-    assert sorted(store.read) == ["c0", "c1", "c2", "c2"], "once looked at, and once only"
+    assert sorted(store.read) == ["c0", "c1", "c2", "c2"], "manifests are read once, on access"
 
 
 def test_a_result_can_be_pickled_before_lazy_fields_are_read(store: Store, tmp_path: Path) -> None:
@@ -148,17 +148,21 @@ def test_without_reports_metrics_are_those_of_the_checkpoint(store: Store, tmp_p
 def validated(store: Store, tmp_path: Path, last: dict[str, Any]) -> Result:
     """A checkpoint of which a validation changed one metric and added one; then the end."""
     (commit,) = kept(store, tmp_path, 5)
-    asked = structs.replace(
+    commit_with_validation = structs.replace(
         commit, validation=ValidationRequest(), metrics={"loss": 1.0, "step": 3}
     )
     found = ValidationEnded(
         checkpoint_name="c0",
-        checkpoint_uid=asked.uid,
+        checkpoint_uid=commit_with_validation.uid,
         status="validated",
         metrics={"acc": 0.5, "loss": 2.0},
     )
     journal = run(
-        store, RetentionConfig(), asked, found, FitEnded(outcome="finished", metrics=last)
+        store,
+        RetentionConfig(),
+        commit_with_validation,
+        found,
+        FitEnded(outcome="finished", metrics=last),
     )
     return build_result(journal.view, store)
 
@@ -303,7 +307,7 @@ def test_the_dataframe_has_a_row_for_each_report(store: Store, tmp_path: Path) -
     table = result.metrics_dataframe
     assert table["eval"][0] == {"score": 5}, "nested metrics stay dictionaries"
     assert [str(loss) for loss in table["loss"]] == ["nan", "nan", "0.5"]
-    assert result.metrics_dataframe is table, "made once"
+    assert result.metrics_dataframe is table, "the dataframe is cached"
 
 
 def test_the_dataframe_without_pandas_names_the_extra(

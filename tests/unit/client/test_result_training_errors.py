@@ -32,7 +32,7 @@ TRACEBACK = "Traceback (most recent call last):\n  in train\nKeyError: 'lr'"
 
 
 def kept(error: Any, *, key: RunKey = KEY) -> tuple[MemoryStore, RankFailure]:
-    """A rank's exception as its agent leaves it in the bucket."""
+    """Store a rank's exception as its agent does."""
     store = MemoryStore()
     name = keys.failure(1, 2)
     store.put(name, key.seal(cloudpickle.dumps(error), purpose=name))
@@ -60,8 +60,10 @@ def test_the_original_exception_has_rank_and_traceback() -> None:
 
 
 def test_a_died_process_is_a_worker_died_error() -> None:
-    died = RankFailure(rank=1, kind="died", message="The worker of rank 1 was killed by SIGKILL.")
-    raised = the_failure(build_run_error(failed(died), MemoryStore(), KEY))
+    failure = RankFailure(
+        rank=1, kind="died", message="The worker of rank 1 was killed by SIGKILL."
+    )
+    raised = the_failure(build_run_error(failed(failure), MemoryStore(), KEY))
     assert isinstance(raised, WorkerDiedError)
     assert raised.details == {"rank": 1, "kind": "died"}
 
@@ -99,7 +101,7 @@ def test_an_exception_that_is_still_uploaded_is_awaited() -> None:
 
 
 class Down(MemoryStore):
-    """Cannot be read just now."""
+    """A store whose reads fail."""
 
     def get(self, key: str) -> bytes:
         raise TransientStoreError("no answer")
@@ -130,7 +132,7 @@ def test_a_pickle_of_another_type_is_not_raised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "kind", "says"),
+    ("ended", "kind", "message"),
     [
         (FitEnded(outcome="cancelled", reason="Ctrl-C"), RunCancelledError, "Ctrl-C"),
         (
@@ -161,10 +163,12 @@ def test_a_pickle_of_another_type_is_not_raised() -> None:
         ),
     ],
 )
-def test_each_outcome_has_an_exception(ended: FitEnded, kind: type[Exception], says: str) -> None:
+def test_each_outcome_has_an_exception(
+    ended: FitEnded, kind: type[Exception], message: str
+) -> None:
     error = build_run_error(ended, MemoryStore(), KEY)
     assert type(error) is kind
-    assert says in str(error)
+    assert message in str(error)
 
 
 @pytest.mark.parametrize("timed_out", [False, True])

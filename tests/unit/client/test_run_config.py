@@ -85,17 +85,17 @@ def test_a_config_of_another_library_is_named_with_its_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "says"),
+    ("callbacks", "message"),
     [
         ([print], "not an instance of spotfit.UserCallback"),
         ([UserCallback], "not an instance of spotfit.UserCallback"),
         (UserCallback(), "callbacks must be a list"),
     ],
 )
-def test_callbacks_must_be_a_list_of_callbacks(callbacks: Any, says: str) -> None:
+def test_callbacks_must_be_a_list_of_callbacks(callbacks: Any, message: str) -> None:
     value = UserCallback()
     assert RunConfig(callbacks=[value]).callbacks == [value]
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         RunConfig(callbacks=callbacks)
 
 
@@ -130,7 +130,7 @@ def test_storage_context_is_the_directory_of_the_run(tmp_path: Path) -> None:
     run = RunConfig("digits", str(tmp_path))
     assert run.storage_context.experiment_fs_path == str(tmp_path / "digits")
     assert run.storage_context.storage_fs_path == str(tmp_path)
-    assert list(tmp_path.iterdir()) == [], "asking writes nothing"
+    assert list(tmp_path.iterdir()) == [], "reading the property writes no file"
 
 
 def test_storage_filesystem_takes_precedence(tmp_path: Path) -> None:

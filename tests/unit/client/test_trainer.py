@@ -45,7 +45,7 @@ def test_all_configs_have_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"scaling_config": {"num_workers": 2}}, "must be a spotfit.ScalingConfig, not dict"),
         ({"run_config": "digits"}, "must be a spotfit.RunConfig, not str"),
@@ -57,8 +57,8 @@ def test_all_configs_have_defaults() -> None:
         ({"validation_config": print}, "must be a spotfit.ValidationConfig, not "),
     ],
 )
-def test_invalid_arguments_are_refused(given: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_arguments_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         DataParallelTrainer(train, **given)
 
 

@@ -75,14 +75,14 @@ class RunHarness:
             self.clock.wait(min(max(min(wakes) - now, 0.01), end - now))
 
 
-def started() -> RunHarness:
+def start_run() -> RunHarness:
     harness = RunHarness()
     harness.write(FitStarted(spec=SPEC))
     return harness
 
 
 def test_the_first_tick_claims_leadership_and_requests_machines() -> None:
-    harness = started()
+    harness = start_run()
     driver = harness.headless()
     driver.tick(harness.clock.now())
     assert driver.view.is_leader(AgentId("driver"))
@@ -91,15 +91,15 @@ def test_the_first_tick_claims_leadership_and_requests_machines() -> None:
     assert harness.cloud.submitted_tokens == [TOKEN]
 
 
-def test_without_a_run_it_only_polls() -> None:
+def test_without_a_run_the_leader_only_polls() -> None:
     harness = RunHarness()
     driver = harness.headless()
     assert driver.tick(100.0) == 101.0
     assert list(harness.store.list()) == []
 
 
-def test_it_monitors_while_the_lease_is_renewed() -> None:
-    harness = started()
+def test_the_leader_monitors_while_the_lease_is_renewed() -> None:
+    harness = start_run()
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS)
@@ -110,8 +110,8 @@ def test_it_monitors_while_the_lease_is_renewed() -> None:
     assert harness.cloud.submitted_tokens == [TOKEN]
 
 
-def test_it_claims_leadership_when_the_lease_expires() -> None:
-    harness = started()
+def test_the_leader_claims_leadership_when_the_lease_expires() -> None:
+    harness = start_run()
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
@@ -136,7 +136,7 @@ class Hanging(MemoryStore):
 
 def test_a_leader_is_not_deposed_while_the_bucket_hangs() -> None:
     """While the lease cannot be read, it cannot be renewed either."""
-    harness = started()
+    harness = start_run()
     harness.store = store = Hanging()
     harness.agent = Ledger(store, RUN_ID, an_agent_id(0))
     harness.write(FitStarted(spec=SPEC))
@@ -159,8 +159,8 @@ def test_a_leader_is_not_deposed_while_the_bucket_hangs() -> None:
     assert driver.view.is_leader(AgentId("driver")), "until the lease expires later"
 
 
-def test_when_all_machines_are_lost_it_requests_new_ones() -> None:
-    harness = started()
+def test_new_machines_are_requested_when_all_are_lost() -> None:
+    harness = start_run()
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
@@ -178,7 +178,7 @@ def test_when_all_machines_are_lost_it_requests_new_ones() -> None:
 
 def test_a_new_leader_is_not_judged_by_the_previous_leaders_lease() -> None:
     """Observed on a loaded machine: it cost the new leader's first round."""
-    harness = started()
+    harness = start_run()
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
@@ -201,7 +201,7 @@ def test_a_new_leader_is_not_judged_by_the_previous_leaders_lease() -> None:
 
 
 def test_remaining_machines_get_time_to_elect_a_leader() -> None:
-    harness = started()
+    harness = start_run()
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
@@ -211,7 +211,7 @@ def test_remaining_machines_get_time_to_elect_a_leader() -> None:
 
 
 def test_machines_without_a_leader_are_not_released() -> None:
-    harness = started()
+    harness = start_run()
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
@@ -222,8 +222,8 @@ def test_machines_without_a_leader_are_not_released() -> None:
     assert harness.cloud.cancelled_tokens == []
 
 
-def test_it_is_done_once_the_run_ended_and_groups_are_released() -> None:
-    harness = started()
+def test_the_leader_is_done_once_the_run_ended_and_groups_are_released() -> None:
+    harness = start_run()
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS, FitEnded(outcome="finished"))
@@ -234,7 +234,7 @@ def test_it_is_done_once_the_run_ended_and_groups_are_released() -> None:
 
 
 def test_pending_groups_are_submitted_and_released_after_the_end() -> None:
-    harness = started()
+    harness = start_run()
     driver = harness.headless()
     harness.cloud.submit_results = [ConnectionError("no answer")]
     driver.tick(100.0)
@@ -247,7 +247,7 @@ def test_pending_groups_are_submitted_and_released_after_the_end() -> None:
 
 
 def test_after_the_end_the_leader_gets_time_to_release_machines() -> None:
-    harness = started()
+    harness = start_run()
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(AGENT_LEADS, FitEnded(outcome="finished"))
@@ -259,7 +259,7 @@ def test_after_the_end_the_leader_gets_time_to_release_machines() -> None:
 
 
 def test_a_run_led_by_a_headless_leader_can_be_cancelled() -> None:
-    harness = started()
+    harness = start_run()
     driver = harness.headless()
     driver.tick(100.0)
     harness.write(CancelRequested(reason="Ctrl-C"))
@@ -271,7 +271,7 @@ def test_a_run_led_by_a_headless_leader_can_be_cancelled() -> None:
 
 
 def test_of_two_headless_leaders_one_requests_machines() -> None:
-    harness = started()
+    harness = start_run()
     one, two = harness.headless("one"), harness.headless("two")
     harness.run_leaders(one, two, for_s=60.0)
     assert one.view.is_leader(AgentId("one"))
@@ -286,7 +286,7 @@ def test_of_two_headless_leaders_one_requests_machines() -> None:
 
 
 def test_a_run_with_a_live_leader_is_left_alone() -> None:
-    harness = started()
+    harness = start_run()
     harness.headless().tick(100.0)
     harness.write(AGENT_LEADS)
     view = sweep(harness.headless("cron"), harness.clock, duration_s=10.0)
@@ -295,7 +295,7 @@ def test_a_run_with_a_live_leader_is_left_alone() -> None:
 
 
 def test_a_run_with_a_dead_leader_is_taken_over() -> None:
-    harness = started()
+    harness = start_run()
     harness.write(AGENT_LEADS)
     view = sweep(harness.headless("cron"), harness.clock, duration_s=30.0)
     assert view.is_leader(AgentId("cron"))
@@ -303,14 +303,14 @@ def test_a_run_with_a_dead_leader_is_taken_over() -> None:
 
 
 def test_a_finished_and_released_run_returns_at_once() -> None:
-    harness = started()
+    harness = start_run()
     harness.write(AGENT_LEADS, FitEnded(outcome="finished"))
     sweep(harness.headless("cron"), harness.clock, duration_s=300.0)
     assert harness.clock.now() == 100.0
 
 
 def test_machines_left_by_a_dead_leader_are_released() -> None:
-    harness = started()
+    harness = start_run()
     harness.headless().tick(100.0)
     harness.write(AGENT_LEADS, FitEnded(outcome="finished"))
     view = sweep(harness.headless("cron"), harness.clock, duration_s=300.0)

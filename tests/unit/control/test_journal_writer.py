@@ -101,7 +101,7 @@ class LeaderHarness:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def test_it_is_not_settled_before_the_journal_was_read_to_its_end() -> None:
+def test_a_writer_is_not_settled_before_the_journal_was_read_to_its_end() -> None:
     harness = LeaderHarness(slow=True)
     assert not harness.is_settled()
     harness.writer.advance(0.0)
@@ -180,7 +180,7 @@ def test_a_created_entry_needs_no_read() -> None:
     assert harness.other.catch_up() == harness.writer.view
 
 
-def test_it_is_not_settled_while_an_entry_is_in_flight() -> None:
+def test_a_writer_is_not_settled_while_an_entry_is_in_flight() -> None:
     harness = LeaderHarness(slow=True)
     harness.writer.advance(0.0)
     harness.finish(0.1)

@@ -97,7 +97,7 @@ def test_a_grandchild_in_the_group_is_killed(loop: EventLoop) -> None:
 
     def program(_: socket.socket) -> None:
         if os.fork() == 0:
-            os.read(os.pipe()[0], 1)  # for ever, holding the pipes
+            os.read(os.pipe()[0], 1)  # blocks, and holds the pipes
         os._exit(0)
 
     notify_reaped(child, fork_child(child, program))

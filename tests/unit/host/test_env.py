@@ -25,7 +25,7 @@ def test_values_are_parsed() -> None:
     )
 
 
-def test_the_name_of_ray_is_read_if_ours_is_not_set() -> None:
+def test_the_variable_of_ray_is_read_if_that_of_spotfit_is_unset() -> None:
     ray_only = {"RAY_TRAIN_CALLBACKS": "their.Callback"}
     assert env.read(env.CALLBACKS, ray_only) == ("their.Callback",)
     both = {**ray_only, "SPOTFIT_CALLBACKS": "our.First, our.Second,"}

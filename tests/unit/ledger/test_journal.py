@@ -29,7 +29,7 @@ B_LEADS = an_entry(
 CANCEL = an_entry(CancelRequested(reason="enough"))
 
 
-class Moody(MemoryStore):
+class FailingStore(MemoryStore):
     """Fails once on demand, before or after the write."""
 
     fails: str = ""
@@ -81,7 +81,7 @@ def test_an_entry_decided_from_an_old_view_is_dropped() -> None:
 
 @pytest.mark.parametrize(("fails", "event_of"), [("before", False), ("after", True)])
 def test_an_append_with_a_lost_answer_is_found_in_the_journal(fails: str, event_of: bool) -> None:
-    store = Moody()
+    store = FailingStore()
     journal = Journal(store)
     store.fails = fails
     view = journal.append(START, journal.view)
@@ -134,7 +134,7 @@ def test_a_page_can_be_read_in_one_thread_and_folded_in_another() -> None:
 
 
 def test_entries_read_before_a_store_error_are_kept() -> None:
-    store = Moody()
+    store = FailingStore()
     writer, reader = Journal(store), Journal(store)
     for entry in (START, A_LEADS, CANCEL):
         writer.append(entry, writer.view)

@@ -1,4 +1,4 @@
-"""Journal entries that a process without the run key has written, changed, moved or removed."""
+"""Journal entries that were written, changed, moved or removed without the run key."""
 
 from __future__ import annotations
 

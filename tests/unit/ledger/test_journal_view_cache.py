@@ -60,11 +60,11 @@ def test_without_a_cached_view_there_is_none_to_start_from() -> None:
     assert journal.read_newest_view(MemoryStore()) is None
 
 
-@pytest.mark.parametrize("trouble", [AlreadyExistsError("there"), TransientStoreError("no answer")])
-def test_a_failed_write_is_ignored(trouble: Exception) -> None:
+@pytest.mark.parametrize("error", [AlreadyExistsError("there"), TransientStoreError("no answer")])
+def test_a_failed_write_is_ignored(error: Exception) -> None:
     class Refusing(MemoryStore):
         def create(self, key: str, body: bytes) -> None:
-            raise trouble
+            raise error
 
     store = Refusing()
     journal.write_cached_view(store, CACHED)

@@ -9,7 +9,7 @@ from spotfit.migrate.edit import RewrittenScript, rewrite_script
 
 def migrate_script(script: str) -> RewrittenScript:
     moved = rewrite_script(textwrap.dedent(script).encode())
-    assert rewrite_script(moved.text).text == moved.text, "a second move changes nothing"
+    assert rewrite_script(moved.text).text == moved.text, "a second migration changes nothing"
     compile(moved.text, "<moved>", "exec")
     return moved
 

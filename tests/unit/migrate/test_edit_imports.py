@@ -38,7 +38,7 @@ def test_an_import_is_rewritten(before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "ours"),
+    ("module", "name", "replacement"),
     [
         ("ray.air", "ScalingConfig", "spotfit"),
         ("ray.air.config", "RunConfig", "spotfit"),
@@ -57,8 +57,10 @@ def test_an_import_is_rewritten(before: str, after: str) -> None:
         ("ray.train.v2.torch.torch_trainer", "TorchTrainer", "spotfit.torch"),
     ],
 )
-def test_names_are_found_in_internal_modules_of_ray(module: str, name: str, ours: str) -> None:
-    assert migrated_text(f"from {module} import {name}\n") == f"from {ours} import {name}\n"
+def test_names_are_found_in_internal_modules_of_ray(
+    module: str, name: str, replacement: str
+) -> None:
+    assert migrated_text(f"from {module} import {name}\n") == f"from {replacement} import {name}\n"
 
 
 def test_names_of_one_statement_are_split_by_module() -> None:

@@ -59,7 +59,7 @@ def test_advice_exists_only_for_names_without_counterpart() -> None:
         assert isinstance(find_counterpart(path), NoCounterpart), path
 
 
-def test_variables_map_to_ours_or_none() -> None:
+def test_variables_of_ray_map_to_those_of_spotfit_or_none() -> None:
     assert find_variable("RAY_TRAIN_COLLECTIVE_TIMEOUT_S") == "SPOTFIT_COLLECTIVE_TIMEOUT_S"
     assert find_variable("RAY_TRAIN_NO_SUCH_THING") is None
     assert find_variable("PATH") is None

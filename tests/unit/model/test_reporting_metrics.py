@@ -15,29 +15,29 @@ import torch
 from spotfit.model.reporting import metrics_from_json, metrics_to_json
 
 
-def there_and_back(metrics: Any) -> Any:
+def round_trip(metrics: Any) -> Any:
     return metrics_from_json(msgspec.json.decode(metrics_to_json(metrics)))
 
 
 def test_json_metrics_round_trip() -> None:
     metrics = {"loss": 0.25, "step": 3, "done": False, "tag": "a", "none": None, "in": {"b": [1]}}
-    assert there_and_back(metrics) == metrics
+    assert round_trip(metrics) == metrics
 
 
 def test_numpy_scalars_are_encoded_as_numbers() -> None:
     metrics = {"a": numpy.float32(0.5), "b": numpy.int64(3), "c": [numpy.bool_(True)]}
-    assert there_and_back(metrics) == {"a": 0.5, "b": 3, "c": [True]}
+    assert round_trip(metrics) == {"a": 0.5, "b": 3, "c": [True]}
 
 
 def test_nan_and_infinity_round_trip() -> None:
     metrics = {"a": math.nan, "b": [None, -math.inf, (numpy.float64("inf"),)]}
-    message = there_and_back(metrics)
+    message = round_trip(metrics)
     assert math.isnan(message["a"])
     assert message["b"] == [None, -math.inf, [math.inf]]
 
 
 def test_subclasses_of_json_types_are_accepted() -> None:
-    assert there_and_back(OrderedDict(a=MappingProxyType({"b": 1}))) == {"a": {"b": 1}}
+    assert round_trip(OrderedDict(a=MappingProxyType({"b": 1}))) == {"a": {"b": 1}}
 
 
 @pytest.mark.parametrize(

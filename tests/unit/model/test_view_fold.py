@@ -230,13 +230,13 @@ def test_boot_failures_are_counted_until_a_round_is_opened() -> None:
 def test_the_next_fit_removes_only_released_groups() -> None:
     ended = fold_events(*GRANTED, FitEnded(outcome="finished"))
     assert TOKEN in fold_events(FitStarted(spec=a_spec()), view=ended).groups
-    let_go = fold_events(GroupsReleased(token=TOKEN), view=ended)
-    assert TOKEN not in fold_events(FitStarted(spec=a_spec()), view=let_go).groups
+    released = fold_events(GroupsReleased(token=TOKEN), view=ended)
+    assert TOKEN not in fold_events(FitStarted(spec=a_spec()), view=released).groups
 
 
 def test_opening_a_round_removes_closed_groups() -> None:
-    let_go = fold_events(*GRANTED, GroupsReleased(token=TOKEN))
-    assert TOKEN not in fold_events(RoundOpened(round=a_round()), view=let_go).groups
+    released = fold_events(*GRANTED, GroupsReleased(token=TOKEN))
+    assert TOKEN not in fold_events(RoundOpened(round=a_round()), view=released).groups
     refused = fold_events(*PLANNED, GroupRefused(token=TOKEN, reason="full"))
     opened = fold_events(RoundOpened(round=a_round()), view=refused)
     assert (opened.groups, opened.last_refusal) == ({}, "full"), "the refusal itself is kept"
@@ -423,7 +423,7 @@ def test_several_lost_nodes_of_a_round_are_charged_once() -> None:
             token=TOKEN, node=1, agent=an_agent_id(7), reason="gone", cause=FailureCause.PREEMPTION
         ),
     ],
-    ids=["its connection had held", "an older journal", "it had no place"],
+    ids=["connected node", "no cause recorded", "unassigned agent"],
 )
 def test_other_losses_do_not_recharge_a_round(lost: NodeLost) -> None:
     assert fold_events(*BROKEN_OFF, lost).failure_counts == {FailureCause.NETWORK: 1}
@@ -432,7 +432,7 @@ def test_other_losses_do_not_recharge_a_round(lost: NodeLost) -> None:
 # --- arbitrary event sequences -------------------------------------------------------------------
 
 
-def possible(view: View, n: int) -> Iterator[JournalEvent]:
+def possible_events(view: View, n: int) -> Iterator[JournalEvent]:
     """The events that may follow `view`."""
     yield LeaderElected(
         leader=an_agent_id(n % 3),
@@ -484,7 +484,7 @@ def possible(view: View, n: int) -> Iterator[JournalEvent]:
 def test_every_valid_event_sequence_folds(choices: list[int]) -> None:
     view = fold_events(FitStarted(spec=a_spec()))
     for slot, n in enumerate(choices, 1):
-        candidates = list(possible(view, n))
+        candidates = list(possible_events(view, n))
         event = candidates[n % len(candidates)]
         after = fold_events(event, view=view)
         assert after == fold_events(event, view=view), "equal views, equal entries: equal views"

@@ -66,7 +66,7 @@ def losses(view: View, observations: LeaderState, now: float = NOW) -> dict[int,
         (a_view(groups={TOKEN: a_group(lost_nodes=frozenset({1}))}), a_member_status(1)),
         (a_view(), a_member_status(1, member=a_member(1, token=Token("t-unknown")))),
     ],
-    ids=["lost", "noticed", "notice not yet written", "machine given up", "of no group"],
+    ids=["lost", "noticed", "notice not yet written", "machine lost", "unknown group"],
 )
 def test_lost_leaving_and_released_members_are_not_usable(view: View, member_status: Any) -> None:
     observations = a_leader_state(members=member_statuses(a_member_status(0), member_status))
@@ -259,9 +259,9 @@ def test_a_vanished_leader_is_lost_at_once() -> None:
         (NodeState.RUNNING, NOW, {}, FailureCause.PLATFORM),
         (NodeState.RUNNING, NOW, {an_agent_id(1): a_notice()}, FailureCause.PREEMPTION),
     ],
-    ids=["it is gone", "the backend may be late", "it runs", "it announced its end"],
+    ids=["gone", "outdated report", "running", "running with a notice"],
 )
-def test_a_running_machine_with_a_lost_agent_is_a_platform_failure(
+def test_the_cause_of_a_lost_agent_follows_the_report_of_its_machine(
     state: NodeState, seen: float, notices: dict[AgentId, Notice], cause: FailureCause
 ) -> None:
     observations = a_leader_state(
@@ -337,9 +337,9 @@ def test_a_restarted_machine_loses_only_its_previous_agent() -> None:
         replace(WITHOUT_A1, notice_slots={an_agent_id(1): 9}),
         replace(WITHOUT_A1, notices={}, notice_slots={}),
     ],
-    ids=["it has a place", "no round yet", "it spoke later", "it announced nothing"],
+    ids=["assigned", "no round yet", "joined later", "no notice"],
 )
-def test_a_node_with_a_notice_is_kept_until_then(view: View) -> None:
+def test_a_node_with_a_notice_is_kept_until_the_next_round(view: View) -> None:
     assert losses(view, a_leader_state()) == {}
 
 
@@ -367,7 +367,7 @@ def test_a_headless_leader_waits_for_an_agent_to_take_the_lead() -> None:
     assert losses(IN_ROUND, gone).keys() == {0, 1}
 
 
-def test_a_status_with_too_few_nodes_says_nothing_about_the_rest() -> None:
+def test_a_status_with_too_few_nodes_leaves_the_other_nodes_unknown() -> None:
     observations = a_leader_state(
         members=ONE_MEMBER, group_statuses={TOKEN: a_group_status(NodeState.RUNNING)}
     )
@@ -427,7 +427,7 @@ def last_attempt_losses(view: View, **fields: Any) -> list[Any]:
     return [(lost.agent, lost.cause) for lost in find_lost_nodes(view, observations, NOW)]
 
 
-def test_it_is_released_once_a_full_round_runs_without_it() -> None:
+def test_a_machine_on_its_last_attempt_is_released_once_a_full_round_runs_without_it() -> None:
     groups = {TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)}
     fresh = a_member(2, token=SPARE, node=0)
     without = a_view(round=a_round(members=[a_member(0), fresh]), groups=groups)

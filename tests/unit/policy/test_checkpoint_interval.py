@@ -37,13 +37,15 @@ AHEAD = LifetimeEstimate(mean_remaining_s=2 * HOURS, announced_fraction=0.0)
 AUTO = SaveTrigger(auto=True)
 
 
-def at(now: float, **fields: Any) -> TrainingProgress:
+def progress_at(now: float, **fields: Any) -> TrainingProgress:
     """Progress of a training that started at time 0 with one step per second."""
     defaults: dict[str, Any] = {"step": int(now), "last_save_at": 0.0, "last_save_step": 0}
     return TrainingProgress(now, **{**defaults, **fields})
 
 
-def every_s(costs: SaveCostEstimate, ahead: LifetimeEstimate, max_overhead: float = 0.035) -> float:
+def interval_s(
+    costs: SaveCostEstimate, ahead: LifetimeEstimate, max_overhead: float = 0.035
+) -> float:
     return optimal_interval(costs, ahead, max_overhead=max_overhead).interval_s
 
 
@@ -51,16 +53,16 @@ def every_s(costs: SaveCostEstimate, ahead: LifetimeEstimate, max_overhead: floa
 
 
 def test_without_notice_the_interval_is_young_daly() -> None:
-    assert every_s(COSTS, AHEAD) == pytest.approx(math.sqrt(2 * 6.5 * 7200))
+    assert interval_s(COSTS, AHEAD) == pytest.approx(math.sqrt(2 * 6.5 * 7200))
 
 
 def test_announced_ends_do_not_shorten_the_interval() -> None:
     message = LifetimeEstimate(2 * HOURS, announced_fraction=0.9)
-    assert every_s(COSTS, message) == pytest.approx(every_s(COSTS, AHEAD) * math.sqrt(10))
+    assert interval_s(COSTS, message) == pytest.approx(interval_s(COSTS, AHEAD) * math.sqrt(10))
 
 
 def test_the_interval_is_finite_if_all_ends_are_announced() -> None:
-    assert math.isfinite(every_s(COSTS, LifetimeEstimate(2 * HOURS, announced_fraction=1.0)))
+    assert math.isfinite(interval_s(COSTS, LifetimeEstimate(2 * HOURS, announced_fraction=1.0)))
 
 
 @given(
@@ -163,7 +165,7 @@ def test_frequent_early_losses_shorten_the_interval_of_young_groups() -> None:
     young, old = (
         estimate_lifetime(failure_model, round_age_s=age_s) for age_s in (60.0, 3 * HOURS)
     )
-    assert every_s(COSTS, young, 0.5) < every_s(COSTS, old, 0.5) / 2
+    assert interval_s(COSTS, young, 0.5) < interval_s(COSTS, old, 0.5) / 2
 
 
 def test_the_announced_fraction_is_learned() -> None:
@@ -187,52 +189,58 @@ def test_a_notice_shorter_than_a_save_is_ignored() -> None:
 
 
 def test_auto_saves_after_the_interval() -> None:
-    due = every_s(COSTS, AHEAD)
-    held = decide_save(AUTO, at(due - 1), costs=COSTS, lifetime=AHEAD)
+    due = interval_s(COSTS, AHEAD)
+    held = decide_save(AUTO, progress_at(due - 1), costs=COSTS, lifetime=AHEAD)
     assert isinstance(held, SaveLater)
     assert held.until == pytest.approx(due)
-    assert isinstance(decide_save(AUTO, at(due + 1), costs=COSTS, lifetime=AHEAD), SaveNow)
+    assert isinstance(decide_save(AUTO, progress_at(due + 1), costs=COSTS, lifetime=AHEAD), SaveNow)
 
 
 def test_the_first_save_is_early_and_measures() -> None:
-    held = decide_save(AUTO, at(FIRST_SAVE_S - 1), costs=None, lifetime=AHEAD)
+    held = decide_save(AUTO, progress_at(FIRST_SAVE_S - 1), costs=None, lifetime=AHEAD)
     assert isinstance(held, SaveLater)
     assert "which measures" in held.reason
-    assert isinstance(decide_save(AUTO, at(FIRST_SAVE_S), costs=None, lifetime=AHEAD), SaveNow)
+    assert isinstance(
+        decide_save(AUTO, progress_at(FIRST_SAVE_S), costs=None, lifetime=AHEAD), SaveNow
+    )
 
 
 def test_auto_starts_no_save_while_one_is_in_flight() -> None:
-    held = decide_save(AUTO, at(9999.0, saves_in_flight=1), costs=COSTS, lifetime=AHEAD)
+    held = decide_save(AUTO, progress_at(9999.0, saves_in_flight=1), costs=COSTS, lifetime=AHEAD)
     assert held == SaveLater(9999.0, "the last save is still in flight")
 
 
 def test_duration_and_steps_trigger_whichever_is_first() -> None:
     trigger = parse_save_trigger(["10m", 500])
-    assert isinstance(decide_save(trigger, at(499.0), costs=None, lifetime=None), SaveLater)
-    assert decide_save(trigger, at(499.0, step=500), costs=None, lifetime=None) == SaveNow(
+    assert isinstance(
+        decide_save(trigger, progress_at(499.0), costs=None, lifetime=None), SaveLater
+    )
+    assert decide_save(trigger, progress_at(499.0, step=500), costs=None, lifetime=None) == SaveNow(
         "500 steps since the last save"
     )
-    by_time = decide_save(trigger, at(600.0, step=60), costs=None, lifetime=None)
+    by_time = decide_save(trigger, progress_at(600.0, step=60), costs=None, lifetime=None)
     assert isinstance(by_time, SaveNow)
     assert "set by the user" in by_time.reason
 
 
 def test_the_end_of_an_epoch_is_saved_once() -> None:
     trigger = parse_save_trigger("epoch")
-    ended = at(50.0, epoch_ended=True)
+    ended = progress_at(50.0, epoch_ended=True)
     assert decide_save(trigger, ended, costs=None, lifetime=None) == SaveNow("an epoch has ended")
-    saved = at(50.0, epoch_ended=True, last_save_step=50)
+    saved = progress_at(50.0, epoch_ended=True, last_save_step=50)
     assert isinstance(decide_save(trigger, saved, costs=None, lifetime=None), SaveLater)
 
 
 def test_at_notice_never_saves_otherwise() -> None:
-    held = decide_save(parse_save_trigger("at_notice"), at(1e6), costs=COSTS, lifetime=AHEAD)
+    held = decide_save(
+        parse_save_trigger("at_notice"), progress_at(1e6), costs=COSTS, lifetime=AHEAD
+    )
     assert isinstance(held, SaveLater)
     assert held.until == math.inf
 
 
 def test_without_snapshot_memory_no_save_starts() -> None:
-    full = at(700.0, saves_in_flight=2, has_free_slot=False)
+    full = progress_at(700.0, saves_in_flight=2, has_free_slot=False)
     held = decide_save(parse_save_trigger("10m"), full, costs=None, lifetime=None)
     assert held == SaveLater(700.0, "2 saves are in flight and use all snapshot memory")
 
@@ -243,10 +251,10 @@ def test_without_snapshot_memory_no_save_starts() -> None:
 @pytest.mark.parametrize("every", ["auto", "at_notice", "10m", 10**6, "epoch"])
 def test_a_preemption_risk_triggers_a_save_with_every_trigger(every: Any) -> None:
     trigger = parse_save_trigger(every)
-    without_risk = decide_save(trigger, at(20.0), costs=COSTS, lifetime=AHEAD)
+    without_risk = decide_save(trigger, progress_at(20.0), costs=COSTS, lifetime=AHEAD)
     assert isinstance(without_risk, SaveLater)
     message = decide_save(
-        trigger, at(20.0, preemption_risk="higher risk"), costs=COSTS, lifetime=AHEAD
+        trigger, progress_at(20.0, preemption_risk="higher risk"), costs=COSTS, lifetime=AHEAD
     )
     assert message == SaveNow("elevated preemption risk: higher risk")
 
@@ -254,10 +262,10 @@ def test_a_preemption_risk_triggers_a_save_with_every_trigger(every: Any) -> Non
 @pytest.mark.parametrize(
     "moment",
     [
-        at(20.0, preemption_risk="x", last_save_step=20),
-        at(20.0, preemption_risk="x", saves_in_flight=1),
-        at(20.0, preemption_risk="x", has_free_slot=False),
-        at(6.0, preemption_risk="x"),
+        progress_at(20.0, preemption_risk="x", last_save_step=20),
+        progress_at(20.0, preemption_risk="x", saves_in_flight=1),
+        progress_at(20.0, preemption_risk="x", has_free_slot=False),
+        progress_at(6.0, preemption_risk="x"),
     ],
     ids=["saved", "save in flight", "no memory", "little unsaved work"],
 )

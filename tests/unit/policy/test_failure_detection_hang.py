@@ -94,7 +94,7 @@ def test_starting_saving_and_validating_rounds_are_not_suspected(busy: Any) -> N
 # --- rounds that do not start --------------------------------------------------------------------
 
 
-def started(*ranks: int, now: float, start_s: float = 30.0) -> RoundClosed | Wait | None:
+def check_start(*ranks: int, now: float, start_s: float = 30.0) -> RoundClosed | Wait | None:
     """A round of two workers opened at 100."""
     view = a_view(
         round=a_round(), spec=a_spec(hang_detection=HangDetectionConfig(start_timeout_s=start_s))
@@ -104,21 +104,21 @@ def started(*ranks: int, now: float, start_s: float = 30.0) -> RoundClosed | Wai
 
 
 def test_a_started_round_is_not_closed() -> None:
-    assert started(0, 1, now=9e9) is None
+    assert check_start(0, 1, now=9e9) is None
 
 
 def test_without_start_timeout_a_round_may_start_arbitrarily_late() -> None:
-    assert started(now=9e9, start_s=0.0) is None
+    assert check_start(now=9e9, start_s=0.0) is None
 
 
 def test_workers_have_the_start_timeout_to_start() -> None:
-    waits = started(1, now=120.0)
+    waits = check_start(1, now=120.0)
     assert isinstance(waits, Wait)
     assert (waits.until, waits.reason) == (130.0, "1 of 2 workers are starting")
 
 
 def test_a_round_that_does_not_start_is_charged_to_the_platform() -> None:
-    closed = started(1, now=130.0)
+    closed = check_start(1, now=130.0)
     assert isinstance(closed, RoundClosed)
     assert (closed.cause, closed.round_number) == (FailureCause.PLATFORM, 1)
     assert closed.reason == "rank 0 has not started within 30 s"

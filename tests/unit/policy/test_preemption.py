@@ -229,7 +229,14 @@ def test_without_replication_a_commit_of_an_old_snapshot_closes(
         (replicas(109.9, steps=(9, 6)), False),
         ({1: replicas(109.9)[1]}, False),
     ],
-    ids=["fresh", "a while ago", "before the notice", "with who leaves", "torn", "a part missing"],
+    ids=[
+        "fresh",
+        "old",
+        "before the notice",
+        "on the leaving node",
+        "different steps",
+        "missing part",
+    ],
 )
 def test_a_replica_on_a_staying_node_closes_like_a_commit(
     copies: dict[int, ReplicaLocation], changes: bool
@@ -305,7 +312,7 @@ RELAXED = a_spec(relax_collectives=True)
 WITH_GRACE = a_spec(failure_limits=FailureLimits(preemption_grace_s=30.0))
 
 
-def after(view: View, now: float, **fields: Any) -> RoundClosed | Wait | None:
+def decide_after_loss(view: View, now: float, **fields: Any) -> RoundClosed | Wait | None:
     """a1 is lost; its notice of 60 s was received at 100."""
     there = a_leader_state(
         members=member_statuses(a_member_status(0)),
@@ -327,7 +334,7 @@ def after(view: View, now: float, **fields: Any) -> RoundClosed | Wait | None:
     ],
     ids=["relaxed", "with grace", "by default", "not announced", "it has rank 0"],
 )
-def test_when_a_round_may_continue_without_a_node(view: View, may_continue: bool) -> None:
+def test_a_round_may_continue_without_a_node_in_these_cases(view: View, may_continue: bool) -> None:
     assert view.round is not None
     place = view.round.assignment_of(an_agent_id(1))
     assert place is not None
@@ -341,10 +348,10 @@ def test_without_lost_nodes_nothing_is_closed() -> None:
 
 
 def test_with_relaxed_collectives_remaining_ranks_may_start_a_save() -> None:
-    waits = after(with_notice(spec=RELAXED), 150.0)
+    waits = decide_after_loss(with_notice(spec=RELAXED), 150.0)
     assert isinstance(waits, Wait)
     assert waits.until == 160.0
-    over = after(with_notice(spec=RELAXED), 160.0)
+    over = decide_after_loss(with_notice(spec=RELAXED), 160.0)
     assert isinstance(over, RoundClosed)
     assert (over.cause, over.preempted) == (
         FailureCause.PREEMPTION,
@@ -353,23 +360,25 @@ def test_with_relaxed_collectives_remaining_ranks_may_start_a_save() -> None:
 
 
 def test_after_the_save_the_round_is_closed_at_once() -> None:
-    assert isinstance(after(with_notice(spec=RELAXED, saved=True), 150.0), RoundClosed)
+    assert isinstance(decide_after_loss(with_notice(spec=RELAXED, saved=True), 150.0), RoundClosed)
 
 
 @pytest.mark.parametrize(
     ("saving", "now", "waits"),
     [({0}, 150.0, True), ({0}, 189.9, True), ({0}, 190.0, False), ({0, 1}, 150.0, False)],
-    ids=["under way", "grace", "grace is over", "the lost one has files, too"],
+    ids=["at the loss", "within the grace period", "after the grace period", "lost rank is saving"],
 )
 def test_remaining_ranks_may_finish_a_save_within_the_grace_period(
     saving: set[int], now: float, waits: bool
 ) -> None:
-    decision = after(with_notice(spec=WITH_GRACE), now, uploading_ranks=frozenset(saving))
+    decision = decide_after_loss(
+        with_notice(spec=WITH_GRACE), now, uploading_ranks=frozenset(saving)
+    )
     assert isinstance(decision, Wait if waits else RoundClosed)
 
 
 def test_without_a_save_in_flight_the_grace_period_is_not_awaited() -> None:
-    assert isinstance(after(with_notice(spec=WITH_GRACE), 150.0), RoundClosed)
+    assert isinstance(decide_after_loss(with_notice(spec=WITH_GRACE), 150.0), RoundClosed)
 
 
 # --- growing -------------------------------------------------------------------------------------
@@ -378,32 +387,32 @@ ELASTIC = a_spec(min_workers=1, max_workers=3, resize_interval_s=30.0)
 SMALL = a_round(members=[a_member(0)])
 
 
-def growing(view: View, state: LeaderState, now: float) -> RoundClosed | Wait | None:
+def decide_resize(view: View, state: LeaderState, now: float) -> RoundClosed | Wait | None:
     return resize_group(view, state, training_of(view, state), now)
 
 
-def small(**fields: Any) -> View:
+def small_group_view(**fields: Any) -> View:
     return a_view(**{"spec": ELASTIC, "round": SMALL, "latest_committed_slot": 9, **fields})
 
 
 @pytest.mark.parametrize(
     ("view", "state"),
     [
-        (small(spec=a_spec(max_workers=3)), a_leader_state()),
-        (small(), a_leader_state(members=member_statuses(a_member_status(0)))),
-        (small(round=a_round(members=[a_member(0, slots=3)])), a_leader_state()),
+        (small_group_view(spec=a_spec(max_workers=3)), a_leader_state()),
+        (small_group_view(), a_leader_state(members=member_statuses(a_member_status(0)))),
+        (small_group_view(round=a_round(members=[a_member(0, slots=3)])), a_leader_state()),
     ],
     ids=["fixed size", "no free slots", "full"],
 )
-def test_when_a_group_does_not_grow(view: View, state: LeaderState) -> None:
-    assert growing(view, state, 1000.0) is None
+def test_a_fixed_or_full_group_does_not_grow(view: View, state: LeaderState) -> None:
+    assert decide_resize(view, state, 1000.0) is None
 
 
 def test_a_group_grows_after_a_commit_and_at_intervals() -> None:
-    early = growing(small(), committed_at(1000.0, since=990.0), 1000.0)
+    early = decide_resize(small_group_view(), committed_at(1000.0, since=990.0), 1000.0)
     assert isinstance(early, Wait)
     assert early.until == 1020.0
-    due = growing(small(), committed_at(999.9, since=970.0), 1000.0)
+    due = decide_resize(small_group_view(), committed_at(999.9, since=970.0), 1000.0)
     assert due == RoundClosed(
         round_number=1, cause=FailureCause.RESIZE, reason="growing from 1 to 2 workers"
     )
@@ -411,26 +420,29 @@ def test_a_group_grows_after_a_commit_and_at_intervals() -> None:
 
 @pytest.mark.parametrize("state", [a_leader_state(phase=a_training()), committed_at(990.0)])
 def test_growing_waits_for_a_fresh_commit(state: LeaderState) -> None:
-    decision = growing(small(), state, 1000.0)
+    decision = decide_resize(small_group_view(), state, 1000.0)
     assert isinstance(decision, Wait)
     assert "growing after the next commit" in decision.reason
 
 
 def test_a_commit_of_the_previous_round_does_not_count() -> None:
-    view = small(next_slot=20, latest_committed_slot=9)
-    assert isinstance(growing(view, committed_at(999.5), 1000.0), Wait)
+    view = small_group_view(next_slot=20, latest_committed_slot=9)
+    assert isinstance(decide_resize(view, committed_at(999.5), 1000.0), Wait)
 
 
 def test_a_zero_resize_interval_still_waits() -> None:
     eager = a_spec(min_workers=1, max_workers=3, resize_interval_s=0.0)
-    decision = growing(small(spec=eager), a_leader_state(), 1000.0)
+    decision = decide_resize(small_group_view(spec=eager), a_leader_state(), 1000.0)
     assert isinstance(decision, Wait)
     assert decision.until == 1001.0
 
 
 def test_a_range_of_one_size_is_elastic_and_full() -> None:
     only = a_spec(min_workers=2, max_workers=2, is_elastic=True)
-    assert growing(small(spec=only, round=a_round()), committed_at(999.9), 1000.0) is None
+    assert (
+        decide_resize(small_group_view(spec=only, round=a_round()), committed_at(999.9), 1000.0)
+        is None
+    )
 
 
 def test_a_group_does_not_grow_for_a_cold_node() -> None:
@@ -438,7 +450,7 @@ def test_a_group_does_not_grow_for_a_cold_node() -> None:
         committed_at(999.9),
         members=member_statuses(a_member_status(0), a_member_status(1, is_warm=False)),
     )
-    assert growing(small(), cold, 1000.0) is None
+    assert decide_resize(small_group_view(), cold, 1000.0) is None
 
 
 def test_a_cold_replacement_is_not_ready() -> None:
@@ -453,7 +465,7 @@ def test_a_cold_replacement_is_not_ready() -> None:
 GIB = 2**30
 
 
-def pre_deadline(left_s: float, **fields: Any) -> PreDeadlineState:
+def state_before_deadline(left_s: float, **fields: Any) -> PreDeadlineState:
     """1 GiB: a save takes 13.1 s to the bucket at 100 MiB/s, or 3.3 s to a peer."""
     defaults: dict[str, Any] = {
         "unsaved_work_s": 30.0,
@@ -466,10 +478,10 @@ def pre_deadline(left_s: float, **fields: Any) -> PreDeadlineState:
 
 
 def test_with_time_left_training_continues_and_saves_at_the_end() -> None:
-    decision = decide_final_save(pre_deadline(120.0))
+    decision = decide_final_save(state_before_deadline(120.0))
     assert isinstance(decision, ContinueTraining)
     assert decision.for_s == pytest.approx(120 - (0.5 + 0.5 + 1.2 * 10.24 + 1.0) - 0.5)
-    later = decide_final_save(pre_deadline(120.0 - decision.for_s - 0.1))
+    later = decide_final_save(state_before_deadline(120.0 - decision.for_s - 0.1))
     assert isinstance(later, FinalSave)
     assert later.target == "bucket"
 
@@ -477,37 +489,41 @@ def test_with_time_left_training_continues_and_saves_at_the_end() -> None:
 def test_a_slow_step_is_taken_into_account() -> None:
     """13.8 s are needed, and the next step may be one that takes 8 s."""
     slow = {"max_step_s": 8.0}
-    assert isinstance(decide_final_save(pre_deadline(22.0, **slow)), FinalSave)
-    decision = decide_final_save(pre_deadline(30.0, **slow))
+    assert isinstance(decide_final_save(state_before_deadline(22.0, **slow)), FinalSave)
+    decision = decide_final_save(state_before_deadline(30.0, **slow))
     assert isinstance(decision, ContinueTraining)
     assert decision.for_s == pytest.approx(30 - (0.5 + 0.5 + 1.2 * 10.24 + 1.0) - 8.0)
 
 
 def test_less_work_than_a_slow_step_is_saved_at_the_last_moment() -> None:
     assert isinstance(
-        decide_final_save(pre_deadline(22.0, max_step_s=8.0, unsaved_work_s=7.0)), ContinueTraining
+        decide_final_save(state_before_deadline(22.0, max_step_s=8.0, unsaved_work_s=7.0)),
+        ContinueTraining,
     )
     assert isinstance(
-        decide_final_save(pre_deadline(15.0, max_step_s=8.0, unsaved_work_s=7.0)), FinalSave
+        decide_final_save(state_before_deadline(15.0, max_step_s=8.0, unsaved_work_s=7.0)),
+        FinalSave,
     )
 
 
 def test_much_unsaved_work_is_saved_early() -> None:
-    assert isinstance(decide_final_save(pre_deadline(120.0, unsaved_work_s=651.0)), FinalSave)
     assert isinstance(
-        decide_final_save(pre_deadline(120.0, unsaved_work_s=649.0)), ContinueTraining
+        decide_final_save(state_before_deadline(120.0, unsaved_work_s=651.0)), FinalSave
+    )
+    assert isinstance(
+        decide_final_save(state_before_deadline(120.0, unsaved_work_s=649.0)), ContinueTraining
     )
 
 
 def test_a_ready_replacement_triggers_a_save_at_once() -> None:
-    decision = decide_final_save(pre_deadline(120.0, replacement_ready=True))
+    decision = decide_final_save(state_before_deadline(120.0, replacement_ready=True))
     assert isinstance(decision, FinalSave)
     assert "replacement ready" in decision.reason
 
 
 def test_a_ready_replacement_waits_for_the_save_in_flight() -> None:
     decision = decide_final_save(
-        pre_deadline(60.0, replacement_ready=True, in_flight_remaining_s=0.5)
+        state_before_deadline(60.0, replacement_ready=True, in_flight_remaining_s=0.5)
     )
     assert isinstance(decision, AwaitSaveInFlight)
 
@@ -521,7 +537,7 @@ BESIDE: dict[str, Any] = {
 
 
 def test_newer_work_is_saved_to_a_peer_beside_an_upload() -> None:
-    decision = decide_final_save(pre_deadline(60.0, **BESIDE, unsaved_work_s=3.5))
+    decision = decide_final_save(state_before_deadline(60.0, **BESIDE, unsaved_work_s=3.5))
     assert isinstance(decision, FinalSave)
     assert decision.target == "peer"
     assert "3.50 s of unsaved work" in decision.reason
@@ -537,38 +553,44 @@ def test_newer_work_is_saved_to_a_peer_beside_an_upload() -> None:
     ],
     ids=["little unsaved work", "no snapshot memory", "no staying node", "no time"],
 )
-def test_otherwise_the_save_in_flight_is_awaited(left_s: float, fields: dict[str, Any]) -> None:
+def test_the_save_in_flight_is_awaited_if_no_other_save_fits(
+    left_s: float, fields: dict[str, Any]
+) -> None:
     assert isinstance(
-        decide_final_save(pre_deadline(left_s, **{**BESIDE, **fields})), AwaitSaveInFlight
+        decide_final_save(state_before_deadline(left_s, **{**BESIDE, **fields})), AwaitSaveInFlight
     )
 
 
 def test_no_save_blocks_the_training_on_snapshot_memory() -> None:
     full = {"in_flight_remaining_s": 5.0, "has_free_slot": False}
-    decision = decide_final_save(pre_deadline(19.5, **full))
+    decision = decide_final_save(state_before_deadline(19.5, **full))
     assert isinstance(decision, ContinueTraining)
     assert 0.5 <= decision.for_s < 1.0, "space may be available at the next step"
-    assert isinstance(decide_final_save(pre_deadline(19.5, in_flight_remaining_s=5.0)), FinalSave)
+    assert isinstance(
+        decide_final_save(state_before_deadline(19.5, in_flight_remaining_s=5.0)), FinalSave
+    )
 
 
 def test_a_peer_is_used_if_the_bucket_is_too_slow() -> None:
-    decision = decide_final_save(pre_deadline(3.5, peer_bytes_per_s=1000 * 2.0**20))
+    decision = decide_final_save(state_before_deadline(3.5, peer_bytes_per_s=1000 * 2.0**20))
     assert isinstance(decision, FinalSave)
     assert decision.target == "peer"
 
 
 def test_the_save_in_flight_is_not_slowed_down_if_no_other_fits() -> None:
     assert isinstance(
-        decide_final_save(pre_deadline(20.0, in_flight_remaining_s=10.0)), AwaitSaveInFlight
+        decide_final_save(state_before_deadline(20.0, in_flight_remaining_s=10.0)),
+        AwaitSaveInFlight,
     )
     assert isinstance(
-        decide_final_save(pre_deadline(120.0, in_flight_remaining_s=10.0)), ContinueTraining
+        decide_final_save(state_before_deadline(120.0, in_flight_remaining_s=10.0)),
+        ContinueTraining,
     )
 
 
 @pytest.mark.parametrize("speed", [0.0, 50 * 2.0**20])
 def test_without_time_no_save_starts(speed: float) -> None:
-    assert decide_final_save(pre_deadline(15.0, bucket_bytes_per_s=speed)) == NoTimeToSave(
+    assert decide_final_save(state_before_deadline(15.0, bucket_bytes_per_s=speed)) == NoTimeToSave(
         "15 s left: not enough for a save"
     )
 
@@ -576,7 +598,7 @@ def test_without_time_no_save_starts(speed: float) -> None:
 # --- machines on their last backend restart ------------------------------------------------------
 
 
-def renewing(view: View, state: LeaderState, now: float) -> RoundClosed | Wait | None:
+def decide_last_attempt(view: View, state: LeaderState, now: float) -> RoundClosed | Wait | None:
     return leave_last_attempt_nodes(view, state, training_of(view, state), now)
 
 
@@ -596,18 +618,20 @@ def last_attempt_state(*some: Any, **fields: Any) -> LeaderState:
 
 
 def test_a_machine_on_its_last_attempt_is_left_after_a_commit() -> None:
-    decision = renewing(OPEN, last_attempt_state(REPLACEMENT), 110.0)
+    decision = decide_last_attempt(OPEN, last_attempt_state(REPLACEMENT), 110.0)
     assert isinstance(decision, RoundClosed)
     assert decision.cause is FailureCause.RESIZE, "a resize has no retry budget"
     assert "the backend would not restart t-1/1 again" in decision.reason
 
 
 def test_between_commits_a_machine_on_its_last_attempt_continues() -> None:
-    decision = renewing(OPEN, last_attempt_state(REPLACEMENT), 115.0)
+    decision = decide_last_attempt(OPEN, last_attempt_state(REPLACEMENT), 115.0)
     assert isinstance(decision, Wait)
     assert "after the next commit" in decision.reason
     nothing_saved = replace(OPEN, latest_committed_slot=-1)
-    assert isinstance(renewing(nothing_saved, last_attempt_state(REPLACEMENT), 110.0), Wait)
+    assert isinstance(
+        decide_last_attempt(nothing_saved, last_attempt_state(REPLACEMENT), 110.0), Wait
+    )
 
 
 @pytest.mark.parametrize(
@@ -632,4 +656,4 @@ def test_between_commits_a_machine_on_its_last_attempt_continues() -> None:
     ],
 )
 def test_without_a_replacement_a_machine_on_its_last_attempt_continues(state: LeaderState) -> None:
-    assert renewing(OPEN, state, 110.0) is None
+    assert decide_last_attempt(OPEN, state, 110.0) is None

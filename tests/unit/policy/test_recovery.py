@@ -39,12 +39,12 @@ def group(machines: int) -> Round:
     return a_round(5, members=map(a_member, range(machines)))
 
 
-def parts(state: SnapshotId, *ranks: int) -> list[SnapshotShard]:
+def shards_of(state: SnapshotId, *ranks: int) -> list[SnapshotShard]:
     """Shards of a group of two."""
     return [SnapshotShard(snapshot_id=state, rank=rank, world_size=2) for rank in ranks]
 
 
-def ways(found: RecoveryPlan) -> list[list[str]]:
+def locations(found: RecoveryPlan) -> list[list[str]]:
     return [
         [fetch.location for fetch in found.sources_by_rank[rank]]
         for rank in sorted(found.sources_by_rank)
@@ -58,9 +58,9 @@ A0, A1, A2, A3 = map(an_agent_id, range(4))
 
 def test_restarted_workers_use_their_local_memory() -> None:
     alone = a_round(5, members=[a_member(0, slots=2)])
-    found = plan_recovery(alone.assignments, {A0: parts(NEW, 0, 1), None: parts(OLD, 0, 1)})
+    found = plan_recovery(alone.assignments, {A0: shards_of(NEW, 0, 1), None: shards_of(OLD, 0, 1)})
     assert found.snapshot_id == NEW
-    assert ways(found) == [["local memory", "local memory"]] * 2
+    assert locations(found) == [["local memory", "local memory"]] * 2
     assert found.reason == (
         "step 120 of round 4 is the newest complete snapshot; shard reads: 4 from local memory"
     )
@@ -69,32 +69,34 @@ def test_restarted_workers_use_their_local_memory() -> None:
 def test_the_shards_of_a_lost_node_are_on_its_peer() -> None:
     """a1 is lost and replaced by a2; a0 holds the replica."""
     round_ = a_round(5, members=[a_member(0), a_member(2)])
-    found = plan_recovery(round_.assignments, {A0: parts(NEW, 0, 1), None: parts(OLD, 0, 1)})
+    found = plan_recovery(
+        round_.assignments, {A0: shards_of(NEW, 0, 1), None: shards_of(OLD, 0, 1)}
+    )
     assert found.snapshot_id == NEW
-    assert ways(found) == [["local memory", "local memory"], ["peer", "peer"]]
+    assert locations(found) == [["local memory", "local memory"], ["peer", "peer"]]
 
 
 def test_an_incomplete_snapshot_is_not_used_and_reported() -> None:
-    found = plan_recovery(group(2).assignments, {A0: parts(NEW, 0), None: parts(OLD, 0, 1)})
+    found = plan_recovery(group(2).assignments, {A0: shards_of(NEW, 0), None: shards_of(OLD, 0, 1)})
     assert found.snapshot_id == OLD
-    assert ways(found) == [["bucket", "bucket"]] * 2
+    assert locations(found) == [["bucket", "bucket"]] * 2
     assert "newer but incomplete: step 120 of round 4 (1 of 2 shards)" in found.reason
 
 
 def test_shards_in_the_bucket_complete_those_in_memory() -> None:
-    found = plan_recovery(group(2).assignments, {A0: parts(NEW, 0), None: parts(NEW, 1)})
+    found = plan_recovery(group(2).assignments, {A0: shards_of(NEW, 0), None: shards_of(NEW, 1)})
     assert found.snapshot_id == NEW
-    assert ways(found) == [["local memory", "bucket"], ["peer", "bucket"]]
+    assert locations(found) == [["local memory", "bucket"], ["peer", "bucket"]]
 
 
 def test_a_later_round_is_newer_whatever_its_steps() -> None:
     resumed = SnapshotId(round=5, step=105)
-    held: Held = {A0: parts(resumed, 0), A1: parts(resumed, 1), None: parts(NEW, 0, 1)}
+    held: Held = {A0: shards_of(resumed, 0), A1: shards_of(resumed, 1), None: shards_of(NEW, 0, 1)}
     assert plan_recovery(group(2).assignments, held).snapshot_id == resumed
 
 
 def test_another_world_size_reads_the_same_shards() -> None:
-    found = plan_recovery(group(3).assignments, {A0: parts(NEW, 0), A1: parts(NEW, 1)})
+    found = plan_recovery(group(3).assignments, {A0: shards_of(NEW, 0), A1: shards_of(NEW, 1)})
     assert found.snapshot_id == NEW
     assert [[one.shard.rank for one in found.sources_by_rank[rank]] for rank in range(3)] == [
         [0, 1]
@@ -102,7 +104,7 @@ def test_another_world_size_reads_the_same_shards() -> None:
 
 
 def test_replicas_are_requested_evenly() -> None:
-    both = parts(NEW, 0, 1)
+    both = shards_of(NEW, 0, 1)
     found = plan_recovery(group(6).assignments, {A0: both, A1: both})
     request = [one.holder for rank in range(2, 6) for one in found.sources_by_rank[rank]]
     assert sorted(request, key=str) == [A0] * 4 + [A1] * 4
@@ -112,7 +114,7 @@ def test_without_a_complete_snapshot_there_is_no_plan() -> None:
     assert plan_recovery(group(2).assignments, {}) == RecoveryPlan(
         None, {}, "no snapshot is complete: there are no shards"
     )
-    incomplete = plan_recovery(group(2).assignments, {A0: parts(NEW, 0)})
+    incomplete = plan_recovery(group(2).assignments, {A0: shards_of(NEW, 0)})
     assert incomplete.snapshot_id is None
     assert "step 120 of round 4 (1 of 2 shards)" in incomplete.reason
 
@@ -152,25 +154,28 @@ def recover_from_memory(
 
 
 def test_memory_suffices_if_a_snapshot_is_complete() -> None:
-    assert recover_from_memory(a_view(), parts(NEW, 0, 1)) == MemoryRecovery(NEW, ((A0,), (A0,)))
-    assert recover_from_memory(a_view(), parts(NEW, 0), parts(NEW, 1)) == MemoryRecovery(
+    assert recover_from_memory(a_view(), shards_of(NEW, 0, 1)) == MemoryRecovery(
+        NEW, ((A0,), (A0,))
+    )
+    assert recover_from_memory(a_view(), shards_of(NEW, 0), shards_of(NEW, 1)) == MemoryRecovery(
         NEW, ((A0,), (A1,))
     )
-    assert recover_from_memory(a_view(), parts(NEW, 0), parts(NEW, 0)) is None
+    assert recover_from_memory(a_view(), shards_of(NEW, 0), shards_of(NEW, 0)) is None
 
 
 def test_a_node_without_a_peer_store_is_not_a_source() -> None:
     assert (
-        recover_from_memory(a_view(), parts(NEW, 0), parts(NEW, 1), has_peer_stores=False) is None
+        recover_from_memory(a_view(), shards_of(NEW, 0), shards_of(NEW, 1), has_peer_stores=False)
+        is None
     )
-    both = parts(NEW, 0, 1)
+    both = shards_of(NEW, 0, 1)
     assert recover_from_memory(a_view(), both, both, has_peer_stores=False) == MemoryRecovery(
         NEW, ((A0, A1), (A0, A1))
     )
 
 
 def test_shards_of_unassigned_nodes_are_ignored() -> None:
-    round_, statuses = a_group_of(parts(NEW, 0), parts(NEW, 1))
+    round_, statuses = a_group_of(shards_of(NEW, 0), shards_of(NEW, 1))
     assert plan_memory_recovery(a_view(), round_.assignments[:1], statuses) is None
 
 
@@ -178,7 +183,7 @@ def test_shards_of_unassigned_nodes_are_ignored() -> None:
 def test_a_checkpoint_of_a_later_round_is_newer(committed_in: int, found: bool) -> None:
     """A committed snapshot of the same round is at most as new as the one in memory."""
     view = a_view(checkpoints=(a_committed_checkpoint(round=committed_in),))
-    assert (recover_from_memory(view, parts(NEW, 0, 1)) is not None) == found
+    assert (recover_from_memory(view, shards_of(NEW, 0, 1)) is not None) == found
 
 
 @pytest.mark.parametrize(("step", "found"), [(119, True), (120, True), (121, False), (None, True)])
@@ -186,7 +191,7 @@ def test_a_later_checkpoint_is_newer_than_memory(step: int | None, found: bool) 
     """Found with seed 1000: a node was lost with its shard of the committed snapshot, and its peer
     held a replica of the previous snapshot."""
     view = a_view(checkpoints=(a_committed_checkpoint(round=NEW.round, step=step),))
-    assert (recover_from_memory(view, parts(NEW, 0, 1)) is not None) == found
+    assert (recover_from_memory(view, shards_of(NEW, 0, 1)) is not None) == found
 
 
 def test_peer_store_addresses_name_the_source_of_each_missing_shard() -> None:

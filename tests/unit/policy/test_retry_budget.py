@@ -275,8 +275,8 @@ SETUP_FAILURE = RankFailure(
         (InfrastructureError("no process could be started"), FailureCause.PLATFORM, False),
         (OSError(28, "No space left on device"), FailureCause.PLATFORM, False),
         (MemoryError(), FailureCause.PLATFORM, False),
-        (ShippingError("there is no module 'his'"), FailureCause.WORKER, True),
-        (ShippingError("his module raised", retryable=True), FailureCause.WORKER, False),
+        (ShippingError("there is no module 'user_module'"), FailureCause.WORKER, True),
+        (ShippingError("the user's module raised", retryable=True), FailureCause.WORKER, False),
         (EnvironmentMismatchError("Python differs"), FailureCause.WORKER, True),
         (IntegrityError("it was changed"), FailureCause.WORKER, True),
         (MissingExtraError("no torch"), FailureCause.WORKER, True),
@@ -293,18 +293,18 @@ def test_setup_failures_are_classified(
 
 
 @pytest.mark.parametrize(
-    ("error", "ends_so_again"),
+    ("error", "is_permanent"),
     [
-        (ConfigError("own= is each rank's own", retryable=False), True),
+        (ConfigError("per-rank state", retryable=False), True),
         (ConfigError("a metric cannot be encoded"), False),
-        (ConfigError("his load_state_dict raised", retryable=True), False),
-        (ValueError("his own"), False),
+        (ConfigError("load_state_dict raised", retryable=True), False),
+        (ValueError("user error"), False),
     ],
 )
 def test_only_errors_marked_as_not_retryable_are_permanent(
-    error: BaseException, *, ends_so_again: bool
+    error: BaseException, *, is_permanent: bool
 ) -> None:
-    assert is_permanent_error(error) is ends_so_again
+    assert is_permanent_error(error) is is_permanent
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_only_errors_marked_as_not_retryable_are_permanent(
         ([UNREACHABLE, NO_SUCH], FailureCause.WORKER, "rank 0 raised: no such package"),
         ([SETUP_FAILURE, UNREACHABLE], FailureCause.PLATFORM, "rank 0 raised: KeyError: 3"),
     ],
-    ids=["alone", "its peers echo", "what no try will change", "a mistake of ours"],
+    ids=["one rank", "error of a peer", "permanent error", "error in spotfit"],
 )
 def test_a_setup_failure_is_charged_to_its_diagnosed_cause(
     failures: list[RankFailure], cause: FailureCause, why: str
@@ -332,7 +332,7 @@ def test_a_setup_failure_is_charged_to_its_diagnosed_cause(
         (UNREACHABLE, FailureCause.PLATFORM, False),
         (NO_SUCH, FailureCause.PREEMPTION, False),
     ],
-    ids=["his mistake", "our mistake", "what may pass", "his mistake on a machine that is gone"],
+    ids=["user error", "error in spotfit", "temporary error", "user error on a lost machine"],
 )
 def test_a_permanent_failure_ends_the_fit_whatever_the_limit(
     failure: RankFailure, cause: FailureCause, ends: bool

@@ -105,7 +105,7 @@ def test_a_planned_group_is_submitted_by_any_leader() -> None:
     assert next_action(view, a_leader_state(members={}), NOW) == SubmitGroup(OTHER)
 
 
-def test_after_a_refusal_it_waits() -> None:
+def test_after_a_refusal_the_leader_waits() -> None:
     view = a_view(groups={}, refusals=3, last_refusal="full")
     wait = wait_of(view, a_leader_state(members={}, refused_at=NOW))
     assert (wait.until, wait.reason) == (NOW + 4.0, "refused 3 times: full")
@@ -233,7 +233,7 @@ def test_repeated_boot_failures_end_the_run() -> None:
 # --- in a round ----------------------------------------------------------------------------------
 
 
-def test_without_work_it_waits() -> None:
+def test_without_work_the_leader_waits() -> None:
     wait = wait_of(OPEN, a_leader_state(members=BUSY, phase=a_training()))
     assert (wait.until, wait.reason) == (NOW + 30.0, "nothing to do")
 
@@ -657,13 +657,13 @@ def test_machines_get_time_to_exit_by_themselves() -> None:
     assert (wait.until, wait.reason) == (NOW + 1.0, "machines are shutting down")
 
 
-def test_the_leaders_group_ends_with_it_if_machines_terminate_themselves() -> None:
+def test_the_leaders_group_ends_with_the_leader_if_machines_terminate_themselves() -> None:
     state = a_leader_state(
         members=LEADER_ONLY, phase=NoRound(since=NOW), last_agent_by_node=BOTH_JOINED
     )
     assert event_of(DONE, state) == GroupsReleased(token=TOKEN)
-    let_go = replace(DONE, groups={TOKEN: a_group(is_released=True)})
-    assert next_action(let_go, state, NOW) == Idle()
+    released = replace(DONE, groups={TOKEN: a_group(is_released=True)})
+    assert next_action(released, state, NOW) == Idle()
 
 
 def test_a_group_with_a_machine_that_never_joined_is_released() -> None:
@@ -679,7 +679,7 @@ def test_a_group_with_a_machine_that_never_joined_is_released() -> None:
     )
 
 
-def test_otherwise_the_leaders_group_is_released_last() -> None:
+def test_the_leaders_group_is_released_last_if_machines_do_not_terminate_themselves() -> None:
     view = replace(DONE, groups={TOKEN: a_group(), OTHER: a_group(token=OTHER, nodes=1)})
     state = a_leader_state(
         members=LEADER_ONLY,

@@ -95,7 +95,7 @@ def busy_workers(*more: MemberStatus, **fields: Any) -> LeaderState:
     )
 
 
-def done(view: View, state: LeaderState, now: float = NOW) -> LeaderAction:
+def next_action_of(view: View, state: LeaderState, now: float = NOW) -> LeaderAction:
     return next_action(view, state, now)
 
 
@@ -103,7 +103,9 @@ def done(view: View, state: LeaderState, now: float = NOW) -> LeaderAction:
 
 
 def test_a_pending_validation_requests_a_machine() -> None:
-    assert done(a_run(), busy_workers()) == RequestMachines(1, "2 validations pending", "validate")
+    assert next_action_of(a_run(), busy_workers()) == RequestMachines(
+        1, "2 validations pending", "validate"
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,24 +115,24 @@ def test_a_pending_validation_requests_a_machine() -> None:
         a_run(spec=a_spec(timing=TIMING)),
         a_run(groups={TOKEN: a_group(), OWN: a_group(token=OWN, nodes=1, role="validate")}),
     ],
-    ids=["nothing to validate", "nothing to validate with", "one is on its way"],
+    ids=["nothing to validate", "no validation settings", "machine pending"],
 )
-def test_otherwise_no_machine_is_requested(view: View) -> None:
-    assert not isinstance(done(view, busy_workers()), RequestMachines)
+def test_no_machine_is_requested_in_these_cases(view: View) -> None:
+    assert not isinstance(next_action_of(view, busy_workers()), RequestMachines)
 
 
 def test_machines_for_workers_are_requested_first() -> None:
-    expected_request = done(a_run(groups={}, round=None), a_leader_state(members={}))
+    expected_request = next_action_of(a_run(groups={}, round=None), a_leader_state(members={}))
     assert expected_request == RequestMachines(2, "2 of 2 workers need a machine")
     request = a_run(groups={TOKEN: a_group(handle=None)}, round=None)
     assert not isinstance(
-        done(request, a_leader_state(members={}, is_headless=True)), RequestMachines
+        next_action_of(request, a_leader_state(members={}, is_headless=True)), RequestMachines
     )
 
 
 def test_a_validation_machine_runs_no_workers() -> None:
     short = a_run(groups={TOKEN: a_group(nodes=1), OWN: MACHINE}, round=None)
-    expected_request = done(
+    expected_request = next_action_of(
         short,
         a_leader_state(
             members=member_statuses(a_member_status(0), validator()), validation_changed_at=NOW
@@ -140,7 +142,7 @@ def test_a_validation_machine_runs_no_workers() -> None:
 
 
 def test_the_next_validation_starts_on_its_machine() -> None:
-    action = done(a_run(groups=BOTH), busy_workers(validator()))
+    action = next_action_of(a_run(groups=BOTH), busy_workers(validator()))
     assert action == AppendEvent(
         ValidationStarted(
             checkpoint_name="c1",
@@ -158,12 +160,12 @@ def test_validations_run_one_at_a_time() -> None:
     running = a_run(
         groups=BOTH, current_validation=started(), validation_attempts=1, current_validation_tries=1
     )
-    assert isinstance(done(running, busy_workers(validator())), Wait)
+    assert isinstance(next_action_of(running, busy_workers(validator())), Wait)
 
 
 def test_a_refused_machine_falls_back_to_the_workers_nodes() -> None:
     refused = a_run(validator_refusals=1)
-    action = done(refused, busy_workers(validator_refused_at=NOW))
+    action = next_action_of(refused, busy_workers(validator_refused_at=NOW))
     assert action == AppendEvent(
         ValidationStarted(
             checkpoint_name="c1",
@@ -183,16 +185,18 @@ def test_requests_back_off_after_refusals() -> None:
         current_validation=started(an_agent_id(0), TOKEN),
         current_validation_tries=1,
     )
-    assert isinstance(done(running, busy_workers(validator_refused_at=NOW)), Wait)
-    assert isinstance(done(running, busy_workers(validator_refused_at=NOW - 7.9)), Wait)
-    assert isinstance(done(running, busy_workers(validator_refused_at=NOW - 8.0)), RequestMachines)
+    assert isinstance(next_action_of(running, busy_workers(validator_refused_at=NOW)), Wait)
+    assert isinstance(next_action_of(running, busy_workers(validator_refused_at=NOW - 7.9)), Wait)
+    assert isinstance(
+        next_action_of(running, busy_workers(validator_refused_at=NOW - 8.0)), RequestMachines
+    )
 
 
 def test_the_wait_for_a_machine_is_bounded() -> None:
     view = a_run(groups=BOTH)
-    wait = done(view, busy_workers())
+    wait = next_action_of(view, busy_workers())
     assert isinstance(wait, Wait)
-    late = done(view, busy_workers(validation_changed_at=NOW - 300.0))
+    late = next_action_of(view, busy_workers(validation_changed_at=NOW - 300.0))
     assert isinstance(late, AppendEvent)
     assert isinstance(late.event, ValidationStarted)
     assert late.event.agent == an_agent_id(0)
@@ -205,7 +209,9 @@ def test_the_wait_for_a_machine_is_bounded() -> None:
 )
 def test_own_machine_determines_the_node(own_machine: bool, refusals: int, agent: Any) -> None:
     view = a_run(own_machine, validator_refusals=refusals)
-    action = done(view, busy_workers(validator_refused_at=NOW, validation_changed_at=NOW - 1e4))
+    action = next_action_of(
+        view, busy_workers(validator_refused_at=NOW, validation_changed_at=NOW - 1e4)
+    )
     found = action.event.agent if isinstance(action, AppendEvent) else None  # type: ignore[union-attr]
     assert found == agent
 
@@ -214,14 +220,14 @@ def test_the_leaders_node_is_preferred_unless_it_leaves() -> None:
     both = member_statuses(
         a_member_status(0, running_round=1, joined_at=9.0), a_member_status(1, running_round=1)
     )
-    action = done(a_run(False), busy_workers(members=both))
+    action = next_action_of(a_run(False), busy_workers(members=both))
     assert isinstance(action, AppendEvent)
     assert action.event.agent == an_agent_id(0)  # type: ignore[union-attr]
     decide_replacement = a_run(
         False, notices={an_agent_id(0): a_notice()}, notice_slots={an_agent_id(0): 3}
     )
     three = {TOKEN: a_group(nodes=3)}
-    action = done(
+    action = next_action_of(
         replace(decide_replacement, groups=three),
         busy_workers(a_member_status(2), leading_since=NOW),
     )
@@ -230,7 +236,7 @@ def test_the_leaders_node_is_preferred_unless_it_leaves() -> None:
 
 
 def test_without_a_required_machine_the_validation_fails() -> None:
-    action = done(a_run(True, final_validator_refusal="no quota for it"), busy_workers())
+    action = next_action_of(a_run(True, final_validator_refusal="no quota for it"), busy_workers())
     why = "no dedicated machine is available: no quota for it"
     assert action == AppendEvent(
         ValidationEnded(checkpoint_name="c1", checkpoint_uid="1-0", status="failed", reason=why)
@@ -240,7 +246,7 @@ def test_without_a_required_machine_the_validation_fails() -> None:
 def test_without_a_requested_machine_nothing_is_awaited() -> None:
     """An incomplete elastic group would wait indefinitely otherwise."""
     spec = a_spec(min_workers=2, max_workers=4, validation=ValidationSpec(), timing=TIMING)
-    action = done(a_run(spec=spec, refusals=1), busy_workers(refused_at=NOW))
+    action = next_action_of(a_run(spec=spec, refusals=1), busy_workers(refused_at=NOW))
     assert isinstance(action, AppendEvent)
     assert action.event.agent == an_agent_id(0)  # type: ignore[union-attr]
 
@@ -249,7 +255,7 @@ def test_an_unusable_machine_counts_as_a_boot_failure() -> None:
     failure = RankFailure(
         rank=0, kind="raised", message="Traceback\nShippingError: torch is not installed"
     )
-    action = done(a_run(groups=BOTH), busy_workers(validator(node_failure=failure)))
+    action = next_action_of(a_run(groups=BOTH), busy_workers(validator(node_failure=failure)))
     why = "its environment could not be set up: ShippingError: torch is not installed"
     assert action == AppendEvent(NodeLost(token=OWN, node=0, agent=None, reason=why))
 
@@ -285,9 +291,9 @@ def test_a_reported_result_is_recorded(message: ValidationReported, ended: Valid
     running = a_run(
         groups=BOTH, current_validation=started(), validation_attempts=1, current_validation_tries=1
     )
-    assert done(running, busy_workers(validator(), validation_reported=message)) == AppendEvent(
-        ended
-    )
+    assert next_action_of(
+        running, busy_workers(validator(), validation_reported=message)
+    ) == AppendEvent(ended)
 
 
 def test_a_report_of_an_earlier_attempt_is_ignored() -> None:
@@ -298,7 +304,9 @@ def test_a_report_of_an_earlier_attempt_is_ignored() -> None:
         current_validation_tries=2,
     )
     old = ValidationReported(attempt=1, status="failed", reason="no")
-    assert isinstance(done(running, busy_workers(validator(), validation_reported=old)), Wait)
+    assert isinstance(
+        next_action_of(running, busy_workers(validator(), validation_reported=old)), Wait
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,11 +316,11 @@ def test_a_report_of_an_earlier_attempt_is_ignored() -> None:
         {TOKEN: a_group(), OWN: replace(MACHINE, is_released=True)},
         {TOKEN: a_group()},
     ],
-    ids=["its agent is lost", "its machine was let go", "and forgotten"],
+    ids=["lost machine", "released group", "removed group"],
 )
 def test_a_validation_on_a_lost_node_is_restarted(groups: Any) -> None:
     running = a_run(False, groups=groups, current_validation=started(), validation_attempts=1)
-    action = done(running, busy_workers())
+    action = next_action_of(running, busy_workers())
     assert action == AppendEvent(
         ValidationStarted(
             checkpoint_name="c1",
@@ -331,10 +339,10 @@ def test_a_silent_validator_is_lost() -> None:
         groups=BOTH, current_validation=started(), validation_attempts=1, current_validation_tries=1
     )
     gone = busy_workers(leading_since=NOW - 900.0)
-    action = done(running, gone)
+    action = next_action_of(running, gone)
     assert isinstance(action, AppendEvent)
     assert action.event.agent == V  # type: ignore[union-attr]
-    assert isinstance(done(running, busy_workers(leading_since=NOW)), Wait), (
+    assert isinstance(next_action_of(running, busy_workers(leading_since=NOW)), Wait), (
         "it may still reconnect"
     )
 
@@ -344,7 +352,7 @@ def test_a_restarted_machine_loses_its_validation() -> None:
         groups=BOTH, current_validation=started(), validation_attempts=1, current_validation_tries=1
     )
     another = a_member_status(9, member=a_member(9, agent=AgentId("w"), token=OWN, node=0))
-    action = done(running, busy_workers(another))
+    action = next_action_of(running, busy_workers(another))
     assert isinstance(action, AppendEvent)
     assert isinstance(action.event, NodeLost)
     assert (action.event.agent, action.event.machine_returned) == (V, True)
@@ -358,7 +366,7 @@ def test_a_restarted_machine_loses_its_validation() -> None:
         node=0,
         reason="on a dedicated machine",
     )
-    assert done(message, busy_workers(another)) == AppendEvent(again)
+    assert next_action_of(message, busy_workers(another)) == AppendEvent(again)
 
 
 def test_a_lost_attempt_is_retried_with_backoff() -> None:
@@ -370,7 +378,9 @@ def test_a_lost_attempt_is_retried_with_backoff() -> None:
             current_validation_tries=tries,
         )
         lost_report = ValidationReported(attempt=tries, status="lost", reason="the bucket failed")
-        return done(running, busy_workers(validator(), validation_reported=lost_report), now)
+        return next_action_of(
+            running, busy_workers(validator(), validation_reported=lost_report), now
+        )
 
     assert isinstance(after(1, NOW), AppendEvent), "the first retry is immediate"
     assert isinstance(after(3, NOW + 7.9), Wait)
@@ -389,11 +399,11 @@ def test_a_checkpoint_with_a_pending_validation_is_not_dropped() -> None:
         validation=ValidationSpec(own_machine=False), retention=RetentionConfig(num_to_keep=1)
     )
     view = a_run(spec=spec, checkpoints=(C1, C2, latest), unvalidated_checkpoints=(C2,))
-    assert done(view, busy_workers()) == AppendEvent(
+    assert next_action_of(view, busy_workers()) == AppendEvent(
         CheckpointDropped(name="c1", reason="num_to_keep=1: only the last 1 are kept")
     )
     pending = a_run(spec=spec, checkpoints=(C2, latest), unvalidated_checkpoints=(C2,))
-    action = done(pending, busy_workers())
+    action = next_action_of(pending, busy_workers())
     assert not isinstance(action, AppendEvent) or not isinstance(action.event, CheckpointDropped)
 
 
@@ -402,9 +412,9 @@ def test_a_checkpoint_with_a_pending_validation_is_not_dropped() -> None:
 
 def test_an_idle_machine_is_released_after_the_timeout() -> None:
     idle = a_run(groups=BOTH, unvalidated_checkpoints=())
-    wait = done(idle, busy_workers(validator()))
+    wait = next_action_of(idle, busy_workers(validator()))
     assert isinstance(wait, Wait)
-    assert done(idle, busy_workers(validator()), NOW + 60.0) == ReleaseGroups(OWN)
+    assert next_action_of(idle, busy_workers(validator()), NOW + 60.0) == ReleaseGroups(OWN)
 
 
 def test_a_machine_is_released_if_workers_are_refused() -> None:
@@ -420,8 +430,8 @@ def test_a_machine_is_released_if_workers_are_refused() -> None:
         refused_at=NOW,
         validation_changed_at=NOW,
     )
-    assert done(without_workers, state) == ReleaseGroups(OWN)
-    assert isinstance(done(replace(without_workers, refusals=2), state), Wait)
+    assert next_action_of(without_workers, state) == ReleaseGroups(OWN)
+    assert isinstance(next_action_of(replace(without_workers, refusals=2), state), Wait)
 
 
 def test_the_leader_does_not_release_its_own_machine() -> None:
@@ -429,12 +439,12 @@ def test_the_leader_does_not_release_its_own_machine() -> None:
     alone = a_leader_state(
         agent_id=V, members=member_statuses(validator()), validation_changed_at=0.0
     )
-    assert not isinstance(done(idle, alone), ReleaseGroups)
+    assert not isinstance(next_action_of(idle, alone), ReleaseGroups)
 
 
 def test_leadership_moves_to_a_worker_node() -> None:
     view = a_run(groups=BOTH, round=None, epoch=4)
-    action = done(
+    action = next_action_of(
         view, a_leader_state(agent_id=V, members=member_statuses(validator(), a_member_status(1)))
     )
     assert action == AppendEvent(
@@ -452,15 +462,17 @@ def test_leadership_moves_to_a_worker_node() -> None:
 
 def test_the_fit_ends_after_the_last_validation() -> None:
     returned = busy_workers(phase=a_returned(), latest_metrics=ENDED.metrics)
-    assert done(
+    assert next_action_of(
         a_run(groups=BOTH, current_validation=started(), current_validation_tries=1), returned
     ) == AppendEvent(TrainingEnded(fit_end=ENDED))
-    assert done(a_run(unvalidated_checkpoints=()), returned) == AppendEvent(ENDED)
-    assert done(after_training(unvalidated_checkpoints=()), a_leader_state()) == AppendEvent(ENDED)
+    assert next_action_of(a_run(unvalidated_checkpoints=()), returned) == AppendEvent(ENDED)
+    assert next_action_of(
+        after_training(unvalidated_checkpoints=()), a_leader_state()
+    ) == AppendEvent(ENDED)
 
 
 def test_remaining_validations_run_on_the_workers_nodes() -> None:
-    action = done(
+    action = next_action_of(
         after_training(), a_leader_state(validation_changed_at=NOW, phase=NoRound(since=NOW))
     )
     assert action == AppendEvent(
@@ -480,7 +492,7 @@ def test_a_pending_machine_is_not_awaited_after_the_training() -> None:
     running = after_training(
         groups=BOTH, current_validation=started(an_agent_id(0), TOKEN), current_validation_tries=1
     )
-    assert done(
+    assert next_action_of(
         running, a_leader_state(validation_changed_at=NOW, phase=NoRound(since=NOW))
     ) == ReleaseGroups(OWN)
 
@@ -491,7 +503,7 @@ def test_leadership_moves_to_the_validator_and_workers_are_released() -> None:
     )
     both = member_statuses(a_member_status(0), validator())
     state = a_leader_state(members=both, validation_changed_at=NOW, phase=NoRound(since=NOW))
-    assert done(running, state) == AppendEvent(
+    assert next_action_of(running, state) == AppendEvent(
         LeaderElected(
             leader=V,
             epoch=2,
@@ -505,15 +517,15 @@ def test_leadership_moves_to_the_validator_and_workers_are_released() -> None:
             leader=V, epoch=2, coordinator_address=a_member(9).coordinator_address
         ),
     )
-    decide_replacement = done(with_leader, replace(state, agent_id=V))
+    decide_replacement = next_action_of(with_leader, replace(state, agent_id=V))
     assert isinstance(decide_replacement, Wait)
     assert decide_replacement.reason == "machines are shutting down"
-    assert done(
+    assert next_action_of(
         with_leader, replace(state, agent_id=V, members=member_statuses(validator()))
     ) == ReleaseGroups(TOKEN)
-    assert done(with_leader, replace(state, agent_id=V), NOW + 15.0) == ReleaseGroups(TOKEN), (
-        "after the timeout"
-    )
+    assert next_action_of(with_leader, replace(state, agent_id=V), NOW + 15.0) == ReleaseGroups(
+        TOKEN
+    ), "after the timeout"
 
 
 def test_the_validating_machine_is_kept_until_the_result() -> None:
@@ -534,25 +546,30 @@ def test_the_validating_machine_is_kept_until_the_result() -> None:
         validation_changed_at=NOW,
         phase=NoRound(since=NOW - 100.0),
     )
-    assert isinstance(done(running, state), Wait)
+    assert isinstance(next_action_of(running, state), Wait)
 
 
 def test_without_any_machine_one_is_requested() -> None:
     without_machines = after_training(groups={})
     expected_request = RequestMachines(1, "2 validations pending", "validate")
-    assert done(without_machines, a_leader_state(members={}, is_headless=True)) == expected_request
+    assert (
+        next_action_of(without_machines, a_leader_state(members={}, is_headless=True))
+        == expected_request
+    )
     running = after_training()
-    assert isinstance(done(running, a_leader_state(members={}, is_headless=True)), Wait)
+    assert isinstance(next_action_of(running, a_leader_state(members={}, is_headless=True)), Wait)
     gone = a_group_status(NodeState.GONE, NodeState.GONE)
-    lost = done(running, a_leader_state(members={}, is_headless=True, group_statuses={TOKEN: gone}))
+    lost = next_action_of(
+        running, a_leader_state(members={}, is_headless=True, group_statuses={TOKEN: gone})
+    )
     assert isinstance(lost, AppendEvent), "a headless leader records losses"
 
 
 def test_without_available_machines_validations_are_left_to_the_next_fit() -> None:
     without_machines = after_training(groups={}, final_validator_refusal="the account is closed")
-    assert done(without_machines, a_leader_state(members={}, is_headless=True)) == AppendEvent(
-        ENDED
-    )
+    assert next_action_of(
+        without_machines, a_leader_state(members={}, is_headless=True)
+    ) == AppendEvent(ENDED)
 
 
 def test_no_round_opens_after_the_training() -> None:
@@ -564,6 +581,8 @@ def test_no_round_opens_after_the_training() -> None:
         current_validation_tries=1,
     )
     assert isinstance(
-        done(view, busy_workers(validator(), agent_id=V, members=member_statuses(validator()))),
+        next_action_of(
+            view, busy_workers(validator(), agent_id=V, members=member_statuses(validator()))
+        ),
         Wait,
     )

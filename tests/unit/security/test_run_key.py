@@ -95,7 +95,7 @@ def test_derived_keys_match_hkdf() -> None:
 
 
 def test_a_derived_key_cannot_forge_an_envelope() -> None:
-    assert KEY.derive("code_bundle") != KEY.derive("seal luggage")
+    assert KEY.derive("code_bundle") != KEY.derive("seal code_bundle")
 
 
 def test_a_key_round_trips_as_text() -> None:

@@ -1,4 +1,4 @@
-"""What sidecar programs share: the connection to the agent, and stored exceptions."""
+"""The setup of sidecar programs: the connection to the agent, and stored exceptions."""
 
 from __future__ import annotations
 

@@ -69,11 +69,13 @@ def test_http_bodies_are_signed_unless_the_environment_disables_it(
 
 def test_only_transfer_clients_retry() -> None:
     root = RootUrl.parse("s3://bucket")
-    once, insisting = (build_client(root, {}, for_transfers=insists) for insists in (False, True))
+    once, for_transfers = (
+        build_client(root, {}, for_transfers=retries) for retries in (False, True)
+    )
     assert once.retry_config is not None
-    assert insisting.retry_config is not None
+    assert for_transfers.retry_config is not None
     assert once.retry_config["max_retries"] == 0
-    assert insisting.retry_config["max_retries"] > 0
+    assert for_transfers.retry_config["max_retries"] > 0
 
 
 def test_the_endpoint_may_come_from_the_environment(

@@ -74,8 +74,8 @@ def test_errors_of_the_second_copy_are_translated(bucket: ScriptedBucket) -> Non
     store.put("a", b"")
 
     def use() -> None:
-        bucket_says_no = pytest.raises(Exception, match=r"b in .* does not exist")
-        with bucket_says_no:
+        missing_bucket_error = pytest.raises(Exception, match=r"b in .* does not exist")
+        with missing_bucket_error:
             store.get("b")
 
     assert in_a_child(use) == 0

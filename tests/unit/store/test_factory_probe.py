@@ -15,7 +15,7 @@ from spotfit.store.factory import WRITER_COUNT, probe_create
 from spotfit.store.local import MemoryStore
 
 
-class EveryoneWins(MemoryStore):
+class UnconditionalCreateStore(MemoryStore):
     """An S3-compatible server that ignores 'If-None-Match'."""
 
     def create(self, key: str, body: bytes) -> None:
@@ -35,14 +35,14 @@ class FirstWriterWinsButLastIsKept(MemoryStore):
             self.put(key, b"of another writer")
 
 
-class Forgetful(MemoryStore):
+class InconsistentStore(MemoryStore):
     """Not consistent: a written object is not found."""
 
     def get(self, key: str) -> bytes:
         raise NotFoundError(key)
 
 
-class Blind(MemoryStore):
+class IncompleteListingStore(MemoryStore):
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         return iter(())
 
@@ -63,11 +63,11 @@ class AcceptsLater(MemoryStore):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (EveryoneWins, f"{WRITER_COUNT} succeeded"),
+        (UnconditionalCreateStore, f"{WRITER_COUNT} succeeded"),
         (NoWinner, "0 succeeded"),
         (FirstWriterWinsButLastIsKept, "only writer"),
-        (Forgetful, "was not found"),
-        (Blind, "listing"),
+        (InconsistentStore, "was not found"),
+        (IncompleteListingStore, "listing"),
         (Undeletable, "still found"),
         (AcceptsLater, "created again"),
     ],
@@ -85,7 +85,7 @@ def test_a_correct_store_is_left_unchanged() -> None:
 
 
 def test_a_rejected_store_is_cleaned_up() -> None:
-    store = EveryoneWins()
+    store = UnconditionalCreateStore()
     with pytest.raises(AtomicCreateUnsupportedError):
         probe_create(store)
     assert list(store.list()) == []

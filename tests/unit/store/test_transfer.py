@@ -39,7 +39,7 @@ class Watched(MemoryStore):
         self.sent: list[str] = []
         self.fetched: list[str] = []
         self.fails_at: str | None = None
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.after_put_file: Callable[[], object] = lambda: None
 
     def put(self, key: str, body: bytes | memoryview) -> None:
         if key == self.fails_at:
@@ -49,7 +49,7 @@ class Watched(MemoryStore):
 
     def put_file(self, key: str, path: Path) -> None:
         super().put_file(key, path)
-        self.meanwhile()
+        self.after_put_file()
 
     def get_file(self, key: str, path: Path) -> None:
         self.fetched.append(key)
@@ -107,12 +107,12 @@ def test_partial_files_are_skipped_and_similar_names_rejected(
 class ConcurrentStore(MemoryStore):
     """Blocks requests until that many run at once."""
 
-    def __init__(self, asked: int) -> None:
+    def __init__(self, concurrency: int) -> None:
         super().__init__()
-        self.all_here = Barrier(asked, timeout=10.0)
+        self.barrier = Barrier(concurrency, timeout=10.0)
 
     def put(self, key: str, body: bytes | memoryview) -> None:
-        self.all_here.wait()
+        self.barrier.wait()
         super().put(key, body)
 
 
@@ -152,14 +152,14 @@ def test_a_changed_file_is_uploaded_again(tree: Path) -> None:
 
 def test_a_file_that_changes_during_the_upload_raises_integrity_error(tree: Path) -> None:
     store = Watched()
-    store.meanwhile = lambda: os.utime(tree / "b" / "big", (1, 1))
+    store.after_put_file = lambda: os.utime(tree / "b" / "big", (1, 1))
     with pytest.raises(IntegrityError, match="big changed"):
         upload_tree(store, "p", tree)
 
 
 def test_a_file_deleted_during_the_upload_raises_integrity_error(tree: Path) -> None:
     store = Watched()
-    store.meanwhile = (tree / "b" / "big").unlink
+    store.after_put_file = (tree / "b" / "big").unlink
     with pytest.raises(IntegrityError, match="big was deleted"):
         upload_tree(store, "p", tree)
 

@@ -37,8 +37,8 @@ def test_calls_run_concurrently_up_to_the_limit() -> None:
 
 
 def test_few_items_start_no_thread() -> None:
-    asked = concurrent_map(lambda _: threading.current_thread(), range(2))
-    assert asked == [threading.current_thread()] * 2
+    threads = concurrent_map(lambda _: threading.current_thread(), range(2))
+    assert threads == [threading.current_thread()] * 2
     assert concurrent_map(str, []) == []
 
 

@@ -144,16 +144,16 @@ def test_without_set_epoch_every_epoch_has_the_same_order() -> None:
     assert numbers(share) == numbers(share)
 
 
-@pytest.mark.parametrize(("rank", "says"), [(0, True), (1, False)])
+@pytest.mark.parametrize(("rank", "is_logged"), [(0, True), (1, False)])
 def test_a_custom_sampler_is_replaced_with_a_warning_on_rank_0(
-    rank: int, says: bool, capsys: pytest.CaptureFixture[str]
+    rank: int, is_logged: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weighted = WeightedRandomSampler([1.0] * 10, 10)
     loader: DataLoader[Any] = DataLoader(NUMBERS, sampler=weighted)
     share = shard_data_loader(loader, world_size=2, rank=rank)
     assert isinstance(share.sampler, DistributedSampler)
     assert share.sampler.shuffle is True
-    assert ("sampler=WeightedRandomSampler" in capsys.readouterr().err) is says
+    assert ("sampler=WeightedRandomSampler" in capsys.readouterr().err) is is_logged
 
 
 def test_the_default_sampler_of_torchdata_is_replaced_without_a_warning(
@@ -270,18 +270,18 @@ class Counting(DataLoader[Any]):
         self.yielded = state["yielded"]
 
 
-class Lane:
+class FakeStream:
     """Replaces a CUDA stream on a machine without a GPU."""
 
-    def wait_stream(self, other: Lane) -> None: ...
+    def wait_stream(self, other: FakeStream) -> None: ...
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(Counting, 1), (DataLoader, 2)])
 def test_batches_of_a_stateful_loader_are_not_prefetched(
     monkeypatch: pytest.MonkeyPatch, kind: Any, expected: int
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Lane())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Lane())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     fetched: list[Any] = []
 

@@ -643,7 +643,7 @@ def test_a_checkpoint_about_to_be_deleted_is_not_returned(
         last,
     )
     names = [one.checkpoint.path for one in session.reported_checkpoints(COMMITTED, timeout_s=None)]
-    assert names == ["private/a", "private/c"], "one is still to be validated"
+    assert names == ["private/a", "private/c"], "one validation is pending"
 
 
 def test_a_validation_request_is_sent_and_written_to_the_manifest(
@@ -651,10 +651,10 @@ def test_a_validation_request_is_sent_and_written_to_the_manifest(
 ) -> None:
     session = Session(make_start(spec=WITH_VALIDATION), agent.connection, store)
     agent.name_report(0, "a")
-    asked = ValidationRequest(fn_kwargs={"batches": 2})
-    session.report_checkpoint({}, make_report(tmp_path, validation=asked))
-    assert agent.receive_of_type(FilesReport)[0].validation == asked
-    assert manifests_of(store, "a")[0].validation == asked
+    validation_request = ValidationRequest(fn_kwargs={"batches": 2})
+    session.report_checkpoint({}, make_report(tmp_path, validation=validation_request))
+    assert agent.receive_of_type(FilesReport)[0].validation == validation_request
+    assert manifests_of(store, "a")[0].validation == validation_request
 
 
 def test_a_validation_without_a_config_is_rejected(
@@ -671,7 +671,7 @@ def test_reported_checkpoints_waits_for_reports_without_files_of_this_worker(
 ) -> None:
     session.report_metrics({})
     session.report_metrics({})
-    assert session.reported_checkpoints(COMMITTED, timeout_s=0) == [], "the time is over"
+    assert session.reported_checkpoints(COMMITTED, timeout_s=0) == [], "the timeout has expired"
     assert agent.receive_of_type(AwaitReports) == [AwaitReports(report_count=2)]
     write(store, CheckpointCommitted(name="a", round=1, report_index=1, metrics={}, ranks=(1,)))
     agent.send(ReportsSettled(report_count=1), ReportsSettled(report_count=2))
@@ -779,11 +779,11 @@ def test_a_broadcast_over_a_kilobyte_is_logged(
     warns: bool,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    thing = b"x" * size_bytes
+    value = b"x" * size_bytes
     agent.send(
-        RankZeroBroadcastResult(kind="broadcast_from_rank_zero", seq=0, value=pickle.dumps(thing))
+        RankZeroBroadcastResult(kind="broadcast_from_rank_zero", seq=0, value=pickle.dumps(value))
     )
-    assert session.broadcast(thing) == thing
+    assert session.broadcast(value) == value
     assert ("use it for small values" in capsys.readouterr().err) == warns
 
 
@@ -834,7 +834,7 @@ def test_preemption_info_returns_what_rank_0_knows(
     agent.send(notice, RankZeroBroadcastResult(kind="preemption_info", seq=0, value=encode(notice)))
     reported = session.preemption_info()
     assert agent.receive_of_type(RankZeroBroadcast)[0].value == encode(notice), (
-        "what this rank knew"
+        "the last known state of this rank"
     )
     assert reported is not None
     assert (reported.deadline_ms, reported.preempted_ranks) == (5_000, [1, 2, 3])

@@ -10,7 +10,7 @@ from spotfit.agent.notices.gcp import GceMetadata, GcpNoticeSource
 from spotfit.host.system import SystemClock
 from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer
 
-pytestmark = pytest.mark.real_time("the metadata server keeps its answers back")
+pytestmark = pytest.mark.real_time("the metadata server holds its responses")
 _BASE = "/computeMetadata/v1/instance/"
 
 

@@ -35,7 +35,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchftBackend]:
     made.on_shutdown(OneWorker(), None)
 
 
-def test_it_is_a_torch_config_with_a_lighthouse() -> None:
+def test_torchft_config_is_a_torch_config_with_a_lighthouse() -> None:
     config = TorchftConfig({"min_replicas": 1}, timeout_s=60)
     assert isinstance(config, TorchConfig)
     assert dataclasses.is_dataclass(config)

@@ -69,7 +69,7 @@ SECRETS = {
     "AZURE_STORAGE_ACCOUNT_KEY": "a key",
     "AZURE_STORAGE_SAS_TOKEN": "sig=1",
     "AZURE_CLIENT_SECRET": "another",
-    "GOOGLE_APPLICATION_CREDENTIALS": "/keys/mine.json",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/keys/key.json",
 }
 
 

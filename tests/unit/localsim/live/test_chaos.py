@@ -109,7 +109,7 @@ def test_run_with_late_kills_is_repeated_with_earlier_kills(
     first, second, _ = ([kill.at_s for kill in plan.kills] for plan in started)
     assert first == [1.0, 3.0]
     assert second == pytest.approx([0.4, 1.2])
-    assert len({plan.name for plan in started}) == 3, "each is a run of its own"
+    assert len({plan.name for plan in started}) == 3, "each attempt is a separate run"
     assert (outcome.effective_kills, outcome.late_kills) == (0, 2)
 
 

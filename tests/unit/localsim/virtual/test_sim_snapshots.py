@@ -89,7 +89,7 @@ def test_replica_is_stored_on_the_peer(
     assert held_ranks(memories["b"]) == [0]
 
 
-def test_replica_is_not_stored_in_these_cases(
+def test_replica_is_not_stored_while_disconnected_or_after_close(
     environment: ManualEnvironment, memories: dict[str, SimNodeMemory]
 ) -> None:
     save_snapshot(memories["a"], 0)

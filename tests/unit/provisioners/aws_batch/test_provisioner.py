@@ -44,7 +44,7 @@ def open_provisioner(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
     return AwsBatchProvisioner.with_options(**{**access.options, **options})
 
 
-def running(
+def submit_running(
     provisioner: AwsBatchProvisioner, tmp_path: Path, command: str, token: str = REQUEST.token
 ) -> GroupHandle:
     """Submit a group whose machine runs `command` instead of an agent."""
@@ -70,7 +70,7 @@ def test_older_job_of_concurrent_submissions_stays(
 ) -> None:
     """`submit_job` has no client token, so concurrent submissions can create two jobs."""
     provisioner = open_provisioner(sim)
-    first = running(provisioner, tmp_path, "exec sleep 100")
+    first = submit_running(provisioner, tmp_path, "exec sleep 100")
     with monkeypatch.context() as patch:
         results = iter([None])
 
@@ -79,14 +79,14 @@ def test_older_job_of_concurrent_submissions_stays(
 
         found = AwsBatchProvisioner._find_group
         patch.setattr(AwsBatchProvisioner, "_find_group", find_no_job)
-        second = running(provisioner, tmp_path, "exec sleep 100")
+        second = submit_running(provisioner, tmp_path, "exec sleep 100")
     assert second == first
     until(lambda: len(list(sim.datacenter.active_machines())) == 1)
 
 
 def test_agent_of_a_lost_host_is_restarted_up_to_the_limit(sim: Simulator, tmp_path: Path) -> None:
     provisioner = open_provisioner(sim, attempts=3)
-    handle = running(provisioner, tmp_path, "exec sleep 100")
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
     for lost in range(1, 4):
         until(lambda: [m for m in sim.datacenter.active_machines() if m.state == "up"])
         sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=False)
@@ -102,7 +102,7 @@ def test_only_drained_agents_are_retried(
     sim: Simulator, tmp_path: Path, code: int, tries: int
 ) -> None:
     provisioner = open_provisioner(sim, attempts=3)
-    handle = running(provisioner, tmp_path, f"exit {code}")
+    handle = submit_running(provisioner, tmp_path, f"exit {code}")
     until(lambda: provisioner.observe(handle).is_terminated)
     assert len(_attempts(sim)) == tries
 
@@ -110,7 +110,7 @@ def test_only_drained_agents_are_retried(
 def test_queue_without_capacity_is_reported(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
     provisioner = open_provisioner(sim)
-    handle = running(provisioner, tmp_path, "exec sleep 100")
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: "INSUFFICIENT_INSTANCE_CAPACITY" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
 
@@ -120,40 +120,42 @@ def test_group_moves_to_the_next_queue_and_waits_in_the_last(
 ) -> None:
     sim.faults.inject("capacity", 1_000_000)
     provisioner = open_provisioner(sim, queues=("spot", "other"))
-    first = running(provisioner, tmp_path, "exec sleep 100")
+    first = submit_running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(first).is_terminated)
     (status,) = provisioner.observe(first).nodes
     assert status.state is NodeState.REFUSED
     assert "the next queue is other" in status.reason
     provisioner.cancel(first)
     until(lambda: provisioner.observe(first).nodes[0].state is NodeState.FAILED)
-    second = running(provisioner, tmp_path, "exec sleep 100", token="t-second")
+    second = submit_running(provisioner, tmp_path, "exec sleep 100", token="t-second")
     assert second.detail["queue"] == "other"
     until(lambda: provisioner.observe(second).refusal)
     assert not provisioner.observe(second).is_terminated, "the second handle is the remaining job"
     sim.faults.inject("capacity", 0)
     until(lambda: provisioner.observe(second).nodes[0].state is NodeState.RUNNING)
-    third = running(provisioner, tmp_path, "exec sleep 100", token="t-third")
-    assert third.detail["queue"] == "spot", "since one came, all are as good as before"
+    third = submit_running(provisioner, tmp_path, "exec sleep 100", token="t-third")
+    assert third.detail["queue"] == "spot", (
+        "all queues are available again after a machine was granted"
+    )
 
 
 def test_queue_is_kept_until_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1_000_000)
     provisioner = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=600.0)
-    handle = running(provisioner, tmp_path, "exec sleep 100")
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).refusal)
     assert not provisioner.observe(handle).is_terminated
 
 
 def test_running_group_has_no_queue_reason(sim: Simulator, tmp_path: Path) -> None:
     provisioner = open_provisioner(sim, queues=("spot", "other"))
-    working = running(provisioner, tmp_path, "exec sleep 100")
+    working = submit_running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(working).nodes[0].state is NodeState.RUNNING)
     sim.faults.inject("capacity", 1_000_000)
-    missing = running(provisioner, tmp_path, "exec sleep 100", token="t-missing")
+    missing = submit_running(provisioner, tmp_path, "exec sleep 100", token="t-missing")
     until(lambda: provisioner.observe(missing).is_terminated)
     provisioner.observe(working)
-    again = running(provisioner, tmp_path, "exec sleep 100", token="t-again")
+    again = submit_running(provisioner, tmp_path, "exec sleep 100", token="t-again")
     assert again.detail["queue"] == "other"
 
 
@@ -171,7 +173,7 @@ TWO_REGIONS: dict[str, Any] = {"queues": ("east", f"{WEST}:west"), "instance_typ
 @pytest.mark.parametrize(("east", "first"), [("0.9", "west"), ("0.1", "east")])
 def test_cheapest_queue_is_first(sim: Simulator, tmp_path: Path, east: str, first: str) -> None:
     cloud(sim).spot_prices_usd_per_hour = {EAST: east, WEST: "0.5"}
-    handle = running(
+    handle = submit_running(
         open_provisioner(sim, queue_order="price", **TWO_REGIONS), tmp_path, "exec sleep 100"
     )
     assert handle.detail["queue"] == first
@@ -192,7 +194,7 @@ def test_queue_with_the_best_placement_score_is_first(
     sim: Simulator, tmp_path: Path, scores: dict[str, int], first: str
 ) -> None:
     cloud(sim).placement_scores = scores
-    handle = running(
+    handle = submit_running(
         open_provisioner(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100"
     )
     assert handle.detail["queue"] == first
@@ -202,7 +204,7 @@ def test_queue_order_falls_back_to_given_without_scores(
     sim: Simulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud(sim).placement_scores, cloud(sim).has_exhausted_scores = {EAST: 3, WEST: 9}, True
-    handle = running(
+    handle = submit_running(
         open_provisioner(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100"
     )
     assert handle.detail["queue"] == "east"
@@ -213,14 +215,14 @@ def test_job_is_found_beyond_the_first_page(sim: Simulator, tmp_path: Path) -> N
     """A page without matches need not be the last one."""
     provisioner = open_provisioner(sim)
     sim.market.max_machines = 0
-    first = running(provisioner, tmp_path, "exec sleep 100", token="t-other")
+    first = submit_running(provisioner, tmp_path, "exec sleep 100", token="t-other")
     (other,) = cloud(sim).state.jobs.values()
     for n in range(210):
         copy = replace(other, id=f"{other.id}-{n}", name=f"t-other-{n}", created_ms=n)
         cloud(sim).state.jobs[copy.id] = copy
-    handle = running(provisioner, tmp_path, "exec sleep 100", token="t-first")
-    assert running(provisioner, tmp_path, "exec sleep 100", token="t-first") == handle
-    assert running(provisioner, tmp_path, "exec sleep 100", token="t-other") == first
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100", token="t-first")
+    assert submit_running(provisioner, tmp_path, "exec sleep 100", token="t-first") == handle
+    assert submit_running(provisioner, tmp_path, "exec sleep 100", token="t-other") == first
     assert len(cloud(sim).state.jobs) == 212
 
 
@@ -242,7 +244,7 @@ def test_misconfiguration_counts_after_the_pending_timeout(sim: Simulator, tmp_p
     """Batch reports one for minutes while an environment scales up from zero."""
     sim.faults.inject("misconfiguration", 1_000_000)
     long_timeout = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=600.0)
-    handle = running(long_timeout, tmp_path, "exec sleep 100")
+    handle = submit_running(long_timeout, tmp_path, "exec sleep 100")
     until(lambda: cloud(sim).state.jobs[handle.name].children[0].status_reason)
     status = long_timeout.observe(handle)
     assert (status.refusal, status.is_terminated) == ("", False)
@@ -266,7 +268,7 @@ def test_output_of_each_attempt_is_read_when_available(
     """CloudWatch is delayed: an attempt has a stream name before the stream exists."""
     monkeypatch.setattr(simulated_cloud, "LOG_DELAY_S", 1_000_000.0)
     provisioner = open_provisioner(sim, attempts=2)
-    handle = running(
+    handle = submit_running(
         provisioner, tmp_path, "echo no module; echo attempt $AWS_BATCH_JOB_ATTEMPT; exit 85"
     )
     until(lambda: provisioner.observe(handle).is_terminated)

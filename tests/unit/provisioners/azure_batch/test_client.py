@@ -257,4 +257,4 @@ def test_client_does_not_retry_an_unavailable_service(
     sim.faults.inject(kind, 2)
     with pytest.raises(exceptions.HttpResponseError):
         client.create_job(JOB, tasks(1))
-    assert sim.faults.is_active(kind), "it has asked again by itself"  # type: ignore[arg-type]
+    assert sim.faults.is_active(kind), "the library retried the request"  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def open_provisioner(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
     return AzureBatchProvisioner.with_options(**{**access.options, **options})
 
 
-def running(
+def submit_running(
     provisioner: AzureBatchProvisioner,
     tmp_path: Path,
     command: str,
@@ -82,7 +82,7 @@ def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path)
     got: list[GroupHandle] = []
 
     def submit() -> None:
-        got.append(running(provisioner, tmp_path, "sleep 100", workers=2))
+        got.append(submit_running(provisioner, tmp_path, "sleep 100", workers=2))
 
     threads = [threading.Thread(target=submit) for _ in range(2)]
     for thread in threads:
@@ -104,9 +104,9 @@ def test_repeatedly_preempted_node_is_the_same_machine(
     monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 0.0)
     sim.market.options = SimOptions(cloud="azure_batch", notice_s=0.05, boot_s=0.0)
     provisioner = open_provisioner(sim)
-    handle = running(provisioner, tmp_path, "sleep 100")
+    handle = submit_running(provisioner, tmp_path, "sleep 100")
     for lost in range(1, 13):
-        until(lambda count=lost: len(sim.datacenter.machines) == count and _up(sim))  # type: ignore[misc]
+        until(lambda count=lost: len(sim.datacenter.machines) == count and _active_machines(sim))  # type: ignore[misc]
         _reclaim(sim, notice=notice)
     until(lambda: len(sim.datacenter.machines) == 13)
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
@@ -119,7 +119,7 @@ def test_unusable_node_is_not_lost(
 ) -> None:
     monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 1e6)
     provisioner = open_provisioner(sim)
-    handle = running(provisioner, tmp_path, "sleep 100")
+    handle = submit_running(provisioner, tmp_path, "sleep 100")
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
     _reclaim(sim, notice=False)
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.WAITING)
@@ -136,7 +136,7 @@ def test_ended_agent_is_not_retried(
     sim: Simulator, tmp_path: Path, code: int, state: NodeState
 ) -> None:
     provisioner = open_provisioner(sim)
-    handle = running(provisioner, tmp_path, f"(exit {code})")
+    handle = submit_running(provisioner, tmp_path, f"(exit {code})")
     until(lambda: provisioner.observe(handle).is_terminated)
     assert provisioner.observe(handle).nodes[0].state == state
     assert len(sim.datacenter.machines) == 1
@@ -148,7 +148,7 @@ def test_drained_agent_waits_for_its_machine_and_restarts(sim: Simulator, tmp_pa
     provisioner = open_provisioner(sim)
     before = tmp_path / "before"
     command = f"(test -e {before} && exit 75; touch {before}; exit 85)"
-    handle = running(provisioner, tmp_path, command)
+    handle = submit_running(provisioner, tmp_path, command)
     until(before.exists)
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
     _reclaim(sim, notice=False)
@@ -161,9 +161,9 @@ def test_drained_agent_waits_for_its_machine_and_restarts(sim: Simulator, tmp_pa
 
 def test_groups_share_one_pool_that_scales_to_zero(sim: Simulator, tmp_path: Path) -> None:
     provisioner = open_provisioner(sim)
-    first = running(provisioner, tmp_path, "sleep 100", token=Token("t-1"), workers=2)
-    second = running(provisioner, tmp_path, "sleep 100", token=Token("t-2"))
-    until(lambda: len(_up(sim)) == 3)
+    first = submit_running(provisioner, tmp_path, "sleep 100", token=Token("t-1"), workers=2)
+    second = submit_running(provisioner, tmp_path, "sleep 100", token=Token("t-2"))
+    until(lambda: len(_active_machines(sim)) == 3)
     (pool,) = sim.cloud.state.pools.values()
     assert len(pool.nodes) == 3
     provisioner.cancel(first)
@@ -177,7 +177,7 @@ def test_group_released_before_allocation_gets_no_machines(sim: Simulator, tmp_p
     """Azure leaves its tasks `active`, but they are not executed."""
     sim.faults.inject("capacity", 1)
     provisioner = open_provisioner(sim)
-    handle = running(provisioner, tmp_path, "sleep 100")
+    handle = submit_running(provisioner, tmp_path, "sleep 100")
     provisioner.cancel(handle)
     until(lambda: provisioner.observe(handle).is_terminated)
     sim.faults.inject("capacity", 0)
@@ -189,7 +189,7 @@ def test_group_released_before_allocation_gets_no_machines(sim: Simulator, tmp_p
 def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
     provisioner = open_provisioner(sim)
-    handle = running(provisioner, tmp_path, "sleep 100")
+    handle = submit_running(provisioner, tmp_path, "sleep 100")
     until(lambda: "AllocationFailed" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
     sim.faults.inject("capacity", 0)
@@ -200,14 +200,14 @@ def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path:
 def test_missing_pool_that_cannot_be_created_is_reported(sim: Simulator, tmp_path: Path) -> None:
     provisioner = open_provisioner(sim, pool="spot", account_id="")
     with pytest.raises(ProvisionError, match="pool 'spot' does not exist"):
-        running(provisioner, tmp_path, "sleep 100")
+        submit_running(provisioner, tmp_path, "sleep 100")
     assert not sim.cloud.state.jobs
 
 
 def test_pool_under_deletion_is_retried(sim: Simulator, tmp_path: Path) -> None:
     provisioner = open_provisioner(sim)
-    handle = running(provisioner, tmp_path, "sleep 100")
-    until(lambda: _up(sim))
+    handle = submit_running(provisioner, tmp_path, "sleep 100")
+    until(lambda: _active_machines(sim))
     (pool,) = sim.cloud.state.pools.values()
     pool.is_deleting = True
     plan = provisioner.plan(GroupRequest(token=Token("t-2"), num_workers=1, total_workers=1))
@@ -219,7 +219,7 @@ def test_pool_under_deletion_is_retried(sim: Simulator, tmp_path: Path) -> None:
 
 def test_output_of_a_task_is_read_while_its_node_exists(sim: Simulator, tmp_path: Path) -> None:
     provisioner = open_provisioner(sim)
-    handle = running(provisioner, tmp_path, "printf no_module\\\\nat_all\\\\n; sleep 100")
+    handle = submit_running(provisioner, tmp_path, "printf no_module\\\\nat_all\\\\n; sleep 100")
     until(lambda: provisioner.fetch_machine_output(handle, 0, max_lines=1))
     [output] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
     assert output.source.endswith("/0/stdout.txt")
@@ -230,7 +230,7 @@ def test_output_of_a_task_is_read_while_its_node_exists(sim: Simulator, tmp_path
     provisioner.cancel(handle)
 
 
-def _up(sim: Simulator) -> list[SimulatedMachine]:
+def _active_machines(sim: Simulator) -> list[SimulatedMachine]:
     with sim._lock:
         return [machine for machine in sim.datacenter.active_machines() if machine.state == "up"]
 

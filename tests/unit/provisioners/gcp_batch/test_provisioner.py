@@ -44,7 +44,7 @@ def open_provisioner(sim: Simulator, **options: Any) -> GcpBatchProvisioner:
     return GcpBatchProvisioner.with_options(**{**access.options, **options})
 
 
-def running(provisioner: GcpBatchProvisioner, tmp_path: Path, command: str) -> GroupHandle:
+def submit_running(provisioner: GcpBatchProvisioner, tmp_path: Path, command: str) -> GroupHandle:
     """Submit a group whose machine runs `command` instead of an agent."""
     plan = provisioner.plan(REQUEST)
     container = plan.body["taskGroups"][0]["taskSpec"]["runnables"][-1]["container"]
@@ -67,7 +67,7 @@ def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path)
     got: list[GroupHandle] = []
 
     def submit() -> None:
-        got.append(running(provisioner, tmp_path, "exec sleep 100"))
+        got.append(submit_running(provisioner, tmp_path, "exec sleep 100"))
 
     threads = [threading.Thread(target=submit) for _ in range(2)]
     for thread in threads:
@@ -85,15 +85,15 @@ def test_agent_of_a_lost_vm_is_restarted_up_to_the_limit(
 ) -> None:
     sim.market.options = SimOptions(cloud="gcp_batch", notice_s=0.1)
     provisioner = open_provisioner(sim, max_retries=2)
-    handle = running(provisioner, tmp_path, "exec sleep 100")
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
     for lost in range(1, 4):
-        until(lambda count=lost: len(sim.datacenter.machines) == count and _up(sim))  # type: ignore[misc]
+        until(lambda count=lost: len(sim.datacenter.machines) == count and _active_machines(sim))  # type: ignore[misc]
         _reclaim(sim, notice=notice)
     until(lambda: provisioner.observe(handle).is_terminated)
     (node,) = provisioner.observe(handle).nodes
     assert node.state == NodeState.GONE
     assert "preempted" in node.reason
-    assert _ends(sim) == 3
+    assert _count_failed_executions(sim) == 3
 
 
 @pytest.mark.parametrize(("code", "tries"), [(85, 3), (75, 1), (70, 1), (0, 1)])
@@ -101,7 +101,7 @@ def test_only_drained_agents_are_retried(
     sim: Simulator, tmp_path: Path, code: int, tries: int
 ) -> None:
     provisioner = open_provisioner(sim, max_retries=2)
-    handle = running(provisioner, tmp_path, f"exit {code}")
+    handle = submit_running(provisioner, tmp_path, f"exit {code}")
     until(lambda: provisioner.observe(handle).is_terminated)
     assert len(sim.datacenter.machines) == tries
     state = provisioner.observe(handle).nodes[0].state
@@ -113,19 +113,19 @@ def test_success_after_a_preemption_is_success(sim: Simulator, tmp_path: Path) -
     provisioner = open_provisioner(sim)
     before = tmp_path / "before"
     command = f"test -e {before} && exit; touch {before}; exec sleep 100"
-    handle = running(provisioner, tmp_path, command)
+    handle = submit_running(provisioner, tmp_path, command)
     until(before.exists)
     _reclaim(sim, notice=False)
     until(lambda: provisioner.observe(handle).is_terminated)
     (node,) = provisioner.observe(handle).nodes
     assert (node.state, node.reason) == (NodeState.GONE, "")
-    assert _ends(sim) == 1
+    assert _count_failed_executions(sim) == 1
 
 
 def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path: Path) -> None:
     sim.faults.inject("capacity", 1)
     provisioner = open_provisioner(sim)
-    handle = running(provisioner, tmp_path, "exec sleep 100")
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: "ZONE_RESOURCE_POOL_EXHAUSTED" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
     sim.faults.inject("capacity", 0)
@@ -138,7 +138,7 @@ def test_output_of_each_try_is_read_when_available(
 ) -> None:
     monkeypatch.setattr(cloud, "_RESCHEDULE_DELAY_S", 0.0)
     provisioner = open_provisioner(sim, max_retries=1)
-    handle = running(
+    handle = submit_running(
         provisioner, tmp_path, "echo no module; echo try $BATCH_TASK_RETRY_ATTEMPT; exit 85"
     )
     until(lambda: provisioner.observe(handle).is_terminated)
@@ -152,7 +152,7 @@ def test_output_of_each_try_is_read_when_available(
     assert not open_provisioner(sim, cloud_logging=False).traits.keeps_output
 
 
-def _up(sim: Simulator) -> list[SimulatedMachine]:
+def _active_machines(sim: Simulator) -> list[SimulatedMachine]:
     with sim._lock:
         return [machine for machine in sim.datacenter.active_machines() if machine.state == "up"]
 
@@ -163,7 +163,7 @@ def _reclaim(sim: Simulator, *, notice: bool) -> None:
         sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=notice)
 
 
-def _ends(sim: Simulator) -> int:
+def _count_failed_executions(sim: Simulator) -> int:
     """Return the number of failed executions of the task."""
     (job,) = sim.cloud.state.jobs.values()
     return sum("taskExecution" in event for event in job.tasks[0].events)

@@ -26,13 +26,13 @@ def test_placeholders_are_replaced_by_the_callers_versions() -> None:
 
 
 def test_image_without_placeholders_is_unchanged() -> None:
-    assert images.resolve_image("registry/mine:7") == "registry/mine:7"
+    assert images.resolve_image("registry/image:7") == "registry/image:7"
     assert images.resolve_image("") == ""
 
 
 def test_placeholder_of_a_missing_package_is_rejected() -> None:
     with pytest.raises(ConfigError, match="no-such-package, which is not installed"):
-        images.resolve_image("registry/mine:{no-such-package}")
+        images.resolve_image("registry/image:{no-such-package}")
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ def test_placeholder_of_a_missing_package_is_rejected() -> None:
             Software(python="3.12", packages={"spotfit": "0.1.0", "torch": "2.13.0"}),
         ),
         (
-            "registry/mine:py3.11-scikit_learn1.9",
+            "registry/image:py3.11-scikit_learn1.9",
             Software(python="3.11", packages={"scikit-learn": "1.9"}),
         ),
         (
             "registry/spotfit:0.1.0-py3.12@sha256:00",
             Software(python="3.12", packages={"spotfit": "0.1.0"}),
         ),
-        ("registry:5000/mine", UNKNOWN_SOFTWARE),
-        ("registry/mine:latest", UNKNOWN_SOFTWARE),
-        ("registry/mine@sha256:00", UNKNOWN_SOFTWARE),
+        ("registry:5000/image", UNKNOWN_SOFTWARE),
+        ("registry/image:latest", UNKNOWN_SOFTWARE),
+        ("registry/image@sha256:00", UNKNOWN_SOFTWARE),
         ("", UNKNOWN_SOFTWARE),
     ],
 )

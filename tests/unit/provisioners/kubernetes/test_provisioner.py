@@ -37,7 +37,7 @@ def provisioner(sim: Simulator) -> KubernetesProvisioner:
     )
 
 
-def running(provisioner: KubernetesProvisioner, tmp_path: Path, command: str) -> GroupHandle:
+def submit_running(provisioner: KubernetesProvisioner, tmp_path: Path, command: str) -> GroupHandle:
     """Submit a group whose pod runs `command` instead of an agent."""
     plan = provisioner.plan(
         GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
@@ -66,7 +66,7 @@ def pods(sim: Simulator) -> list[Any]:
 def test_pod_gets_its_secret_address_and_index(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
-    handle = running(provisioner, tmp_path, "env; exit 0")
+    handle = submit_running(provisioner, tmp_path, "env; exit 0")
     until(lambda: provisioner.observe(handle).is_terminated)
     result = sim.datacenter.output(sim.datacenter.machines[1])
     assert "SPOTFIT_RUN_SECRET=the secret itself" in result
@@ -86,7 +86,7 @@ def test_only_drained_agents_restart_their_pod(
     restarts: bool,
     state: NodeState | None,
 ) -> None:
-    handle = running(provisioner, tmp_path, f"exit {code}")
+    handle = submit_running(provisioner, tmp_path, f"exit {code}")
     if restarts:
         until(lambda: len(pods(sim)) >= 3)
         assert not provisioner.observe(handle).is_terminated
@@ -107,8 +107,8 @@ def test_repeated_submission_completes_an_interrupted_one(
             KubernetesClient, "set_owner", lambda *_: (_ for _ in ()).throw(OSError("cut off"))
         )
         with pytest.raises(OSError, match="cut off"):
-            running(provisioner, tmp_path, "exec sleep 100")
-    running(provisioner, tmp_path, "exec sleep 100")
+            submit_running(provisioner, tmp_path, "exec sleep 100")
+    submit_running(provisioner, tmp_path, "exec sleep 100")
     (secret,) = sim.cloud.state.objects["secrets"].values()
     (job,) = sim.cloud.state.objects["jobs"].values()
     assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
@@ -117,7 +117,7 @@ def test_repeated_submission_completes_an_interrupted_one(
 def test_released_group_leaves_no_objects(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
-    handle = running(provisioner, tmp_path, "exec sleep 100")
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
     provisioner.cancel(handle)
     until(lambda: not any(sim.cloud.state.objects.values()))
@@ -129,7 +129,7 @@ def test_pod_quota_is_distinguished_from_missing_nodes(
 ) -> None:
     """The Job is accepted; only its events state that its pods are rejected."""
     sim.faults.inject("pod_quota", 1_000_000)
-    handle = running(provisioner, tmp_path, "exec sleep 100")
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).refusal)
     refusal = provisioner.observe(handle).refusal
     assert refusal.startswith("a ResourceQuota of the namespace is exceeded")
@@ -157,7 +157,7 @@ def test_denied_events_reduce_the_reported_reasons(
 
     monkeypatch.setattr(KubernetesCloud, "_list", forbidden)
     sim.faults.inject("pod_quota", 1_000_000)
-    handle = running(provisioner, tmp_path, "exec sleep 100")
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: sim.cloud.state.objects["events"])
     assert provisioner.observe(handle).refusal == ""
 
@@ -165,7 +165,7 @@ def test_denied_events_reduce_the_reported_reasons(
 def test_machine_on_an_unresponsive_node_is_not_running(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
-    handle = running(provisioner, tmp_path, "exec sleep 100")
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).nodes[0].state is NodeState.RUNNING)
     sim.datacenter.silence(next(sim.datacenter.active_machines()))
     until(lambda: provisioner.observe(handle).nodes[0].reason)
@@ -175,7 +175,7 @@ def test_machine_on_an_unresponsive_node_is_not_running(
 def test_output_of_pods_is_read_while_they_exist(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
-    handle = running(provisioner, tmp_path, "echo no module; echo at all; exit 1")
+    handle = submit_running(provisioner, tmp_path, "echo no module; echo at all; exit 1")
     until(lambda: provisioner.observe(handle).is_terminated)
     [output] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
     assert output.source.startswith("pod t-0123456789ab-0-")
@@ -189,7 +189,7 @@ def test_output_of_a_pod_that_does_not_start_is_its_reason(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     sim.faults.inject("capacity", 1)
-    handle = running(provisioner, tmp_path, "exit 0")
+    handle = submit_running(provisioner, tmp_path, "exit 0")
     until(lambda: pods(sim))
     [output] = provisioner.fetch_machine_output(handle, 0, max_lines=10)
     assert "is waiting to start" in output.lines[0]

@@ -15,7 +15,7 @@ from tests.unit.localsim.live.local_cloud_harness import (
 )
 
 
-def ended(up: StartedAgent) -> None:
+def end_agent(up: StartedAgent) -> None:
     up.end()
     wait_for_exit(up.message["worker"])
 
@@ -35,7 +35,7 @@ def test_next_run_uses_the_waiting_machine(local_cloud: LocalCloudHarness) -> No
 
 def end_agent_and_group(local_cloud: LocalCloudHarness, up: StartedAgent, handle: object) -> None:
     """End the agent and wait until its group is terminated, when its machine can be reused."""
-    ended(up)
+    end_agent(up)
     while not local_cloud.observe(handle).is_terminated:  # type: ignore[arg-type]  # a handle
         os.sched_yield()
 
@@ -134,7 +134,7 @@ def test_waiting_machine_exits_with_its_driver_and_a_training_one_continues(
 ) -> None:
     with driver(local_cloud, "a", "b") as other:
         first, second = local_cloud.next_agent(), local_cloud.next_agent()
-        ended(first)
+        end_agent(first)
         other.kill()
     wait_for_exit(first.machine.pid)
     assert second.machine.is_alive
@@ -149,7 +149,7 @@ def test_driver_exit_dismisses_waiting_machines(local_cloud: LocalCloudHarness) 
         assert other.stdout is not None
         up = local_cloud.next_agent()
         assert other.stdout.readline() == "submitted\n"
-        ended(up)
+        end_agent(up)
         while local_cloud.root.group(local_cloud.launch.run_id, up.message["token"]).exists:
             os.sched_yield()
         other.communicate("\n")
@@ -160,7 +160,7 @@ def test_driver_exit_dismisses_waiting_machines(local_cloud: LocalCloudHarness) 
 def test_machine_serves_only_its_driver(local_cloud: LocalCloudHarness) -> None:
     with driver(local_cloud, "a") as other:
         agent_of_driver = local_cloud.next_agent()
-        ended(agent_of_driver)
+        end_agent(agent_of_driver)
         local_cloud.submit("b", 2)
         assert local_cloud.next_agent().machine != agent_of_driver.machine
         other.communicate("\n")

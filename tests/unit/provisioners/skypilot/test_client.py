@@ -134,13 +134,13 @@ def test_last_output_lines_have_no_colours() -> None:
 def test_reading_output_has_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines before the timeout are returned; here there are none."""
     monkeypatch.setattr(client, "_LOG_TIMEOUT_S", 0.0)
-    for_ever = threading.Event()
+    never_set = threading.Event()
     try:
         assert (
-            SkyPilotClient("", request_timeout_s=1.0)._read_log(2, lambda _: for_ever.wait()) == ()
+            SkyPilotClient("", request_timeout_s=1.0)._read_log(2, lambda _: never_set.wait()) == ()
         )
     finally:
-        for_ever.set()
+        never_set.set()
 
 
 def test_missing_extra_names_the_package() -> None:

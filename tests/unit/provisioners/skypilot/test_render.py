@@ -67,7 +67,7 @@ def test_plan_matches_its_golden_file(
     golden.check_golden(result, GOLDEN / f"plan_{name}.json")
 
 
-def the_task(options: SkyPilotOptions) -> dict[str, Any]:
+def render_task(options: SkyPilotOptions) -> dict[str, Any]:
     launch = AgentLaunchSpec(
         "s3://b/run", RunId("r-1"), "the secret itself", storage_credentials="keys"
     )
@@ -76,7 +76,7 @@ def the_task(options: SkyPilotOptions) -> dict[str, Any]:
 
 
 def test_run_key_is_declared_as_a_secret() -> None:
-    task = the_task(SkyPilotOptions())
+    task = render_task(SkyPilotOptions())
     assert task["secrets"] == {
         "SPOTFIT_RUN_SECRET": "the secret itself",
         "SPOTFIT_STORAGE_KEYS": "keys",
@@ -86,10 +86,10 @@ def test_run_key_is_declared_as_a_secret() -> None:
 
 
 def test_machines_do_not_start_an_api_server() -> None:
-    envs = the_task(SkyPilotOptions())["envs"]
+    envs = render_task(SkyPilotOptions())["envs"]
     assert envs[render.NO_LOCAL_SERVER_VARIABLE] == "1"
     assert render.ENDPOINT_VARIABLE not in envs
-    remote = the_task(SkyPilotOptions(endpoint="https://sky"))["envs"]
+    remote = render_task(SkyPilotOptions(endpoint="https://sky"))["envs"]
     assert remote[render.ENDPOINT_VARIABLE] == "https://sky"
 
 

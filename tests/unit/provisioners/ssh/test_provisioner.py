@@ -20,7 +20,7 @@ from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_provisioners.ssh.provisioner import SshProvisioner
 from tests.ssh_hosts import SshHosts, requires_sshd, run_ssh_hosts
 
-pytestmark = [requires_sshd, pytest.mark.real_time("real hosts live in real time")]
+pytestmark = [requires_sshd, pytest.mark.real_time("real hosts use real time")]
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def single_session() -> Iterator[LocalSession]:
     training_api.clear_session()
     shutil.rmtree(
         session.snapshot_channel.segment_dirs[0].parent, ignore_errors=True
-    )  # a save may go on
+    )  # a save may be in progress
 
 
 @pytest.fixture
@@ -235,9 +235,9 @@ def test_weights_are_not_initialized_if_a_checkpoint_exists(session: LocalSessio
     with init_module():
         second = TrainingProcess()
     assert all(weight.isnan().any() for weight in second.model.parameters())
-    for forgetful in (second.ckpt.step, second.ckpt.save):
+    for call in (second.ckpt.step, second.ckpt.save):
         with pytest.raises(SessionMisuseError, match="restore"):
-            forgetful()
+            call()
     assert second.ckpt.restore() is not None
     assert second.train(15) == end
 
@@ -290,28 +290,28 @@ def test_without_unsaved_steps_nothing_is_saved_at_the_end(
     assert session.latest_checkpoint() is saved
 
 
-@pytest.mark.parametrize("trouble", ["another rank has returned", "process group", "skipped"])
+@pytest.mark.parametrize("reason", ["another rank has returned", "process group", "skipped"])
 def test_last_steps_that_cannot_be_saved_are_logged(
     session: LocalSession,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    trouble: str,
+    reason: str,
 ) -> None:
     process = TrainingProcess(every=100)
     process.train(2)
 
     def broadcast_bytes(kind: str, value: bytes) -> bytes:
-        raise SessionMisuseError(f"{kind} cannot complete: {trouble}")
+        raise SessionMisuseError(f"{kind} cannot complete: {reason}")
 
-    if trouble == "another rank has returned":
+    if reason == "another rank has returned":
         monkeypatch.setattr(session.snapshot_channel, "broadcast_bytes", broadcast_bytes)
-    elif trouble == "process group":
+    elif reason == "process group":
         monkeypatch.setattr(checkpointer, "has_process_group", lambda _: False)
     else:
         process.average.shadow = object()  # type: ignore[assignment]  # it cannot be saved
     run_final_save(session.snapshot_channel)
     assert session.latest_checkpoint() is None
-    assert trouble in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 class Stream:
@@ -1240,6 +1240,6 @@ def test_workers_without_a_process_group_are_rejected() -> None:
         training_api.clear_session()
 
 
-def test_outside_of_a_training_function_it_is_rejected() -> None:
+def test_a_checkpointer_outside_of_a_training_function_is_rejected() -> None:
     with pytest.raises(SessionMisuseError):
         spotfit.torch.Checkpointer(model=nn.Linear(1, 1))

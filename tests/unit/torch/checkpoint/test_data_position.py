@@ -276,14 +276,14 @@ def test_a_standard_batch_sampler_keeps_its_order() -> None:
 
     for rank in (0, 1):
         actual, again = loader(rank), loader(rank)
-        as_torch_has_them = list(numbers(loader(rank)))
+        torch_batches = list(numbers(loader(rank)))
         place, next_place = (track(one, world_size=2) for one in (actual, again))
         for _, batch in zip(range(3), numbers(actual), strict=False):
-            assert batch == as_torch_has_them[place.consumed // 10]
+            assert batch == torch_batches[place.consumed // 10]
             place.advance()
         next_place.resume(place.epoch, place.consumed, place.rank_state())
-        assert list(numbers(again)) == as_torch_has_them[3:]
-        assert len(as_torch_has_them) == 9, "the rest of three is dropped"
+        assert list(numbers(again)) == torch_batches[3:]
+        assert len(torch_batches) == 9, "the last three samples are dropped"
 
 
 def test_the_generator_s_seed_determines_the_order_and_is_saved() -> None:
@@ -317,7 +317,7 @@ def gone_through(loader: DataLoader[Any], place: SamplerPosition) -> None:
 def test_the_next_pass_has_the_same_random_numbers(done: Any) -> None:
     """A loader draws a base seed at the beginning of each pass."""
 
-    def thrown_in_a_pass(loader: DataLoader[Any]) -> float:
+    def random_numbers_in_a_pass(loader: DataLoader[Any]) -> float:
         batches = iter(loader)
         next(batches)
         return float(torch.rand(1))
@@ -326,11 +326,11 @@ def test_the_next_pass_has_the_same_random_numbers(done: Any) -> None:
     loader, place = sharded_loader(0, 1)
     done(loader, place)
     generator, saved = torch.get_rng_state(), (place.epoch, place.consumed, place.rank_state())
-    undisturbed = thrown_in_a_pass(loader)
+    undisturbed = random_numbers_in_a_pass(loader)
     again, resumed = sharded_loader(0, 1)
     torch.set_rng_state(generator)
     resumed.resume(*saved, lambda: torch.set_rng_state(generator))
-    assert thrown_in_a_pass(again) == undisturbed
+    assert random_numbers_in_a_pass(again) == undisturbed
 
 
 @pytest.mark.parametrize("persists", [True, False])
@@ -427,7 +427,7 @@ def test_unknown_positions_are_logged(
 
 
 @pytest.mark.parametrize(
-    ("loader", "tied"),
+    ("loader", "is_bound"),
     [
         (DataLoader(DATA), True),
         (DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0)), False),
@@ -436,8 +436,8 @@ def test_unknown_positions_are_logged(
     ],
     ids=["of its own", "shared", "kept by the loader", "unknown"],
 )
-def test_separate_positions_are_bound_to_the_world_size(loader: Any, *, tied: bool) -> None:
-    assert track_data_position(loader, world_size=2).is_bound_to_world_size is tied
+def test_separate_positions_are_bound_to_the_world_size(loader: Any, *, is_bound: bool) -> None:
+    assert track_data_position(loader, world_size=2).is_bound_to_world_size is is_bound
     assert track_data_position(DataLoader(DATA), world_size=1).is_bound_to_world_size is False
 
 
@@ -537,7 +537,7 @@ def test_a_stateful_loader_resumes_within_its_epoch(steps: int) -> None:
     recorded = epochs_of(first, before, steps)
     saved = before.rank_state()
     after.resume(before.epoch, before.consumed, saved)
-    assert after.rank_state() == saved, "until a batch is taken, it is what it was"
+    assert after.rank_state() == saved, "the state is unchanged until a batch is read"
     assert recorded + epochs_of(second, after, 6 - steps) == [0, 0, 1, 1, 2, 2]
 
 

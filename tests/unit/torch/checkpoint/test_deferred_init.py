@@ -13,7 +13,7 @@ from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.torch.checkpoint import deferred_init
 
 
-class Noisy(nn.Module):
+class ModelWithRandomBuffer(nn.Module):
     """A model with several kinds of weights and a non-persistent buffer."""
 
     noise: torch.Tensor
@@ -34,12 +34,12 @@ class Training:
     """Key of the deferred weights."""
 
 
-def build(training: Training, *, deferred: bool) -> tuple[Noisy, list[Any]]:
+def build(training: Training, *, deferred: bool) -> tuple[ModelWithRandomBuffer, list[Any]]:
     """Return a model and the random numbers drawn after it."""
     torch.manual_seed(5)
     np.random.seed(5)
     with deferred_init.defer_init(training, deferred=deferred):
-        model = Noisy()
+        model = ModelWithRandomBuffer()
     return model, [torch.rand(1).item(), np.random.rand()]
 
 
@@ -71,7 +71,7 @@ def test_drawn_weights_depend_on_the_users_seed() -> None:
     assert all(torch.equal(first, second) for first, second in pairs)
     torch.manual_seed(6)
     with deferred_init.defer_init(Training(), deferred=False):
-        third = Noisy()
+        third = ModelWithRandomBuffer()
     assert not torch.equal(third.linear.weight, one.linear.weight)
 
 

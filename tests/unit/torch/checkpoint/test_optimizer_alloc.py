@@ -141,9 +141,9 @@ def test_state_of_another_layout_is_replaced(tmp_path: Path) -> None:
     saved = saved_of(before, tmp_path)
     again = training(listed, steps=4)
     unchanged = comparable_state(again)
-    room = allocate_optimizer_states(again, saved)
-    assert room
-    restore_optimizer_states(room)
+    allocated = allocate_optimizer_states(again, saved)
+    assert allocated
+    restore_optimizer_states(allocated)
     assert comparable_state(again) == unchanged
     allocate_optimizer_states(again, saved)
     restored(again, saved)

@@ -21,7 +21,7 @@ from spotfit.torch.checkpoint.save_plan import (
 from tests.unit.frameworks.torch.ranks import run_on_ranks
 
 
-class Strange:
+class CustomObject:
     """A user-defined class, which needs a pickle."""
 
 
@@ -91,9 +91,9 @@ def test_a_large_tensor_subclass_is_written_by_one_rank() -> None:
 
 
 def test_split_tensors_of_different_shapes_are_rejected() -> None:
-    def work(rank: int, gather: AllGatherObjectFn, drifting: set[str]) -> RankSavePlan:
+    def work(rank: int, gather: AllGatherObjectFn, unsynchronized: set[str]) -> RankSavePlan:
         more = {"big": torch.ones(2**20 + rank), "small": torch.ones(5 + rank)}
-        return SavePlanCache(rank, gather).plan(a_state(**more), unsynchronized=drifting)
+        return SavePlanCache(rank, gather).plan(a_state(**more), unsynchronized=unsynchronized)
 
     with pytest.raises(
         ConfigError, match=r"1 tensors, because .*for example big: \[\(1048576,\), \(1048577"
@@ -103,14 +103,14 @@ def test_split_tensors_of_different_shapes_are_rejected() -> None:
 
 
 def test_unsynchronized_state_is_written_by_the_first_rank() -> None:
-    drifting = {"model.w2", "model.w5", "model.w7"}
+    unsynchronized = {"model.w2", "model.w5", "model.w7"}
 
     def work(rank: int, gather: AllGatherObjectFn) -> RankSavePlan:
-        return SavePlanCache(rank, gather).plan(a_state(), unsynchronized=drifting)
+        return SavePlanCache(rank, gather).plan(a_state(), unsynchronized=unsynchronized)
 
     shares = run_on_ranks(4, work)
     assert names(shares) == {f"model.w{n}": 1 for n in range(8)}
-    assert drifting <= {piece.name for piece in shares[0].pieces}
+    assert unsynchronized <= {piece.name for piece in shares[0].pieces}
 
 
 def test_unsynchronized_state_that_rank_0_lacks_is_written_by_the_next() -> None:
@@ -252,10 +252,10 @@ def test_values_that_need_a_pickle_are_rejected_by_name() -> None:
     with pytest.raises(
         ConfigError, match=r"The state of stateful_objects\.ema\.structure\.clock contains objects"
     ):
-        encode_values([1, {"clock": Strange()}], keys=keys)
+        encode_values([1, {"clock": CustomObject()}], keys=keys)
 
 
-@pytest.mark.parametrize("value", [lambda: 1, threading.Lock(), {1: [Strange]}, np.ones(2)])
+@pytest.mark.parametrize("value", [lambda: 1, threading.Lock(), {1: [CustomObject]}, np.ones(2)])
 def test_values_that_cannot_be_read_are_rejected_before_writing(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"The state of loader\S* contains"):
         encode_values({"rng_state": [1], "loader": value})
@@ -273,6 +273,6 @@ def test_a_pickle_in_the_bucket_is_not_loaded() -> None:
     import io
 
     body = io.BytesIO()
-    torch.save([Strange()], body)
+    torch.save([CustomObject()], body)
     with pytest.raises(IntegrityError, match="are corrupt"):
         decode_values(body.getvalue(), "rank 0")

@@ -60,8 +60,11 @@ class Holder:
 def test_small_objects_are_unsynchronized() -> None:
     """Large objects are written by all ranks together, so they must be equal."""
     training = TrainingState(nn.Linear(1, 1), (), {"small": Holder(9), "big": Holder(2**20)})
-    drifting = training.unsynchronized_names(training.state_dict())
-    assert drifting == {"stateful_objects.small.structure", "stateful_objects.small.tensors./held"}
+    unsynchronized = training.unsynchronized_names(training.state_dict())
+    assert unsynchronized == {
+        "stateful_objects.small.structure",
+        "stateful_objects.small.tensors./held",
+    }
 
 
 def test_another_training_resumes_from_the_state() -> None:
@@ -132,10 +135,10 @@ def test_extracted_tensors_are_inserted_again() -> None:
         "deep": [{"t": torch.zeros(1)}, (2, torch.ones(1))],
         "kind": Counter([3]),
     }
-    apart = extract_tensors(value)
-    assert isinstance(apart["structure"], OpaqueValue)
-    assert apart["tensors"].keys() == {"/1", "/deep/0/t", "/deep/1/1"}
-    again = insert_tensors(**apart)
+    extracted = extract_tensors(value)
+    assert isinstance(extracted["structure"], OpaqueValue)
+    assert extracted["tensors"].keys() == {"/1", "/deep/0/t", "/deep/1/1"}
+    again = insert_tensors(**extracted)
     assert str(again) == str(value)
     assert type(again["kind"]) is Counter
 
@@ -151,9 +154,9 @@ def test_extracted_tensors_are_inserted_again() -> None:
     ],
 )
 def test_tensors_with_similar_keys_are_not_confused(value: Any) -> None:
-    apart = extract_tensors(value)
-    assert all(tensor.layout is torch.strided for tensor in apart["tensors"].values())
-    assert str(insert_tensors(**apart)) == str(value)
+    extracted = extract_tensors(value)
+    assert all(tensor.layout is torch.strided for tensor in extracted["tensors"].values())
+    assert str(insert_tensors(**extracted)) == str(value)
 
 
 class Pair(NamedTuple):
