@@ -93,18 +93,18 @@ def test_ranks_that_made_fewer_reports_are_named() -> None:
     assert coordinator.reports.missing_reports == ""
     for rank, count in ((0, 3), (1, 1), (2, 3)):
         for n in range(count):
-            take(coordinator, rank, report(n))
+            send_frame(coordinator, rank, metrics_report(n))
     assert coordinator.reports.missing_reports == (
         "only 1 of 3 reports were made by all ranks; ranks without all of them: 1"
     )
     for n in (1, 2):
-        take(coordinator, 1, report(n))
+        send_frame(coordinator, 1, metrics_report(n))
     assert coordinator.reports.missing_reports == ""
 
 
 def test_of_many_ranks_without_reports_ten_are_named() -> None:
     coordinator = make_coordinator(64)
-    take(coordinator, 0, report(0))
+    send_frame(coordinator, 0, metrics_report(0))
     assert coordinator.reports.missing_reports.endswith(
         "ranks without all of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 53 more"
     )
