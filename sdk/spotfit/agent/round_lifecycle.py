@@ -454,6 +454,12 @@ class RoundLifecycle:
     ) -> None:
         if failure is None:
             return
+        returned = sorted(open_round.coordinator.returned_ranks - {rank})
+        if returned and failure.kind == "raised":
+            # The usual cause of "connection closed by peer" in a collective.
+            ranks = ", ".join(map(str, returned[:10])) + (", ..." if len(returned) > 10 else "")
+            text = f"(Ranks that had returned from the training function before: {ranks})"
+            failure = replace(failure, message=f"{text}\n{failure.message}")
         open_round.rank_failures.setdefault(rank, failure)
         self.fail(now)
 

@@ -116,6 +116,9 @@ def read_newest_view(store: Store) -> CachedView | None:
 EntryListener = Callable[[int, bytes, JournalEntry], None]
 """Called for every folded entry with its slot, bytes and decoded value."""
 
+# Of an entry without a valid MAC.
+_MAX_READS = 5
+
 # Limits the memory of one page, and the time until the reader of a very long journal makes
 # progress.
 _MAX_PAGE_ENTRIES = 1000
@@ -152,9 +155,20 @@ class Journal:
         self.on_entry: EntryListener | None = None
         self.view = JournalView()
         self._previous = _EMPTY_JOURNAL_HASH
-        self.unauthenticated_slots: tuple[int, ...] = ()
-        """The slots after the last authentic entry whose bodies have no valid MAC; empty without
-        the run key."""
+        self.ignored_slots: tuple[int, ...] = ()
+        """The slots after the last authentic entry whose bodies were ignored, because they have no
+        valid MAC; empty without the run key."""
+        self._first_unauthenticated: int | None = None
+        """The first slot after the last authentic entry whose body has no valid MAC."""
+
+    def clone(self) -> Journal:
+        """Return a journal at the same position, without a listener."""
+        clone = Journal(self._store, ignore_view_cache=self._ignore_view_cache)
+        with self._lock:
+            clone.view, clone._previous = self.view, self._previous
+            clone.ignored_slots = self.ignored_slots
+            clone._first_unauthenticated = self._first_unauthenticated
+        return clone
 
     def check_is_authentic(self) -> None:
         """Check that the last entry that was read is authentic, for readers of an ended run.
@@ -162,8 +176,8 @@ class Journal:
         A running run ignores entries without a valid MAC, but the last one may have been changed.
         Raises `JournalError`; does nothing without the run key.
         """
-        if self.unauthenticated_slots:
-            slot = self.unauthenticated_slots[0]
+        if self.ignored_slots:
+            slot = self.ignored_slots[0]
             raise JournalError(
                 f"Journal entry {slot} in {self._store.url} is not authentic: it was changed, or "
                 "written without the key of this run.",
@@ -250,13 +264,15 @@ class Journal:
         return JournalPage(slot, tuple(bodies), cached_view, reached_end=False)
 
     def _read_body(self, slot: int) -> bytes:
-        # A damaged answer is read once more before it is trusted.
+        # A damaged answer must not be taken for a forged entry: entries that were appended to the
+        # wrong bytes would break the chain of hashes for all readers.
         if self._mac is None:
             return repeat_read(partial(self._read_decodable_body, slot), errors=(JournalError,))
-        body = self._store.get(keys.entry(slot))
-        if self._mac.is_valid(keys.entry(slot), body):
-            return body
-        return self._store.get(keys.entry(slot))
+        reads_left = _MAX_READS
+        while True:
+            body, reads_left = self._store.get(keys.entry(slot)), reads_left - 1
+            if reads_left == 0 or self._mac.is_valid(keys.entry(slot), body):
+                return body
 
     def _read_decodable_body(self, slot: int) -> bytes:
         body = self._store.get(keys.entry(slot))
@@ -284,7 +300,7 @@ class Journal:
             cached = page.cached_view
             if cached is not None and cached.view.next_slot > self.view.next_slot:
                 self.view, self._previous = cached.view, cached.previous
-                self.unauthenticated_slots = ()
+                self.ignored_slots, self._first_unauthenticated = (), None
             for slot, body in enumerate(page.bodies, page.first_slot):
                 self.apply_entry(slot, body)
             return page.reached_end
@@ -322,7 +338,7 @@ class Journal:
         if self._mac.is_valid(keys.entry(slot), body):
             if _stated_previous(body) != self._previous:
                 raise self._changed_entry_error(slot)
-            self.unauthenticated_slots = ()
+            self.ignored_slots, self._first_unauthenticated = (), None
             return _decode_entry(slot, body, self._store.url)
         # `fit()` writes the first entry into an empty folder, so another writer is an error.
         if slot == 0:
@@ -331,8 +347,11 @@ class Journal:
                 "the key of this run, or it was changed.",
                 do=_REMEDY,
             )
-        self.unauthenticated_slots += (slot,)
+        if self._first_unauthenticated is None:
+            self._first_unauthenticated = slot
         entry = self._decode_cancel_request(body)
+        if entry is None:
+            self.ignored_slots += (slot,)
         log.warning(
             "journal.entry_not_authentic",
             slot=slot,
@@ -351,8 +370,8 @@ class Journal:
         return entry if is_of_this_run and isinstance(entry.event, CancelRequested) else None
 
     def _changed_entry_error(self, slot: int) -> JournalError:
-        if self.unauthenticated_slots:
-            changed = self.unauthenticated_slots[0]
+        changed = self._first_unauthenticated
+        if changed is not None:
             problem = f"was changed after entry {slot} had been written"
         else:
             changed = slot
@@ -481,11 +500,13 @@ class Ledger:
         self._lease_counter = 0
 
     def clone(self) -> Ledger:
-        """Return a ledger of the same run that has read nothing yet, for use by another thread.
+        """Return a ledger of the same run at the same position, for use by another thread.
 
         It shares the store, and has no entry listener.
         """
-        return Ledger(self.store, self.run_id, self.agent_id, wall_ms=self._wall_ms)
+        clone = Ledger(self.store, self.run_id, self.agent_id, wall_ms=self._wall_ms)
+        clone._journal = self._journal.clone()
+        return clone
 
     def wall_ms(self) -> int:
         """Return this process's wall clock in milliseconds since 1970, for display only."""
@@ -571,11 +592,6 @@ class Ledger:
         Only for callers that know that the run was started: raises `AssertionError` otherwise.
         """
         return self._journal.cached_view()
-
-    @property
-    def unauthenticated_slots(self) -> tuple[int, ...]:
-        """See `Journal.unauthenticated_slots`."""
-        return self._journal.unauthenticated_slots
 
     def create_entry(self, slot: int, body: bytes) -> None:
         """Create the entry of a slot from its body, without folding it. Any thread may call it.

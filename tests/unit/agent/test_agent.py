@@ -947,6 +947,20 @@ def test_while_the_bucket_hangs_the_round_continues_and_entries_are_written_once
     assert [msgspec.json.decode(line)["report_index"] for line in lines] == list(range(31))
 
 
+def test_an_exception_is_stored_with_the_ranks_that_had_returned_before() -> None:
+    world = FakeCluster()
+    world.wait_for_round()
+    world.finish_rank(0)
+    world.fail_rank(1, "RuntimeError: connection closed by peer")
+    world.advance_until(lambda: world.view.fit_end)
+    ended = world.last_event(FitEnded)
+    assert ended.reason.endswith("rank 1 raised: RuntimeError: connection closed by peer")
+    assert ended.failures[0].message == (
+        "(Ranks that had returned from the training function before: 0)\n"
+        "Traceback\nRuntimeError: connection closed by peer"
+    )
+
+
 def test_while_the_bucket_hangs_a_worker_exit_stops_the_round() -> None:
     cluster = FakeCluster(failure_limits=ANY_FAILURES)
     cluster.wait_for_round()

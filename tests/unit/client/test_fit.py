@@ -354,7 +354,7 @@ def test_the_third_ctrl_c_in_a_notebook_keeps_the_kernel(
     harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = start_run(harness.request())
-    monkeypatch.setattr(handle, "cancel", lambda _reason="": None)
+    monkeypatch.setattr(handle, "cancel", lambda _reason="", *, save=True: None)
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"exits with {code}"))
     with fitting._cancel_on_interrupt(handle):

@@ -13,7 +13,7 @@ from spotfit.client.keyring import RunKeyring
 from spotfit.client.result import Result
 from spotfit.client.run_handle import attach, supervise_run
 from spotfit.code.code_bundle import upload_code_bundle
-from spotfit.core.errors import ConfigError, JournalError, RunActiveError
+from spotfit.core.errors import ConfigError, JournalError, RunActiveError, RunCancelledError
 from spotfit.core.ids import Token
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
@@ -137,6 +137,21 @@ def test_a_changed_last_entry_is_not_silently_ignored_by_the_result(
     slot = int(last.rpartition("/")[2].removesuffix(".json"))
     with pytest.raises(RuntimeError, match=rf"Journal entry {slot} in .* is not authentic"):
         Result.from_path(harness.url)
+
+
+def test_a_driver_can_cancel_a_run_whose_first_entry_was_changed(harness: ClientHarness) -> None:
+    """It has read the entry before; a process that reads it for the first time raises."""
+    handle = start_run(harness.request())
+    store = open_store(harness.url)
+    store.put(
+        keys.entry(0), store.get(keys.entry(0)).replace(b'"min_workers":2', b'"min_workers":9')
+    )
+    with pytest.raises(JournalError, match="Journal entry 0"):
+        attach(harness.url)
+    handle.cancel("no longer needed")
+    handle.supervise_once()
+    with pytest.raises(RunCancelledError):
+        handle.result(timeout_s=60)
 
 
 def test_a_forged_result_is_not_returned(harness: ClientHarness) -> None:

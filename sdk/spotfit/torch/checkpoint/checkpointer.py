@@ -32,7 +32,6 @@ from spotfit.checkpoint.snapshot_channel import (
     IN_MEMORY_NAME,
     SnapshotChannel,
 )
-from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
 from spotfit.host import log
 from spotfit.host.system import SystemClock
@@ -70,9 +69,6 @@ _PENDING_STATUSES = ("submitted", "uploaded")
 _POLL_INTERVAL_S = 0.01
 # A loop that saves after every step waits briefly each time; only longer waits are logged.
 _LOGGED_WAIT_S = 0.1
-
-_RETURN_KIND = "the end of the training function"
-_can_save_decoder = decoder(bool)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -282,17 +278,16 @@ class Checkpointer:
         """
         if not self._save_scheduler.has_unsaved_steps(self.steps):
             return
-        # A save may communicate with torch, which the function may have shut down.
-        can_save = has_process_group(self._world_size)
+        # The save communicates with torch, which the function may have shut down.
+        if not has_process_group(self._world_size):
+            self._log_unsaved_steps("the process group of torch.distributed was destroyed")
+            return
         try:
             # All ranks save or none, and only after all have returned: a rank that is still in a
             # collective of the function must not meet the collectives of the save.
-            body = self._channel.broadcast_bytes(_RETURN_KIND, encode(can_save))
+            self._channel.broadcast_bytes("the end of the training function", b"")
         except (CollectiveTimeoutError, SessionMisuseError) as error:
             self._log_unsaved_steps(error.message)
-            return
-        if not (can_save and _can_save_decoder.decode(body)):
-            self._log_unsaved_steps("the process group of torch.distributed was destroyed")
             return
         with suppress(ConfigError):  # logged, and this rank's part is skipped
             self._save_snapshot(self._last_metrics, "the training function has returned")

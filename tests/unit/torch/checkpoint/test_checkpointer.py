@@ -314,16 +314,6 @@ def test_last_steps_that_cannot_be_saved_are_logged(
     assert reason in capsys.readouterr().err
 
 
-def test_the_last_steps_are_not_saved_if_rank_0_cannot(
-    session: LocalSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = TrainingProcess(every=100)
-    process.train(2)
-    monkeypatch.setattr(session.snapshot_channel, "broadcast_bytes", lambda *_: b"false")
-    run_final_save(session.snapshot_channel)
-    assert session.latest_checkpoint() is None
-
-
 class Stream:
     """A position in a stream, which belongs to one rank."""
 
