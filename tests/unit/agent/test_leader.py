@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 
 from spotfit.checkpoint.manifest import Manifest, manifests_of_all
 from spotfit.checkpoint.writer import save_existing_files
+from spotfit.control.background_calls import BackgroundResult
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
 from spotfit.ledger import keys
@@ -143,6 +147,55 @@ def test_reports_that_wait_for_an_upload_are_stored_at_a_change_of_the_leader() 
     lines = [world.read_object(one.key) for one in world.store.list(f".spotfit/reports/{old}")]
     stored = [msgspec.json.decode(line) for line in lines]
     assert [(one["report_index"], one["checkpoint"]) for one in stored] == [(0, None), (1, None)]
+
+
+def test_a_checkpoint_is_committed_after_the_reports_before_it_are_stored() -> None:
+    world = FakeCluster()
+    world.wait_for_round()
+    world.report(0)
+    world.settle()
+    world.report(1)  # the chunk with it is due in a second
+    world.checkpoint(2, "c2")
+    took_s = world.advance_until(lambda: world.last_event(CheckpointCommitted))
+    stored = b"".join(
+        world.read_object(one.key) for one in world.store.list(".spotfit/reports")
+    ).splitlines()
+    assert [msgspec.json.decode(line)["report_index"] for line in stored][:2] == [0, 1]
+    assert took_s < 0.5
+
+
+def hold_report_writes(world: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bucket does not answer the leader's writes of reports."""
+    calls = world.leader.node_services.stallable_calls
+    run = calls.run
+
+    def hold_reports(name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        return None if name.startswith(".spotfit/reports") else run(name, job)
+
+    monkeypatch.setattr(calls, "run", hold_reports)
+
+
+def test_a_commit_waits_for_the_reports_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = FakeCluster()
+    world.wait_for_round()
+    hold_report_writes(world, monkeypatch)
+    world.report(0)
+    world.checkpoint(1, "c1")
+    world.advance(5.0)
+    assert world.events_of(CheckpointCommitted) == []
+    monkeypatch.undo()
+    world.advance_until(lambda: world.last_event(CheckpointCommitted))
+
+
+def test_a_failing_round_does_not_wait_for_its_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = FakeCluster(failure_limits=ANY_FAILURES)
+    world.wait_for_round()
+    hold_report_writes(world, monkeypatch)
+    world.report(0)
+    world.checkpoint(1, "c1")
+    world.fail_rank(1)
+    world.advance_until(lambda: world.last_event(RoundOpened).round.number == 2)
+    assert world.last_event(RoundOpened).round.checkpoint_name == "c1"
 
 
 def test_a_cancelled_run_saves_first() -> None:
