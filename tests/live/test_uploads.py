@@ -89,7 +89,7 @@ def test_failed_upload_ends_its_worker_during_training(
 
     with pytest.raises(spotfit.WorkerGroupError, match="/nowhere, does not exist") as failed:
         cloud.fit(train)
-    assert isinstance(failed.value.worker_failures[0], spotfit.ConfigError)
+    assert isinstance(failed.value.worker_failures[0], FileNotFoundError)
 
 
 def test_crash_during_name_reuse_keeps_the_previous_checkpoint(cloud: LiveTestCloud) -> None:

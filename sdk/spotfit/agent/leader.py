@@ -311,6 +311,12 @@ class Leader:
         if any(token in groups and groups[token].role == "validate" for token in lost_groups):
             self._observations.record(validation_changed_at=now)
 
+    def _flush_reports(self, view: View, now: float) -> None:
+        sink, awaits_report_sink = self._services.report_sink, self._rounds.awaits_report_sink
+        sink.flush(now, force=view.fit_end is not None or awaits_report_sink)
+        if awaits_report_sink and not self._rounds.awaits_report_sink:
+            self._observations.record()
+
     # --- tick --------------------------------------------------------------------------------
 
     def tick(self, now: float) -> float:
@@ -325,7 +331,7 @@ class Leader:
         self._rounds.deliver_reports()
         if self._user_code_error() is not None:
             observations.record()
-        self._services.report_sink.flush(now, force=view.fit_end is not None)
+        self._flush_reports(view, now)
         self._rounds.check_timeouts(view, now)
         reconciler = self._services.reconciler
         is_complete = view.round is not None and not self._roster.disconnected_since

@@ -616,6 +616,10 @@ class ReportSink:
         self._pending_chunk: tuple[int, bytes] | None = None
         self._next_chunk_number = 0
         self._next_flush_at = 0.0
+        self.added_count = 0
+        """The number of reports that were added."""
+        self.written_count = 0
+        """The number of first reports that are in the bucket."""
 
     @property
     def has_unwritten(self) -> bool:
@@ -634,6 +638,7 @@ class ReportSink:
         )
         self._lines.append(line)
         self._size_bytes += len(line)
+        self.added_count += 1
 
     def flush(self, now: float, *, force: bool) -> None:
         """Write the buffered reports as one object to the bucket if that is due or `force` is set.
@@ -655,3 +660,4 @@ class ReportSink:
             write = partial(self._ledger.store.put, key, body)
             if self._retrying_calls.run(key, write, now) is not None:
                 self._pending_chunk = None
+                self.written_count = self.added_count - len(self._lines)

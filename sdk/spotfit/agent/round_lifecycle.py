@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from msgspec.structs import replace
@@ -41,6 +42,7 @@ from spotfit.model.leader_state import (
     Failing,
     LeaderState,
     NoRound,
+    ReadyCheckpoint,
     ReplicaLocation,
     Returned,
     RoundCommit,
@@ -348,6 +350,8 @@ class RoundLifecycle:
         """When the first failure or disconnect of the open round was observed."""
         self._no_round = NoRound(since=now, bucket_searched=False)
         """The phase while no round is open."""
+        self._reports_before: dict[str, int] = {}
+        """By ready checkpoint, the number of reports to write before its commit."""
         self._early_messages: list[tuple[AgentId, QueueableMessage]] = []
         """Messages about a round whose entry is being written and not confirmed yet."""
 
@@ -704,6 +708,10 @@ class RoundLifecycle:
         """
         if self.open_round is not None:
             self.open_round.deliver_matched_reports()
+            # Before the next flush: it then includes the reports that the commits wait for.
+            for ready in self.open_round.coordinator.reports.ready_checkpoints:
+                added = self._services.report_sink.added_count
+                self._reports_before.setdefault(ready.name, added)
             # The end of the run then depends on callbacks and hooks, which cause no event.
             if self.open_round.coordinator.returned_ranks:
                 self._observations.record()
@@ -750,8 +758,32 @@ class RoundLifecycle:
             and (callback_runner is None or callback_runner.is_idle)
             and are_hooks_done,
             "latest_metrics": self._latest_metrics(),
-            "ready_checkpoints": self._previous_rounds.uncommitted_checkpoints(view, coordinator),
+            "ready_checkpoints": self._committable_checkpoints(view),
         }
+
+    @property
+    def awaits_report_sink(self) -> bool:
+        """Whether the commit of a checkpoint waits until earlier reports are in the bucket."""
+        sink = self._services.report_sink
+        return any(count > sink.written_count for count in self._reports_before.values())
+
+    def _committable_checkpoints(self, view: View) -> tuple[ReadyCheckpoint, ...]:
+        """Return the ready checkpoints whose earlier reports are in the bucket, oldest first.
+
+        If the leader is lost after a commit, nobody repeats the reports before it.
+        """
+        sink = self._services.report_sink
+        ready = self._previous_rounds.uncommitted_checkpoints(view, self.coordinator)
+        # The next round must not be opened without a complete checkpoint of this one.
+        if self.open_round is None or self.failing_since is not None:
+            self._reports_before.clear()
+            return ready
+        self._reports_before = {
+            one.name: self._reports_before.get(one.name, sink.added_count) for one in ready
+        }
+        return tuple(
+            takewhile(lambda one: self._reports_before[one.name] <= sink.written_count, ready)
+        )
 
     def _phase(self, view: View) -> RoundPhase:
         if view.round is None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 
 from spotfit.checkpoint.manifest import Manifest, manifests_of_all
 from spotfit.checkpoint.writer import save_existing_files
+from spotfit.control.background_calls import BackgroundResult
 from spotfit.core.errors import TransientStoreError
 from spotfit.model.events import (
     CancelRequested,
@@ -100,47 +104,96 @@ def test_callbacks_receive_checkpoints_committed_at_the_end_of_a_round() -> None
 
 
 def test_reports_that_waited_for_an_upload_are_delivered_if_they_count() -> None:
-    world = FakeCluster(has_callbacks=True, failure_limits=ANY_FAILURES)
-    world.wait_for_round()
-    world.report(0, first_rank=1)
-    world.send_from_worker(
+    cluster = FakeCluster(has_callbacks=True, failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.report(0, first_rank=1)
+    cluster.send_from_worker(
         0, FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="c0")
     )
-    world.checkpoint(1, "c1")
-    world.report(2)
-    assert world.callback_runner.reports == [], "c0 is not complete"
+    cluster.checkpoint(1, "c1")
+    cluster.report(2)
+    assert cluster.callback_runner.reports == [], "c0 is not complete"
     for n, name in enumerate(("c0", "c1")):
-        write_checkpoint_files(world, name, report=n)
-    world.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
-    world.advance_until(lambda: world.last_event(RoundOpened).round.number == 2)
-    assert world.last_event(RoundOpened).round.checkpoint_name == "c1"
-    assert [checkpoint for _, checkpoint in world.callback_runner.reports] == ["c0", "c1"]
-    world.report(0)
-    assert len(world.callback_runner.reports) == 3, "the last report was made again"
+        write_checkpoint_files(cluster, name, report=n)
+    cluster.node_of_rank(1).worker_pool.end_worker(1, "was killed by SIGKILL")
+    cluster.advance_until(lambda: cluster.last_event(RoundOpened).round.number == 2)
+    assert cluster.last_event(RoundOpened).round.checkpoint_name == "c1"
+    assert [checkpoint for _, checkpoint in cluster.callback_runner.reports] == ["c0", "c1"]
+    cluster.report(0)
+    assert len(cluster.callback_runner.reports) == 3, "the last report was made again"
 
 
 def test_reports_that_wait_for_an_upload_are_stored_at_a_change_of_the_leader() -> None:
-    world = FakeCluster()
-    world.wait_for_round()
-    old = world.leader.agent_id
-    world.report(0)
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    old = cluster.leader.agent_id
+    cluster.report(0)
     for rank in (0, 1):
         snapshot = FilesReport(report_index=1, metrics=NO_METRICS, incremental=True, step=5)
-        world.send_from_worker(rank, snapshot)
-    other = next(node for node in world.nodes.values() if node.agent_id != old)
-    world.append(
+        cluster.send_from_worker(rank, snapshot)
+    other = next(node for node in cluster.nodes.values() if node.agent_id != old)
+    cluster.append(
         LeaderElected(
             leader=other.agent_id,
-            epoch=world.view.epoch + 1,
+            epoch=cluster.view.epoch + 1,
             coordinator_address=other.agent_id,
         )
     )
-    world.advance(0.5)
-    assert world.last_event(LeaderElected).leader == other.agent_id
+    cluster.advance(0.5)
+    assert cluster.last_event(LeaderElected).leader == other.agent_id
     # The first chunk is less than a second old: the second one must not wait for its successor.
-    lines = [world.read_object(one.key) for one in world.store.list(f".spotfit/reports/{old}")]
+    lines = [cluster.read_object(one.key) for one in cluster.store.list(f".spotfit/reports/{old}")]
     stored = [msgspec.json.decode(line) for line in lines]
     assert [(one["report_index"], one["checkpoint"]) for one in stored] == [(0, None), (1, None)]
+
+
+def test_a_checkpoint_is_committed_after_the_reports_before_it_are_stored() -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    cluster.report(0)
+    cluster.settle()
+    cluster.report(1)  # the chunk with it is due in a second
+    cluster.checkpoint(2, "c2")
+    took_s = cluster.advance_until(lambda: cluster.last_event(CheckpointCommitted))
+    stored = b"".join(
+        cluster.read_object(one.key) for one in cluster.store.list(".spotfit/reports")
+    ).splitlines()
+    assert [msgspec.json.decode(line)["report_index"] for line in stored][:2] == [0, 1]
+    assert took_s < 0.5
+
+
+def hold_report_writes(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bucket does not answer the leader's writes of reports."""
+    calls = cluster.leader.node_services.stallable_calls
+    run = calls.run
+
+    def hold_reports(name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        return None if name.startswith(".spotfit/reports") else run(name, job)
+
+    monkeypatch.setattr(calls, "run", hold_reports)
+
+
+def test_a_commit_waits_for_the_reports_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = FakeCluster()
+    world.wait_for_round()
+    hold_report_writes(world, monkeypatch)
+    world.report(0)
+    world.checkpoint(1, "c1")
+    world.advance(5.0)
+    assert world.events_of(CheckpointCommitted) == []
+    monkeypatch.undo()
+    world.advance_until(lambda: world.last_event(CheckpointCommitted))
+
+
+def test_a_failing_round_does_not_wait_for_its_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = FakeCluster(failure_limits=ANY_FAILURES)
+    world.wait_for_round()
+    hold_report_writes(world, monkeypatch)
+    world.report(0)
+    world.checkpoint(1, "c1")
+    world.fail_rank(1)
+    world.advance_until(lambda: world.last_event(RoundOpened).round.number == 2)
+    assert world.last_event(RoundOpened).round.checkpoint_name == "c1"
 
 
 def test_a_cancelled_run_saves_first() -> None:

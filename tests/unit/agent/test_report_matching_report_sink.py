@@ -73,6 +73,18 @@ def test_reports_are_buffered_for_a_second() -> None:
     assert not harness.sink.has_unwritten
 
 
+def test_added_and_written_reports_are_counted() -> None:
+    harness = Harness()
+    harness.add(0, 1)
+    harness.sink.flush(10.0, force=True)
+    harness.add(2)
+    assert (harness.sink.added_count, harness.sink.written_count) == (3, 0)
+    harness.flush(10.0)
+    assert (harness.sink.added_count, harness.sink.written_count) == (3, 2)
+    harness.flush(11.0)
+    assert harness.sink.written_count == 3
+
+
 def test_a_forced_flush_writes_immediately() -> None:
     harness = Harness()
     harness.add(0)
