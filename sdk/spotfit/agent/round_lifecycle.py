@@ -770,7 +770,7 @@ class RoundLifecycle:
     def _committable_checkpoints(self, view: View) -> tuple[ReadyCheckpoint, ...]:
         """Return the ready checkpoints whose earlier reports are in the bucket, oldest first.
 
-        If the leader is lost after a commit, nobody repeats the reports before it.
+        If the leader is lost after a commit, the reports before it are not made again.
         """
         sink = self._services.report_sink
         ready = self._previous_rounds.uncommitted_checkpoints(view, self.coordinator)
