@@ -763,7 +763,7 @@ class RoundLifecycle:
     def _committable_checkpoints(self, view: View) -> tuple[ReadyCheckpoint, ...]:
         """Return the ready checkpoints whose earlier reports are in the bucket, oldest first.
 
-        If the leader is lost after a commit, nobody repeats the reports before it.
+        Training does not repeat the reports before a commit, should the leader be lost after it.
         """
         sink = self._services.report_sink
         ready = self._previous_rounds.uncommitted_checkpoints(view, self.coordinator)
