@@ -150,18 +150,6 @@ def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     assert killed == undisturbed
 
 
-def test_a_finished_run_has_a_checkpoint_of_its_last_step(cloud: LiveTestCloud) -> None:
-    config = {"strategy": "ddp", "dropout": 0.1, "label": "ended", "every": 100}
-    result = cloud.fit(
-        train, workers=2, name="ended", trainer_type=TorchTrainer, max_failures=0, config=config
-    )
-    assert result.checkpoint is not None
-    snapshot = result.checkpoint.open_snapshot()
-    assert [index.step for index in snapshot.indices] == [EPOCHS * STEPS] * 2
-    assert result.metrics is not None
-    assert result.metrics.keys() == {"loss"}
-
-
 def test_a_cancelled_run_loses_no_step(cloud: LiveTestCloud) -> None:
     def train_until_cancelled(config: Config) -> None:
         model = prepare_model(nn.Linear(2, 2))

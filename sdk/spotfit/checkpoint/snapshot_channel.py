@@ -6,7 +6,7 @@ mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -50,29 +50,11 @@ class GroupOutlook:
     """Replication rate of one rank's snapshot; 0 where no peer that stays keeps replicas."""
 
 
-def run_final_save(channel: SnapshotChannel) -> None:
-    """Save the steps since the last save of a Checkpointer, after the training function's return.
-
-    A collective of all ranks, once per process; it returns as `Checkpointer.save` does. Does
-    nothing without a Checkpointer.
-    """
-    final_save, channel.final_save = channel.final_save, None
-    if final_save is not None:
-        final_save()
-
-
 class SnapshotChannel(Protocol):
     """Submission and lookup of one rank's snapshots, during one round.
 
     A report index counts the reports of this rank in the round from 0, snapshots and `report()`
     calls together.
-    """
-
-    final_save: Callable[[], None] | None
-    """Saves the last steps; set by the Checkpointer, None without one.
-
-    The process calls it once, when the training function has returned, and then sets it to None: it
-    refers to the Checkpointer, which the function's end would otherwise release with its model.
     """
 
     @property

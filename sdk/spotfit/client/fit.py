@@ -26,7 +26,6 @@ from types import FrameType
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.checkpoint.snapshot_channel import run_final_save
 from spotfit.client.console import format_event
 from spotfit.client.keyring import RunKeyring, open_authenticated
 from spotfit.client.request import (
@@ -475,7 +474,6 @@ def fit_locally(
         value = None  # a context manager may suppress the exception of the function
         with training_api.use_session(session), request.backend_config.train_func_context():
             value = request.fn(request.config or {}) if wants_config else request.fn()
-            run_final_save(session.snapshot_channel)
     return Result(
         metrics=session.metrics,
         checkpoint=session.last_checkpoint,

@@ -113,8 +113,6 @@ class AgentSnapshotChannel:
         self._statuses: dict[int, SnapshotStatus] = {}
         self._reports_by_name: dict[str, int] = {}
         self._segment_count = 0
-        self.final_save: Callable[[], None] | None = None
-        """See `SnapshotChannel.final_save`."""
 
     @property
     def segment_dirs(self) -> list[Path]:

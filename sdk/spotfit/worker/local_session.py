@@ -59,8 +59,6 @@ class LocalSnapshotChannel:
         self._segment_count = 0
         self._latest_name: str | None = None
         self._committed_names: list[str] = []
-        self.final_save: Callable[[], None] | None = None
-        """See `SnapshotChannel.final_save`."""
 
     @property
     def segment_dirs(self) -> list[Path]:

@@ -32,7 +32,6 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from spotfit.checkpoint.snapshot_channel import run_final_save
 from spotfit.code import function_pickle
 from spotfit.code.code_bundle import LoadedFunction
 from spotfit.core.errors import ConfigError, ShippingError
@@ -162,7 +161,6 @@ def _train(
     session.hook_calls.serve_in_background()
     connection.send(FunctionStarted())
     value = function.call()
-    run_final_save(session.snapshot_channel)
     # Before the result is sent: a round that has returned is over, and its checkpoints are final.
     session.wait_for_uploads()
     return value

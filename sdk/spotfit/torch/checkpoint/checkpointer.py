@@ -32,17 +32,12 @@ from spotfit.checkpoint.snapshot_channel import (
     IN_MEMORY_NAME,
     SnapshotChannel,
 )
-from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
+from spotfit.core.errors import ConfigError
 from spotfit.host import log
 from spotfit.host.system import SystemClock
 from spotfit.model.failure_model import DEFAULT_MAX_OVERHEAD, SaveTrigger, parse_save_trigger
 from spotfit.model.reporting import metrics_to_json
-from spotfit.torch.checkpoint.compatibility import (
-    all_gather,
-    broadcast,
-    check_process_group,
-    has_process_group,
-)
+from spotfit.torch.checkpoint.compatibility import all_gather, broadcast, check_process_group
 from spotfit.torch.checkpoint.restore import RestoreOperation
 from spotfit.worker.training_api import TrainContext, require_session
 
@@ -108,9 +103,6 @@ class Checkpointer:
     is copied to shared memory, and the node's agent uploads it, even if this process exits. Each
     rank saves its own shards and a share of the replicated state; a different number of ranks can
     restore it.
-
-    When the training function returns on all ranks, the steps since the last save are saved, too:
-    the state as the function leaves it. The Checkpointer and its model exist until then.
 
     A committed snapshot is an ordinary checkpoint: `Result.checkpoint`, `get_checkpoint()` and
     `CheckpointConfig` apply to it.
@@ -178,8 +170,6 @@ class Checkpointer:
         )
         arguments.validate()
         self._per_rank = dict(per_rank or {})
-        self._last_metrics: dict[str, Any] = {}
-        """The metrics of the last step, which the save at the end of the function stores."""
         self._training_state = _training_state_of(arguments)
         # The agents' broadcast reports ranks that do not arrive; torch's collectives below would
         # only block until their timeout.
@@ -199,7 +189,6 @@ class Checkpointer:
         self._slots = [_SnapshotSlot(self._channel) for _ in range(SNAPSHOT_SLOTS)]
         # Only now: a Checkpointer whose arguments were rejected does not prevent another one.
         _used_channels.add(self._channel)
-        self._channel.final_save = self._save_last_steps
 
     def _make_save_scheduler(self, trigger: SaveTrigger) -> SaveScheduler:
         return SaveScheduler(
@@ -230,7 +219,6 @@ class Checkpointer:
         self._reject_unrestored()
         self._warn_if_not_restored()
         self.steps += 1
-        self._last_metrics = metrics or {}
         if self._data_position is not None:
             self._has_epoch_ended |= self._data_position.advance()
         self._has_pending_gradients = accumulating
@@ -270,36 +258,6 @@ class Checkpointer:
                 do="call save() after the optimizer's step and a step() without accumulating=True",
             )
         self._save_snapshot(metrics or {}, "requested")
-
-    def _save_last_steps(self) -> None:
-        """Save the steps since the last save; called when the training function has returned.
-
-        Problems are logged, not raised: the function has returned its result.
-        """
-        if not self._save_scheduler.has_unsaved_steps(self.steps):
-            return
-        # The save communicates with torch, which the function may have shut down.
-        if not has_process_group(self._world_size):
-            self._log_unsaved_steps("the process group of torch.distributed was destroyed")
-            return
-        try:
-            # All ranks save or none, and only after all have returned: a rank that is still in a
-            # collective of the function must not meet the collectives of the save.
-            self._channel.broadcast_bytes("the end of the training function", b"")
-        except (CollectiveTimeoutError, SessionMisuseError) as error:
-            self._log_unsaved_steps(error.message)
-            return
-        with suppress(ConfigError):  # logged, and this rank's part is skipped
-            self._save_snapshot(self._last_metrics, "the training function has returned")
-
-    def _log_unsaved_steps(self, reason: str) -> None:
-        log.warning(
-            "checkpoint.last_steps_not_saved",
-            rank=self._rank,
-            step=self.steps,
-            reason=reason,
-            do="call save() on all ranks after the last step",
-        )
 
     def _reject_unrestored(self) -> None:
         from spotfit.torch.checkpoint.deferred_init import reject_unrestored

@@ -254,17 +254,13 @@ def check_process_group(world_size: int) -> None:
     `world_size` is the number of workers of the run. Without a group the size is 1. Ranks divide
     the state among themselves, which requires collectives over all of them. No communication.
     """
-    if not has_process_group(world_size):
+    group_size = _group_size()
+    if group_size != world_size:
         raise ConfigError(
             f"Checkpointer needs a torch process group of all {world_size} workers, but the group "
-            f"has {_group_size()} members.",
+            f"has {group_size} members.",
             do="Use TorchTrainer, which forms the group before it calls your function.",
         )
-
-
-def has_process_group(world_size: int) -> bool:
-    """Return whether torch's default process group has `world_size` members; without a group 1."""
-    return _group_size() == world_size
 
 
 def _group_size() -> int:

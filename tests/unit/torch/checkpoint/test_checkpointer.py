@@ -27,7 +27,7 @@ from spotfit.checkpoint.reader import (
     read_chunks,
 )
 from spotfit.checkpoint.shm_segment import ShmSegment
-from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, GroupOutlook, run_final_save
+from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, GroupOutlook
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.frameworks.torch.torchrun_group import LauncherGroup
 from spotfit.model.topology import Ranks
@@ -259,59 +259,6 @@ def test_save_saves_at_once(session: LocalSession) -> None:
     assert session.latest_checkpoint() is None
     process.ckpt.save({"by": "hand"})
     assert session.metrics == {"by": "hand"}
-
-
-def test_the_last_steps_are_saved_when_the_function_has_returned(session: LocalSession) -> None:
-    process = TrainingProcess(every=4)
-    end = process.train(6)
-    channel, ended = session.snapshot_channel, weakref.ref(process.ckpt)
-    process.end()
-    run_final_save(channel)
-    gc.collect()
-    assert ended() is None, "the Checkpointer and its model are released"
-    second = TrainingProcess()
-    restored = second.ckpt.restore()
-    assert restored is not None
-    assert (restored.step, second.everything()) == (6, end)
-    assert session.metrics == {"loss": 1.0}, "those of the last step"
-
-
-@pytest.mark.parametrize("resumes", [True, False])
-def test_without_unsaved_steps_nothing_is_saved_at_the_end(
-    session: LocalSession, resumes: bool
-) -> None:
-    process = TrainingProcess(every=4)
-    process.train(4)
-    if resumes:
-        process = TrainingProcess(every=4)
-        process.ckpt.restore()
-    saved = session.latest_checkpoint()
-    run_final_save(session.snapshot_channel)
-    assert session.latest_checkpoint() is saved
-
-
-@pytest.mark.parametrize("reason", ["another rank has returned", "process group", "skipped"])
-def test_last_steps_that_cannot_be_saved_are_logged(
-    session: LocalSession,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    reason: str,
-) -> None:
-    process = TrainingProcess(every=100)
-    process.train(2)
-
-    def broadcast_bytes(kind: str, value: bytes) -> bytes:
-        raise SessionMisuseError(f"{kind} cannot complete: {reason}")
-
-    if reason == "another rank has returned":
-        monkeypatch.setattr(session.snapshot_channel, "broadcast_bytes", broadcast_bytes)
-    elif reason == "process group":
-        monkeypatch.setattr(checkpointer, "has_process_group", lambda _: False)
-    else:
-        process.average.shadow = object()  # type: ignore[assignment]  # it cannot be saved
-    run_final_save(session.snapshot_channel)
-    assert session.latest_checkpoint() is None
-    assert reason in capsys.readouterr().err
 
 
 class Stream:
