@@ -45,11 +45,18 @@ def open_uncommitted(store: Store, name: str, folder: str) -> Checkpoint:
     """Open a checkpoint that may not be committed yet, with the files uploaded to `folder` so far.
 
     For `get_checkpoint()` after this worker's upload. `folder` is a key below the run's root,
-    mostly equal to `name`. Reads the manifests at the time of the call; without any the checkpoint
-    consists of all files in the folder, unverified.
+    mostly equal to `name`. Reads the manifests at the time of the call. Without any the checkpoint
+    consists of all files in the folder, unverified; with the run key, reading it then raises
+    `IntegrityError`.
     """
     parts = [part for part in newest_manifests(manifests_of(store, name)) if part.folder == folder]
-    return _to_checkpoint(store, parts) if parts else Checkpoint.from_store(store, folder)
+    if parts:
+        return _to_checkpoint(store, parts)
+    return Checkpoint.from_store(store, folder, files=_files_without_manifest(store))
+
+
+def _files_without_manifest(store: Store) -> tuple[FileRecord, ...] | None:
+    return (_MISSING_MANIFEST,) if isinstance(store, AuthenticatedStore) else None
 
 
 def open_all(
@@ -63,7 +70,7 @@ def open_all(
     as the user passed it; None if the user passed a URL.
     """
     manifests = _manifests_by_name(store, names)
-    unlisted = (_MISSING_MANIFEST,) if isinstance(store, AuthenticatedStore) else None
+    unlisted = _files_without_manifest(store)
     opened = {}
     for name in names:
         parts = newest_complete_manifests(manifests[name])

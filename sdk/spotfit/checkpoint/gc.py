@@ -303,7 +303,7 @@ def _has_name_marker(store: Store, name: str) -> bool:
             continue
         # Read, although it is empty: the store verifies that a leader has written it. The name of
         # a forged one may be any folder below the run's root, and files in it are deleted.
-        with contextlib.suppress(NotFoundError, IntegrityError):
+        with contextlib.suppress(NotFoundError, IntegrityError, ConfigError):
             store.get(info.key)
             return True
     return False

@@ -16,7 +16,7 @@ import msgspec
 
 from spotfit.checkpoint.format import index_filename
 from spotfit.core.codec import DECODE_ERRORS, decoder
-from spotfit.core.errors import IntegrityError, NotFoundError
+from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.ledger import keys
 from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
@@ -200,7 +200,8 @@ def read_manifest(store: Store, key: str) -> Manifest | None:
     # between listing and reading: neither may fail the caller.
     try:
         return repeat_read(partial(_decode_manifest, store, key))
-    except (NotFoundError, IntegrityError, *DECODE_ERRORS):
+    # ConfigError: anyone may write an object whose key spotfit would not.
+    except (NotFoundError, IntegrityError, ConfigError, *DECODE_ERRORS):
         return None
 
 

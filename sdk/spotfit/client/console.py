@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 import msgspec
 
@@ -191,7 +191,7 @@ class LogLine(TypedDict, total=False):
     rank: int
     """The rank, or a pseudo-rank of `ledger.keys`."""
     text: str
-    t: int
+    t: Annotated[int, msgspec.Meta(ge=0, le=2**42)]
     """When the worker wrote it: ms since 1970, by the clock of its node."""
     end: bool
     """True in the last line of an agent."""

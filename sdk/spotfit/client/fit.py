@@ -212,12 +212,12 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     handle = RunHandle(ledger, filesystem_location=preflight.filesystem_location)
     view = ledger.catch_up()
     rejoins = view.is_active
+    if handle.key is None:
+        raise _missing_key_error(ledger)
     if isinstance(view, View) and view.is_active:
         spec = rejoin_run(request, view, preflight, objects=_bundle_objects(request, ledger))
         handle.load_view(view)
     else:
-        if handle.key is None:
-            raise _missing_key_error(ledger)
         check_latest_checkpoint(view, ledger.store)
         _warn_if_finished(view)
         spec = _register_run(request, preflight, ledger, handle.key)
@@ -247,9 +247,10 @@ def _missing_key_error(ledger: Ledger) -> ConfigError:
     # Its groups of machines cannot be trusted, and its entries cannot be verified with a new key.
     return ConfigError(
         f"The run in {ledger.store.url} cannot be continued: this computer has no key of it.",
-        do="Choose another RunConfig(name=...); or call fit() on the computer where the run was "
-        f"started; or set SPOTFIT_RUN_ID to {ledger.run_id!r} and SPOTFIT_RUN_SECRET to the "
-        "content of the file of that name in ~/.spotfit/keys there.",
+        do="Choose another RunConfig(name=...); or observe the run with spotfit.attach(); or call "
+        "fit() on the computer where it was started; or set SPOTFIT_RUN_ID to "
+        f"{ledger.run_id!r} and SPOTFIT_RUN_SECRET to the content of the file of that name in "
+        "~/.spotfit/keys there.",
     )
 
 

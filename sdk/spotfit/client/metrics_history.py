@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from spotfit.core.codec import DECODE_ERRORS, decoder
 from spotfit.core.errors import IntegrityError
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
@@ -38,6 +39,19 @@ class ReportedMetrics:
     metrics: dict[str, Any]
     reported_at_ms: int = 0
     """Milliseconds since 1970 by the clock of the leader; 0 if unknown. For display only."""
+
+
+class _StoredReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a chunk, as `agent.report_matching.ReportSink` writes it."""
+
+    round: int
+    report_index: int
+    checkpoint: str | None
+    metrics: dict[str, Any]
+    t: int = 0
+
+
+_report_decoder = decoder(_StoredReport)
 
 
 def read_metrics_history(store: Store) -> list[ReportedMetrics]:
@@ -123,17 +137,17 @@ def _read_chunks(store: Store, chunk_keys: Iterable[str]) -> list[ReportedMetric
     reports: dict[tuple[int, int], ReportedMetrics] = {}
     for key in chunk_keys:
         try:
-            lines = [msgspec.json.decode(line) for line in store.get(key).splitlines()]
-            for line in lines:
+            for line in store.get(key).splitlines():
+                stored = _report_decoder.decode(line)
                 # A replaced leader may have stored a report that its successor stored, too.
-                reports[line["round"], line["report_index"]] = ReportedMetrics(
-                    round=line["round"],
-                    report_index=line["report_index"],
-                    checkpoint=line["checkpoint"],
-                    metrics=metrics_from_json(line["metrics"]),
-                    reported_at_ms=line.get("t", 0),
+                reports[stored.round, stored.report_index] = ReportedMetrics(
+                    round=stored.round,
+                    report_index=stored.report_index,
+                    checkpoint=stored.checkpoint,
+                    metrics=metrics_from_json(stored.metrics),
+                    reported_at_ms=stored.t,
                 )
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        except DECODE_ERRORS as error:
             raise IntegrityError(
                 f"The stored metrics in {store.url}/{key} cannot be decoded: {error}",
                 do="Delete this object to read the other metrics; its metrics are lost.",

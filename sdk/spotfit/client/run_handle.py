@@ -57,6 +57,7 @@ from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.profile import open_provisioner
 from spotfit.store.api import Store
 from spotfit.store.factory import credentials_for_nodes, open_store
+from spotfit.store.url import is_same_root
 
 # Maximum wait for the last worker output after the end of a run.
 _OUTPUT_DRAIN_S = 3.0
@@ -552,12 +553,16 @@ def attach_headless_leader(handle: RunHandle, ledger: Ledger, spec: RunSpec) -> 
     """Let the handle supervise the run if its ledger has the run's key; return the handle.
 
     `spec` was written by a holder of that key. Without a key the handle only observes the run. If
-    the provisioner in `spec` cannot be opened here, a warning is logged, and the handle decrypts
-    results but does not supervise. Changes the
+    the provisioner in `spec` cannot be opened here, or the ledger is a copy of the run in another
+    place, a warning is logged, and the handle decrypts results but does not supervise. Changes the
     handle in place; starts no thread.
     """
     key = handle.key
     if key is None:
+        return handle
+    # What a copy shows may be old, but its requests would reach the machines of the run.
+    if not is_same_root(spec.storage_url, ledger.store.url):
+        log.warning("run.unsupervised", reason=f"it is a copy of the run in {spec.storage_url}")
         return handle
     try:
         provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)

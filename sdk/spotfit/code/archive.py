@@ -173,9 +173,11 @@ def _describe_excluded(entries: Sequence[_ExcludedEntry]) -> str:
 
 def _count_files(path: Path) -> tuple[int, int]:
     """Return number and total size of the files below a path, at most `_MAX_COUNTED_FILES`."""
-    if not path.is_dir():
-        return 1, path.lstat().st_size
     count = size_bytes = 0
+    if not path.is_dir():
+        with suppress(OSError):  # deleted meanwhile
+            size_bytes = path.lstat().st_size
+        return 1, size_bytes
     for folder, _, names in os.walk(path):
         for name in names:
             with suppress(OSError):  # deleted meanwhile

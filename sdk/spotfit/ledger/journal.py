@@ -29,6 +29,7 @@ import contextlib
 import hashlib
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -39,6 +40,7 @@ from msgspec.structs import replace
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import (
     AlreadyExistsError,
+    ConfigError,
     IntegrityError,
     JournalError,
     NotFoundError,
@@ -268,11 +270,15 @@ class Journal:
         # wrong bytes would break the chain of hashes for all readers.
         if self._mac is None:
             return repeat_read(partial(self._read_decodable_body, slot), errors=(JournalError,))
-        reads_left = _MAX_READS
-        while True:
-            body, reads_left = self._store.get(keys.entry(slot)), reads_left - 1
-            if reads_left == 0 or self._mac.is_valid(keys.entry(slot), body):
+        bodies: Counter[bytes] = Counter()
+        while bodies.total() < _MAX_READS:
+            body = self._store.get(keys.entry(slot))
+            if self._mac.is_valid(keys.entry(slot), body):
                 return body
+            bodies[body] += 1
+        # The usual body: a cancellation request has no MAC, and the last read may be a damaged one.
+        ((body, _),) = bodies.most_common(1)
+        return body
 
     def _read_decodable_body(self, slot: int) -> bytes:
         body = self._store.get(keys.entry(slot))
@@ -415,12 +421,25 @@ def check_no_gaps(store: Store) -> None:
     writer would fill it. Called by `fit()` and by clients that open a run, whose folder may have
     been copied or cleaned up by other tools. Lists the journal without reading the entries.
     """
-    for slot, found in enumerate(store.list(keys.JOURNAL.rstrip("/"))):
-        if found.key != keys.entry(slot):
-            raise JournalError(
-                f"Journal entry {slot} in {store.url} is missing, but later entries exist.",
-                do=_REMEDY,
-            )
+    slot = 0
+    for found in store.list(keys.JOURNAL.rstrip("/")):
+        if not keys.is_entry(found.key):
+            continue
+        # A directory is not listed atomically: entries of this moment may be left out.
+        while found.key > keys.entry(slot):
+            _check_exists(store, slot)
+            slot += 1
+        slot += 1
+
+
+def _check_exists(store: Store, slot: int) -> None:
+    try:
+        store.get(keys.entry(slot))
+    except NotFoundError as missing:
+        raise JournalError(
+            f"Journal entry {slot} in {store.url} is missing, but later entries exist.",
+            do=_REMEDY,
+        ) from missing
 
 
 def decode_entry(body: bytes) -> JournalEntry:
@@ -638,8 +657,9 @@ class Ledger:
         for found in self.store.list(keys.MEMBERS.rstrip("/")):
             try:
                 member = _member_decoder.decode(strip_mac(self.store.get(found.key)))
-            # Deleted since the listing, not authentic, or written by another version of spotfit.
-            except (NotFoundError, IntegrityError, *DECODE_ERRORS):
+            # Deleted since the listing, not authentic, written by another version of spotfit, or
+            # with a key that spotfit does not write.
+            except (NotFoundError, IntegrityError, ConfigError, *DECODE_ERRORS):
                 continue
             yield member
 

@@ -44,6 +44,14 @@ REFS = ".spotfit/refs/"
 REPORTS = ".spotfit/reports"
 
 
+_ENTRY = re.compile(re.escape(JOURNAL) + r"\d{20}\.json")
+
+
+def is_entry(key: str) -> bool:
+    """Whether the key is that of a journal entry; other tools may leave files beside them."""
+    return _ENTRY.fullmatch(key) is not None
+
+
 def entry(slot: int) -> str:
     """Return the object key of the journal entry in `slot`, counted from 0.
 

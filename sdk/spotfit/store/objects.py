@@ -305,7 +305,7 @@ _WRONG_REGION = re.compile(r"redirect without LOCATION|AuthorizationHeaderMalfor
 _CONNECTION_ERROR = re.compile(
     r"HTTP error|error sending request|timed? ?out|connection", re.IGNORECASE
 )
-_TRANSIENT_STATUSES = frozenset({408, 409, 412, 425, 429})
+_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 _TRANSIENT_CODES = re.compile(
     r"RequestTimeout|ExpiredToken|SlowDown|InternalError|ServerBusy|Throttl"
 )
@@ -333,6 +333,11 @@ def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreErr
     is_taken = status != 409 or _BLOB_EXISTS.search(text)
     if is_create and is_taken and (status == 412 or type(error).__name__ == "AlreadyExistsError"):
         return AlreadyExistsError(f"{what} already exists.", do=ALREADY_EXISTS_REMEDY)
+    if status == 412:
+        return StoreError(
+            f"{what} was replaced while it was read.",
+            do="Repeat the operation, and find out who else writes to this folder.",
+        )
     if _MISSING_BUCKET.search(text):
         return StoreError(
             f"The bucket of {what} does not exist.",

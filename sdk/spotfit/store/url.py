@@ -8,6 +8,7 @@ environment variable (`SPOTFIT_STORAGE_KEYS`) and are never written to a URL, an
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -203,6 +204,21 @@ def _parse_bucket_url(scheme: str, text: str) -> RootUrl:
         region=options.get("region", ""),
         account=options.get("account_name", ""),
     )
+
+
+def is_same_root(url: str, other: str) -> bool:
+    """Whether two store URLs name one directory: regions, endpoints and links are ignored."""
+    return _location(url) == _location(other)
+
+
+def _location(url: str) -> tuple[str, ...]:
+    if url.startswith("/"):
+        return (os.path.realpath(url),)
+    try:
+        root = RootUrl.parse(url)
+    except ConfigError:  # of a file system that the user passed
+        return (url,)
+    return (root.scheme, root.bucket, root.prefix)
 
 
 def _parse_query(query: str) -> dict[str, str]:

@@ -12,12 +12,14 @@ from spotfit.checkpoint.manifest import (
     latest_manifest_of,
     manifests_of_all,
     newest_complete_manifests,
+    read_manifest,
 )
 from spotfit.core.codec import encode
 from spotfit.ledger import keys
 from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
-from spotfit.store.local import MemoryStore
+from spotfit.store.local import LocalStore, MemoryStore
+from spotfit.store.url import RootUrl
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, ready_in_store, save_checkpoint
 from tests.unit.store.faulty_stores import DamagedResponses
 
@@ -155,3 +157,9 @@ class CountingStore(MemoryStore):
     def get(self, key: str) -> bytes:
         self.read.append(key)
         return super().get(key)
+
+
+def test_a_manifest_under_an_invalid_key_is_ignored(tmp_path: Path) -> None:
+    """Other writers can create objects whose keys spotfit rejects."""
+    store = LocalStore(RootUrl.parse(tmp_path))
+    assert read_manifest(store, ".spotfit/manifests/.spotfit-part-x/1-0.json") is None

@@ -181,12 +181,14 @@ def test_the_same_script_rejoins_the_active_run(harness: ClientHarness) -> None:
     assert len(harness.cloud.submitted_tokens) == 1
 
 
-def test_rejoining_from_another_machine_creates_no_key(
+def test_an_active_run_cannot_be_rejoined_without_its_key(
     harness: ClientHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_run(harness.request())
     monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path / "another machine"))
-    start_run(harness.request())
+    with pytest.raises(ConfigError, match="no key of it") as refused:
+        start_run(harness.request())
+    assert "spotfit.attach()" in refused.value.do
     assert not (tmp_path / "another machine").exists()
     assert len({launch.secret for launch in harness.cloud.launches}) == 1
 

@@ -88,3 +88,20 @@ def test_corrupt_reports_do_not_hide_the_status() -> None:
     store.put(keys.reports(A, 0), b"{")
     saved = a_committed_checkpoint("c0", step=10)
     assert read_progress(store, a_view(checkpoints=(saved,))) == ReportedProgress(step=10)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"round": "a", "report_index": 0, "checkpoint": null, "metrics": {}}',
+        b'{"round": 1, "report_index": 0, "checkpoint": [1], "metrics": {}}',
+        b'{"round": 1, "report_index": 0, "checkpoint": null, "metrics": [1]}',
+        b'{"round": 1, "report_index": 0, "checkpoint": null, "metrics": {}, "t": "x"}',
+        b"[" * 100_000,
+    ],
+)
+def test_chunk_with_values_of_other_types_is_an_integrity_error(line: bytes) -> None:
+    store = MemoryStore()
+    store.put(f"{keys.REPORTS}/a/0.jsonl", line)
+    with pytest.raises(IntegrityError, match="cannot be decoded"):
+        read_metrics_history(store)

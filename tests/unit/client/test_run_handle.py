@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -226,6 +227,19 @@ class Broken:
 
     def tick(self, _now: float) -> float:
         raise ZeroDivisionError("a bug")
+
+
+def test_a_copy_of_a_run_is_not_supervised(
+    harness: ClientHarness, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_run(harness.request())
+    copy = shutil.copytree(harness.url, tmp_path / "copy")
+    (link := tmp_path / "link").symlink_to(harness.url)
+    assert attach(link).headless_leader is not None
+    handle = attach(copy)
+    assert handle.headless_leader is None
+    assert f"it is a copy of the run in {harness.url}" in capsys.readouterr().err
+    assert handle.status().is_verified
 
 
 def test_an_error_of_the_supervisor_thread_is_raised_by_result(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from spotfit.core.codec import encode
@@ -17,6 +19,7 @@ from spotfit.model.events import (
     LeaderElected,
 )
 from spotfit.model.view import JournalView, View
+from spotfit.store.api import ObjectInfo
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import a_spec, an_agent_id, an_entry
 from tests.unit.store.faulty_stores import DamagedResponses
@@ -257,3 +260,29 @@ def test_an_entry_with_an_unknown_token_raises() -> None:
         match=r"Journal entry 0 in memory://private references unknown 't-never-asked-for'",
     ):
         Journal(store).catch_up()
+
+
+class StaleListing(MemoryStore):
+    """A store whose listing lacks an entry that exists."""
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        found = super().list(prefix, after=after)
+        return (info for info in found if info.key != keys.entry(1))
+
+
+def test_an_entry_that_is_missing_in_the_listing_only_is_no_gap() -> None:
+    store = StaleListing()
+    for slot in range(3):
+        store.create(keys.entry(slot), b"{}")
+    check_no_gaps(store)
+    store.delete(keys.entry(1))
+    with pytest.raises(JournalError, match=r"entry 1 in .* is missing"):
+        check_no_gaps(store)
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "00000000000000000000.json.bak", "notes"])
+def test_other_files_beside_the_entries_are_ignored(name: str) -> None:
+    store = MemoryStore()
+    store.create(keys.entry(0), b"{}")
+    store.create(f"{keys.JOURNAL}{name}", b"")
+    check_no_gaps(store)

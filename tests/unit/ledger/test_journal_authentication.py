@@ -21,6 +21,7 @@ from spotfit.model.view import View
 from spotfit.security.run_key import RunKey
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, RUN_KEY, a_spec, an_agent_id, an_entry
+from tests.unit.store.faulty_stores import DamagedResponses
 
 START = an_entry(FitStarted(spec=a_spec()))
 ELECTIONS = [
@@ -252,3 +253,14 @@ def test_an_entry_is_valid_in_the_slot_that_it_was_encoded_for(store: MemoryStor
 def test_the_run_id_is_read_without_the_key(store: MemoryStore) -> None:
     assert read_run_id(store) == RUN_ID
     assert read_run_id(MemoryStore()) is None
+
+
+def test_a_damaged_read_of_a_cancellation_without_a_mac_is_not_used() -> None:
+    """Its next entry would contain the hash of the damaged bytes."""
+    store = DamagedResponses(damaged_reads=0)
+    append(store, START)
+    outsider = Journal(store)
+    outsider.append(CANCEL, outsider.catch_up())
+    store.reads.clear()
+    store.damaged_reads = 2
+    assert reader(store).catch_up().cancel_reason == "enough"

@@ -66,6 +66,15 @@ def test_a_lost_create_raises_already_exists(
     assert len(bucket.requests) == 1
 
 
+def test_an_object_that_was_replaced_during_a_read_is_not_read_again(
+    bucket: ScriptedBucket, store: ObjectStore
+) -> None:
+    bucket.enqueue_responses(412, code="PreconditionFailed")
+    with pytest.raises(StoreError, match="was replaced while it was read"):
+        store.get("a")
+    assert len(bucket.requests) == 1
+
+
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
 def test_a_conflict_during_a_create_is_transient(
     bucket: ScriptedBucket, store: ObjectStore, code: str
