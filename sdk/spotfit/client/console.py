@@ -19,7 +19,7 @@ from typing import Annotated, TypedDict
 
 import msgspec
 
-from spotfit.client.metrics_history import ReportedProgress, format_progress, read_progress
+from spotfit.client.metrics_history import ProgressReader, ReportedProgress, format_progress
 from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import NotFoundError, RunNotFoundError, StoreError
 from spotfit.core.ids import AgentId, Token
@@ -350,6 +350,7 @@ class RunConsole:
         self._store = store
         self._progress_at = -math.inf
         self._shown_progress = ""
+        self._progress_reader = ProgressReader(store)
         # The agent that runs validations on the dedicated machine of each group.
         self._validators: dict[Token, AgentId] = {}
 
@@ -406,7 +407,7 @@ class RunConsole:
         if is_first_poll:  # the first report comes later, and short runs need none
             return
         try:
-            text = format_progress(read_progress(self._store, view))
+            text = format_progress(self._progress_reader.read(view))
         except StoreError as error:
             log.warning("output.unreadable", reason=error.message)
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from spotfit.ledger import keys
 from spotfit.model.reporting import metrics_from_json
 from spotfit.model.view import View
 from spotfit.store.api import Store
+from spotfit.store.transfer import concurrent_map
 
 # A status is read often; the speed needs some reports.
 _PROGRESS_CHUNKS = 8
@@ -77,25 +79,44 @@ class ReportedProgress:
     """The metrics of the last report."""
 
 
-def read_progress(store: Store, view: View) -> ReportedProgress:
-    """Return the progress of the run with that view, from the reports of its latest leader.
+class ProgressReader:
+    """Reads how far a run is, repeatedly. `store` is rooted at the run's directory."""
 
-    Reads at most 8 objects, each with the reports of about a second; corrupt ones are ignored.
-    `store` is rooted at the run's directory. Raises `StoreError`.
-    """
-    steps = {one.name: one.step for one in view.checkpoints if one.step is not None}
-    reports = _read_latest_reports(store, view.leader.leader) if view.leader else []
-    samples: list[tuple[int, int]] = []
-    for report in reports:
-        step = report.metrics.get("step", steps.get(report.checkpoint or ""))
-        if isinstance(step, int) and report.round == reports[-1].round:
-            samples.append((step, report.reported_at_ms))
-    last_saved = next(reversed(steps.values()), None)
-    return ReportedProgress(
-        step=samples[-1][0] if samples else last_saved,
-        steps_per_s=_steps_per_second(samples),
-        metrics=reports[-1].metrics if reports else {},
-    )
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._chunks: dict[AgentId, list[str]] = {}
+        """The latest chunks of the leader. A run of a week writes 600,000, so that later reads list
+        only those after them."""
+
+    def read(self, view: View) -> ReportedProgress:
+        """Return the progress of the run with that view, from the reports of its latest leader.
+
+        Reads at most 8 objects, each with the reports of about a second; corrupt ones are ignored.
+        Raises `StoreError`.
+        """
+        steps = {one.name: one.step for one in view.checkpoints if one.step is not None}
+        reports = self._read_latest_reports(view.leader.leader) if view.leader else []
+        samples: list[tuple[int, int]] = []
+        for report in reports:
+            step = report.metrics.get("step", steps.get(report.checkpoint or ""))
+            if isinstance(step, int) and report.round == reports[-1].round:
+                samples.append((step, report.reported_at_ms))
+        last_saved = next(reversed(steps.values()), None)
+        return ReportedProgress(
+            step=samples[-1][0] if samples else last_saved,
+            steps_per_s=_steps_per_second(samples),
+            metrics=reports[-1].metrics if reports else {},
+        )
+
+    def _read_latest_reports(self, leader: AgentId) -> list[ReportedMetrics]:
+        known = self._chunks.get(leader, [])
+        listed = self._store.list(f"{keys.REPORTS}/{leader}", after=known[-1] if known else "")
+        chunks = [*known, *(info.key for info in listed)][-_PROGRESS_CHUNKS:]
+        self._chunks = {leader: chunks}
+        try:
+            return _read_chunks(self._store, chunks)
+        except IntegrityError:  # raised again by `read_metrics_history`, with its remedy
+            return []
 
 
 def format_metrics(values: Mapping[str, Any]) -> str:
@@ -118,14 +139,6 @@ def _truncate(text: str) -> str:
     return text if len(text) <= _MAX_TEXT_CHARS else f"{text[: _MAX_TEXT_CHARS - 1]}…"
 
 
-def _read_latest_reports(store: Store, leader: AgentId) -> list[ReportedMetrics]:
-    chunks = [info.key for info in store.list(f"{keys.REPORTS}/{leader}")]
-    try:
-        return _read_chunks(store, chunks[-_PROGRESS_CHUNKS:])
-    except IntegrityError:  # raised again by `read_metrics_history`, with its remedy
-        return []
-
-
 def _steps_per_second(samples: Sequence[tuple[int, int]]) -> float | None:
     if not samples:
         return None
@@ -134,22 +147,30 @@ def _steps_per_second(samples: Sequence[tuple[int, int]]) -> float | None:
 
 
 def _read_chunks(store: Store, chunk_keys: Iterable[str]) -> list[ReportedMetrics]:
-    reports: dict[tuple[int, int], ReportedMetrics] = {}
-    for key in chunk_keys:
-        try:
-            for line in store.get(key).splitlines():
-                stored = _report_decoder.decode(line)
-                # A replaced leader may have stored a report that its successor stored, too.
-                reports[stored.round, stored.report_index] = ReportedMetrics(
-                    round=stored.round,
-                    report_index=stored.report_index,
-                    checkpoint=stored.checkpoint,
-                    metrics=metrics_from_json(stored.metrics),
-                    reported_at_ms=stored.t,
-                )
-        except DECODE_ERRORS as error:
-            raise IntegrityError(
-                f"The stored metrics in {store.url}/{key} cannot be decoded: {error}",
-                do="Delete this object to read the other metrics; its metrics are lost.",
-            ) from error
+    # A replaced leader may have stored a report that its successor stored, too.
+    reports = {
+        (report.round, report.report_index): report
+        for chunk in concurrent_map(partial(_read_chunk, store), chunk_keys)
+        for report in chunk
+    }
     return [reports[position] for position in sorted(reports)]
+
+
+def _read_chunk(store: Store, key: str) -> list[ReportedMetrics]:
+    try:
+        lines = [_report_decoder.decode(line) for line in store.get(key).splitlines()]
+        return [
+            ReportedMetrics(
+                round=line.round,
+                report_index=line.report_index,
+                checkpoint=line.checkpoint,
+                metrics=metrics_from_json(line.metrics),
+                reported_at_ms=line.t,
+            )
+            for line in lines
+        ]
+    except DECODE_ERRORS as error:
+        raise IntegrityError(
+            f"The stored metrics in {store.url}/{key} cannot be decoded: {error}",
+            do="Delete this object to read the other metrics; its metrics are lost.",
+        ) from error

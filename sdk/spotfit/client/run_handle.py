@@ -28,10 +28,10 @@ from spotfit.client.console import (
 from spotfit.client.keyring import key_of, open_authenticated
 from spotfit.client.machine_logs import ALL_MACHINES, read_machine_output, read_unjoined_output
 from spotfit.client.metrics_history import (
+    ProgressReader,
     ReportedMetrics,
     ReportedProgress,
     read_metrics_history,
-    read_progress,
 )
 from spotfit.client.result import Result, build_result, build_run_error
 from spotfit.code.function_pickle import load_sealed_pickle
@@ -187,7 +187,7 @@ class RunHandle:
             save_reason=view.checkpoints[-1].reason if view.checkpoints else "",
             started_at_ms=view.fit_started_at_ms,
             ended_at_ms=view.fit_ended_at_ms,
-            progress=read_progress(self._ledger.store, view),
+            progress=ProgressReader(self._ledger.store).read(view),
             is_verified=self.key is not None,
         )
 
