@@ -347,7 +347,6 @@ class RunConsole:
     def __init__(self, store: Store) -> None:
         self._log_tailer = WorkerLogTailer(store)
         self._reminder = WaitReminder()
-        self._store = store
         self._progress_at = -math.inf
         self._shown_progress = ""
         self._progress_reader = ProgressReader(store)
