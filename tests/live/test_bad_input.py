@@ -183,7 +183,7 @@ class _UnconditionalProxy(BaseHTTPRequestHandler):
 @pytest.fixture
 def unconditional_s3(s3: str) -> Iterator[str]:
     """The endpoint of an S3 server that ignores 'If-None-Match'."""
-    handler = type("Deaf", (_UnconditionalProxy,), {"behind": s3})
+    handler = type("BoundProxy", (_UnconditionalProxy,), {"backend_url": s3})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
