@@ -105,13 +105,10 @@ def test_two_workers_train_to_the_weights_of_one(cloud: LiveTestCloud) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests machines without a GPU")
-def test_a_machine_without_the_requested_gpu_fails_without_a_retry(cloud: LiveTestCloud) -> None:
-    with pytest.raises(spotfit.WorkerGroupError) as caught:
-        cloud.fit(
-            print, scaling_options={"use_gpu": True}, trainer_type=TorchTrainer, max_failures=3
-        )
-    assert "requests 1 GPU, but its node has none" in str(caught.value)
-    assert isinstance(caught.value.worker_failures[0], spotfit.ConfigError)
+def test_gpus_that_this_machine_lacks_are_rejected_before_the_run(cloud: LiveTestCloud) -> None:
+    with pytest.raises(spotfit.ConfigError, match="1 GPUs each on one node; this machine has 0"):
+        cloud.fit(print, scaling_options={"use_gpu": True}, trainer_type=TorchTrainer)
+    assert cloud.is_untouched
 
 
 def test_a_worker_sees_only_the_gpu_it_requested(

@@ -81,7 +81,7 @@ def test_validations_run_on_a_separate_machine_during_training(
         (f"epoch-{epoch}", requests[1].token) for epoch in (1, 2, 3)
     ]
     output = list(spotfit.attach(cloud.url()).logs())
-    assert "(validation) looking at epoch 3" in output
+    assert "(validation) validating epoch 3" in output
     assert "(validation) ArithmeticError: nothing there" in output
 
 

@@ -648,7 +648,7 @@ def recording_backend_config(api: TrainingApi, *, raising: bool = False) -> Any:
         def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
             note(["on_shutdown"])
 
-    class RecordingBackendConfig(api.train.BackendConfig):  # type: ignore[name-defined,misc]
+    class NotingConfig(api.train.BackendConfig):  # type: ignore[name-defined,misc]
         @property
         def backend_cls(self) -> Any:
             return RecordingBackend
@@ -662,7 +662,7 @@ def recording_backend_config(api: TrainingApi, *, raising: bool = False) -> Any:
 
             return around
 
-    return RecordingBackendConfig()
+    return NotingConfig()
 
 
 @probe
