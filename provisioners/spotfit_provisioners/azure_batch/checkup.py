@@ -22,7 +22,10 @@ _IDENTITY_API_VERSION = "2023-01-31"
 _PERMISSIONS_API_VERSION = "2022-04-01"
 _NO_ACCOUNT = "account_id is not set, so Azure Resource Manager cannot be queried"
 _REMEDY_ROLES = "Grant this account the roles that docs/guides/azure_batch.md lists."
-_REMEDY_QUOTA = "Request a higher quota under Batch accounts → Quotas, or use smaller machines."
+_REMEDY_QUOTA = (
+    "Request a higher quota under Batch accounts → Quotas. If spot cores are missing, a smaller "
+    "AzureBatchOptions(vm_size=…) also helps."
+)
 
 # Data actions of the role 'Azure Batch Job Submitter'.
 _JOB_DATA_ACTIONS = (
@@ -150,7 +153,8 @@ class _AzureAccountChecks:
         }
         if exceeded := [limit for limit, suffices in limits.items() if not suffices]:
             raise QuotaError(
-                f"The quota of the Batch account is {'; '.join(exceeded)}.", do=_REMEDY_QUOTA
+                f"The quota of the Batch account of AzureBatchOptions is {'; '.join(exceeded)}.",
+                do=_REMEDY_QUOTA,
             )
         return f"{spot} spot cores: {spot // cores} machines"
 

@@ -210,7 +210,10 @@ class _GcpAccountChecks:
         image = self._options.image
         path = _artifact_registry_path(image)
         if path is None:
-            raise CheckSkippedError(f"{image} is not in Artifact Registry")
+            raise CheckSkippedError(
+                f"GcpBatchOptions(image={image!r}) is in another registry; only images in Artifact "
+                "Registry (*-docker.pkg.dev) can be checked"
+            )
         with skip_if_denied():
             found = self._services.get("artifactregistry", path, "read an image")
         if found is None:

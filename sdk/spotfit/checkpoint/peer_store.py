@@ -274,7 +274,10 @@ class PeerStore:
                 answer = framing.read_frame(connection)
             if answer is None:
                 raise IntegrityError(
-                    f"The peer {pending.target} rejected the replica: it closed the connection."
+                    f"The peer {pending.target} closed the connection before it confirmed the "
+                    "replica: the replica is outdated, or the peer has failed.",
+                    do="No action is needed: the next save is replicated again. If this repeats, "
+                    "look for errors in the log of that machine.",
                 )
             return step
 

@@ -245,7 +245,7 @@ class ChildProcess:
             if frames := self._reader.feed(received):
                 self._on_messages(frames)
         except IntegrityError as error:
-            log.error("worker.protocol_error", pid=self.pid, reason=error.message)
+            log.error("worker.protocol_error", pid=self.pid, reason=str(error))
             self.kill(as_failure=True)
             self._close_socket()
 

@@ -102,7 +102,10 @@ class NoFramework:
     sees_peer_devices = False
 
     def environment(self, start: StartWorker) -> dict[str, str]:
-        """Return torchrun's rank variables and the visible devices; see `rank_environment`."""
+        """Return torchrun's rank variables and the visible devices, for the worker to set.
+
+        Raises `ConfigError` if the node has too few devices; see `rank_environment`.
+        """
         return rank_environment(start, sees_peer_devices=self.sees_peer_devices)
 
     def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:

@@ -194,7 +194,13 @@ def _split_bucket_path(path: str) -> tuple[str, str]:
             do="Write storage_path='bucket/folder', Checkpoint('bucket/run/checkpoint_000001', …) "
             "or Result.from_path('bucket/run', …).",
         )
-    return bucket, validate_key(prefix) if prefix else ""
+    try:
+        return bucket, validate_key(prefix) if prefix else ""
+    except ConfigError as error:
+        raise ConfigError(
+            f"The path {path!r} in the file system is invalid: {error.message}",
+            do="Correct storage_path, or the path of the Checkpoint or of Result.from_path.",
+        ) from error
 
 
 def _endpoint_url(scheme: str, host: str) -> str:

@@ -234,7 +234,13 @@ def _walk(folder: Path, prefix: str, ancestors: tuple[Path, ...]) -> Iterator[tu
     for entry in sorted(folder.iterdir()):
         if is_partial_file(entry.name):  # left by a killed download
             continue
-        name = validate_key(prefix + entry.name)
+        try:
+            name = validate_key(prefix + entry.name)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{str(entry)!r} cannot be uploaded: {error.message}",
+                do="Rename the file or folder.",
+            ) from error
         real = Path(os.path.realpath(entry)) if entry.is_symlink() else entry
         if not real.is_relative_to(ancestors[0]):
             raise _bad_entry_error(entry, "is a link to a place outside of the directory")

@@ -159,7 +159,10 @@ class StoreSuite:
     # ── listings ─────────────────────────────────────────────────────────────────────────────────
 
     def test_a_listing_is_sorted_and_contains_sizes(self, store: Store) -> None:
-        """`list` yields (key, size in bytes), sorted by key, below all prefixes."""
+        """`list()` yields (key, size in bytes) of all objects, sorted by the whole key.
+
+        For example "a.b" before "a/1".
+        """
         for n, key in enumerate(("b", "a/2", "a.b", "a/10", "ab/1")):
             store.put(key, b"x" * n)
         assert list(store.list()) == [("a.b", 2), ("a/10", 3), ("a/2", 1), ("ab/1", 4), ("b", 0)]

@@ -99,16 +99,16 @@ def test_gpus_without_an_accelerator_are_rejected() -> None:
     assert "accelerator=" in error_info.value.do
 
 
-@pytest.mark.parametrize("name", ["plain", "everything", "clusters", "instance_type"])
+@pytest.mark.parametrize("name", ["plain", "all_options", "clusters", "instance_type"])
 def test_skypilot_parses_the_task(name: str) -> None:
     sky = pytest.importorskip("sky", reason="SkyPilot is not installed; `make sky-api`")
     body = msgspec.json.decode((GOLDEN / f"plan_{name}.json").read_bytes())["body"]["task"]
     task = sky.Task.from_yaml_config({**body, "name": "t-1-0", "secrets": {"A": "x"}})
     assert task.num_nodes == 1
     assert all(
-        one.use_spot != (name == "clusters") or name == "everything" for one in task.resources
+        one.use_spot != (name == "clusters") or name == "all_options" for one in task.resources
     )
-    if name == "everything":
+    if name == "all_options":
         assert [str(one.cloud) for one in task.resources] == ["AWS", "GCP", "AWS", "GCP"]
 
 
