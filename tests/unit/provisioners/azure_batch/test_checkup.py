@@ -83,7 +83,8 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     principal_id = "11111111-1111-1111-1111-111111111111"
     assert result == {
         QUOTAS: (
-            "The quota of the Batch account of AzureBatchOptions is 3 spot cores, but Standard_D4s_v5 has 4; no pools."
+            "The quota of the Batch account of AzureBatchOptions is 3 spot cores, but "
+            "Standard_D4s_v5 has 4; no pools."
         ),
         NODE_IDENTITY: (
             "AzureBatchOptions(identity_client_id='another') is not the client id of "
