@@ -7,10 +7,11 @@ only keeps the state; `round_coordinator` decides which ranks are required.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from spotfit.core.units import format_ranks
 from spotfit.protocol.worker_agent import CollectiveWaiting, RankZeroBroadcastResult, ToWorker
 
 OutgoingFrame = tuple[int | None, ToWorker]
@@ -18,9 +19,6 @@ OutgoingFrame = tuple[int | None, ToWorker]
 
 REPORT_KIND = "report"
 """The kind under which ranks wait for the name of a reported checkpoint."""
-
-# Error messages must stay readable for rounds of 1,000 ranks.
-_MAX_LISTED_RANKS = 8
 
 
 class CollectiveKey(NamedTuple):
@@ -145,7 +143,7 @@ class Collectives:
             for key in list(self._pending):
                 if returned := find_missing(key) & returned_ranks:
                     reason = (
-                        f"{_format_ranks(returned)} returned from the training function"
+                        f"{format_ranks(returned)} returned from the training function"
                         " without calling it"
                     )
                     frames += self._abort(key, find_missing, reason)
@@ -154,7 +152,7 @@ class Collectives:
             ranks_by_key: dict[CollectiveKey, list[int]] = {}
             for rank, key in sorted(self._blocked_at.items()):
                 ranks_by_key.setdefault(key, []).append(rank)
-            places = [f"{_format_ranks(ranks)} in {key}" for key, ranks in ranks_by_key.items()]
+            places = [f"{format_ranks(ranks)} in {key}" for key, ranks in ranks_by_key.items()]
             reason = f"deadlock: ranks wait in different collectives: {', '.join(places)}"
             for key in list(self._pending):
                 frames += self._abort(key, find_missing, reason)
@@ -177,12 +175,3 @@ class _PendingCollective:
     started_at: float
     warned_at: float
     values: dict[int, bytes] = field(default_factory=dict)
-
-
-def _format_ranks(ranks: Iterable[int]) -> str:
-    """Return 'rank 3' or 'ranks 0, 2', abbreviated after `_MAX_LISTED_RANKS`."""
-    ordered = sorted(ranks)
-    listed = ", ".join(map(str, ordered[:_MAX_LISTED_RANKS]))
-    omitted = len(ordered) - _MAX_LISTED_RANKS
-    more = f" and {omitted} more" if omitted > 0 else ""
-    return f"rank{'s' if len(ordered) > 1 else ''} {listed}{more}"

@@ -35,6 +35,7 @@ import msgspec
 from spotfit.agent.collectives import REPORT_KIND, CollectiveKey, Collectives, OutgoingFrame
 from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
 from spotfit.core.codec import decoder
+from spotfit.core.units import format_ranks
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import ValidationRequest
@@ -48,7 +49,6 @@ from spotfit.protocol.worker_agent import (
     UploadFailed,
 )
 
-_MAX_LISTED_RANKS = 10
 # Bounds the leader's memory if one rank reports much faster than the others.
 MAX_REPORT_BACKLOG = 10_000
 """Reports a rank may be ahead of the slowest before metrics of the oldest are discarded."""
@@ -301,11 +301,9 @@ class ReportMatcher:
         if self._matched_count >= total:
             return ""
         ranks = [rank for rank, count in enumerate(self._report_counts) if count < total]
-        listed = ", ".join(map(str, ranks[:_MAX_LISTED_RANKS]))
-        more = f" and {len(ranks) - _MAX_LISTED_RANKS} more" if ranks[_MAX_LISTED_RANKS:] else ""
         return (
             f"only {self._matched_count} of {total} reports were made by all ranks; "
-            f"ranks without all of them: {listed}{more}"
+            f"others are missing from {format_ranks(ranks)}"
         )
 
     @property

@@ -36,6 +36,7 @@ from spotfit.agent.roster import Roster
 from spotfit.agent.round_coordinator import BackendHookGates, RoundCoordinator
 from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.ids import AgentId
+from spotfit.core.units import format_ranks
 from spotfit.ledger import keys
 from spotfit.model.events import CheckpointCommitted, RankFailure, RoundClosed
 from spotfit.model.leader_state import (
@@ -458,11 +459,10 @@ class RoundLifecycle:
     ) -> None:
         if failure is None:
             return
-        returned = sorted(open_round.coordinator.returned_ranks - {rank})
+        returned = open_round.coordinator.returned_ranks - {rank}
         if returned and failure.kind == "raised":
             # The usual cause of "connection closed by peer" in a collective.
-            ranks = ", ".join(map(str, returned[:10])) + (", ..." if len(returned) > 10 else "")
-            text = f"(Ranks that had returned from the training function before: {ranks})"
+            text = f"({format_ranks(returned)} returned from the training function before)"
             failure = replace(failure, message=f"{text}\n{failure.message}")
         open_round.rank_failures.setdefault(rank, failure)
         self.fail(now)

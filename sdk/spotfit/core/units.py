@@ -1,12 +1,15 @@
-"""Parsing of durations ('90s', '1.5h'), formatting of durations and sizes."""
+"""Parsing of durations ('90s', '1.5h'), formatting of durations, sizes and ranks."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from spotfit.core.errors import ConfigError
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+# Longer lists fill the screen; the logs of the ranks have the rest.
+_MAX_LISTED_RANKS = 8
 _AMOUNT_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -37,6 +40,15 @@ def format_seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks for display, sorted: "rank 3", "ranks 0, 2"; of many only the first eight."""
+    ordered = sorted(ranks)
+    listed = ", ".join(map(str, ordered[:_MAX_LISTED_RANKS]))
+    omitted = len(ordered) - _MAX_LISTED_RANKS
+    more = f" and {omitted} more" if omitted > 0 else ""
+    return f"rank{'s' if len(ordered) > 1 else ''} {listed}{more}"
 
 
 def format_count(count: int, noun: str) -> str:

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from spotfit.core.ids import AgentId, Token
+from spotfit.core.units import format_ranks
 from spotfit.model.events import FailureCause, RankFailure, RoundClosed
 from spotfit.model.group import NodeState
 from spotfit.model.leader_state import LeaderState, RoundProgress, Training
@@ -131,8 +132,8 @@ def close_unstarted_round(
 
 
 def _format_ranks_have(ranks: Iterable[int]) -> str:
-    numbers = ", ".join(str(rank) for rank in sorted(ranks))
-    return f"ranks {numbers} have" if "," in numbers else f"rank {numbers} has"
+    listed = sorted(ranks)
+    return f"{format_ranks(listed)} {'have' if len(listed) > 1 else 'has'}"
 
 
 # --- Disconnected agents of a round ---------------------------------------------------------------

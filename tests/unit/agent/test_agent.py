@@ -956,7 +956,7 @@ def test_an_exception_is_stored_with_the_ranks_that_had_returned_before() -> Non
     ended = world.last_event(FitEnded)
     assert ended.reason.endswith("rank 1 raised: RuntimeError: connection closed by peer")
     assert ended.failures[0].message == (
-        "(Ranks that had returned from the training function before: 0)\n"
+        "(rank 0 returned from the training function before)\n"
         "Traceback\nRuntimeError: connection closed by peer"
     )
 

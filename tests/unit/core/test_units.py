@@ -3,7 +3,13 @@
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.units import format_bytes, format_count, format_seconds, parse_seconds
+from spotfit.core.units import (
+    format_bytes,
+    format_count,
+    format_ranks,
+    format_seconds,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +47,12 @@ def test_formatted_durations(amount: float, text: str) -> None:
 )
 def test_formatted_sizes(amount: float, text: str) -> None:
     assert format_bytes(amount) == text
+
+
+def test_ranks_are_sorted_and_long_lists_are_cut() -> None:
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks({2, 0}) == "ranks 0, 2"
+    assert format_ranks(range(11)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 3 more"
 
 
 def test_counts_agree_with_their_noun() -> None:
