@@ -187,6 +187,14 @@ class PlainProvisioner:
             raise _ERRORS.get(status, ProvisionError)(
                 f"The plain cloud rejected the request: {content['error']}."
             )
+        return self._handle(plan)
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Return the group whose name is the token."""
+        status, _ = self._call("GET", plan.token)
+        return None if status == 404 else self._handle(plan)
+
+    def _handle(self, plan: GroupPlan) -> GroupHandle:
         return GroupHandle(
             token=plan.token,
             provisioner=self.name,

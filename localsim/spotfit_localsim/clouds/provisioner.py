@@ -28,6 +28,7 @@ from spotfit.provision.api import (
     Refusal,
     Traits,
     fetch_machine_output,
+    find_group,
     run_check,
 )
 from spotfit.provision.launch import AgentLaunchSpec
@@ -80,6 +81,10 @@ class SimProvisioner:
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         return self._cloud_provisioner.submit(plan, launch)
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Ask the provisioner of the simulated cloud."""
+        return find_group(self._cloud_provisioner, plan, launch)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         return self._cloud_provisioner.observe(handle)

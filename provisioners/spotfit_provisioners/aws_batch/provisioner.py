@@ -87,7 +87,7 @@ class AwsBatchProvisioner:
         Of two concurrent submissions, the older job is kept and the other one terminated.
         """
         # A repeated call finds the job of the first one by its name, which is the token.
-        handle = self._find_group(plan)
+        handle = self.find_group(plan, launch)
         if handle is not None:
             return handle
         # If all queues are exhausted, the last one is used: the job waits there for capacity.
@@ -113,7 +113,20 @@ class AwsBatchProvisioner:
             )
         )
         self._terminate_duplicates(plan.token, queues)
-        return self._find_group(plan) or Refusal("AWS Batch does not list the submitted job")
+        return self.find_group(plan, launch) or Refusal("AWS Batch does not list the submitted job")
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Return the oldest job whose name is the token, in any queue of the plan."""
+        # In all queues: an earlier process may have selected another one than this process would.
+        for queue in plan.body["queues"]:
+            client, name = self._resolve_queue(queue)
+            jobs = client.list_jobs_by_name(name, plan.token)
+            if jobs:
+                detail = {"nodes": plan.num_nodes, "region": client.region, "queue": name}
+                return GroupHandle(
+                    token=plan.token, provisioner=self.name, name=jobs[0]["jobId"], detail=detail
+                )
+        return None
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         client = _client_for_region(handle.detail["region"], self.options.endpoint)
@@ -213,18 +226,6 @@ class AwsBatchProvisioner:
         """Return the client of the queue's region, and the queue's name without the region."""
         region, name = _parse_queue(queue)
         return _client_for_region(region or self.options.region, self.options.endpoint), name
-
-    def _find_group(self, plan: GroupPlan) -> GroupHandle | None:
-        # In all queues: an earlier process may have selected another one than this process would.
-        for queue in plan.body["queues"]:
-            client, name = self._resolve_queue(queue)
-            jobs = client.list_jobs_by_name(name, plan.token)
-            if jobs:
-                detail = {"nodes": plan.num_nodes, "region": client.region, "queue": name}
-                return GroupHandle(
-                    token=plan.token, provisioner=self.name, name=jobs[0]["jobId"], detail=detail
-                )
-        return None
 
     def _terminate_duplicates(self, token: str, queues: list[str]) -> None:
         """Terminate all jobs of the token but one.

@@ -86,10 +86,21 @@ class AzureBatchProvisioner:
             for number in range(plan.num_nodes)
         ]
         client.create_job(plan.body["job"], tasks)
-        detail = {"nodes": plan.num_nodes, "pool": pool_id, "endpoint": self.options.endpoint}
-        return GroupHandle(
-            token=plan.token, provisioner=self.name, name=plan.body["job"]["id"], detail=detail
-        )
+        return self._handle(plan)
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Return the job of the plan's id."""
+        is_known = self._client().find_job(plan.body["job"]["id"]) is not None
+        return self._handle(plan) if is_known else None
+
+    def _handle(self, plan: GroupPlan) -> GroupHandle:
+        job = plan.body["job"]
+        detail = {
+            "nodes": plan.num_nodes,
+            "pool": job["poolInfo"]["poolId"],
+            "endpoint": self.options.endpoint,
+        }
+        return GroupHandle(token=plan.token, provisioner=self.name, name=job["id"], detail=detail)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         client, count = self._client(), int(handle.detail["nodes"])

@@ -69,8 +69,17 @@ class GcpBatchProvisioner:
         client.create_job(
             job_id, render.job_request(plan, environment), request_id=render.request_id(plan.token)
         )
+        return self._handle(plan)
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Return the job whose id is derived from the token."""
+        is_known = self._client().find_job(render.job_id(plan.token)) is not None
+        return self._handle(plan) if is_known else None
+
+    def _handle(self, plan: GroupPlan) -> GroupHandle:
+        client, name = self._client(), render.job_id(plan.token)
         detail = {"nodes": plan.num_nodes, "project": client.project, "region": client.region}
-        return GroupHandle(token=plan.token, provisioner=self.name, name=job_id, detail=detail)
+        return GroupHandle(token=plan.token, provisioner=self.name, name=name, detail=detail)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         client, count = self._client_for_handle(handle), int(handle.detail["nodes"])

@@ -73,7 +73,15 @@ class KubernetesProvisioner:
         # Also for an existing Job: an earlier submission may have been interrupted before this.
         if job is not None:
             cluster.set_owner(job)
-        detail = {"nodes": plan.num_nodes, "namespace": cluster.namespace}
+        return self._handle(plan)
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Return the Job whose name is the token."""
+        is_known = self._client().find_job(plan.token) is not None
+        return self._handle(plan) if is_known else None
+
+    def _handle(self, plan: GroupPlan) -> GroupHandle:
+        detail = {"nodes": plan.num_nodes, "namespace": self._client().namespace}
         return GroupHandle(token=plan.token, provisioner=self.name, name=plan.token, detail=detail)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:

@@ -101,6 +101,14 @@ class LocalProvisioner:
             for node in group.nodes():
                 if node.machine() is None:
                     self._start(node)
+        return self._handle(plan, launch)
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Return the group whose directory exists."""
+        exists = self._cloud_dir.group(launch.run_id, plan.token).exists
+        return self._handle(plan, launch) if exists else None
+
+    def _handle(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle:
         name = f"{launch.run_id}/{plan.token}"
         return GroupHandle(
             token=plan.token, provisioner=self.name, name=name, detail={"nodes": plan.num_nodes}

@@ -75,6 +75,21 @@ class SkyPilotProvisioner:
             self._submit_jobs(plan, launch)
         else:
             self._submit_clusters(plan, launch)
+        return self._handle(plan)
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Return the group if one of its jobs, clusters or launch requests exists."""
+        handle = self._handle(plan)
+        names = _node_names(handle)
+        if plan.body["launch_mode"] == "jobs":
+            is_known = bool(self._client.list_jobs(f"{plan.token}-"))
+        else:
+            is_known = bool(self._client.cluster_states(names)) or any(
+                self._client.list_launches(name) for name in names
+            )
+        return handle if is_known else None
+
+    def _handle(self, plan: GroupPlan) -> GroupHandle:
         detail = {"nodes": plan.num_nodes, "launch_mode": plan.body["launch_mode"]}
         return GroupHandle(token=plan.token, provisioner=self.name, name=plan.token, detail=detail)
 

@@ -70,10 +70,18 @@ class SlurmProvisioner:
             self._client.cancel(str(job))
         if any(task.job_id == first and task.reason.startswith("JobHeld") for task in known):
             self._client.release(first)
+        return self._handle(plan, first)
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Return the first job whose name is the token, also if it is still held."""
+        jobs = [task.job_id for task in self._client.list_tasks_by_name(plan.token)]
+        return self._handle(plan, min(jobs)) if jobs else None
+
+    def _handle(self, plan: GroupPlan, job: int) -> GroupHandle:
         return GroupHandle(
             token=plan.token,
             provisioner=self.name,
-            name=str(first),
+            name=str(job),
             detail={"nodes": plan.num_nodes},
         )
 

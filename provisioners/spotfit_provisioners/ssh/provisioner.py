@@ -104,6 +104,11 @@ class SshProvisioner:
             surveys = self._query_hosts(plan)
         return self._finish_submission(plan, surveys, started_hosts=started)
 
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Return the group if all its machines were started; remove those of a part of it."""
+        found = self._finish_submission(plan, self._query_hosts(plan), started_hosts=[])
+        return found if isinstance(found, GroupHandle) else None
+
     def observe(self, handle: GroupHandle) -> GroupStatus:
         """Query every host. The machine of a host that does not answer is WAITING."""
         path = self._path_resolver(handle)

@@ -152,6 +152,24 @@ def open_client(provisioner: Provisioner) -> None:
         method()
 
 
+def find_group(
+    provisioner: Provisioner, plan: GroupPlan, launch: AgentLaunchSpec
+) -> GroupHandle | None:
+    """Return the group that was submitted under the token of `plan`; None if there is none.
+
+    For a request whose outcome is unknown, and whose machines are to be released. A backend that
+    can look up a token implements `find_group(plan, launch)`, which starts nothing. For others the
+    request is repeated, which may start machines: the caller then cancels them. None also if that
+    is refused. Blocks on the backend's API, and raises what `submit` raises.
+    """
+    # Not a part of the protocol, so that it has four calls only (decision 0006).
+    method = getattr(provisioner, "find_group", None)
+    if method is not None:
+        return cast("GroupHandle | None", method(plan, launch))
+    answer = provisioner.submit(plan, launch)
+    return answer if isinstance(answer, GroupHandle) else None
+
+
 def prewarm(
     provisioner: Provisioner, plan: GroupPlan, framework: str
 ) -> AbstractContextManager[object]:

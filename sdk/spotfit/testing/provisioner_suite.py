@@ -25,7 +25,7 @@ from spotfit.core.ids import Token
 from spotfit.host import system
 from spotfit.host.system import SystemClock
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
-from spotfit.provision.api import Provisioner, Refusal
+from spotfit.provision.api import Provisioner, Refusal, find_group
 from spotfit.provision.launch import AgentLaunchSpec
 
 SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHJ1bjogMzIgYnl0ZXM="  # noqa: S105  # tests search for it in serialised values
@@ -170,6 +170,22 @@ class ProvisionerSuite:
         # Also after the start: a new leader repeats a submit whose outcome was not recorded.
         assert _assert_granted(provisioner.submit(plan, launch)) == handle
         assert len(provisioner.observe(handle).nodes) == plan.num_nodes
+
+    def test_a_token_is_looked_up_without_starting_machines(
+        self,
+        provisioner: Provisioner,
+        launch: AgentLaunchSpec,
+        plan: GroupPlan,
+        request_for: Callable[[int], GroupRequest],
+    ) -> None:
+        """`find_group`, if implemented, returns the submitted group, and None for another token."""
+        if not hasattr(provisioner, "find_group"):
+            pytest.skip("this backend cannot look up a token")
+        assert find_group(provisioner, plan, launch) is None
+        handle = _assert_granted(provisioner.submit(plan, launch))
+        assert find_group(provisioner, plan, launch) == handle
+        assert find_group(provisioner, provisioner.plan(request_for(1)), launch) is None
+        self._release(provisioner, handle)
 
     def test_a_released_group_is_not_started_again(
         self,

@@ -74,11 +74,11 @@ def test_older_job_of_concurrent_submissions_stays(
     with monkeypatch.context() as patch:
         results = iter([None])
 
-        def find_no_job(self: Any, plan: GroupPlan) -> GroupHandle | None:
-            return next(results, found(self, plan))
+        def find_no_job(self: Any, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+            return next(results, found(self, plan, launch))
 
-        found = AwsBatchProvisioner._find_group
-        patch.setattr(AwsBatchProvisioner, "_find_group", find_no_job)
+        found = AwsBatchProvisioner.find_group
+        patch.setattr(AwsBatchProvisioner, "find_group", find_no_job)
         second = submit_running(provisioner, tmp_path, "exec sleep 100")
     assert second == first
     until(lambda: len(list(sim.datacenter.active_machines())) == 1)
