@@ -82,6 +82,10 @@ class SkyPilotProvisioner:
         handle = self._handle(plan)
         names = _node_names(handle)
         if plan.body["launch_mode"] == "jobs":
+            # A pending launch has no job yet that could be cancelled.
+            launching = self._client.list_launching_jobs()
+            for request in filter(None, map(launching.get, names)):
+                self._client.wait_for(request)
             is_known = bool(self._client.list_jobs(f"{plan.token}-"))
         else:
             is_known = bool(self._client.cluster_states(names)) or any(

@@ -211,6 +211,22 @@ def test_released_group_leaves_no_jobs(server: Server) -> None:
     provisioner.cancel(handle)
 
 
+def test_group_is_found_by_one_of_its_jobs(server: Server) -> None:
+    provisioner = make_provisioner(server)
+    assert provisioner.find_group(a_plan(provisioner), LAUNCH) is None
+    assert server.tasks == []
+    handle = submit_group(provisioner)
+    del server.queue[0]
+    assert provisioner.find_group(a_plan(provisioner), LAUNCH) == handle
+
+
+def test_group_is_found_after_its_pending_launch(server: Server) -> None:
+    provisioner = make_provisioner(server)
+    server.under_way = {"t-1-0": "request-1"}
+    server.late = [SkyPilotJob(1, "t-1-0", "PENDING")]
+    assert provisioner.find_group(a_plan(provisioner), LAUNCH) is not None
+
+
 def test_unknown_group_is_gone(server: Server) -> None:
     handle = GroupHandle(
         token=Token("t-9"),
@@ -274,6 +290,14 @@ def test_output_of_a_cluster_is_read_while_it_exists(server: Server) -> None:
         MachineOutput("sky logs t-1-1", ("two",))
     ]
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
+
+
+def test_clusters_are_found_also_before_they_are_up(server: Server) -> None:
+    provisioner = make_provisioner(server, launch_mode="clusters")
+    plan = a_plan(provisioner)
+    assert provisioner.find_group(plan, LAUNCH) is None
+    server.requests["t-1-1"] = [SkyPilotRequest("r", "PENDING")]
+    assert provisioner.find_group(plan, LAUNCH) is not None
 
 
 def test_unknown_cluster_is_gone(server: Server) -> None:
