@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import spotfit.agent.agent
 import spotfit.agent.previous_rounds
 import spotfit.ledger.journal
+import spotfit.model.view
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
 from spotfit.agent.collectives import OutgoingFrame
 from spotfit.agent.report_matching import ReportMatcher, Saving
@@ -16,11 +18,13 @@ from spotfit.checkpoint.replication import ReplicaStore
 from spotfit.control.background_calls import BackgroundResult
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
-from spotfit.core.ids import Token
+from spotfit.control.settlement import GroupSettler
+from spotfit.core.ids import RunId, Token
 from spotfit.ledger.journal import JournalPage
 from spotfit.model.events import (
     CheckpointCommitted,
     FailureCause,
+    FitStarted,
     JournalEntry,
     JournalEvent,
     PreemptionNoticed,
@@ -29,13 +33,14 @@ from spotfit.model.events import (
 from spotfit.model.group import GroupRequest
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.topology import Round, SnapshotId
-from spotfit.model.view import View, fold
+from spotfit.model.view import JournalView, UnsettledGroup, View, fold
 from spotfit.policy import recovery, retention, retry_budget, validation_schedule
 from spotfit.policy.actions import AppendEvent, RequestMachines
 from spotfit.protocol.worker_agent import SaveCompleted
 from spotfit_localsim.virtual.invariants import InvariantViolation
 from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.scenario_library import (
+    backend_change,
     deposed_leader,
     flapping_network,
     late_replicas,
@@ -168,6 +173,50 @@ def test_effect_before_its_intent_is_detected(monkeypatch: pytest.MonkeyPatch) -
         patch.setattr(Reconciler, "_plan_group", submit_before_plan)
         case, violation = find_violation(cases_of(plain))
     assert "not in the journal" in violation
+    check_production(case)
+
+
+def test_groups_that_go_over_into_the_next_fit_are_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their tokens are submitted to the backend of that fit."""
+
+    def keep_groups(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
+        started = start_fit(view, event, run_id=run_id)
+        kept = {token: group for token, group in view.groups.items() if not group.is_released}
+        return replace(started, groups=kept, unsettled_groups={})
+
+    start_fit = spotfit.model.view._start_fit
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.model.view, "_start_fit", keep_groups)
+        case, violation = find_violation(cases_of(backend_change))
+    assert "was sent to sim-b, but was planned for sim" in violation
+    check_production(case)
+
+
+def test_settling_with_the_backend_of_the_running_fit_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def release_at_own_backend(self: GroupSettler, unsettled: UnsettledGroup) -> bool:
+        own = self._journal_writer.view.spec.provisioner
+        return release(self, replace(unsettled, provisioner=own))
+
+    release = GroupSettler._release
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupSettler, "_release", release_at_own_backend)
+        case, violation = find_violation(cases_of(backend_change))
+    assert "was sent to sim-b, but was planned for sim" in violation
+    check_production(case)
+
+
+def test_forgetting_groups_of_an_earlier_fit_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Machines whose agent never starts are then paid for ever."""
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.model.view, "_unsettled_groups", lambda _view: {})
+        case, violation = find_violation(cases_of(backend_change))
+    assert "not released long after the end" in violation
     check_production(case)
 
 

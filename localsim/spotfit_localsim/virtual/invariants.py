@@ -80,8 +80,9 @@ class InvariantChecker:
         self.views: list[JournalView] = [self.reference_view]
         self.entries: list[JournalEntry] = []
         self.violation: str | None = None
-        self.intended_tokens: set[Token] = set()
-        """Every planned token; a view forgets refused ones."""
+        self.intended_tokens: dict[Token, str] = {}
+        """Every planned token with the provisioner it was planned for; a view forgets refused
+        ones."""
         self.lost_agents: set[AgentId] = set()
         """Every agent that was declared lost; a view forgets those without a machine."""
         self.compares_views = True
@@ -181,7 +182,8 @@ class InvariantChecker:
         if error is not None:
             self.report_violation(f"{writer}, entry {self.reference_view.next_slot}: {error}")
         if isinstance(entry.event, GroupPlanned):
-            self.intended_tokens.add(entry.event.plan.token)
+            spec = self.reference_view.spec if isinstance(self.reference_view, View) else None
+            self.intended_tokens[entry.event.plan.token] = spec.provisioner if spec else ""
         if isinstance(entry.event, NodeLost) and entry.event.agent is not None:
             self.lost_agents.add(entry.event.agent)
         # Folded also after a violation, so that the timeline of the result is complete.
@@ -207,6 +209,10 @@ class InvariantChecker:
             )
         if isinstance(event, CancelRequested):
             return None if view.is_active else "nothing to cancel"
+        if isinstance(event, GroupRefused | GroupsReleased) and _tokens_of(event) <= (
+            view.unsettled_groups.keys()
+        ):
+            return None  # any process may settle groups of earlier fits
         leader = self.leader
         if entry.author != leader:
             return f"appended {type(event).__name__} while {leader} is the leader"
@@ -449,6 +455,15 @@ class InvariantChecker:
                 f"machines for {plan.token} requested, which is not in the journal"
             )
 
+    def on_cloud_called(self, cloud: str, token: Token) -> None:
+        """A call about a group has arrived: it must belong to the backend of the group's fit.
+
+        Another cloud could grant it, or answer that it has no machines that must be released.
+        """
+        planned_for = self.intended_tokens.get(token, cloud)
+        if cloud != planned_for:
+            self.report_violation(f"{token} was sent to {cloud}, but was planned for {planned_for}")
+
     # --- the end -----------------------------------------------------------------------------
 
     def check_end(self, expected_outcome: str) -> None:
@@ -477,6 +492,10 @@ class InvariantChecker:
         ended = [event.checkpoint_uid for event in events if isinstance(event, ValidationEnded)]
         if fit_end is not None and fit_end.outcome == "finished" and ended != requested:
             self.report_violation(f"validations requested: {requested}, ended: {ended}")
+
+
+def _tokens_of(event: GroupRefused | GroupsReleased) -> set[Token]:
+    return {event.token, *(event.other_tokens if isinstance(event, GroupsReleased) else ())}
 
 
 def matches_reference_run(metrics: Mapping[str, object] | None, training: SimTraining) -> bool:

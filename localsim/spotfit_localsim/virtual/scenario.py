@@ -120,6 +120,17 @@ class LaptopConfig:
     """Whether sweeps run from the start, concurrently with the laptop."""
 
 
+@dataclass(frozen=True, slots=True)
+class NextFit:
+    """A second `fit()` of the run on another cloud, which starts once the first one has ended."""
+
+    called_at_s: float
+    """When another laptop calls it."""
+    provisioner: str = "sim-b"
+    num_workers: int | None = None
+    """None for the number of the first fit."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A simulation setup; everything that it leaves open is drawn from the seed."""
@@ -140,6 +151,7 @@ class Scenario:
     hang_detection: HangDetectionConfig = field(default_factory=HangDetectionConfig)
     timing: RunTiming = field(default_factory=RunTiming)
     laptop: LaptopConfig = field(default_factory=LaptopConfig)
+    next_fit: NextFit | None = None
     events: tuple[ScenarioEvent, ...] = ()
     # NTP clients slew by at most 500 ppm.
     clock_skew: float = 0.0005

@@ -21,6 +21,7 @@ from spotfit_localsim.virtual.scenario import (
     FreezeAgent,
     IsolateHost,
     LaptopConfig,
+    NextFit,
     ReclaimMachine,
     Scenario,
     ScenarioEvent,
@@ -255,6 +256,29 @@ lost_cloud_responses = Scenario(
     faults=replace(ORDINARY_FAULTS, crash_probability=0.0005),
 )
 
+# The first fit is cancelled while machines are requested from its cloud, and its laptop dies before
+# it knows what became of them. The next fit uses another cloud.
+backend_change = Scenario(
+    "backend_change",
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(lost_response_probability=0.5, boot_failure_probability=0.3),
+    timing=RunTiming(boot_timeout_s=60.0),
+    laptop=LaptopConfig(dies_at_s=6.0, sweep_interval_s=60.0),
+    next_fit=NextFit(called_at_s=3.0, num_workers=2),
+    events=(CancelRun(AtTime(2.0)),),
+)
+
+# The same while the first cloud trains, and machines are lost during the change.
+backend_change_in_training = Scenario(
+    "backend_change_in_training",
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(lost_response_probability=0.2, reclaims_per_hour=40.0),
+    faults=ORDINARY_FAULTS,
+    laptop=LaptopConfig(dies_at_s=40.0, sweep_interval_s=60.0),
+    next_fit=NextFit(called_at_s=35.0),
+    events=(CrashAgent(AtTime(31.0), "leader"), CancelRun(AtTime(30.0))),
+)
+
 # The best checkpoint by score is the oldest, but the latest must be kept for the restart.
 checkpoint_retention = Scenario(
     "checkpoint_retention",
@@ -382,6 +406,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     preemption_with_notice,
     failed_boots,
     lost_cloud_responses,
+    backend_change,
+    backend_change_in_training,
     checkpoint_retention,
     reused_checkpoint_names,
     single_checkpoint_name,

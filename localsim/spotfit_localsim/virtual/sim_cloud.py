@@ -92,7 +92,17 @@ class InstanceObserver(Protocol):
 class SimCloud:
     """All groups. Its methods are exact; the provisioner simulates lost requests and responses."""
 
-    def __init__(self, engine: Engine, market: SimMarket, log: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        market: SimMarket,
+        log: Callable[[str, str], None],
+        name: str = PROVISIONER_NAME,
+    ) -> None:
+        self.name = name
+        """The name of its provisioner."""
+        self.call_listeners: list[Callable[[str, Token], None]] = []
+        """Called with the name and the token of every call that reaches the cloud."""
         self.groups: dict[Token, SimInstanceGroup] = {}
         self.request_listeners: list[Callable[[GroupPlan], None]] = []
         """Called for every request that creates instances."""
@@ -106,6 +116,11 @@ class SimCloud:
             engine.schedule_at(moment, self._apply_capacity_change)
 
     # --- API ---------------------------------------------------------------------------------
+
+    def receive(self, token: Token) -> None:
+        """Tell the listeners that a call about the group has arrived."""
+        for listener in self.call_listeners:
+            listener(self.name, token)
 
     def request(self, plan: GroupPlan, launch: AgentLaunchSpec) -> Refusal | None:
         """Create the instances of the plan, once per token; they wait for capacity."""
@@ -285,7 +300,7 @@ class SimCloudProvisioner:
 
     @property
     def name(self) -> str:
-        return PROVISIONER_NAME
+        return self._cloud.name
 
     @property
     def traits(self) -> Traits:
@@ -298,37 +313,48 @@ class SimCloudProvisioner:
         slots = min(self._slots, request.total_workers)
         return GroupPlan(
             token=request.token,
-            provisioner=PROVISIONER_NAME,
+            provisioner=self.name,
             num_nodes=math.ceil(request.num_workers / slots),
             slots_per_node=slots,
         )
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
-        self._send_request()
+        self._send_request(plan.token)
         refusal = self._cloud.request(plan, launch)
         self._receive_response()
-        return refusal or GroupHandle(
+        return refusal or self._handle(plan)
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        """Return the group of the token."""
+        self._send_request(plan.token)
+        is_known = plan.token in self._cloud.groups
+        self._receive_response()
+        return self._handle(plan) if is_known else None
+
+    def _handle(self, plan: GroupPlan) -> GroupHandle:
+        return GroupHandle(
             token=plan.token,
-            provisioner=PROVISIONER_NAME,
+            provisioner=self.name,
             name=f"sim-{plan.token}",
             detail={"nodes": plan.num_nodes},
         )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        self._send_request()
+        self._send_request(handle.token)
         status = self._cloud.status(handle.token, int(handle.detail["nodes"]))
         self._receive_response()
         return status
 
     def cancel(self, handle: GroupHandle) -> None:
-        self._send_request()
+        self._send_request(handle.token)
         self._cloud.release(handle.token)
         self._receive_response()
 
-    def _send_request(self) -> None:
+    def _send_request(self, token: Token) -> None:
         self._process.simulate_call(
             self._market.stream.uniform_in(self._market.config.latency_s) / 2
         )
+        self._cloud.receive(token)
 
     def _receive_response(self) -> None:
         self._process.simulate_call(
@@ -342,7 +368,7 @@ class NonIdempotentProvisioner(SimCloudProvisioner):
     """A wrong provisioner for tests of the checker: every call requests a new group."""
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
-        self._send_request()
+        self._send_request(plan.token)
         # A backend without idempotency tokens creates another group for every retry.
         attempts = sum(token.startswith(plan.token) for token in self._cloud.groups)
         new_token = Token(f"{plan.token}-{attempts}" if attempts else plan.token)

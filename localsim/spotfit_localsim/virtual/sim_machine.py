@@ -11,6 +11,7 @@ from spotfit.control.background_calls import BackgroundCalls, SynchronousCalls
 from spotfit.control.headless_leader import HeadlessLeader
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
+from spotfit.control.settlement import GroupSettler
 from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import EntryListener, Ledger
@@ -36,7 +37,8 @@ class SimDependencies:
     worker_context: SimWorkerContext
     network: SimNetwork
     open_store: Callable[[SimProcess], Store]
-    open_provisioner: Callable[[SimProcess], Provisioner]
+    open_provisioner: Callable[[SimProcess, str], Provisioner]
+    """Opens the provisioner of that name for a process."""
     on_entry_applied: Callable[[str, int, bytes, JournalView], None]
     """Called when a process applies a journal entry: reader, slot, body, resulting view."""
     new_id: Callable[[], str]
@@ -97,7 +99,7 @@ class SimNodeServices:
         self.own_validator = own_validator or SimValidator(dependencies.worker_context, process)
 
     def open_provisioner(self, spec: RunSpec) -> Provisioner:
-        return self._dependencies.open_provisioner(self._process)
+        return self._dependencies.open_provisioner(self._process, spec.provisioner)
 
     def open_callback_runner(self, spec: RunSpec) -> CallbackRunner | None:
         return None
@@ -201,41 +203,58 @@ class SimSupervisor:
         process: SimProcess,
         spec: RunSpec,
         launch: AgentLaunchSpec,
+        *,
+        fit_number: int = 1,
     ) -> None:
+        """It starts the fit of that number, from 1, once the one before it has ended."""
+        self._dependencies = dependencies
+        self._process = process
         self._spec = spec
+        self._launch = launch
+        self._fit_number = fit_number
         self._headless_leader: HeadlessLeader | None = None
         self._ledger = dependencies.open_ledger(process)
-        # A client process may block: its journal calls need no threads.
-        self._journal_writer = JournalWriter(self._ledger, SynchronousCalls())
-        self._reconciler = Reconciler(
-            self._journal_writer,
-            dependencies.open_provisioner(process),
-            launch,
-            dependencies.create_background_calls(process),
-            dependencies.new_id,
-        )
 
     def tick(self, now: float) -> float | None:
         """Start the fit unless it is started, then supervise it."""
         try:
-            if not isinstance(self._ledger.journal_view, View):
+            if self._ledger.journal_view.fit_count < self._fit_number:
                 view = self._ledger.catch_up()
-                if not isinstance(view, View):
+                if view.is_active and view.fit_count < self._fit_number:
+                    return now + 0.1
+                if view.fit_count < self._fit_number:
                     self._ledger.append(FitStarted(spec=self._spec), after=view)
                     return now
             # Not in the constructor: it needs the view with the run and the clock of the process.
             if self._headless_leader is None:
-                self._headless_leader = HeadlessLeader(self._journal_writer, self._reconciler, now)
+                self._headless_leader = self._create_headless_leader(now)
             return self._headless_leader.tick(now)
         except TransientStoreError:
             return now + 0.5
+
+    def _create_headless_leader(self, now: float) -> HeadlessLeader:
+        dependencies, process = self._dependencies, self._process
+        # A client process may block: its journal calls need no threads.
+        writer = JournalWriter(self._ledger, SynchronousCalls())
+        # As `attach`: of the fit that the journal shows.
+        provisioner = dependencies.open_provisioner(process, self._ledger.view.spec.provisioner)
+        calls = dependencies.create_background_calls(process)
+        reconciler = Reconciler(writer, provisioner, self._launch, calls, dependencies.new_id)
+        settler = GroupSettler(
+            writer,
+            lambda name, _options: dependencies.open_provisioner(process, name),
+            self._launch,
+            calls,
+        )
+        return HeadlessLeader(writer, reconciler, settler, now)
 
     def cancel(self, now: float) -> float | None:
         """The tick of a client that cancels the run."""
         try:
             view = self._ledger.catch_up()
             # The entry was written although its response was lost, or another process cancelled.
-            if view.cancel_reason is not None or view.fit_end is not None:
+            is_cancelled = view.cancel_reason is not None or view.fit_end is not None
+            if is_cancelled or view.fit_count > self._fit_number:
                 return None
             if isinstance(view, View):
                 self._ledger.append(CancelRequested(reason="cancelled by the user"), after=view)

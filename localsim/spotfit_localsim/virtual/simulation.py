@@ -5,11 +5,16 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from msgspec import structs
+
+from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.spec import RunSpec, ValidationSpec
+from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
@@ -32,7 +37,12 @@ from spotfit_localsim.virtual.scenario import (
     ScenarioEvent,
     TargetSelector,
 )
-from spotfit_localsim.virtual.sim_cloud import SimCloud, SimCloudProvisioner, SimInstance
+from spotfit_localsim.virtual.sim_cloud import (
+    PROVISIONER_NAME,
+    SimCloud,
+    SimCloudProvisioner,
+    SimInstance,
+)
 from spotfit_localsim.virtual.sim_machine import SimDependencies, SimNode, SimSupervisor
 from spotfit_localsim.virtual.sim_network import NetworkPartition, SimNetwork
 from spotfit_localsim.virtual.sim_store import SimBucket, SimStore
@@ -111,9 +121,12 @@ class SimWorld:
         # The checker sees each change before any process does.
         self.bucket.listeners.append(self.checker.on_object_changed)
         self._market = SimMarket(scenario.market, self._random_streams.stream("market"))
-        self.cloud = SimCloud(self.engine, self._market, self._log)
-        self.cloud.observer = self
-        self.cloud.request_listeners.append(self.checker.on_machines_requested)
+        self.cloud = self._create_cloud(PROVISIONER_NAME)
+        self.clouds = {self.cloud.name: self.cloud}
+        """By the name of the provisioner."""
+        if scenario.next_fit is not None:
+            name = scenario.next_fit.provisioner
+            self.clouds[name] = self._create_cloud(name)
         self.network = SimNetwork(
             self.engine, self._random_streams.stream("wire"), scenario.network.latency_s
         )
@@ -143,7 +156,7 @@ class SimWorld:
         result.duration_s = self.engine.now
         result.event_count = self.engine.event_count
         result.requests = self.bucket.total_requests
-        result.machine_seconds = self.cloud.machine_seconds
+        result.machine_seconds = sum(cloud.machine_seconds for cloud in self.clouds.values())
         result.steps_repeated = self._training.executed_steps - self._training.max_step
         result.top_level_folders = frozenset(
             key.partition("/")[0] for key in self.bucket.objects
@@ -172,6 +185,8 @@ class SimWorld:
             self._start_sweep(plan.sweep_interval_s)
         if plan.dies_at_s is not None:
             self.engine.schedule_after(plan.dies_at_s, switch_off)
+        if self.scenario.next_fit is not None:
+            self.engine.schedule_after(self.scenario.next_fit.called_at_s, self._call_next_fit)
         for event in self.scenario.events:
             self._schedule_event(event)
         self._schedule_random_fault(
@@ -194,7 +209,7 @@ class SimWorld:
             self._report_exception(f"the agent {process.name}", error)
             node.clean_up()
             # A machine without its agent is useless; the backend ends it with its main process.
-            self.cloud.terminate(
+            self._cloud_of(instance).terminate(
                 instance, "its agent exited", closes_connections=True, failed=error is not None
             )
 
@@ -222,6 +237,20 @@ class SimWorld:
         sweep.start(supervisor.tick)
         self.engine.schedule_after(self.scenario.laptop.sweep_duration_s, sweep.kill)
         self.engine.schedule_after(interval_s, lambda: self._start_sweep(interval_s))
+
+    def _call_next_fit(self) -> None:
+        next_fit = self.scenario.next_fit
+        assert next_fit is not None
+        workers = next_fit.num_workers or self.scenario.num_workers
+        spec = structs.replace(
+            self._run_spec(),
+            provisioner=next_fit.provisioner,
+            min_workers=workers,
+            max_workers=workers,
+        )
+        process = self._create_process("laptop", partial(self._report_exception, "laptop"))
+        supervisor = SimSupervisor(self._dependencies, process, spec, self._launch, fit_number=2)
+        process.start(supervisor.tick)
 
     def _create_supervisor(self, kind: str) -> tuple[SimProcess, SimSupervisor]:
         process = self._create_process(kind, lambda error: self._report_exception(kind, error))
@@ -268,7 +297,7 @@ class SimWorld:
         match event:
             case ReclaimMachine(target=target, with_notice=notice):
                 for machine in self._select_targets(target):
-                    self.cloud.reclaim(machine.instance, with_notice=notice)
+                    self._cloud_of(machine.instance).reclaim(machine.instance, with_notice=notice)
             case FreezeAgent(target=target, duration_s=seconds):
                 for machine in self._select_targets(target):
                     self._log(machine.agent_id, f"is frozen for {seconds:.1f} s")
@@ -359,7 +388,8 @@ class SimWorld:
         self._active_faults.stop_faults()
         self._market.stop_faults()
         # Capacity is unlimited from now on, which no trace point announces.
-        self.cloud.schedule_allocation()
+        for cloud in self.clouds.values():
+            cloud.schedule_allocation()
         # A copy: removing changes the list.
         for partition in list(self._partitions):
             self._remove_partition(partition)
@@ -417,12 +447,29 @@ class SimWorld:
             worker_context=worker_context,
             network=self.network,
             open_store=open_store,
-            open_provisioner=lambda process: design.provisioner(
-                self.cloud, self._market, process, slots=self.scenario.slots_per_machine
-            ),
+            open_provisioner=self._open_provisioner,
             on_entry_applied=self.checker.on_entry_applied,
             new_id=lambda: self._new_name("t"),
             uses_background_calls=drawn if fixed is None else fixed,
+        )
+
+    def _create_cloud(self, name: str) -> SimCloud:
+        cloud = SimCloud(self.engine, self._market, self._log, name)
+        cloud.observer = self
+        cloud.request_listeners.append(self.checker.on_machines_requested)
+        cloud.call_listeners.append(self.checker.on_cloud_called)
+        return cloud
+
+    def _cloud_of(self, instance: SimInstance) -> SimCloud:
+        return next(one for one in self.clouds.values() if instance.token in one.groups)
+
+    def _open_provisioner(self, process: SimProcess, name: str) -> Provisioner:
+        node = self.nodes.get(process.name)
+        # As in reality, a machine has neither the packages nor the credentials of another cloud.
+        if node is not None and (own := self._cloud_of(node.instance).name) != name:
+            raise ConfigError(f"A machine of {own} has no credentials for {name}.")
+        return self._design.provisioner(
+            self.clouds[name], self._market, process, slots=self.scenario.slots_per_machine
         )
 
     # --- timeline and result -----------------------------------------------------------------
@@ -437,10 +484,16 @@ class SimWorld:
     def _check_run_end(self) -> None:
         """Stop when the run has ended and all machines are released."""
         now = self.engine.now
-        if self.checker.reference_view.fit_end is not None:
+        fit_count = 1 if self.scenario.next_fit is None else 2
+        view = self.checker.reference_view
+        if view.fit_end is not None and view.fit_count == fit_count:
             self._run_ended_at = now if self._run_ended_at is None else self._run_ended_at
             # A run that ended but still pays for machines is not over.
-            active = [instance.name for instance in self.cloud.active_instances()]
+            active = [
+                instance.name
+                for cloud in self.clouds.values()
+                for instance in cloud.active_instances()
+            ]
             if not active:
                 self.engine.stop()
                 return

@@ -15,7 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import assert_never
+from typing import Any, assert_never
+
+from msgspec.structs import replace
 
 from spotfit.agent.leader import Leader
 from spotfit.agent.leader_connection import LeaderConnection
@@ -38,6 +40,7 @@ from spotfit.agent.validations import NodeValidation
 from spotfit.control.background_calls import RetryingCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
+from spotfit.control.settlement import GroupSettler
 from spotfit.core.errors import StoreError
 from spotfit.host import log
 from spotfit.ledger.journal import Ledger
@@ -56,6 +59,7 @@ from spotfit.protocol.agent_leader import (
     JournalEntryCopy,
     LeaderToWorker,
 )
+from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import AgentLaunchSpec
 
 # --- Journal polling ------------------------------------------------------------------------------
@@ -362,7 +366,8 @@ class Agent:
             view, self._journal_poller.timing, now, read_lease=self._journal_poller.polled_at == now
         )
         claim = leadership_claim(view, agent_id, connection.leader_observation(now))
-        if claim is None:
+        # A machine of an earlier fit exits in the next tick.
+        if claim is None or self._member.token in view.unsettled_groups:
             return math.inf
         if not claim.is_due(now):
             # After that time the claim waits for a read of the lease, whose end wakes the loop.
@@ -399,6 +404,12 @@ class Agent:
             journal_writer=self._journal_writer,
             transport=self._transport,
             reconciler=reconciler,
+            settler=GroupSettler(
+                self._journal_writer,
+                partial(_open_backend, node_services, spec),
+                self._launch,
+                node_services.background_calls(),
+            ),
             node_services=node_services,
             report_sink=self._report_sink,
             callback_runner=node_services.open_callback_runner(spec),
@@ -467,3 +478,12 @@ class Agent:
         # Still connected: the driver uploads the last log lines before it closes the transport. The
         # leader releases the machine of an agent that disconnects after the end of the run.
         return None
+
+
+def _open_backend(
+    node_services: NodeServices, spec: RunSpec, provisioner: str, options: dict[str, Any]
+) -> Provisioner:
+    """Open the backend of an earlier fit of the run."""
+    return node_services.open_provisioner(
+        replace(spec, provisioner=provisioner, provisioner_options=options)
+    )

@@ -350,6 +350,8 @@ class Leader:
             observations.record()
         if observations.is_decision_due:
             self._decide_and_act(now)
+        if view.is_leader(self._ledger.agent_id):
+            self._services.settler.settle(now)
         return self._next_wake(now)
 
     def _maintain_liveness(self, view: View, now: float) -> None:
@@ -439,7 +441,7 @@ class Leader:
         return next(filter(None, errors), None)
 
     def _next_wake(self, now: float) -> float:
-        wakes = [self._heartbeat_at, self._lease.next_wake()]
+        wakes = [self._heartbeat_at, self._lease.next_wake(), self._services.settler.wake_at(now)]
         # Without it the tick follows the end of the write, which wakes the event loop.
         if self._services.journal_writer.is_settled:
             wakes.append(self._wait_until)

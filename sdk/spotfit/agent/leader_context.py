@@ -11,6 +11,7 @@ from spotfit.agent.ports import AgentTransport, BackendHookRunner, CallbackRunne
 from spotfit.agent.report_matching import ReportSink
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
+from spotfit.control.settlement import GroupSettler
 from spotfit.model.leader_state import LeaderState
 
 
@@ -21,6 +22,7 @@ class LeaderServices:
     journal_writer: JournalWriter
     transport: AgentTransport
     reconciler: Reconciler
+    settler: GroupSettler
     node_services: NodeServices
     report_sink: ReportSink
     callback_runner: CallbackRunner | None

@@ -35,10 +35,11 @@ from spotfit.client.metrics_history import (
 )
 from spotfit.client.result import Result, build_result, build_run_error
 from spotfit.code.function_pickle import load_sealed_pickle
-from spotfit.control.background_calls import SynchronousCalls
+from spotfit.control.background_calls import DaemonCalls, SynchronousCalls
 from spotfit.control.headless_leader import HeadlessLeader, sweep
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
+from spotfit.control.settlement import GroupSettler
 from spotfit.core.errors import ConfigError, SpotfitError, StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import log, system
@@ -444,8 +445,9 @@ class RunHandle:
         """Return whether to stop waiting for the release of machines after the end of the run."""
         if self._fit_end is None or now - self._ended_at < _RELEASE_TIMEOUT_S:
             return False
-        groups = self._ledger.view.groups
-        open_groups = [token for token, group in groups.items() if not group.is_closed]
+        view = self._ledger.view
+        open_groups = [token for token, group in view.groups.items() if not group.is_closed]
+        open_groups += view.unsettled_groups
         # An error, because machines that are not released cost money until a user terminates them.
         log.error(
             "run.machines_not_released",
@@ -580,7 +582,10 @@ def attach_headless_leader(handle: RunHandle, ledger: Ledger, spec: RunSpec) -> 
     # Synchronous: the driver has nothing else to do during a call of the cloud's API.
     writer = JournalWriter(ledger, SynchronousCalls())
     reconciler = Reconciler(writer, provisioner, launch, SynchronousCalls(), system.new_token)
-    handle.headless_leader = HeadlessLeader(writer, reconciler, system.SystemClock().now())
+    # In a thread: the backend of an earlier fit may not answer, and this one must not wait for it.
+    settler = GroupSettler(writer, open_provisioner, launch, DaemonCalls())
+    now = system.SystemClock().now()
+    handle.headless_leader = HeadlessLeader(writer, reconciler, settler, now)
     return handle
 
 
@@ -597,6 +602,12 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
     `RunNotFoundError` and `StoreError`.
     """
     handle = attach(url)
+    if handle.headless_leader is None and handle.key is not None:
+        raise ConfigError(
+            f"The run {handle.url} cannot be supervised from this computer.",
+            do="Correct what the warning run.unsupervised names, or run `spotfit sweep` on the "
+            "computer where fit() was called.",
+        )
     if handle.headless_leader is None:
         raise ConfigError(
             f"The run {handle.url} cannot be supervised: this computer has no key of the run.",
@@ -606,6 +617,13 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
         )
     # Bounded, unlike a driver: the next call of the cron job continues.
     view = sweep(handle.headless_leader, system.SystemClock(), duration_s=duration_s)
+    unsettled = ", ".join(
+        f"{token} ({group.provisioner})" for token, group in view.unsettled_groups.items()
+    )
+    left = f" Groups of earlier fits may still cost money: {unsettled}." if unsettled else ""
+    if view.fit_end is not None and all(group.is_closed for group in view.groups.values()):
+        return f"The run is {view.fit_end.outcome}; its machines are released.{left}"
     if view.fit_end is not None:
-        return f"The run is {view.fit_end.outcome}; its machines are released."
-    return f"The run is active; leader: {view.leader.leader if view.leader else 'none'}."
+        return f"The run is {view.fit_end.outcome}; its machines are not released yet.{left}"
+    leader = view.leader.leader if view.leader else "none"
+    return f"The run is active; leader: {leader}.{left}"

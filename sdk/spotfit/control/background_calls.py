@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Protocol
 
 from spotfit.host import log
@@ -111,6 +113,32 @@ class ThreadedCalls:
         # Callbacks run after the result is set, so the woken loop finds it.
         future.add_done_callback(lambda _: self._wake())
         return future
+
+
+class DaemonCalls:
+    """Executes each call in a daemon thread of its own, which does not keep the process alive.
+
+    For a process of the user, which must be able to exit while a call hangs. `ThreadedCalls` are
+    joined when the interpreter exits.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[str, SimpleQueue[BackgroundResult]] = {}
+
+    def run(self, name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        """Start `job` in a thread and return None; later, return its result once it is done."""
+        if name not in self._results:
+            results: SimpleQueue[BackgroundResult] = SimpleQueue()
+            self._results[name] = results
+            Thread(target=lambda: results.put(_run_call(job)), name=name, daemon=True).start()
+            return None
+        if self._results[name].empty():
+            return None
+        return self._results.pop(name).get()
+
+    def send(self, name: str, job: Callable[[], Any]) -> None:
+        """Start `job` in a thread; its result, also an exception, is discarded."""
+        Thread(target=_run_call, args=(job,), name=name, daemon=True).start()
 
 
 class RetryingCalls:

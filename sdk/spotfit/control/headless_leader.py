@@ -13,14 +13,18 @@ an agent is the leader, it only monitors that agent's lease and, through the bac
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
+from spotfit.control.settlement import GroupSettler
 from spotfit.core.clock import Clock
+from spotfit.host import log
 from spotfit.model.events import LeaderElected
 from spotfit.model.leader_state import LeaderState, NoRound
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.policy.election import LeaderObservation, after_lease_read, leadership_claim
 
 # Interval of reading the leader's lease: less than `election._MAX_READ_GAP_S`, so that no gap in
@@ -36,10 +40,20 @@ class HeadlessLeader:
     have to wait.
     """
 
-    def __init__(self, journal_writer: JournalWriter, reconciler: Reconciler, now: float) -> None:
+    def __init__(
+        self,
+        journal_writer: JournalWriter,
+        reconciler: Reconciler,
+        settler: GroupSettler,
+        now: float,
+    ) -> None:
         self._journal_writer = journal_writer
         self._ledger = ledger = journal_writer.ledger
         self._reconciler = reconciler
+        self._settler = settler
+        # The backend of `reconciler`: that of the fit for which this process supervises the run.
+        self._backend = _backend_of(ledger.journal_view)
+        self._is_outdated = False
         self._state = LeaderState(
             agent_id=ledger.agent_id,
             is_headless=True,
@@ -80,11 +94,33 @@ class HeadlessLeader:
             # Restart the lease timeout: the leader gets time to release its machines itself.
             self._state = replace(self._state, phase=NoRound(since=now))
             self._observation = LeaderObservation(lease_changed_at=now)
+        wake = self._supervise(view, now)
+        # Afterwards: machines of this fit do not wait for those of earlier ones. Also while an
+        # agent leads: its machine may not be able to use the backend of an earlier fit.
+        self._settler.settle(now)
+        if wake is None and not self._settler.is_waiting:
+            return None
+        return min(now + _LEASE_POLL_S if wake is None else wake, self._settler.wake_at(now))
+
+    def _supervise(self, view: View, now: float) -> float | None:
         if view.fit_end is not None and all(group.is_closed for group in view.groups.values()):
             return None
+        if self._is_of_other_backend(view):
+            return now + _LEASE_POLL_S
         if not view.is_leader(self._ledger.agent_id):
             return self._monitor_leader(view, now)
         return self._reconcile(view, now)
+
+    def _is_of_other_backend(self, view: View) -> bool:
+        """Whether a later `fit()` continues the run with another backend than the reconciler's."""
+        if self._backend is None:
+            self._backend = _backend_of(view)
+        is_other = self._backend != _backend_of(view)
+        if is_other and not self._is_outdated:
+            reason = f"a later fit() continues it with provisioner {view.spec.provisioner!r}"
+            log.warning("run.unsupervised", reason=reason)
+        self._is_outdated = is_other
+        return is_other
 
     def _monitor_leader(self, view: View, now: float) -> float | None:
         leader = view.leader.leader if view.leader else None
@@ -161,6 +197,12 @@ class HeadlessLeader:
         return max(
             now, min(until, self._next_renewal_at, now + view.spec.timing.journal_poll_interval_s)
         )
+
+
+def _backend_of(view: JournalView) -> tuple[str, dict[str, Any]] | None:
+    if not isinstance(view, View):
+        return None
+    return view.spec.provisioner, view.spec.provisioner_options
 
 
 def sweep(leader: HeadlessLeader, clock: Clock, *, duration_s: float) -> View:

@@ -17,6 +17,7 @@ folded the same entries have equal views.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, assert_never, overload
 
 import msgspec
@@ -109,6 +110,19 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(node for node in range(self.plan.num_nodes) if node not in self.lost_nodes)
 
 
+class UnsettledGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of an earlier fit of which the journal has neither a refusal nor a release.
+
+    It may still cost money, and belongs to the backend of that fit: it is looked up and released
+    there, and no other backend receives its token. The later fits do not use its machines.
+    """
+
+    group: MachineGroup
+    provisioner: str
+    """The name of the backend in the spec of the fit that requested it."""
+    provisioner_options: dict[str, Any] = {}
+
+
 class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a journal after its first `next_slot` entries.
 
@@ -123,6 +137,9 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     """Number of elections in all fits."""
     groups: dict[Token, MachineGroup] = {}
+    """The groups of the last fit."""
+    unsettled_groups: dict[Token, UnsettledGroup] = {}
+    """Groups of earlier fits that may still cost money (docs/decisions/0049)."""
     round: Round | None = None
     """The open round, if any."""
     last_round: Round | None = None
@@ -329,7 +346,7 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
 def _start_fit(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
     """Start a fit: keep checkpoints, round numbers, lifetimes and groups that are not released."""
     # Round numbers continue: they are part of checkpoint uids and object keys, which are unique in
-    # the run. Machines of the previous fit that still cost money stay visible until released.
+    # the run.
     # `leader` is reset: otherwise the first election of the new fit had to wait until the lease of
     # the previous fit's leader expires.
     return View(
@@ -338,7 +355,7 @@ def _start_fit(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
         spec=event.spec,
         fit_count=view.fit_count + 1,
         epoch=view.epoch,
-        groups={token: group for token, group in view.groups.items() if not group.is_released},
+        unsettled_groups=_unsettled_groups(view),
         last_round=view.last_round,
         checkpoints=view.checkpoints,
         dropped_checkpoints=view.dropped_checkpoints,
@@ -350,10 +367,48 @@ def _start_fit(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
     )
 
 
+def _unsettled_groups(view: JournalView) -> dict[Token, UnsettledGroup]:
+    """All groups that are not closed; those of the last fit with the backend of its spec."""
+    if not isinstance(view, View):  # no fit has planned a group
+        return {}
+    spec = view.spec
+    return view.unsettled_groups | {
+        token: UnsettledGroup(
+            group=group,
+            provisioner=spec.provisioner,
+            provisioner_options=spec.provisioner_options,
+        )
+        for token, group in view.groups.items()
+        if not group.is_closed
+    }
+
+
+def _with_adopted_groups(view: JournalView, tokens: Iterable[Token]) -> JournalView:
+    """Return the view in which unsettled groups with these tokens belong to the last fit.
+
+    Older versions let a fit use the groups of the fit before it. Their journals show that by
+    grants, losses and rounds of such groups, which are not written any more.
+    """
+    adopted = {token for token in tokens if token in view.unsettled_groups}
+    if not adopted:
+        return view
+    groups = {token: view.unsettled_groups[token].group for token in adopted}
+    kept = {token: one for token, one in view.unsettled_groups.items() if token not in adopted}
+    return replace(view, groups={**view.groups, **groups}, unsettled_groups=kept)
+
+
+def _without_settled(view: JournalView, tokens: Iterable[Token]) -> JournalView:
+    settled = set(tokens)
+    kept = {token: one for token, one in view.unsettled_groups.items() if token not in settled}
+    return replace(view, unsettled_groups=kept)
+
+
 def _apply_group_event(
     view: JournalView,
     event: GroupPlanned | GroupSubmitted | GroupRefused | GroupsReleased | NodeLost,
 ) -> JournalView:
+    if isinstance(event, GroupSubmitted | NodeLost):
+        view = _with_adopted_groups(view, [event.token])
     match event:
         case GroupPlanned(plan=plan, request=request):
             groups = view.groups
@@ -375,11 +430,16 @@ def _apply_group_event(
                 # may also fail while booting, which counts as a refusal.
                 return submitted
             return replace(submitted, refusals=0, last_refusal=None)
-        case GroupRefused():
+        case GroupRefused(token=token):
+            if token in view.unsettled_groups:
+                return _without_settled(view, [token])
             return _refuse_group(view, event)
         case GroupsReleased(token=token, other_tokens=others):
-            released = {t: replace(view.groups[t], is_released=True) for t in (token, *others)}
-            return replace(view, groups={**view.groups, **released})
+            tokens = {token, *others}
+            own = tokens - view.unsettled_groups.keys()
+            released = {t: replace(view.groups[t], is_released=True) for t in own}
+            settled = _without_settled(view, tokens)
+            return replace(settled, groups={**view.groups, **released})
         case NodeLost():
             return _lose_node(view, event)
     assert_never(event)
@@ -504,6 +564,7 @@ def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
 
 
 def _open_round(view: JournalView, opened: Round) -> JournalView:
+    view = _with_adopted_groups(view, [one.token for one in opened.assignments])
     # Remove closed groups, lost agents and their notices: the view of a run of many weeks must not
     # grow with the number of preemptions.
     groups = {

@@ -160,7 +160,7 @@ class Infrastructure(SimHarness):
             worker_context=self.worker_context,
             network=self.network,
             open_store=lambda _process: AuthenticatedStore(self.store, RUN_KEY),
-            open_provisioner=lambda _process: self.cloud,
+            open_provisioner=lambda _process, _name: self.cloud,
             on_entry_applied=lambda *_: None,
             new_id=self.new_token,
             uses_background_calls=False,

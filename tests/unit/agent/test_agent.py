@@ -16,9 +16,11 @@ from spotfit.model.events import (
     CheckpointCommitted,
     FailureCause,
     FitEnded,
+    FitStarted,
     GroupPlanned,
     GroupRefused,
     GroupsReleased,
+    GroupSubmitted,
     LeaderElected,
     NodeLost,
     PreemptedNodes,
@@ -30,7 +32,7 @@ from spotfit.model.events import (
     ValidationRequest,
     ValidationStarted,
 )
-from spotfit.model.group import NodeState, NodeStatus
+from spotfit.model.group import GroupHandle, NodeState, NodeStatus
 from spotfit.model.leader_state import ValidationReported
 from spotfit.model.spec import FailureLimits, ValidationSpec
 from spotfit.model.topology import PreemptionRisk
@@ -51,6 +53,7 @@ from spotfit.protocol.worker_agent import (
 )
 from spotfit.testing.builders import a_notice
 from tests.unit.agent.simulated_cluster import TIMING, FakeCluster, FakeNode, fake_seal
+from tests.unit.control.fake_provisioner import LAUNCH
 
 ANY_FAILURES = FailureLimits(worker=-1)
 BRIEF = replace(TIMING, validator_idle_timeout_s=2.0)
@@ -425,6 +428,43 @@ def test_an_agent_of_an_unknown_group_exits() -> None:
     assert unknown.agent.is_abandoned
     assert unknown.worker_pool.rounds == []
     assert cluster.is_training
+
+
+def start_next_fit() -> FakeCluster:
+    """A cluster whose fit is followed by another one before its machines are released."""
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    cluster.boots_granted = False
+    cluster.hang_store()
+    cluster.append(FitEnded(outcome="cancelled"))
+    cluster.append(FitStarted(spec=cluster.view.spec))
+    cluster.restore_store()
+    return cluster
+
+
+def test_agents_of_an_earlier_fit_exit_and_do_not_lead_the_next_one() -> None:
+    cluster = start_next_fit()
+    epoch = cluster.view.epoch
+    cluster.advance_until(lambda: all(node.has_exited for node in cluster.nodes.values()))
+    assert cluster.view.epoch == epoch
+    assert all(node.agent.is_abandoned for node in cluster.nodes.values())
+    assert cluster.view.unsettled_groups.keys() == {"t-1"}
+
+
+def test_the_leading_agent_releases_groups_of_an_earlier_fit() -> None:
+    cluster = start_next_fit()
+    cluster.advance_until(lambda: all(node.has_exited for node in cluster.nodes.values()))
+    (before,) = cluster.events_of(GroupPlanned)
+    plan = replace(before.plan, token=Token("t-next"))
+    cluster.append(GroupPlanned(request=replace(before.request, token=plan.token), plan=plan))
+    handle = cluster.cloud.submit(plan, LAUNCH)
+    assert isinstance(handle, GroupHandle)
+    cluster.append(GroupSubmitted(token=plan.token, handle=handle))
+    for node in (0, 1):
+        cluster.boot(plan.token, node)
+    cluster.advance_until(lambda: cluster.is_training and not cluster.view.unsettled_groups)
+    assert cluster.cloud.cancelled_tokens == ["t-1"]
+    assert cluster.events_of(GroupsReleased) == [GroupsReleased(token=Token("t-1"))]
 
 
 def test_a_restarted_machine_that_was_not_replaced_continues_with_its_new_agent() -> None:

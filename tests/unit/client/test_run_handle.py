@@ -5,16 +5,20 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
 
+from spotfit.client import run_handle
 from spotfit.client.fit import start_run
 from spotfit.client.keyring import RunKeyring
-from spotfit.client.run_handle import attach
+from spotfit.client.run_handle import attach, supervise_run
 from spotfit.core.codec import encode
 from spotfit.core.errors import (
+    ConfigError,
     IntegrityError,
+    MissingExtraError,
     ProvisionError,
     RunCancelledError,
     RunNotFoundError,
@@ -26,12 +30,14 @@ from spotfit.model.events import (
     CancelRequested,
     FailureCause,
     FitEnded,
+    FitStarted,
     LeaderElected,
     RankFailure,
     RoundOpened,
 )
 from spotfit.testing.builders import a_committed_checkpoint, a_member, a_round, an_agent_id
 from tests.unit.client.harness import ClientHarness
+from tests.unit.control.fake_provisioner import FakeProvisioner
 
 FINISHED = FitEnded(outcome="finished", metrics={"loss": 0.5})
 
@@ -407,3 +413,50 @@ def test_an_earlier_cancellation_is_visible_to_later_handles(harness: ClientHarn
     assert harness.attach_run().status().state == "waiting"
     harness.end_run(FitEnded(outcome="cancelled", reason="enough"))
     assert harness.attach_run().status().state == "cancelled"
+
+
+def leave_unsettled_group(harness: ClientHarness) -> None:
+    """End a fit without the release of its machines, and the next one at once."""
+    start_run(harness.request())
+    spec = harness.view.spec
+    for event in (FINISHED, FitStarted(spec=spec), FINISHED):
+        harness.append_as_agent(event)
+
+
+def test_sweep_releases_groups_of_earlier_fits(harness: ClientHarness) -> None:
+    leave_unsettled_group(harness)
+    text = supervise_run(harness.url, duration_s=3600.0)
+    assert text == "The run is finished; its machines are released."
+    assert harness.cloud.groups == {}
+
+
+def test_sweep_names_groups_of_earlier_fits_that_it_could_not_release(
+    harness: ClientHarness,
+) -> None:
+    leave_unsettled_group(harness)
+    harness.cloud.call_error = ConnectionError("no route")
+    text = supervise_run(harness.url, duration_s=3600.0)
+    assert text == (
+        "The run is finished; its machines are released. Groups of earlier fits may still cost "
+        f"money: {harness.cloud.submitted_tokens[0]} (local)."
+    )
+
+
+def test_sweep_does_not_claim_a_release_that_is_still_to_be_done(harness: ClientHarness) -> None:
+    start_run(harness.request())
+    harness.append_as_agent(FINISHED)
+    harness.cloud.call_error = ConnectionError("no route")
+    assert supervise_run(harness.url, duration_s=1.0).endswith("not released yet.")
+
+
+def test_sweep_where_the_backend_cannot_be_opened_does_not_blame_the_key(
+    harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_run(harness.request())
+
+    def refuse(_name: str, _options: dict[str, Any]) -> FakeProvisioner:
+        raise MissingExtraError("not installed", do="install it")
+
+    monkeypatch.setattr(run_handle, "open_provisioner", refuse)
+    with pytest.raises(ConfigError, match="cannot be supervised from this computer"):
+        supervise_run(harness.url, duration_s=1.0)

@@ -35,10 +35,11 @@ class FakeProvisioner:
         self.launches: list[AgentLaunchSpec] = []
         self.observed_tokens: list[Token] = []
         self.cancelled_tokens: list[Token] = []
+        self.looked_up_tokens: list[Token] = []
         self.submit_results: list[Refusal | BaseException] = []
         """Results of the next `submit` calls instead of machines."""
         self.call_error: Exception | None = None
-        """Raised by `observe` and `cancel`."""
+        """Raised by `observe`, `cancel` and `find_group`."""
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return GroupPlan(
@@ -58,6 +59,15 @@ class FakeProvisioner:
                 raise answer
             return answer
         self.groups.setdefault(plan.token, [NodeStatus(state=NodeState.RUNNING)] * plan.num_nodes)
+        return self._handle(plan)
+
+    def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        self.looked_up_tokens.append(plan.token)
+        if self.call_error:
+            raise self.call_error
+        return self._handle(plan) if plan.token in self.groups else None
+
+    def _handle(self, plan: GroupPlan) -> GroupHandle:
         return GroupHandle(token=plan.token, provisioner=self.name, name=f"group-{plan.token}")
 
     def observe(self, handle: GroupHandle) -> GroupStatus:

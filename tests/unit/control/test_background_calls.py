@@ -10,6 +10,7 @@ import pytest
 from spotfit.control.background_calls import (
     BackgroundCalls,
     BackgroundResult,
+    DaemonCalls,
     RetryingCalls,
     SynchronousCalls,
     ThreadedCalls,
@@ -51,6 +52,25 @@ def test_synchronous_calls_return_a_result_or_an_error_at_once() -> None:
     assert wrong is not None
     assert isinstance(wrong.error, ZeroDivisionError)
     calls.send("c", lambda: 1 / 0)  # its result and its error are discarded
+
+
+def test_a_daemon_call_is_in_flight_until_done_and_does_not_keep_the_process_alive() -> None:
+    calls, started, gate = DaemonCalls(), threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def job() -> int:
+        threads.append(threading.current_thread())
+        started.set()
+        gate.wait(TIMEOUT_S)
+        return 7
+
+    assert calls.run("a", job) is None
+    assert started.wait(TIMEOUT_S)
+    assert calls.run("a", job) is None
+    assert [thread.daemon for thread in threads] == [True]
+    gate.set()
+    threads[0].join(TIMEOUT_S)
+    assert calls.run("a", job) == BackgroundResult(7)
 
 
 def test_a_threaded_call_is_in_flight_until_done_and_then_wakes(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.headless_leader import HeadlessLeader, sweep
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
+from spotfit.control.settlement import GroupSettler
 from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger.journal import Ledger
@@ -17,6 +19,7 @@ from spotfit.model.events import (
     CancelRequested,
     FitEnded,
     FitStarted,
+    GroupPlanned,
     JournalEvent,
     LeaderElected,
     RoundOpened,
@@ -29,6 +32,7 @@ from spotfit.testing.builders import (
     TOKEN,
     ManualClock,
     a_member,
+    a_request,
     a_round,
     a_spec,
     an_agent_id,
@@ -50,15 +54,23 @@ class RunHarness:
     def __init__(self, **traits: Any) -> None:
         self.store = MemoryStore()
         self.cloud = FakeProvisioner(**traits)
+        self.other_clouds: dict[str, FakeProvisioner] = {}
         self.clock = ManualClock(100.0)
         self.agent = Ledger(self.store, RUN_ID, an_agent_id(0))
-        self._tokens = token_factory()
+        self.new_token = token_factory()
 
     def headless(self, name: str = "driver") -> HeadlessLeader:
         ledger = Ledger(self.store, RUN_ID, AgentId(name))
         writer = JournalWriter(ledger, SynchronousCalls())
-        group_reconciler = Reconciler(writer, self.cloud, LAUNCH, SynchronousCalls(), self._tokens)
-        return HeadlessLeader(writer, group_reconciler, self.clock.now())
+        group_reconciler = Reconciler(
+            writer, self.cloud, LAUNCH, SynchronousCalls(), self.new_token
+        )
+        settler = GroupSettler(writer, self.open_provisioner, LAUNCH, SynchronousCalls())
+        return HeadlessLeader(writer, group_reconciler, settler, self.clock.now())
+
+    def open_provisioner(self, name: str, _options: dict[str, Any]) -> FakeProvisioner:
+        """Return `cloud`, or the cloud of that name in `other_clouds`."""
+        return self.other_clouds.get(name, self.cloud)
 
     def write(self, *events: JournalEvent) -> None:
         """Append events as an agent of the run."""
@@ -280,6 +292,88 @@ def test_of_two_headless_leaders_one_requests_machines() -> None:
     harness.run_leaders(two, for_s=60.0)
     assert two.view.is_leader(AgentId("two")), "the other one takes over"
     assert harness.cloud.submitted_tokens == [TOKEN]
+
+
+# --- groups of earlier fits ----------------------------------------------------------------------
+
+
+def start_after_unsettled_fit(*, was_submitted: bool = True) -> tuple[RunHarness, FakeProvisioner]:
+    """A fit on `cloud` after one on another cloud, which the result returns, left a group."""
+    harness, earlier = RunHarness(), FakeProvisioner()
+    harness.other_clouds["earlier"] = earlier
+    request = a_request()
+    plan = earlier.plan(request)
+    if was_submitted:
+        earlier.submit(plan, LAUNCH)
+    harness.write(
+        FitStarted(spec=replace(SPEC, provisioner="earlier")),
+        GroupPlanned(request=request, plan=plan),
+        FitEnded(outcome="cancelled"),
+        FitStarted(spec=SPEC),
+    )
+    harness.new_token()  # `TOKEN`
+    return harness, earlier
+
+
+def test_a_group_of_an_earlier_fit_is_released_at_its_own_cloud() -> None:
+    harness, earlier = start_after_unsettled_fit()
+    driver = harness.headless()
+    harness.run_leaders(driver, for_s=5.0)
+    assert earlier.groups == {}
+    assert driver.view.unsettled_groups == {}
+    own = harness.cloud
+    seen = {*own.submitted_tokens, *own.cancelled_tokens, *own.looked_up_tokens}
+    assert seen == {"t-2"}, "the cloud of this fit never receives the other token"
+
+
+def test_a_group_of_an_earlier_fit_that_was_never_submitted_is_not_submitted() -> None:
+    harness, earlier = start_after_unsettled_fit(was_submitted=False)
+    driver = harness.headless()
+    harness.run_leaders(driver, for_s=5.0)
+    assert earlier.looked_up_tokens == [TOKEN]
+    assert earlier.submitted_tokens == []
+    assert driver.view.unsettled_groups == {}
+
+
+def test_a_group_of_an_earlier_fit_is_settled_while_an_agent_leads() -> None:
+    harness, earlier = start_after_unsettled_fit()
+    driver = harness.headless()
+    harness.write(AGENT_LEADS)
+    harness.agent.renew_lease()
+    harness.run_leaders(driver, for_s=3.0)
+    assert driver.view.is_leader(an_agent_id(0))
+    assert earlier.groups == {}
+    assert driver.view.unsettled_groups == {}
+
+
+def test_an_earlier_cloud_that_does_not_answer_does_not_delay_the_end() -> None:
+    harness, earlier = start_after_unsettled_fit()
+    earlier.call_error = ConnectionError("no route")
+    driver = harness.headless()
+    driver.tick(100.0)
+    assert harness.cloud.submitted_tokens == ["t-2"]
+    harness.write(CancelRequested(reason="Ctrl-C"))
+    harness.run_leaders(driver)
+    assert harness.clock.now() < 110.0
+    assert driver.view.unsettled_groups.keys() == {TOKEN}, "it is not forgotten"
+
+
+def test_a_sweep_settles_groups_of_earlier_fits_after_the_end() -> None:
+    harness, earlier = start_after_unsettled_fit()
+    harness.write(FitEnded(outcome="finished"))
+    view = sweep(harness.headless("cron"), harness.clock, duration_s=300.0)
+    assert (view.unsettled_groups, earlier.groups) == ({}, {})
+
+
+def test_a_fit_on_another_cloud_is_not_led_by_the_driver_of_the_fit_before() -> None:
+    harness = start_run()
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(FitEnded(outcome="cancelled"), FitStarted(spec=replace(SPEC, provisioner="b")))
+    harness.run_leaders(driver, for_s=60.0)
+    assert driver.view.leader is None
+    assert harness.cloud.submitted_tokens == [TOKEN]
+    assert harness.cloud.groups == {}, "it releases the machines of its own fit"
 
 
 # --- sweep ---------------------------------------------------------------------------------------

@@ -227,11 +227,68 @@ def test_boot_failures_are_counted_until_a_round_is_opened() -> None:
     assert fold_events(RoundOpened(round=a_round()), view=dead).boot_failures == 0
 
 
-def test_the_next_fit_removes_only_released_groups() -> None:
-    ended = fold_events(*GRANTED, FitEnded(outcome="finished"))
-    assert TOKEN in fold_events(FitStarted(spec=a_spec()), view=ended).groups
-    released = fold_events(GroupsReleased(token=TOKEN), view=ended)
-    assert TOKEN not in fold_events(FitStarted(spec=a_spec()), view=released).groups
+ON_OTHER_CLOUD = FitStarted(spec=a_spec(provisioner="kubernetes"))
+
+
+def next_fit_of(*events: JournalEvent, start: FitStarted = ON_OTHER_CLOUD) -> View:
+    """The view after a fit with these events has ended and another one has started."""
+    return fold_events(start, view=fold_events(*events, FitEnded(outcome="cancelled")))
+
+
+def test_a_group_that_is_not_released_does_not_belong_to_the_next_fit() -> None:
+    for events in (PLANNED, GRANTED):
+        view = next_fit_of(*events)
+        assert view.groups == {}
+        assert view.unsettled_groups[TOKEN].group == fold_events(*events).groups[TOKEN]
+
+
+def test_a_closed_group_is_not_unsettled_in_the_next_fit() -> None:
+    for closed in (GroupsReleased(token=TOKEN), GroupRefused(token=TOKEN, reason="full")):
+        before = GRANTED if isinstance(closed, GroupsReleased) else PLANNED
+        assert next_fit_of(*before, closed).unsettled_groups == {}
+
+
+def test_an_unsettled_group_keeps_the_backend_of_its_fit_through_later_fits() -> None:
+    options = {"queues": ["spot"]}
+    on_aws = FitStarted(spec=a_spec(provisioner="aws_batch", provisioner_options=options))
+    second = next_fit_of(on_aws, *GRANTED[1:])
+    ended = fold_events(FitEnded(outcome="failed"), view=second)
+    third = fold_events(FitStarted(spec=a_spec()), view=ended)
+    for view in (second, third):
+        (unsettled,) = view.unsettled_groups.values()
+        assert (unsettled.provisioner, unsettled.provisioner_options) == ("aws_batch", options)
+
+
+def test_a_refused_group_of_an_earlier_fit_is_settled_and_delays_no_request() -> None:
+    view = fold_events(GroupRefused(token=TOKEN, reason="unknown"), view=next_fit_of(*PLANNED))
+    assert (view.unsettled_groups, view.refusals, view.last_refusal) == ({}, 0, None)
+
+
+def test_groups_of_two_fits_are_released_by_one_entry() -> None:
+    plan = replace(PLAN, token=Token("t-2"))
+    own = GroupPlanned(request=a_request(plan.token), plan=plan)
+    view = fold_events(own, view=next_fit_of(*GRANTED))
+    released = fold_events(GroupsReleased(token=TOKEN, other_tokens=(Token("t-2"),)), view=view)
+    assert released.unsettled_groups == {}
+    assert released.groups[Token("t-2")].is_released
+    assert TOKEN not in released.groups
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        GRANTED[-1],
+        NodeLost(token=TOKEN, node=0, agent=None, reason="gone"),
+        RoundOpened(round=a_round()),
+    ],
+    ids=["granted", "lost", "in a round"],
+)
+def test_a_group_that_an_older_version_used_in_the_next_fit_belongs_to_it(
+    used: JournalEvent,
+) -> None:
+    view = fold_events(used, view=next_fit_of(*PLANNED))
+    assert TOKEN in view.groups
+    assert view.unsettled_groups == {}
 
 
 def test_opening_a_round_removes_closed_groups() -> None:

@@ -1,0 +1,157 @@
+"""The settler: releases groups of earlier fits with the backends that they were requested from.
+
+A fit that ends while a backend does not answer leaves groups of machines that may still cost money
+(`View.unsettled_groups`). The next fit of the run may use another backend, whose machines usually
+have neither the client library nor the credentials of the earlier one. Therefore every process that
+supervises the run tries to release them, the driver first; releasing is idempotent.
+
+    state of the group  | event                                     | next
+    --------------------|-------------------------------------------|------------------------
+    unsettled           | the backend released it                   | `GroupsReleased` appended
+    unsettled           | the backend has no group of that token    | `GroupRefused` appended
+    unsettled           | the backend cannot be opened or asked     | asked again later
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from spotfit.control.background_calls import BackgroundCalls, BackgroundResult
+from spotfit.control.journal_writer import JournalWriter
+from spotfit.core.errors import SpotfitError
+from spotfit.core.ids import Token
+from spotfit.host import log
+from spotfit.model.events import GroupRefused, GroupsReleased, JournalEvent
+from spotfit.model.view import UnsettledGroup, View
+from spotfit.provision.api import Provisioner, find_group
+from spotfit.provision.launch import AgentLaunchSpec
+
+# A finished background call wakes an agent's event loop; a driver polls.
+_PENDING_CALL_POLL_S = 0.1
+
+# A missing package or credential does not appear by itself, a network connection may.
+_MIN_RETRY_DELAY_S = 2.0
+_MAX_RETRY_DELAY_S = 300.0
+
+_NEVER = float("inf")
+
+
+class GroupSettler:
+    """Settles the unsettled groups of one run, one after the other, for one process.
+
+    Also for a process that does not lead: no decision depends on these groups. `now` is that
+    process's `Clock.now()` in seconds. The machines of the running fit never wait for it, if
+    `background_calls` run in threads.
+    """
+
+    def __init__(
+        self,
+        journal_writer: JournalWriter,
+        open_provisioner: Callable[[str, dict[str, Any]], Provisioner],
+        launch: AgentLaunchSpec,
+        background_calls: BackgroundCalls,
+    ) -> None:
+        """`open_provisioner` opens a backend by the name and options of a spec."""
+        self._journal_writer = journal_writer
+        self._open_provisioner = open_provisioner
+        self._launch = launch
+        self._background_calls = background_calls
+        self._in_flight: Token | None = None
+        self._outcomes: dict[Token, JournalEvent] = {}
+        """Known outcomes that the journal may not contain yet."""
+        # Of this process only: another one may have the credentials that this one lacks.
+        self._failures: dict[Token, int] = {}
+        self._retry_at: dict[Token, float] = {}
+
+    def settle(self, now: float) -> None:
+        """Start or collect the call for one group, and append an outcome; call it in every tick.
+
+        Never raises an error of a backend: the first one of each group is logged, and the group is
+        asked for again after 2 s, later up to 300 s.
+        """
+        view = self._journal_writer.ledger.journal_view
+        if not isinstance(view, View):
+            return
+        self._advance_call(view, now)
+        outcome = next(
+            (self._outcomes[t] for t in view.unsettled_groups if t in self._outcomes), None
+        )
+        if outcome is not None and self._journal_writer.is_settled:
+            self._journal_writer.write(outcome, now)
+
+    def wake_at(self, now: float) -> float:
+        """When `settle` must be called again, in seconds of `Clock.now()`; `math.inf` for never."""
+        view = self._journal_writer.ledger.journal_view
+        if self._in_flight is not None or self._outcomes.keys() & view.unsettled_groups.keys():
+            return now + _PENDING_CALL_POLL_S
+        return min(
+            (self._retry_at.get(token, now) for token in view.unsettled_groups), default=_NEVER
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a group is unsettled for which no call of this process has failed yet."""
+        unsettled = self._journal_writer.ledger.journal_view.unsettled_groups
+        return any(token not in self._failures for token in unsettled)
+
+    def _advance_call(self, view: View, now: float) -> None:
+        token = self._in_flight or self._next_token(view, now)
+        if token is None:
+            return
+        # Another process may have settled the group meanwhile; the result is collected anyway.
+        group = view.unsettled_groups.get(token)
+        release = partial(self._release, group) if group is not None else lambda: None
+        result = self._background_calls.run(f"settle {token}", release)
+        self._in_flight = token if result is None else None
+        if result is not None and group is not None:
+            self._on_result(token, group, result, now)
+
+    def _next_token(self, view: View, now: float) -> Token | None:
+        due = (
+            token
+            for token in view.unsettled_groups
+            if token not in self._outcomes and now >= self._retry_at.get(token, now)
+        )
+        return next(due, None)
+
+    def _release(self, unsettled: UnsettledGroup) -> bool:
+        """Cancel the group at its own backend; return whether the backend knows it."""
+        provisioner = self._open_provisioner(unsettled.provisioner, unsettled.provisioner_options)
+        group = unsettled.group
+        handle = group.handle or find_group(provisioner, group.plan, self._launch)
+        if handle is not None:
+            provisioner.cancel(handle)
+        return handle is not None
+
+    def _on_result(
+        self, token: Token, group: UnsettledGroup, result: BackgroundResult, now: float
+    ) -> None:
+        if result.error is not None:
+            failures = self._failures[token] = self._failures.get(token, 0) + 1
+            delay_s = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(failures - 1, 10))
+            self._retry_at[token] = now + delay_s
+            if failures == 1:
+                _warn_about(token, group, result.error)
+        elif result.value:
+            self._outcomes[token] = GroupsReleased(token=token)
+        else:
+            reason = f"{group.provisioner} has no machines for it; an earlier fit left it open"
+            self._outcomes[token] = GroupRefused(token=token, reason=reason)
+
+
+def _warn_about(token: Token, group: UnsettledGroup, error: Exception) -> None:
+    reason = (
+        error.message if isinstance(error, SpotfitError) else f"{type(error).__name__}: {error}"
+    )
+    # The run continues: it does not depend on these machines.
+    log.warning(
+        "group.unsettled",
+        token=token,
+        provisioner=group.provisioner,
+        text="machines of an earlier fit of this run may still cost money",
+        reason=reason,
+        do=f"run `spotfit sweep` where {group.provisioner} can be used, or look there for machines "
+        "with this token",
+    )
