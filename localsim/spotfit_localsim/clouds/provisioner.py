@@ -194,12 +194,22 @@ def _post(url: str, path: str, body: bytes) -> tuple[int, bytes]:
 def _resolve_root(options: SimOptions) -> Path:
     """Return the directory of the simulator.
 
-    On a simulated machine it is the directory of that machine's cloud, else the option `root`,
-    else a per-user directory for these options.
+    That is the option `root`, on a simulated machine the directory of that machine's cloud unless
+    the option is an absolute path, else a per-user directory for these options. Raises
+    `ConfigError` on a machine of another cloud, which has no access to that directory.
     """
-    root = env.lookup(SIM_ROOT_ENV) or options.root
-    if root:
-        return Path(root).absolute()
+    own_root = env.lookup(SIM_ROOT_ENV)
+    if own_root and not Path(options.root).is_absolute():
+        own_cloud = msgspec.json.decode((Path(own_root) / "options.json").read_bytes())["cloud"]
+        if own_cloud != options.cloud:
+            raise ConfigError(
+                f"A machine of the simulated {own_cloud} cannot reach the simulated "
+                f"{options.cloud}.",
+                do=f"Open {options.cloud!r} on the computer that called fit().",
+            )
+        return Path(own_root)
+    if options.root:
+        return Path(options.root).absolute()
     user_dir = Path(tempfile.gettempdir()) / f"spotfit-{os.getuid()}"
     # Machines inherit the environment of the simulator: other settings need another simulator.
     return user_dir / f"sim-{options.cloud}-{short_digest(options, sorted(_location_settings()))}"

@@ -53,8 +53,21 @@ def test_stopped_simulator_restarts_at_the_same_address(sim: SimProvisioner) -> 
 def test_machine_uses_the_simulator_of_its_own_cloud(
     sim: SimProvisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sim.start_simulator()
     monkeypatch.setenv(SIM_ROOT_ENV, str(sim.root))
     assert SimProvisioner.with_options(cloud="plain", seed=9).root == sim.root
+
+
+def test_machine_reaches_another_cloud_only_by_an_absolute_root(
+    sim: SimProvisioner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Otherwise it would start a simulator of that cloud in the directory of its own."""
+    sim.start_simulator()
+    monkeypatch.setenv(SIM_ROOT_ENV, str(sim.root))
+    with pytest.raises(ConfigError, match="machine of the simulated plain cannot reach"):
+        SimProvisioner.with_options(cloud="aws_batch")
+    other = SimProvisioner.with_options(cloud="aws_batch", root=str(tmp_path / "other"))
+    assert other.root == tmp_path / "other"
 
 
 def test_different_options_use_different_simulators() -> None:
