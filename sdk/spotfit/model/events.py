@@ -174,8 +174,8 @@ class RoundClosed(msgspec.Struct, frozen=True, kw_only=True, tag="round_closed")
     state_replicated: bool = False
     """Whether leaving nodes had replicated their latest snapshot to nodes that stay."""
     missing_agents: tuple[AgentId, ...] = ()
-    """Agents of the round that were not connected when it was closed. If the machine of one is
-    lost, its `NodeLost` may revise the cause."""
+    """Agents of the round whose connection to the leader was lost. If the machine of one is lost
+    before it takes part in another round, its `NodeLost` may revise the cause."""
 
 
 class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ class AgentCrashes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MissingAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent that was not connected when its round was closed, and is not recorded as lost."""
+    """An agent whose connection was lost in a round, and that has taken part in none since."""
 
     round_number: int
     cause: FailureCause

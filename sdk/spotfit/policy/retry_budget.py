@@ -295,7 +295,12 @@ def _was_disconnected(view: View, state: LeaderState, assignment: NodeAssignment
 
 
 def _missing_agents(state: LeaderState, round_: Round) -> tuple[AgentId, ...]:
-    return tuple(one.agent for one in round_.assignments if one.agent not in state.members)
+    """The agents that are or were disconnected; a new leader misses all that did not connect."""
+    return tuple(
+        one.agent
+        for one in round_.assignments
+        if one.agent not in state.members or one.agent in state.disconnected_in_round
+    )
 
 
 def _with_lost_ranks(

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import (
-    AgentCrash,
     CancelRequested,
     CheckpointDropped,
     FailureCause,
@@ -50,6 +49,7 @@ from spotfit.testing.builders import (
     a_round,
     a_spec,
     a_view,
+    an_agent_crash,
     an_agent_id,
     an_entry,
     fold_events,
@@ -477,15 +477,8 @@ def test_an_agent_of_the_next_round_was_not_missing() -> None:
     assert view.failure_counts == {FailureCause.LEADER_CHANGE: 1}
 
 
-def a_crash(node: int = 0, *, signature: str = "s", token: Token = TOKEN) -> AgentCrash:
-    text = "Traceback\nValueError: no"
-    return AgentCrash(
-        agent=an_agent_id(node), token=token, node=node, signature=signature, traceback_text=text
-    )
-
-
 def crashed_node(node: int, *, signature: str = "s") -> NodeLost:
-    crash = a_crash(node, signature=signature)
+    crash = an_agent_crash(node, signature=signature)
     return lost_node(node, cause=FailureCause.PLATFORM, crash=crash)
 
 
@@ -530,7 +523,9 @@ def test_a_crash_after_a_further_round_is_a_second_incident() -> None:
 def test_a_crash_of_a_replacement_is_a_second_incident() -> None:
     token = Token("t-2")
     planned = GroupPlanned(request=a_request(token), plan=replace(PLAN, token=token))
-    crash = NodeLost(token=token, node=0, agent=None, reason="", crash=a_crash(7, token=token))
+    crash = NodeLost(
+        token=token, node=0, agent=None, reason="", crash=an_agent_crash(7, token=token)
+    )
     view = fold_events(*LEADER_LOST, crashed_node(0), planned, crash)
     assert view.agent_crashes.by_signature == {"s": 2}
 
