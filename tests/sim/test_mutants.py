@@ -8,8 +8,11 @@ from msgspec.structs import replace
 
 import spotfit.agent.agent
 import spotfit.agent.previous_rounds
+import spotfit.control.reconciler
 import spotfit.ledger.journal
 import spotfit.model.view
+import spotfit.policy.failure_detection
+import spotfit_localsim.virtual.invariants
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
 from spotfit.agent.collectives import OutgoingFrame
 from spotfit.agent.report_matching import ReportMatcher, Saving
@@ -19,7 +22,7 @@ from spotfit.control.background_calls import BackgroundResult
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
-from spotfit.core.ids import RunId, Token
+from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.ledger.journal import JournalPage
 from spotfit.model.events import (
     CheckpointCommitted,
@@ -29,6 +32,7 @@ from spotfit.model.events import (
     JournalEvent,
     PreemptionNoticed,
     RoundClosed,
+    RoundOpened,
 )
 from spotfit.model.group import GroupRequest
 from spotfit.model.leader_state import LeaderState
@@ -40,15 +44,21 @@ from spotfit.protocol.worker_agent import SaveCompleted
 from spotfit_localsim.virtual.invariants import InvariantViolation
 from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.scenario_library import (
+    agent_crash,
     backend_change,
+    broken_machines,
+    crash_loop,
     deposed_leader,
+    elastic_leader_loss,
     flapping_network,
     late_replicas,
     lost_cloud_responses,
+    no_agent_starts,
     plain,
     preemption_with_notice,
     random_scenario,
     rollback,
+    silent_leader_loss,
     single_checkpoint_name,
     slow_bucket,
     spot_storm,
@@ -396,4 +406,86 @@ def test_keeping_rolled_back_snapshots_is_detected(
         patch.setattr(ReplicaStore, "roll_back", lambda *_: None)
         case, violation = find_violation(cases_of(rollback))
     assert "which was rolled back" in violation
+    check_production(case)
+
+
+def test_charging_only_broken_connections_to_a_loss_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.model.view, "_UNKNOWN_CAUSES", (FailureCause.NETWORK,))
+        # Without it, the successor does not know that the former leader is missing.
+        patch.setattr(spotfit.policy.failure_detection, "disconnected_since", _since_disconnect)
+        case, violation = find_violation(cases_of(silent_leader_loss))
+    assert "charged to no loss" in violation
+    check_production(case)
+
+
+def _since_disconnect(view: View, state: LeaderState, agent: AgentId) -> float | None:
+    return None if agent in state.members else state.disconnected_since.get(agent)
+
+
+def test_forgetting_missing_agents_at_the_next_round_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fold_and_forget(view: View, entry: JournalEntry) -> JournalView:
+        after = fold(view, entry)
+        is_opened = isinstance(entry.event, RoundOpened)
+        return replace(after, missing_agents={}) if is_opened else after
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.ledger.journal, "fold", fold_and_forget)
+        patch.setattr(spotfit_localsim.virtual.invariants, "fold", fold_and_forget)
+        case, violation = find_violation([*cases_of(elastic_leader_loss), *random_cases()])
+    assert "charged to no loss" in violation
+    check_production(case)
+
+
+def test_crash_counted_as_preemption_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.control.reconciler, "with_crash", lambda lost, _: lost)
+        case, violation = find_violation(cases_of(agent_crash))
+    assert "is charged to preemption" in violation
+    check_production(case)
+
+
+def test_retrying_equal_crashes_without_limit_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(retry_budget, "fit_ended_by_crashes", lambda _: None)
+        case, violation = find_violation(cases_of(crash_loop))
+    assert "expected failed" in violation or "did not end" in violation
+    check_production(case)
+
+
+def test_retrying_failed_starts_without_limit_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(retry_budget, "fit_ended_by_failed_starts", lambda _: None)
+        case, violation = find_violation(cases_of(no_agent_starts))
+    assert "expected failed" in violation or "did not end" in violation
+    check_production(case)
+
+
+def test_ending_a_run_for_a_broken_machine_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed starts must not count while other machines start."""
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            spotfit.model.view,
+            "_elect_leader",
+            lambda view, event: replace(view, leader=event, epoch=event.epoch),
+        )
+        patch.setattr(retry_budget, "MAX_FAILED_STARTS", 0)
+        case, violation = find_violation(cases_of(broken_machines))
+    assert "expected finished" in violation
+    check_production(case)
+
+
+def test_ending_a_run_for_a_first_crash_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(retry_budget, "MAX_EQUAL_CRASHES", 0)
+        case, violation = find_violation(cases_of(agent_crash))
+    assert "expected finished" in violation
     check_production(case)

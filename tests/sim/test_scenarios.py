@@ -13,17 +13,32 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
 )
-from spotfit_localsim.virtual.scenario import AtStep, BucketStall, Scenario
+from spotfit.model.spec import FailureLimits
+from spotfit_localsim.traces import CapacityTrace
+from spotfit_localsim.virtual.market import SimMarketConfig
+from spotfit_localsim.virtual.scenario import (
+    AtStep,
+    BucketStall,
+    IsolateHost,
+    RaiseInAgent,
+    ReclaimMachine,
+    Scenario,
+    ScenarioEvent,
+    TargetSelector,
+)
 from spotfit_localsim.virtual.scenario_library import (
     LONG_WORKLOAD,
     SCENARIOS,
+    agent_crash,
     all_machines_reclaimed_without_driver,
     budget_exhausted,
     checkpoint_retention,
+    crash_loop,
     deposed_leader,
     elastic_shrink_grow,
     hanging_rank,
     laptop_dies,
+    no_agent_starts,
     plain,
     preemption_with_notice,
     random_save_scenario,
@@ -155,6 +170,116 @@ def test_worker_failure_counts_once_and_lost_machine_never(seeds: range) -> None
     for seed in seeds:
         result = simulate(worker_crashes_within_budget, seed)
         assert result.view.failure_counts.get(FailureCause.WORKER, 0) == 3
+
+
+def failure_counts(scenario: Scenario, seed: int) -> dict[FailureCause, int]:
+    return simulate(scenario, seed).view.failure_counts
+
+
+def lossy(*events: ScenarioEvent, clean_close: float = 0.0) -> Scenario:
+    """A run whose lost machines close their connections with the given probability."""
+    market = SimMarketConfig(clean_close_probability=clean_close)
+    return replace(plain, workload=LONG_WORKLOAD, market=market, events=events)
+
+
+@pytest.mark.parametrize("clean_close", [0.0, 1.0], ids=["silent", "closed connections"])
+@pytest.mark.parametrize("target", ["leader", "follower", "all"])
+def test_machine_lost_without_notice_counts_as_one_preemption(
+    target: TargetSelector, clean_close: float, seeds: range
+) -> None:
+    scenario = lossy(ReclaimMachine(AtStep(20), target), clean_close=clean_close)
+    for seed in seeds:
+        assert failure_counts(scenario, seed) == {FailureCause.PREEMPTION: 1}, seed
+
+
+@pytest.mark.parametrize("clean_close", [0.0, 1.0], ids=["silent", "closed connections"])
+def test_leader_and_follower_lost_at_once_count_as_one_preemption(
+    clean_close: float, seeds: range
+) -> None:
+    """A third machine stays, and is the next leader."""
+    events = (ReclaimMachine(AtStep(20), "leader"), ReclaimMachine(AtStep(20), "follower"))
+    scenario = replace(lossy(*events, clean_close=clean_close), num_workers=6)
+    for seed in seeds:
+        assert failure_counts(scenario, seed) == {FailureCause.PREEMPTION: 1}, seed
+
+
+def test_machine_lost_from_an_elastic_group_counts_as_preemption(seeds: range) -> None:
+    """The next round opens before the loss is established."""
+    scenario = replace(lossy(ReclaimMachine(AtStep(20), "leader")), num_workers=6, min_workers=2)
+    for seed in seeds:
+        counts = failure_counts(scenario, seed)
+        assert counts.pop(FailureCause.RESIZE, 0) <= 1
+        assert counts == {FailureCause.PREEMPTION: 1}, seed
+
+
+@pytest.mark.parametrize("target", ["leader", "follower"])
+def test_crash_of_an_agent_counts_as_platform_failure(target: TargetSelector, seeds: range) -> None:
+    scenario = replace(agent_crash, events=(RaiseInAgent(AtStep(20), target),))
+    for seed in seeds:
+        assert failure_counts(scenario, seed) == {FailureCause.PLATFORM: 1}, seed
+
+
+@pytest.mark.parametrize("target", ["leader", "follower"])
+def test_network_partition_without_loss_is_no_preemption(
+    target: TargetSelector, seeds: range
+) -> None:
+    """The backend reports the machine as running."""
+    scenario = replace(
+        lossy(IsolateHost(AtStep(20), 40.0, target)), market=SimMarketConfig(status_lag_s=(0, 0.5))
+    )
+    for seed in seeds:
+        assert FailureCause.PREEMPTION not in failure_counts(scenario, seed), seed
+
+
+def test_short_network_partition_costs_nothing(seeds: range) -> None:
+    scenario = lossy(IsolateHost(AtStep(20), 12.0, "follower"))
+    free = {FailureCause.NETWORK, FailureCause.LEADER_CHANGE}
+    for seed in seeds:
+        assert failure_counts(scenario, seed).keys() <= free, seed
+
+
+def test_equal_crashes_end_the_run_within_three_minutes(seeds: range) -> None:
+    for seed in seeds:
+        result = simulate(crash_loop, seed)
+        ended = result.view.fit_end
+        assert ended is not None
+        assert ended.cause is FailureCause.PLATFORM
+        assert "crash 2 with this traceback" in ended.reason
+        assert "SimulatedError: an error in spotfit" in ended.failures[0].message
+        assert result.duration_s < 180
+
+
+def test_crashes_of_the_only_machine_end_the_run(seeds: range) -> None:
+    """The driver reads what the agent has stored: no other agent could."""
+    for seed in seeds:
+        ended = simulate(replace(crash_loop, num_workers=2), seed).view.fit_end
+        assert ended is not None
+        assert "SimulatedError: an error in spotfit" in ended.failures[0].message
+
+
+def test_crash_with_limit_0_ends_the_run(seeds: range) -> None:
+    scenario = replace(
+        agent_crash, failure_limits=FailureLimits(platform=0), expected_outcome="failed"
+    )
+    for seed in seeds:
+        ended = simulate(scenario, seed).view.fit_end
+        assert ended is not None
+        assert "crash 1 of agents, limit 0" in ended.reason
+
+
+def test_machines_that_start_no_agent_end_the_run_within_three_minutes(seeds: range) -> None:
+    for seed in seeds:
+        result = simulate(no_agent_starts, seed)
+        assert result.view.fit_end is not None
+        assert "its agent exited with code 1" in result.view.fit_end.reason
+        assert result.duration_s < 180
+
+
+def test_run_without_capacity_does_not_end(seeds: range) -> None:
+    """A slow market is no failed start."""
+    market = SimMarketConfig(capacity=CapacityTrace("late", ((0.0, 0), (290.0, 4))))
+    for seed in seeds:
+        assert simulate(replace(plain, market=market), seed).outcome == "finished"
 
 
 def test_hanging_rank_is_detected_and_its_stacks_are_stored(seeds: range) -> None:

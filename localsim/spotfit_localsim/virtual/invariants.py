@@ -85,6 +85,16 @@ class InvariantChecker:
         ones."""
         self.lost_agents: set[AgentId] = set()
         """Every agent that was declared lost; a view forgets those without a machine."""
+        self.terminated_agents: set[AgentId] = set()
+        """Every agent whose machine was terminated by the cloud or with its agent."""
+        self.crashed_agents: set[AgentId] = set()
+        """Every agent that has ended with an exception."""
+        self._unexplained_ends: list[frozenset[AgentId]] = []
+        """For each round that was closed without a known cause: its agents that were gone then."""
+        self._round_leader: AgentId | None = None
+        """The leader that opened the last round."""
+        self._explained_losses: set[AgentId] = set()
+        """Agents that were declared lost with a cause."""
         self.compares_views = True
         """Whether views of agents are compared with the reference, in addition to their entries."""
         self._objects = objects
@@ -186,6 +196,12 @@ class InvariantChecker:
             self.intended_tokens[entry.event.plan.token] = spec.provisioner if spec else ""
         if isinstance(entry.event, NodeLost) and entry.event.agent is not None:
             self.lost_agents.add(entry.event.agent)
+            if entry.event.cause is not None:
+                self._explained_losses.add(entry.event.agent)
+        if isinstance(entry.event, RoundOpened):
+            self._round_leader = entry.author
+        if isinstance(entry.event, RoundClosed):
+            self._record_unexplained_end(entry.event)
         # Folded also after a violation, so that the timeline of the result is complete.
         self.reference_view = fold(self.reference_view, entry)
         self.views.append(self.reference_view)
@@ -249,10 +265,8 @@ class InvariantChecker:
                 # journal.
                 pending = token in view.groups and view.groups[token].is_pending
                 return None if pending else f"{token} was not pending"
-            case NodeLost(token=token, node=node):
-                # A node that is lost twice would be replaced and charged twice.
-                standing = token in view.groups and node in view.groups[token].active_nodes
-                return None if standing else f"{token}.{node} was not active"
+            case NodeLost():
+                return self._check_loss(event)
             case GroupsReleased(token=token, other_tokens=others):
                 groups = view.groups
                 lost = [t for t in (token, *others) if t not in groups or groups[t].is_released]
@@ -276,6 +290,36 @@ class InvariantChecker:
             case FitEnded():
                 return self._check_fit_end(event)
         assert_never(event)
+
+    def _check_loss(self, event: NodeLost) -> str | None:
+        groups = self.reference_view.groups
+        # A node that is lost twice would be replaced and charged twice.
+        if event.token not in groups or event.node not in groups[event.token].active_nodes:
+            return f"{event.token}.{event.node} was not active"
+        # An error in spotfit must not use up the budget of preemptions, nor be retried forever.
+        has_crashed = event.agent in self.crashed_agents
+        is_stored = keys.crash(event.token, event.node) in self._objects
+        if has_crashed and is_stored and event.cause is not FailureCause.PLATFORM:
+            return f"the crash of {event.agent} is charged to {event.cause}"
+        return None
+
+    def _record_unexplained_end(self, event: RoundClosed) -> None:
+        round_ = self.reference_view.round
+        if round_ and event.cause in (FailureCause.NETWORK, FailureCause.LEADER_CHANGE):
+            # A machine that was terminated at the same time by chance did not end the round: only
+            # its leader, and agents that the next leader missed, did.
+            suspects = {self._round_leader, *event.missing_agents}
+            agents = {one.agent for one in round_.assignments if one.agent in suspects}
+            self._unexplained_ends.append(frozenset(agents & self.terminated_agents))
+
+    def _check_charges(self) -> str | None:
+        """A round must be charged to the loss that has ended it, once that is established."""
+        counts = self.reference_view.failure_counts
+        free = counts.get(FailureCause.NETWORK, 0) + counts.get(FailureCause.LEADER_CHANGE, 0)
+        unexplained = sum(not gone & self._explained_losses for gone in self._unexplained_ends)
+        if free <= unexplained:
+            return None
+        return f"{free - unexplained} rounds with a lost machine are charged to no loss"
 
     def _check_intent(self, event: GroupPlanned) -> str | None:
         view = self.reference_view
@@ -475,6 +519,8 @@ class InvariantChecker:
             self.report_violation(
                 f"the run ended {fit_end.outcome} ({fit_end.reason}), expected {expected_outcome}"
             )
+        if (violation := self._check_charges()) is not None:
+            self.report_violation(violation)
         # Garbage collection must not have deleted a file that a kept checkpoint shares.
         for kept in self.reference_view.checkpoints:
             found = read_checkpoint_state(self._objects, kept.name)

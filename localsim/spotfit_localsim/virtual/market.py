@@ -23,6 +23,8 @@ class SimMarketConfig:
     boot_s: FloatRange = (5.0, 20.0)
     boot_failure_probability: float = 0.0
     """The fraction of machines whose agent never starts."""
+    failed_start_probability: float = 0.0
+    """The fraction of machines that end with an error instead of starting their agent."""
     rejects_when_full: bool = False
     """Whether a request without capacity is refused instead of queued."""
     refusal_probability: float = 0.0
@@ -85,6 +87,12 @@ class SimMarket:
         return not self._faults_stopped and self.stream.bernoulli(
             self.config.boot_failure_probability
         )
+
+    def should_fail_start(self) -> bool:
+        """Draw whether a machine ends with an error instead of starting its agent."""
+        probability = self.config.failed_start_probability
+        # No draw without the fault: scenarios without it keep their random streams.
+        return not self._faults_stopped and probability > 0 and self.stream.bernoulli(probability)
 
     def should_lose_response(self) -> bool:
         """Draw whether the response of an API call is lost."""

@@ -56,6 +56,16 @@ class CrashAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class RaiseInAgent:
+    """Let agents raise an exception, an error in spotfit: they store it and exit."""
+
+    trigger: Trigger
+    target: TargetSelector = "leader"
+    interval_s: float | None = None
+    """If set, it is repeated at this interval until the run ends."""
+
+
+@dataclass(frozen=True, slots=True)
 class IsolateHost:
     """Cut machines off from the other machines in one or both directions; the bucket stays
     reachable."""
@@ -91,7 +101,14 @@ class BucketStall:
 
 
 ScenarioEvent = (
-    ReclaimMachine | FreezeAgent | CrashAgent | IsolateHost | CancelRun | BucketOutage | BucketStall
+    ReclaimMachine
+    | FreezeAgent
+    | CrashAgent
+    | RaiseInAgent
+    | IsolateHost
+    | CancelRun
+    | BucketOutage
+    | BucketStall
 )
 
 

@@ -22,6 +22,7 @@ from spotfit_localsim.virtual.scenario import (
     IsolateHost,
     LaptopConfig,
     NextFit,
+    RaiseInAgent,
     ReclaimMachine,
     Scenario,
     ScenarioEvent,
@@ -359,6 +360,52 @@ silent_machine_loss = Scenario(
     ),
 )
 
+# The leader's host does not respond any more: its successor is elected when the lease has expired.
+silent_leader_loss = Scenario(
+    "silent_leader_loss",
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(clean_close_probability=0.0),
+    events=(ReclaimMachine(AtStep(20), "leader"),),
+)
+
+# The next round opens before the loss of the leader's machine is established.
+elastic_leader_loss = replace(
+    silent_leader_loss, name="elastic_leader_loss", num_workers=6, min_workers=2
+)
+
+# A single error in spotfit: it is retried, and is no preemption.
+agent_crash = Scenario(
+    "agent_crash",
+    workload=LONG_WORKLOAD,
+    failure_limits=FailureLimits(preemption=0),
+    events=(RaiseInAgent(AtStep(20), "leader"),),
+)
+
+# The same error on every machine: the run must not rent machines forever.
+crash_loop = Scenario(
+    "crash_loop",
+    workload=Workload(steps=2000, save_every=6),
+    events=(RaiseInAgent(AtStep(10), "leader", interval_s=30.0),),
+    expected_outcome="failed",
+)
+
+# An image without spotfit.
+no_agent_starts = Scenario(
+    "no_agent_starts",
+    market=SimMarketConfig(failed_start_probability=1.0),
+    expected_outcome="failed",
+)
+
+# Some machines are broken, others start: the run must finish.
+broken_machines = Scenario(
+    "broken_machines",
+    workload=LONG_WORKLOAD,
+    num_workers=6,
+    slots_per_machine=1,
+    market=SimMarketConfig(failed_start_probability=0.3),
+    events=(ReclaimMachine(AtStep(20), "follower"),),
+)
+
 # Validations are lost with their machines and repeated; retention waits for their scores.
 validation_under_faults = Scenario(
     "validation_under_faults",
@@ -416,6 +463,12 @@ SCENARIOS: tuple[Scenario, ...] = (
     rollback,
     hanging_rank,
     silent_machine_loss,
+    silent_leader_loss,
+    elastic_leader_loss,
+    agent_crash,
+    crash_loop,
+    no_agent_starts,
+    broken_machines,
     validation_under_faults,
     validation_after_training,
 )

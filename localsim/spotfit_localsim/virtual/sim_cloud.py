@@ -271,6 +271,11 @@ class SimCloud:
         lifetime_s = self._market.draw_lifetime_s()
         if lifetime_s is not None:
             self._engine.schedule_after(lifetime_s, end_lifetime)
+        if self._market.should_fail_start():
+            self.terminate(
+                instance, "its agent exited with code 1", closes_connections=True, failed=True
+            )
+            return
         # Billed, but no agent joins: only the boot timeout of the run detects it.
         if self._market.should_fail_boot():
             self._log(instance.name, "is up but its agent does not start")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from spotfit.agent.agent import Agent
+from spotfit.agent.driver import make_crash
 from spotfit.agent.ports import BackendHookRunner, CallbackRunner
 from spotfit.control.background_calls import BackgroundCalls, SynchronousCalls
 from spotfit.control.headless_leader import HeadlessLeader
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import EntryListener, Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
@@ -20,7 +22,7 @@ from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member, Notice, PreemptionRisk
 from spotfit.model.view import JournalView, View
 from spotfit.provision.api import Provisioner
-from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.launch import AgentAssignment, AgentLaunchSpec
 from spotfit.store.api import Store
 from spotfit_localsim.virtual.engine import SimBackgroundCalls, SimProcess
 from spotfit_localsim.virtual.sim_cloud import SimInstance
@@ -133,6 +135,10 @@ class SimNodeServices:
         return f"checkpoint_{report_index:06d}_{self._dependencies.new_id()}"
 
 
+class SimulatedError(Exception):
+    """An error in spotfit that a scenario injects."""
+
+
 class SimNode:
     """One agent process on one instance."""
 
@@ -176,7 +182,28 @@ class SimNode:
             launch=instance.launch,
             node_services=self.node_services,
         )
-        process.start(self.agent.tick)
+        self._error: SimulatedError | None = None
+        process.start(self._tick)
+
+    def raise_error(self) -> None:
+        """Let the next tick of the agent raise an exception."""
+        self._error = SimulatedError("an error in spotfit")
+        self.process.wake()
+
+    def _tick(self, now: float) -> float | None:
+        """The tick of the agent, or its crash as the driver handles it."""
+        try:
+            if self._error is not None:
+                raise self._error
+            return self.agent.tick(now)
+        except SimulatedError as error:
+            instance = self.instance
+            assignment = AgentAssignment(
+                instance.launch, instance.token, instance.node, instance.slots
+            )
+            with suppress(StoreError):
+                self.ledger.publish_crash(make_crash(assignment, self.agent_id, error))
+            raise
 
     def terminate(self, *, closes_connections: bool) -> None:
         """Terminate the machine; without `closes_connections` its peers are not notified."""

@@ -32,6 +32,7 @@ from spotfit_localsim.virtual.scenario import (
     CrashAgent,
     FreezeAgent,
     IsolateHost,
+    RaiseInAgent,
     ReclaimMachine,
     Scenario,
     ScenarioEvent,
@@ -43,7 +44,12 @@ from spotfit_localsim.virtual.sim_cloud import (
     SimCloudProvisioner,
     SimInstance,
 )
-from spotfit_localsim.virtual.sim_machine import SimDependencies, SimNode, SimSupervisor
+from spotfit_localsim.virtual.sim_machine import (
+    SimDependencies,
+    SimNode,
+    SimSupervisor,
+    SimulatedError,
+)
 from spotfit_localsim.virtual.sim_network import NetworkPartition, SimNetwork
 from spotfit_localsim.virtual.sim_store import SimBucket, SimStore
 from spotfit_localsim.virtual.sim_workers import SimWorkerContext
@@ -206,11 +212,17 @@ class SimWorld:
         def on_exit(error: BaseException | None) -> None:
             del self.nodes[process.name]
             self.result.agent_seconds += self.engine.now - self._started_at[process.name]
-            self._report_exception(f"the agent {process.name}", error)
+            if isinstance(error, SimulatedError):
+                self.checker.crashed_agents.add(node.agent_id)
+            else:
+                self._report_exception(f"the agent {process.name}", error)
             node.clean_up()
             # A machine without its agent is useless; the backend ends it with its main process.
             self._cloud_of(instance).terminate(
-                instance, "its agent exited", closes_connections=True, failed=error is not None
+                instance,
+                "its agent exited",
+                closes_connections=True,
+                failed=error is not None or bool(node.agent.start_error),
             )
 
         process = self._create_process("a", on_exit)
@@ -222,6 +234,7 @@ class SimWorld:
         # An instance whose agent has exited already has no node any more.
         for machine in self.nodes.values():
             if machine.instance is instance:
+                self.checker.terminated_agents.add(machine.agent_id)
                 machine.terminate(closes_connections=closes_connections)
 
     def _report_exception(self, actor: str, error: BaseException | None) -> None:
@@ -306,6 +319,12 @@ class SimWorld:
                 for machine in self._select_targets(target):
                     self._log(machine.agent_id, "is killed")
                     machine.process.kill()
+            case RaiseInAgent(target=target, interval_s=interval_s):
+                for machine in self._select_targets(target):
+                    self._log(machine.agent_id, "raises an exception")
+                    machine.raise_error()
+                if interval_s is not None and self.checker.reference_view.fit_end is None:
+                    self.engine.schedule_after(interval_s, lambda: self._apply_event(event))
             case IsolateHost(
                 target=target, duration_s=seconds, blocks_outbound=outbound, blocks_inbound=inbound
             ):

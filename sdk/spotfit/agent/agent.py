@@ -142,6 +142,21 @@ class JournalPoller:
             return self.polled_at + max(_LEADER_POLL_S, interval_s)
         return self.polled_at + (self.timing.lease_timeout_s if is_connected else interval_s)
 
+    def first_read_error(self, now: float) -> str:
+        """Return why the journal was not read within 30 s of the first `poll`; '' if it was.
+
+        Also '' while no call of the store has failed: it may only be slow.
+        """
+        is_late = now - self._started_at > _FIRST_READ_TIMEOUT_S
+        if self._writer.last_read_at > float("-inf") or not is_late or self._store_error is None:
+            return ""
+        url = self._writer.ledger.store.url
+        return (
+            f"The run in {url} was not readable within {_FIRST_READ_TIMEOUT_S:.0f} s: "
+            f"{self._store_error}\n  What to do: Check that machines can reach the storage, and "
+            "that their credentials or role may read it."
+        )
+
     def start_fast_polling(self, now: float) -> None:
         """Read the journal at the next `poll`, and often for 3 s, because a new entry is likely.
 
@@ -150,6 +165,11 @@ class JournalPoller:
         self._fast_poll_until = now + _FAST_POLL_DURATION_S
         self.polled_at = float("-inf")
 
+
+# An agent that cannot read the run at all exits after this time, and the run sees a failed start. A
+# machine that has read it waits much longer (`orphan_timeout_s`), because it has something to lose.
+# Three such starts, the most that a run makes, end within three minutes if machines boot quickly.
+_FIRST_READ_TIMEOUT_S = 30.0
 
 # While workers are being stopped or results written, check for completion ten times a second.
 _SHUTDOWN_POLL_S = 0.1
@@ -203,6 +223,8 @@ class Agent:
         self._now = 0.0
         self.is_abandoned = False
         """Whether the agent exits because the journal does not (or no longer) list this node."""
+        self.start_error = ""
+        """Why the agent exits without having read the run; '' otherwise."""
         self.is_drained = False
         """Whether the agent exits because the preemption deadline has passed."""
         ledger.set_entry_listener(self._on_journal_entry)
@@ -228,7 +250,9 @@ class Agent:
         )
         view = self._ledger.journal_view
         if not isinstance(view, View):
-            return self._shut_down(now) if self._is_orphaned() else now + FAST_POLL_S
+            self.start_error = self._journal_poller.first_read_error(now)
+            is_lost = self.start_error or self._is_orphaned()
+            return self._shut_down(now) if is_lost else now + FAST_POLL_S
         self._prepare(view.spec)
         self._apply_view()
         if self._should_exit():

@@ -6,6 +6,7 @@ of this machine.
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import tempfile
 import traceback
@@ -34,6 +35,7 @@ from spotfit.host.owned_dirs import owned_directory
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
+from spotfit.model.events import MAX_CRASH_TEXT_CHARS, AgentCrash
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member
 from spotfit.protocol.agent_sidecar import SidecarInit
@@ -75,24 +77,65 @@ def serve(
 ) -> int:
     """Run the agent of this machine until its run ends; blocks. Returns an `AgentExitCode`.
 
-    Errors are logged, not raised: a `SpotfitError` gives `NODE_UNUSABLE`, any other `CRASHED`. The
-    run's key is removed from the environment variables. Without `fork_servers`, those of the
-    process are used; without `clock`, the machine's monotonic clock.
+    Errors are logged, and stored for the leader, not raised: a `SpotfitError` gives
+    `NODE_UNUSABLE`, any other `CRASHED`. The run's key is removed from the environment variables.
+    Without `fork_servers`, those of the process are used; without `clock`, the machine's monotonic
+    clock.
 
     May be called again in the same process. Signals are only handled in the main thread.
     """
     env.unset(env.RUN_SECRET.name)  # child processes must not inherit the run's key
     fork_servers = fork_servers or shared_fork_servers()
+    agent_id = system.new_agent_id()
     try:
-        fork_servers.prewarm(assignment)
-        with ExitStack() as exit_stack:
-            return _run_agent(assignment, fork_servers, clock or system.SystemClock(), exit_stack)
+        with ExitStack() as exit_stack, _store_crash(assignment, agent_id):
+            fork_servers.prewarm(assignment)
+            node = _open_node(assignment, agent_id, clock or system.SystemClock(), exit_stack)
+            return _run_agent(assignment, fork_servers, node, exit_stack)
     except SpotfitError as error:
         log.error("agent.refused", reason=str(error))
         return AgentExitCode.NODE_UNUSABLE
     except Exception:  # noqa: BLE001 - the scheduler restarts the agent by its exit code
         log.error("agent.crashed", traceback=traceback.format_exc())
         return AgentExitCode.CRASHED
+
+
+@contextmanager
+def _store_crash(assignment: AgentAssignment, agent_id: AgentId) -> Iterator[None]:
+    """Store an error of the agent for the leader, before the resources of the agent are closed."""
+    try:
+        yield
+    except Exception as error:
+        # The leader looks for it once the connections of the agent are closed.
+        _publish_crash(assignment, make_crash(assignment, agent_id, error))
+        raise
+
+
+def make_crash(assignment: AgentAssignment, agent_id: AgentId, error: Exception) -> AgentCrash:
+    """Return the error of an agent in the form in which the leader reads it."""
+    # Without messages and folders, which differ between machines, and repetitions of a recursion.
+    frames = traceback.extract_tb(error.__traceback__)
+    places = dict.fromkeys(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in frames)
+    digest = hashlib.sha256("\n".join([type(error).__qualname__, *places]).encode())
+    return AgentCrash(
+        agent=agent_id,
+        token=assignment.token,
+        node=assignment.node,
+        signature=digest.hexdigest()[:16],
+        traceback_text="".join(traceback.format_exception(error))[-MAX_CRASH_TEXT_CHARS:],
+    )
+
+
+def _publish_crash(assignment: AgentAssignment, crash: AgentCrash) -> None:
+    launch = assignment.launch_spec
+    # Everything may be the cause of the crash, also the storage: the error itself is logged anyway.
+    try:
+        key = RunKey.from_text(launch.secret, launch.run_id)
+        store = AuthenticatedStore(open_store(launch.run_url, AGENT_RETRY_POLICY), key)
+        ledger = Ledger(store, launch.run_id, crash.agent, wall_ms=system.wall_ms)
+        ledger.publish_crash(crash)
+    except Exception as error:  # noqa: BLE001
+        log.warning("agent.crash_not_stored", reason=str(error))
 
 
 class _Node(NamedTuple):
@@ -111,10 +154,10 @@ class _Node(NamedTuple):
 
 
 def _run_agent(
-    assignment: AgentAssignment, fork_servers: ForkServerPool, clock: Clock, exit_stack: ExitStack
+    assignment: AgentAssignment, fork_servers: ForkServerPool, node: _Node, exit_stack: ExitStack
 ) -> int:
-    """Open the agent's resources, run it to its end, and return its exit code."""
-    launch, node = assignment.launch_spec, _open_node(assignment, clock, exit_stack)
+    """Open the agent's other resources, run it to its end, and return its exit code."""
+    launch = assignment.launch_spec
     worker_pool, peer_store_address = _open_worker_pool(assignment, node, fork_servers)
     node_services = LocalNodeServices(node, worker_pool)
     # Called before `_stop_workers`, which waits for the processes of all kinds.
@@ -149,14 +192,19 @@ def _run_agent(
     log.info(
         "agent.exited", agent=node.agent_id, abandoned=agent.is_abandoned, drained=agent.is_drained
     )
+    if agent.start_error:
+        log.error("agent.refused", reason=agent.start_error)
+        return AgentExitCode.NODE_UNUSABLE
     # Schedulers requeue an agent by its exit code, and only after `DRAINED`.
     if agent.is_drained:
         return AgentExitCode.DRAINED
     return AgentExitCode.RELEASED if agent.is_abandoned else AgentExitCode.DONE
 
 
-def _open_node(assignment: AgentAssignment, clock: Clock, exit_stack: ExitStack) -> _Node:
-    launch, agent_id = assignment.launch_spec, system.new_agent_id()
+def _open_node(
+    assignment: AgentAssignment, agent_id: AgentId, clock: Clock, exit_stack: ExitStack
+) -> _Node:
+    launch = assignment.launch_spec
     # The loop is closed last: every other resource has registered its sockets or pipes in it.
     loop = EventLoop(clock)
     exit_stack.callback(loop.close)

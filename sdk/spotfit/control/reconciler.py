@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
-from spotfit.control.background_calls import BackgroundCalls, BackgroundResult
+from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, RetryingCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.core.errors import ConfigError, MissingExtraError, ProvisionError, SpotfitError
 from spotfit.core.ids import Token
@@ -34,6 +34,7 @@ from spotfit.policy.actions import (
     SubmitGroup,
     Wait,
 )
+from spotfit.policy.capacity import with_crash
 from spotfit.policy.scheduler import next_action
 from spotfit.provision.api import Provisioner, Refusal
 from spotfit.provision.launch import AgentLaunchSpec
@@ -72,6 +73,7 @@ class Reconciler:
         self._provisioner = provisioner
         self._launch = launch
         self._background_calls = background_calls
+        self._retrying_calls = RetryingCalls(background_calls)
         self._new_token = new_token
         self._observed_at: float | None = None
         self._observation_started_at = float("-inf")
@@ -111,10 +113,9 @@ class Reconciler:
             case Idle(reason=reason):
                 self.is_idle = True
                 return False, Wait(now + _IDLE_WAIT_S, reason)
+            case AppendEvent(event=NodeLost() as lost):
+                return self._append_loss(lost, now)
             case AppendEvent(event=event):
-                # A machine that failed to boot delays the next request like a refusal.
-                if isinstance(event, NodeLost) and event.agent is None:
-                    self._record_refusal(event.token, now)
                 self._journal_writer.write(event, now)
                 return True, _no_wait(now)
             case RequestMachines():
@@ -192,6 +193,21 @@ class Reconciler:
         first.
         """
         self._observed_at = None
+
+    def _append_loss(self, lost: NodeLost, now: float) -> tuple[bool, Wait]:
+        """Append a loss, once it is known whether the agent of the machine has stored a crash."""
+        name = f"crash {lost.token}/{lost.node}"
+        ledger = self._journal_writer.ledger
+        result = self._retrying_calls.run(
+            name, partial(ledger.read_crash, lost.token, lost.node), now
+        )
+        if result is None:
+            return False, Wait(now + _PENDING_CALL_POLL_S, f"reading the {name}")
+        # A machine that failed to boot delays the next request like a refusal.
+        if lost.agent is None:
+            self._record_refusal(lost.token, now)
+        self._journal_writer.write(with_crash(lost, result.value), now)
+        return True, _no_wait(now)
 
     def _record_refusal(self, token: Token, now: float) -> None:
         if self._journal_writer.view.groups[token].role == "validate":

@@ -17,14 +17,14 @@ from spotfit.security.object_mac import ObjectMac
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import ObjectInfo, Store
 
-_AUTHENTICATED_PREFIXES = (keys.VIEWS, keys.LEASES, keys.MEMBERS, keys.MANIFESTS)
+_AUTHENTICATED_PREFIXES = (keys.VIEWS, keys.LEASES, keys.MEMBERS, keys.CRASHES, keys.MANIFESTS)
 
 
 class AuthenticatedStore:
     """The store at a run's root, with MACs on the objects that decisions depend on.
 
-    They are cached views, leases, members, manifests and name markers. `get` of such an object
-    raises `IntegrityError` if its MAC is missing or wrong, and returns the body with the MAC
+    They are cached views, leases, members, crashes, manifests and name markers. `get` of such an
+    object raises `IntegrityError` if its MAC is missing or wrong, and returns the body with the MAC
     otherwise: decode `strip_mac(body)`. Other methods and objects behave as those of `store`.
     `subtree` and pickling give the plain store, without the key.
     """

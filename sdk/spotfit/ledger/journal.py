@@ -47,11 +47,11 @@ from spotfit.core.errors import (
     StoreError,
     TransientStoreError,
 )
-from spotfit.core.ids import AgentId, RunId
+from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
-from spotfit.model.events import CancelRequested, JournalEntry, JournalEvent
+from spotfit.model.events import AgentCrash, CancelRequested, JournalEntry, JournalEvent
 from spotfit.model.topology import Member
 from spotfit.model.view import JournalView, View, fold
 from spotfit.security.object_mac import strip_mac
@@ -491,6 +491,7 @@ def _decode_entry(slot: int, body: bytes, url: str) -> JournalEntry:
 
 
 _member_decoder = decoder(Member)
+_crash_decoder = decoder(AgentCrash)
 # Limited in length: int() of a very long number is slow and raises.
 _LEASE = re.compile(rb"[0-9]{1,18}")
 
@@ -662,6 +663,24 @@ class Ledger:
             except (NotFoundError, IntegrityError, ConfigError, *DECODE_ERRORS):
                 continue
             yield member
+
+    def publish_crash(self, crash: AgentCrash) -> None:
+        """Store the error with which this agent ends, for the leader that records its loss.
+
+        Overwrites the previous one of the machine. Blocks; raises `StoreError`.
+        """
+        self.store.put(keys.crash(crash.token, crash.node), encode(crash))
+
+    def read_crash(self, token: Token, node: int) -> AgentCrash | None:
+        """Return the error that the last agent of a machine has stored; None if there is none.
+
+        `node` is the index of the machine in the group `token`. An object that is not authentic or
+        cannot be decoded counts as none. Blocks; raises other `StoreError`s.
+        """
+        try:
+            return _crash_decoder.decode(strip_mac(self.store.get(keys.crash(token, node))))
+        except (NotFoundError, IntegrityError, *DECODE_ERRORS):
+            return None
 
     def _make_entry(self, event: JournalEvent) -> JournalEntry:
         return JournalEntry(

@@ -9,6 +9,7 @@ No object is read, modified and written back (docs/decisions/0002).
     .spotfit/views/<slot>.json                       immutable      the leader
     .spotfit/leases/<agent>                          single-writer  that agent, while it leads
     .spotfit/members/<agent>.json                    single-writer  that agent
+    .spotfit/crashes/<token>-<node>.json             single-writer  the agent of that machine
     .spotfit/fn/<sha256>.pkl                         immutable      the client
     .spotfit/code/<sha256>.tar.gz                    immutable      the client
     .spotfit/manifests/<name>/<round>-<rank>.json    immutable      that rank
@@ -30,7 +31,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from spotfit.core.ids import AgentId
+from spotfit.core.ids import AgentId, Token
 
 # Checkpoint names start with a letter or digit (`core.ids.parse_name`), so they cannot collide with
 # it.
@@ -39,6 +40,7 @@ JOURNAL = ".spotfit/journal/"
 VIEWS = ".spotfit/views/"
 LEASES = ".spotfit/leases/"
 MEMBERS = ".spotfit/members/"
+CRASHES = ".spotfit/crashes/"
 MANIFESTS = ".spotfit/manifests/"
 REFS = ".spotfit/refs/"
 REPORTS = ".spotfit/reports"
@@ -84,6 +86,16 @@ def member(agent: AgentId) -> str:
     Overwritten only by that agent; kept after the agent has ended, so that its logs can be found.
     """
     return f"{MEMBERS}{agent}.json"
+
+
+def crash(token: Token, node: int) -> str:
+    """Return the object key of the `AgentCrash` of a machine, as JSON.
+
+    `token` is that of its group, `node` the index in it. Named after the machine, because the
+    leader may not know an agent that crashed before it joined. Written by the agent that crashes; a
+    later agent of a restarted machine overwrites it.
+    """
+    return f"{CRASHES}{token}-{node}.json"
 
 
 def manifest(name: str, round_number: int, rank: int) -> str:

@@ -23,7 +23,8 @@ class FailureCause(enum.StrEnum):
 
     WORKER, PLATFORM and PREEMPTION each count against their own limit of `FailureLimits`; the
     others have no limit. NETWORK is a broken connection whose reason is still unknown; if the node
-    turns out to be lost, its `NodeLost` recharges the round to PREEMPTION or PLATFORM.
+    turns out to be lost, its `NodeLost` recharges the round to PREEMPTION or PLATFORM. So does the
+    loss of a node that was not connected when its round was closed for LEADER_CHANGE.
     """
 
     # The values are written to the journal and must not change.
@@ -56,6 +57,23 @@ class PreemptedNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The earliest announced deadline, in milliseconds since 1970; 0 if unknown."""
     drain_timed_out: bool = False
     """Whether workers were still running at the deadline."""
+
+
+class AgentCrash(msgspec.Struct, frozen=True, kw_only=True):
+    """The error with which an agent has ended, as the agent itself stored it in the bucket."""
+
+    agent: AgentId
+    token: Token
+    node: int
+    """Index of its machine within the group `token`."""
+    signature: str
+    """Digest of the type of the exception and of the code that raised it, without the message:
+    equal for errors with the same cause on different machines."""
+    traceback_text: str
+    """The end of the traceback, at most `MAX_CRASH_TEXT_CHARS` characters."""
+
+
+MAX_CRASH_TEXT_CHARS = 4000
 
 
 class FitStarted(msgspec.Struct, frozen=True, kw_only=True, tag="fit_started"):
@@ -109,11 +127,15 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     agent: AgentId | None
     reason: str
     cause: FailureCause | None = None
-    """PREEMPTION if the machine is gone, PLATFORM if it runs but its agent is unreachable. A round
-    that was closed for NETWORK is recharged to it. For a node that never had an agent, PREEMPTION
-    means that the backend withdrew a machine it had granted."""
+    """PREEMPTION if the machine is gone, PLATFORM if it runs but its agent is unreachable, or if
+    its agent crashed. A round that was closed without a known cause is recharged to it. For a node
+    that never had an agent, PREEMPTION means that the backend withdrew a machine it had granted."""
     machine_returned: bool = False
     """Only the agent is lost: the backend restarted the machine with a new agent."""
+    crash: AgentCrash | None = None
+    """The error with which its agent has ended, if the agent stored one."""
+    is_failed_start: bool = False
+    """Whether the backend reports that it ended with an error before its agent joined."""
 
 
 class GroupsReleased(msgspec.Struct, frozen=True, kw_only=True, tag="groups_released"):
@@ -151,6 +173,9 @@ class RoundClosed(msgspec.Struct, frozen=True, kw_only=True, tag="round_closed")
     closed it, because clocks of two machines are never compared."""
     state_replicated: bool = False
     """Whether leaving nodes had replicated their latest snapshot to nodes that stay."""
+    missing_agents: tuple[AgentId, ...] = ()
+    """Agents of the round whose connection to the leader was lost. If the machine of one is lost
+    before it takes part in another round, its `NodeLost` may revise the cause."""
 
 
 class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):

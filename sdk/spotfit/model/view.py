@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.model.events import (
+    AgentCrash,
     CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
@@ -51,11 +52,46 @@ from spotfit.model.failure_model import LifetimeHistogram
 from spotfit.model.group import GroupHandle, GroupPlan, Role
 from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.spec import RunSpec
-from spotfit.model.topology import NodeAssignment, Notice, Round
+from spotfit.model.topology import Notice, Round
 
 # A dropped checkpoint is kept in the view until its files are deleted, which a new leader may have
 # to do. 64 is far more than one leader leaves undone, and limits the size of the view.
 MAX_DROPPED_CHECKPOINTS = 64
+
+
+# A run whose rounds last this long between two crashes of agents loses little by them: a restart
+# takes about a minute, a tenth of the time. Shorter intervals are a crash loop, whose machines cost
+# money with little progress. Ages are those of rounds, by their leader's clock: agents of a large
+# group may all be old, and crash one after the other for the same reason.
+CRASH_FREE_S = 600.0
+
+
+class AgentCrashes(msgspec.Struct, frozen=True, kw_only=True):
+    """The crashes of agents since a round last had the age `CRASH_FREE_S`.
+
+    Crashes of several agents between two rounds are one incident: they have the same cause.
+    """
+
+    incidents: int = 0
+    by_signature: dict[str, int] = {}
+    """Number of incidents by `AgentCrash.signature`."""
+    machine_names: tuple[str, ...] = ()
+    """The machines of the latest incident."""
+    recorded_slot: int = -1
+    """The slot of the last recorded crash."""
+    latest: AgentCrash | None = None
+
+
+class MissingAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent whose connection was lost in a round, and that has taken part in none since."""
+
+    round_number: int
+    cause: FailureCause
+    """What the round is charged to."""
+    machine_name: str
+    ranks: tuple[int, ...]
+    has_preempted_peer: bool = False
+    """Whether another machine of the round is recorded as preempted."""
 
 
 class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +111,10 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
     is_released: bool = False
     lost_nodes: frozenset[int] = frozenset()
     role: Role = "train"
+    planned_slot: int = -1
+    """The slot of its `GroupPlanned`."""
+    has_failed_start: bool = False
+    """Whether a machine ended with an error before its agent joined."""
 
     @property
     def is_pending(self) -> bool:
@@ -155,6 +195,17 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """The reason of a refusal after which further requests are pointless, such as a quota of 0."""
     boot_failures: int = 0
     """Consecutive machines lost before their agent took part in a round."""
+    has_started_agent: bool = False
+    """Whether any agent has started in this fit."""
+    failed_starts: int = 0
+    """Groups with a machine that ended with an error before its agent joined, while no agent of the
+    fit has ever started."""
+    last_failed_start: NodeLost | None = None
+    agent_crashes: AgentCrashes = AgentCrashes()
+    former_leader: AgentId | None = None
+    """The leader before the current one in this fit."""
+    missing_agents: dict[AgentId, MissingAgent] = {}
+    """Agents whose loss revises the cause of a closed round."""
     notices: dict[AgentId, Notice] = {}
     notice_slots: dict[AgentId, int] = {}
     """The slot of each agent's first notice: a later commit was saved with knowledge of it."""
@@ -313,8 +364,8 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
     match event:
         case FitStarted():
             return _start_fit(view, event, run_id=run_id)
-        case LeaderElected(epoch=epoch):
-            return replace(view, leader=event, epoch=epoch)
+        case LeaderElected():
+            return _elect_leader(view, event)
         case GroupPlanned() | GroupSubmitted() | GroupRefused() | GroupsReleased() | NodeLost():
             return _apply_group_event(view, event)
         case PreemptionNoticed(agent=agent, notice=notice):
@@ -403,6 +454,20 @@ def _without_settled(view: JournalView, tokens: Iterable[Token]) -> JournalView:
     return replace(view, unsettled_groups=kept)
 
 
+def _elect_leader(view: JournalView, event: LeaderElected) -> JournalView:
+    former = view.leader.leader if view.leader is not None else None
+    elected = replace(
+        view,
+        leader=event,
+        epoch=event.epoch,
+        former_leader=view.former_leader if former == event.leader else former,
+    )
+    # A headless leader has no coordinator.
+    if event.coordinator_address is None:
+        return elected
+    return replace(elected, has_started_agent=True, failed_starts=0, last_failed_start=None)
+
+
 def _apply_group_event(
     view: JournalView,
     event: GroupPlanned | GroupSubmitted | GroupRefused | GroupsReleased | NodeLost,
@@ -421,7 +486,7 @@ def _apply_group_event(
                     for token, group in groups.items()
                     if group.role != "validate" or not group.is_closed
                 }
-            planned = MachineGroup(plan=plan, role=request.role)
+            planned = MachineGroup(plan=plan, role=request.role, planned_slot=view.next_slot)
             return replace(view, groups={**groups, plan.token: planned})
         case GroupSubmitted(token=token, handle=handle):
             submitted = _with_group(view, token, replace(view.groups[token], handle=handle))
@@ -469,6 +534,7 @@ def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
 
 
 def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
+    view = _count_crash(view, event, event.crash) if event.crash is not None else view
     group = view.groups[event.token]
     nodes = group.lost_nodes if event.machine_returned else group.lost_nodes | {event.node}
     after = _with_group(view, event.token, replace(group, lost_nodes=nodes))
@@ -480,60 +546,147 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
         return replace(after, refusals=view.refusals + added, last_refusal=event.reason)
     # A machine that never had an agent ended no round: it counts as a boot failure only.
     if event.agent is None:
-        return replace(after, boot_failures=view.boot_failures + 1)
+        return _count_boot_failure(after, event)
     outage = {event.agent} if event.cause is FailureCause.PLATFORM else set()
     after = replace(
         after,
         lost_agents=view.lost_agents | {event.agent},
         platform_outages=view.platform_outages | outage,
     )
-    return _recharge_closed_round(after, event) if event.cause is not None else after
+    return _recharge_closed_round(after, event, event.agent)
 
 
-def _recharge_closed_round(view: JournalView, event: NodeLost) -> JournalView:
-    """Charge a round that was closed for NETWORK to the cause of the node's loss.
+def _count_boot_failure(view: JournalView, event: NodeLost) -> JournalView:
+    after = replace(view, boot_failures=view.boot_failures + 1)
+    if not event.is_failed_start or view.has_started_agent:
+        return after
+    # Machines of one group fail for the same reason: a group counts as one failed start.
+    group = view.groups[event.token]
+    return replace(
+        _with_group(after, event.token, replace(group, has_failed_start=True)),
+        failed_starts=view.failed_starts + (not group.has_failed_start),
+        last_failed_start=event,
+    )
+
+
+def _count_crash(view: JournalView, event: NodeLost, crash: AgentCrash) -> JournalView:
+    machine_name = f"{event.token}/{event.node}"
+    before = view.agent_crashes
+    # An agent that was started after the last recorded crash repeats it; one that was running then
+    # crashed with it. The backend may have restarted the agent on the same machine.
+    started_slot = max(view.round_opened_slot, view.groups[event.token].planned_slot)
+    is_same_incident = (
+        before.incidents > 0
+        and started_slot < before.recorded_slot
+        and machine_name not in before.machine_names
+    )
+    known = before.by_signature.get(crash.signature, 0)
+    count = max(1, known) if is_same_incident else known + 1
+    machine_names = before.machine_names if is_same_incident else ()
+    crashes = AgentCrashes(
+        incidents=before.incidents + (not is_same_incident),
+        by_signature={**before.by_signature, crash.signature: count},
+        machine_names=(*machine_names, machine_name),
+        recorded_slot=view.next_slot,
+        latest=crash,
+    )
+    return replace(view, agent_crashes=crashes)
+
+
+def _recharge_closed_round(view: JournalView, event: NodeLost, agent: AgentId) -> JournalView:
+    """Charge a closed round to the cause of the loss of one of its nodes.
 
     A round is closed before the backend is known to have lost the node, because waiting for that
-    would delay recovery by seconds (docs/decisions/0018). It is recharged once, for the first node.
+    would delay recovery by seconds (docs/decisions/0018, 0047).
     """
-    closed, assignment = view.last_round_closed, _disconnected_assignment(view, event)
-    assert event.cause is not None
-    if closed is None or closed.cause is not FailureCause.NETWORK or assignment is None:
+    missing = view.missing_agents.get(agent)
+    others = {other: one for other, one in view.missing_agents.items() if other != agent}
+    if missing is None or event.cause is None:
         return view
-    # Once only: the cause is not NETWORK any more afterwards.
+    before, is_preempted = missing.cause, event.cause is FailureCause.PREEMPTION
+    of_round = {a: one for a, one in others.items() if one.round_number == missing.round_number}
+    # A preemption is revised only if the agents of all lost machines have crashed.
+    all_crashed = event.crash is not None and not missing.has_preempted_peer and not of_round
+    is_revised = before in _UNKNOWN_CAUSES or (before is FailureCause.PREEMPTION and all_crashed)
+    cause = event.cause if is_revised else before
+    updated = {
+        a: replace(one, cause=cause, has_preempted_peer=one.has_preempted_peer or is_preempted)
+        for a, one in of_round.items()
+    }
+    view = replace(view, missing_agents={**others, **updated})
+    if is_revised:
+        return _revise_cause(view, event, missing, cause=cause)
+    return replace(view, last_round_closed=_with_preempted_node(view, event, missing))
+
+
+def _revise_cause(
+    view: JournalView, event: NodeLost, missing: MissingAgent, cause: FailureCause
+) -> JournalView:
     counts = {
         **view.failure_counts,
-        FailureCause.NETWORK: view.failure_counts.get(FailureCause.NETWORK, 1) - 1,
-        event.cause: view.failure_counts.get(event.cause, 0) + 1,
+        missing.cause: view.failure_counts.get(missing.cause, 1) - 1,
+        cause: view.failure_counts.get(cause, 0) + 1,
     }
-    reason = f"{closed.reason}; {assignment.machine_name} is lost: {event.reason}"
-    preempted = (
-        PreemptedNodes(node_to_ranks={assignment.machine_name: tuple(assignment.ranks)})
-        if event.cause is FailureCause.PREEMPTION
-        else None
-    )
+    # Preemptions do not count as rounds without progress, see `_close_round`.
+    was_preemption = missing.cause is FailureCause.PREEMPTION
+    added = was_preemption - (cause is FailureCause.PREEMPTION)
     return replace(
         view,
         failure_counts={cause: count for cause, count in counts.items() if count},
-        last_round_closed=replace(closed, cause=event.cause, reason=reason, preempted=preempted),
-        # Preemptions do not count as rounds without progress; NETWORK did, see `_close_round`.
-        rounds_without_progress=max(
-            0, view.rounds_without_progress - (event.cause is FailureCause.PREEMPTION)
-        ),
+        last_round_closed=_revised_end(view, event, missing),
+        rounds_without_progress=max(0, view.rounds_without_progress + added),
     )
 
 
-def _disconnected_assignment(view: JournalView, event: NodeLost) -> NodeAssignment | None:
-    """The node's assignment in the last round, if that round was closed for its connection."""
-    closed, last = view.last_round_closed, view.last_round
-    if closed is None or last is None or closed.round_number != last.number or event.agent is None:
-        return None
-    assignment = last.assignment_of(event.agent)
-    # Other nodes of the round may be lost later, for a reason of their own.
-    lost_ranks = {failure.rank for failure in closed.failures if failure.kind == "lost"}
-    if assignment is None or lost_ranks.isdisjoint(assignment.ranks):
-        return None
-    return assignment
+_UNKNOWN_CAUSES = (FailureCause.NETWORK, FailureCause.LEADER_CHANGE)
+
+
+def _revised_end(view: JournalView, event: NodeLost, missing: MissingAgent) -> RoundClosed | None:
+    """The end of the last closed round with the cause of the loss, if it is the revised round."""
+    closed = view.last_round_closed
+    if closed is None or event.cause is None or closed.round_number != missing.round_number:
+        return closed
+    preempted = (
+        PreemptedNodes(node_to_ranks={missing.machine_name: missing.ranks})
+        if event.cause is FailureCause.PREEMPTION
+        else None
+    )
+    reason = f"{closed.reason}; {missing.machine_name} is lost: {event.reason}"
+    return replace(closed, cause=event.cause, reason=reason, preempted=preempted)
+
+
+def _with_preempted_node(
+    view: JournalView, event: NodeLost, missing: MissingAgent
+) -> RoundClosed | None:
+    """The end of the last closed round, with a further node that was preempted in it."""
+    closed = view.last_round_closed
+    if (
+        closed is None
+        or closed.preempted is None
+        or closed.round_number != missing.round_number
+        or event.cause is not FailureCause.PREEMPTION
+    ):
+        return closed
+    nodes = {**closed.preempted.node_to_ranks, missing.machine_name: missing.ranks}
+    return replace(closed, preempted=replace(closed.preempted, node_to_ranks=nodes))
+
+
+def _missing_agents(view: JournalView, event: RoundClosed) -> dict[AgentId, MissingAgent]:
+    """The agents of the closed round whose loss may revise its cause."""
+    if view.round is None or event.cause not in (*_UNKNOWN_CAUSES, FailureCause.PREEMPTION):
+        return {}
+    # Entries of earlier versions name only the ranks.
+    lost_ranks = {failure.rank for failure in event.failures if failure.kind == "lost"}
+    return {
+        one.agent: MissingAgent(
+            round_number=event.round_number,
+            cause=event.cause,
+            machine_name=one.machine_name,
+            ranks=tuple(one.ranks),
+        )
+        for one in view.round.assignments
+        if one.agent in event.missing_agents or not lost_ranks.isdisjoint(one.ranks)
+    }
 
 
 def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
@@ -544,10 +697,13 @@ def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
         view,
         round=None,
         last_round_closed=event,
+        missing_agents={**view.missing_agents, **_missing_agents(view, event)},
         failure_counts={**view.failure_counts, cause: view.failure_counts.get(cause, 0) + 1},
         rounds_without_progress=view.rounds_without_progress
         + (cause not in (FailureCause.PREEMPTION, FailureCause.RESIZE)),
     )
+    if event.duration_s is not None and event.duration_s >= CRASH_FREE_S:
+        closed = replace(closed, agent_crashes=AgentCrashes())
     # If the leader was lost with its round, the duration is unknown; the age at the last commit is
     # a lower bound. With a single node that is always the case (docs/decisions/0027).
     age_s = view.group_age_s + (view.round_age_s if event.duration_s is None else event.duration_s)
@@ -575,6 +731,7 @@ def _open_round(view: JournalView, opened: Round) -> JournalView:
     notices = {
         agent: notice for agent, notice in view.notices.items() if agent not in view.lost_agents
     }
+    assigned = {assignment.agent for assignment in opened.assignments}
     # These two agents may be looked up although they have no assignment in the new round.
     former_leader = view.leader.lost_leader if view.leader else None
     validator = view.current_validation.agent if view.current_validation else None
@@ -587,6 +744,13 @@ def _open_round(view: JournalView, opened: Round) -> JournalView:
         round_opened_slot=view.next_slot,
         # A round proves that machines can boot and join.
         boot_failures=0,
+        has_started_agent=True,
+        failed_starts=0,
+        last_failed_start=None,
+        # An agent that takes part again was not lost.
+        missing_agents={
+            agent: one for agent, one in view.missing_agents.items() if agent not in assigned
+        },
         groups=groups,
         lost_agents=lost,
         platform_outages=view.platform_outages & lost,
@@ -610,6 +774,9 @@ def _apply_checkpoint_event(
                 # `failure_counts` are not reset: limits are for the complete fit.
                 rounds_without_progress=0,
                 round_age_s=view.round_age_s if event.round_age_s is None else event.round_age_s,
+                agent_crashes=AgentCrashes()
+                if (event.round_age_s or 0.0) >= CRASH_FREE_S
+                else view.agent_crashes,
                 latest_committed_slot=view.next_slot,
                 unvalidated_checkpoints=(*view.unvalidated_checkpoints, *to_validate),
             )

@@ -11,13 +11,16 @@ import math
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
+from msgspec.structs import replace
+
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.events import FailureCause, NodeLost, ValidationStarted
+from spotfit.model.events import AgentCrash, FailureCause, NodeLost, ValidationStarted
 from spotfit.model.group import NodeState, Role
 from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.topology import NodeAssignment
 from spotfit.model.view import View
 from spotfit.policy.failure_detection import NodeLiveness, disconnected_since, node_liveness
+from spotfit.policy.retry_budget import last_line
 
 # After the end of a fit, agents read its last entry, stop their workers and exit by themselves;
 # cancelling the group earlier would kill them meanwhile. 15 s cover a few journal polls and the
@@ -145,7 +148,9 @@ def next_request_at(view: View, state: LeaderState) -> float:
     `-math.inf` (at once) without refusals and boot failures since the last success, and for a new
     leader; otherwise exponential backoff of 1 to 60 s after the last one.
     """
-    failures = max(view.refusals, view.boot_failures)
+    # Few failed starts end the run, so that their pauses need not grow with the number of machines.
+    boot_failures = view.failed_starts or view.boot_failures
+    failures = max(view.refusals, boot_failures)
     if state.refused_at is None or failures == 0:
         return float("-inf")
     # The exponent is limited so that 2.0**failures cannot overflow after a week of refusals.
@@ -263,7 +268,32 @@ def _loss_while_disconnected(
     if reason is None:
         return None
     cause = _loss_cause(view, state, token=token, node=node, agent=agent)
-    return NodeLost(token=token, node=node, agent=agent, reason=reason, cause=cause)
+    has_failed = any(status.state is NodeState.FAILED for status in statuses)
+    return NodeLost(
+        token=token,
+        node=node,
+        agent=agent,
+        reason=reason,
+        cause=cause,
+        is_failed_start=agent is None and has_failed,
+    )
+
+
+def with_crash(lost: NodeLost, crash: AgentCrash | None) -> NodeLost:
+    """Return the loss of a node with the error that its last agent has stored, if it has one. Pure.
+
+    A crash is charged to the platform, whatever the backend reports: a machine whose agent has
+    exited ends, too, and was not preempted. `crash` may be of an earlier agent of the machine, and
+    is ignored then.
+    """
+    if crash is None or lost.agent not in (None, crash.agent):
+        return lost
+    return replace(
+        lost,
+        reason=f"its agent crashed: {last_line(crash.traceback_text)}",
+        cause=None if lost.agent is None else FailureCause.PLATFORM,
+        crash=crash,
+    )
 
 
 def _disconnect_reason(
@@ -298,10 +328,9 @@ def _loss_cause(
         statuses = group_status.nodes[node : node + 1] if group_status else ()
         is_refused = any(status.state is NodeState.REFUSED for status in statuses)
         return FailureCause.PREEMPTION if is_refused else None
+    # An agent that never connected to this leader is missing since its election.
     since = disconnected_since(view, state, agent)
-    is_running = (
-        since is not None
-        and node_liveness(state, token, node=node, since=since) is NodeLiveness.RUNNING
-    )
+    since = state.leading_since if since is None else since
+    is_running = node_liveness(state, token, node=node, since=since) is NodeLiveness.RUNNING
     has_notice = agent in view.notices
     return FailureCause.PLATFORM if is_running and not has_notice else FailureCause.PREEMPTION

@@ -158,8 +158,9 @@ def disconnected_since(view: View, state: LeaderState, agent: AgentId) -> float 
     if agent in state.disconnected_since:
         return state.disconnected_since[agent]
     # The previous leader was lost before this leader was elected; it has no disconnect of its own.
+    # Its port may be closed, or its lease may have expired: then its host does not respond.
     was_leader = view.leader is not None and view.leader.lost_leader == agent
-    return state.leading_since if was_leader else None
+    return state.leading_since if was_leader or view.former_leader == agent else None
 
 
 def is_missing(view: View, state: LeaderState, assignment: NodeAssignment) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from spotfit.core.errors import InfrastructureError, SpotfitError, TransientStoreError
+from spotfit.core.ids import AgentId
 from spotfit.model.events import FailureCause, FitEnded, PreemptedNodes, RankFailure, RoundClosed
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.topology import NodeAssignment, Round
@@ -18,6 +19,14 @@ from spotfit.model.view import View
 from spotfit.policy.failure_detection import is_machine_lost, is_missing
 
 _PERMANENT_REASON = "not retried, the failure is permanent"
+
+# Failures of spotfit itself and of machines that start no agent have a budget of their own, smaller
+# than the default of `controller_failure_limit`: without it, such a run would pay for machines
+# forever. Two retries tell a broken machine or a short outage of a registry from a wrong image. A
+# traceback that recurs on an agent that was started after the first crash is not of a machine.
+MAX_AGENT_CRASHES = 2
+MAX_EQUAL_CRASHES = 1
+MAX_FAILED_STARTS = 2
 
 
 class FailureDiagnosis(NamedTuple):
@@ -100,7 +109,10 @@ def round_closed_by_failure(
             failures=failures,
         )
     return RoundClosed(
-        round_number=round_.number, cause=FailureCause.LEADER_CHANGE, reason="the leader changed"
+        round_number=round_.number,
+        cause=FailureCause.LEADER_CHANGE,
+        reason="the leader changed",
+        missing_agents=_missing_agents(state, round_),
     )
 
 
@@ -117,12 +129,13 @@ def _closed_by_disconnect(
             reason=_format_lost_machines(lost),
             failures=_with_lost_ranks(lost, "is gone", failures),
             preempted=preempted_nodes(preempted, view),
+            missing_agents=_missing_agents(state, round_),
         )
     if unreachable := [one for one in assignments if one.agent in view.platform_outages]:
         return RoundClosed(
             round_number=round_.number,
             cause=FailureCause.PLATFORM,
-            reason=f"the agent on {_format_machine_names(unreachable)} is unreachable",
+            reason=_format_unreachable(view, unreachable),
             failures=_with_lost_ranks(unreachable, "runs, but its agent is unreachable", failures),
         )
     missing = [one for one in assignments if is_missing(view, state, one)]
@@ -132,6 +145,7 @@ def _closed_by_disconnect(
         cause=FailureCause.NETWORK,
         reason=f"the connection to {_format_machine_names(disconnected)} broke",
         failures=_with_lost_ranks(missing, "is disconnected", failures),
+        missing_agents=_missing_agents(state, round_),
     )
 
 
@@ -155,9 +169,12 @@ def fit_ended_by_budget(view: View) -> FitEnded | None:
 
     Counts all rounds of the fit with the same cause against `FailureLimits`; a negative limit means
     none. Unless the round was preempted, a permanent failure ends the fit with any limit. NETWORK,
-    RESIZE and LEADER_CHANGE have no limit. Called by the scheduler after each round, and to ask
-    whether another round follows; `metrics` is left to the caller.
+    RESIZE and LEADER_CHANGE have no limit. Crashes of agents end the fit as `fit_ended_by_crashes`
+    says. Called by the scheduler after each round, and to ask whether another round follows;
+    `metrics` is left to the caller.
     """
+    if (ended := fit_ended_by_crashes(view)) is not None:
+        return ended
     closed = view.last_round_closed
     limits = view.spec.failure_limits
     limit_by_cause = {
@@ -191,6 +208,70 @@ def fit_ended_by_budget(view: View) -> FitEnded | None:
     )
 
 
+def fit_ended_by_crashes(view: View) -> FitEnded | None:
+    """Return the failed end of the fit if its agents have crashed too often, else None.
+
+    Too often is more than `MAX_EQUAL_CRASHES` times with the same traceback, or more than
+    `MAX_AGENT_CRASHES` times, or `FailureLimits.platform` times if that is less. See `AgentCrashes`
+    for what counts. `metrics` is left to the caller.
+    """
+    crashes = view.agent_crashes
+    if crashes.latest is None:
+        return None
+    repeated = crashes.by_signature.get(crashes.latest.signature, 0)
+    limit = _own_limit(view, MAX_AGENT_CRASHES)
+    if repeated <= min(MAX_EQUAL_CRASHES, limit) and crashes.incidents <= limit:
+        return None
+    machine_names = ", ".join(crashes.machine_names)
+    what = f"the agent on {machine_names} crashed: {last_line(crashes.latest.traceback_text)}"
+    if repeated > 1:
+        reason = f"{what}; crash {repeated} with this traceback, limit {MAX_EQUAL_CRASHES}"
+    else:
+        reason = f"{what}; crash {crashes.incidents} of agents, limit {limit}"
+    return _ended_by_platform(reason, crashes.latest.traceback_text)
+
+
+def fit_ended_by_failed_starts(view: View) -> FitEnded | None:
+    """Return the failed end of a fit whose machines start no agent, else None.
+
+    That is after `MAX_FAILED_STARTS` retries, or `FailureLimits.platform` if that is less, and only
+    while no agent of the fit has ever started: a single broken machine ends no run. A machine that
+    waits for capacity, boots or was preempted is no failed start. `metrics` is left to the caller.
+    """
+    lost, limit = view.last_failed_start, _own_limit(view, MAX_FAILED_STARTS)
+    if lost is None or view.failed_starts <= limit:
+        return None
+    reason = (
+        f"no machine has started an agent, the last is {lost.token}/{lost.node}: {lost.reason}; "
+        f"failed start {view.failed_starts}, limit {limit}"
+    )
+    return _ended_by_platform(reason, lost.crash.traceback_text if lost.crash else "")
+
+
+def last_line(traceback_text: str) -> str:
+    """Return the line of a traceback that names the exception, at most 200 characters."""
+    # The last line that is not indented: the remedy of a `SpotfitError` follows it, indented.
+    lines = traceback_text.strip().splitlines()
+    return next((line for line in reversed(lines) if not line.startswith(" ")), "")[:200]
+
+
+def _own_limit(view: View, limit: int) -> int:
+    """A limit of spotfit's own failures, or the user's for the platform if that is smaller."""
+    platform = view.spec.failure_limits.platform
+    return limit if platform < 0 else min(limit, platform)
+
+
+def _ended_by_platform(reason: str, traceback_text: str) -> FitEnded:
+    # Rank -1: the failure is not of a worker.
+    failure = RankFailure(rank=-1, kind="died", message=traceback_text, cause=FailureCause.PLATFORM)
+    return FitEnded(
+        outcome="failed",
+        reason=reason,
+        cause=FailureCause.PLATFORM,
+        failures=(failure,) if traceback_text else (),
+    )
+
+
 def preempted_nodes(
     assignments: Sequence[NodeAssignment], view: View, *, drain_timed_out: bool = False
 ) -> PreemptedNodes:
@@ -213,6 +294,15 @@ def _was_disconnected(view: View, state: LeaderState, assignment: NodeAssignment
     return assignment.agent in state.disconnected_in_round or is_missing(view, state, assignment)
 
 
+def _missing_agents(state: LeaderState, round_: Round) -> tuple[AgentId, ...]:
+    """The agents that are or were disconnected; a new leader misses all that did not connect."""
+    return tuple(
+        one.agent
+        for one in round_.assignments
+        if one.agent not in state.members or one.agent in state.disconnected_in_round
+    )
+
+
 def _with_lost_ranks(
     assignments: list[NodeAssignment], condition: str, failures: tuple[RankFailure, ...]
 ) -> tuple[RankFailure, ...]:
@@ -228,6 +318,14 @@ def _with_lost_ranks(
 def _format_lost_machines(assignments: list[NodeAssignment]) -> str:
     noun = "machine" if len(assignments) == 1 else "machines"
     return f"lost {len(assignments)} {noun} ({_format_machine_names(assignments)})"
+
+
+def _format_unreachable(view: View, unreachable: list[NodeAssignment]) -> str:
+    names = _format_machine_names(unreachable)
+    crashed = view.agent_crashes.machine_names
+    if any(one.machine_name in crashed for one in unreachable):
+        return f"the agent on {names} crashed"
+    return f"the agent on {names} is unreachable"
 
 
 def _format_machine_names(assignments: list[NodeAssignment]) -> str:
@@ -248,7 +346,4 @@ def _is_platform_failure(failure: RankFailure) -> bool:
 
 
 def _format_failure(failure: RankFailure) -> str:
-    # The last line of a traceback that is not indented names the exception.
-    lines = failure.message.strip().splitlines()
-    summary = next((line for line in reversed(lines) if not line.startswith(" ")), "")[:200]
-    return f"rank {failure.rank} {failure.kind}: {summary or failure.kind}"
+    return f"rank {failure.rank} {failure.kind}: {last_line(failure.message) or failure.kind}"

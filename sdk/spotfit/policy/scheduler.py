@@ -138,6 +138,10 @@ def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
     reason = view.final_refusal or capacity.boot_failure_reason(view)
     if reason is not None and capacity.has_too_few_slots(view, state):
         yield AppendEvent(_failed_event(reason, state))
+    # Other machines may still start an agent.
+    failed_start = retry_budget.fit_ended_by_failed_starts(view)
+    if failed_start is not None and pending_slots(view, state) == 0:
+        yield AppendEvent(_with_metrics(failed_start, state))
     failures = [status.node_failure for status in capacity.usable_members(view, state)]
     permanent = next((failure for failure in failures if failure is not None), None)
     if permanent is not None:
@@ -191,17 +195,20 @@ def _record_notices_and_commits(
         )
 
 
-def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    # Losses before requests: a lost node counts as missing only once it is recorded.
+def _record_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     for lost in capacity.find_lost_nodes(view, state, now):
         yield AppendEvent(lost)
+
+
+def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     former = view.leader.lost_leader if view.leader is not None else None
     former_missing = former is not None and former not in {*state.members, *view.lost_agents}
     if state.disconnected_since or former_missing:
         yield Wait(now + _AGENT_POLL_S, "waiting for disconnected agents")
     missing = capacity.missing_workers(view, state)
     # After a final refusal the run continues with the machines it has.
-    if missing <= 0 or _is_training_over(view) or view.final_refusal is not None:
+    is_over = _is_training_over(view) or retry_budget.fit_ended_by_failed_starts(view) is not None
+    if missing <= 0 or is_over or view.final_refusal is not None:
         return
     request_at = capacity.next_request_at(view, state)
     if now < request_at:
@@ -435,6 +442,9 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     validation_schedule.record_result,
     _drop_checkpoints,
     _close_round,
+    # Before _end_over_failure_budget: a loss may revise the cause of the closed round. Before
+    # _replace_lost_nodes: a lost node counts as missing only once it is recorded.
+    _record_lost_nodes,
     _end_over_failure_budget,
     validation_schedule.end_after_validations,
     # Before _open_round: planning needs no cloud API call, and machines boot slowly.

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from spotfit.core.ids import AgentId, RunId, Token
-from spotfit.model.events import CheckpointCommitted, JournalEntry, JournalEvent, LeaderElected
+from spotfit.model.events import (
+    AgentCrash,
+    CheckpointCommitted,
+    JournalEntry,
+    JournalEvent,
+    LeaderElected,
+)
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -155,6 +161,21 @@ def a_committed_checkpoint(name: str = "c1", **fields: Any) -> CheckpointCommitt
     """
     usual: dict[str, Any] = {"round": 1, "report_index": 0, "metrics": {"loss": 1.0}, "ranks": (0,)}
     return CheckpointCommitted(name=name, **{**usual, **fields})
+
+
+def an_agent_crash(n: int = 0, **fields: Any) -> AgentCrash:
+    """Return the crash of the agent on machine `n` of the first group; `fields` override its own.
+
+    It is a ValueError; all have the same signature.
+    """
+    usual: dict[str, Any] = {
+        "agent": an_agent_id(n),
+        "token": TOKEN,
+        "node": n,
+        "signature": "s",
+        "traceback_text": "Traceback (most recent call last):\n  File\nValueError: no\n",
+    }
+    return AgentCrash(**{**usual, **fields})
 
 
 def an_uploaded_checkpoint(name: str = "c1", **fields: Any) -> ReadyCheckpoint:

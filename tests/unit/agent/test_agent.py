@@ -1095,13 +1095,14 @@ def test_an_agent_with_a_leader_survives_any_bucket_outage() -> None:
     assert cluster.is_training
 
 
-def test_an_agent_that_never_finds_its_run_exits() -> None:
+def test_an_agent_that_never_reads_its_run_exits_with_the_reason() -> None:
     cluster = FakeCluster()
     lost = cluster.boot(Token("t-1"), 0)
     cluster.store.should_fail = lambda: True
     assert lost.agent.tick(100.0) is not None
-    assert lost.agent.tick(100.0 + TIMING.orphan_timeout_s) is not None
-    assert lost.agent.tick(100.1 + TIMING.orphan_timeout_s) is None
+    assert lost.agent.tick(130.0) is not None
+    assert lost.agent.tick(130.1) is None
+    assert "not readable within 30 s" in lost.agent.start_error
 
 
 def test_a_result_that_cannot_be_stored_does_not_block_the_agent() -> None:

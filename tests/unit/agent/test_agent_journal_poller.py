@@ -81,3 +81,24 @@ def test_an_unavailable_store_is_no_contact() -> None:
     store.is_down = False
     poll(poller, 200.0)
     assert poller.last_contact_at == 200.0
+
+
+def test_a_journal_that_was_never_read_is_an_error_after_30_s() -> None:
+    poller, store = make_poller()
+    store.is_down = True
+    poll(poller, 100.0)
+    assert poller.first_read_error(130.0) == ""
+    assert "no answer" in poller.first_read_error(130.1)
+
+
+def test_an_outage_after_the_first_read_is_no_start_error() -> None:
+    poller, store = make_poller()
+    poll(poller, 100.0)
+    store.is_down = True
+    poll(poller, 105.0)
+    assert poller.first_read_error(200.0) == ""
+
+
+def test_a_first_read_that_is_only_slow_is_no_start_error() -> None:
+    poller, _ = make_poller()
+    assert poller.first_read_error(200.0) == ""

@@ -150,6 +150,86 @@ def test_an_unexpected_exception_is_logged_as_a_crash(
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+def test_a_crash_is_stored_before_the_connections_close(
+    tmp_path: Path, fork_servers: ForkServerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ledger(tmp_path / "run")
+    stored_at_close: list[bool] = []
+    close = TlsTransport.close
+
+    def record_and_close(transport: TlsTransport) -> None:
+        stored_at_close.append(run.read_crash(Token("t"), 0) is not None)
+        close(transport)
+
+    monkeypatch.setattr(TlsTransport, "close", record_and_close)
+    monkeypatch.setattr(driver, "_tick_until_done", lambda *_: 1 / 0)
+    driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
+    assert stored_at_close[0]
+    crash = run.read_crash(Token("t"), 0)
+    assert crash is not None
+    assert crash.traceback_text.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_an_agent_that_is_refused_stores_the_reason(
+    tmp_path: Path, fork_servers: ForkServerPool
+) -> None:
+    run = ledger(tmp_path / "run")
+    driver.serve(
+        assignment(tmp_path / "run", notices=("no such source",)), fork_servers=fork_servers
+    )
+    crash = run.read_crash(Token("t"), 0)
+    assert crash is not None
+    assert "no such source" in crash.traceback_text
+
+
+def test_an_agent_without_access_to_the_bucket_keeps_its_exit_code(
+    tmp_path: Path,
+    fork_servers: ForkServerPool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(driver, "_tick_until_done", lambda *_: 1 / 0)
+    monkeypatch.setattr(Ledger, "publish_crash", lambda *_: 1 / 0)
+    code = driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
+    assert code == AgentExitCode.CRASHED
+    assert "agent.crash_not_stored" in capsys.readouterr().err
+
+
+def _raise(error: Exception) -> Exception:
+    with pytest.raises(type(error)) as raised:
+        raise error
+    return raised.value
+
+
+def _signature(error: Exception, folder: Path) -> str:
+    return driver.make_crash(assignment(folder), AgentId("a"), error).signature
+
+
+def test_equal_crashes_have_one_signature_whatever_their_message(tmp_path: Path) -> None:
+    first, second = (_signature(_raise(KeyError(name)), tmp_path) for name in ("a-1", "a-2"))
+    assert first == second
+
+
+def test_crashes_of_other_types_have_another_signature(tmp_path: Path) -> None:
+    assert _signature(_raise(KeyError("a")), tmp_path) != _signature(
+        _raise(ValueError("a")), tmp_path
+    )
+
+
+def test_a_recursion_has_one_signature_at_every_depth(tmp_path: Path) -> None:
+    def recurse(depth: int) -> None:
+        if depth == 0:
+            raise RecursionError
+        recurse(depth - 1)
+
+    def caught(depth: int) -> Exception:
+        with pytest.raises(RecursionError) as raised:
+            recurse(depth)
+        return raised.value
+
+    assert _signature(caught(5), tmp_path) == _signature(caught(9), tmp_path)
+
+
 def test_scratch_of_a_killed_agent_is_removed(tmp_path: Path, fork_servers: ForkServerPool) -> None:
     write_ended_run(tmp_path / "run")
     left = tmp_path / "scratch" / f"spotfit-{os.getuid()}-scratch-a-0"

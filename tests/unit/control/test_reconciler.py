@@ -21,6 +21,7 @@ from spotfit.model.events import (
     GroupSubmitted,
     JournalEvent,
     LeaderElected,
+    NodeLost,
     ValidationRequest,
 )
 from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus
@@ -37,6 +38,7 @@ from spotfit.testing.builders import (
     a_leader_state,
     a_request,
     a_spec,
+    an_agent_crash,
     an_agent_id,
 )
 from tests.unit.control.fake_provisioner import (
@@ -382,3 +384,48 @@ def test_an_event_that_lost_its_slot_is_decided_again() -> None:
     assert again
     assert harness.event_names == ["LeaderElected"], "a deposed leader appends no plan"
     assert harness.cloud.submitted_tokens == []
+
+
+def harness_with_failed_machine(calls: Any = None) -> LeaderHarness:
+    """A leader whose only group has a machine that ended with an error."""
+    harness = LeaderHarness(calls=calls, min_workers=1)
+    plan = harness.cloud.plan(a_request(TOKEN, 1))
+    handle = GroupHandle(token=TOKEN, provisioner="local", name="g")
+    harness.write(
+        GroupPlanned(request=a_request(TOKEN, 1), plan=plan),
+        GroupSubmitted(token=TOKEN, handle=handle),
+    )
+    harness.writer.advance(0.0)
+    failed = NodeStatus(state=NodeState.FAILED, reason="exit code 70")
+    harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
+    return harness
+
+
+def reconcile(harness: LeaderHarness) -> tuple[bool, Wait]:
+    return harness.leader.reconcile(harness.with_observations(NO_MEMBERS), 0.0)
+
+
+def test_a_loss_is_recorded_with_the_crash_that_its_agent_has_stored() -> None:
+    harness = harness_with_failed_machine()
+    harness.ledger.publish_crash(an_agent_crash(0))
+    reconcile(harness)
+    (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
+    assert lost.crash == an_agent_crash(0)
+    assert lost.reason == "its agent crashed: ValueError: no"
+
+
+def test_a_loss_without_a_stored_crash_has_the_reason_of_the_backend() -> None:
+    harness = harness_with_failed_machine()
+    reconcile(harness)
+    (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
+    assert (lost.crash, lost.reason) == (None, "exit code 70")
+
+
+def test_a_loss_is_recorded_after_the_crash_was_looked_up() -> None:
+    calls = DeferredCalls()
+    harness = harness_with_failed_machine(calls)
+    assert not reconcile(harness)[0]
+    assert NodeLost not in map(type, harness.events)
+    calls.complete("crash t-1/0")
+    assert reconcile(harness)[0]
+    assert NodeLost in map(type, harness.events)

@@ -15,7 +15,7 @@ from spotfit.ledger.journal import Ledger, read_newest_view, write_cached_view
 from spotfit.model.events import FitStarted
 from spotfit.security.object_mac import ObjectMac, strip_mac
 from spotfit.store.local import MemoryStore
-from spotfit.testing.builders import RUN_ID, RUN_KEY, a_member, a_spec, an_agent_id
+from spotfit.testing.builders import RUN_ID, RUN_KEY, a_member, a_spec, an_agent_crash, an_agent_id
 from tests.unit.checkpoint.saved_checkpoints import make_manifest
 
 MEMBER = keys.member(an_agent_id(0))
@@ -94,6 +94,15 @@ def test_a_member_that_is_not_authentic_is_skipped(ledger: Ledger, plain: Memory
     plain.put(keys.member(an_agent_id(1)), encode(a_member(1)))
     plain.put(keys.member(an_agent_id(2)), plain.get(MEMBER))
     assert list(ledger.list_members()) == [a_member(0)]
+
+
+def test_a_crash_that_is_not_authentic_counts_as_none(ledger: Ledger, plain: MemoryStore) -> None:
+    """Crashes end runs."""
+    crash = an_agent_crash(0)
+    plain.put(keys.crash(crash.token, crash.node), encode(crash))
+    assert ledger.read_crash(crash.token, crash.node) is None
+    ledger.publish_crash(crash)
+    assert ledger.read_crash(crash.token, crash.node) == crash
 
 
 def test_a_forged_or_replayed_lease_does_not_show_a_living_leader(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -38,16 +38,18 @@ from spotfit.model.events import (
 from spotfit.model.failure_model import LifetimeHistogram
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.model.reporting import ReportedCheckpointStatus
-from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, JournalView, View, fold
+from spotfit.model.view import CRASH_FREE_S, MAX_DROPPED_CHECKPOINTS, JournalView, View, fold
 from spotfit.testing.builders import (
     RUN_ID,
     TOKEN,
     a_committed_checkpoint,
+    a_member,
     a_notice,
     a_request,
     a_round,
     a_spec,
     a_view,
+    an_agent_crash,
     an_agent_id,
     an_entry,
     fold_events,
@@ -484,6 +486,143 @@ def test_several_lost_nodes_of_a_round_are_charged_once() -> None:
 )
 def test_other_losses_do_not_recharge_a_round(lost: NodeLost) -> None:
     assert fold_events(*BROKEN_OFF, lost).failure_counts == {FailureCause.NETWORK: 1}
+
+
+ALL_MISSING = replace(
+    CUT,
+    cause=FailureCause.LEADER_CHANGE,
+    failures=(),
+    missing_agents=(an_agent_id(0), an_agent_id(1)),
+)
+LEADER_LOST = (*GRANTED, RoundOpened(round=a_round(1)), ALL_MISSING)
+
+
+def lost_node(node: int, **fields: Any) -> NodeLost:
+    fields = {"cause": FailureCause.PREEMPTION, "agent": an_agent_id(node), **fields}
+    return NodeLost(token=TOKEN, node=node, reason="gone", **fields)
+
+
+def test_a_change_of_the_leader_is_charged_once_its_machine_is_lost() -> None:
+    view = fold_events(*LEADER_LOST, lost_node(0))
+    assert view.failure_counts == {FailureCause.PREEMPTION: 1}
+    assert view.last_round_closed is not None
+    assert view.last_round_closed.preempted == PreemptedNodes(node_to_ranks={"t-1/0": (0,)})
+    assert view.rounds_without_progress == 0
+
+
+def test_two_machines_lost_at_once_are_charged_once_and_both_named() -> None:
+    view = fold_events(*LEADER_LOST, lost_node(0), lost_node(1))
+    assert view.failure_counts == {FailureCause.PREEMPTION: 1}
+    assert view.last_round_closed is not None
+    assert view.last_round_closed.preempted == PreemptedNodes(
+        node_to_ranks={"t-1/0": (0,), "t-1/1": (1,)}
+    )
+
+
+def test_a_loss_after_the_next_round_has_opened_is_charged_to_the_earlier_round() -> None:
+    """An elastic group continues before the loss of the missing machine is established."""
+    smaller = a_round(2, members=[a_member(1)])
+    missing = replace(BROKEN_OFF[-1], missing_agents=(an_agent_id(0),), failures=())
+    view = fold_events(
+        *GRANTED, RoundOpened(round=a_round(1)), missing, RoundOpened(round=smaller), lost_node(0)
+    )
+    assert view.failure_counts == {FailureCause.PREEMPTION: 1}
+
+
+def test_an_agent_of_the_next_round_was_not_missing() -> None:
+    view = fold_events(*LEADER_LOST, RoundOpened(round=a_round(2)), lost_node(0))
+    assert view.failure_counts == {FailureCause.LEADER_CHANGE: 1}
+
+
+def crashed_node(node: int, *, signature: str = "s") -> NodeLost:
+    crash = an_agent_crash(node, signature=signature)
+    return lost_node(node, cause=FailureCause.PLATFORM, crash=crash)
+
+
+AS_PREEMPTION = replace(
+    ALL_MISSING,
+    cause=FailureCause.PREEMPTION,
+    missing_agents=(an_agent_id(0),),
+    preempted=PreemptedNodes(node_to_ranks={"t-1/0": (0,)}),
+)
+
+
+def test_a_crash_revises_a_round_that_was_charged_to_preemption() -> None:
+    view = fold_events(*GRANTED, RoundOpened(round=a_round(1)), AS_PREEMPTION, crashed_node(0))
+    assert view.failure_counts == {FailureCause.PLATFORM: 1}
+    assert view.last_round_closed is not None
+    assert view.last_round_closed.preempted is None
+    assert view.rounds_without_progress == 1
+
+
+def test_a_round_that_lost_another_machine_stays_a_preemption() -> None:
+    both = replace(AS_PREEMPTION, missing_agents=(an_agent_id(0), an_agent_id(1)))
+    opened = (*GRANTED, RoundOpened(round=a_round(1)), both)
+    for losses in ((crashed_node(0), lost_node(1)), (lost_node(1), crashed_node(0))):
+        counts = fold_events(*opened, *losses).failure_counts
+        assert counts[FailureCause.PREEMPTION] == 1, losses
+
+
+def test_agents_that_crash_together_are_one_incident() -> None:
+    view = fold_events(*LEADER_LOST, crashed_node(0), crashed_node(1))
+    assert view.agent_crashes.incidents == 1
+    assert view.agent_crashes.by_signature == {"s": 1}
+    assert view.agent_crashes.machine_names == ("t-1/0", "t-1/1")
+
+
+def test_a_crash_after_a_further_round_is_a_second_incident() -> None:
+    one = (*LEADER_LOST, crashed_node(0), RoundOpened(round=a_round(2, members=[a_member(1)])))
+    view = fold_events(*one, crashed_node(1))
+    assert view.agent_crashes.incidents == 2
+    assert view.agent_crashes.by_signature == {"s": 2}
+
+
+def test_a_crash_of_a_replacement_is_a_second_incident() -> None:
+    token = Token("t-2")
+    planned = GroupPlanned(request=a_request(token), plan=replace(PLAN, token=token))
+    crash = NodeLost(
+        token=token, node=0, agent=None, reason="", crash=an_agent_crash(7, token=token)
+    )
+    view = fold_events(*LEADER_LOST, crashed_node(0), planned, crash)
+    assert view.agent_crashes.by_signature == {"s": 2}
+
+
+def test_a_restarted_agent_that_crashes_again_is_a_second_incident() -> None:
+    first = replace(crashed_node(0), machine_returned=True)
+    view = fold_events(*LEADER_LOST, first, crashed_node(0))
+    assert view.agent_crashes.by_signature == {"s": 2}
+
+
+@pytest.mark.parametrize(("age_s", "incidents"), [(CRASH_FREE_S - 1, 1), (CRASH_FREE_S, 0)])
+def test_crashes_are_forgotten_after_a_long_round(age_s: float, incidents: int) -> None:
+    crashed = (*LEADER_LOST, crashed_node(0), RoundOpened(round=a_round(2)))
+    closed = RoundClosed(round_number=2, cause=FailureCause.RESIZE, reason="more", duration_s=age_s)
+    committed = replace(a_committed_checkpoint("b", round=2), round_age_s=age_s)
+    for event in (closed, committed):
+        assert fold_events(*crashed, event).agent_crashes.incidents == incidents, event
+
+
+def failed_start(token: Token, node: int = 0) -> NodeLost:
+    return NodeLost(
+        token=token, node=node, agent=None, reason="exit code 127", is_failed_start=True
+    )
+
+
+def test_machines_of_one_group_that_fail_to_start_count_once() -> None:
+    view = fold_events(*GRANTED, failed_start(TOKEN, 0), failed_start(TOKEN, 1))
+    assert (view.failed_starts, view.boot_failures) == (1, 2)
+    assert view.last_failed_start == failed_start(TOKEN, 1)
+
+
+def test_failed_starts_are_not_counted_once_an_agent_has_started() -> None:
+    elected = LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address="10.0.0.1:1")
+    assert fold_events(*GRANTED, elected, failed_start(TOKEN)).failed_starts == 0
+    assert fold_events(*GRANTED, failed_start(TOKEN), elected).failed_starts == 0
+
+
+def test_a_headless_leader_is_no_started_agent() -> None:
+    elected = LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address=None)
+    assert fold_events(*GRANTED, elected, failed_start(TOKEN)).failed_starts == 1
 
 
 # --- arbitrary event sequences -------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.events import FailureCause, LeaderElected
+from spotfit.model.events import AgentCrash, FailureCause, LeaderElected, NodeLost
 from spotfit.model.group import NodeState, NodeStatus
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import RunTiming
@@ -24,6 +24,7 @@ from spotfit.policy.capacity import (
     pending_slots,
     requeueable_members,
     usable_members,
+    with_crash,
     workers_to_request,
 )
 from spotfit.testing.builders import (
@@ -38,6 +39,7 @@ from spotfit.testing.builders import (
     a_round,
     a_spec,
     a_view,
+    an_agent_crash,
     an_agent_id,
     member_statuses,
 )
@@ -282,6 +284,63 @@ def test_a_node_that_never_booted_has_no_cause() -> None:
     )
     (lost,) = find_lost_nodes(FORMING, observations, NOW)
     assert (lost.agent, lost.cause) == (None, None)
+
+
+def test_a_machine_that_ends_with_an_error_before_it_joins_is_a_failed_start() -> None:
+    observations = a_leader_state(
+        members={}, group_statuses={TOKEN: a_group_status(NodeState.GONE, NodeState.FAILED)}
+    )
+    found = {one.node: one.is_failed_start for one in find_lost_nodes(FORMING, observations, NOW)}
+    assert found == {0: False, 1: True}
+
+
+def test_an_agent_that_joined_is_no_failed_start() -> None:
+    observations = a_leader_state(
+        members=ONE_MEMBER,
+        disconnected_since={an_agent_id(1): NOW},
+        group_statuses={TOKEN: a_group_status(NodeState.RUNNING, NodeState.FAILED)},
+    )
+    (lost,) = find_lost_nodes(IN_ROUND, observations, NOW)
+    assert not lost.is_failed_start
+
+
+def test_the_cause_of_an_agent_that_a_new_leader_misses_follows_its_machine() -> None:
+    """It is missing since the election: a later report of the backend is certain."""
+    observations = a_leader_state(
+        members=ONE_MEMBER,
+        leading_since=NOW,
+        group_statuses={TOKEN: a_group_status()},
+        status_as_of={TOKEN: NOW + 1},
+    )
+    (lost,) = find_lost_nodes(IN_ROUND, observations, NOW + 5.1)
+    assert lost.cause is FailureCause.PLATFORM
+
+
+LOST = NodeLost(
+    token=TOKEN, node=1, agent=an_agent_id(1), reason="gone", cause=FailureCause.PREEMPTION
+)
+
+
+def test_a_loss_by_a_crash_is_charged_to_the_platform() -> None:
+    crash = an_agent_crash(1)
+    assert with_crash(LOST, crash) == replace(
+        LOST, reason="its agent crashed: ValueError: no", cause=FailureCause.PLATFORM, crash=crash
+    )
+
+
+def test_a_crash_before_the_agent_joined_charges_no_round() -> None:
+    lost = with_crash(replace(LOST, agent=None, cause=None), an_agent_crash(1))
+    assert (lost.cause, lost.crash) == (None, an_agent_crash(1))
+
+
+@pytest.mark.parametrize("crash", [None, an_agent_crash(7)], ids=["none", "of an earlier agent"])
+def test_a_loss_without_a_crash_of_its_agent_is_unchanged(crash: AgentCrash | None) -> None:
+    assert with_crash(LOST, crash) == LOST
+
+
+def test_the_pause_after_failed_starts_does_not_grow_with_the_machines() -> None:
+    state = a_leader_state(members={}, refused_at=NOW)
+    assert next_request_at(a_view(boot_failures=16, failed_starts=2), state) == NOW + 2.0
 
 
 def test_a_node_that_does_not_join_is_lost_after_the_boot_timeout() -> None:

@@ -70,6 +70,13 @@ def test_a_disconnect_starts_at_the_break_or_at_the_election() -> None:
     )
 
 
+def test_a_former_leader_is_disconnected_since_the_election() -> None:
+    """Its lease has expired, so that no port was found closed."""
+    view = replace(VIEW, former_leader=an_agent_id(1))
+    leader_state = a_leader_state(members=member_statuses(a_member_status(0)), leading_since=1.0)
+    assert disconnected_since(view, leader_state, an_agent_id(1)) == 1.0
+
+
 @pytest.mark.parametrize(
     ("state", "seen", "liveness"),
     [

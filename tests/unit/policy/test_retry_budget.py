@@ -18,15 +18,19 @@ from spotfit.core.errors import (
 from spotfit.model.events import (
     FailureCause,
     LeaderElected,
+    NodeLost,
     PreemptedNodes,
     RankFailure,
     RoundClosed,
 )
 from spotfit.model.group import NodeState
 from spotfit.model.spec import FailureLimits
+from spotfit.model.view import AgentCrashes, View
 from spotfit.policy.retry_budget import (
     diagnose_setup_failure,
     fit_ended_by_budget,
+    fit_ended_by_crashes,
+    fit_ended_by_failed_starts,
     is_permanent_error,
     preempted_nodes,
     round_closed_by_failure,
@@ -40,6 +44,7 @@ from spotfit.testing.builders import (
     a_round,
     a_spec,
     a_view,
+    an_agent_crash,
     an_agent_id,
     member_statuses,
 )
@@ -349,3 +354,99 @@ def test_a_permanent_failure_ends_the_fit_whatever_the_limit(
     if ended is not None:
         assert (ended.cause, ended.failures) == (cause, (failure,))
         assert "not retried, the failure is permanent" in ended.reason
+
+
+# --- crashes of agents and failed starts ---------------------------------------------------------
+
+
+def view_with_crashes(incidents: int, *signatures: str, platform: int = -1) -> View:
+    counts = {signature: signatures.count(signature) for signature in signatures}
+    crashes = AgentCrashes(
+        incidents=incidents,
+        by_signature=counts,
+        machine_names=("t-1/0",),
+        latest=an_agent_crash(0, signature=signatures[-1]),
+    )
+    spec = a_spec(failure_limits=FailureLimits(platform=platform))
+    return a_view(spec=spec, agent_crashes=crashes)
+
+
+def test_a_first_crash_is_retried() -> None:
+    assert fit_ended_by_crashes(view_with_crashes(1, "a")) is None
+    assert fit_ended_by_budget(view_with_crashes(1, "a")) is None
+
+
+def test_a_second_crash_with_the_same_traceback_ends_the_run_with_it() -> None:
+    ended = fit_ended_by_budget(view_with_crashes(2, "a", "a"))
+    assert ended is not None
+    assert (ended.outcome, ended.cause) == ("failed", FailureCause.PLATFORM)
+    assert ended.reason == (
+        "the agent on t-1/0 crashed: ValueError: no; crash 2 with this traceback, limit 1"
+    )
+    assert ended.failures[0].message == an_agent_crash().traceback_text
+
+
+def test_crashes_with_different_tracebacks_end_the_run_at_the_third() -> None:
+    assert fit_ended_by_crashes(view_with_crashes(2, "a", "b")) is None
+    ended = fit_ended_by_crashes(view_with_crashes(3, "a", "b", "c"))
+    assert ended is not None
+    assert ended.reason.endswith("crash 3 of agents, limit 2")
+
+
+@pytest.mark.parametrize(("platform", "is_over"), [(-1, False), (0, True), (1, False), (9, False)])
+def test_a_smaller_limit_of_the_user_applies_to_crashes(platform: int, is_over: bool) -> None:
+    ended = fit_ended_by_crashes(view_with_crashes(1, "a", platform=platform))
+    assert (ended is not None) == is_over
+
+
+def test_a_larger_limit_of_the_user_does_not_apply_to_crashes() -> None:
+    assert fit_ended_by_crashes(view_with_crashes(2, "a", "a", platform=9)) is not None
+
+
+def test_a_crash_of_the_last_agent_is_named_when_its_round_is_closed() -> None:
+    view = replace(
+        view_with_crashes(1, "a"),
+        lost_agents=frozenset({an_agent_id(0)}),
+        platform_outages=frozenset({an_agent_id(0)}),
+    )
+    closed = round_closed_by_failure(view, a_leader_state(members={}), a_round())
+    assert (closed.cause, closed.reason) == (FailureCause.PLATFORM, "the agent on t-1/0 crashed")
+
+
+def view_with_failed_starts(count: int, *, platform: int = -1) -> View:
+    lost = NodeLost(token=TOKEN, node=1, agent=None, reason="exit code 127", is_failed_start=True)
+    spec = a_spec(failure_limits=FailureLimits(platform=platform))
+    return a_view(spec=spec, groups={}, failed_starts=count, last_failed_start=lost)
+
+
+@pytest.mark.parametrize(
+    ("count", "platform", "is_over"),
+    [(2, -1, False), (3, -1, True), (1, 0, True), (2, 1, True), (3, 9, True)],
+)
+def test_machines_that_start_no_agent_end_the_run_at_a_limit(
+    count: int, platform: int, is_over: bool
+) -> None:
+    ended = fit_ended_by_failed_starts(view_with_failed_starts(count, platform=platform))
+    assert (ended is not None) == is_over
+
+
+def test_the_reason_of_a_failed_start_names_the_machine() -> None:
+    ended = fit_ended_by_failed_starts(view_with_failed_starts(3))
+    assert ended is not None
+    assert ended.reason == (
+        "no machine has started an agent, the last is t-1/1: exit code 127; failed start 3, limit 2"
+    )
+
+
+def test_a_changed_leader_leaves_the_agents_missing_that_do_not_connect() -> None:
+    state = a_leader_state(members=member_statuses(a_member_status(0)))
+    closed = round_closed_by_failure(VIEW, state, a_round())
+    assert closed.cause is FailureCause.LEADER_CHANGE
+    assert closed.missing_agents == (an_agent_id(1),)
+
+
+def test_a_leader_whose_lease_expired_is_lost_with_its_round() -> None:
+    view = replace(VIEW, former_leader=an_agent_id(1))
+    state = a_leader_state(members=member_statuses(a_member_status(0)), group_statuses=GONE)
+    closed = round_closed_by_failure(view, state, a_round())
+    assert (closed.cause, closed.preempted) == (FailureCause.PREEMPTION, RECLAIMED)

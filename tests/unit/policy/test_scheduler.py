@@ -230,6 +230,39 @@ def test_repeated_boot_failures_end_the_run() -> None:
     assert event.reason == "41 machines in a row terminated before their agents joined"
 
 
+FAILED_START = NodeLost(
+    token=TOKEN, node=0, agent=None, reason="exit code 127", is_failed_start=True
+)
+NO_AGENT = a_view(groups={}, failed_starts=3, last_failed_start=FAILED_START)
+
+
+def test_machines_that_start_no_agent_end_the_run() -> None:
+    event = event_of(NO_AGENT, a_leader_state(members={}))
+    assert isinstance(event, FitEnded)
+    assert "exit code 127" in event.reason
+
+
+def test_after_failed_starts_the_run_waits_for_machines_that_still_boot() -> None:
+    booting = replace(NO_AGENT, groups={OTHER: a_group(token=OTHER, nodes=1)})
+    assert isinstance(next_action(booting, a_leader_state(members={}), NOW), Wait)
+
+
+def test_a_loss_is_recorded_before_the_budget_is_checked() -> None:
+    """The loss may revise the cause of the closed round."""
+    closed = RoundClosed(round_number=1, cause=FailureCause.PREEMPTION, reason="lost 1 machine")
+    view = a_view(
+        spec=a_spec(failure_limits=FailureLimits(preemption=0)),
+        last_round=a_round(),
+        last_round_closed=closed,
+        failure_counts={FailureCause.PREEMPTION: 1},
+    )
+    state = a_leader_state(
+        members=member_statuses(a_member_status(0)),
+        group_statuses={TOKEN: a_group_status(NodeState.RUNNING, NodeState.GONE)},
+    )
+    assert isinstance(event_of(view, state), NodeLost)
+
+
 # --- in a round ----------------------------------------------------------------------------------
 
 
