@@ -34,7 +34,7 @@ from spotfit.agent.previous_rounds import PreviousRounds
 from spotfit.agent.report_matching import MatchedReport, ReportSink
 from spotfit.agent.roster import Roster
 from spotfit.agent.round_coordinator import BackendHookGates, RoundCoordinator
-from spotfit.core.codec import DECODE_ERRORS
+from spotfit.core.errors import IntegrityError
 from spotfit.core.ids import AgentId
 from spotfit.core.units import format_ranks
 from spotfit.ledger import keys
@@ -170,8 +170,8 @@ class OpenRound:
             try:
                 self.send_to_workers(self.coordinator.handle_frame(message.rank, frame, now))
             # Only this rank fails: the valid frames of the same message count.
-            except DECODE_ERRORS as error:
-                text = f"The worker of rank {message.rank} sent an invalid message: {error}"
+            except IntegrityError as error:
+                text = f"The worker of rank {message.rank} sent an invalid message: {error.message}"
                 failure = failure or RankFailure(rank=message.rank, kind="died", message=text)
         return failure
 

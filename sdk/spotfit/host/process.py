@@ -105,11 +105,12 @@ def exists(pid: int) -> bool:
 def zombie_wait_status(pid: int) -> int | None:
     """Return the wait status of a zombie process, as `os.waitpid` would, without reaping it.
 
-    None if it still runs, or does not exist any more, and on systems other than Linux.
+    None if it still runs, or does not exist any more, if that cannot be read because this process
+    has no descriptors left, and on systems other than Linux.
     """
     try:
         fields = _read_stat(pid)
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return None
     return int(fields[49]) if fields[0] in _ZOMBIE_STATES else None  # field 52, exit_code
 

@@ -24,6 +24,7 @@ from spotfit.protocol.worker_agent import (
     RankZeroBroadcastResult,
 )
 from tests.unit.agent.simulated_cluster import FakeCluster
+from tests.unit.protocol.invalid_frames import INVALID_FRAMES
 
 ANY_FAILURES = FailureLimits(worker=-1)
 
@@ -146,15 +147,25 @@ def test_an_agent_that_rejoins_a_failing_round_receives_the_abort() -> None:
     assert other.worker_pool.rounds == [2], "the failed round was not started on it"
 
 
-def test_an_invalid_frame_fails_the_worker_but_not_the_leader() -> None:
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (b'{"type":"saved","name":"\xff"}', "'saved' is invalid"),
+        (INVALID_FRAMES["deep-metrics"], "'metrics_report' is invalid: It is nested too deep"),
+        (INVALID_FRAMES["no-metrics"], "'files_report' is invalid: Expected `object`"),
+        (encode(RankZeroBroadcast(kind="report", seq=0)), "'rank_zero_broadcast' is invalid"),
+    ],
+)
+def test_an_invalid_frame_fails_the_worker_but_not_the_leader(frame: bytes, text: str) -> None:
     cluster = FakeCluster(failure_limits=ANY_FAILURES)
     cluster.wait_for_round()
     worker_pool = cluster.node_of_rank(1).worker_pool
-    worker_pool._events.append(
-        WorkerFramesReceived(1, 1, [msgspec.Raw(b'{"type":"saved","name":"\xff"}')])
-    )
+    worker_pool._events.append(WorkerFramesReceived(1, 1, [msgspec.Raw(frame)]))
     cluster.advance_until(lambda: cluster.last_event(RoundClosed))
-    assert "sent an invalid message" in cluster.last_event(RoundClosed).failures[0].message
+    closed = cluster.last_event(RoundClosed)
+    assert closed.cause is FailureCause.WORKER
+    [failure] = closed.failures
+    assert failure.message.startswith(f"The worker of rank 1 sent an invalid message: {text}")
     assert not cluster.leader.has_exited
 
 
