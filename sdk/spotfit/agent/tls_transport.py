@@ -38,7 +38,7 @@ from spotfit.agent.ports import (
     LeaderMessageReceived,
     TransportEvent,
 )
-from spotfit.core.codec import decoder, encode
+from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import log, machine
@@ -110,16 +110,21 @@ class TlsConnection:
     def send(self, body: bytes) -> None:
         """Queue one frame and send as much as the socket accepts. Ignored once closed.
 
-        Frames sent before the handshake is complete follow it. An error, or more than
-        `MAX_SEND_BUFFER_BYTES` unsent, closes the connection: `on_lost` is called, possibly before
-        this returns.
+        Frames sent before the handshake is complete follow it. An error, a body that is too large
+        for a frame, or more than `MAX_SEND_BUFFER_BYTES` unsent, closes the connection: `on_lost`
+        is called, possibly before this returns.
         """
         if self._is_closed:
             return
-        if not self._is_handshake_done:
-            self._pending_frames.append(encode_frame(body))
+        try:
+            frame = encode_frame(body)
+        except IntegrityError as error:
+            self._fail(error.message, closed_by_peer=False)
             return
-        self._tls.write(encode_frame(body))
+        if not self._is_handshake_done:
+            self._pending_frames.append(frame)
+            return
+        self._tls.write(frame)
         self._flush()
 
     def close(self) -> None:
@@ -470,7 +475,7 @@ def _decode(decoder: msgspec.json.Decoder[MessageT], frame: bytes) -> MessageT:
     """Decode a frame. Raises `IntegrityError`, at which `TlsConnection` closes itself."""
     try:
         return decoder.decode(frame)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except DECODE_ERRORS as error:
         raise IntegrityError(f"A process of the run sent an invalid message: {error}") from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -13,15 +15,24 @@ from spotfit.model.events import (
     FailureCause,
     FitEnded,
     LeaderElected,
+    RankFailure,
     RoundClosed,
 )
 from spotfit.model.spec import FailureLimits, HangDetectionConfig
-from spotfit.protocol.agent_leader import WorkerToLeader
+from spotfit.protocol.agent_leader import (
+    SnapshotReplicated,
+    StackDump,
+    ToLeader,
+    WorkerTerminated,
+    WorkerToLeader,
+    WorkerUnresponsive,
+)
 from spotfit.protocol.worker_agent import (
     CollectiveWaiting,
     FunctionStarted,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
+    WorkerReturned,
 )
 from tests.unit.agent.simulated_cluster import FakeCluster
 from tests.unit.protocol.invalid_frames import INVALID_FRAMES
@@ -167,6 +178,53 @@ def test_an_invalid_frame_fails_the_worker_but_not_the_leader(frame: bytes, text
     [failure] = closed.failures
     assert failure.message.startswith(f"The worker of rank 1 sent an invalid message: {text}")
     assert not cluster.leader.has_exited
+
+
+@pytest.mark.parametrize("rank", [-1, 0, 2, 10**12])
+@pytest.mark.parametrize(
+    "make_message",
+    [
+        lambda rank: WorkerTerminated(
+            round=1, rank=rank, failure=RankFailure(rank=rank, kind="died", message="forged")
+        ),
+        lambda rank: WorkerTerminated(
+            round=1, rank=1, failure=RankFailure(rank=rank, kind="died", message="forged")
+        ),
+        lambda rank: WorkerUnresponsive(round=1, rank=rank, silent_s=1e9),
+        lambda rank: StackDump(round=1, dump_id=0, rank=rank, stack_text="forged"),
+        lambda rank: SnapshotReplicated(
+            round=1, rank=rank, step=3, peer_store_address="10.0.0.9:1"
+        ),
+        lambda rank: WorkerToLeader(
+            round=1, rank=rank, frames=[msgspec.Raw(encode(WorkerReturned(report_count=0)))]
+        ),
+    ],
+)
+def test_a_message_about_a_rank_of_another_node_is_ignored(
+    make_message: Callable[[int], ToLeader], rank: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = FakeCluster(hang_detection=HangDetectionConfig(worker_timeout_s=40.0))
+    cluster.wait_for_round()
+    cluster.node_of_rank(1).net.send_to_leader(make_message(rank))
+    cluster.advance(1.0)
+    assert "round.message_ignored" in caplog.messages
+    assert cluster.events_of(RoundClosed) == []
+    assert cluster.is_training
+
+
+@pytest.mark.parametrize("number", [-1, 0, 3, 10**12])
+def test_a_message_about_a_round_that_no_agent_can_know_is_ignored(number: int) -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    sender = cluster.node_of_rank(1)
+    failure = RankFailure(rank=1, kind="died", message="forged")
+    for _ in range(100):
+        sender.net.send_to_leader(WorkerTerminated(round=number, rank=1, failure=failure))
+    cluster.advance(1.0)
+    leader = cluster.leader.agent._leader
+    assert leader is not None
+    assert leader._rounds._early_messages == []
+    assert cluster.events_of(RoundClosed) == []
 
 
 def test_a_collective_timeout_names_the_missing_ranks() -> None:

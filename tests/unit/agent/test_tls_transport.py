@@ -310,3 +310,45 @@ def skip(loop: EventLoop, seconds: float) -> None:
     assert isinstance(loop.clock, SkippableClock)
     loop.clock.skipped_s += seconds
     loop.run_once(0)
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff", b'{"type":"workers_stopped","round":1,"x":' + b"[" * 5_000, b"", b"[1]"]
+)
+def test_a_frame_that_cannot_be_decoded_closes_only_its_connection(
+    loop: EventLoop, leader: TlsTransport, agent: TlsTransport, joined: None, body: bytes
+) -> None:
+    other = make_net(loop)
+    other.connect(leader.address, make_join("c"))
+    wait_for_events(loop, leader)
+    assert agent._leader_connection is not None
+    agent._leader_connection.send(body)
+    [lost] = wait_for_events(loop, leader)
+    assert isinstance(lost, AgentDisconnected)
+    assert lost.agent == B
+    assert "invalid message" in lost.reason
+    other.send_to_leader(WorkersStopped(round=1))
+    assert wait_for_events(loop, leader) == [
+        AgentMessageReceived(AgentId("c"), WorkersStopped(round=1))
+    ]
+    other.close()
+
+
+def test_a_frame_above_the_limit_closes_only_its_connection(
+    loop: EventLoop, leader: TlsTransport, agent: TlsTransport, joined: None
+) -> None:
+    assert agent._leader_connection is not None
+    agent._leader_connection._tls.write(struct.pack(">I", 2**31))
+    agent._leader_connection._flush()
+    [lost] = wait_for_events(loop, leader)
+    assert isinstance(lost, AgentDisconnected)
+    assert "exceeds the limit" in lost.reason
+
+
+def test_a_message_that_is_too_large_to_send_closes_the_connection(
+    loop: EventLoop, leader: TlsTransport, agent: TlsTransport, joined: None
+) -> None:
+    leader.send_to_agent(B, JournalEntryCopy(slot=1, body=b"x" * (60 * 2**20)))
+    [lost] = leader.drain_events()
+    assert isinstance(lost, AgentDisconnected)
+    assert "exceeds the limit" in lost.reason
