@@ -122,6 +122,7 @@ class ForkServerClient:
             except OSError:
                 self.control.close()
                 raise
+        process.restore_descriptor_limit(self._process.pid)  # its children inherit it
 
     @property
     def pid(self) -> int:
@@ -298,6 +299,7 @@ class Spawner:
             pass_fds=[socket_fd],
             process_group=0,
         )
+        process.restore_descriptor_limit(started.pid)
         child.on_started(started.pid)
         if not self._running:
             self._loop.call_later(_POLL_S, self._poll)

@@ -47,6 +47,7 @@ from spotfit.protocol.worker_agent import (
     StartWorker,
     WorkerHeartbeat,
     WorkerRaised,
+    decode_worker_message,
     message_tag,
 )
 from spotfit.security.run_key import RunKey
@@ -55,6 +56,7 @@ from spotfit.store.local import MemoryStore
 from spotfit.store.url import RootUrl
 from spotfit.testing.builders import RUN_ID
 from tests.unit.agent.transports import SkippableClock, run_loop_until
+from tests.unit.host.descriptors import no_free_descriptors
 from tests.unit.protocol.invalid_frames import INVALID_FRAMES
 
 KEY = RunKey(b"s" * 32, RUN_ID)
@@ -212,6 +214,23 @@ def test_a_sigkill_that_spotfit_did_not_send_is_explained_by_memory(
     assert isinstance(exited, WorkerExited)
     explained = "was killed by SIGKILL, for lack of memory"
     assert exited.description == ("was killed by SIGKILL" if is_ordered else explained)
+
+
+def test_a_worker_that_cannot_get_descriptors_is_a_failure_of_the_platform(
+    pool: ProcessWorkerPool, store: UnreliableStore
+) -> None:
+    pool._launcher._runtime_key = RuntimeKey.of("none", sys.executable, {})
+    with no_free_descriptors():
+        pool.start([make_start(0)])
+    received, exited = pool.drain_events()
+    assert isinstance(received, WorkerFramesReceived)
+    [frame] = received.frames
+    raised = decode_worker_message(frame)
+    assert isinstance(raised, WorkerRaised)
+    assert (raised.cause, raised.is_permanent) == (FailureCause.PLATFORM, False)
+    assert "Too many open files" in raised.traceback_text
+    assert isinstance(exited, WorkerExited)
+    assert not pool.has_workers
 
 
 def message_kind(frame: bytes) -> str:

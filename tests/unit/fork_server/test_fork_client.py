@@ -1,5 +1,6 @@
 """ForkServerClient and ForkServerPool: fork, replace, evict."""
 
+import resource
 import socket
 import sys
 from collections.abc import Iterator
@@ -154,3 +155,13 @@ def test_a_server_that_sends_an_invalid_packet_is_killed(
     server._process.wait()
     assert not server.is_alive
     control.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised on Linux only")
+def test_a_server_has_the_descriptor_limit_from_before_the_agent_raised_it(
+    pool: ForkServerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(process, "_descriptor_limits", [(321, hard)])
+    server = start_server(pool)
+    assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (321, hard)
