@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     if arguments:
         return _check(arguments)
     process.set_process_name("spotfit-agent")
+    process.raise_descriptor_limit()
     try:
         env.check_all()
         assignment = AgentAssignment.from_environment(env.copy_environment())

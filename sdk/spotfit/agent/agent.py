@@ -41,7 +41,7 @@ from spotfit.control.background_calls import RetryingCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
-from spotfit.core.errors import StoreError
+from spotfit.core.errors import JournalError, StoreError
 from spotfit.host import log
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import JournalEntry, LeaderElected
@@ -326,7 +326,7 @@ class Agent:
         self._leader_connection.on_message(self._now)
         match message:
             case JournalEntryCopy(slot=slot, body=body):
-                self._journal_writer.apply_entry(slot, body)
+                self._apply_entry_copy(slot, body)
             case AbortRound(round=number):
                 self._round_participant.abort_round(number)
             case DumpStacks(round=number, dump_id=dump_id):
@@ -338,6 +338,14 @@ class Agent:
             case JoinRejected():
                 self._leader_connection.on_rejected(self._now)
                 self._journal_poller.start_fast_polling(self._now)
+
+    def _apply_entry_copy(self, slot: int, body: bytes) -> None:
+        try:
+            self._journal_writer.apply_entry(slot, body)
+        except JournalError as error:
+            # Only the bucket is authoritative: if the entry there is damaged, the read raises.
+            log.warning("journal.copy_rejected", slot=slot, reason=error.message)
+            self._journal_poller.start_fast_polling(self._now)
 
     def _maintain_leader_connection(self, now: float) -> None:
         view, participant = self._ledger.view, self._round_participant

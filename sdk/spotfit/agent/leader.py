@@ -23,10 +23,11 @@ from msgspec.structs import replace
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
 from spotfit.agent.leader_context import LeaderServices, Observations
 from spotfit.agent.ports import AgentDisconnected, AgentMessageReceived
-from spotfit.agent.roster import Roster
+from spotfit.agent.roster import Roster, find_invalid_field
 from spotfit.agent.round_lifecycle import RoundLifecycle
 from spotfit.control.background_calls import BackgroundCalls
 from spotfit.core.ids import AgentId, Token
+from spotfit.host import log
 from spotfit.ledger import journal
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
@@ -63,6 +64,7 @@ from spotfit.protocol.agent_leader import (
     ToLeader,
     UploadsDrained,
 )
+from spotfit.protocol.framing import MAX_FRAME_BYTES
 from spotfit.protocol.worker_agent import SuggestSave, ValidationFinished
 
 # --- Renewal of the leader's lease ----------------------------------------------------------------
@@ -118,6 +120,8 @@ class Lease:
 _RECHECK_INTERVAL_S = 0.1
 # A run with all agents connected observes its groups less often: cloud APIs limit requests.
 _IDLE_OBSERVE_FACTOR = 10
+# Half of the largest frame: the body is sent as base64.
+_MAX_ENTRY_COPY_BYTES = MAX_FRAME_BYTES // 2
 # Four renewals fit into the timeout, so that a single failed one never costs the leadership.
 _CLEANUP_LEASE_INTERVAL_S = CLEANUP_LEASE_TIMEOUT_S / 4
 
@@ -210,6 +214,9 @@ class Leader:
             case NodeUnusable(failure=failure):
                 self._roster.mark_unusable(agent, failure)
             case ValidationReported(attempt=attempt):
+                current = self._ledger.view.current_validation
+                if current is None or current.agent != agent:
+                    return
                 # An agent repeats its last report after it has reconnected.
                 known = self._observations.state.validation_reported
                 if known is not None and attempt < known.attempt:
@@ -223,6 +230,10 @@ class Leader:
     def _on_join(self, agent: AgentId, join: Join, now: float) -> None:
         if join.run_id != self._ledger.run_id:
             self._services.transport.send_to_agent(agent, JoinRejected(reason="other_run"))
+            self._services.transport.disconnect_agent(agent)
+            return
+        if reason := find_invalid_field(join):
+            log.warning("join.rejected", agent=agent, reason=reason)
             self._services.transport.disconnect_agent(agent)
             return
         # A second connection: messages on the first one may have been lost.
@@ -249,10 +260,13 @@ class Leader:
         `slot` is its number in the journal, `body` its encoded form. Called once per entry, in
         order.
         """
-        self._latest_entry_copy = JournalEntryCopy(slot=slot, body=body)
+        # Larger entries, for example with many long tracebacks, are read from the bucket.
+        is_sent = len(body) <= _MAX_ENTRY_COPY_BYTES
+        self._latest_entry_copy = JournalEntryCopy(slot=slot, body=body) if is_sent else None
         self._observations.record()
-        # Sent first: an agent needs the entry to process the messages that follow from it.
-        self._roster.broadcast(self._latest_entry_copy)
+        if self._latest_entry_copy is not None:
+            # Sent first: an agent needs the entry to process the messages that follow from it.
+            self._roster.broadcast(self._latest_entry_copy)
         view = self._ledger.view
         # The cached view spares later readers the replay of the whole journal.
         if journal.is_cache_due(view):

@@ -17,7 +17,7 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +53,7 @@ from spotfit.protocol.agent_fork_server import (
     ForkServerReady,
     ForkUnsafe,
 )
+from spotfit.protocol.framing import MAX_FRAME_BYTES
 from spotfit.protocol.worker_agent import WorkerRaised
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
@@ -144,12 +145,15 @@ class ProcessLauncher:
         on_messages: Callable[[list[bytes]], None],
         on_line: Callable[[str, str], None],
         on_exit: Callable[[str, bool], None],
+        log_fields: Mapping[str, object] | None = None,
+        frame_limit_bytes: int = MAX_FRAME_BYTES,
     ) -> ChildProcess:
         """Create the handle of a process, which `launch` starts. Frames may be sent before.
 
         `on_messages` receives lists of frames, `on_line` a stream ("out" or "err") and a line of
         output, `on_exit` once the reason in words and whether the exit code is 0. All are called by
-        the event loop. The process counts as live from now on.
+        the event loop. `log_fields` identify the process in log records, and no frame of it may be
+        larger than `frame_limit_bytes`. The process counts as live from now on.
         """
         child: ChildProcess
 
@@ -158,7 +162,12 @@ class ProcessLauncher:
             on_exit(reason, is_clean)
 
         child = ChildProcess(
-            self._loop, on_messages=on_messages, on_line=on_line, on_exit=on_child_exit
+            self._loop,
+            on_messages=on_messages,
+            on_line=on_line,
+            on_exit=on_child_exit,
+            log_fields=log_fields,
+            frame_limit_bytes=frame_limit_bytes,
         )
         self._children.add(child)  # before its start: `close` must cancel it, too
         return child

@@ -35,6 +35,7 @@ import msgspec
 from spotfit.agent.collectives import REPORT_KIND, CollectiveKey, Collectives, OutgoingFrame
 from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
 from spotfit.core.codec import decoder
+from spotfit.core.errors import IntegrityError
 from spotfit.core.units import format_ranks
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
@@ -329,12 +330,15 @@ class ReportMatcher:
         """Add the next report of one rank; return the answers if it completes reports of the group.
 
         The answers are frames to send, by rank. `now`: event-loop time in seconds, from which
-        timeouts of waiting ranks count.
+        timeouts of waiting ranks count. Raises `IntegrityError` if it is not the next report of
+        this rank.
         """
         number = report.report_index
         has_files = isinstance(report, FilesReport)
-        # Ranks number their reports without gaps: the count is the number of the last one.
-        self._report_counts[rank] = number + 1
+        # Ranks number their reports without gaps.
+        if number != self._report_counts[rank]:
+            raise _invalid_report(f"report {number} follows {self._report_counts[rank]} others")
+        self._report_counts[rank] += 1
         if number < self._matched_count:  # it was matched without this rank, which was excluded
             return [(rank, _answer_without_name(number))] if has_files else []
         if isinstance(report, FilesReport):
@@ -483,10 +487,16 @@ class ReportMatcher:
         """Record that a rank has uploaded its files of a report; ignored for abandoned checkpoints.
 
         If the ranks have saved different steps, the checkpoint is abandoned: then returns the
-        frames that report it. Otherwise returns an empty list.
+        frames that report it. Otherwise returns an empty list. Raises `IntegrityError` if the
+        upload is not one that this rank was asked for.
         """
         saving = self._reports.get(report_index)
         if not isinstance(saving, Saving):
+            return []
+        if rank not in saving.ranks or upload.checkpoint_name != saving.name:
+            name = upload.checkpoint_name
+            raise _invalid_report(f"no upload of {name!r} for report {report_index} was requested")
+        if rank in saving.done_ranks:
             return []
         # Parts of different steps are not one training state.
         if saving.done_ranks and saving.step != upload.step:
@@ -496,6 +506,16 @@ class ReportMatcher:
         saving.add_rank(rank, upload)
         self._deliver_reports()
         return []
+
+    def record_failed_save(self, rank: int, report_index: int, reason: str) -> list[OutgoingFrame]:
+        """Abandon the checkpoint of a report of which this rank has lost its part.
+
+        Returns the frames of `abandon_checkpoint`. Raises `IntegrityError` for a report that the
+        rank has not made.
+        """
+        if report_index >= self._report_counts[rank]:
+            raise _invalid_report(f"report {report_index} was not made, and cannot fail")
+        return self.abandon_checkpoint(report_index, f"rank {rank}: {reason}")
 
     def abandon_checkpoint(self, report_index: int, reason: str) -> list[OutgoingFrame]:
         """Record that a part of a report's checkpoint is lost; `reason` is shown to users.
@@ -583,6 +603,13 @@ class ReportMatcher:
                     return
             del self._reports[number]
             self._delivered_count += 1
+
+
+def _invalid_report(reason: str) -> IntegrityError:
+    return IntegrityError(
+        f"A message about a report is invalid: {reason}.",
+        do="Check whether the training function writes to file descriptors it has not opened.",
+    )
 
 
 def _answer_without_name(report_index: int) -> CheckpointNamed:

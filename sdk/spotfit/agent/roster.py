@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from msgspec.structs import replace
 
 from spotfit.agent.ports import AgentTransport
@@ -10,6 +12,8 @@ from spotfit.model.events import RankFailure
 from spotfit.model.leader_state import MemberStatus
 from spotfit.model.topology import NodeAssignment, Notice, SnapshotShard
 from spotfit.protocol.agent_leader import ConnectionHeartbeat, FromLeader, Join
+
+_ADDRESS = re.compile(r"[^\s/]{1,300}:[0-9]{1,5}")
 
 
 class Roster:
@@ -49,10 +53,10 @@ class Roster:
             running_round=join.running_round,
             notice=join.notice,
             is_warm=join.is_warm,
-            node_failure=join.node_failure,
+            node_failure=replace(join.node_failure, rank=0) if join.node_failure else None,
             last_entered_round=join.last_entered_round,
             uploading_round=join.uploading_round,
-            snapshot_shards=join.snapshot_shards,
+            snapshot_shards=_valid_shards(join.snapshot_shards),
         )
         self.disconnected_since.pop(agent, None)
         self.last_agent_by_node[join.member.token, join.member.node] = agent
@@ -127,7 +131,7 @@ class Roster:
             running_round=status.running_round if is_older else None,
             last_entered_round=max(status.last_entered_round, round_number),
             uploading_round=round_number if is_uploading else status.uploading_round,
-            snapshot_shards=snapshot_shards,
+            snapshot_shards=_valid_shards(snapshot_shards),
         )
 
     def mark_uploads_drained(self, agent: AgentId, round_number: int) -> None:
@@ -164,7 +168,8 @@ class Roster:
 
     def mark_unusable(self, agent: AgentId, failure: RankFailure) -> None:
         """Record the permanent error because of which the agent's node can start no worker."""
-        self.members[agent] = replace(self.members[agent], node_failure=failure)
+        # It has no rank: the policies expect the one of `NodeUnusable`.
+        self.members[agent] = replace(self.members[agent], node_failure=replace(failure, rank=0))
 
     def mark_warm(self, agent: AgentId) -> None:
         """Record that the agent's fork server has imported everything that workers need."""
@@ -197,3 +202,24 @@ class Roster:
     def send_heartbeats(self) -> None:
         """Send a `ConnectionHeartbeat` to all members; called at the heartbeat interval."""
         self.broadcast(ConnectionHeartbeat())
+
+
+def find_invalid_field(join: Join) -> str:
+    """Return which field of a `Join` is impossible, and its value; '' if there is none.
+
+    The policies and the other agents use these fields without checking them.
+    """
+    member = join.member
+    if member.slots < 0 or member.node < 0:
+        return f"slots={member.slots}, node={member.node}"
+    for address in (member.coordinator_address, member.peer_store_address):
+        if address and not _ADDRESS.fullmatch(address):
+            return f"the address {address[:100]!r}"
+    rounds = (join.running_round, join.uploading_round, join.last_entered_round + 1, join.next_slot)
+    if any(number is not None and number < 0 for number in rounds):
+        return f"a negative round or slot among {rounds}"
+    return ""
+
+
+def _valid_shards(shards: tuple[SnapshotShard, ...]) -> tuple[SnapshotShard, ...]:
+    return tuple(shard for shard in shards if 0 <= shard.rank < shard.world_size)

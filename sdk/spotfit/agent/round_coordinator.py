@@ -31,7 +31,7 @@ from spotfit.agent.collectives import REPORT_KIND, CollectiveKey, Collectives, O
 from spotfit.agent.ports import BackendHookRunner
 from spotfit.agent.report_matching import RankSets, ReportMatcher
 from spotfit.checkpoint.snapshot_channel import CHECKPOINTER_KIND
-from spotfit.core.codec import decoder
+from spotfit.core.errors import IntegrityError
 from spotfit.model.leader_state import RoundProgress
 from spotfit.protocol.agent_sidecar import BackendHook
 from spotfit.protocol.worker_agent import (
@@ -51,9 +51,8 @@ from spotfit.protocol.worker_agent import (
     SaveFailed,
     WorkerPhase,
     WorkerReturned,
+    decode_worker_message,
 )
-
-_frame_decoder: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[arg-type]
 
 
 class RoundCoordinator:
@@ -182,9 +181,10 @@ class RoundCoordinator:
     def handle_frame(self, rank: int, frame: msgspec.Raw, now: float) -> list[OutgoingFrame]:
         """Process a frame (the JSON of a `FromWorker`) of that rank; return the frames for workers.
 
-        Raises `msgspec.ValidationError` or `msgspec.DecodeError` if the frame is invalid.
+        Raises `IntegrityError` if the frame is invalid: malformed, or about a report or an upload
+        that this rank cannot have made.
         """
-        message = _frame_decoder.decode(frame)
+        message = decode_worker_message(frame)
         # Calls of hooks are not progress of the training function.
         if not isinstance(message, AtGate | CallResult):
             self._progress_counts[rank] += 1
@@ -208,7 +208,7 @@ class RoundCoordinator:
             case AwaitReports(report_count=count):
                 self.reports.await_reports(rank, count)
             case SaveFailed(report_index=number, reason=reason):
-                return self.reports.abandon_checkpoint(number, f"rank {rank}: {reason}")
+                return self.reports.record_failed_save(rank, number, reason)
             case CheckpointCorrupt(checkpoint_name=name):
                 self.corrupt_checkpoints.add(name)
             case RankZeroBroadcast():
@@ -240,6 +240,11 @@ class RoundCoordinator:
     def _join_broadcast(
         self, rank: int, request: RankZeroBroadcast, now: float
     ) -> list[OutgoingFrame]:
+        if request.kind == REPORT_KIND:  # joined by reports only, which have no value of rank 0
+            raise IntegrityError(
+                f"'rank_zero_broadcast' is invalid: the kind {REPORT_KIND!r} is reserved.",
+                do="Use the functions of spotfit for collectives.",
+            )
         self.has_checkpointer |= request.kind == CHECKPOINTER_KIND
         key = CollectiveKey(request.kind, request.seq)
         if (result := self._partial_broadcasts.get(key)) is not None:

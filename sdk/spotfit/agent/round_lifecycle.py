@@ -34,9 +34,10 @@ from spotfit.agent.previous_rounds import PreviousRounds
 from spotfit.agent.report_matching import MatchedReport, ReportSink
 from spotfit.agent.roster import Roster
 from spotfit.agent.round_coordinator import BackendHookGates, RoundCoordinator
-from spotfit.core.codec import DECODE_ERRORS
+from spotfit.core.errors import IntegrityError
 from spotfit.core.ids import AgentId
 from spotfit.core.units import format_ranks
+from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.model.events import CheckpointCommitted, RankFailure, RoundClosed
 from spotfit.model.leader_state import (
@@ -98,6 +99,7 @@ class OpenRound:
         self.hang_detector = hang_detector
         self.hook_gates = hook_gates
         self._round = round_
+        self._ranks_by_agent = {one.agent: frozenset(one.ranks) for one in round_.assignments}
         self._transport = transport
         self._checkpoint_gc = checkpoint_gc
         self._report_sink = report_sink
@@ -153,6 +155,27 @@ class OpenRound:
 
     # --- frames ------------------------------------------------------------------------------
 
+    def is_from_own_node(self, agent: AgentId, message: RoundMessage) -> bool:
+        """Whether the rank in `message`, if it has one, runs on the node of `agent` in this round.
+
+        Any holder of the run key can send messages: none may fail the worker of another node.
+        """
+        if isinstance(message, WorkersStopped):
+            return True
+        ranks = {message.rank}
+        if isinstance(message, WorkerTerminated) and message.failure is not None:
+            ranks.add(message.failure.rank)
+        if ranks <= self._ranks_by_agent.get(agent, frozenset()):
+            return True
+        log.warning(
+            "round.message_ignored",
+            round=self._round.number,
+            agent=agent,
+            ranks=sorted(ranks),
+            message=type(message).__name__,
+        )
+        return False
+
     def on_worker_message(
         self, agent: AgentId, message: WorkerToLeader, now: float
     ) -> RankFailure | None:
@@ -161,17 +184,15 @@ class OpenRound:
         Returns a failure of that rank if one of its frames is invalid (the others still count),
         else None. Ignores frames of ranks that do not run on the node of `agent`.
         """
-        assignment = self._round.assignment_of(agent)
-        # A frame counts only if its rank runs on the node of the agent that sent it.
-        if assignment is None or message.rank not in assignment.ranks:
+        if not self.is_from_own_node(agent, message):
             return None
         failure: RankFailure | None = None
         for frame in message.frames:
             try:
                 self.send_to_workers(self.coordinator.handle_frame(message.rank, frame, now))
             # Only this rank fails: the valid frames of the same message count.
-            except DECODE_ERRORS as error:
-                text = f"The worker of rank {message.rank} sent an invalid message: {error}"
+            except IntegrityError as error:
+                text = f"The worker of rank {message.rank} sent an invalid message: {error.message}"
                 failure = failure or RankFailure(rank=message.rank, kind="died", message=text)
         return failure
 
@@ -397,14 +418,16 @@ class RoundLifecycle:
         """Process a message of an agent about the round whose number it carries.
 
         A message about a round whose entry is not confirmed yet is processed by `open`. If the
-        round is over or of another leader, only `WorkersStopped` has an effect, on the roster.
+        round is over or of another leader, only `WorkersStopped` has an effect, on the roster. A
+        message about a rank that does not run on the node of `agent` is ignored.
         """
         last_round = self._ledger.view.last_round
-        if isinstance(message, QueueableMessage) and message.round > (
-            last_round.number if last_round else 0
-        ):
-            # The agent read the entry before the write of this leader was confirmed.
-            self._early_messages.append((agent, message))
+        next_round = (last_round.number if last_round else 0) + 1
+        if isinstance(message, QueueableMessage) and message.round >= next_round:
+            # The agent read the entry before the write of this leader was confirmed. No agent can
+            # know a later round.
+            if message.round == next_round:
+                self._early_messages.append((agent, message))
             return
         if isinstance(message, WorkersStopped):
             self._roster.mark_stopped(
@@ -415,7 +438,7 @@ class RoundLifecycle:
             )
             self._observations.record()
         open_round = self._find_open_round(message.round)
-        if open_round is None:
+        if open_round is None or not open_round.is_from_own_node(agent, message):
             return
         match message:
             case WorkerToLeader():

@@ -69,6 +69,8 @@ from spotfit.store.api import Store
 MessageT = TypeVar("MessageT")
 _raised_decoder = decoder(WorkerRaised)
 _returned_decoder = decoder(WorkerReturned)
+# The text is stored in the journal, which every agent reads.
+_MAX_TRACEBACK_CHARS = 50_000
 
 
 class _PendingWrite(NamedTuple, Generic[MessageT]):
@@ -363,39 +365,48 @@ class RoundParticipant:
                 assert_never(event)
 
     def _forward_frames(self, round_number: int, rank: int, frames: list[msgspec.Raw]) -> None:
-        """Forward frames to the leader, except a final one that must be stored first."""
-        earlier, last = frames[:-1], bytes(frames[-1])  # a final message is the last frame
-        tag = message_tag(last)
-        if tag == "worker_raised":
-            frames = earlier
-            self._raised_ranks.add(rank)
-            # Workers that are being killed raise follow-up errors, for example in collectives.
-            if not self._is_aborted:
-                raised = _raised_decoder.decode(last)
-                key = keys.failure(round_number, rank) if raised.pickled_exception else None
-                failure = _raised_failure(rank, raised, key)
-                self._transport.send_to_leader(
-                    WorkerTerminated(round=round_number, rank=rank, failure=failure)
-                )
-                if key is not None:
-                    body = self._node_services.seal(raised.pickled_exception, key)
-                    self._pending_exceptions[key] = body
-        elif tag == "worker_returned":
-            frames = earlier
-            self._returned_ranks.add(rank)
-            returned = _returned_decoder.decode(last)
-            frame = msgspec.Raw(encode(replace(returned, pickled_value=b"")))
-            if rank > 0 or not returned.pickled_value:
-                frames.append(frame)
-            elif not self._is_aborted:
-                # The leader may end the run with this frame: first the value must be stored.
-                key = keys.result(round_number, rank)
-                body = self._node_services.seal(returned.pickled_value, key)
-                self._pending_result = _PendingWrite(key, body, frame)
-        if frames:
+        """Forward frames to the leader, except final ones that must be stored first."""
+        forwarded: list[msgspec.Raw] = []
+        for frame in frames:
+            match message_tag(bytes(frame)):
+                case "worker_raised":
+                    self._on_raised(round_number, rank, _raised_decoder.decode(frame))
+                case "worker_returned":
+                    forwarded += self._on_returned(round_number, rank, frame)
+                case _:
+                    forwarded.append(frame)
+        if forwarded:
             self._transport.send_to_leader(
-                WorkerToLeader(round=round_number, rank=rank, frames=frames)
+                WorkerToLeader(round=round_number, rank=rank, frames=forwarded)
             )
+
+    def _on_raised(self, round_number: int, rank: int, raised: WorkerRaised) -> None:
+        self._raised_ranks.add(rank)
+        # Workers that are being killed raise follow-up errors, for example in collectives.
+        if self._is_aborted:
+            return
+        key = keys.failure(round_number, rank) if raised.pickled_exception else None
+        self._transport.send_to_leader(
+            WorkerTerminated(
+                round=round_number, rank=rank, failure=_raised_failure(rank, raised, key)
+            )
+        )
+        if key is not None:
+            self._pending_exceptions[key] = self._node_services.seal(raised.pickled_exception, key)
+
+    def _on_returned(self, round_number: int, rank: int, frame: msgspec.Raw) -> list[msgspec.Raw]:
+        """Return the frame to forward now: none while the value of rank 0 is being stored."""
+        self._returned_ranks.add(rank)
+        returned = _returned_decoder.decode(frame)
+        frame = msgspec.Raw(encode(replace(returned, pickled_value=b"")))
+        if rank > 0 or not returned.pickled_value:
+            return [frame]
+        if not self._is_aborted:
+            # The leader may end the run with this frame: first the value must be stored.
+            key = keys.result(round_number, rank)
+            body = self._node_services.seal(returned.pickled_value, key)
+            self._pending_result = _PendingWrite(key, body, frame)
+        return []
 
     def _write_pending(self, now: float) -> None:
         """Advance the writes to the bucket and send the messages that waited for them.
@@ -444,8 +455,17 @@ def _raised_failure(rank: int, raised: WorkerRaised, pickle_key: str | None) -> 
     return RankFailure(
         rank=rank,
         kind="raised",
-        message=raised.traceback_text,
+        message=_shorten(raised.traceback_text),
         pickle_key=pickle_key,
         cause=raised.cause,
         is_permanent=raised.is_permanent,
     )
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _MAX_TRACEBACK_CHARS:
+        return text
+    # The end of a traceback names the exception; an exception may contain a text of any size.
+    half = _MAX_TRACEBACK_CHARS // 2
+    omitted = len(text) - 2 * half
+    return f"{text[:half]}\n... {omitted} characters omitted ...\n{text[-half:]}"

@@ -12,6 +12,7 @@ submitted a snapshot in the current round, because they may be the only state to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from operator import itemgetter
@@ -36,6 +37,7 @@ from spotfit.protocol.worker_agent import (
 from spotfit.sidecar.uploader import QueuedUpload
 
 _metrics_decoder = decoder(dict)
+_SEGMENT_NAME = re.compile(r"(?P<round>[0-9]{1,9})-.*\.segment", re.DOTALL)
 
 
 class SnapshotRegistry:
@@ -111,6 +113,8 @@ class SnapshotRegistry:
                     index = segment.index()
             except IntegrityError:  # incomplete, because its writer died
                 continue
+            if not 0 <= index.rank < index.world_size or index.step < 0:  # written by user code
+                continue
             shard = SnapshotShard(
                 snapshot_id=SnapshotId(round=int(path.name.partition("-")[0]), step=index.step),
                 rank=index.rank,
@@ -123,10 +127,22 @@ class SnapshotRegistry:
         return tuple(sorted(self._paths_by_shard))
 
     def add(self, rank: int, snapshot: SnapshotReport) -> None:
-        """Register a complete snapshot of a worker whose report has no checkpoint name yet."""
+        """Register a complete snapshot of a worker whose report has no checkpoint name yet.
+
+        Raises `IntegrityError` if its path is not one that `AgentSnapshotChannel` makes: files next
+        to it are deleted by their names.
+        """
+        path, name = Path(snapshot.segment), _SEGMENT_NAME.fullmatch(Path(snapshot.segment).name)
+        is_valid = name is not None and int(name["round"]) == self._round
+        if not is_valid or not path.is_absolute() or "\0" in snapshot.segment:
+            raise IntegrityError(
+                f"'snapshot_report' is invalid: {snapshot.segment!r} is not the absolute path of a "
+                f"segment of round {self._round}.",
+                do="Save with the Checkpointer of this worker, which names its segments.",
+            )
         self._unnamed[rank, snapshot.report_index] = snapshot
         # The worker has chosen the directory: memory, or the disk if that is full.
-        self._directories.add(Path(snapshot.segment).parent)
+        self._directories.add(path.parent)
 
     def make_upload(self, rank: int, assignment: CheckpointNamed) -> QueuedUpload | None:
         """Return the upload job of the snapshot that the leader has named; start its replication.
@@ -204,7 +220,8 @@ class SnapshotRegistry:
                     path.unlink()
 
     def _segment_paths(self) -> list[Path]:
-        return self._glob("*.segment")
+        # Other files in a directory that a worker has named are not ours.
+        return [path for path in self._glob("*.segment") if _SEGMENT_NAME.fullmatch(path.name)]
 
     def _glob(self, pattern: str) -> list[Path]:
         return [path for directory in self._directories for path in directory.glob(pattern)]

@@ -38,10 +38,10 @@ from spotfit.agent.ports import (
     LeaderMessageReceived,
     TransportEvent,
 )
-from spotfit.core.codec import decoder, encode
+from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.core.ids import AgentId, RunId
-from spotfit.host import log, machine
+from spotfit.host import log, machine, process
 from spotfit.host.event_loop import READ, WRITE, EventLoop
 from spotfit.protocol.agent_leader import FromLeader, Join, JoinRejected, ToLeader
 from spotfit.protocol.framing import FrameReader, encode_frame
@@ -110,16 +110,21 @@ class TlsConnection:
     def send(self, body: bytes) -> None:
         """Queue one frame and send as much as the socket accepts. Ignored once closed.
 
-        Frames sent before the handshake is complete follow it. An error, or more than
-        `MAX_SEND_BUFFER_BYTES` unsent, closes the connection: `on_lost` is called, possibly before
-        this returns.
+        Frames sent before the handshake is complete follow it. An error, a body that is too large
+        for a frame, or more than `MAX_SEND_BUFFER_BYTES` unsent, closes the connection: `on_lost`
+        is called, possibly before this returns.
         """
         if self._is_closed:
             return
-        if not self._is_handshake_done:
-            self._pending_frames.append(encode_frame(body))
+        try:
+            frame = encode_frame(body)
+        except IntegrityError as error:
+            self._fail(error.message, closed_by_peer=False)
             return
-        self._tls.write(encode_frame(body))
+        if not self._is_handshake_done:
+            self._pending_frames.append(frame)
+            return
+        self._tls.write(frame)
         self._flush()
 
     def close(self) -> None:
@@ -247,6 +252,9 @@ _JOIN_TIMEOUT_S = 5.0
 # All agents of a run of 1,000 nodes reconnect within the same second after an election.
 _LISTEN_BACKLOG = 1024
 _MAX_PENDING_CONNECTIONS = 1024
+# The other descriptors are for workers, files and agents that have joined.
+_PENDING_SHARE_OF_DESCRIPTORS = 8
+_ACCEPT_PAUSE_S = 1.0
 
 
 class TlsTransport:
@@ -261,6 +269,9 @@ class TlsTransport:
         self._tls = make_tls_contexts(secret, run_id)
         self._events: list[TransportEvent] = []
         self._pending_connections: dict[TlsConnection, None] = {}
+        self._max_pending = min(
+            _MAX_PENDING_CONNECTIONS, process.descriptor_limit() // _PENDING_SHARE_OF_DESCRIPTORS
+        )
         self._agent_connections: dict[AgentId, TlsConnection] = {}
         self._leader_connection: TlsConnection | None = None
         self._loopback_agent: AgentId | None = None
@@ -386,8 +397,11 @@ class TlsTransport:
     def _accept(self, _: int) -> None:
         try:
             sock, _address = self._listener.accept()
-        except OSError as error:  # closed by the peer meanwhile, or no file descriptors are left
-            log.debug("net.accept_failed", reason=str(error))
+        except OSError as error:
+            if error.errno in process.OUT_OF_DESCRIPTORS:
+                self._free_descriptor(str(error))
+            else:
+                log.debug("net.accept_failed", reason=str(error))  # closed by the peer meanwhile
             return
         sock.settimeout(0)  # the event loop must not block on it
         # Messages are small and urgent: do not wait to fill a segment.
@@ -398,14 +412,29 @@ class TlsTransport:
             lambda loss: self._reject_connection(connection, loss.reason),
         )
         self._pending_connections[connection] = None
-        if len(self._pending_connections) > _MAX_PENDING_CONNECTIONS:
-            # The oldest one: a port scanner must not displace agents that have just connected.
-            oldest = next(iter(self._pending_connections))
-            self._reject_connection(oldest, f"more than {_MAX_PENDING_CONNECTIONS} are pending")
+        if len(self._pending_connections) > self._max_pending:
+            self._reject_oldest(f"more than {self._max_pending} are pending")
         self._loop.call_later(
             _JOIN_TIMEOUT_S,
             partial(self._reject_connection, connection, f"no join within {_JOIN_TIMEOUT_S:.0f} s"),
         )
+
+    def _free_descriptor(self, reason: str) -> None:
+        """Make it possible to accept a connection, or pause: the event loop would not wait."""
+        log.warning("net.accept_failed", reason=reason, pending=len(self._pending_connections))
+        if self._pending_connections:
+            self._reject_oldest("no file descriptors are left")
+            return
+        self._loop.unregister(self._listener)
+        self._loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
+
+    def _resume_accepting(self) -> None:
+        if self._listener.fileno() >= 0:  # not closed meanwhile
+            self._loop.register(self._listener, READ, self._accept)
+
+    def _reject_oldest(self, reason: str) -> None:
+        # The oldest one: a port scanner must not displace agents that have just connected.
+        self._reject_connection(next(iter(self._pending_connections)), reason)
 
     def _reject_connection(self, connection: TlsConnection, reason: str) -> None:
         if connection in self._pending_connections:
@@ -470,7 +499,7 @@ def _decode(decoder: msgspec.json.Decoder[MessageT], frame: bytes) -> MessageT:
     """Decode a frame. Raises `IntegrityError`, at which `TlsConnection` closes itself."""
     try:
         return decoder.decode(frame)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except DECODE_ERRORS as error:
         raise IntegrityError(f"A process of the run sent an invalid message: {error}") from error
 
 

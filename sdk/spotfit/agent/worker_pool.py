@@ -1,7 +1,8 @@
 """The workers of this node: their frames, uploads, snapshots and liveness.
 
-Frames of workers are routed by their tag: most are passed to the leader as `WorkerFramesReceived`;
-heartbeats, uploads and snapshots are handled here. `process_launcher` starts the processes.
+Frames of workers are verified, then routed: most are passed to the leader as
+`WorkerFramesReceived`; heartbeats, uploads and snapshots are handled here. A worker that sends an
+invalid frame is killed, and fails. `process_launcher` starts the processes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from spotfit.agent.ports import (
 )
 from spotfit.agent.process_launcher import ProcessLaunch, ProcessLauncher, unpack_environment
 from spotfit.agent.snapshot_registry import SnapshotRegistry
-from spotfit.core.codec import decoder, encode
+from spotfit.core.codec import encode
 from spotfit.fork_server.child_process import ChildProcess
 from spotfit.fork_server.fork_client import ForkServerPool
 from spotfit.host import log
@@ -39,6 +40,7 @@ from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.agent_fork_server import ChildKind
 from spotfit.protocol.agent_sidecar import UploadDone, UploadError
 from spotfit.protocol.worker_agent import (
+    MAX_WORKER_FRAME_BYTES,
     CheckpointNamed,
     FilesReport,
     RankZeroBroadcastResult,
@@ -51,18 +53,17 @@ from spotfit.protocol.worker_agent import (
     ToWorker,
     Uploaded,
     UploadFailed,
+    WorkerHeartbeat,
     WorkerRaised,
-    message_tag,
+    decode_worker_message,
 )
 from spotfit.security.run_key import RunKey
 from spotfit.sidecar.uploader import QueuedUpload, UploaderProxy
 from spotfit.store.api import Store
 
-_upload_request_decoder = decoder(RequestUpload)
-_snapshot_decoder = decoder(SnapshotReport)
-_rollback_decoder = decoder(RolledBack)
-
 _MEMORY_SAMPLE_INTERVAL_S = 1.0
+# The end of the traceback of an upload; functions of the user may raise texts of any size.
+_MAX_UPLOAD_ERROR_CHARS = 100_000
 
 OnMessagesFn = Callable[[list[bytes]], None]
 OnExitFn = Callable[[str, bool], None]
@@ -229,6 +230,7 @@ class ProcessWorkerPool:
             on_messages=on_messages,
             on_line=partial(self._logs.add_line, -1, log_source),
             on_exit=on_exit,
+            log_fields={"sidecar": kind},
         )
         self._launcher.launch(ProcessLaunch(kind, child))
         return child
@@ -266,6 +268,8 @@ class ProcessWorkerPool:
             on_messages=partial(self._on_worker_messages, *source),
             on_line=partial(self._logs.add_line, *source),
             on_exit=partial(self._on_worker_exit, *source),
+            log_fields={"rank": start.rank, "round": start.round},
+            frame_limit_bytes=MAX_WORKER_FRAME_BYTES,
         )
         # Before the launch, which reports the exit of a process that cannot be started.
         self._workers[start.rank] = child
@@ -276,7 +280,7 @@ class ProcessWorkerPool:
                 "worker",
                 child,
                 # Reported as if the worker had raised it: the leader treats both alike.
-                on_not_started=lambda raised: self._on_worker_messages(*source, [encode(raised)]),
+                on_not_started=lambda raised: self._forward(*source, [encode(raised)]),
                 restart=partial(self._start_worker, start),
             )
         )
@@ -289,22 +293,31 @@ class ProcessWorkerPool:
             and self._liveness.record_heartbeat(rank)
         ):
             self._events.append(WorkerLivenessChanged(round_number, rank, 0.0))
-        routed = [self._route_frame(round_number, rank, frame) for frame in frames]
-        for_leader = [msgspec.Raw(frame) for frame in routed if frame is not None]
-        if for_leader:
-            self._events.append(WorkerFramesReceived(round_number, rank, for_leader))
+        for_leader: list[bytes] = []
+        try:
+            for frame in frames:
+                for_leader += self._route_frame(round_number, rank, frame)
+        finally:
+            self._forward(round_number, rank, for_leader)  # also those before an invalid frame
 
-    def _route_frame(self, round_number: int, rank: int, frame: bytes) -> bytes | None:
-        """Handle a frame addressed to the agent; return the frame to forward, if any."""
-        match message_tag(frame):
-            case "worker_heartbeat":
-                pass  # every frame counts as one (`_on_worker_messages`)
-            case "request_upload":
+    def _forward(self, round_number: int, rank: int, frames: list[bytes]) -> None:
+        if frames:
+            raw_frames = [msgspec.Raw(frame) for frame in frames]
+            self._events.append(WorkerFramesReceived(round_number, rank, raw_frames))
+
+    def _route_frame(self, round_number: int, rank: int, frame: bytes) -> list[bytes]:
+        """Handle a frame addressed to the agent; return the frames to forward, at most one.
+
+        Raises `IntegrityError` if it is invalid.
+        """
+        match decode_worker_message(frame):
+            case WorkerHeartbeat():
+                return []  # every frame counts as one (`_on_worker_messages`)
+            case RequestUpload() as request:
                 assert self._uploader is not None
-                request = _upload_request_decoder.decode(frame)
                 self._uploader.submit(QueuedUpload(round_number, rank, request))
-            case "snapshot_report":
-                snapshot = _snapshot_decoder.decode(frame)
+                return []
+            case SnapshotReport() as snapshot:
                 self._snapshots.add(rank, snapshot)
                 # The leader names it like any report with files; the segment concerns only us.
                 report = FilesReport(
@@ -314,17 +327,17 @@ class ProcessWorkerPool:
                     step=snapshot.step,
                     reason=snapshot.reason,
                 )
-                return encode(report)
-            case "rolled_back":
-                self._snapshots.roll_back(_rollback_decoder.decode(frame).before_report_index)
+                return [encode(report)]
+            case RolledBack(before_report_index=before):
+                self._snapshots.roll_back(before)
+                return []
             case _:
-                return frame
-        return None
+                return [frame]
 
     def _on_upload_finished(self, upload: QueuedUpload, outcome: UploadDone | UploadError) -> None:
         """Report the outcome to the leader as the worker's own, and to the worker if it runs."""
         worker = self._workers.get(upload.rank)
-        report = partial(self._on_worker_messages, upload.round, upload.rank)
+        report = partial(self._forward, upload.round, upload.rank)
         index, name = upload.request.report_index, upload.request.checkpoint_name
         if isinstance(outcome, UploadDone):
             completed = SaveCompleted(
@@ -337,7 +350,7 @@ class ProcessWorkerPool:
             if worker is not None:
                 worker.send(encode(Uploaded(report_index=index, checkpoint_name=name)))
             return
-        error_text = outcome.traceback_text
+        error_text = outcome.traceback_text[-_MAX_UPLOAD_ERROR_CHARS:]
         if worker is not None and not upload.is_snapshot:
             # A failed report() fails its worker, also if the function never looks at the result.
             pickled = outcome.pickled_exception

@@ -1,13 +1,15 @@
 """Peer store: keeps replicas of a peer's snapshots, serves shards, and sends replicas of its own.
 
 It has one thread per connection and one for sending, so that the agent's event loop never blocks
-on gigabytes of data.
+on gigabytes of data. Connections without the run key are few and short: they wait for no slot, and
+each new one beyond the limit ends the oldest.
 
 Client of a peer store: reads shards from the memory of another machine, over TLS.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
@@ -24,12 +26,13 @@ from spotfit.checkpoint.reader import EMPTY_BUFFER
 from spotfit.checkpoint.replication import PendingReplica, ReplicaId, ReplicaStore, ReplicationQueue
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.clock import Clock
-from spotfit.core.codec import decoder, encode
+from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import IntegrityError
-from spotfit.host import log
+from spotfit.host import log, process
 from spotfit.model.topology import SnapshotShard
 from spotfit.protocol import framing
 from spotfit.protocol.agent_peer import (
+    ADMITTED,
     ALREADY_STORED,
     REPLICATION_BYTES_PER_S,
     ReadShardBytes,
@@ -116,15 +119,16 @@ def connect_to_peer(
     `address` is for example "10.0.0.5:41234" or "[::1]:41234", `tls` the client context of the run.
     Waits up to 5 s for TCP, then up to `admission_timeout_s` seconds for a free slot of the peer
     store; each later read or write of the block up to 30 s. Raises `OSError`, of which
-    `TimeoutError` and `ssl.SSLError` are subclasses.
+    `TimeoutError` and `ssl.SSLError` are subclasses, and `IntegrityError` for a malformed frame.
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S) as plain:
         # Requests are small: Nagle's algorithm would delay them until the peer acknowledges.
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The handshake completes once the peer store has accepted the connection.
         plain.settimeout(admission_timeout_s)
         with tls.wrap_socket(plain) as connection:
+            if framing.read_frame(connection) != ADMITTED:
+                raise ConnectionAbortedError("the peer store did not admit the connection")
             connection.settimeout(RESPONSE_TIMEOUT_S)
             yield connection
 
@@ -140,10 +144,14 @@ def _peer_unavailable(address: str, reason: str) -> IntegrityError:
 _CHUNK_BYTES = 4 * 2**20
 # Each connection may hold one chunk of up to 32 MiB in memory.
 _MAX_CONNECTIONS = 32
-# Connections beyond that wait in the kernel: a rank that restores opens several at once.
 _BACKLOG = 1024
+# Connections whose client has not proved that it has the run key. They hold no slot.
+_MAX_PENDING_CONNECTIONS = 64
+_HANDSHAKE_TIMEOUT_S = 10.0
 # A connection without a request must not hold one of the slots.
 _REQUEST_TIMEOUT_S = 10.0
+# After a failure to accept for lack of descriptors or threads.
+_ACCEPT_RETRY_S = 0.1
 _request_decoder: msgspec.json.Decoder[ToPeerStore] = decoder(ToPeerStore)  # type: ignore[arg-type]
 
 FindShardFn = Callable[[SnapshotShard], Path | None]
@@ -185,6 +193,9 @@ class PeerStore:
         ip, port = self._listener.getsockname()[:2]
         self.address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         self._connection_slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._pending_connections: dict[ssl.SSLSocket, None] = {}
+        """Connections in their TLS handshake, the oldest first."""
+        self._pending_lock = threading.Lock()
         self._queue: ReplicationQueue | None = ReplicationQueue()
         """None after `close`."""
         self._queue_changed = threading.Condition()
@@ -301,28 +312,85 @@ class PeerStore:
 
     def _accept_loop(self) -> None:
         while True:
-            # Before accept(): connections beyond the limit wait in the kernel's backlog.
-            self._connection_slots.acquire()
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._serve_connection, args=(sock,), daemon=True).start()
+            except OSError as error:
+                if not self._can_accept_later(error):
+                    return  # closed
+                continue
+            try:
+                # The handshake follows on the thread of the connection.
+                connection = self._tls.server.wrap_socket(
+                    sock, server_side=True, do_handshake_on_connect=False
+                )
+            except OSError:  # the client is gone
+                sock.close()
+                continue
+            self._add_pending(connection)
+            thread = threading.Thread(
+                target=self._serve_connection, args=(connection,), daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads
+                log.warning("peer_store.accept_failed", reason=str(error))
+                self._remove_pending(connection)
+                connection.close()
+                self._clock.wait(_ACCEPT_RETRY_S)
 
-    def _serve_connection(self, sock: socket.socket) -> None:
+    def _can_accept_later(self, error: OSError) -> bool:
+        """Whether a failure to accept is temporary; waits, and frees a descriptor, if so."""
+        if error.errno not in (*process.OUT_OF_DESCRIPTORS, errno.ECONNABORTED):
+            return False
+        log.warning("peer_store.accept_failed", reason=str(error))
+        with self._pending_lock:
+            self._abort_oldest()
+        self._clock.wait(_ACCEPT_RETRY_S)
+        return True
+
+    def _add_pending(self, connection: ssl.SSLSocket) -> None:
+        with self._pending_lock:
+            if len(self._pending_connections) >= _MAX_PENDING_CONNECTIONS:
+                self._abort_oldest()
+            self._pending_connections[connection] = None
+
+    def _remove_pending(self, connection: ssl.SSLSocket) -> None:
+        with self._pending_lock:
+            self._pending_connections.pop(connection, None)
+
+    def _abort_oldest(self) -> None:
+        """Abort the oldest handshake, if there is one; its thread then closes the connection."""
+        for connection in list(self._pending_connections)[:1]:
+            del self._pending_connections[connection]
+            with suppress(OSError):
+                # Of the plain socket: `SSLSocket.shutdown` changes what the thread is using.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def _serve_connection(self, connection: ssl.SSLSocket) -> None:
         try:
-            # Includes the TLS handshake: an unauthenticated client frees its slot soon.
-            sock.settimeout(_REQUEST_TIMEOUT_S)
-            with self._tls.server.wrap_socket(sock, server_side=True) as connection:
-                body = framing.read_frame(connection)
-                connection.settimeout(RESPONSE_TIMEOUT_S)
-                if body is not None:
-                    self._handle_request(connection, _request_decoder.decode(body))
-        except (OSError, IntegrityError, msgspec.MsgspecError) as error:
+            with connection:
+                # The timeout of the whole handshake, however slowly its bytes arrive.
+                connection.settimeout(_HANDSHAKE_TIMEOUT_S)
+                connection.do_handshake()
+                self._remove_pending(connection)
+                # Only clients with the run key wait for one of the slots.
+                if self._connection_slots.acquire(timeout=_ADMISSION_TIMEOUT_S):
+                    try:
+                        self._serve_admitted(connection)
+                    finally:
+                        self._connection_slots.release()
+        except (OSError, ValueError, IntegrityError, *DECODE_ERRORS) as error:
             log.debug("peer_store.connection_failed", reason=str(error))
         finally:
-            sock.close()
-            self._connection_slots.release()
+            self._remove_pending(connection)
+
+    def _serve_admitted(self, connection: ssl.SSLSocket) -> None:
+        connection.settimeout(_REQUEST_TIMEOUT_S)
+        framing.write_frame(connection, ADMITTED)
+        body = framing.read_frame(connection)
+        connection.settimeout(RESPONSE_TIMEOUT_S)
+        if body is not None:
+            self._handle_request(connection, _request_decoder.decode(body))
 
     def _handle_request(self, connection: ssl.SSLSocket, request: ToPeerStore) -> None:
         match request:
@@ -335,6 +403,9 @@ class PeerStore:
 
     def _store_replica(self, connection: ssl.SSLSocket, request: StoreReplica) -> None:
         """Receive a replica into a temporary file, and move it to its place once complete."""
+        numbers = (request.round, request.report_index, request.rank, request.size_bytes)
+        if min(numbers) < 0 or request.rank not in request.local_ranks:
+            raise _invalid_request(request)
         replica = ReplicaId(request.round, request.report_index, request.rank)
         # The sender repeats a replica after a lost answer, or when its peer store was replaced.
         if replica in self._replicas.replicas:
@@ -349,6 +420,8 @@ class PeerStore:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 while body := framing.read_frame(connection):
+                    if file.tell() + len(body) > request.size_bytes:
+                        raise _invalid_request(request)
                     file.write(body)
                 # None is the end of the connection, an empty frame the end of the replica.
                 is_complete = body is not None and file.tell() == request.size_bytes
@@ -370,7 +443,14 @@ class PeerStore:
         if path is None:
             return b""
         with open_shard(path, shard) as segment:
+            is_inside = 0 <= offset <= offset + size_bytes <= segment.capacity_bytes
+            if not is_inside or size_bytes > framing.MAX_FRAME_BYTES:
+                raise _invalid_request(shard)
             return bytes(segment.payload[offset : offset + size_bytes])
+
+
+def _invalid_request(request: object) -> IntegrityError:
+    return IntegrityError(f"A peer has sent an impossible request: {request}")
 
 
 def open_shard(path: Path, shard: SnapshotShard) -> ShmSegment:

@@ -81,6 +81,10 @@ class ShmSegment:
             raise IntegrityError(
                 f"The snapshot in the memory file {path} cannot be opened: {error}", do=_REMEDY
             ) from error
+        if len(memory) < _PAGE:
+            raise IntegrityError(
+                f"The snapshot in {path} has {len(memory)} bytes, less than its header.", do=_REMEDY
+            )
         magic, capacity_bytes, length, _ = _HEAD.unpack_from(memory)
         if magic != _MAGIC or not length:
             raise IntegrityError(

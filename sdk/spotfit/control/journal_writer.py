@@ -109,9 +109,14 @@ class JournalWriter:
         """Fold the encoded entry `body` of `slot`, which the leader has sent to this process.
 
         Entries that are folded already are ignored. If entries before it are missing, it is not
-        folded and `advance` reads them; `is_settled` is False until then. Raises `JournalError` if
-        the entry cannot be decoded or does not fit. Does no I/O.
+        folded and `advance` reads them; `is_settled` is False until then. An entry that is not
+        authentic is read from the bucket instead. Raises `JournalError` if the entry cannot be
+        decoded or does not fit. Does no I/O.
         """
+        # What such a copy says may differ from the bucket; a cancellation is not authentic either.
+        if not self.ledger.is_authentic(slot, body):
+            self.request_read()
+            return
         self._highest_known_slot = max(self._highest_known_slot, slot)
         self.ledger.apply_entry(slot, body)
 

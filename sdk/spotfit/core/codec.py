@@ -7,6 +7,8 @@ unknown tag is a decoding error that the caller must handle.
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,3 +37,24 @@ def decoder(struct_type: type[StructT]) -> msgspec.json.Decoder[StructT]:
     that does not fit. Build it once per module.
     """
     return msgspec.json.Decoder(struct_type)
+
+
+# Strings first: their brackets do not nest.
+_WITHOUT_NESTING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^\[\]{}"]+|"', re.DOTALL)
+_DEPTH_CHANGES = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+def nesting_depth(body: bytes) -> int:
+    """Return how many objects and arrays of a JSON document lie within each other, at most.
+
+    0 for a document without any. Does not decode, and therefore accepts every depth and every
+    input.
+    """
+    brackets = _WITHOUT_NESTING.sub(b"", body)
+    return max(itertools.accumulate(map(_DEPTH_CHANGES.__getitem__, brackets)), default=0)
+
+
+def is_nested_deeper(body: bytes, limit: int) -> bool:
+    """Whether `nesting_depth(body)` exceeds `limit`; fast for most documents."""
+    # The number of brackets is an upper bound, and most messages have few.
+    return body.count(b"[") + body.count(b"{") > limit and nesting_depth(body) > limit

@@ -16,13 +16,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from spotfit.core.errors import IntegrityError
 from spotfit.host import log, process
 from spotfit.host.event_loop import READ, WRITE, EventLoop
-from spotfit.protocol.framing import FrameReader, encode_frame
+from spotfit.protocol.framing import MAX_FRAME_BYTES, FrameReader, encode_frame
 
 _CHUNK_BYTES = 256 * 1024
 _MAX_LINE_BYTES = 64 * 1024  # a program may print for hours without a newline
@@ -99,11 +99,14 @@ class ChildProcess:
     """A user process.
 
     Args:
-        on_messages: Called with the frames that the process has sent.
+        on_messages: Called with the frames that the process has sent. Raises `IntegrityError` for
+            an invalid one: that kills the process, as its own failure.
         on_line: Called with "out" or "err" and a line of output, or at most once a second with the
             state of a line that the process overwrites, such as a progress bar.
         on_exit: Called once, after all frames and lines, with the exit in words ("exited with code
-            1") and whether the exit code is 0.
+            1") and whether the exit code is 0. After an invalid frame the reason says so.
+        log_fields: What identifies the process in log records, such as its rank.
+        frame_limit_bytes: The largest frame that it may send.
     """
 
     def __init__(
@@ -113,33 +116,48 @@ class ChildProcess:
         on_messages: Callable[[list[bytes]], None],
         on_line: Callable[[str, str], None],
         on_exit: Callable[[str, bool], None],
+        log_fields: Mapping[str, object] | None = None,
+        frame_limit_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self._loop = loop
+        self._log_fields = dict(log_fields or {})
         self._on_messages, self._on_line, self._on_exit = on_messages, on_line, on_exit
         self.pid: int | None = None
         self.was_killed = False
         """Whether the process was alive when `kill` was called."""
         self._status: int | None = None
         self._exit_reason = ""
+        self._protocol_error = ""
+        """Why the process was killed, if it has sent an invalid frame."""
         self.is_kill_requested = False
         self._is_finished = False
-        self._reader = FrameReader()
+        self._reader = FrameReader(limit_bytes=frame_limit_bytes)
         self._send_buffer = bytearray()
-        self._socket: socket.socket | None
-        self._socket, self._child_socket = socket.socketpair()
-        self._socket.settimeout(0)
+        self._socket: socket.socket | None = None
+        self._child_socket: socket.socket | None = None
         self._streams: dict[int, _OutputStream] = {}
-        self._child_pipes = (self._open_stream("out"), self._open_stream("err"))
-        loop.register(self._socket, READ, self._on_socket_ready)
+        self._child_pipes: list[int] = []
+        self._open_error: OSError | None = None
+        """Why the process cannot be started: this process has no descriptors left."""
+        try:
+            self._open_descriptors()
+        except OSError as error:
+            self._open_error = error
+            self.discard()
+            self._is_finished = False  # `on_reaped` reports the end
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
         """The child's ends of its socket, standard output and standard error, in this order.
 
         The code that starts the process passes them on. They are closed once it is started or
-        discarded.
+        discarded. Raises `OSError` if they could not be opened.
         """
-        return (self._child_socket.fileno(), *self._child_pipes)
+        if self._open_error is not None:
+            raise self._open_error
+        assert self._child_socket is not None
+        stdout_fd, stderr_fd = self._child_pipes
+        return self._child_socket.fileno(), stdout_fd, stderr_fd
 
     def send(self, body: bytes) -> None:
         """Send one frame to the process. Does not block: the event loop sends what remains.
@@ -215,10 +233,19 @@ class ChildProcess:
         self._loop.call_later(_OUTPUT_DRAIN_TIMEOUT_S, self._finish)
         self._finish_if_drained()
 
+    def _open_descriptors(self) -> None:
+        self._socket, self._child_socket = socket.socketpair()
+        self._socket.settimeout(0)
+        self._child_pipes.append(self._open_stream("out"))
+        self._child_pipes.append(self._open_stream("err"))
+        self._loop.register(self._socket, READ, self._on_socket_ready)
+
     def _close_child_ends(self) -> None:
-        self._child_socket.close()
+        if self._child_socket is not None:
+            self._child_socket.close()
         for descriptor in self._child_pipes:
             os.close(descriptor)
+        self._child_pipes.clear()
 
     # --- socket ------------------------------------------------------------------------------
 
@@ -245,7 +272,8 @@ class ChildProcess:
             if frames := self._reader.feed(received):
                 self._on_messages(frames)
         except IntegrityError as error:
-            log.error("worker.protocol_error", pid=self.pid, reason=str(error))
+            log.error("worker.protocol_error", pid=self.pid, reason=str(error), **self._log_fields)
+            self._protocol_error = error.message
             self.kill(as_failure=True)
             self._close_socket()
 
@@ -259,7 +287,10 @@ class ChildProcess:
         except BlockingIOError:
             if len(self._send_buffer) > _SEND_BUFFER_LIMIT_BYTES:
                 log.error(
-                    "worker.send_buffer_full", pid=self.pid, unsent_bytes=len(self._send_buffer)
+                    "worker.send_buffer_full",
+                    pid=self.pid,
+                    unsent_bytes=len(self._send_buffer),
+                    **self._log_fields,
                 )
                 self.kill(as_failure=True)
         except OSError:
@@ -350,4 +381,7 @@ class ChildProcess:
                 self._on_line(stream.name, line)
             self._close_stream(descriptor)
         description, is_clean = process.describe_exit(self._status)
+        if self._protocol_error and not self.was_killed:
+            description = f"sent an invalid message: {self._protocol_error}"
+            is_clean = False
         self._on_exit(self._exit_reason or description, is_clean)

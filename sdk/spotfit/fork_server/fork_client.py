@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from spotfit.core.codec import decoder, encode
+from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.ids import RunId, Token
 from spotfit.fork_server.child_process import ChildProcess
 from spotfit.host import env, log, process
@@ -122,6 +122,7 @@ class ForkServerClient:
             except OSError:
                 self.control.close()
                 raise
+        process.restore_descriptor_limit(self._process.pid)  # its children inherit it
 
     @property
     def pid(self) -> int:
@@ -163,7 +164,12 @@ class ForkServerClient:
                 self._is_closed = True
                 # The messages first, exits among them; the next call finds the end again.
                 return messages or None
-            message = _message_decoder.decode(packet)
+            try:
+                message = _message_decoder.decode(packet)
+            except DECODE_ERRORS as error:
+                log.error("fork_server.protocol_error", pid=self.pid, reason=str(error))
+                process.kill(self.pid)  # the end of its socket follows
+                continue
             self.is_ready = self.is_ready or isinstance(message, ForkServerReady)
             self.is_fully_warm = self.is_fully_warm or isinstance(message, ForkServerFullyWarm)
             self.has_forked = self.has_forked or isinstance(message, ChildForked)
@@ -293,6 +299,7 @@ class Spawner:
             pass_fds=[socket_fd],
             process_group=0,
         )
+        process.restore_descriptor_limit(started.pid)
         child.on_started(started.pid)
         if not self._running:
             self._loop.call_later(_POLL_S, self._poll)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +17,8 @@ STACK_DUMP_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
 A real-time signal near the end of the range: applications use SIGUSR1 and SIGUSR2, and the C
 library reserves the first real-time signals.
 """
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+"""The `OSError.errno` if this process or the machine has no free file descriptor."""
 KILLED_BY_SIGKILL = "was killed by SIGKILL"
 """What `describe_exit` returns for a process that another one or the kernel has killed."""
 _PROCESS_STATES = {
@@ -50,6 +54,41 @@ def set_process_name(name: str) -> None:
     """Set the name of this process that `ps` and `top` show, cut to 15 bytes. Linux only."""
     if sys.platform == "linux":
         _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+_descriptor_limits: list[tuple[int, int]] = []
+"""The limits of this process before `raise_descriptor_limit`, if it has changed them."""
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process as many file descriptors as its hard limit permits.
+
+    For an agent, whose connections grow with the run. Its children must not inherit the limit: call
+    `restore_descriptor_limit` for each. Linux only; a limit that cannot be raised is kept.
+    """
+    soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if sys.platform != "linux" or soft == hard:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        _descriptor_limits.append(limits)
+
+
+def descriptor_limit() -> int:
+    """Return how many file descriptors this process may have open."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def restore_descriptor_limit(pid: int) -> None:
+    """Give the child `pid` the descriptor limit that this process had before it was raised.
+
+    User code and its libraries may call select(), which fails for descriptors above 1023, or close
+    all numbers up to the limit. No effect if the limit was not raised or the child has ended.
+    """
+    if _descriptor_limits:
+        with contextlib.suppress(OSError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, _descriptor_limits[0])
 
 
 def kill_group(leader: int, sig: int = signal.SIGKILL) -> None:
@@ -105,11 +144,12 @@ def exists(pid: int) -> bool:
 def zombie_wait_status(pid: int) -> int | None:
     """Return the wait status of a zombie process, as `os.waitpid` would, without reaping it.
 
-    None if it still runs, or does not exist any more, and on systems other than Linux.
+    None if it still runs, or does not exist any more, if that cannot be read because this process
+    has no descriptors left, and on systems other than Linux.
     """
     try:
         fields = _read_stat(pid)
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return None
     return int(fields[49]) if fields[0] in _ZOMBIE_STATES else None  # field 52, exit_code
 

@@ -337,6 +337,10 @@ class Journal:
                 self.on_entry(slot, body, entry)
             return self.view
 
+    def is_authentic(self, slot: int, body: bytes) -> bool:
+        """Whether the entry `body` has a valid MAC for `slot`; True without the run key."""
+        return self._mac is None or self._mac.is_valid(keys.entry(slot), body)
+
     def _decode(self, slot: int, body: bytes) -> JournalEntry | None:
         """Return the entry in `body`; None if it is not authentic and must be ignored."""
         if self._mac is None:
@@ -588,6 +592,10 @@ class Ledger:
         `JournalError` if the entry cannot be decoded or does not fit.
         """
         return self._journal.apply_entry(slot, body)
+
+    def is_authentic(self, slot: int, body: bytes) -> bool:
+        """Whether the entry `body` has a valid MAC for `slot`; True without the run key."""
+        return self._journal.is_authentic(slot, body)
 
     def append(self, event: JournalEvent, after: JournalView) -> JournalView:
         """Offer an event for the slot after the view `after`, then read; return the resulting view.

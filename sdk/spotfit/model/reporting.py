@@ -15,7 +15,9 @@ from typing import Any
 
 import msgspec
 
+from spotfit.core.codec import is_nested_deeper, nesting_depth
 from spotfit.core.errors import ConfigError
+from spotfit.core.units import format_bytes
 
 
 class CheckpointUploadMode(enum.Enum):
@@ -58,6 +60,12 @@ class ReportedCheckpointStatus(enum.Enum):
 # --- Encoding of metrics as JSON, and back --------------------------------------------------------
 
 
+MAX_METRICS_DEPTH = 100
+"""How many dictionaries and lists within each other the metrics of a report may have."""
+# Metrics are stored in the journal and sent to the callbacks, those of all ranks in one message.
+MAX_METRICS_BYTES = 8 * 2**20
+"""The largest metrics of one report, as JSON."""
+
 _FLOAT_KEY = "__float__"
 # Subclasses, such as enum or NumPy string types, are converted to the first type that matches.
 _JSON_BASE_TYPES: tuple[type[Any], ...] = (list, tuple, str, int, float)
@@ -69,7 +77,8 @@ def metrics_to_json(metrics: Any, *, label: str = "metrics") -> bytes:
     NumPy scalars become numbers; NaN and infinities become {"__float__": "nan"}, see
     `metrics_from_json`. Raises `ConfigError` (a ValueError) with the path of the value, such as
     metrics['eval']['loss'], for torch tensors and all other values that JSON cannot represent, and
-    if `metrics` is not a mapping. `label` is the name of the argument in that message.
+    if `metrics` is not a mapping, nested more than `MAX_METRICS_DEPTH` levels deep or larger than
+    `MAX_METRICS_BYTES`. `label` is the name of the argument in that message.
     """
     if not isinstance(metrics, Mapping):
         raise ConfigError(
@@ -78,17 +87,23 @@ def metrics_to_json(metrics: Any, *, label: str = "metrics") -> bytes:
         )
     try:
         body = _encode(metrics)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except RecursionError as error:
+        raise _too_deep(metrics, label) from error
+    except (TypeError, ValueError, OverflowError) as error:
         path, reason = _find_unencodable(metrics, label, error)
         raise ConfigError(
             f"{path} cannot be reported: {reason}.",
             do="Report numbers and strings: loss.item() for a tensor, .tolist() for an array.",
             path=path,
         ) from error
+    if is_nested_deeper(body, MAX_METRICS_DEPTH):
+        raise _too_deep(metrics, label)
     # msgspec encodes NaN and infinities as null. The second pass is slower and rarely needed, so it
     # runs only if a null occurs (which may also be a None or part of a string).
     if b"null" in body:
         body = _encode(_mark_nonfinite(metrics))
+    if len(body) > MAX_METRICS_BYTES:
+        raise _too_large(metrics, label, len(body))
     return body
 
 
@@ -147,6 +162,40 @@ def _mark_nonfinite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {_FLOAT_KEY: repr(float(value))}
     return value
+
+
+def _too_deep(metrics: Mapping[Any, Any], label: str) -> ConfigError:
+    depths = {f"{label}[{key!r}]": 1 + _depth(value) for key, value in metrics.items()}
+    path = max(depths, key=depths.__getitem__)
+    levels = f"{depths[path]} levels deep" if depths[path] < math.inf else "too deep, or in itself"
+    return ConfigError(
+        f"{path} cannot be reported: it is nested {levels}; the limit is {MAX_METRICS_DEPTH} "
+        "levels of dictionaries and lists.",
+        do="Report a flat dictionary, and save nested structures in the checkpoint.",
+        path=path,
+    )
+
+
+def _depth(value: Any) -> float:
+    """The nesting of one value; infinite beyond what the encoder can process."""
+    try:
+        return nesting_depth(_encode(value))
+    except RecursionError:
+        return math.inf
+    except (TypeError, ValueError, OverflowError):  # the value of another key is reported
+        return 0
+
+
+def _too_large(metrics: Mapping[Any, Any], label: str, size_bytes: int) -> ConfigError:
+    sizes = {f"{label}[{key!r}]": len(_encode(value)) for key, value in metrics.items()}
+    path = max(sizes, key=sizes.__getitem__)
+    return ConfigError(
+        f"{label.capitalize()} cannot be reported: as JSON they have {format_bytes(size_bytes)}, "
+        f"of which {path} has {format_bytes(sizes[path])}; the limit is "
+        f"{format_bytes(MAX_METRICS_BYTES)}.",
+        do="Report smaller values, and save large ones in the checkpoint.",
+        path=path,
+    )
 
 
 def _find_unencodable(value: Any, path: str, error: Exception, depth: int = 0) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Messages to a peer store: the server in which an agent shares in-memory snapshots with peers.
 
-The transport is framed TLS. A connection carries one request, the first frame; the frames after it
-are raw bytes.
+The transport is framed TLS. The server sends `ADMITTED` once it serves the connection. The client
+then sends one request, its first frame; the frames after it are raw bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from spotfit.model.topology import SnapshotShard
 # Replication shares the network with the gradient all-reduce of training, so it is throttled.
 REPLICATION_BYTES_PER_S = 256 * 2**20
 """The rate at which one node sends replicas to its peer, for all its ranks together."""
+
+ADMITTED = b"admitted"
+"""The first frame of the server. The client waits for it as long as others are served."""
 
 # Not empty: an empty frame requests the data.
 ALREADY_STORED = b"kept"

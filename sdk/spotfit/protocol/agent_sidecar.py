@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from spotfit.core.ids import RunId
+from spotfit.protocol.worker_agent import Payload
 
 # --- validator ---------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ class CallWorkers(msgspec.Struct, frozen=True, kw_only=True, tag="call_workers")
     round: int
     call_id: int
     ranks: tuple[int, ...]
-    pickled_call: bytes
+    pickled_call: Payload
 
 
 class HookFinished(msgspec.Struct, frozen=True, kw_only=True, tag="hook_finished"):

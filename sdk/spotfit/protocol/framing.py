@@ -17,13 +17,13 @@ _HEADER = struct.Struct(">I")
 _MAX_RECV_BYTES = 256 * 1024
 
 
-def encode_frame(body: bytes) -> bytes:
+def encode_frame(body: bytes, *, limit_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """Return the frame of `body`: its length in 4 bytes, then the body.
 
-    Raises `IntegrityError` if the body exceeds `MAX_FRAME_BYTES`. Does not send anything.
+    Raises `IntegrityError` if the body exceeds `limit_bytes`. Does not send anything.
     """
-    if len(body) > MAX_FRAME_BYTES:
-        raise _frame_too_large(len(body), MAX_FRAME_BYTES)
+    if len(body) > limit_bytes:
+        raise _frame_too_large(len(body), limit_bytes)
     return _HEADER.pack(len(body)) + body
 
 

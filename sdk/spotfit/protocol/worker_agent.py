@@ -3,9 +3,12 @@
     worker  ── FromWorker ──▶  agent  ── ToLeader ──▶  leader
     worker  ◀── ToWorker  ───  agent  ◀── FromLeader ──  leader
 
-Most messages are addressed to the round coordinator on the leader's node. The agents between only
+Most messages are addressed to the round coordinator on the leader's node. The agents between
 forward them: `FromWorker` inside `WorkerToLeader`, `ToWorker` inside `LeaderToWorker`. The agent
 itself consumes `WorkerHeartbeat`, `RequestUpload`, `SnapshotReport` and `RolledBack`.
+
+User code can write to a worker's socket. Agent and leader both verify each frame by
+`decode_worker_message`; an invalid one is a failure of that worker.
 
 On the socket, each frame is one JSON object whose first field is the message's tag. Reports are
 numbered from 0 in every round; the n-th reports of all ranks form one report of the group.
@@ -13,14 +16,29 @@ numbered from 0 in every round; the n-th reports of all ranks form one report of
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from spotfit.core.errors import IntegrityError
+from spotfit.core.codec import DECODE_ERRORS, decoder, is_nested_deeper
+from spotfit.core.errors import ConfigError, IntegrityError
+from spotfit.core.ids import parse_name
 from spotfit.model.events import FailureCause, ValidationRequest
 from spotfit.model.failure_model import FailureModel
+from spotfit.model.reporting import MAX_METRICS_BYTES, MAX_METRICS_DEPTH
 from spotfit.model.topology import SnapshotId
+from spotfit.protocol.framing import MAX_FRAME_BYTES
+
+MAX_WORKER_FRAME_BYTES = MAX_FRAME_BYTES - 2**20
+"""The largest frame of a worker: its agent must be able to forward it inside of a message."""
+# The limits of what user code can send by another way than the functions of spotfit. The integers
+# fit into a JSON number of any language.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+ShortText = Annotated[str, msgspec.Meta(max_length=1_000)]
+LongText = Annotated[str, msgspec.Meta(max_length=1_000_000)]
+Payload = Annotated[bytes, msgspec.Meta(max_length=12 * 2**20)]
+"""A value that the leader sends on to all ranks or to a backend hook; their senders limit it to 8
+MiB."""
 
 WorkerPhase = Literal["setup", "train", "leave"]
 """What a worker does after a gate: form the process group, call the training function, exit."""
@@ -49,8 +67,8 @@ class AtGate(msgspec.Struct, frozen=True, kw_only=True, tag="at_gate"):
 class CallResult(msgspec.Struct, frozen=True, kw_only=True, tag="call_result"):
     """The result of a `CallFunction`."""
 
-    call_id: int
-    pickled_value: bytes
+    call_id: Count
+    pickled_value: Payload
     """The pickled return value or exception; empty if the exception cannot be pickled."""
     traceback_text: str | None = None
     """The traceback, if the function raised."""
@@ -59,18 +77,18 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True, tag="call_result"):
 class MetricsReport(msgspec.Struct, frozen=True, kw_only=True, tag="metrics_report"):
     """A report without files. There is no reply."""
 
-    report_index: int
-    # Raw: the agent forwards metrics without decoding them.
+    report_index: Count
+    # Raw: the agent verifies metrics, and forwards them as they are.
     metrics: msgspec.Raw
-    checkpoint_dir_name: str | None = None
+    checkpoint_dir_name: ShortText | None = None
 
 
 class FilesReport(msgspec.Struct, frozen=True, kw_only=True, tag="files_report"):
     """A report with files. The reply is `CheckpointNamed`, once all ranks have reported."""
 
-    report_index: int
+    report_index: Count
     metrics: msgspec.Raw
-    checkpoint_dir_name: str | None = None
+    checkpoint_dir_name: ShortText | None = None
     """The directory name that the user requests; None for a generated one."""
     blocks_training: bool = False
     """Whether the training function itself, in the main thread, waits for the reply."""
@@ -79,9 +97,9 @@ class FilesReport(msgspec.Struct, frozen=True, kw_only=True, tag="files_report")
     """Whether spotfit uploads the files; otherwise the user's code does, or has done so."""
     incremental: bool = False
     """Whether the upload may share files of a committed checkpoint (`CheckpointNamed.parent`)."""
-    step: int | None = None
+    step: Count | None = None
     """For a snapshot, the number of training steps it contains."""
-    reason: str = ""
+    reason: ShortText = ""
     """Why a Checkpointer saves now; empty for `report()`."""
 
 
@@ -93,33 +111,33 @@ class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot_re
     segment.
     """
 
-    report_index: int
+    report_index: Count
     metrics: msgspec.Raw
-    segment: str
+    segment: Annotated[str, msgspec.Meta(max_length=4_096)]
     """The path of the segment."""
-    step: int | None = None
+    step: Count | None = None
     """The number of training steps it contains."""
-    reason: str = ""
+    reason: ShortText = ""
     """Why the Checkpointer saves now."""
 
 
 class AwaitReports(msgspec.Struct, frozen=True, kw_only=True, tag="await_reports"):
     """The worker waits for its first reports. The reply is `ReportsSettled`."""
 
-    report_count: int
+    report_count: Count
 
 
 class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
     """This rank's files of a report are lost, therefore the report has no checkpoint."""
 
-    report_index: int
-    reason: str
+    report_index: Count
+    reason: LongText
 
 
 class CheckpointCorrupt(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint_corrupt"):
     """A committed checkpoint cannot be read; later checkpoints must not share its files."""
 
-    checkpoint_name: str
+    checkpoint_name: ShortText
 
 
 class RolledBack(msgspec.Struct, frozen=True, kw_only=True, tag="rolled_back"):
@@ -129,18 +147,18 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True, tag="rolled_back"):
     report: a restart must not resume from them.
     """
 
-    before_report_index: int
+    before_report_index: Count
 
 
 class SaveCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="save_completed"):
     """This rank's files of a report, and its manifest, are in the bucket."""
 
-    report_index: int
-    checkpoint_name: str
-    size_bytes: int = 0
-    step: int | None = None
+    report_index: Count
+    checkpoint_name: ShortText
+    size_bytes: Count = 0
+    step: Count | None = None
     """For a snapshot, the number of training steps it contains."""
-    custom_folder: str = ""
+    custom_folder: ShortText = ""
     """The folder below the run's root, if the user's code has uploaded the files."""
 
 
@@ -150,8 +168,8 @@ class RequestUpload(msgspec.Struct, frozen=True, kw_only=True, tag="request_uplo
     The agent completes the upload also if this worker exits.
     """
 
-    report_index: int
-    checkpoint_name: str
+    report_index: Count
+    checkpoint_name: ShortText
     upload_job: bytes
     """A pickle for the uploader process; the agent does not load it."""
 
@@ -162,10 +180,10 @@ class RankZeroBroadcast(msgspec.Struct, frozen=True, kw_only=True, tag="rank_zer
     Once all ranks have joined, each receives rank 0's value in `RankZeroBroadcastResult`.
     """
 
-    kind: str
-    seq: int
+    kind: ShortText
+    seq: Count
     # Only the value of rank 0 is used; the other ranks usually send nothing.
-    value: bytes = b""
+    value: Payload = b""
     blocks_training: bool = False
     """Whether the training function itself, in the main thread, waits for the result."""
 
@@ -173,7 +191,7 @@ class RankZeroBroadcast(msgspec.Struct, frozen=True, kw_only=True, tag="rank_zer
 class WorkerReturned(msgspec.Struct, frozen=True, kw_only=True, tag="worker_returned"):
     """The training function returned and all uploads are complete."""
 
-    report_count: int
+    report_count: Count
     pickled_value: bytes = b""
     """The pickled return value of rank 0; empty for other ranks."""
 
@@ -211,6 +229,14 @@ FromWorker = (
 )
 
 _TAG_START = b'{"type":"'
+_DO = "Check whether the training function writes to file descriptors it has not opened."
+_MAX_KIND_CHARS = 40
+# The objects around the metrics, also in the journal, and NaN, which is encoded as an object.
+_MAX_DEPTH = MAX_METRICS_DEPTH + 10
+# The metrics, and as much for the arguments of a validation.
+_MAX_REPORT_BYTES = 2 * MAX_METRICS_BYTES + 2**16
+_message_decoder: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[arg-type]
+_metrics_decoder: msgspec.json.Decoder[dict[str, Any]] = decoder(dict[str, Any])
 
 
 def message_tag(frame: bytes) -> str:
@@ -225,11 +251,40 @@ def message_tag(frame: bytes) -> str:
     start = len(_TAG_START)
     end = frame.find(b'"', start)
     if end < 0 or not frame.startswith(_TAG_START):
-        raise IntegrityError(
-            f"A worker sent {frame[:40]!r}, which is not a message of spotfit.",
-            do="Check whether the training function writes to file descriptors it has not opened.",
-        )
+        raise IntegrityError(f"{frame[:40]!r} is not a message of spotfit.", do=_DO)
     return frame[start:end].decode(errors="replace")
+
+
+def decode_worker_message(frame: bytes | msgspec.Raw) -> FromWorker:
+    """Decode the body of one frame of a worker, and verify what its receivers rely on.
+
+    Raises `IntegrityError` with the kind of the message and the reason if it is malformed, has a
+    field of another type or size, is nested too deep, or has metrics or a directory name that
+    `report()` does not accept. Then the worker has failed, not the agent or the leader.
+    """
+    body = bytes(frame)
+    kind = message_tag(body)[:_MAX_KIND_CHARS]
+    try:
+        # First: the depth at which decoders fail depends on the stack of the caller.
+        if is_nested_deeper(body, _MAX_DEPTH):
+            raise msgspec.ValidationError("It is nested too deep")
+        message = _message_decoder.decode(body)
+        if isinstance(message, MetricsReport | FilesReport | SnapshotReport):
+            if len(body) > _MAX_REPORT_BYTES:
+                raise msgspec.ValidationError(f"It has {len(body)} bytes")
+            # The leader decodes them later, for another rank's message or none.
+            _metrics_decoder.decode(message.metrics)
+        if isinstance(message, MetricsReport | FilesReport) and message.checkpoint_dir_name:
+            parse_name(message.checkpoint_dir_name, what="checkpoint_dir_name")
+    except ConfigError as error:
+        raise _invalid_message(kind, error.message) from error
+    except DECODE_ERRORS as error:
+        raise _invalid_message(kind, str(error)) from error
+    return message
+
+
+def _invalid_message(kind: str, reason: str) -> IntegrityError:
+    return IntegrityError(f"{kind!r} is invalid: {reason.rstrip('.')}.", do=_DO)
 
 
 # --- agent -> worker -------------------------------------------------------------------------

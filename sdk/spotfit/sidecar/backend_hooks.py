@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from spotfit.core.codec import decoder
+from spotfit.core.errors import IntegrityError
+from spotfit.core.units import format_ranks
 from spotfit.host import log
 from spotfit.model.leader_state import UserCodeError
 from spotfit.protocol.agent_sidecar import (
@@ -51,6 +53,8 @@ class ProcessBackendHookRunner:
         """Submitted and not finished; the first one is running."""
         self._worker_calls: list[CallWorkers] = []
         self._user_code_error: UserCodeError | None = None
+        self._world_sizes: dict[int, int] = {}
+        """The number of workers of each round for which a hook was submitted."""
 
     def submit(
         self, hook: BackendHook, round_number: int, world_size: int, resources: Mapping[str, float]
@@ -61,6 +65,7 @@ class ProcessBackendHookRunner:
             world_size=world_size,
             resources_per_worker=dict(resources),
         )
+        self._world_sizes[round_number] = world_size
         # Sent at once, although another hook may be running: the process has a queue.
         self._pending_hooks.append(request)
         self._channel.send(request)
@@ -119,7 +124,13 @@ class ProcessBackendHookRunner:
 
     def _on_message(self, message: FromHookRunner) -> None:
         match message:
-            case CallWorkers():
+            case CallWorkers(round=number, ranks=ranks):
+                world_size = self._world_sizes.get(number, 0)
+                if not all(0 <= rank < world_size for rank in ranks):
+                    raise IntegrityError(
+                        f"It calls {format_ranks(ranks)} of round {number}, which has "
+                        f"{world_size} workers."
+                    )
                 self._worker_calls.append(message)
             case HookFinished():
                 # Hooks finish in the order of their submission.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from spotfit.core.codec import decoder
+from spotfit.core.errors import IntegrityError
 from spotfit.model.leader_state import UserCodeError
 from spotfit.protocol.agent_sidecar import (
     CallAfterException,
@@ -34,10 +35,7 @@ class ProcessCallbackRunner:
         self._user_code_error: UserCodeError | None = None
 
     def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
-        self._sent_count += 1
-        self._channel.send(
-            CallAfterReport(metrics_by_rank=tuple(metrics), checkpoint_name=checkpoint)
-        )
+        self._send(CallAfterReport(metrics_by_rank=tuple(metrics), checkpoint_name=checkpoint))
 
     def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
         failures = tuple(
@@ -46,8 +44,16 @@ class ProcessCallbackRunner:
             )
             for rank in sorted(traceback_texts)  # all failed ranks, also those without a pickle
         )
+        self._send(CallAfterException(failures=failures))
+
+    def _send(self, message: CallAfterReport | CallAfterException) -> None:
         self._sent_count += 1
-        self._channel.send(CallAfterException(failures=failures))
+        try:
+            self._channel.send(message)
+        except IntegrityError as error:  # the metrics of all ranks together are too large
+            self._user_code_error = self._user_code_error or UserCodeError(
+                reason="a report is too large for the callbacks", traceback_text=str(error)
+            )
 
     def user_code_error(self) -> UserCodeError | None:
         return self._user_code_error
@@ -66,6 +72,8 @@ class ProcessCallbackRunner:
 
     def _on_finished(self, response: CallbackFinished) -> None:
         # One reply to each call, in order: counting them is enough.
+        if self._finished_count == self._sent_count:
+            raise IntegrityError("It answers a call that was not made.")
         self._finished_count += 1
         if response.traceback_text is not None and self._user_code_error is None:
             self._user_code_error = UserCodeError(

@@ -18,7 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from spotfit.core.codec import encode
+from spotfit.core.codec import DECODE_ERRORS, encode
+from spotfit.core.errors import IntegrityError
 
 MessageT = TypeVar("MessageT")
 
@@ -46,7 +47,8 @@ class SidecarChannel(Generic[MessageT]):
 
     Args:
         decoder: Decodes the frames of the process.
-        on_message: Called with each message, in order.
+        on_message: Called with each message, in order. Raises `IntegrityError` for one that
+            contradicts the state of the owner: that kills the process, as an invalid frame does.
         on_exit: Called with the reason ("exited with code 1") after the last message.
         init: Sent to each new process before any other message.
     """
@@ -121,7 +123,20 @@ class SidecarChannel(Generic[MessageT]):
         for frame in frames:
             # Checked for each frame: a handler may close the channel.
             if generation == self._generation:
-                self._on_message(self._decoder.decode(frame))
+                self._on_message(self._decode(frame))
+
+    def _decode(self, frame: bytes) -> MessageT:
+        """Raises `IntegrityError`, for which `ChildProcess` kills the process.
+
+        User code runs in the process, and may write to its socket.
+        """
+        try:
+            return self._decoder.decode(frame)
+        except DECODE_ERRORS as error:
+            raise IntegrityError(
+                f"{frame[:40]!r} is not a message of spotfit: {error}",
+                do="Check whether your code writes to file descriptors it has not opened.",
+            ) from error
 
     def _on_process_exit(self, generation: int, reason: str, _is_clean: bool) -> None:  # noqa: FBT001 - see ChildProcess
         if generation == self._generation:

@@ -32,7 +32,17 @@ from spotfit.store.api import ALREADY_EXISTS_REMEDY, NOT_FOUND_REMEDY, ObjectInf
 from spotfit.store.url import PARTIAL_FILE_PREFIX, RootUrl, validate_key
 
 _NO_HARD_LINK_ERRNOS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
-_TRANSIENT_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR})
+_TRANSIENT_ERRNOS = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EMFILE,
+        errno.ENFILE,
+    }
+)
 _FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _COPY_CHUNK_BYTES = 4 * 2**20
 # Another process may remove the empty directory between mkdir and the write, repeatedly in

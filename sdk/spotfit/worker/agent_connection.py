@@ -35,6 +35,7 @@ from spotfit.core.units import format_bytes
 from spotfit.host import log, process
 from spotfit.protocol.framing import FrameReader, encode_frame
 from spotfit.protocol.worker_agent import (
+    MAX_WORKER_FRAME_BYTES,
     AtGate,
     CallFunction,
     CallResult,
@@ -117,7 +118,7 @@ class AgentConnection:
             return self._received.pop(0)
 
     def _send_bytes(self, body: bytes) -> None:
-        packet = encode_frame(body)
+        packet = encode_frame(body, limit_bytes=MAX_WORKER_FRAME_BYTES)
         # One sendall per frame: parts of two threads' frames must not interleave.
         with self._write_lock:
             try:

@@ -19,7 +19,9 @@ from spotfit.model.events import (
     LeaderElected,
 )
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
-from spotfit.testing.builders import a_spec
+from spotfit.protocol.agent_leader import JournalEntryCopy
+from spotfit.security.object_mac import ObjectMac
+from spotfit.testing.builders import RUN_KEY, a_spec
 from tests.unit.agent.simulated_cluster import FakeCluster
 
 FORGED = Token("t-forged")
@@ -115,3 +117,31 @@ def test_a_new_leader_does_not_commit_a_forged_checkpoint() -> None:
     world.kill(world.leader)
     world.advance_until(lambda: world.is_training)
     assert world.events_of(CheckpointCommitted) == []
+
+
+@pytest.mark.parametrize("slot_offset", [0, 5, 10**12])
+def test_a_forged_copy_of_an_entry_does_not_change_the_state_of_an_agent(slot_offset: int) -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    follower = next(node for node in cluster.nodes.values() if node is not cluster.leader)
+    slot = follower.ledger.view.next_slot + slot_offset
+    for body in (b"garbage", b"[" * 5_000, b"\xff"):
+        cluster.leader.net.send_to_agent(follower.agent_id, JournalEntryCopy(slot=slot, body=body))
+    cluster.advance(1.0)
+    cluster.checkpoint(0, "c1")
+    assert follower.ledger.view.latest_checkpoint is not None
+    assert not follower.has_exited
+    assert follower.agent._journal_writer.is_settled
+
+
+def test_a_copy_that_is_no_entry_although_it_has_a_mac_does_not_end_an_agent() -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    follower = next(node for node in cluster.nodes.values() if node is not cluster.leader)
+    slot = follower.ledger.view.next_slot
+    body = ObjectMac(RUN_KEY).add(keys.entry(slot), b'{"not":"an entry"}')
+    cluster.leader.net.send_to_agent(follower.agent_id, JournalEntryCopy(slot=slot, body=body))
+    cluster.advance(1.0)
+    cluster.checkpoint(0, "c1")
+    assert follower.ledger.view.latest_checkpoint is not None
+    assert not follower.has_exited

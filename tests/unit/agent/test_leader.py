@@ -7,7 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from spotfit.agent import leader as leader_module
+from spotfit.agent.ports import AgentMessageReceived
 from spotfit.checkpoint.manifest import Manifest, manifests_of_all
 from spotfit.checkpoint.writer import save_existing_files
 from spotfit.control.background_calls import BackgroundResult
@@ -26,8 +29,9 @@ from spotfit.model.events import (
     TrainingEnded,
     ValidationRequest,
 )
-from spotfit.model.leader_state import UserCodeError
+from spotfit.model.leader_state import UserCodeError, ValidationReported
 from spotfit.model.spec import FailureLimits, RetentionConfig, ValidationSpec
+from spotfit.protocol.agent_leader import Join
 from spotfit.protocol.agent_sidecar import CallWorkers
 from spotfit.protocol.worker_agent import (
     AtGate,
@@ -44,6 +48,7 @@ from spotfit.protocol.worker_agent import (
     SaveFailed,
     WorkerReturned,
 )
+from spotfit.testing.builders import RUN_ID
 from tests.unit.agent.simulated_cluster import TIMING, FakeCluster
 
 ANY_FAILURES = FailureLimits(worker=-1)
@@ -831,3 +836,51 @@ def test_journal_entries_are_sent_to_all_agents() -> None:
     follower = next(node for node in cluster.nodes.values() if node is not cluster.leader)
     cluster.checkpoint(0, "c1")
     assert follower.ledger.view.latest_checkpoint is not None
+
+
+def test_an_entry_that_is_too_large_for_a_frame_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    monkeypatch.setattr(leader_module, "_MAX_ENTRY_COPY_BYTES", 10)
+    follower = next(node for node in cluster.nodes.values() if node is not cluster.leader)
+    cluster.checkpoint(0, "c1")
+    assert cluster.last_event(CheckpointCommitted) is not None
+    assert follower.ledger.view.latest_checkpoint is None, "it reads the journal later"
+    assert not cluster.leader.has_exited
+
+
+def test_a_result_of_a_validation_that_the_agent_does_not_run_is_ignored() -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    cluster.node_of_rank(1).net.send_to_leader(
+        ValidationReported(attempt=10**9, status="validated", metrics={"acc": 1.0})
+    )
+    cluster.advance(1.0)
+    leader = cluster.leader.agent._leader
+    assert leader is not None
+    assert leader._observations.state.validation_reported is None
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        {"slots": -1},
+        {"node": -1},
+        {"coordinator_address": "10.0.0.1:port"},
+        {"peer_store_address": "no port"},
+    ],
+)
+def test_a_join_with_an_impossible_member_is_rejected(
+    member: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    other = next(node for node in cluster.nodes.values() if node is not cluster.leader)
+    leader = cluster.leader.agent._leader
+    assert leader is not None
+    joined = Join(run_id=RUN_ID, member=replace(other.member, **member), next_slot=0)
+    leader.on_agent_event(AgentMessageReceived(other.agent_id, joined), 100.0)
+    assert "join.rejected" in caplog.messages
+    assert leader._roster.members[other.agent_id].member == other.member

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from spotfit.agent.ports import LeaderMessageReceived
 from spotfit.agent.roster import Roster
+from spotfit.model.events import RankFailure
 from spotfit.model.topology import SnapshotId, SnapshotShard
 from spotfit.protocol.agent_leader import AbortRound, ConnectionHeartbeat, Join
 from spotfit.testing.builders import RUN_ID, TOKEN, a_member, a_notice, a_round, an_agent_id
@@ -166,3 +169,22 @@ def test_heartbeats_are_sent_to_all_members() -> None:
             LeaderMessageReceived(AbortRound(round=3)),
             LeaderMessageReceived(ConnectionHeartbeat()),
         ]
+
+
+def test_impossible_shards_are_not_recorded() -> None:
+    roster, _, _ = make_roster()
+    snapshot_id = SnapshotId(round=1, step=2)
+    shards = tuple(
+        SnapshotShard(snapshot_id=snapshot_id, rank=rank, world_size=2) for rank in (-1, 1, 2)
+    )
+    roster.join(B, make_join(1, snapshot_shards=shards), 12.0)
+    joined_with = roster.members[B].snapshot_shards
+    roster.mark_stopped(B, 3, snapshot_shards=shards)
+    assert joined_with == roster.members[B].snapshot_shards == (shards[1],)
+
+
+def test_a_failure_of_a_node_has_no_other_rank() -> None:
+    roster, _, _ = make_roster()
+    failure = RankFailure(rank=7, kind="raised", message="no disk")
+    roster.mark_unusable(B, failure)
+    assert roster.members[B].node_failure == replace(failure, rank=0)

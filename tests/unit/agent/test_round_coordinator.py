@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from spotfit.agent import report_matching as report_matching
-from spotfit.core.codec import DECODE_ERRORS
+from spotfit.core.errors import IntegrityError
 from spotfit.model.leader_state import RoundProgress
 from spotfit.protocol.worker_agent import (
     AtGate,
@@ -14,10 +14,12 @@ from spotfit.protocol.worker_agent import (
     CheckpointNamed,
     CollectiveWaiting,
     FilesReport,
+    FromWorker,
     FunctionStarted,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
     SaveCompleted,
+    SaveFailed,
     WorkerRaised,
     WorkerReturned,
 )
@@ -30,6 +32,7 @@ from tests.unit.agent.round_frames import (
     send_frame,
     single_response,
 )
+from tests.unit.protocol.invalid_frames import INVALID_FRAMES
 
 
 def test_the_end_of_a_validation_counts_as_progress() -> None:
@@ -52,12 +55,33 @@ def test_returned_ranks_are_recorded() -> None:
     assert coordinator.returned_ranks == {1}
 
 
-@pytest.mark.parametrize(
-    "frame", [b"{}", b'{"type":"dance"}', b'{"type":"save_completed","report_index":"\xff"}', b"["]
-)
+@pytest.mark.parametrize("frame", INVALID_FRAMES.values(), ids=INVALID_FRAMES)
 def test_an_invalid_frame_raises(frame: bytes) -> None:
-    with pytest.raises(DECODE_ERRORS):
+    with pytest.raises(IntegrityError):
         make_coordinator().handle_frame(0, msgspec.Raw(frame), 0.0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        RankZeroBroadcast(kind="report", seq=0),
+        metrics_report(2**40),
+        files_report(1),
+        SaveFailed(report_index=0, reason="not made"),
+    ],
+)
+def test_a_message_that_the_rank_cannot_send_raises(message: FromWorker) -> None:
+    with pytest.raises(IntegrityError, match="invalid"):
+        send_frame(make_coordinator(), 1, message)
+
+
+@pytest.mark.parametrize(("rank", "name"), [(1, "made-0"), (0, "other")])
+def test_an_upload_that_was_not_requested_raises(rank: int, name: str) -> None:
+    coordinator = make_coordinator()
+    send_frame(coordinator, 0, files_report(0))
+    send_frame(coordinator, 1, metrics_report(0))
+    with pytest.raises(IntegrityError, match=r"no upload of .* was requested"):
+        send_frame(coordinator, rank, SaveCompleted(report_index=0, checkpoint_name=name))
 
 
 def test_excluding_rank_0_is_ignored() -> None:

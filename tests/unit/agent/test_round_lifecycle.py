@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -13,17 +15,27 @@ from spotfit.model.events import (
     FailureCause,
     FitEnded,
     LeaderElected,
+    RankFailure,
     RoundClosed,
 )
 from spotfit.model.spec import FailureLimits, HangDetectionConfig
-from spotfit.protocol.agent_leader import WorkerToLeader
+from spotfit.protocol.agent_leader import (
+    SnapshotReplicated,
+    StackDump,
+    ToLeader,
+    WorkerTerminated,
+    WorkerToLeader,
+    WorkerUnresponsive,
+)
 from spotfit.protocol.worker_agent import (
     CollectiveWaiting,
     FunctionStarted,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
+    WorkerReturned,
 )
 from tests.unit.agent.simulated_cluster import FakeCluster
+from tests.unit.protocol.invalid_frames import INVALID_FRAMES
 
 ANY_FAILURES = FailureLimits(worker=-1)
 
@@ -146,16 +158,73 @@ def test_an_agent_that_rejoins_a_failing_round_receives_the_abort() -> None:
     assert other.worker_pool.rounds == [2], "the failed round was not started on it"
 
 
-def test_an_invalid_frame_fails_the_worker_but_not_the_leader() -> None:
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (b'{"type":"saved","name":"\xff"}', "'saved' is invalid"),
+        (INVALID_FRAMES["deep-metrics"], "'metrics_report' is invalid: It is nested too deep"),
+        (INVALID_FRAMES["no-metrics"], "'files_report' is invalid: Expected `object`"),
+        (encode(RankZeroBroadcast(kind="report", seq=0)), "'rank_zero_broadcast' is invalid"),
+    ],
+)
+def test_an_invalid_frame_fails_the_worker_but_not_the_leader(frame: bytes, text: str) -> None:
     cluster = FakeCluster(failure_limits=ANY_FAILURES)
     cluster.wait_for_round()
     worker_pool = cluster.node_of_rank(1).worker_pool
-    worker_pool._events.append(
-        WorkerFramesReceived(1, 1, [msgspec.Raw(b'{"type":"saved","name":"\xff"}')])
-    )
+    worker_pool._events.append(WorkerFramesReceived(1, 1, [msgspec.Raw(frame)]))
     cluster.advance_until(lambda: cluster.last_event(RoundClosed))
-    assert "sent an invalid message" in cluster.last_event(RoundClosed).failures[0].message
+    closed = cluster.last_event(RoundClosed)
+    assert closed.cause is FailureCause.WORKER
+    [failure] = closed.failures
+    assert failure.message.startswith(f"The worker of rank 1 sent an invalid message: {text}")
     assert not cluster.leader.has_exited
+
+
+@pytest.mark.parametrize("rank", [-1, 0, 2, 10**12])
+@pytest.mark.parametrize(
+    "make_message",
+    [
+        lambda rank: WorkerTerminated(
+            round=1, rank=rank, failure=RankFailure(rank=rank, kind="died", message="forged")
+        ),
+        lambda rank: WorkerTerminated(
+            round=1, rank=1, failure=RankFailure(rank=rank, kind="died", message="forged")
+        ),
+        lambda rank: WorkerUnresponsive(round=1, rank=rank, silent_s=1e9),
+        lambda rank: StackDump(round=1, dump_id=0, rank=rank, stack_text="forged"),
+        lambda rank: SnapshotReplicated(
+            round=1, rank=rank, step=3, peer_store_address="10.0.0.9:1"
+        ),
+        lambda rank: WorkerToLeader(
+            round=1, rank=rank, frames=[msgspec.Raw(encode(WorkerReturned(report_count=0)))]
+        ),
+    ],
+)
+def test_a_message_about_a_rank_of_another_node_is_ignored(
+    make_message: Callable[[int], ToLeader], rank: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = FakeCluster(hang_detection=HangDetectionConfig(worker_timeout_s=40.0))
+    cluster.wait_for_round()
+    cluster.node_of_rank(1).net.send_to_leader(make_message(rank))
+    cluster.advance(1.0)
+    assert "round.message_ignored" in caplog.messages
+    assert cluster.events_of(RoundClosed) == []
+    assert cluster.is_training
+
+
+@pytest.mark.parametrize("number", [-1, 0, 3, 10**12])
+def test_a_message_about_a_round_that_no_agent_can_know_is_ignored(number: int) -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    sender = cluster.node_of_rank(1)
+    failure = RankFailure(rank=1, kind="died", message="forged")
+    for _ in range(100):
+        sender.net.send_to_leader(WorkerTerminated(round=number, rank=1, failure=failure))
+    cluster.advance(1.0)
+    leader = cluster.leader.agent._leader
+    assert leader is not None
+    assert leader._rounds._early_messages == []
+    assert cluster.events_of(RoundClosed) == []
 
 
 def test_a_collective_timeout_names_the_missing_ranks() -> None:

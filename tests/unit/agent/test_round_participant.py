@@ -466,6 +466,28 @@ def test_the_result_of_rank_0_is_stored_before_it_is_reported() -> None:
     assert node.store.get(keys.result(3, 0)) == fake_seal(keys.result(3, 0), b"result")
 
 
+def test_a_result_before_other_frames_is_stored_before_it_is_reported() -> None:
+    node = Node()
+    node.follow(a_view(round=a_round(3, members=[a_member(1), a_member(0)])))
+    node.store.should_fail = lambda: True
+    node.worker_pool.send_from_worker(
+        0, WorkerReturned(report_count=0, pickled_value=b"result"), FunctionStarted()
+    )
+    (up,) = node.poll_messages()
+    assert decode_frames(up) == [FunctionStarted()]
+
+
+def test_a_long_traceback_is_shortened_in_the_middle(working: Node) -> None:
+    text = "Traceback" + "x" * 1_000_000 + "ValueError: bad"
+    working.worker_pool.send_from_worker(2, WorkerRaised(traceback_text=text))
+    (terminated,) = working.poll_messages()
+    message = terminated.failure.message
+    assert len(message) < 51_000
+    assert message.startswith("Traceback")
+    assert message.endswith("ValueError: bad")
+    assert "characters omitted" in message
+
+
 def test_results_of_other_ranks_are_not_stored(working: Node) -> None:
     working.worker_pool.send_from_worker(2, WorkerReturned(report_count=0, pickled_value=b"value"))
     (up,) = working.poll_messages()

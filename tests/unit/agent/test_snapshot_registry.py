@@ -14,6 +14,7 @@ from spotfit.checkpoint.replication import PendingReplica
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.checkpoint.writer import decode_upload_job
 from spotfit.core.codec import decoder
+from spotfit.core.errors import IntegrityError
 from spotfit.model.topology import SnapshotId, SnapshotShard
 from spotfit.protocol.worker_agent import CheckpointNamed, SnapshotReport, StartWorker
 from tests.unit.agent.pending_replicas import make_pending_replica
@@ -31,7 +32,10 @@ def test_a_named_snapshot_is_uploaded(tmp_path: Path) -> None:
     snapshots = SnapshotRegistry(str(tmp_path))
     assert snapshots.prepare_start(start(3)).segment_dir == str(tmp_path)
     snapshots.add(
-        1, SnapshotReport(report_index=0, metrics=_METRICS, segment="/shm/x", reason="asked for")
+        1,
+        SnapshotReport(
+            report_index=0, metrics=_METRICS, segment="/shm/3-0-1.segment", reason="asked for"
+        ),
     )
     assert (
         snapshots.make_upload(
@@ -60,7 +64,7 @@ def test_a_named_snapshot_is_uploaded(tmp_path: Path) -> None:
     )
     job = decode_upload_job(upload.request.upload_job)
     assert job is not None
-    assert (job.segment_path, job.parent) == ("/shm/x", "base")
+    assert (job.segment_path, job.parent) == ("/shm/3-0-1.segment", "base")
     manifest = job.manifest
     assert (
         manifest.name,
@@ -88,8 +92,8 @@ def test_a_named_snapshot_is_uploaded(tmp_path: Path) -> None:
 def test_a_snapshot_without_a_name_is_not_uploaded(tmp_path: Path) -> None:
     snapshots = SnapshotRegistry(str(tmp_path))
     snapshots.prepare_start(start(1))
-    snapshots.add(0, SnapshotReport(report_index=0, metrics=_METRICS, segment="/shm/x"))
-    snapshots.add(0, SnapshotReport(report_index=1, metrics=_METRICS, segment="/shm/y"))
+    snapshots.add(0, SnapshotReport(report_index=0, metrics=_METRICS, segment="/shm/1-0-1.segment"))
+    snapshots.add(0, SnapshotReport(report_index=1, metrics=_METRICS, segment="/shm/1-0-2.segment"))
     assert (
         snapshots.make_upload(
             0, CheckpointNamed(report_index=0, checkpoint_name="", ranks=(), metrics=_METRICS)
@@ -184,7 +188,7 @@ def test_segments_on_disk_are_found(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_report_survives_encoding() -> None:
-    message = SnapshotReport(report_index=4, metrics=_METRICS, segment="/shm/x")
+    message = SnapshotReport(report_index=4, metrics=_METRICS, segment="/shm/3-0-1.segment")
     assert decoder(SnapshotReport).decode(msgspec.json.encode(message)) == message
 
 
@@ -251,3 +255,29 @@ def test_of_two_saves_of_one_step_the_later_one_is_used(tmp_path: Path, last: in
     ]
     (manifest,) = snapshots.scan_shards()
     assert snapshots.find_shard(manifest) == places[last]
+
+
+@pytest.mark.parametrize(
+    "segment", ["/shm/x", "3-0-1.segment", "/shm/2-0-1.segment", "/sh\0m/3-0-1.segment", ""]
+)
+def test_a_path_that_is_not_of_a_segment_of_the_round_is_rejected(
+    tmp_path: Path, segment: str
+) -> None:
+    snapshots = SnapshotRegistry(str(tmp_path))
+    snapshots.prepare_start(start(3))
+    with pytest.raises(IntegrityError, match=r"'snapshot_report' is invalid"):
+        snapshots.add(0, SnapshotReport(report_index=0, metrics=_METRICS, segment=segment))
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [("notes.segment", b"text"), ("3-0-1.segment", b"SHORT"), ("4-1.segment", b"")],
+)
+def test_a_file_that_is_no_segment_is_not_a_shard(tmp_path: Path, name: str, body: bytes) -> None:
+    (tmp_path / name).write_bytes(body)
+    assert SnapshotRegistry(str(tmp_path)).scan_shards() == ()
+
+
+def test_a_segment_of_an_impossible_rank_is_not_a_shard(tmp_path: Path) -> None:
+    write_segment(tmp_path / "3-0-1.segment", [b"x"], rank=5, world_size=2, step=9)
+    assert SnapshotRegistry(str(tmp_path)).scan_shards() == ()

@@ -1,8 +1,12 @@
 """Tests of the TLS transport: order, losses, and rejected connections."""
 
+import contextlib
 import json
 import socket
 import struct
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +37,7 @@ from tests.unit.agent.transports import (
     run_loop_until,
     wait_for_events,
 )
+from tests.unit.host.descriptors import no_free_descriptors
 
 B = AgentId("b")
 
@@ -310,3 +315,116 @@ def skip(loop: EventLoop, seconds: float) -> None:
     assert isinstance(loop.clock, SkippableClock)
     loop.clock.skipped_s += seconds
     loop.run_once(0)
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff", b'{"type":"workers_stopped","round":1,"x":' + b"[" * 5_000, b"", b"[1]"]
+)
+def test_a_frame_that_cannot_be_decoded_closes_only_its_connection(
+    loop: EventLoop, leader: TlsTransport, agent: TlsTransport, joined: None, body: bytes
+) -> None:
+    other = make_net(loop)
+    other.connect(leader.address, make_join("c"))
+    wait_for_events(loop, leader)
+    assert agent._leader_connection is not None
+    agent._leader_connection.send(body)
+    [lost] = wait_for_events(loop, leader)
+    assert isinstance(lost, AgentDisconnected)
+    assert lost.agent == B
+    assert "invalid message" in lost.reason
+    other.send_to_leader(WorkersStopped(round=1))
+    assert wait_for_events(loop, leader) == [
+        AgentMessageReceived(AgentId("c"), WorkersStopped(round=1))
+    ]
+    other.close()
+
+
+def test_a_frame_above_the_limit_closes_only_its_connection(
+    loop: EventLoop, leader: TlsTransport, agent: TlsTransport, joined: None
+) -> None:
+    assert agent._leader_connection is not None
+    agent._leader_connection._tls.write(struct.pack(">I", 2**31))
+    agent._leader_connection._flush()
+    [lost] = wait_for_events(loop, leader)
+    assert isinstance(lost, AgentDisconnected)
+    assert "exceeds the limit" in lost.reason
+
+
+def test_a_message_that_is_too_large_to_send_closes_the_connection(
+    loop: EventLoop, leader: TlsTransport, agent: TlsTransport, joined: None
+) -> None:
+    leader.send_to_agent(B, JournalEntryCopy(slot=1, body=b"x" * (60 * 2**20)))
+    [lost] = leader.drain_events()
+    assert isinstance(lost, AgentDisconnected)
+    assert "exceeds the limit" in lost.reason
+
+
+# A leader with 80 descriptors that starts a worker once an agent has joined.
+LEADER_WITH_FEW_DESCRIPTORS = """
+import resource
+from spotfit.fork_server.child_process import ChildProcess
+from spotfit.host.event_loop import EventLoop
+from spotfit.host.system import SystemClock
+from tests.unit.agent.transports import make_net, wait_for_events
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+loop = EventLoop(SystemClock())
+net = make_net(loop)
+print(net.address, flush=True)
+print(type(wait_for_events(loop, net)[0]).__name__, flush=True)
+print(len(ChildProcess(loop, on_messages=print, on_line=print, on_exit=print).descriptors))
+"""
+
+
+def test_idle_connections_without_the_key_do_not_exhaust_the_descriptors(
+    loop: EventLoop, agent: TlsTransport
+) -> None:
+    command = [sys.executable, "-c", LEADER_WITH_FEW_DESCRIPTORS]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader,
+        contextlib.ExitStack() as idle,
+    ):
+        assert leader.stdout is not None
+        address = leader.stdout.readline().strip()
+        host, _, port = address.rpartition(":")
+        for _ in range(300):
+            idle.enter_context(socket.create_connection((host, int(port))))
+        agent.connect(address, make_join("b"))
+        output, ended = leader.stdout, list[str]()
+        reader = threading.Thread(target=lambda: ended.append(output.read()))
+        reader.start()
+        run_loop_until(loop, lambda: bool(ended))
+        assert ended == ["AgentMessageReceived\n3\n"]
+        reader.join()
+
+
+def test_without_descriptors_the_oldest_connection_is_closed_and_others_are_accepted(
+    loop: EventLoop, leader: TlsTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = open_socket(leader)
+    run_loop_until(loop, lambda: len(leader._pending_connections) == 1)
+    second = open_socket(leader)
+    with no_free_descriptors():
+        run_loop_until(loop, lambda: not leader._pending_connections)
+        assert is_rejected(loop, first)
+        run_loop_until(loop, lambda: len(leader._pending_connections) == 1)
+    assert "net.accept_failed" in caplog.messages
+    first.close()
+    second.close()
+
+
+def test_without_descriptors_and_connections_accepting_pauses(
+    loop: EventLoop, leader: TlsTransport
+) -> None:
+    waiting = open_socket(leader)
+    with no_free_descriptors():
+        run_loop_until(loop, lambda: not is_watched(loop, leader._listener))
+        loop.run_once(0)
+    clock = loop.clock
+    assert isinstance(clock, SkippableClock)
+    clock.skipped_s += 1.0
+    run_loop_until(loop, lambda: len(leader._pending_connections) == 1)
+    waiting.close()
+
+
+def is_watched(loop: EventLoop, sock: socket.socket) -> bool:
+    return sock.fileno() in loop._selector.get_map()

@@ -1,11 +1,15 @@
 """ProcessWorkerPool: environment, routing of frames, liveness and failed starts."""
 
 import json
+import os
 import pickle
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +29,7 @@ from spotfit.agent.worker_pool import ProcessWorkerPool
 from spotfit.code.code_bundle import CodeBundleRef, upload_code_bundle
 from spotfit.code.runtime_env import RuntimeEnv
 from spotfit.core.codec import decoder, encode
-from spotfit.core.errors import InfrastructureError, TransientStoreError
+from spotfit.core.errors import InfrastructureError, IntegrityError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.fork_server.child_process import ChildProcess
 from spotfit.fork_server.fork_client import ForkServerPool, RuntimeKey, build_worker_environment
@@ -33,14 +37,17 @@ from spotfit.host.event_loop import EventLoop
 from spotfit.model.events import FailureCause
 from spotfit.model.spec import HangDetectionConfig, RunSpec
 from spotfit.protocol.agent_sidecar import UploadDone, UploadError
+from spotfit.protocol.framing import write_frame
 from spotfit.protocol.worker_agent import (
     CommitConfirmed,
     FunctionStarted,
     RequestUpload,
     RolledBack,
+    SnapshotReport,
     StartWorker,
     WorkerHeartbeat,
     WorkerRaised,
+    decode_worker_message,
     message_tag,
 )
 from spotfit.security.run_key import RunKey
@@ -49,6 +56,8 @@ from spotfit.store.local import MemoryStore
 from spotfit.store.url import RootUrl
 from spotfit.testing.builders import RUN_ID
 from tests.unit.agent.transports import SkippableClock, run_loop_until
+from tests.unit.host.descriptors import no_free_descriptors
+from tests.unit.protocol.invalid_frames import INVALID_FRAMES
 
 KEY = RunKey(b"s" * 32, RUN_ID)
 MISSING_BUNDLE = {"sha256": "0" * 64, "size_bytes": 1, "function_name": "train"}
@@ -205,6 +214,64 @@ def test_a_sigkill_that_spotfit_did_not_send_is_explained_by_memory(
     assert isinstance(exited, WorkerExited)
     explained = "was killed by SIGKILL, for lack of memory"
     assert exited.description == ("was killed by SIGKILL" if is_ordered else explained)
+
+
+def test_a_worker_that_cannot_get_descriptors_is_a_failure_of_the_platform(
+    pool: ProcessWorkerPool, store: UnreliableStore
+) -> None:
+    pool._launcher._runtime_key = RuntimeKey.of("none", sys.executable, {})
+    with no_free_descriptors():
+        pool.start([make_start(0)])
+    received, exited = pool.drain_events()
+    assert isinstance(received, WorkerFramesReceived)
+    [frame] = received.frames
+    raised = decode_worker_message(frame)
+    assert isinstance(raised, WorkerRaised)
+    assert (raised.cause, raised.is_permanent) == (FailureCause.PLATFORM, False)
+    assert "Too many open files" in raised.traceback_text
+    assert isinstance(exited, WorkerExited)
+    assert not pool.has_workers
+
+
+def message_kind(frame: bytes) -> str:
+    """Return the kind that the message about an invalid frame names."""
+    try:
+        return message_tag(frame)[:40]
+    except IntegrityError:
+        return "is not a message of spotfit"
+
+
+# --- invalid frames -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", INVALID_FRAMES)
+def test_an_invalid_frame_fails_its_worker_with_the_kind_of_the_message(
+    pool: ProcessWorkerPool, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(pool._launcher, "launch", lambda _: None)
+    pool.start([make_start(0)])
+    child = pool._workers[0]
+    valid = encode(FunctionStarted())
+    with socket.socket(fileno=os.dup(child.descriptors[0])) as worker_end:
+        send = partial(write_frame, worker_end)
+        # In a thread: a large frame needs a reader.
+        sender = threading.Thread(target=lambda: [send(valid), send(INVALID_FRAMES[name])])
+        sender.start()
+        run_loop_until(pool._loop, lambda: child.is_kill_requested)
+        sender.join()
+    child.on_reaped(signal.SIGKILL)
+    received, exited = pool.drain_events()
+    assert received == WorkerFramesReceived(3, 0, [msgspec.Raw(valid)]), "the frame before counts"
+    assert isinstance(exited, WorkerExited)
+    assert not exited.killed_by_agent
+    assert exited.description.startswith("sent an invalid message: ")
+    assert message_kind(INVALID_FRAMES[name]) in exited.description
+
+
+def test_a_snapshot_at_another_place_fails_its_worker(pool: ProcessWorkerPool) -> None:
+    report = SnapshotReport(report_index=0, metrics=msgspec.Raw(b"{}"), segment="/home/user/x")
+    with pytest.raises(IntegrityError, match="'snapshot_report' is invalid"):
+        pool._on_worker_messages(3, 0, [encode(report)])
 
 
 # --- liveness -----------------------------------------------------------------------------------

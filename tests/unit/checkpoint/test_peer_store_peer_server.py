@@ -8,6 +8,8 @@ import queue
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import IntegrityError
 from spotfit.model.topology import SnapshotId, SnapshotShard
 from spotfit.protocol import framing
-from spotfit.protocol.agent_peer import ReadShardIndex, StoreReplica
+from spotfit.protocol.agent_peer import ADMITTED, ReadShardBytes, ReadShardIndex, StoreReplica
 from spotfit.security.run_key import RunKey, make_tls_contexts
 from spotfit.testing.builders import RUN_ID, ManualClock
 from tests.unit.agent.pending_replicas import make_pending_replica
@@ -37,6 +39,7 @@ from tests.unit.worker.agent_end import make_start
 SECRET = RunKey(bytes(range(32)), RUN_ID).to_text()
 TLS = make_tls_contexts(SECRET, RUN_ID)
 STATE = SnapshotId(round=3, step=9)
+SHARD = SnapshotShard(snapshot_id=STATE, rank=1, world_size=2)
 
 
 class Machine:
@@ -366,6 +369,7 @@ def test_a_client_waits_for_a_free_connection_slot(local: Machine, peer: Machine
             framing.write_frame(connections[0], encode(ReadShardIndex(shard=part)))
             assert framing.read_frame(connections[0]), "the connection is closed after the response"
             with TLS.client.wrap_socket(plain) as late:
+                assert framing.read_frame(late) == ADMITTED
                 framing.write_frame(late, encode(ReadShardIndex(shard=part)))
                 assert framing.read_frame(late)
 
@@ -376,3 +380,102 @@ def test_an_idle_connection_is_closed(peer: Machine, monkeypatch: pytest.MonkeyP
     host, _, port = peer.store.address.rpartition(":")
     with socket.create_connection((host, int(port)), RESPONSE_TIMEOUT_S / 2) as silent:
         assert silent.recv(1) == b""
+
+
+def test_idle_connections_without_the_key_hold_no_slot(local: Machine, peer: Machine) -> None:
+    replicate(local, local.saves(1, [b"small"]), peer)
+    [part] = peer.snapshots.scan_shards()
+    host, _, port = peer.store.address.rpartition(":")
+    with contextlib.ExitStack() as idle:
+        for _ in range(3 * peer_store._MAX_PENDING_CONNECTIONS):
+            idle.enter_context(socket.create_connection((host, int(port))))
+        with connect_to_peer(peer.store.address, TLS.client, admission_timeout_s=8.0) as connection:
+            framing.write_frame(connection, encode(ReadShardIndex(shard=part)))
+            assert framing.read_frame(connection)
+
+
+def test_the_oldest_connection_in_its_handshake_gives_way(peer: Machine) -> None:
+    host, _, port = peer.store.address.rpartition(":")
+    with contextlib.ExitStack() as idle:
+        connections = [
+            idle.enter_context(socket.create_connection((host, int(port)), 8.0))
+            for _ in range(peer_store._MAX_PENDING_CONNECTIONS + 1)
+        ]
+        assert connections[0].recv(1) == b""
+        connections[-1].settimeout(0)
+        with pytest.raises(BlockingIOError):
+            connections[-1].recv(1)
+
+
+# A peer store in a process that has descriptors for ten more connections.
+PEER_STORE_WITH_FEW_DESCRIPTORS = """
+import os, resource, sys
+from pathlib import Path
+from tests.unit.checkpoint.test_peer_store_peer_server import Machine
+from spotfit.host import log
+machine = Machine(Path(sys.argv[1]))
+machine.saves(1, [b"x"])
+machine.snapshots.scan_shards()
+limit = max(map(int, os.listdir("/proc/self/fd"))) + 12
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+log.use_default_handler()
+print(machine.store.address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_without_descriptors_a_peer_store_continues_to_accept(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PEER_STORE_WITH_FEW_DESCRIPTORS, str(tmp_path / "peer")]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as server,
+        contextlib.ExitStack() as idle,
+    ):
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        host, _, port = address.rpartition(":")
+        for _ in range(40):
+            idle.enter_context(socket.create_connection((host, int(port))))
+        part = SnapshotShard(snapshot_id=STATE, rank=1, world_size=2)
+        with connect_to_peer(address, TLS.client, admission_timeout_s=8.0) as connection:
+            framing.write_frame(connection, encode(ReadShardIndex(shard=part)))
+            assert framing.read_frame(connection)
+        _, errors = server.communicate("")
+        assert "peer_store.accept_failed" in errors
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        StoreReplica(round=3, report_index=0, rank=-1, local_ranks=(-1,), size_bytes=1),
+        StoreReplica(round=3, report_index=0, rank=1, local_ranks=(0,), size_bytes=1),
+        StoreReplica(round=3, report_index=0, rank=1, local_ranks=(1,), size_bytes=-1),
+        ReadShardBytes(shard=SHARD, offset=-1, size_bytes=1),
+        ReadShardBytes(shard=SHARD, offset=0, size_bytes=2**40),
+        ReadShardBytes(shard=SHARD, offset=2**40, size_bytes=1),
+        b"\xff",
+        b"[" * 5_000,
+        b'{"type":"dance"}',
+    ],
+)
+def test_an_impossible_request_closes_only_its_connection(
+    local: Machine, peer: Machine, request_: bytes | StoreReplica | ReadShardBytes
+) -> None:
+    replicate(local, local.saves(1, [b"small"]), peer)
+    [part] = peer.snapshots.scan_shards()
+    assert part == SHARD
+    body = request_ if isinstance(request_, bytes) else encode(request_)
+    with connect_to_peer(peer.store.address, TLS.client) as connection:
+        framing.write_frame(connection, body)
+        assert framing.read_frame(connection) is None
+    assert PeerShardReader(peer.store.address, part, TLS.client).index.step == STATE.step
+
+
+def test_a_replica_that_is_larger_than_announced_is_not_stored(peer: Machine) -> None:
+    request = StoreReplica(round=3, report_index=0, rank=1, local_ranks=(1,), size_bytes=10)
+    with connect_to_peer(peer.store.address, TLS.client) as connection:
+        framing.write_frame(connection, encode(request))
+        assert framing.read_frame(connection) == b""
+        framing.write_frame(connection, b"x" * 11)
+        assert framing.read_frame(connection) is None
+    assert list(peer.snapshots.replicas.folder.glob("*.coming")) == []

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from spotfit.core.codec import DECODE_ERRORS, decoder, encode
+from spotfit.core.codec import DECODE_ERRORS, decoder, encode, is_nested_deeper, nesting_depth
 
 
 class Before(msgspec.Struct, frozen=True):
@@ -52,3 +52,21 @@ def test_foreign_bytes_raise_a_decode_error(body: bytes) -> None:
     reader: Any = decoder(Before)
     with pytest.raises(DECODE_ERRORS):
         reader.decode(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "depth"),
+    [
+        (b"", 0),
+        (b"7", 0),
+        (b"[]", 1),
+        (b'{"a":[1,{"b":2}],"c":[[]]}', 3),
+        (b'{"a":"[[[[\\"[["}', 1),
+        (b"[" * 50_000, 50_000),
+        (b'["unterminated [[', 3),
+    ],
+)
+def test_the_nesting_depth_ignores_strings(body: bytes, depth: int) -> None:
+    assert nesting_depth(body) == depth
+    assert is_nested_deeper(body, depth - 1)
+    assert not is_nested_deeper(body, depth)

@@ -4,14 +4,17 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from spotfit.core.errors import IntegrityError
 from spotfit.fork_server import child_process as children
 from spotfit.fork_server.child_process import ChildProcess
 from spotfit.host.event_loop import EventLoop
 from spotfit.protocol.framing import encode_frame
 from tests.unit.agent.transports import SkippableClock, run_loop_until
+from tests.unit.host.descriptors import no_free_descriptors
 
 
 class Recorder:
@@ -170,9 +173,64 @@ def test_a_process_that_sends_invalid_frames_is_killed(loop: EventLoop) -> None:
         os.read(os.pipe()[0], 1)
 
     pid = fork_child(child, program)
-    run_loop_until(loop, lambda: recorder.all == ["was killed by SIGKILL"])
+    run_loop_until(loop, lambda: bool(recorder.all))
     os.waitpid(pid, 0)
+    [reason] = recorder.all
+    assert str(reason).startswith("sent an invalid message: A message between processes")
     assert not child.was_killed, "it failed before it was killed"
+
+
+def test_a_message_that_the_owner_rejects_ends_the_process_with_its_reason(
+    loop: EventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends: list[tuple[str, bool]] = []
+
+    def reject(_: list[bytes]) -> None:
+        raise IntegrityError("'at_gate' is invalid.")
+
+    child = ChildProcess(
+        loop,
+        on_messages=reject,
+        on_line=print,
+        on_exit=lambda how, is_clean: ends.append((how, is_clean)),
+        log_fields={"rank": 3},
+    )
+
+    def program(sock: socket.socket) -> None:
+        sock.sendall(encode_frame(b"any"))
+        os._exit(0)
+
+    notify_reaped(child, fork_child(child, program))
+    run_loop_until(loop, lambda: bool(ends))
+    assert ends == [("sent an invalid message: 'at_gate' is invalid.", False)]
+    [record] = caplog.records
+    assert (record.message, vars(record)["rank"]) == ("worker.protocol_error", 3)
+
+
+def test_a_frame_above_the_limit_of_the_process_is_rejected(loop: EventLoop) -> None:
+    recorder = Recorder()
+    child = ChildProcess(
+        loop,
+        on_messages=recorder.frames,
+        on_line=recorder.line,
+        on_exit=recorder.end,
+        frame_limit_bytes=10,
+    )
+    notify_reaped(child, fork_child(child, lambda sock: sock.sendall(encode_frame(b"x" * 11))))
+    run_loop_until(loop, lambda: bool(recorder.all))
+    assert "has 11 bytes, which exceeds the limit of 10" in str(recorder.all[0])
+
+
+def test_without_free_descriptors_the_process_cannot_be_started_and_ends(loop: EventLoop) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with no_free_descriptors(keep=3):
+        child, recorder = make_child(loop)
+        with pytest.raises(OSError, match="Too many open files"):
+            _ = child.descriptors
+    child.send(b"is dropped")
+    child.on_reaped(9, reason="could not be started")
+    assert recorder.all == ["could not be started"]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_process_that_never_reads_is_killed(

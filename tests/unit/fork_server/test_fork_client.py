@@ -1,5 +1,6 @@
 """ForkServerClient and ForkServerPool: fork, replace, evict."""
 
+import resource
 import socket
 import sys
 from collections.abc import Iterator
@@ -136,3 +137,31 @@ def test_a_killed_server_leaves_no_process(pool: ForkServerPool) -> None:
     pool.close()
     assert not server.is_alive
     assert not process.exists(server.pid)
+
+
+def test_a_server_that_sends_an_invalid_packet_is_killed(
+    pool: ForkServerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(pool)
+    receive(server, ForkServerReady)
+    agent_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    agent_end.settimeout(0)
+    control = server.control
+    monkeypatch.setattr(server, "control", agent_end)
+    for packet in (b"garbage", b"[" * 5_000, b"\xff"):
+        server_end.send(packet)
+    server_end.close()
+    assert server.read_messages() is None
+    server._process.wait()
+    assert not server.is_alive
+    control.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised on Linux only")
+def test_a_server_has_the_descriptor_limit_from_before_the_agent_raised_it(
+    pool: ForkServerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(process, "_descriptor_limits", [(321, hard)])
+    server = start_server(pool)
+    assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (321, hard)

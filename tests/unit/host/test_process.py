@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from spotfit.host import process
+from tests.unit.host.descriptors import no_free_descriptors
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,32 @@ def test_a_process_whose_parent_has_ended_exits_at_once() -> None:
 
 def test_thread_count_is_positive() -> None:
     assert process.thread_count() >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised on Linux only")
+def test_children_keep_the_descriptor_limit_before_it_was_raised() -> None:
+    program = """
+import resource, subprocess, sys
+from spotfit.host import process
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+process.raise_descriptor_limit()
+print(process.descriptor_limit())
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+process.restore_descriptor_limit(child.pid)
+print(resource.prlimit(child.pid, resource.RLIMIT_NOFILE))
+child.communicate()
+process.restore_descriptor_limit(child.pid)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["200", "(100, 200)"]
+
+
+def test_the_state_of_a_process_is_unknown_without_free_descriptors() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
+    with no_free_descriptors():
+        unknown = process.zombie_wait_status(gone.pid)
+    assert (unknown, process.zombie_wait_status(gone.pid)) == (None, 0)
+    gone.wait()

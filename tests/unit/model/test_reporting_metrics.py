@@ -12,7 +12,8 @@ import numpy
 import pytest
 import torch
 
-from spotfit.model.reporting import metrics_from_json, metrics_to_json
+from spotfit.core.errors import ConfigError
+from spotfit.model.reporting import MAX_METRICS_DEPTH, metrics_from_json, metrics_to_json
 
 
 def round_trip(metrics: Any) -> Any:
@@ -58,8 +59,28 @@ def test_an_unencodable_value_is_named_by_its_path(metrics: Any, where: str, why
 def test_a_cyclic_value_raises() -> None:
     cyclic: dict[str, Any] = {}
     cyclic["again"] = cyclic
-    with pytest.raises(ValueError, match="cannot be reported"):
+    with pytest.raises(
+        ValueError, match=r"metrics\['again'\] cannot be reported: it is nested too"
+    ):
         metrics_to_json(cyclic)
+
+
+@pytest.mark.parametrize("depth", [MAX_METRICS_DEPTH, 500])
+def test_deeply_nested_metrics_are_named_with_their_depth(depth: int) -> None:
+    nested: Any = {}
+    for _ in range(depth - 1):
+        nested = [nested]
+    text = rf"metrics\['tree'\] cannot be reported: it is nested {depth + 1} levels deep"
+    with pytest.raises(ConfigError, match=text):
+        metrics_to_json({"loss": "[" * 200, "tree": nested})
+
+
+def test_large_metrics_are_named_with_their_size() -> None:
+    text = (
+        r"as JSON they have 9.0 MiB, of which metrics\['image'\] has 9.0 MiB; the limit is 8.0 MiB"
+    )
+    with pytest.raises(ConfigError, match=text):
+        metrics_to_json({"loss": 1, "image": "x" * (9 * 2**20)})
 
 
 def test_metrics_must_be_a_dictionary() -> None:

@@ -27,6 +27,9 @@ class FakeProcess:
     def reply(self, *messages: Any) -> None:
         self._on_frames([encode(message) for message in messages])
 
+    def reply_bytes(self, frame: bytes) -> None:
+        self._on_frames([frame])
+
     def exit(self, reason: str = "was killed by SIGKILL") -> None:
         self._on_exit(reason, False)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
+from spotfit.core.errors import IntegrityError
 from spotfit.model.leader_state import UserCodeError
 from spotfit.protocol.agent_sidecar import CallWorkers, HookFinished, SidecarInit
 from spotfit.protocol.worker_agent import CallResult
@@ -136,3 +139,13 @@ def test_a_hook_that_finishes_within_the_timeout_is_not_killed() -> None:
     run.fire_timers()
     assert len(run.starter.processes) == 1
     assert not run.starter.latest.killed
+
+
+@pytest.mark.parametrize(("round_number", "rank"), [(1, 2), (1, -1), (7, 0)])
+def test_a_call_of_a_worker_that_does_not_exist_is_rejected(round_number: int, rank: int) -> None:
+    run = HookRun()
+    run.submit_on_start(1)
+    call = CallWorkers(round=round_number, call_id=0, ranks=(0, rank), pickled_call=b"")
+    with pytest.raises(IntegrityError, match="It calls ranks"):
+        run.starter.latest.reply(call)
+    assert run.hooks.drain_worker_calls() == []

@@ -1,12 +1,22 @@
 """ProcessCallbackRunner: calls are counted, the first error is kept."""
 
-import msgspec
+from collections.abc import Callable
 
+import msgspec
+import pytest
+
+from spotfit.core.errors import IntegrityError
+from spotfit.fork_server.child_process import ChildProcess
+from spotfit.host.event_loop import EventLoop
 from spotfit.model.leader_state import UserCodeError
 from spotfit.protocol.agent_sidecar import CallbackFinished, SidecarInit
 from spotfit.sidecar.callbacks import ProcessCallbackRunner
 from spotfit.testing.builders import RUN_ID
+from tests.unit.agent.transports import SkippableClock
 from tests.unit.sidecar.fake_process import FakeStarter
+
+OnFramesFn = Callable[[list[bytes]], None]
+OnExitFn = Callable[[str, bool], None]
 
 
 def make_runner() -> tuple[ProcessCallbackRunner, FakeStarter]:
@@ -63,3 +73,29 @@ def test_close_kills_the_process_without_an_error() -> None:
     starter.latest.exit()
     assert starter.latest.killed
     assert runner.user_code_error() is None
+
+
+def test_an_answer_to_a_call_that_was_not_made_is_rejected() -> None:
+    runner, starter = make_runner()
+    runner.send_report([], None)
+    starter.latest.reply(CallbackFinished())
+    with pytest.raises(IntegrityError, match="a call that was not made"):
+        starter.latest.reply(CallbackFinished())
+    assert runner.is_idle
+
+
+def test_a_report_that_is_too_large_for_a_frame_is_a_user_code_error() -> None:
+    loop = EventLoop(SkippableClock())
+
+    def start(on_frames: OnFramesFn, on_exit: OnExitFn) -> ChildProcess:
+        return ChildProcess(loop, on_messages=on_frames, on_line=print, on_exit=on_exit)
+
+    init = SidecarInit(storage_url="memory://x", code_bundle={}, secret="secret", run_id=RUN_ID)
+    runner = ProcessCallbackRunner(init, start)
+    metrics = msgspec.Raw(b'{"a":"%b"}' % (b"x" * (8 * 2**20 - 10)))
+    runner.send_report([metrics] * 9, None)
+    error = runner.user_code_error()
+    assert error is not None
+    assert error.reason == "a report is too large for the callbacks"
+    assert "exceeds the limit" in error.traceback_text
+    loop.close()

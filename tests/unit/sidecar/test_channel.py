@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from spotfit.core.codec import decoder
+from spotfit.core.errors import IntegrityError
 from spotfit.protocol.agent_sidecar import UploadDone
 from spotfit.sidecar.channel import SidecarChannel
 from tests.unit.sidecar.fake_process import FakeProcess, FakeStarter
@@ -106,3 +107,15 @@ def test_a_process_that_exits_while_it_is_started_is_not_kept() -> None:
     owner.channel.send({"type": "a"})
     assert not owner.channel.is_started
     assert owner.exits == ["could not be started"]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"", b"garbage", b'{"type":"dance"}', b"[" * 5_000, b'{"type":"upload_done"}', b"\xff"],
+)
+def test_a_frame_that_is_not_a_message_is_rejected(frame: bytes) -> None:
+    owner = Owner()
+    owner.channel.send({"type": "a"})
+    with pytest.raises(IntegrityError, match="is not a message of spotfit"):
+        owner.starter.latest.reply_bytes(frame)
+    assert owner.messages == []
