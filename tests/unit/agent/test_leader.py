@@ -607,6 +607,39 @@ def test_a_new_leader_finishes_deletions() -> None:
     assert cluster.read_object("c1/model") == b"weights"
 
 
+def test_machines_are_released_after_the_deletions_at_the_end() -> None:
+    cluster = FakeCluster(retention=RetentionConfig(num_to_keep=1))
+    cluster.wait_for_round()
+    delete = cluster.store.delete
+    cluster.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
+    for n in (0, 1):
+        write_checkpoint_files(cluster, f"c{n}", n)
+        cluster.checkpoint(n, f"c{n}")
+    for rank in (0, 1):
+        cluster.finish_rank(rank)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    cluster.advance(5.0)
+    assert not all(group.is_closed for group in cluster.view.groups.values())
+    cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
+    cluster.advance_until(lambda: all(group.is_closed for group in cluster.view.groups.values()))
+    assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
+
+
+def test_deletions_delay_the_release_of_machines_by_a_minute_at_most() -> None:
+    cluster = FakeCluster(retention=RetentionConfig(num_to_keep=1))
+    cluster.wait_for_round()
+    cluster.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
+    for n in (0, 1):
+        write_checkpoint_files(cluster, f"c{n}", n)
+        cluster.checkpoint(n, f"c{n}")
+    for rank in (0, 1):
+        cluster.finish_rank(rank)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    cluster.advance_until(
+        lambda: all(node.has_exited for node in cluster.nodes.values()), within_s=65.0
+    )
+
+
 def test_a_new_leader_after_training_finishes_deletions() -> None:
     cluster = FakeCluster(retention=RetentionConfig(num_to_keep=1), validation=ValidationSpec())
     cluster.wait_for_round()
