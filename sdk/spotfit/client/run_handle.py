@@ -607,5 +607,12 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
     # Bounded, unlike a driver: the next call of the cron job continues.
     view = sweep(handle.headless_leader, system.SystemClock(), duration_s=duration_s)
     if view.fit_end is not None:
-        return f"The run is {view.fit_end.outcome}; its machines are released."
+        held = [token for token, group in view.groups.items() if not group.is_closed]
+        machines = (
+            f"machines {', '.join(held)} are not released yet: run `spotfit sweep` again, or for "
+            f"longer than {duration_s:g} s"
+            if held
+            else "its machines are released"
+        )
+        return f"The run is {view.fit_end.outcome}; {machines}."
     return f"The run is active; leader: {view.leader.leader if view.leader else 'none'}."

@@ -136,10 +136,10 @@ def test_a_line_counts_as_unwritten_until_it_is_stored(request: pytest.FixtureRe
     store = a_store(request.node.name)
     store.unblocked.clear()
     shipper = a_shipper(store)
-    assert not shipper.has_unwritten
+    observed = [shipper.has_unwritten]
     shipper.add_line(1, 0, "out", "last words")
-    assert shipper.has_unwritten
+    observed.append(shipper.has_unwritten)
     store.unblocked.set()
     shipper.close()
-    assert not shipper.has_unwritten
+    assert [*observed, shipper.has_unwritten] == [False, True, False]
     assert texts_in(store) == ["last words"]
