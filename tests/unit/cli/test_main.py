@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from spotfit.cli.main import app
+from spotfit.client.keyring import RunKeyring
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, RunNotFoundError
-from spotfit.core.ids import AgentId
+from spotfit.core.ids import AgentId, RunId
 from spotfit.host import system
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
@@ -230,6 +231,19 @@ def test_sweep_whose_time_ends_before_the_release_names_the_machines(run: RunDir
     run.write(FitEnded(outcome="finished"))
     shown = invoke("sweep", run.url, "--duration-s", "0").stdout
     assert f"The run is finished; machines {TOKEN} are not released yet" in shown
+
+
+def test_keys_of_runs_that_do_not_exist_are_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path))
+    keyring, runs = RunKeyring(), tmp_path / "runs"
+    for number, name in enumerate(("gone", "there")):
+        keyring.create(RunId(f"{number}" * 32), url=str(runs / name))
+    open_store(runs).put("there/model", b"")
+    assert [line.split()[1] for line in invoke("keys").stdout.splitlines()] == ["unused", "used"]
+    assert "deleted" in invoke("keys", "--prune").stdout
+    assert [key.run_id for key in keyring.list_keys()] == [RunId("1" * 32)]
 
 
 def test_doctor_checks_storage_and_provisioner(tmp_path: Path) -> None:
