@@ -14,6 +14,7 @@ import pytest
 
 import spotfit
 from spotfit.client.run_handle import RunHandle
+from spotfit.host.owned_dirs import SHARED_MEMORY_DIR
 from spotfit.model.events import (
     FailureCause,
     GroupPlanned,
@@ -21,6 +22,7 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
 )
+from spotfit.store.factory import open_store
 from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
@@ -212,6 +214,56 @@ def test_notice_requests_the_replacement_and_costs_only_a_restart(
     cloud.write_mark("enough")
     handle.result(60)
     assert len(cloud.rounds_closed()) == 1
+
+
+def test_replaced_machines_store_all_output_and_free_their_memory(
+    cloud: LiveTestCloud, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a bucket: output is stored every half second, and the last of it takes a request."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    cloud.storage = "s3://runs"
+
+    def train(config: Config) -> None:
+        marks = Path(config["marks"])
+        started_at = 0 if spotfit.get_checkpoint() is None else 1
+        rank = spotfit.get_context().get_world_rank()
+        count = os.open(marks / f"count-{started_at}-{rank}", os.O_CREAT | os.O_WRONLY)
+        step = number = 0
+        enough = False
+        while not enough:
+            for _ in range(20):
+                print(f"line {started_at}-{rank} {number};")
+                os.pwrite(count, b"%09d" % number, 0)
+                number += 1
+            step += 1
+            report(step, rank)
+            time.sleep(0.01)
+            enough = spotfit.collective.broadcast_from_rank_zero((marks / "enough").exists())
+
+    handle = cloud.submit(train, workers=2, nodes=2)
+    wait_for_commit(cloud, 2)
+    leaving = cloud.reclaimer.running_nodes()
+    for node in leaving:
+        cloud.reclaimer.notify(node, seconds_left=60.0)
+    eventually(lambda: len(list(cloud.marks.glob("count-1-*"))) == 2)
+    eventually(lambda: not any(node.path.exists() for node in leaving))
+    cloud.write_mark("enough")
+    handle.result(60)
+
+    store = open_store(cloud.url())
+    output = b"".join(store.get(one.key) for one in store.list(".spotfit/logs")).decode()
+    lost = [
+        f"line {source} {number};"
+        for count in cloud.marks.glob("count-*")
+        for source in [count.name.removeprefix("count-")]
+        for number in range(int(count.read_text()) + 1)
+        if f"line {source} {number};" not in output
+    ]
+    assert lost == []
+    agents = [Path(one.key).stem for one in store.list(".spotfit/members")]
+    assert len(agents) == 4
+    shared = [SHARED_MEMORY_DIR / f"spotfit-{os.getuid()}-{agent}" for agent in agents]
+    eventually(lambda: not any(folder.exists() for folder in shared), within_s=5.0)
 
 
 def test_all_ranks_receive_the_same_notice(cloud: LiveTestCloud) -> None:

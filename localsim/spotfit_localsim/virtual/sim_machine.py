@@ -115,6 +115,10 @@ class SimNodeServices:
     def write_run_log(self, text: str) -> None:
         """Discard the text."""
 
+    @property
+    def has_unwritten_logs(self) -> bool:
+        return False
+
     def open_validator(self) -> SimValidator:
         return self.own_validator
 

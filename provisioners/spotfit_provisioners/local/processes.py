@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import NamedTuple, Self
 
 _PROC = Path("/proc")
 _HAS_PROC = (_PROC / "self" / "stat").exists()
+# Milliseconds normally; a process that waits for a disk or freed gigabytes takes longer.
+_KILL_TIMEOUT_S = 2.0
 # Field numbers in /proc/<pid>/stat (see proc(5)), counted after the name in parentheses.
 _STATE, _PARENT, _START_TIME = 0, 1, 19
 
@@ -72,7 +75,10 @@ def descendant_pids(pid: int) -> list[int]:
 
 
 def kill_process_tree(process: ProcessIdentity) -> None:
-    """Send SIGKILL to the process, its group and its descendants. No error if it has ended."""
+    """Send SIGKILL to the process, its group and its descendants. No error if it has ended.
+
+    Waits until it has ended, at most 2 s: until then it holds its locks and shared memory.
+    """
     if not process.is_alive:
         return
     # Listed before killing: orphans can no longer be found as descendants.
@@ -84,6 +90,19 @@ def kill_process_tree(process: ProcessIdentity) -> None:
     for pid in (process.pid, *descendants):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    _wait_for_exit(process)
+
+
+def _wait_for_exit(process: ProcessIdentity) -> None:
+    if not hasattr(os, "pidfd_open"):  # macOS, where nothing depends on it
+        return
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            if process.is_alive:  # not another process that has this pid now
+                select.select([descriptor], [], [], _KILL_TIMEOUT_S)
+        finally:
+            os.close(descriptor)
 
 
 def start_detached(

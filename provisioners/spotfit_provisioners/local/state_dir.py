@@ -32,6 +32,7 @@ from typing import Any, cast
 
 from spotfit.core.errors import ProvisionPermissionError
 from spotfit.core.ids import RunId, Token
+from spotfit.host.owned_dirs import remove_orphaned_shared_memory
 from spotfit.model.group import NodeState, NodeStatus
 from spotfit_provisioners.local.processes import ProcessIdentity, current_process
 
@@ -115,8 +116,13 @@ class LocalCloudDir:
         return self.path / _MACHINES / str(process)
 
     def remove_machine(self, process: ProcessIdentity) -> None:
-        """Remove the directory of an ended machine."""
-        shutil.rmtree(self.machine_dir(process), ignore_errors=True)
+        """Remove the directory of an ended machine, and the snapshots of a killed agent."""
+        home = self.machine_dir(process)
+        if not home.exists():
+            return
+        shutil.rmtree(home, ignore_errors=True)
+        # Its agent may have been killed; without a next agent on this computer nothing frees them.
+        remove_orphaned_shared_memory()
 
     # --- groups -------------------------------------------------------------------------------
 

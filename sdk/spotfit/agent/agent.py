@@ -170,6 +170,9 @@ class JournalPoller:
 # machine that has read it waits much longer (`orphan_timeout_s`), because it has something to lose.
 # Three such starts, the most that a run makes, end within three minutes if machines boot quickly.
 _FIRST_READ_TIMEOUT_S = 30.0
+# An agent that left the run still stores what it holds: the bucket is usually reachable. Part of
+# `policy.capacity.SELF_EXIT_TIMEOUT_S`, after which the leader releases its machine.
+_ABANDONED_WRITES_S = 3.0
 
 # While workers are being stopped or results written, check for completion ten times a second.
 _SHUTDOWN_POLL_S = 0.1
@@ -218,6 +221,8 @@ class Agent:
         )
         self._leader: Leader | None = None
         self._report_sink = ReportSink(ledger, node_services.background_calls())
+        self._write_until = math.inf
+        """Until when the exit waits for writes to the bucket."""
         self._is_prepared = False
         self._is_registered = False
         self._now = 0.0
@@ -501,11 +506,13 @@ class Agent:
             self._round_participant.stop_workers()
             self._validation.stop()
             return now + _SHUTDOWN_POLL_S
-        if self._report_sink.has_unwritten and not self.is_abandoned:
+        if self.is_abandoned and self._write_until == math.inf:
+            self._write_until = now if self._is_orphaned() else now + _ABANDONED_WRITES_S
+        if self._report_sink.has_unwritten and now < self._write_until:
             # Reports of a term in which this agent led and which ended before the run did.
             self._report_sink.flush(now, force=True)
             return now + _SHUTDOWN_POLL_S
-        if self._round_participant.has_pending_writes and not self.is_abandoned:
+        if self._round_participant.has_pending_writes and now < self._write_until:
             return now + _SHUTDOWN_POLL_S
         # Still connected: the driver uploads the last log lines before it closes the transport. The
         # leader releases the machine of an agent that disconnects after the end of the run.

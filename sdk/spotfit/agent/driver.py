@@ -332,6 +332,10 @@ class LocalNodeServices:
         log.warning("run.message", message=text)
         self._node.log_shipper.add_line(-1, keys.RUN_RANK, "err", text)
 
+    @property
+    def has_unwritten_logs(self) -> bool:
+        return self._node.log_shipper.has_unwritten
+
     def open_validator(self) -> Validator:
         return ProcessValidator(
             partial(self._worker_pool.start_sidecar, "validation"),

@@ -169,12 +169,15 @@ class Leader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all machines are released, all reports written and all deletions done.
+        """Whether all machines are released; the policy has waited for what must be written before.
 
         After the end of the fit the agent exits once this is True.
         """
-        has_pending = self._services.report_sink.has_unwritten or self._checkpoint_gc.is_busy
-        return self._services.reconciler.is_idle and not has_pending
+        return self._services.reconciler.is_idle
+
+    @property
+    def _has_unfinished_writes(self) -> bool:
+        return self._services.report_sink.has_unwritten or self._checkpoint_gc.is_busy
 
     # --- messages of agents ------------------------------------------------------------------
 
@@ -287,6 +290,8 @@ class Leader:
                 rounds.end_training(now)
             case FitEnded():
                 rounds.end_fit(now)
+                # Before the next decision, which releases this machine unless a search is pending.
+                self._checkpoint_gc.scan_for_undeleted(view)
                 self._lease.renew_soon(now)
             case CheckpointCommitted():
                 rounds.on_checkpoint_committed(event, now)
@@ -304,7 +309,7 @@ class Leader:
                 if rounds.open_round is not None:
                     rounds.open_round.announce_preemption(view, self._observations.state, now)
             case NodeLost(token=token, node=node, agent=agent):
-                self._roster.forget(token, node, agent)
+                self._roster.forget(token, node, agent, now=now)
                 self._restart_validation_timeout((token,), now)
             case GroupsReleased(token=token, other_tokens=others):
                 self._restart_validation_timeout((token, *others), now)
@@ -355,6 +360,7 @@ class Leader:
         if (
             reconciler.group_statuses is not state.group_statuses
             or now >= self._wait_until
+            or (state.has_unfinished_writes and not self._has_unfinished_writes)
             # While an agent is missing, the fact that its machine still runs matters, too.
             or (
                 self._rounds.failing_since is not None
@@ -436,6 +442,9 @@ class Leader:
             disconnected_in_round=roster.disconnected_in_round,
             notice_received_at=roster.noticed_at,
             last_agent_by_node=roster.last_agent_by_node,
+            loss_recorded_at=roster.loss_recorded_at,
+            has_unfinished_writes=self._has_unfinished_writes,
+            has_unwritten_logs=self._services.node_services.has_unwritten_logs,
             group_statuses=reconciler.group_statuses,
             status_as_of=reconciler.status_as_of,
             granted_at=reconciler.granted_at,

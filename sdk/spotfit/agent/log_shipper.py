@@ -52,6 +52,8 @@ class LogShipper:
         self._dropped_lines = 0
         self._written_chunks = 0
         self._is_closing = False
+        self._is_writing = False
+        """Whether lines were taken off the buffer that are not stored yet."""
         self._condition = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="spotfit-logs", daemon=True)
         self._thread.start()
@@ -68,6 +70,11 @@ class LogShipper:
                 return
             self._report_dropped_lines(round_number, rank)
             self._append(t=self._wall_ms(), round=round_number, rank=rank, stream=stream, text=text)
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether lines are not in the bucket yet; False also if access to it was denied."""
+        return (bool(self._buffer) or self._is_writing) and self._thread.is_alive()
 
     def close(self, *, timeout_s: float = 10.0) -> None:
         """Write the buffered lines and a final `{"end": true}`; wait at most `timeout_s` seconds.
@@ -119,10 +126,12 @@ class LogShipper:
                     lines.append(self._buffer.popleft())
                     size += len(lines[-1])
                 self._buffered_bytes -= size
+                self._is_writing = bool(lines)
                 is_last = self._is_closing and not self._buffer
             # Without the lock: `add_line` must not wait for the bucket.
             if lines and not self._try_write(b"".join(lines)):
                 return
+            self._is_writing = False
 
     def _try_write(self, chunk: bytes) -> bool:
         """Return True once the chunk is stored, False if access is denied.

@@ -498,6 +498,14 @@ class NodeServices(Protocol):
         """
         ...
 
+    @property
+    def has_unwritten_logs(self) -> bool:
+        """Whether output of this node's processes is not in the bucket yet.
+
+        The leader releases its own machine only afterwards, within limits.
+        """
+        ...
+
     def open_validator(self) -> Validator:
         """Return the validator of this node. Called once per agent; no process is started yet."""
         ...

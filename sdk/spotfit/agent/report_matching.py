@@ -641,6 +641,8 @@ class ReportSink:
         self._pending_chunk: tuple[int, bytes] | None = None
         self._next_chunk_number = 0
         self._next_flush_at = 0.0
+        self._last_added = (-1, -1)
+        """Round and number of the last report that was added."""
         self.added_count = 0
         """The number of reports that were added."""
         self.written_count = 0
@@ -651,8 +653,19 @@ class ReportSink:
         """Whether any report is not in the bucket yet, which delays the end of the run."""
         return bool(self._lines) or self._pending_chunk is not None
 
+    @property
+    def last_round(self) -> int:
+        """The round of the last report that was added; -1 before the first."""
+        return self._last_added[0]
+
     def add(self, round_number: int, report: MatchedReport) -> None:
-        """Buffer rank 0's metrics and the checkpoint name of a matched report, without any I/O."""
+        """Buffer rank 0's metrics and the checkpoint name of a matched report, without any I/O.
+
+        Reports are added in the order of rounds and numbers; one that was added before is ignored.
+        """
+        if (round_number, report.report_index) <= self._last_added:
+            return
+        self._last_added = (round_number, report.report_index)
         # Formatted by hand: the metrics are JSON already, and need not be decoded to be encoded.
         line = b'{"round":%d,"report_index":%d,"t":%d,"checkpoint":%s,"metrics":%s}' % (
             round_number,

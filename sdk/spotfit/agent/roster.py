@@ -37,6 +37,8 @@ class Roster:
         self._notices: dict[AgentId, Notice] = {}
         self.last_agent_by_node: dict[tuple[Token, int], AgentId] = {}
         """The last agent that joined from each machine (group token and node index)."""
+        self.loss_recorded_at: dict[Token, float] = {}
+        """When the loss of a machine was last recorded in the journal, by group token."""
 
     def join(self, agent: AgentId, join: Join, now: float) -> None:
         """Add an agent that has connected to the leader, with the state that its `Join` reports.
@@ -73,12 +75,14 @@ class Roster:
         self.disconnected_in_round.add(agent)
         return True
 
-    def forget(self, token: Token, node: int, agent: AgentId | None) -> None:
-        """Remove a machine (group token, node index) that was declared lost, and its `agent`.
+    def forget(self, token: Token, node: int, agent: AgentId | None, *, now: float) -> None:
+        """Remove a machine (group token, node index) and its `agent`, declared lost at `now`.
 
         The machine is removed from `last_agent_by_node` if `agent` was the last to join from it, or
         is None; `agent` is removed from `disconnected_since`. Unknown ones are ignored.
         """
+        # Not a copy of the dictionary per decision: `LeaderState` holds this one.
+        self.loss_recorded_at = {**self.loss_recorded_at, token: now}
         # Another agent may have joined from the same machine since, after a restart.
         if agent is None or self.last_agent_by_node.get((token, node)) == agent:
             self.last_agent_by_node.pop((token, node), None)

@@ -23,6 +23,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
@@ -34,6 +35,7 @@ from spotfit.agent.previous_rounds import PreviousRounds
 from spotfit.agent.report_matching import MatchedReport, ReportSink
 from spotfit.agent.roster import Roster
 from spotfit.agent.round_coordinator import BackendHookGates, RoundCoordinator
+from spotfit.core.codec import encode
 from spotfit.core.errors import IntegrityError
 from spotfit.core.ids import AgentId
 from spotfit.core.units import format_ranks
@@ -269,21 +271,21 @@ class OpenRound:
             )
 
     def deliver_matched_reports(self) -> None:
-        """Pass matched reports to the callbacks and to the `ReportSink`, each once, in order.
+        """Pass matched reports to the `ReportSink` and to the callbacks, each once, in order.
 
-        Called at each tick. A report whose checkpoint is not committed yet delays those after it.
-        Answers the workers that wait for these reports.
+        Called at each tick. A report whose checkpoint is not committed yet delays the callbacks of
+        those after it. Answers the workers that wait for these reports.
         """
+        reports = self.coordinator.reports.matched_reports
+        # Before the commit: if this leader is lost afterwards, the report is not made again.
+        for report in reports:
+            self._report_sink.add(self.coordinator.round, report)
         # A callback may read the checkpoint: only committed ones are protected from deletion.
         uncommitted = {ready.name for ready in self.coordinator.reports.ready_checkpoints}
-        reports = self.coordinator.reports.matched_reports
         while reports and reports[0].checkpoint not in uncommitted:
-            _deliver_report(
-                self.coordinator.round,
-                reports.popleft(),
-                self._report_sink,
-                self._callback_runner,
-            )
+            report = reports.popleft()
+            if self._callback_runner is not None:
+                self._callback_runner.send_report(report.metrics_by_rank, report.checkpoint)
         self.send_to_workers(self.coordinator.reports.answer_waiting())
 
     def advance_hooks(self) -> None:
@@ -374,6 +376,8 @@ class RoundLifecycle:
         """The phase while no round is open."""
         self._reports_before: dict[str, int] = {}
         """By ready checkpoint, the number of reports to write before its commit."""
+        self._reports_before_saves: dict[str, int] = {}
+        """By named checkpoint, the number of reports that had been added when it was named."""
         self._early_messages: list[tuple[AgentId, QueueableMessage]] = []
         """Messages about a round whose entry is being written and not confirmed yet."""
 
@@ -732,9 +736,16 @@ class RoundLifecycle:
         if self.open_round is not None:
             self.open_round.deliver_matched_reports()
             # Before the next flush: it then includes the reports that the commits wait for.
-            for ready in self.open_round.coordinator.reports.ready_checkpoints:
-                added = self._services.report_sink.added_count
+            reports, added = (
+                self.open_round.coordinator.reports,
+                self._services.report_sink.added_count,
+            )
+            for ready in reports.ready_checkpoints:
                 self._reports_before.setdefault(ready.name, added)
+            self._reports_before_saves = {
+                name: self._reports_before_saves.get(name, added)
+                for name in reports.uncommitted_names
+            }
             # The end of the run then depends on callbacks and hooks, which cause no event.
             if self.open_round.coordinator.returned_ranks:
                 self._observations.record()
@@ -786,17 +797,26 @@ class RoundLifecycle:
 
     @property
     def awaits_report_sink(self) -> bool:
-        """Whether the commit of a checkpoint waits until earlier reports are in the bucket."""
+        """Whether reports should be written now: the commit of a checkpoint waits for them.
+
+        Or will wait for them once its files are uploaded.
+        """
         sink = self._services.report_sink
-        return any(count > sink.written_count for count in self._reports_before.values())
+        counts = (*self._reports_before.values(), *self._reports_before_saves.values())
+        return any(count > sink.written_count for count in counts)
 
     def _committable_checkpoints(self, view: View) -> tuple[ReadyCheckpoint, ...]:
-        """Return the ready checkpoints whose earlier reports are in the bucket, oldest first.
+        """Return the ready checkpoints whose reports are in the bucket, oldest first.
 
-        If the leader is lost after a commit, the reports before it are not made again.
+        If the leader is lost after a commit, its report and those before are not made again.
         """
         sink = self._services.report_sink
         ready = self._previous_rounds.uncommitted_checkpoints(view, self.coordinator)
+        for one in ready:
+            # Of a lost leader, which may not have stored the report; readers ignore the second one.
+            if one.round > sink.last_round:
+                metrics = (msgspec.Raw(encode(one.metrics)),)
+                sink.add(one.round, MatchedReport(one.report_index, metrics, one.name))
         # The next round must not be opened without a complete checkpoint of this one.
         if self.open_round is None or self.failing_since is not None:
             self._reports_before.clear()

@@ -10,7 +10,7 @@ import typer
 
 from spotfit.cli import checkpoint_commands, render
 from spotfit.client.console import read_event_lines
-from spotfit.client.keyring import open_authenticated
+from spotfit.client.keyring import RunKeyring, open_authenticated
 from spotfit.client.request import default_provisioner, parse_provisioner
 from spotfit.client.run_handle import attach, supervise_run
 from spotfit.core.errors import SpotfitError
@@ -154,6 +154,22 @@ def sweep(
     must be on this machine, or in SPOTFIT_RUN_SECRET with its id in SPOTFIT_RUN_ID.
     """
     render.success(supervise_run(url, duration_s=duration_s))
+
+
+@app.command("keys")
+def list_keys(
+    prune: Annotated[  # noqa: FBT002 - a flag of the command line
+        bool, typer.Option("--prune", help="Delete the keys whose runs do not exist any more.")
+    ] = False,
+) -> None:
+    """List the run keys on this machine: id, state and URL of each run."""
+    keyring = RunKeyring()
+    for key in keyring.list_keys():
+        is_pruned = prune and key.state == "unused"
+        if is_pruned:
+            keyring.remove(key.run_id)
+        state = "deleted" if is_pruned else key.state
+        render.lines([f"{key.run_id}  {state}  {key.url or '-'}  ({key.detail})"])
 
 
 @app.command()

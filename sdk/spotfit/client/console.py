@@ -350,8 +350,9 @@ class RunConsole:
         self._progress_at = -math.inf
         self._shown_progress = ""
         self._progress_reader = ProgressReader(store)
-        # The agent that runs validations on the dedicated machine of each group.
-        self._validators: dict[Token, AgentId] = {}
+        # Agents that store their last output before their group is released: validators, and those
+        # of healthy machines that were replaced.
+        self._leaving: dict[Token, set[AgentId]] = {}
 
     def on_entry(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
         """Log a journal entry at level INFO, and follow the output of the agents that it names.
@@ -365,16 +366,18 @@ class RunConsole:
                 self.follow_round(opened)
             # A validator is no member of the round, so `follow_round` does not add it.
             case ValidationStarted(agent=agent, token=token):
-                self._validators[token] = agent
+                self._leaving.setdefault(token, set()).add(agent)
                 self._log_tailer.add_agent(agent)
             # A machine whose agent never joined has no worker output to wait for.
+            case NodeLost(agent=agent, cause=None, token=token) if agent is not None:
+                self._leaving.setdefault(token, set()).add(agent)
             case NodeLost(agent=agent) if agent is not None:
                 self._log_tailer.mark_lost(agent)
             # A released machine may be terminated before it writes the end marker of its output.
             case GroupsReleased(token=token, other_tokens=others):
                 for released in (token, *others):
-                    if released in self._validators:
-                        self._log_tailer.mark_lost(self._validators[released])
+                    for agent in self._leaving.pop(released, ()):
+                        self._log_tailer.mark_lost(agent)
             case _:
                 return
 

@@ -238,9 +238,11 @@ def _open_ledger(store: Store) -> Ledger:
     """Return the ledger of the run in that directory, or of a new one with a new key."""
     # A continued run keeps its id, and with it the key of its payloads.
     if (run_id := read_run_id(store)) is not None:
+        RunKeyring().record_url(run_id, store.url)
         return create_driver_ledger(open_authenticated(store), run_id)
     run_id = system.new_run_id()
-    return create_driver_ledger(AuthenticatedStore(store, RunKeyring().create(run_id)), run_id)
+    key = RunKeyring().create(run_id, url=store.url)
+    return create_driver_ledger(AuthenticatedStore(store, key), run_id)
 
 
 def _missing_key_error(ledger: Ledger) -> ConfigError:

@@ -5,14 +5,47 @@ A key authenticates drivers and agents of a run and decrypts its payloads.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+from spotfit.core.errors import SpotfitError
 from spotfit.core.ids import RunId, parse_name
 from spotfit.host import env, log, system
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import read_run_id
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
+from spotfit.store.factory import open_store
+
+KeyState = Literal["used", "unused", "unknown"]
+
+
+class StoredKey(NamedTuple):
+    """A key in the keyring. It is "unused" only if its run certainly does not exist any more."""
+
+    run_id: RunId
+    url: str
+    """Where the run was started or continued last; '' if unknown."""
+    state: KeyState
+    detail: str
+    """The reason of the state."""
+
+
+def _find_run(run_id: RunId, url: str) -> tuple[KeyState, str]:
+    """Return whether the run is still at `url`. Raises `SpotfitError` or `OSError`."""
+    store = open_store(url)
+    found = read_run_id(store)
+    if found == run_id:
+        return "used", "the run exists"
+    if found is not None:
+        return "unused", "another run was started in its folder"
+    if next(store.list(), None) is not None:
+        return "used", "its folder has files, but no journal"
+    # A bucket of another account, or a directory that is not mounted, has no runs at all.
+    if next(open_store(url.rpartition("/")[0]).list(), None) is None:
+        return "unknown", f"{url.rpartition('/')[0]} is empty or cannot be reached"
+    return "unused", "its folder was deleted"
 
 
 class RunKeyring:
@@ -37,8 +70,8 @@ class RunKeyring:
         file = self._key_file(run_id)
         return RunKey.from_text(file.read_text().strip(), run_id) if file.is_file() else None
 
-    def create(self, run_id: RunId) -> RunKey:
-        """Return a new random key for the run, after writing it to its file.
+    def create(self, run_id: RunId, *, url: str) -> RunKey:
+        """Return a new random key for the run at `url`, after writing it to its file.
 
         An existing file is overwritten, so call `find` first. The key is stored before use: a run
         whose key is lost can neither be supervised nor read. Raises OSError if it cannot be
@@ -49,7 +82,42 @@ class RunKeyring:
         file = self._key_file(run_id)
         file.touch(mode=0o600)  # before the key is written: write_text() would create it readable
         file.write_text(key.to_text())
+        self.record_url(run_id, url)
         return key
+
+    def record_url(self, run_id: RunId, url: str) -> None:
+        """Store beside the key where its run is, for `list_keys`. Idempotent.
+
+        No effect without a file of the key, as with SPOTFIT_RUN_SECRET.
+        """
+        if self._key_file(run_id).is_file():
+            self._url_file(run_id).write_text(url)
+
+    def list_keys(self) -> Iterator[StoredKey]:
+        """Yield each stored key with the state of its run, which is read from the storage."""
+        files = sorted(self._directory.iterdir()) if self._directory.is_dir() else []
+        for file in files:
+            if not file.suffix and file.is_file():
+                yield self._describe(RunId(file.name))
+
+    def remove(self, run_id: RunId) -> None:
+        """Delete the key of a run. Nothing can decrypt the run's payloads afterwards."""
+        self._key_file(run_id).unlink(missing_ok=True)
+        self._url_file(run_id).unlink(missing_ok=True)
+
+    def _describe(self, run_id: RunId) -> StoredKey:
+        file = self._url_file(run_id)
+        if not file.is_file():
+            return StoredKey(run_id, "", "unknown", "it was stored by an earlier version")
+        url = file.read_text()
+        try:
+            state, detail = _find_run(run_id, url)
+        except (SpotfitError, OSError) as error:
+            state, detail = "unknown", f"{url} cannot be read: {error}".splitlines()[0]
+        return StoredKey(run_id, url, state, detail)
+
+    def _url_file(self, run_id: RunId) -> Path:
+        return self._key_file(run_id).with_suffix(".url")
 
     def _key_file(self, run_id: RunId) -> Path:
         # The id was read from the bucket, where a path such as '../x' could have been written.

@@ -42,7 +42,6 @@ from spotfit.core.input_checks import ErrorCollector
 from spotfit.frameworks.backend_config import BackendConfig, backend_hooks_class
 from spotfit.host import env, log, system
 from spotfit.host.env import ignored_ray_variables
-from spotfit.ledger.keys import RESERVED_PREFIX
 from spotfit.model.config import DataConfig, FailureConfig, ScalingConfig
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.model.spec import (
@@ -63,7 +62,7 @@ from spotfit.provision.profile import (
     resolve_options,
 )
 from spotfit.store.api import Store
-from spotfit.store.factory import probe_create, reopen_store
+from spotfit.store.factory import new_probe_folder, probe_create, reopen_store
 
 
 @dataclass(frozen=True)
@@ -373,7 +372,6 @@ def prewarm_backend(request: FitRequest) -> Iterator[None]:
         yield
 
 
-_REACHABILITY_PROBES = f"{RESERVED_PREFIX}probes/reachability/"
 _PROBE_RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # bridges throttling; longer outages are reported
 
 
@@ -483,7 +481,7 @@ def _check_reachable(store: Store) -> None:
             "machines cannot read it.",
             do="Use a directory or a bucket; memory:// is for num_workers=0 and for tests.",
         )
-    key = f"{_REACHABILITY_PROBES}{system.new_token()}"
+    key = f"{new_probe_folder()}/0"
     store.put(key, b"probe")
     try:
         reopen_store(store).get(key)

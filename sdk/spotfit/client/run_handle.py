@@ -621,9 +621,14 @@ def supervise_run(url: str | Path, *, duration_s: float) -> str:
         f"{token} ({group.provisioner})" for token, group in view.unsettled_groups.items()
     )
     left = f" Groups of earlier fits may still cost money: {unsettled}." if unsettled else ""
-    if view.fit_end is not None and all(group.is_closed for group in view.groups.values()):
-        return f"The run is {view.fit_end.outcome}; its machines are released.{left}"
-    if view.fit_end is not None:
-        return f"The run is {view.fit_end.outcome}; its machines are not released yet.{left}"
-    leader = view.leader.leader if view.leader else "none"
-    return f"The run is active; leader: {leader}.{left}"
+    if view.fit_end is None:
+        leader = view.leader.leader if view.leader else "none"
+        return f"The run is active; leader: {leader}.{left}"
+    held = [token for token, group in view.groups.items() if not group.is_closed]
+    machines = (
+        f"machines {', '.join(held)} are not released yet: run `spotfit sweep` again, or for "
+        f"longer than {duration_s:g} s"
+        if held
+        else "its machines are released"
+    )
+    return f"The run is {view.fit_end.outcome}; {machines}.{left}"

@@ -20,15 +20,28 @@ from spotfit.host import log
 SHARED_MEMORY_DIR = Path("/dev/shm")  # noqa: S108 - there is no other name for it
 
 
+def remove_orphaned_shared_memory() -> None:
+    """Remove the directories of `shared_memory_directory` whose owners have ended.
+
+    Called by whoever observes or causes the end of an agent on this machine: an agent that was
+    killed cannot free its snapshots, and there may be no next one.
+    """
+    _remove_orphans(_shared_memory_parent())
+
+
 def shared_memory_directory(name: str) -> AbstractContextManager[Path]:
     """Create a directory in shared memory (/dev/shm) that is removed when the context exits.
 
     Without a writable /dev/shm it is in the temporary directory. The agent stores snapshots in it.
     `name` must be unique on the machine; see `owned_directory`.
     """
+    return owned_directory(_shared_memory_parent(), name)
+
+
+def _shared_memory_parent() -> Path:
     # Some containers mount no /dev/shm, or a read-only one.
     is_usable = SHARED_MEMORY_DIR.is_dir() and os.access(SHARED_MEMORY_DIR, os.W_OK)
-    return owned_directory(SHARED_MEMORY_DIR if is_usable else Path(tempfile.gettempdir()), name)
+    return SHARED_MEMORY_DIR if is_usable else Path(tempfile.gettempdir())
 
 
 # The file that the owner keeps locked. It contains the lock domains of the owner.
@@ -46,10 +59,8 @@ def owned_directory(parent: Path, name: str) -> Iterator[Path]:
     use.
     """
     parent.mkdir(parents=True, exist_ok=True)
-    prefix = f"spotfit-{os.getuid()}-"
-    for existing in parent.glob(f"{prefix}*"):
-        _remove_if_orphaned(existing)
-    folder = parent / f"{prefix}{name}"
+    _remove_orphans(parent)
+    folder = parent / f"{_prefix()}{name}"
     folder.mkdir(mode=0o700)
     lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -64,6 +75,15 @@ def owned_directory(parent: Path, name: str) -> Iterator[Path]:
         # rmtree would delete the new one.
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def _prefix() -> str:
+    return f"spotfit-{os.getuid()}-"
+
+
+def _remove_orphans(parent: Path) -> None:
+    for existing in parent.glob(f"{_prefix()}*"):
+        _remove_if_orphaned(existing)
 
 
 def _remove_if_orphaned(folder: Path) -> None:

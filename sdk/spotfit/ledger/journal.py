@@ -115,6 +115,15 @@ def read_newest_view(store: Store) -> CachedView | None:
     return None
 
 
+def _read_starting_view(store: Store) -> CachedView | None:
+    """Return the cached view at which a new reader starts; None if it starts at the first entry."""
+    # One get instead of a list request: most journals are shorter than one cache interval.
+    with contextlib.suppress(NotFoundError):
+        store.get(keys.entry(VIEW_CACHE_INTERVAL))
+        return read_newest_view(store)
+    return None
+
+
 EntryListener = Callable[[int, bytes, JournalEntry], None]
 """Called for every folded entry with its slot, bytes and decoded value."""
 
@@ -247,11 +256,8 @@ class Journal:
         """
         cached_view = None
         if slot == 0 and not self._ignore_view_cache:
-            # One get instead of a list request: most journals are shorter than one cache interval.
-            with contextlib.suppress(NotFoundError):
-                self._store.get(keys.entry(VIEW_CACHE_INTERVAL))
-                cached_view = read_newest_view(self._store)
-                slot = cached_view.view.next_slot if cached_view is not None else 0
+            cached_view = _read_starting_view(self._store)
+            slot = cached_view.view.next_slot if cached_view is not None else 0
         bodies: list[bytes] = []
         while len(bodies) < _MAX_PAGE_ENTRIES:
             try:
@@ -419,14 +425,20 @@ _REMEDY = (
 
 
 def check_no_gaps(store: Store) -> None:
-    """Check that no journal entry between the first and the last is missing.
+    """Check that no journal entry that a new reader needs is missing.
 
-    Raises `JournalError` for the first gap. A reader takes a gap for the end of the journal, and a
-    writer would fill it. Called by `fit()` and by clients that open a run, whose folder may have
-    been copied or cleaned up by other tools. Lists the journal without reading the entries.
+    These are the first one and those after the newest cached view, so that the number of requests
+    does not grow with the run. Raises `JournalError` for the first gap. A reader takes a gap for
+    the end of the journal, and a writer would fill it. Called by `fit()` and by clients that open
+    a run, whose folder may have been copied or cleaned up by other tools. Lists entries without
+    reading them.
     """
-    slot = 0
-    for found in store.list(keys.JOURNAL.rstrip("/")):
+    cached = _read_starting_view(store)
+    slot = cached.view.next_slot if cached is not None else 0
+    if slot:
+        _check_exists(store, 0)  # it has the id of the run
+    after = keys.entry(slot - 1) if slot else ""
+    for found in store.list(keys.JOURNAL.rstrip("/"), after=after):
         if not keys.is_entry(found.key):
             continue
         # A directory is not listed atomically: entries of this moment may be left out.

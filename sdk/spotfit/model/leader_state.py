@@ -211,7 +211,13 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     """When the leader received each agent's preemption notice, also of agents that have left."""
     last_agent_by_node: Mapping[tuple[Token, int], AgentId] = {}
     """The agent that was last connected from each node."""
+    loss_recorded_at: Mapping[Token, float] = {}
+    """When this leader last recorded the loss of a node, by group."""
     phase: RoundPhase = NoRound()
+    has_unfinished_writes: bool = False
+    """Whether this leader still deletes checkpoints or writes reports."""
+    has_unwritten_logs: bool = False
+    """Whether output of the leader's own node is not in the bucket yet."""
     # Not part of the phase: callbacks may still run when the round is closed.
     reports_delivered: bool = True
     """Whether all reports of the round are matched and delivered to the callbacks."""

@@ -22,10 +22,16 @@ from spotfit.model.view import View
 from spotfit.policy.failure_detection import NodeLiveness, disconnected_since, node_liveness
 from spotfit.policy.retry_budget import last_line
 
-# After the end of a fit, agents read its last entry, stop their workers and exit by themselves;
-# cancelling the group earlier would kill them meanwhile. 15 s cover a few journal polls and the
-# shutdown.
+# After the end of a fit or the loss of their node, agents read that entry, stop their workers, free
+# their shared memory, store their last log lines and exit by themselves; cancelling the group
+# earlier would kill them meanwhile. An agent limits these steps to 3 s of writes, 1 s for workers
+# and 10 s of log lines (`agent.agent`, `agent.driver`, `agent.log_shipper`): together 14 s. A
+# machine that hangs is paid for no longer than this.
 SELF_EXIT_TIMEOUT_S = 15.0
+
+# The last leader deletes dropped checkpoints before its own machine is released: no process would
+# continue. One takes a request per file; the next fit deletes what is left after this time.
+FINAL_WRITES_TIMEOUT_S = 60.0
 
 # Longest pause between two requests for machines. Clouds return capacity within minutes; polling
 # once a minute loses little time and stays far below API rate limits.

@@ -30,6 +30,7 @@ from spotfit.model.events import (
     RankFailure,
     RoundOpened,
 )
+from spotfit.model.group import NodeState
 from spotfit.model.leader_state import (
     Failing,
     LeaderState,
@@ -220,8 +221,16 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
 
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     # The request of a group may outlive its machines and would launch replacements.
+    connected = {one.member.token for one in state.members.values()}
     for token, group in view.groups.items():
-        if group.handle is not None and not group.is_released and not group.active_nodes:
+        if group.handle is None or group.is_released or group.active_nodes:
+            continue
+        # A healthy machine, such as one that was replaced: its agent exits by itself.
+        lost_at = state.loss_recorded_at.get(token, state.leading_since)
+        exit_by = lost_at + capacity.SELF_EXIT_TIMEOUT_S
+        if token in connected and now < exit_by:
+            yield Wait(min(now + _AGENT_POLL_S, exit_by), "a replaced machine is shutting down")
+        else:
             yield ReleaseGroups(token)
 
 
@@ -374,11 +383,12 @@ def _is_training_over(view: View) -> bool:
 def _release_after_end(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """After the end: wait for machines to exit by themselves, then release the remaining groups.
 
-    The leader's own group is released last, because cancelling it may terminate the leader.
+    The leader's own group is released last, because cancelling it may terminate the leader, and
+    once its deletions, reports and log lines are done.
     """
     connected = {
         one.member.token for agent, one in state.members.items() if agent != state.agent_id
-    }
+    } | _running_tokens(view, state)
     own_status = state.members.get(state.agent_id)
     # None for a headless leader, which runs on none of the machines.
     own = own_status.member.token if own_status is not None else None
@@ -395,7 +405,29 @@ def _release_after_end(view: View, state: LeaderState, now: float) -> Iterator[L
     if own in held and own not in exiting:
         # A backend whose machines terminate with their agents needs no API call.
         ends = state.releases_on_agent_exit and _all_self_terminate(view, state, own)
+        is_writing = state.has_unfinished_writes or (state.has_unwritten_logs and not ends)
+        writes_until = state.phase.since + capacity.FINAL_WRITES_TIMEOUT_S
+        if is_writing and now < writes_until:
+            reason = "the leader deletes dropped checkpoints and stores reports and output"
+            yield Wait(min(now + _AGENT_POLL_S, writes_until), reason)
+            return
         yield AppendEvent(GroupsReleased(token=own)) if ends else ReleaseGroups(own)
+
+
+def _running_tokens(view: View, state: LeaderState) -> set[Token]:
+    """The groups whose agents may be shutting down, for a headless leader: no agent connects to it.
+
+    Those of the last round that the backend reports as running.
+    """
+    last = view.last_round
+    if not state.is_headless or last is None:
+        return set()
+    return {
+        one.token
+        for one in last.assignments
+        if (status := state.group_statuses.get(one.token)) is not None
+        and any(node.state is NodeState.RUNNING for node in status.nodes[one.node : one.node + 1])
+    }
 
 
 def _all_self_terminate(view: View, state: LeaderState, token: Token) -> bool:

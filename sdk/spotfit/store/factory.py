@@ -8,6 +8,7 @@ such a bucket must be rejected before the run starts.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from spotfit.core.errors import (
     StoreError,
     TransientStoreError,
 )
+from spotfit.host.system import wall_ms
 from spotfit.store.api import TRANSIENT_REMEDY, Store
 from spotfit.store.retry import RetryPolicy
 from spotfit.store.url import (
@@ -118,20 +120,32 @@ def _explicit_credentials(store: Store) -> StorageCredentials:
 KEY_COUNT = 3
 WRITER_COUNT = 4
 PROBE_FOLDER = ".spotfit-probe"
+# Far longer than a probe and than clocks of two machines differ: an older one was interrupted.
+_MAX_PROBE_AGE_S = 86_400
+_PROBE_OBJECT = re.compile(re.escape(PROBE_FOLDER) + r"/(\d{10})-[0-9a-f]+/\d+")
 # Longer than a request may take. Only a bug or a stopped process leaves a thread alone here.
 _BARRIER_TIMEOUT_S = 120.0
+
+
+def new_probe_folder() -> str:
+    """Return a unique folder for probe objects with integer names, which its caller deletes.
+
+    Its name has the time, by which a later `probe_create` recognizes those of a killed process.
+    """
+    return f"{PROBE_FOLDER}/{wall_ms() // 1000:010d}-{uuid.uuid4().hex}"
 
 
 def probe_create(store: Store) -> None:
     """Check that the store creates objects atomically, and can read, list and delete them.
 
-    Races threads for the same new objects below `.spotfit-probe/`, which it deletes again. Called
-    before a run starts and by `spotfit doctor --storage`. Raises `AtomicCreateUnsupportedError` if
-    a race has no winner or several, an existing object is created again, or reads and listings do
-    not show what was written; `StorePermissionError` if the credentials are insufficient; another
-    `StoreError` if the bucket is missing or fails.
+    Races threads for the same new objects below `.spotfit-probe/`, which it deletes again, with
+    those that a process left a day ago because it was killed during its probe. Called before a run
+    starts and by `spotfit doctor --storage`. Raises `AtomicCreateUnsupportedError` if a race has no
+    winner or several, an existing object is created again, or reads and listings do not show what
+    was written; `StorePermissionError` if the credentials are insufficient; another `StoreError` if
+    the bucket is missing or fails.
     """
-    folder = f"{PROBE_FOLDER}/{uuid.uuid4().hex}"
+    folder = new_probe_folder()
     keys = tuple(f"{folder}/{n}" for n in range(KEY_COUNT))
     try:
         _check_creates(store, folder, keys)
@@ -153,11 +167,20 @@ def _check_creates(store: Store, folder: str, keys: Sequence[str]) -> None:
     with ThreadPoolExecutor(WRITER_COUNT, "spotfit-probe") as executor:
         for key in keys:
             _race_create(store, key, executor)
-    listed = tuple(info.key for info in store.list(folder))
+    found = [info.key for info in store.list(PROBE_FOLDER)]
+    listed = tuple(key for key in found if key.startswith(f"{folder}/"))
     if listed != keys:
         raise _unsupported_error(
             store, f"a listing after writing {len(keys)} objects showed {len(listed)}"
         )
+    for key in found:
+        if _is_abandoned_probe(key):
+            store.delete(key)
+
+
+def _is_abandoned_probe(key: str) -> bool:
+    match = _PROBE_OBJECT.fullmatch(key)
+    return match is not None and int(match[1]) < wall_ms() // 1000 - _MAX_PROBE_AGE_S
 
 
 def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from spotfit.checkpoint.manifest import Manifest
+from spotfit.control.background_calls import BackgroundResult
 from spotfit.core.errors import QuotaError, StoreError, StorePermissionError
 from spotfit.core.ids import Token
 from spotfit.ledger import keys
@@ -743,6 +746,52 @@ def test_a_replacement_is_used_once_it_is_warm() -> None:
         lambda: cluster.is_training and cluster.view.round and cluster.view.round.number == 2
     )
     assert cold.ranks != []
+
+
+def test_a_replaced_machine_is_released_after_its_agent_has_exited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    leaving = list(cluster.nodes.values())
+    for node in leaving:
+        node.instance.notice = a_notice(seconds_left=60.0)
+        hold_calls(node, monkeypatch, ".spotfit/failures")
+    cluster.advance_until(lambda: len(cluster.nodes) == 4)
+    cluster.fail_rank(1)
+    cluster.advance_until(lambda: len(cluster.events_of(NodeLost)) == 2)
+    cluster.advance(1.0)
+    assert cluster.events_of(GroupsReleased) == []
+    monkeypatch.undo()
+    cluster.advance_until(lambda: cluster.events_of(GroupsReleased), within_s=2.0)
+    assert all(node.has_exited for node in leaving)
+    assert cluster.read_object(keys.failure(1, 1))
+
+
+def test_a_replaced_machine_that_cannot_write_exits_after_three_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    leaving = cluster.node_of_rank(follower(cluster))
+    leaving.instance.notice = a_notice(seconds_left=60.0)
+    hold_calls(leaving, monkeypatch, ".spotfit/failures")
+    cluster.advance_until(lambda: len(cluster.nodes) == 3)
+    cluster.fail_rank(leaving.ranks[0])
+    cluster.advance_until(lambda: cluster.events_of(NodeLost))
+    took_s = cluster.advance_until(lambda: leaving.has_exited)
+    assert took_s == pytest.approx(3.0, abs=0.3)
+
+
+def hold_calls(node: FakeNode, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    """The bucket does not answer the node's background calls whose name has that prefix."""
+    calls = node.node_services.stallable_calls
+    run = calls.run
+
+    def hold(name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        return None if name.startswith(prefix) else run(name, job)
+
+    monkeypatch.setattr(calls, "run", hold)
 
 
 def test_a_drained_machine_is_declared_lost_by_the_next_round() -> None:

@@ -167,6 +167,53 @@ def test_a_checkpoint_is_committed_after_the_reports_before_it_are_stored() -> N
     assert took_s < 0.5
 
 
+def stored_reports(cluster: FakeCluster) -> list[tuple[int, str | None]]:
+    chunks = [cluster.read_object(one.key) for one in cluster.store.list(".spotfit/reports")]
+    lines = [msgspec.json.decode(line) for chunk in chunks for line in chunk.splitlines()]
+    return [(line["report_index"], line["checkpoint"]) for line in lines]
+
+
+def test_the_report_of_a_checkpoint_is_stored_before_its_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    hold_report_writes(cluster, monkeypatch)
+    cluster.checkpoint(0, "c0")
+    cluster.advance(5.0)
+    assert cluster.events_of(CheckpointCommitted) == []
+    monkeypatch.undo()
+    cluster.advance_until(lambda: cluster.last_event(CheckpointCommitted))
+    assert stored_reports(cluster) == [(0, "c0")], "its leader may be lost now"
+
+
+def test_reports_are_stored_while_the_checkpoint_after_them_is_uploaded() -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    cluster.report(0)
+    cluster.settle()
+    cluster.report(1)  # the chunk with it is due in a second
+    for rank in (0, 1):
+        snapshot = FilesReport(report_index=2, metrics=NO_METRICS, incremental=True, step=5)
+        cluster.send_from_worker(rank, snapshot)
+    cluster.advance(0.2)
+    assert stored_reports(cluster) == [(0, None), (1, None)]
+
+
+def test_a_new_leader_stores_the_report_of_a_checkpoint_that_it_commits() -> None:
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.send_from_worker(1, MetricsReport(report_index=0, metrics=NO_METRICS))
+    cluster.send_from_worker(
+        0, FilesReport(report_index=0, metrics=NO_METRICS, checkpoint_dir_name="c0")
+    )
+    write_checkpoint_files(cluster, "c0")
+    cluster.kill(cluster.leader)
+    cluster.advance_until(lambda: cluster.last_event(CheckpointCommitted), within_s=60)
+    cluster.advance(1.5)
+    assert stored_reports(cluster) == [(0, "c0")]
+
+
 def hold_report_writes(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bucket does not answer the leader's writes of reports."""
     calls = cluster.leader.node_services.stallable_calls
@@ -610,6 +657,39 @@ def test_a_new_leader_finishes_deletions() -> None:
     cluster.advance(1.0)
     assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
     assert cluster.read_object("c1/model") == b"weights"
+
+
+def test_machines_are_released_after_the_deletions_at_the_end() -> None:
+    cluster = FakeCluster(retention=RetentionConfig(num_to_keep=1))
+    cluster.wait_for_round()
+    delete = cluster.store.delete
+    cluster.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
+    for n in (0, 1):
+        write_checkpoint_files(cluster, f"c{n}", n)
+        cluster.checkpoint(n, f"c{n}")
+    for rank in (0, 1):
+        cluster.finish_rank(rank)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    cluster.advance(5.0)
+    assert not all(group.is_closed for group in cluster.view.groups.values())
+    cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
+    cluster.advance_until(lambda: all(group.is_closed for group in cluster.view.groups.values()))
+    assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
+
+
+def test_deletions_delay_the_release_of_machines_by_a_minute_at_most() -> None:
+    cluster = FakeCluster(retention=RetentionConfig(num_to_keep=1))
+    cluster.wait_for_round()
+    cluster.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
+    for n in (0, 1):
+        write_checkpoint_files(cluster, f"c{n}", n)
+        cluster.checkpoint(n, f"c{n}")
+    for rank in (0, 1):
+        cluster.finish_rank(rank)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    cluster.advance_until(
+        lambda: all(node.has_exited for node in cluster.nodes.values()), within_s=65.0
+    )
 
 
 def test_a_new_leader_after_training_finishes_deletions() -> None:

@@ -130,3 +130,16 @@ def test_a_permission_error_stops_the_writer() -> None:
     logs.add_line(1, 0, "out", "lost")
     logs.close()
     assert lines_in(store) == []
+
+
+def test_a_line_counts_as_unwritten_until_it_is_stored(request: pytest.FixtureRequest) -> None:
+    store = a_store(request.node.name)
+    store.unblocked.clear()
+    shipper = a_shipper(store)
+    observed = [shipper.has_unwritten]
+    shipper.add_line(1, 0, "out", "last words")
+    observed.append(shipper.has_unwritten)
+    store.unblocked.set()
+    shipper.close()
+    assert [*observed, shipper.has_unwritten] == [False, True, False]
+    assert texts_in(store) == ["last words"]

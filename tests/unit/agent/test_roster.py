@@ -120,9 +120,9 @@ def test_a_node_is_marked_warm() -> None:
 def test_a_lost_machine_is_forgotten() -> None:
     roster, _, _ = make_roster()
     roster.mark_disconnected(B, 20.0)
-    roster.forget(TOKEN, 1, B)
+    roster.forget(TOKEN, 1, B, now=1.0)
     assert (roster.last_agent_by_node, roster.disconnected_since) == ({(TOKEN, 0): A}, {})
-    roster.forget(TOKEN, 7, None)  # one that never joined
+    roster.forget(TOKEN, 7, None, now=1.0)  # one that never joined
 
 
 def test_disconnected_agents_count_as_stopped() -> None:
@@ -188,3 +188,9 @@ def test_a_failure_of_a_node_has_no_other_rank() -> None:
     failure = RankFailure(rank=7, kind="raised", message="no disk")
     roster.mark_unusable(B, failure)
     assert roster.members[B].node_failure == replace(failure, rank=0)
+
+
+def test_a_recorded_loss_is_dated() -> None:
+    roster, _, _ = make_roster()
+    roster.forget(TOKEN, 1, B, now=7.0)
+    assert roster.loss_recorded_at == {TOKEN: 7.0}

@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from spotfit.cli.main import app
+from spotfit.client.keyring import RunKeyring
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, RunNotFoundError
-from spotfit.core.ids import AgentId
+from spotfit.core.ids import AgentId, RunId
 from spotfit.host import system
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
@@ -25,14 +26,18 @@ from spotfit.model.events import (
     FailureCause,
     FitEnded,
     FitStarted,
+    GroupPlanned,
+    GroupSubmitted,
     JournalEvent,
     RoundClosed,
     RoundOpened,
 )
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.store.factory import open_store
 from spotfit.testing.builders import (
     RUN_ID,
     RUN_KEY,
+    TOKEN,
     a_committed_checkpoint,
     a_member,
     a_round,
@@ -215,6 +220,30 @@ def test_sweep_of_an_ended_run_without_machines_returns_at_once(run: RunDirector
     run.write(FitEnded(outcome="finished"))
     shown = invoke("sweep", run.url, "--duration-s", "60").stdout
     assert "The run is finished; its machines are released." in shown
+
+
+def test_sweep_whose_time_ends_before_the_release_names_the_machines(run: RunDirectory) -> None:
+    request = GroupRequest(token=TOKEN, num_workers=1, total_workers=1)
+    plan = GroupPlan(token=TOKEN, provisioner="local", num_nodes=1, slots_per_node=1)
+    run.write(GroupPlanned(request=request, plan=plan, reason="1 worker needs a machine"))
+    handle = GroupHandle(token=TOKEN, provisioner="local", name="r/t", detail={"nodes": 1})
+    run.write(GroupSubmitted(token=TOKEN, handle=handle))
+    run.write(FitEnded(outcome="finished"))
+    shown = invoke("sweep", run.url, "--duration-s", "0").stdout
+    assert f"The run is finished; machines {TOKEN} are not released yet" in shown
+
+
+def test_keys_of_runs_that_do_not_exist_are_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path))
+    keyring, runs = RunKeyring(), tmp_path / "runs"
+    for number, name in enumerate(("gone", "there")):
+        keyring.create(RunId(f"{number}" * 32), url=str(runs / name))
+    open_store(runs).put("there/model", b"")
+    assert [line.split()[1] for line in invoke("keys").stdout.splitlines()] == ["unused", "used"]
+    assert "deleted" in invoke("keys", "--prune").stdout
+    assert [key.run_id for key in keyring.list_keys()] == [RunId("1" * 32)]
 
 
 def test_doctor_checks_storage_and_provisioner(tmp_path: Path) -> None:

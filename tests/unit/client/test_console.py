@@ -11,6 +11,7 @@ from spotfit.core.ids import Token
 from spotfit.ledger import keys
 from spotfit.ledger.keys import VALIDATION_RANK
 from spotfit.model.events import (
+    FailureCause,
     FitEnded,
     GroupsReleased,
     NodeLost,
@@ -157,7 +158,17 @@ def test_output_is_complete_without_the_end_marker_of_lost_machines() -> None:
     console.on_entry(0, b"", an_entry(RoundOpened(round=a_round())))
     for node, agent in enumerate((A, B)):
         console.on_entry(
-            1, b"", an_entry(NodeLost(token=TOKEN, node=node, agent=agent, reason="reclaimed"))
+            1,
+            b"",
+            an_entry(
+                NodeLost(
+                    token=TOKEN,
+                    node=node,
+                    agent=agent,
+                    reason="reclaimed",
+                    cause=FailureCause.PREEMPTION,
+                )
+            ),
         )
     console.on_entry(
         2, b"", an_entry(NodeLost(token=TOKEN, node=2, agent=None, reason="it never joined"))
@@ -255,6 +266,22 @@ def test_output_of_a_validator_is_shown_until_its_machine_is_released(
     for _ in range(20):
         console.show_new_lines()
     assert console.is_complete, "waiting for its end marker is limited"
+
+
+def test_output_of_a_replaced_machine_is_awaited_until_it_is_released(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = MemoryStore()
+    console = RunConsole(store)
+    console.on_entry(0, b"", an_entry(RoundOpened(round=a_round())))
+    console.on_entry(
+        1, b"", an_entry(NodeLost(token=TOKEN, node=0, agent=A, reason="it was replaced"))
+    )
+    for _ in range(20):
+        console.show_new_lines()
+    store.put(keys.logs(A, 0), lines("last line"))
+    console.show_new_lines()
+    assert capsys.readouterr().out == "(rank 0) last line\n"
 
 
 def test_output_of_all_workers_of_a_round_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,7 +99,7 @@ def test_fit_does_not_continue_a_run_whose_key_is_not_here(
 def test_fit_refuses_a_forged_journal_that_names_a_run_of_this_user(
     harness: ClientHarness, opened: list[str]
 ) -> None:
-    RunKeyring().create(RUN_ID)
+    RunKeyring().create(RUN_ID, url=harness.url)
     ledger = Ledger(open_store(harness.url), RUN_ID, an_agent_id(9))
     ledger.append(FitStarted(spec=a_spec(provisioner="ssh")), after=ledger.catch_up())
     with pytest.raises(JournalError, match=r"Journal entry 0 in .* is not authentic"):

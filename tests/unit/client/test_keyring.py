@@ -8,34 +8,39 @@ from pathlib import Path
 import pytest
 
 from spotfit.client.keyring import RunKeyring
+from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
+from spotfit.ledger import keys
+from spotfit.model.events import FitStarted
 from spotfit.security.run_key import RunKey
-from spotfit.testing.builders import RUN_ID
+from spotfit.store.factory import open_store
+from spotfit.testing.builders import RUN_ID, a_spec, an_entry
 
 KEY = RunKey(b"k" * 32, RUN_ID)
+URL = "/runs/mine"
 
 
 def test_a_created_key_is_found_by_other_processes(tmp_path: Path) -> None:
-    created = RunKeyring(tmp_path / "keys").create(RUN_ID)
+    created = RunKeyring(tmp_path / "keys").create(RUN_ID, url=URL)
     assert RunKeyring(tmp_path / "keys").find(RUN_ID) == created
     assert RunKeyring(tmp_path / "keys").find(RunId("f" * 32)) is None
 
 
 def test_every_run_has_a_different_key(tmp_path: Path) -> None:
     keyring = RunKeyring(tmp_path)
-    assert keyring.create(RUN_ID) != keyring.create(RunId("f" * 32))
+    assert keyring.create(RUN_ID, url=URL) != keyring.create(RunId("f" * 32), url=URL)
 
 
 def test_only_the_owner_can_read_the_key(tmp_path: Path) -> None:
     directory = tmp_path / "home" / "keys"
-    RunKeyring(directory).create(RUN_ID)
+    RunKeyring(directory).create(RUN_ID, url=URL)
     assert stat.S_IMODE((directory / RUN_ID).stat().st_mode) == 0o600
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
 def test_the_environment_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    RunKeyring(tmp_path).create(RUN_ID)
+    RunKeyring(tmp_path).create(RUN_ID, url=URL)
     monkeypatch.setenv("SPOTFIT_RUN_ID", RUN_ID)
     monkeypatch.setenv("SPOTFIT_RUN_SECRET", KEY.to_text())
     assert RunKeyring(tmp_path).find(RUN_ID) == KEY
@@ -53,7 +58,7 @@ def test_the_environment_applies_only_to_the_run_that_it_names(
 
 def test_keys_are_stored_in_spotfit_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path))
-    RunKeyring().create(RUN_ID)
+    RunKeyring().create(RUN_ID, url=URL)
     assert (tmp_path / "keys" / RUN_ID).is_file()
 
 
@@ -61,3 +66,52 @@ def test_keys_are_stored_in_spotfit_home(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_run_id_with_a_path_is_refused(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(ConfigError, match="The run's id"):
         RunKeyring(tmp_path).find(RunId(run_id))
+
+
+def states_of(keyring: RunKeyring) -> list[tuple[str, str]]:
+    return [(key.state, key.detail) for key in keyring.list_keys()]
+
+
+def test_a_key_is_used_while_its_run_exists(tmp_path: Path) -> None:
+    keyring, run = RunKeyring(tmp_path / "keys"), tmp_path / "runs" / "mine"
+    keyring.create(RUN_ID, url=str(run))
+    entry = an_entry(FitStarted(spec=a_spec()))
+    open_store(run).put(keys.entry(0), encode(entry))
+    assert states_of(keyring) == [("used", "the run exists")]
+
+
+def test_a_key_is_unused_once_the_folder_of_its_run_is_deleted(tmp_path: Path) -> None:
+    keyring, runs = RunKeyring(tmp_path / "keys"), tmp_path / "runs"
+    keyring.create(RUN_ID, url=str(runs / "mine"))
+    open_store(runs).put("other/model", b"")
+    assert states_of(keyring) == [("unused", "its folder was deleted")]
+
+
+def test_a_key_is_kept_while_files_of_its_run_are_left(tmp_path: Path) -> None:
+    keyring, run = RunKeyring(tmp_path / "keys"), tmp_path / "runs" / "mine"
+    keyring.create(RUN_ID, url=str(run))
+    open_store(run).put("checkpoint_1/model", b"")
+    assert states_of(keyring) == [("used", "its folder has files, but no journal")]
+
+
+def test_a_key_whose_storage_is_not_mounted_is_not_unused(tmp_path: Path) -> None:
+    keyring, runs = RunKeyring(tmp_path / "keys"), tmp_path / "runs"
+    keyring.create(RUN_ID, url=str(runs / "mine"))
+    runs.mkdir()
+    assert states_of(keyring) == [("unknown", f"{runs} is empty or cannot be reached")]
+
+
+def test_a_key_without_the_address_of_its_run_is_not_unused(tmp_path: Path) -> None:
+    keyring = RunKeyring(tmp_path)
+    keyring.create(RUN_ID, url=URL)
+    (tmp_path / f"{RUN_ID}.url").unlink()
+    assert states_of(keyring) == [("unknown", "it was stored by an earlier version")]
+    keyring.record_url(RUN_ID, URL)
+    assert (tmp_path / f"{RUN_ID}.url").read_text() == URL
+
+
+def test_a_removed_key_leaves_no_file(tmp_path: Path) -> None:
+    keyring = RunKeyring(tmp_path)
+    keyring.create(RUN_ID, url=URL)
+    keyring.remove(RUN_ID)
+    assert list(tmp_path.iterdir()) == []

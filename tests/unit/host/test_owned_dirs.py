@@ -17,7 +17,11 @@ from types import SimpleNamespace
 import pytest
 
 from spotfit.host import owned_dirs
-from spotfit.host.owned_dirs import owned_directory, shared_memory_directory
+from spotfit.host.owned_dirs import (
+    owned_directory,
+    remove_orphaned_shared_memory,
+    shared_memory_directory,
+)
 
 
 def test_the_directory_is_in_shared_memory_and_removed_on_exit(
@@ -176,3 +180,14 @@ def test_without_file_locks_directories_are_created_and_kept(
     monkeypatch.setattr(fcntl, "flock", refused)
     with owned_directory(tmp_path, "me") as folder, owned_directory(tmp_path, "other"):
         assert folder.is_dir()
+
+
+def test_shared_memory_of_killed_agents_is_removed_without_a_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owned_dirs, "SHARED_MEMORY_DIR", tmp_path)
+    with other_owner(tmp_path):
+        remove_orphaned_shared_memory()
+        assert folder_of(tmp_path).exists(), "its owner is running"
+    remove_orphaned_shared_memory()
+    assert not folder_of(tmp_path).exists()

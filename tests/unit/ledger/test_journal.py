@@ -248,6 +248,35 @@ def test_a_gap_in_the_journal_raises(slot: int) -> None:
         check_no_gaps(store)
 
 
+def test_the_check_for_gaps_starts_at_the_newest_cached_view(
+    long_run: tuple[MemoryStore, Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, writer = long_run
+    listed: list[str] = []
+    list_keys = store.list
+
+    def record(prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        for found in list_keys(prefix, after=after):
+            listed.append(found.key)
+            yield found
+
+    monkeypatch.setattr(store, "list", record)
+    check_no_gaps(store)
+    entries = [key for key in listed if keys.is_entry(key)]
+    newest = 2 * journal.VIEW_CACHE_INTERVAL
+    assert entries == [keys.entry(slot) for slot in range(newest, writer.view.next_slot)]
+
+
+@pytest.mark.parametrize("slot", [0, 2 * journal.VIEW_CACHE_INTERVAL + 1])
+def test_a_gap_that_a_reader_would_meet_raises_in_a_long_journal(
+    long_run: tuple[MemoryStore, Journal], slot: int
+) -> None:
+    store, _ = long_run
+    store.delete(keys.entry(slot))
+    with pytest.raises(JournalError, match=f"Journal entry {slot} in .* is missing"):
+        check_no_gaps(store)
+
+
 def test_an_empty_journal_has_no_gaps() -> None:
     check_no_gaps(MemoryStore())
 

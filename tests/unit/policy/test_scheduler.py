@@ -502,6 +502,20 @@ def test_a_group_without_machines_is_released() -> None:
     assert next_action(view, state, NOW) == ReleaseGroups(OTHER)
 
 
+def test_a_connected_agent_of_a_lost_node_gets_time_to_exit_by_itself() -> None:
+    groups = {TOKEN: a_group(), OTHER: a_group(token=OTHER, nodes=1, lost_nodes=frozenset({0}))}
+    replaced = a_member_status(5, member=a_member(5, token=OTHER, node=0))
+    members = {**BUSY, an_agent_id(5): replaced}
+    view = a_view(round=a_round(), groups=groups, lost_agents=frozenset({an_agent_id(5)}))
+    state = a_leader_state(
+        phase=a_training(), members=members, loss_recorded_at={OTHER: NOW}, leading_since=0.0
+    )
+    wait = wait_of(view, state)
+    assert (wait.until, wait.reason) == (NOW + 1.0, "a replaced machine is shutting down")
+    assert next_action(view, state, NOW + 15) == ReleaseGroups(OTHER)
+    assert next_action(view, replace(state, members=BUSY), NOW) == ReleaseGroups(OTHER)
+
+
 def test_checkpoints_are_dropped_after_more_urgent_actions() -> None:
     retained = replace(
         OPEN,
@@ -699,6 +713,32 @@ def test_the_leaders_group_ends_with_the_leader_if_machines_terminate_themselves
     assert next_action(released, state, NOW) == Idle()
 
 
+def test_the_leaders_machine_is_released_after_its_deletions_within_a_minute() -> None:
+    state = a_leader_state(
+        members=LEADER_ONLY,
+        phase=NoRound(since=NOW),
+        last_agent_by_node=BOTH_JOINED,
+        has_unfinished_writes=True,
+    )
+    assert wait_of(DONE, state).until == NOW + 1.0
+    assert wait_of(DONE, state, NOW + 59.5).until == NOW + 60.0
+    assert event_of(DONE, state, NOW + 60) == GroupsReleased(token=TOKEN)
+    assert event_of(DONE, replace(state, has_unfinished_writes=False)) == GroupsReleased(
+        token=TOKEN
+    )
+
+
+def test_the_leaders_machine_is_not_cancelled_before_its_output_is_stored() -> None:
+    state = a_leader_state(
+        members=LEADER_ONLY,
+        phase=NoRound(since=NOW),
+        releases_on_agent_exit=False,
+        has_unwritten_logs=True,
+    )
+    assert wait_of(DONE, state).until == NOW + 1.0
+    assert next_action(DONE, replace(state, has_unwritten_logs=False), NOW) == ReleaseGroups(TOKEN)
+
+
 def test_a_group_with_a_machine_that_never_joined_is_released() -> None:
     state = a_leader_state(
         members=LEADER_ONLY,
@@ -751,6 +791,20 @@ def test_a_headless_leader_releases_all_groups() -> None:
     headless = a_leader_state(is_headless=True, members={}, phase=NoRound(since=NOW))
     assert next_action(DONE, headless, NOW) == ReleaseGroups(TOKEN)
     assert next_action(replace(DONE, groups={}), headless, NOW) == Idle()
+
+
+def test_a_headless_leader_lets_running_agents_of_the_last_round_exit() -> None:
+    view = replace(DONE, last_round=a_round())
+    headless = a_leader_state(
+        is_headless=True,
+        members={},
+        phase=NoRound(since=NOW),
+        group_statuses={TOKEN: a_group_status(NodeState.RUNNING, NodeState.GONE)},
+    )
+    assert wait_of(view, headless).until == NOW + 1.0
+    assert next_action(view, headless, NOW + 15) == ReleaseGroups(TOKEN)
+    gone = {TOKEN: a_group_status(NodeState.GONE, NodeState.GONE)}
+    assert next_action(view, replace(headless, group_statuses=gone), NOW) == ReleaseGroups(TOKEN)
 
 
 def test_a_headless_leader_closes_a_round_without_agents() -> None:

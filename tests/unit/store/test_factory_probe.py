@@ -10,8 +10,9 @@ from spotfit.core.errors import (
     StorePermissionError,
     TransientStoreError,
 )
+from spotfit.store import factory
 from spotfit.store.api import ObjectInfo
-from spotfit.store.factory import WRITER_COUNT, probe_create
+from spotfit.store.factory import WRITER_COUNT, new_probe_folder, probe_create
 from spotfit.store.local import MemoryStore
 
 
@@ -149,3 +150,19 @@ def test_errors_of_the_store_are_raised_unchanged(kind: type[StoreError]) -> Non
     with pytest.raises(StoreError) as raised:
         probe_create(Refuses())
     assert type(raised.value) is kind
+
+
+def test_objects_of_a_probe_that_was_killed_are_deleted_a_day_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, now_s = MemoryStore(), 1_700_000_000
+    monkeypatch.setattr(factory, "wall_ms", lambda: 1000 * now_s)
+    left, running = f"{new_probe_folder()}/0", ".spotfit-probe/1700080000-ab/0"
+    for key in (left, running, ".spotfit-probe/notes"):
+        store.put(key, b"")
+    now_s += 86_000
+    probe_create(store)
+    assert left in [found.key for found in store.list()]
+    now_s += 401
+    probe_create(store)
+    assert [found.key for found in store.list()] == [running, ".spotfit-probe/notes"]

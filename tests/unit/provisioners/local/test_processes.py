@@ -91,3 +91,17 @@ def test_detached_process_reads_its_pipe_to_the_end(tmp_path: Path) -> None:
     assert started is not None
     wait_for_exit(started.pid)
     assert output.read_text() == "hello\n"
+
+
+def test_a_killed_process_has_ended_when_the_call_returns() -> None:
+    script = "import sys; data = bytearray(200_000_000); print('up', flush=True); sys.stdin.read()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    found = processes.find_process(child.pid)
+    assert found is not None
+    processes.kill_process_tree(found)
+    assert not found.is_alive
+    child.communicate()

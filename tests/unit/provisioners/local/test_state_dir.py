@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.ids import RunId, Token
+from spotfit.host import owned_dirs
 from spotfit.model.group import NodeState
 from spotfit_provisioners.local.processes import ProcessIdentity, current_process
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalGroup
@@ -154,3 +155,15 @@ def test_capacity_of_a_running_process_applies(root: LocalCloudDir) -> None:
 
 def test_default_root_is_per_user() -> None:
     assert str(os.getuid()) in LocalCloudDir.default().path.name
+
+
+def test_snapshots_of_a_killed_machine_are_removed_with_it(
+    root: LocalCloudDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owned_dirs, "SHARED_MEMORY_DIR", tmp_path)
+    snapshots = tmp_path / f"spotfit-{os.getuid()}-a-1"
+    snapshots.mkdir()
+    (snapshots / "owner").write_text(os.uname().nodename)  # and no process holds its lock
+    root.machine_dir(current_process()).mkdir(parents=True)
+    root.remove_machine(current_process())
+    assert not snapshots.exists()
