@@ -75,8 +75,7 @@ def save_directory(
     if directory.is_file():
         raise CheckpointNotFoundError(
             f"The reported checkpoint {directory} is a file, not a directory.",
-            do="Report the directory that contains the file: "
-            "Checkpoint.from_directory(directory).",
+            do="Report the directory that contains the file: Checkpoint.from_directory(directory).",
         )
     if not directory.is_dir():
         raise CheckpointNotFoundError(

@@ -104,6 +104,15 @@ class RunStatus:
     """Whether the journal was verified with the run's key; False if this machine lacks the key."""
 
 
+def state_of(view: View) -> str:
+    """Return the state of a run, as in `RunStatus.state`."""
+    if view.fit_end is not None:
+        return view.fit_end.outcome
+    if view.pending_fit_end is not None:
+        return "validating"
+    return "running" if view.round else "waiting"
+
+
 def _is_cancelled(view: JournalView, *, save: bool) -> bool:
     """Whether the run has ended, or its end was requested with a save or without one at `save`."""
     is_requested = view.cancel_reason is not None and (save or not view.saves_before_cancel)
@@ -146,7 +155,12 @@ class RunHandle:
         self._unjoined_loss_at: float | None = None
 
     def __repr__(self) -> str:
-        return f"RunHandle({self.url!r})"
+        # What was read last: a repr reads nothing from the store.
+        view = self._ledger.journal_view
+        name, state = (
+            (view.spec.name, state_of(view)) if isinstance(view, View) else ("", "unknown")
+        )
+        return f"RunHandle(name={name!r}, state={state!r}, url={self.url!r})"
 
     def __dir__(self) -> list[str]:
         # For completion in notebooks; the other methods are for `fit()` and the command line.
@@ -168,16 +182,9 @@ class RunHandle:
         if self._supervisor is None:
             self._ledger.catch_up()
         view = self._ledger.view
-        state: str
-        if view.fit_end is not None:
-            state = view.fit_end.outcome
-        elif view.pending_fit_end is not None:
-            state = "validating"
-        else:
-            state = "running" if view.round else "waiting"
         return RunStatus(
             name=view.spec.name,
-            state=state,
+            state=state_of(view),
             round=view.round.number if view.round else None,
             workers=view.round.world_size if view.round else 0,
             machines=sum(len(group.active_nodes) for group in view.groups.values()),
