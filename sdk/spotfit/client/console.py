@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Annotated, TypedDict
+from typing import Annotated, NamedTuple, TypedDict
 
 import msgspec
 
@@ -63,25 +63,46 @@ _MachineEvent = (
 )
 
 
+class RunEvent(NamedTuple):
+    """An entry of a run's journal, for display."""
+
+    slot: int
+    written_at_ms: int
+    """Milliseconds since 1970 by the clock of its author."""
+    type: str
+    """The type in the journal, such as "round_opened"."""
+    text: str
+
+
 def read_event_lines(store: Store) -> list[str]:
     """Return one line per entry of the run's journal: slot, local date and time, and sentence.
 
-    For `spotfit events`. `store` is rooted at the run's directory. Raises `RunNotFoundError` if it
-    holds no journal.
+    As `read_events`, whose errors it raises.
     """
-    lines: list[str] = []
+    return [
+        f"{event.slot:>5}  {format_local_time(event.written_at_ms)}  {event.text}"
+        for event in read_events(store)
+    ]
+
+
+def read_events(store: Store) -> list[RunEvent]:
+    """Return all entries of the run's journal as sentences, for `spotfit events`.
+
+    `store` is rooted at the run's directory. Raises `RunNotFoundError` if it holds no journal.
+    """
+    events: list[RunEvent] = []
 
     def note(slot: int, _body: bytes, entry: JournalEntry) -> None:
-        when = format_local_time(entry.written_at_ms)
-        lines.append(f"{slot:>5}  {when}  {format_event(entry.event)}")
+        kind = str(entry.event.__struct_config__.tag)
+        events.append(RunEvent(slot, entry.written_at_ms, kind, format_event(entry.event)))
 
     # With a view cache, the entries before it would not be read, and thus not listed.
     journal = Journal(store, ignore_view_cache=True)
     journal.on_entry = note
     journal.catch_up()
-    if not lines:
+    if not events:
         raise run_not_found_error(store)
-    return lines
+    return events
 
 
 def run_not_found_error(store: Store) -> RunNotFoundError:

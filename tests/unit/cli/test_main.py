@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -176,6 +177,55 @@ def test_follow_returns_at_the_end_of_the_run(run: RunDirectory) -> None:
     assert shown.exit_code == 0
     assert shown.stdout.splitlines() == ["(rank 0) by a0", "(rank 0) by a1"]
     assert "run.summary: run 'digits' finished" in shown.stderr
+
+
+def test_ls_prints_one_line_per_run(run: RunDirectory) -> None:
+    root = run.url.removesuffix("/digits")
+    header, line = invoke("ls", root).stdout.splitlines()
+    assert header.split() == ["state", "started", "duration", "step", "run"]
+    assert line.split() == ["running", "-", "-", "-", run.url, "checkpoint_[7]"]
+
+
+def test_ls_without_runs_prints_a_message(tmp_path: Path) -> None:
+    assert invoke("ls", str(tmp_path)).stdout == f"There are no runs below {tmp_path}.\n"
+
+
+def test_json_output_has_one_object_per_line(run: RunDirectory) -> None:
+    def records(*arguments: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in invoke(*arguments, "--json").stdout.splitlines()]
+
+    report = {"round": 2, "report_index": 0, "checkpoint": None, "metrics": {"x": float("inf")}}
+    run.store.put(keys.reports(an_agent_id(0), 0), encode(report) + b"\n")
+    [status] = records("status", run.url)
+    assert (status["state"], status["round"], status["failures"]) == ("running", 2, {"worker": 1})
+    [listed] = records("ls", run.url.removesuffix("/digits"))
+    assert (listed["name"], listed["latest_checkpoint"]) == ("digits", "checkpoint_[7]")
+    assert [event["type"] for event in records("events", run.url)] == [
+        "fit_started",
+        "round_opened",
+        "checkpoint_committed",
+        "round_closed",
+        "round_opened",
+    ]
+    assert [each["metrics"] for each in records("metrics", run.url)] == [{"x": None}]
+    assert [each["name"] for each in records("checkpoints", "ls", run.url)] == ["checkpoint_[7]"]
+    assert records("checkpoints", "show", run.url)[0]["metrics"] == {"loss": 1.0}
+
+
+def test_commands_are_completed_by_the_shell() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", "from spotfit.cli.main import app; app(prog_name='spotfit')"],
+        env=os.environ
+        | {
+            "_SPOTFIT_COMPLETE": "complete_bash",
+            "COMP_WORDS": "spotfit checkp",
+            "COMP_CWORD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert completed.stdout.split() == ["checkpoints"]
 
 
 def test_cancel_requests_the_end_of_the_run(run: RunDirectory) -> None:
