@@ -109,7 +109,8 @@ def run_not_found_error(store: Store) -> RunNotFoundError:
     """Return (not raise) the error for a store without a run, with its URL and a remedy."""
     return RunNotFoundError(
         f"There is no run at {store.url}.",
-        do="Pass the directory of one run: <storage_path>/<name>, as shown by RunHandle.url.",
+        do="Pass the directory of one run: <storage_path>/<name>, as shown by RunHandle.url. "
+        "`spotfit ls <storage_path>` lists the runs.",
     )
 
 

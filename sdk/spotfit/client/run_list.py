@@ -61,7 +61,9 @@ def list_runs(root: str | Path) -> Iterator[ListedRun]:
     """
     store = open_store(root, setting="The storage path")
     if read_run_id(store) is not None:
-        yield _read_run(store, store.url.rstrip("/").rpartition("/")[2])
+        run = _read_run(store, store.url.rstrip("/").rpartition("/")[2])
+        if run is not None:
+            yield run
         return
     folders = _folders(store)
     while names := list(islice(folders, _BATCH_RUNS)):
