@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from spotfit.cli import checkpoint_commands, json_fields, render
 from spotfit.client.console import read_event_lines, read_events
@@ -17,13 +19,35 @@ from spotfit.client.run_handle import attach, supervise_run
 from spotfit.client.run_list import list_runs
 from spotfit.core.errors import SpotfitError
 from spotfit.core.units import parse_seconds
-from spotfit.host import log
+from spotfit.host import log, plugins
 from spotfit.provision.api import AccountCheck, run_account_checks, run_check
 from spotfit.provision.profile import open_provisioner, resolve_options
 from spotfit.store.factory import open_store, probe_create
 
+_COMMANDS = "spotfit.commands"
+"""The group of entry points whose typer applications are further commands, such as `local`."""
+
+
+class _CommandGroup(TyperGroup):
+    """The commands of this module and those of plugins, which are imported when they are called."""
+
+    # The type of a context is a private one of typer.
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *plugins.names(_COMMANDS)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in plugins.names(_COMMANDS):
+            return own
+        command = get_command(plugins.load(_COMMANDS, cmd_name))
+        command.name = cmd_name
+        return command
+
+
 # typer's own tracebacks would show local variables, which may contain credentials.
-app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_CommandGroup, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False
+)
 app.add_typer(checkpoint_commands.app, name="checkpoints")
 
 

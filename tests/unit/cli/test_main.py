@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import time
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from spotfit.cli.main import app
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, RunNotFoundError
 from spotfit.core.ids import AgentId
-from spotfit.host import system
+from spotfit.host import plugins, system
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
@@ -40,6 +43,7 @@ from spotfit.testing.builders import (
     a_spec,
     an_agent_id,
 )
+from tests.house.tree import ROOT
 
 LONG = "word " * 60
 
@@ -210,6 +214,32 @@ def test_json_output_has_one_object_per_line(run: RunDirectory) -> None:
     assert [each["metrics"] for each in records("metrics", run.url)] == [{"x": None}]
     assert [each["name"] for each in records("checkpoints", "ls", run.url)] == ["checkpoint_[7]"]
     assert records("checkpoints", "show", run.url)[0]["metrics"] == {"loss": 1.0}
+
+
+def test_a_plugin_adds_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = typer.Typer(help="Commands of a plugin.")
+
+    @plugin.command()
+    def greet() -> None:
+        typer.echo("hello")
+
+    @plugin.command()
+    def other() -> None: ...
+
+    monkeypatch.setattr(plugins, "names", lambda group: ("mine",) * (group == "spotfit.commands"))
+    monkeypatch.setattr(plugins, "load", lambda _group, name: {"mine": plugin}[name])
+    assert invoke("mine", "greet").stdout == "hello\n"
+    assert "mine" in invoke("--help").stdout
+    assert invoke("yours", "greet").exit_code == 2
+
+
+def test_the_commands_of_the_local_backend_are_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["spotfit.commands"]["local"].partition(":")
+    local = getattr(importlib.import_module(module), name)
+    assert {command.callback.__name__ for command in local.registered_commands} == {
+        *("list_nodes", "notice", "kill")
+    }
 
 
 def test_commands_are_completed_by_the_shell() -> None:
