@@ -43,6 +43,8 @@ def of_status(status: RunStatus, url: str) -> dict[str, Any]:
         "round": status.round,
         "workers": status.workers,
         "machines": status.machines,
+        "is_starting": status.is_starting,
+        "startup_s": status.startup_s,
         "step": status.progress.step,
         "steps_per_s": status.progress.steps_per_s,
         "metrics": status.progress.metrics,

@@ -77,7 +77,11 @@ def status(run: RunStatus, url: str) -> None:
     _print_row("state", f"[{colour}]{run.state}[/{colour}] {escape(run.reason)}")
     # Numbers start at 1; '-' while no round is open.
     _print_row("started", _format_duration(run))
-    _print_row("round", f"{run.round or '-'}, {run.workers} workers on {run.machines} machines")
+    startup = ", starting: training function not called yet" if run.is_starting else ""
+    if run.startup_s is not None:
+        startup = f", training function called after {format_seconds(run.startup_s)}"
+    workers = f"{run.workers} workers on {run.machines} machines{startup}"
+    _print_row("round", f"{run.round or '-'}, {workers}")
     _print_row("progress", escape(format_progress(run.progress)))
     _print_row("checkpoints", escape(f"{len(run.checkpoints)}{latest}"))
     if run.save_reason:

@@ -100,6 +100,11 @@ class RunStatus:
     ended_at_ms: int = 0
     """When it ended, by the clock of a machine; 0 if it has not."""
     progress: ReportedProgress = field(default_factory=ReportedProgress)
+    is_starting: bool = False
+    """Whether a round is open whose workers have not all called the training function."""
+    startup_s: float | None = None
+    """How long the workers of the open round took until all had called the training function, by
+    the clock of its leader; None before that and without an open round."""
     is_verified: bool = True
     """Whether the journal was verified with the run's key; False if this machine lacks the key."""
 
@@ -195,6 +200,8 @@ class RunHandle:
             started_at_ms=view.fit_started_at_ms,
             ended_at_ms=view.fit_ended_at_ms,
             progress=ProgressReader(self._ledger.store).read(view),
+            is_starting=view.is_round_starting,
+            startup_s=view.round_startup_s if view.round else None,
             is_verified=self.key is not None,
         )
 

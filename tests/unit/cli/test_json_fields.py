@@ -13,8 +13,8 @@ from tests.house.tree import ROOT
 # A field may be added here. None may be removed or renamed.
 LISTED_RUN = "name url state reason started_at ended_at step latest_checkpoint is_verified"
 STATUS = (
-    "name url state reason started_at ended_at round workers machines step steps_per_s metrics "
-    "checkpoints failures is_verified"
+    "name url state reason started_at ended_at round workers machines is_starting startup_s step "
+    "steps_per_s metrics checkpoints failures is_verified"
 )
 EVENT = "slot written_at type text"
 REPORT = "round report_index reported_at checkpoint metrics"

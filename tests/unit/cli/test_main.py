@@ -32,6 +32,7 @@ from spotfit.model.events import (
     JournalEvent,
     RoundClosed,
     RoundOpened,
+    TrainingFunctionStarted,
 )
 from spotfit.store.factory import open_store
 from spotfit.testing.builders import (
@@ -94,11 +95,17 @@ def test_status_prints_the_current_state(run: RunDirectory) -> None:
         f"run          digits  {run.url}",
         "state        running",
         "started      unknown",
-        "round        2, 2 workers on 0 machines",
+        "round        2, 2 workers on 0 machines, starting: training function not called yet",
         "progress     no report yet",
         "checkpoints  1, latest checkpoint_[7]",
         "failures     worker: 1",
     ]
+
+
+def test_status_prints_how_long_the_workers_took_to_start(run: RunDirectory) -> None:
+    run.write(TrainingFunctionStarted(round_number=2, startup_s=38.0))
+    row = "round        2, 2 workers on 0 machines, training function called after 38 s"
+    assert row in invoke("status", run.url).stdout.splitlines()
 
 
 def test_status_prints_the_reason_of_the_end(run: RunDirectory) -> None:
