@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -321,7 +321,7 @@ def _shard(model: torch.nn.Module) -> Any:
     return fully_shard(model, mesh=mesh)
 
 
-def _checkpointer(training: BenchmarkModel, every: str) -> Any:
+def _checkpointer(training: BenchmarkModel, every: Literal["auto", "at_notice"]) -> Any:
     from spotfit.torch import Checkpointer
 
     return Checkpointer(model=training.model, optimizer=training.optimizer, every=every)

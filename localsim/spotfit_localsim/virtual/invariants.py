@@ -33,6 +33,7 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     TrainingEnded,
+    TrainingFunctionStarted,
     ValidationEnded,
     ValidationStarted,
 )
@@ -248,6 +249,7 @@ class InvariantChecker:
         | GroupsReleased
         | PreemptionNoticed
         | RoundOpened
+        | TrainingFunctionStarted
         | RoundClosed
         | CheckpointCommitted
         | CheckpointDropped
@@ -275,6 +277,10 @@ class InvariantChecker:
                 return None
             case RoundOpened():
                 return self._check_round(event)
+            case TrainingFunctionStarted(round_number=number):
+                is_first = view.round is not None and view.round_startup_s is None
+                is_open = is_first and view.round is not None and view.round.number == number
+                return None if is_open else f"round {number} is not open, or has started before"
             case RoundClosed():
                 return self._check_round_close(event)
             case CheckpointCommitted():

@@ -24,6 +24,7 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     TrainingEnded,
+    TrainingFunctionStarted,
     ValidationEnded,
     ValidationStarted,
 )
@@ -114,6 +115,8 @@ def describe_event(event: JournalEvent) -> str:
         case RoundOpened(round=opened):
             nodes = [f"{on.agent}:{on.first_rank}+{on.num_workers}" for on in opened.assignments]
             return f"round {opened.number} opened from {opened.checkpoint_name}: {', '.join(nodes)}"
+        case TrainingFunctionStarted(round_number=number, startup_s=startup_s):
+            return f"round {number}: all ranks train after {startup_s:.1f} s"
         case RoundClosed(round_number=number, cause=cause, reason=reason):
             return f"round {number} closed, cause {cause}: {reason}"
         case CheckpointCommitted(name=name, round=number, report_index=report, metrics=metrics):

@@ -472,10 +472,14 @@ class RoundLifecycle:
     ) -> None:
         coordinator = open_round.coordinator
         returned_before = len(coordinator.returned_ranks)
+        running_before = len(coordinator.running_ranks)
         failure = open_round.on_worker_message(agent, message, now)
         self._record_rank_failure(open_round, message.rank, failure, now=now)
         if len(coordinator.returned_ranks) > returned_before:
             open_round.returned_at = now
+            self._observations.record()
+        # The last rank to call its function: the entry of it is written.
+        if running_before < len(coordinator.running_ranks) == coordinator.world_size:
             self._observations.record()
         # Other frames change no fact that a decision depends on: reports are too many for that.
         if coordinator.reports.ready_checkpoints:

@@ -414,6 +414,11 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         if self.local_directory is None or not self._is_self_contained:
             self._download(target)
             return
+        if self.local_directory.is_file():
+            raise CheckpointNotFoundError(
+                f"The checkpoint {self.path} is a file, not a directory.",
+                do="Pass the directory that contains the file.",
+            )
         if not self.local_directory.is_dir():
             raise _not_found_error(self.path)
         _verify_files(self.local_directory, self._files_to_verify())

@@ -69,8 +69,14 @@ def save_directory(
     Returns the manifest with its files. Files that this rank saved to the checkpoint `parent` (''
     for none), and that the directory does not replace, are listed as well and not copied. Files of
     other ranks in the folder stay; a file of the same name is replaced. Blocks. Idempotent. Raises
-    `CheckpointNotFoundError` if the directory does not exist, and the errors of the store.
+    `CheckpointNotFoundError` if the directory does not exist or is a file, and the errors of the
+    store.
     """
+    if directory.is_file():
+        raise CheckpointNotFoundError(
+            f"The reported checkpoint {directory} is a file, not a directory.",
+            do="Report the directory that contains the file: Checkpoint.from_directory(directory).",
+        )
     if not directory.is_dir():
         raise CheckpointNotFoundError(
             f"The directory of the reported checkpoint, {directory}, does not exist.",

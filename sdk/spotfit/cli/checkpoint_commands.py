@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spotfit.cli import render
+from spotfit.cli import json_fields, render
 from spotfit.client.stored_checkpoints import (
     describe_checkpoint,
     export_checkpoint,
@@ -19,21 +19,32 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 Url = Annotated[str, typer.Argument(help="Directory of the run: <storage_path>/<name>.")]
 Name = Annotated[str, typer.Argument(help="Name of the checkpoint; default: the latest.")]
 
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON, one object per line, for other programs.")
+]
+
 
 @app.command("ls")
-def list_all(url: Url) -> None:
+def list_all(url: Url, as_json: AsJson = False) -> None:  # noqa: FBT002 - an option
     """List the stored checkpoints of a run, oldest first: name, step, size and metrics."""
-    # An empty output would look like a failure.
     stored = list_checkpoints(url)
+    if as_json:
+        render.json_lines(map(json_fields.of_checkpoint, stored))
+        return
+    # An empty output would look like a failure.
     if not stored:
         render.lines(["The run has no checkpoints."])
     render.checkpoints(stored)
 
 
 @app.command()
-def show(url: Url, name: Name = "") -> None:
+def show(url: Url, name: Name = "", as_json: AsJson = False) -> None:  # noqa: FBT002 - an option
     """Show size, metrics and content of a checkpoint, and why it was saved."""
-    render.checkpoint(describe_checkpoint(url, name))
+    described = describe_checkpoint(url, name)
+    if as_json:
+        render.json_lines([json_fields.of_checkpoint(described)])
+    else:
+        render.checkpoint(described)
 
 
 @app.command()

@@ -4,25 +4,49 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from spotfit.cli import checkpoint_commands, render
-from spotfit.client.console import read_event_lines
+from spotfit.cli import checkpoint_commands, json_fields, render
+from spotfit.client.console import read_event_lines, read_events
 from spotfit.client.keyring import RunKeyring, open_authenticated
 from spotfit.client.request import default_provisioner, parse_provisioner
+from spotfit.client.run_config import DEFAULT_STORAGE_PATH
 from spotfit.client.run_handle import attach, supervise_run
+from spotfit.client.run_list import list_runs
 from spotfit.core.errors import SpotfitError
 from spotfit.core.units import parse_seconds
-from spotfit.host import log
+from spotfit.host import log, plugins
 from spotfit.provision.api import AccountCheck, run_account_checks, run_check
 from spotfit.provision.profile import open_provisioner, resolve_options
 from spotfit.store.factory import open_store, probe_create
 
+_COMMANDS = "spotfit.commands"
+"""The group of entry points whose typer applications are further commands, such as `local`."""
+
+
+class _CommandGroup(TyperGroup):
+    """The commands of this module and those of plugins, which are imported when they are called."""
+
+    # The type of a context is a private one of typer.
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *plugins.names(_COMMANDS)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in plugins.names(_COMMANDS):
+            return own
+        command = get_command(plugins.load(_COMMANDS, cmd_name))
+        command.name = cmd_name
+        return command
+
+
 # typer's own tracebacks would show local variables, which may contain credentials.
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False
+    cls=_CommandGroup, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False
 )
 app.add_typer(checkpoint_commands.app, name="checkpoints")
 
@@ -46,20 +70,42 @@ def _main(
 
 
 Url = checkpoint_commands.Url
+AsJson = checkpoint_commands.AsJson
+
+
+@app.command("ls")
+def list_all(
+    root: Annotated[
+        str, typer.Argument(help="The storage_path that contains the runs.")
+    ] = DEFAULT_STORAGE_PATH,
+    as_json: AsJson = False,  # noqa: FBT002 - an option of the command line
+) -> None:
+    """List the runs below a storage path: name, state, start, duration, step and checkpoint."""
+    runs = list_runs(root)
+    if as_json:
+        render.json_lines(map(json_fields.of_listed_run, runs))
+    else:
+        render.runs(runs, root)
 
 
 @app.command()
-def status(url: Url) -> None:
+def status(url: Url, as_json: AsJson = False) -> None:  # noqa: FBT002 - an option
     """Show the state of a run: round, workers, machines, checkpoints and failures."""
     handle = attach(url)
-    render.status(handle.status(), handle.url)
+    if as_json:
+        render.json_lines([json_fields.of_status(handle.status(), handle.url)])
+    else:
+        render.status(handle.status(), handle.url)
 
 
 @app.command()
-def events(url: Url) -> None:
+def events(url: Url, as_json: AsJson = False) -> None:  # noqa: FBT002 - an option
     """List all events of a run from its journal: number, local time and description."""
     store = open_authenticated(open_store(url, setting="The URL of the run"))
-    render.lines(read_event_lines(store))
+    if as_json:
+        render.json_lines(map(json_fields.of_event, read_events(store)))
+    else:
+        render.lines(read_event_lines(store))
 
 
 @app.command()
@@ -104,13 +150,16 @@ def metrics(
     csv: Annotated[  # noqa: FBT002 - an option of the command line
         bool, typer.Option("--csv", help="Print comma-separated values, one column per metric.")
     ] = False,
+    as_json: AsJson = False,  # noqa: FBT002 - an option of the command line
 ) -> None:
     """Print the metrics of all reports of rank 0, one line per report.
 
     A round that was started after a failure repeats the steps since its checkpoint.
     """
     reports = attach(url).metrics()
-    if csv:
+    if as_json:
+        render.json_lines(map(json_fields.of_report, reports))
+    elif csv:
         render.metrics_as_csv(reports)
     else:
         render.metrics(reports)

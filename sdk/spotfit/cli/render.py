@@ -6,12 +6,14 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 
 from spotfit.client.console import format_local_time
 from spotfit.client.metrics_history import ReportedMetrics, format_metrics, format_progress
 from spotfit.client.run_handle import RunStatus
+from spotfit.client.run_list import ListedRun
 from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import SpotfitError
 from spotfit.core.units import format_bytes, format_seconds
@@ -31,6 +33,38 @@ _STATE_COLORS = {
 }
 
 
+_RUN_COLUMNS = ("state", 10), ("started", 19), ("duration", 8), ("step", 7)
+
+
+def runs(listed: Iterable[ListedRun], root: str) -> None:
+    """Print one line per run as soon as the iterable yields it, for `spotfit ls`.
+
+    `root` is the storage path, for the text without runs.
+    """
+    is_empty = True
+    for run in listed:
+        if is_empty:
+            header = "  ".join(f"{name:<{width}}" for name, width in _RUN_COLUMNS)
+            _console.print(f"[dim]{header}  run[/dim]")
+        is_empty = False
+        colour = _STATE_COLORS.get(run.state, "red")
+        started = format_local_time(run.started_at_ms) if run.started_at_ms else "-"
+        step = "-" if run.step is None else str(run.step)
+        error = run.reason.partition("\n")[0] if run.state == "unreadable" else ""
+        detail = f"  [dim]{escape(text)}[/dim]" if (text := run.checkpoint or error) else ""
+        _console.print(
+            f"[{colour}]{run.state:<10}[/{colour}]  {started:<19}  {_duration(run):<8}  {step:<7}  "
+            f"{escape(run.url)}{detail}"
+        )
+    if is_empty:
+        lines([f"There are no runs below {root}."])
+
+
+def json_lines(records: Iterable[Mapping[str, Any]]) -> None:
+    """Print one JSON object per line; NaN and infinities become null."""
+    lines(msgspec.json.encode(record).decode() for record in records)
+
+
 def status(run: RunStatus, url: str) -> None:
     """Print the state of a run on standard output, for `spotfit status`.
 
@@ -43,7 +77,11 @@ def status(run: RunStatus, url: str) -> None:
     _print_row("state", f"[{colour}]{run.state}[/{colour}] {escape(run.reason)}")
     # Numbers start at 1; '-' while no round is open.
     _print_row("started", _format_duration(run))
-    _print_row("round", f"{run.round or '-'}, {run.workers} workers on {run.machines} machines")
+    startup = ", starting: training function not called yet" if run.is_starting else ""
+    if run.startup_s is not None:
+        startup = f", training function called after {format_seconds(run.startup_s)}"
+    workers = f"{run.workers} workers on {run.machines} machines{startup}"
+    _print_row("round", f"{run.round or '-'}, {workers}")
     _print_row("progress", escape(format_progress(run.progress)))
     _print_row("checkpoints", escape(f"{len(run.checkpoints)}{latest}"))
     if run.save_reason:
@@ -56,9 +94,15 @@ def status(run: RunStatus, url: str) -> None:
 def _format_duration(run: RunStatus) -> str:
     if not run.started_at_ms:
         return "unknown"
-    duration_s = ((run.ended_at_ms or system.wall_ms()) - run.started_at_ms) / 1000
     verb = "took" if run.ended_at_ms else "running for"
-    return f"{format_local_time(run.started_at_ms)}, {verb} {format_seconds(max(0.0, duration_s))}"
+    return f"{format_local_time(run.started_at_ms)}, {verb} {_duration(run)}"
+
+
+def _duration(run: RunStatus | ListedRun) -> str:
+    if not run.started_at_ms:
+        return "-"
+    duration_s = ((run.ended_at_ms or system.wall_ms()) - run.started_at_ms) / 1000
+    return format_seconds(max(0.0, duration_s))
 
 
 def metrics(reports: Iterable[ReportedMetrics]) -> None:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Annotated, TypedDict
+from typing import Annotated, NamedTuple, TypedDict
 
 import msgspec
 
@@ -46,6 +46,7 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     TrainingEnded,
+    TrainingFunctionStarted,
     ValidationEnded,
     ValidationStarted,
 )
@@ -63,32 +64,54 @@ _MachineEvent = (
 )
 
 
+class RunEvent(NamedTuple):
+    """An entry of a run's journal, for display."""
+
+    slot: int
+    written_at_ms: int
+    """Milliseconds since 1970 by the clock of its author."""
+    type: str
+    """The type in the journal, such as "round_opened"."""
+    text: str
+
+
 def read_event_lines(store: Store) -> list[str]:
     """Return one line per entry of the run's journal: slot, local date and time, and sentence.
 
-    For `spotfit events`. `store` is rooted at the run's directory. Raises `RunNotFoundError` if it
-    holds no journal.
+    As `read_events`, whose errors it raises.
     """
-    lines: list[str] = []
+    return [
+        f"{event.slot:>5}  {format_local_time(event.written_at_ms)}  {event.text}"
+        for event in read_events(store)
+    ]
+
+
+def read_events(store: Store) -> list[RunEvent]:
+    """Return all entries of the run's journal as sentences, for `spotfit events`.
+
+    `store` is rooted at the run's directory. Raises `RunNotFoundError` if it holds no journal.
+    """
+    events: list[RunEvent] = []
 
     def note(slot: int, _body: bytes, entry: JournalEntry) -> None:
-        when = format_local_time(entry.written_at_ms)
-        lines.append(f"{slot:>5}  {when}  {format_event(entry.event)}")
+        kind = str(entry.event.__struct_config__.tag)
+        events.append(RunEvent(slot, entry.written_at_ms, kind, format_event(entry.event)))
 
     # With a view cache, the entries before it would not be read, and thus not listed.
     journal = Journal(store, ignore_view_cache=True)
     journal.on_entry = note
     journal.catch_up()
-    if not lines:
+    if not events:
         raise run_not_found_error(store)
-    return lines
+    return events
 
 
 def run_not_found_error(store: Store) -> RunNotFoundError:
     """Return (not raise) the error for a store without a run, with its URL and a remedy."""
     return RunNotFoundError(
         f"There is no run at {store.url}.",
-        do="Pass the directory of one run: <storage_path>/<name>, as shown by RunHandle.url.",
+        do="Pass the directory of one run: <storage_path>/<name>, as shown by RunHandle.url. "
+        "`spotfit ls <storage_path>` lists the runs.",
     )
 
 
@@ -109,6 +132,9 @@ def format_event(event: JournalEvent) -> str:
         case RoundOpened(round=round_, reason=reason):
             checkpoint = f", from {round_.checkpoint_name}" if round_.checkpoint_name else ""
             return f"round {round_.number} started: {reason}{checkpoint}"
+        case TrainingFunctionStarted(round_number=number, startup_s=startup_s):
+            startup = format_seconds(startup_s)
+            return f"round {number}: training function called on all ranks after {startup}"
         case RoundClosed(round_number=number, reason=reason):
             return f"round {number} ended: {reason}"
         case TrainingEnded(fit_end=ended):
@@ -199,6 +225,8 @@ class LogLine(TypedDict, total=False):
 
 # Machines of clouds usually need some minutes, so a wait is reported a few times, not constantly.
 REMINDER_INTERVAL_S = 30.0
+# Workers of a warm machine start in a second; then a line would only be noise.
+STARTUP_REMINDER_S = 5.0
 PROGRESS_INTERVAL_S = 60.0
 # Polls for further output of a lost agent. Its last upload may still be in flight; a machine that
 # was terminated never writes its end marker, so waiting must be bounded.
@@ -302,25 +330,30 @@ def _decode_log_line(text: bytes, key: str) -> LogLine:
 
 
 class WaitReminder:
-    """Decides when to report again what a run without an open round waits for."""
+    """Decides when to report again what a run waits for: machines, or workers that start."""
 
     def __init__(self) -> None:
-        # Time of the next message; None while a round is open and after the end of the run.
+        # Time of the next message; None while the training runs and after the end of the run.
         self._remind_at: float | None = None
+        self._round: int | None = None
+        """The round whose start is waited for; None for machines."""
 
     def next_message(self, view: View, now: float) -> str | None:
         """Return the message that is due at `now`, or None; for a console that polls.
 
         `now` is monotonic time in seconds. The first message is due `REMINDER_INTERVAL_S` (30 s)
-        after the first call without an open round, the next ones at the same interval. None while a
-        round is open and after the end of the run.
+        after the first call without an open round, or `STARTUP_REMINDER_S` (5 s) after the first
+        call with a round whose workers are starting, the next ones every 30 s. None while the
+        training runs and after the end of the run.
         """
-        if view.round is not None or not view.is_active:
+        number = view.round.number if view.round is not None else None
+        if not view.is_active or (number is not None and not view.is_round_starting):
             self._remind_at = None
             return None
-        # The first message comes after a full interval: a round usually opens before.
-        if self._remind_at is None:
-            self._remind_at = now + REMINDER_INTERVAL_S
+        # The first message comes after a full interval: the wait is usually over before.
+        if self._remind_at is None or self._round != number:
+            interval_s = REMINDER_INTERVAL_S if number is None else STARTUP_REMINDER_S
+            self._remind_at, self._round = now + interval_s, number
         if now < self._remind_at:
             return None
         self._remind_at = now + REMINDER_INTERVAL_S
@@ -328,6 +361,12 @@ class WaitReminder:
 
 
 def _describe_wait(view: View) -> str:
+    if view.round is not None:
+        framework = "" if view.spec.framework == "none" else f"import {view.spec.framework}, "
+        return (
+            f"round {view.round.number}: the workers {framework}load the training function and "
+            "join their process group; it was not called on all ranks yet"
+        )
     # Checked first: between the last round and the end of the run, no machines are missing.
     if view.pending_fit_end is not None:
         return f"training has ended; {len(view.unvalidated_checkpoints)} validations are pending"
@@ -388,7 +427,7 @@ class RunConsole:
         sys.stdout.flush()
 
     def show_reminder(self, view: View, now: float) -> None:
-        """Log what a run without an open round waits for, every `REMINDER_INTERVAL_S` (30 s).
+        """Log what the run waits for before its training function is called; see `WaitReminder`.
 
         Called at each poll, with `now` in seconds of monotonic time; logs nothing while none is
         due.

@@ -41,14 +41,15 @@ class RunConfig:
 
     `name`: default is a unique name with date and time. Calling `fit()` with the name and
     storage_path of an earlier run continues that run from its latest checkpoint.
-    `storage_path`: a directory or a URL (s3://, gs://, az://, file://); default
-    `~/spotfit_results`. `storage_filesystem`: a pyarrow or fsspec file system that contains it.
+    `storage_path`: a directory or a URL (s3://, gs://, az://, file://), which is stored as text;
+    default `~/spotfit_results`. `storage_filesystem`: a pyarrow or fsspec file system that contains
+    it.
     `worker_runtime_env`: packages and environment variables of the workers.
     Raises `ConfigError` for invalid values, and `DeprecationWarning` for removed arguments.
     """
 
     name: str | None = None
-    storage_path: str | None = None
+    storage_path: str | os.PathLike[str] | None = None
     storage_filesystem: Any = None
     failure_config: FailureConfig | None = None
     checkpoint_config: CheckpointConfig | None = None
@@ -120,7 +121,7 @@ def open_run_storage(run: RunConfig) -> Store:
     from spotfit.store.factory import open_store
     from spotfit.store.filesystem import open_filesystem_store
 
-    assert run.storage_path is not None
+    assert isinstance(run.storage_path, str)
     if run.storage_filesystem is not None:
         return open_filesystem_store(run.storage_filesystem, run.storage_path)
     return open_store(run.storage_path, setting="RunConfig(storage_path=...)")
@@ -130,7 +131,7 @@ def resolve_filesystem_location(run: RunConfig) -> StorageLocation | None:
     """Return the run's directory in storage_filesystem; None if that is not set. Does no I/O."""
     if run.storage_filesystem is None:
         return None
-    assert run.storage_path is not None
+    assert isinstance(run.storage_path, str)
     assert run.name is not None
     from spotfit.checkpoint.checkpoint_dir import StorageLocation
 

@@ -101,8 +101,22 @@ class RunStatus:
     ended_at_ms: int = 0
     """When it ended, by the clock of a machine; 0 if it has not."""
     progress: ReportedProgress = field(default_factory=ReportedProgress)
+    is_starting: bool = False
+    """Whether a round is open whose workers have not all called the training function."""
+    startup_s: float | None = None
+    """How long the workers of the open round took until all had called the training function, by
+    the clock of its leader; None before that and without an open round."""
     is_verified: bool = True
     """Whether the journal was verified with the run's key; False if this machine lacks the key."""
+
+
+def state_of(view: View) -> str:
+    """Return the state of a run, as in `RunStatus.state`."""
+    if view.fit_end is not None:
+        return view.fit_end.outcome
+    if view.pending_fit_end is not None:
+        return "validating"
+    return "running" if view.round else "waiting"
 
 
 def _is_cancelled(view: JournalView, *, save: bool) -> bool:
@@ -147,7 +161,12 @@ class RunHandle:
         self._unjoined_loss_at: float | None = None
 
     def __repr__(self) -> str:
-        return f"RunHandle({self.url!r})"
+        # What was read last: a repr reads nothing from the store.
+        view = self._ledger.journal_view
+        name, state = (
+            (view.spec.name, state_of(view)) if isinstance(view, View) else ("", "unknown")
+        )
+        return f"RunHandle(name={name!r}, state={state!r}, url={self.url!r})"
 
     def __dir__(self) -> list[str]:
         # For completion in notebooks; the other methods are for `fit()` and the command line.
@@ -169,16 +188,9 @@ class RunHandle:
         if self._supervisor is None:
             self._ledger.catch_up()
         view = self._ledger.view
-        state: str
-        if view.fit_end is not None:
-            state = view.fit_end.outcome
-        elif view.pending_fit_end is not None:
-            state = "validating"
-        else:
-            state = "running" if view.round else "waiting"
         return RunStatus(
             name=view.spec.name,
-            state=state,
+            state=state_of(view),
             round=view.round.number if view.round else None,
             workers=view.round.world_size if view.round else 0,
             machines=sum(len(group.active_nodes) for group in view.groups.values()),
@@ -189,6 +201,8 @@ class RunHandle:
             started_at_ms=view.fit_started_at_ms,
             ended_at_ms=view.fit_ended_at_ms,
             progress=ProgressReader(self._ledger.store).read(view),
+            is_starting=view.is_round_starting,
+            startup_s=view.round_startup_s if view.round else None,
             is_verified=self.key is not None,
         )
 

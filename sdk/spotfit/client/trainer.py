@@ -22,6 +22,7 @@ from spotfit.model.validation_config import ValidationConfig
 if TYPE_CHECKING:
     from spotfit.client.result import Result
     from spotfit.client.run_handle import RunHandle
+    from spotfit.provision.profile import ProvisionerOptions
 
 _REMOVED_ARGUMENTS = {
     "resume_from_checkpoint": "call fit() with the same name and storage_path to continue a run, "
@@ -53,7 +54,7 @@ class DataParallelTrainer:
         resume_from_checkpoint: Any = None,
         metadata: dict[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
-        provisioner: Any = None,
+        provisioner: str | ProvisionerOptions | None = None,
     ) -> None:
         reject_deprecated_arguments(
             type(self).__name__,
@@ -203,7 +204,7 @@ class TorchTrainer(DataParallelTrainer):
         validation_config: ValidationConfig | None = None,
         metadata: dict[str, Any] | None = None,
         resume_from_checkpoint: Any = None,
-        provisioner: Any = None,
+        provisioner: str | ProvisionerOptions | None = None,
     ) -> None:
         torch_config = check_config_type(
             "torch_config", torch_config, TorchConfig, module="spotfit.torch"

@@ -159,6 +159,16 @@ class RoundOpened(msgspec.Struct, frozen=True, kw_only=True, tag="round_opened")
     reason: str = ""
 
 
+class TrainingFunctionStarted(
+    msgspec.Struct, frozen=True, kw_only=True, tag="training_function_started"
+):
+    """All ranks of the open round have called the training function. For display only."""
+
+    round_number: int
+    startup_s: float
+    """Time from the opening of the round until then, by the clock of its leader."""
+
+
 class RoundClosed(msgspec.Struct, frozen=True, kw_only=True, tag="round_closed"):
     """The round ended: every assigned agent stops its workers."""
 
@@ -320,6 +330,7 @@ JournalEvent = (
     | GroupsReleased
     | PreemptionNoticed
     | RoundOpened
+    | TrainingFunctionStarted
     | RoundClosed
     | CheckpointCommitted
     | CheckpointDropped

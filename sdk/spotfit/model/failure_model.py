@@ -12,8 +12,9 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -29,6 +30,19 @@ DEFAULT_MAX_OVERHEAD = 0.035
 # Boundaries of the age buckets (10 min, 30 min, 2 h, 8 h). They grow with the age because young
 # groups are lost more often: the mean lifetime on recorded markets is 2 to 8 times the median.
 AGE_BUCKET_EDGES_S = (600.0, 1800.0, 7200.0, 28800.0)
+
+SaveCondition = (
+    int
+    | timedelta
+    | Literal["auto", "epoch", "at_notice"]
+    | Literal["10s", "15s", "30s", "1m", "2m", "3m", "5m", "10m", "15m", "20m", "30m", "45m"]
+    | Literal["1h", "2h", "3h", "4h", "6h", "8h", "12h", "24h"]
+)
+"""One condition of `Checkpointer(every=...)` for type checkers.
+
+Any duration with a unit is valid at run time. Type checkers know the common ones only, so that they
+report a misspelled keyword; write the others as `timedelta`.
+"""
 
 _KEYWORDS = ("auto", "epoch", "at_notice")
 _EVERY_REMEDY = (
@@ -144,8 +158,8 @@ def age_bucket(age_s: float) -> int:
 def parse_save_trigger(every: Any, *, max_overhead: Any = DEFAULT_MAX_OVERHEAD) -> SaveTrigger:
     """Parse the arguments `every` and `max_overhead` of `Checkpointer`.
 
-    `every` is "auto", a duration ("10m"), a number of steps (500 or "500 steps"), "epoch",
-    "at_notice", or a list of them, where the first satisfied condition triggers a save.
+    `every` is "auto", a duration ("10m" or a timedelta), a number of steps (500 or "500 steps"),
+    "epoch", "at_notice", or a list of them, where the first satisfied condition triggers a save.
     `max_overhead` is the largest share of the training time that "auto" may spend on saves, between
     0 and 1.
 
@@ -175,12 +189,14 @@ def parse_save_trigger(every: Any, *, max_overhead: Any = DEFAULT_MAX_OVERHEAD) 
 def _parse_condition(condition: Any) -> dict[str, Any]:
     """Fields of `SaveTrigger` for one condition; empty for "at_notice", which is always active."""
     # bool is a subclass of int: every=True would otherwise mean "every step".
-    if isinstance(condition, bool) or not isinstance(condition, str | int):
+    if isinstance(condition, bool) or not isinstance(condition, str | int | timedelta):
         raise ConfigTypeError(
-            f"Checkpointer(every={condition!r}) must be an int or a str, not "
+            f"Checkpointer(every={condition!r}) must be an int, a str or a timedelta, not "
             f"{type(condition).__name__}.",
             do=_EVERY_REMEDY,
         )
+    if isinstance(condition, timedelta):
+        return _check_duration(condition.total_seconds(), condition)
     # A bare number means steps; a duration always has a unit (`_parse_duration`).
     if isinstance(condition, int):
         return _parse_steps(condition)
@@ -213,9 +229,13 @@ def _parse_duration(text: str) -> dict[str, Any]:
             do=f'Write "{text.strip()}s" for seconds, or {text.strip()} without quotes for steps.',
         )
     every_s = parse_seconds(text, setting=f"Checkpointer(every={text!r})")
+    return _check_duration(every_s, text)
+
+
+def _check_duration(every_s: float, every: str | timedelta) -> dict[str, Any]:
     if every_s <= 0:
         raise ConfigError(
-            f"Checkpointer(every={text!r}): the duration must be > 0.", do=_EVERY_REMEDY
+            f"Checkpointer(every={every!r}): the duration must be > 0.", do=_EVERY_REMEDY
         )
     return {"every_s": every_s}
 

@@ -45,6 +45,7 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     TrainingEnded,
+    TrainingFunctionStarted,
     ValidationEnded,
     ValidationStarted,
 )
@@ -222,6 +223,9 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """The slot of the last `CheckpointCommitted`; -1 if there is none."""
     round_opened_slot: int = -1
     """The slot of the last `RoundOpened`; -1 if there is none."""
+    round_startup_s: float | None = None
+    """How long the workers of the last round took to call the training function; None before all
+    have, or if the leader has not recorded it."""
     unvalidated_checkpoints: tuple[CheckpointCommitted, ...] = ()
     """Checkpoints whose validation is pending, in commit order."""
     validation_results: dict[str, ValidationEnded] = {}
@@ -296,6 +300,15 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
         if checkpoint.uid not in self.validation_results:
             return ReportedCheckpointStatus.PENDING_VALIDATION
         return _VALIDATION_STATUSES[self.validation_results[checkpoint.uid].status]
+
+    @property
+    def is_round_starting(self) -> bool:
+        """Whether a round is open in which not all ranks have called the training function.
+
+        False after a commit of the round: a leader of an earlier version records only that.
+        """
+        has_committed = self.latest_committed_slot > self.round_opened_slot
+        return self.round is not None and self.round_startup_s is None and not has_committed
 
     def is_leader(self, agent: AgentId) -> bool:
         """Whether that agent, or driver, may append the next decision after this view.
@@ -378,6 +391,8 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             )
         case RoundOpened(round=opened):
             return _open_round(view, opened)
+        case TrainingFunctionStarted(startup_s=startup_s):
+            return replace(view, round_startup_s=startup_s)
         case RoundClosed():
             return _close_round(view, event)
         case CheckpointCommitted() | CheckpointDropped() | ValidationStarted() | ValidationEnded():
@@ -742,6 +757,7 @@ def _open_round(view: JournalView, opened: Round) -> JournalView:
         last_round=opened,
         round_age_s=0.0,
         round_opened_slot=view.next_slot,
+        round_startup_s=None,
         # A round proves that machines can boot and join.
         boot_failures=0,
         has_started_agent=True,

@@ -29,6 +29,7 @@ from spotfit.model.events import (
     PreemptionNoticed,
     RankFailure,
     RoundOpened,
+    TrainingFunctionStarted,
 )
 from spotfit.model.group import NodeState
 from spotfit.model.leader_state import (
@@ -310,6 +311,19 @@ def _interrupt_round(
             yield AppendEvent(replace(decision, duration_s=_round_age_s(state, now)))
 
 
+def _record_function_start(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    # Importing a framework on a busy machine takes a minute, in which a run looks like hanging.
+    match state.phase:
+        case Training(round=round_, since=since, running_ranks=ranks) if (
+            view.round_startup_s is None and len(ranks) == round_.world_size
+        ):
+            yield AppendEvent(
+                TrainingFunctionStarted(round_number=round_.number, startup_s=now - since)
+            )
+        case _:
+            return
+
+
 def _end_over_failure_budget(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     if view.round is not None or view.pending_fit_end:
         return
@@ -477,6 +491,7 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     # Before _end_over_failure_budget: a loss may revise the cause of the closed round. Before
     # _replace_lost_nodes: a lost node counts as missing only once it is recorded.
     _record_lost_nodes,
+    _record_function_start,
     _end_over_failure_budget,
     validation_schedule.end_after_validations,
     # Before _open_round: planning needs no cloud API call, and machines boot slowly.

@@ -25,7 +25,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -33,6 +33,14 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector, did_you_mean
 from spotfit.host import env, plugins
 from spotfit.provision.api import Provisioner
+
+
+class ProvisionerOptions(Protocol):
+    """The options object of a backend, such as `LocalOptions`: a frozen dataclass."""
+
+    provisioner: ClassVar[str]
+    """The name of the backend."""
+
 
 # --- Parsing and checks of backend options --------------------------------------------------------
 

@@ -71,4 +71,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # Without the imports of this module, which would be offered as completions.
+    special = (name for name in globals() if name.startswith("__"))
+    return sorted({*special, *__all__})

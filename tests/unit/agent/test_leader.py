@@ -27,6 +27,7 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     TrainingEnded,
+    TrainingFunctionStarted,
     ValidationRequest,
 )
 from spotfit.model.leader_state import UserCodeError, ValidationReported
@@ -40,6 +41,7 @@ from spotfit.protocol.worker_agent import (
     CheckpointCorrupt,
     CheckpointNamed,
     FilesReport,
+    FunctionStarted,
     MetricsReport,
     OpenGate,
     RankZeroBroadcast,
@@ -340,6 +342,19 @@ def test_hooks_and_workers_wait_for_each_other_at_the_gates() -> None:
         == cluster.messages_to(1, OpenGate)
         == [OpenGate(phase="setup")]
     )
+
+
+def test_the_start_of_the_training_function_is_recorded_at_once() -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    cluster.advance(10.0)
+    cluster.send_from_worker(0, FunctionStarted())
+    cluster.advance(1.0)
+    assert cluster.view.round_startup_s is None
+    cluster.send_from_worker(1, FunctionStarted())
+    cluster.advance(0.5)
+    assert cluster.last_event(TrainingFunctionStarted).round_number == 1
+    assert cluster.view.round_startup_s == pytest.approx(11.0, abs=0.5)
 
 
 def test_worker_calls_of_hooks_pass_through_the_leader() -> None:

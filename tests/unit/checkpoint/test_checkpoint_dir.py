@@ -119,6 +119,12 @@ def test_a_missing_local_checkpoint_raises_not_found(tmp_path: Path) -> None:
         Checkpoint(tmp_path / "gone").to_directory(tmp_path / "copy")
 
 
+def test_to_directory_of_a_file_names_it_as_one(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"model\.pt is a file, not a directory"):
+        Checkpoint(tmp_path / "model.pt").to_directory(tmp_path / "copy")
+
+
 def test_to_directory_without_a_path_returns_the_same_directory(temporary: Path) -> None:
     store = MemoryStore()
     store.put("ck/model", b"w")

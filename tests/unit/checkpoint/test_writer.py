@@ -98,6 +98,12 @@ def test_a_missing_directory_is_rejected(tmp_path: Path) -> None:
         save_directory(MemoryStore(), tmp_path / "gone", make_manifest())
 
 
+def test_a_file_in_place_of_the_directory_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"model\.pt is a file, not a directory"):
+        save_directory(MemoryStore(), tmp_path / "model.pt", make_manifest())
+
+
 def test_existing_files_are_listed_in_the_manifest(tmp_path: Path) -> None:
     store = MemoryStore()
     store.put("ck/model", b"weights")

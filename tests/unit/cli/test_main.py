@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import subprocess
 import sys
 import time
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from spotfit.cli.main import app
@@ -18,7 +22,7 @@ from spotfit.client.keyring import RunKeyring
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, RunNotFoundError
 from spotfit.core.ids import AgentId, RunId
-from spotfit.host import system
+from spotfit.host import plugins, system
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
@@ -31,6 +35,7 @@ from spotfit.model.events import (
     JournalEvent,
     RoundClosed,
     RoundOpened,
+    TrainingFunctionStarted,
 )
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.store.factory import open_store
@@ -44,6 +49,7 @@ from spotfit.testing.builders import (
     a_spec,
     an_agent_id,
 )
+from tests.house.tree import ROOT
 
 LONG = "word " * 60
 
@@ -94,11 +100,17 @@ def test_status_prints_the_current_state(run: RunDirectory) -> None:
         f"run          digits  {run.url}",
         "state        running",
         "started      unknown",
-        "round        2, 2 workers on 0 machines",
+        "round        2, 2 workers on 0 machines, starting: training function not called yet",
         "progress     no report yet",
         "checkpoints  1, latest checkpoint_[7]",
         "failures     worker: 1",
     ]
+
+
+def test_status_prints_how_long_the_workers_took_to_start(run: RunDirectory) -> None:
+    run.write(TrainingFunctionStarted(round_number=2, startup_s=38.0))
+    row = "round        2, 2 workers on 0 machines, training function called after 38 s"
+    assert row in invoke("status", run.url).stdout.splitlines()
 
 
 def test_status_prints_the_reason_of_the_end(run: RunDirectory) -> None:
@@ -181,6 +193,81 @@ def test_follow_returns_at_the_end_of_the_run(run: RunDirectory) -> None:
     assert shown.exit_code == 0
     assert shown.stdout.splitlines() == ["(rank 0) by a0", "(rank 0) by a1"]
     assert "run.summary: run 'digits' finished" in shown.stderr
+
+
+def test_ls_prints_one_line_per_run(run: RunDirectory) -> None:
+    root = run.url.removesuffix("/digits")
+    header, line = invoke("ls", root).stdout.splitlines()
+    assert header.split() == ["state", "started", "duration", "step", "run"]
+    assert line.split() == ["running", "-", "-", "-", run.url, "checkpoint_[7]"]
+
+
+def test_ls_without_runs_prints_a_message(tmp_path: Path) -> None:
+    assert invoke("ls", str(tmp_path)).stdout == f"There are no runs below {tmp_path}.\n"
+
+
+def test_json_output_has_one_object_per_line(run: RunDirectory) -> None:
+    def records(*arguments: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in invoke(*arguments, "--json").stdout.splitlines()]
+
+    report = {"round": 2, "report_index": 0, "checkpoint": None, "metrics": {"x": float("inf")}}
+    run.store.put(keys.reports(an_agent_id(0), 0), encode(report) + b"\n")
+    [status] = records("status", run.url)
+    assert (status["state"], status["round"], status["failures"]) == ("running", 2, {"worker": 1})
+    [listed] = records("ls", run.url.removesuffix("/digits"))
+    assert (listed["name"], listed["latest_checkpoint"]) == ("digits", "checkpoint_[7]")
+    assert [event["type"] for event in records("events", run.url)] == [
+        "fit_started",
+        "round_opened",
+        "checkpoint_committed",
+        "round_closed",
+        "round_opened",
+    ]
+    assert [each["metrics"] for each in records("metrics", run.url)] == [{"x": None}]
+    assert [each["name"] for each in records("checkpoints", "ls", run.url)] == ["checkpoint_[7]"]
+    assert records("checkpoints", "show", run.url)[0]["metrics"] == {"loss": 1.0}
+
+
+def test_a_plugin_adds_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = typer.Typer(help="Commands of a plugin.")
+
+    @plugin.command()
+    def greet() -> None:
+        typer.echo("hello")
+
+    @plugin.command()
+    def other() -> None: ...
+
+    monkeypatch.setattr(plugins, "names", lambda group: ("mine",) * (group == "spotfit.commands"))
+    monkeypatch.setattr(plugins, "load", lambda _group, name: {"mine": plugin}[name])
+    assert invoke("mine", "greet").stdout == "hello\n"
+    assert "mine" in invoke("--help").stdout
+    assert invoke("yours", "greet").exit_code == 2
+
+
+def test_the_commands_of_the_local_backend_are_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["spotfit.commands"]["local"].partition(":")
+    local = getattr(importlib.import_module(module), name)
+    assert {command.callback.__name__ for command in local.registered_commands} == {
+        *("list_nodes", "notice", "kill")
+    }
+
+
+def test_commands_are_completed_by_the_shell() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", "from spotfit.cli.main import app; app(prog_name='spotfit')"],
+        env=os.environ
+        | {
+            "_SPOTFIT_COMPLETE": "complete_bash",
+            "COMP_WORDS": "spotfit checkp",
+            "COMP_CWORD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert completed.stdout.split() == ["checkpoints"]
 
 
 def test_cancel_requests_the_end_of_the_run(run: RunDirectory) -> None:

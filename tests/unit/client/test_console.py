@@ -229,6 +229,24 @@ def test_a_running_or_ended_run_is_not_reported_as_waiting(busy: View) -> None:
     assert reminder.next_message(a_view(), 61.0) is not None
 
 
+def test_workers_that_start_slowly_are_reported() -> None:
+    reminder, starting = WaitReminder(), a_view(round=a_round(3), spec=a_spec(framework="torch"))
+    reminder.next_message(a_view(), 0.0)
+    assert reminder.next_message(starting, 29.0) is None
+    assert reminder.next_message(starting, 33.9) is None
+    assert reminder.next_message(starting, 34.0) == (
+        "round 3: the workers import torch, load the training function and join their process "
+        "group; it was not called on all ranks yet"
+    )
+    assert reminder.next_message(starting, 63.9) is None
+    assert reminder.next_message(starting, 64.0) is not None
+
+
+def test_no_start_is_reported_once_the_training_function_was_called() -> None:
+    reminder, started = WaitReminder(), a_view(round=a_round(), round_startup_s=1.5)
+    assert [reminder.next_message(started, now) for now in (0.0, 5.0, 30.0)] == [None] * 3
+
+
 def test_pending_validations_are_reported() -> None:
     left = (a_committed_checkpoint("c1", validation=ValidationRequest()),)
     waiting = a_view(pending_fit_end=FitEnded(outcome="finished"), unvalidated_checkpoints=left)

@@ -44,6 +44,10 @@ def golden(kind: str) -> list[JournalEvent]:
         ("groups_released", "released machines t-1"),
         ("preemption_noticed", "preemption notice for node a-2: spot reclaim, 120 s left"),
         ("round_opened", "round 1 started: {reason}"),
+        (
+            "training_function_started",
+            "round 5: training function called on all ranks after 2.50 s",
+        ),
         ("round_closed", "round 1 ended: {reason}"),
         ("checkpoint_committed", "checkpoint epoch-1 committed (1.2 KiB)"),
         ("checkpoint_committed_why", "checkpoint epoch-6 committed (10 B): {reason}"),

@@ -69,7 +69,7 @@ def test_the_default_name_contains_the_time() -> None:
 
 
 def test_a_path_is_converted_to_str() -> None:
-    assert RunConfig(storage_path=Path("/data/x")).storage_path == "/data/x"  # type: ignore[arg-type]
+    assert RunConfig(storage_path=Path("/data/x")).storage_path == "/data/x"
 
 
 @pytest.mark.parametrize("name", ["failure_config", "checkpoint_config", "logging_config"])

@@ -59,9 +59,16 @@ def test_status_follows_the_state_of_the_run(harness: ClientHarness) -> None:
     assert (handle.status().state, handle.status().reason) == ("failed", "a callback raised")
 
 
-def test_a_handle_shows_its_url_and_completes_public_names(harness: ClientHarness) -> None:
+def test_the_repr_of_a_handle_has_name_state_and_url(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
-    assert repr(handle) == f"RunHandle({harness.url!r})"
+    assert repr(handle) == f"RunHandle(name='digits', state='waiting', url={harness.url!r})"
+    harness.end_run(FitEnded(outcome="failed"))
+    handle.status()
+    assert repr(handle) == f"RunHandle(name='digits', state='failed', url={harness.url!r})"
+
+
+def test_a_handle_completes_public_names(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
     offered = {name for name in dir(handle) if not name.startswith("_")}
     assert offered == {
         *("cancel", "logs", "machine_logs", "metrics", "result", "status", "url", "watch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -65,9 +66,15 @@ def test_an_invalid_every_raises_with_a_remedy(every: Any, message: str) -> None
     assert error.value.do
 
 
+def test_every_accepts_a_timedelta() -> None:
+    assert parse_save_trigger(timedelta(minutes=7)) == parse_save_trigger("7m")
+    with pytest.raises(ConfigError, match="must be > 0"):
+        parse_save_trigger(timedelta())
+
+
 @pytest.mark.parametrize("every", [None, 2.5, True, {"steps": 5}])
 def test_every_of_another_type_raises_config_type_error(every: Any) -> None:
-    with pytest.raises(ConfigTypeError, match="must be an int or a str"):
+    with pytest.raises(ConfigTypeError, match="must be an int, a str or a timedelta"):
         parse_save_trigger(every)
 
 

@@ -31,6 +31,7 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     TrainingEnded,
+    TrainingFunctionStarted,
     ValidationEnded,
     ValidationRequest,
     ValidationStarted,
@@ -950,3 +951,18 @@ def test_the_times_of_the_last_fit_are_recorded() -> None:
     assert (view.fit_started_at_ms, view.fit_ended_at_ms) == (1000, 3000)
     view = fold(view, an_entry(FitStarted(spec=a_spec()), written_at_ms=5000))
     assert (view.fit_started_at_ms, view.fit_ended_at_ms) == (5000, 0)
+
+
+def test_the_startup_time_is_that_of_the_last_round() -> None:
+    opened = fold_events(RoundOpened(round=a_round(1)), view=a_view())
+    assert opened.is_round_starting
+    started = fold_events(TrainingFunctionStarted(round_number=1, startup_s=2.5), view=opened)
+    assert (started.is_round_starting, started.round_startup_s) == (False, 2.5)
+    closed = RoundClosed(round_number=1, cause=FailureCause.WORKER, reason="")
+    again = fold_events(closed, RoundOpened(round=a_round(2)), view=started)
+    assert (again.is_round_starting, again.round_startup_s) == (True, None)
+
+
+def test_a_round_with_a_commit_has_started() -> None:
+    opened = fold_events(RoundOpened(round=a_round(1)), view=a_view())
+    assert not fold_events(a_committed_checkpoint(), view=opened).is_round_starting

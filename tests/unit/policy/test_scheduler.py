@@ -22,6 +22,7 @@ from spotfit.model.events import (
     RankFailure,
     RoundClosed,
     RoundOpened,
+    TrainingFunctionStarted,
 )
 from spotfit.model.group import NodeState
 from spotfit.model.leader_state import (
@@ -64,6 +65,7 @@ from spotfit.testing.builders import (
     a_view,
     an_agent_id,
     an_uploaded_checkpoint,
+    fold_events,
     member_statuses,
 )
 
@@ -340,10 +342,17 @@ def test_a_run_finishes_once_all_ranks_returned_and_reports_are_delivered() -> N
         wait_of(OPEN, replace(done, reports_delivered=False)).reason
         == "delivering the last reports to the callbacks"
     )
-    assert (
-        wait_of(OPEN, replace(done, phase=a_training(running_ranks={0, 1}))).reason
-        == "nothing to do"
-    )
+    training = replace(done, phase=a_training(running_ranks={0, 1}))
+    assert wait_of(replace(OPEN, round_startup_s=1.0), training).reason == "nothing to do"
+
+
+def test_the_start_of_the_training_function_is_recorded_once_on_all_ranks() -> None:
+    some = a_leader_state(phase=a_training(since=NOW - 38.0, running_ranks={0}))
+    assert isinstance(next_action(OPEN, some, NOW), Wait)
+    all_ranks = a_leader_state(phase=a_training(since=NOW - 38.0, running_ranks={0, 1}))
+    started = event_of(OPEN, all_ranks, NOW)
+    assert started == TrainingFunctionStarted(round_number=1, startup_s=38.0)
+    assert isinstance(next_action(fold_events(started, view=OPEN), all_ranks, NOW), Wait)
 
 
 def test_returned_workers_have_limited_time_to_exit() -> None:

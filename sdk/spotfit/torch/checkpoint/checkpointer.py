@@ -35,7 +35,12 @@ from spotfit.checkpoint.snapshot_channel import (
 from spotfit.core.errors import ConfigError
 from spotfit.host import log
 from spotfit.host.system import SystemClock
-from spotfit.model.failure_model import DEFAULT_MAX_OVERHEAD, SaveTrigger, parse_save_trigger
+from spotfit.model.failure_model import (
+    DEFAULT_MAX_OVERHEAD,
+    SaveCondition,
+    SaveTrigger,
+    parse_save_trigger,
+)
 from spotfit.model.reporting import metrics_to_json
 from spotfit.torch.checkpoint.compatibility import all_gather, broadcast, check_process_group
 from spotfit.torch.checkpoint.restore import RestoreOperation
@@ -131,7 +136,7 @@ class Checkpointer:
         scheduler: Any = None,
         scaler: Any = None,
         loader: DataLoader[Any] | None = None,
-        every: Any = "auto",
+        every: SaveCondition | Sequence[SaveCondition] = "auto",
         max_overhead: float = DEFAULT_MAX_OVERHEAD,
         extra: Mapping[str, Any] | None = None,
         per_rank: Mapping[str, Any] | None = None,
@@ -144,9 +149,9 @@ class Checkpointer:
         rejected for an elastic group.
 
         `loader` is this rank's data loader; its position in the epoch is saved. `every` says when
-        to save: "auto", a duration like "10m", a number of steps, "epoch", "at_notice", or a list
-        of these. "auto" balances the cost of saving against the expected loss and uses at most
-        the fraction `max_overhead` of the time. Raises `ConfigError`.
+        to save: "auto", a duration like "10m" or a timedelta, a number of steps, "epoch",
+        "at_notice", or a list of these. "auto" balances the cost of saving against the expected
+        loss and uses at most the fraction `max_overhead` of the time. Raises `ConfigError`.
         """
         session = require_session("spotfit.torch.Checkpointer")
         trigger = parse_save_trigger(every, max_overhead=max_overhead)

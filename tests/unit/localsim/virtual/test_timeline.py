@@ -23,6 +23,7 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     TrainingEnded,
+    TrainingFunctionStarted,
     ValidationEnded,
     ValidationStarted,
 )
@@ -58,6 +59,10 @@ EVENTS: tuple[tuple[JournalEvent, str], ...] = (
     (GroupRefused(token=T1, reason="none left", is_final=True), "permanently: none left"),
     (NodeLost(token=T1, node=1, agent=A1, reason="gone"), "lost t1.1 (a1): gone"),
     (GroupsReleased(token=T1), "released t1"),
+    (
+        TrainingFunctionStarted(round_number=1, startup_s=2.0),
+        "round 1: all ranks train after 2.0 s",
+    ),
     (PreemptionNoticed(agent=A1, notice=Notice(reason="spot", seconds_left=30.0)), "30.0 s"),
     (
         RoundOpened(

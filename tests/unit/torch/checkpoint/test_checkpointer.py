@@ -1158,7 +1158,7 @@ def test_a_module_dict_of_several_models_is_saved(session: LocalSession) -> None
 
 def test_a_rejected_checkpointer_does_not_count(single_session: LocalSession) -> None:
     with pytest.raises(ConfigError):
-        Checkpointer(model=nn.Linear(1, 1), every="often")
+        Checkpointer(model=nn.Linear(1, 1), every="often")  # type: ignore[arg-type]
     assert Checkpointer(model=nn.Linear(1, 1)).restore() is None
 
 

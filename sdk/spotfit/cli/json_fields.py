@@ -1,0 +1,95 @@
+"""The fields of `--json`, as the guide of the command line documents them.
+
+Scripts depend on them: a field may be added, but none is renamed, removed or given another meaning.
+Times are UTC in the format of RFC 3339; a value that is unknown is null.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from spotfit.client.console import RunEvent
+from spotfit.client.metrics_history import ReportedMetrics
+from spotfit.client.run_handle import RunStatus
+from spotfit.client.run_list import ListedRun
+from spotfit.client.stored_checkpoints import CheckpointInfo
+
+
+def of_listed_run(run: ListedRun) -> dict[str, Any]:
+    """Return the fields of one run, for `spotfit ls`."""
+    return {
+        "name": run.name,
+        "url": run.url,
+        "state": run.state,
+        "reason": run.reason,
+        "started_at": _format_time(run.started_at_ms),
+        "ended_at": _format_time(run.ended_at_ms),
+        "step": run.step,
+        "latest_checkpoint": run.checkpoint,
+        "is_verified": run.is_verified,
+    }
+
+
+def of_status(status: RunStatus, url: str) -> dict[str, Any]:
+    """Return the fields of a run's status, for `spotfit status`; `url` is the run's directory."""
+    return {
+        "name": status.name,
+        "url": url,
+        "state": status.state,
+        "reason": status.reason,
+        "started_at": _format_time(status.started_at_ms),
+        "ended_at": _format_time(status.ended_at_ms),
+        "round": status.round,
+        "workers": status.workers,
+        "machines": status.machines,
+        "is_starting": status.is_starting,
+        "startup_s": status.startup_s,
+        "step": status.progress.step,
+        "steps_per_s": status.progress.steps_per_s,
+        "metrics": status.progress.metrics,
+        "checkpoints": status.checkpoints,
+        "failures": status.failures,
+        "is_verified": status.is_verified,
+    }
+
+
+def of_event(event: RunEvent) -> dict[str, Any]:
+    """Return the fields of one journal entry, for `spotfit events`."""
+    return {
+        "slot": event.slot,
+        "written_at": _format_time(event.written_at_ms),
+        "type": event.type,
+        "text": event.text,
+    }
+
+
+def of_report(report: ReportedMetrics) -> dict[str, Any]:
+    """Return the fields of one report, for `spotfit metrics`."""
+    return {
+        "round": report.round,
+        "report_index": report.report_index,
+        "reported_at": _format_time(report.reported_at_ms),
+        "checkpoint": report.checkpoint,
+        "metrics": report.metrics,
+    }
+
+
+def of_checkpoint(info: CheckpointInfo) -> dict[str, Any]:
+    """Return the fields of one checkpoint, for `spotfit checkpoints ls` and `show`."""
+    return {
+        "name": info.name,
+        "step": info.step,
+        "size_bytes": info.size_bytes,
+        "metrics": info.metrics,
+        "reason": info.reason,
+        "read_error": info.read_error,
+        "content": info.content._asdict() if info.content else None,
+    }
+
+
+def _format_time(unix_ms: int) -> str | None:
+    if not unix_ms:
+        return None
+    text = datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

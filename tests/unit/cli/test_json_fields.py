@@ -1,0 +1,61 @@
+"""The field names of `--json` are pinned: scripts depend on them."""
+
+from __future__ import annotations
+
+from spotfit.cli import json_fields
+from spotfit.client.console import RunEvent
+from spotfit.client.metrics_history import ReportedMetrics
+from spotfit.client.run_handle import RunStatus
+from spotfit.client.run_list import ListedRun
+from spotfit.client.stored_checkpoints import CheckpointContent, CheckpointInfo
+from tests.house.tree import ROOT
+
+# A field may be added here. None may be removed or renamed.
+LISTED_RUN = "name url state reason started_at ended_at step latest_checkpoint is_verified"
+STATUS = (
+    "name url state reason started_at ended_at round workers machines is_starting startup_s step "
+    "steps_per_s metrics checkpoints failures is_verified"
+)
+EVENT = "slot written_at type text"
+REPORT = "round report_index reported_at checkpoint metrics"
+CHECKPOINT = "name step size_bytes metrics reason read_error content"
+CONTENT = "step epoch world_size tensors parameters shared_bytes"
+
+A_CONTENT = CheckpointContent(5, 0, 2, 3, 100, 0)
+RECORDS = {
+    LISTED_RUN: json_fields.of_listed_run(
+        ListedRun(name="a", url="/runs/a", state="running", started_at_ms=1_700_000_000_123)
+    ),
+    STATUS: json_fields.of_status(
+        RunStatus(
+            name="a",
+            state="waiting",
+            round=None,
+            workers=0,
+            machines=0,
+            checkpoints=(),
+            failures={},
+        ),
+        "/runs/a",
+    ),
+    EVENT: json_fields.of_event(RunEvent(3, 1_700_000_000_000, "round_opened", "round 1 started")),
+    REPORT: json_fields.of_report(ReportedMetrics(1, 0, None, {"loss": 1.0})),
+    CHECKPOINT: json_fields.of_checkpoint(CheckpointInfo("c", 1, {}, 5, content=A_CONTENT)),
+    CONTENT: A_CONTENT._asdict(),
+}
+
+
+def test_the_fields_are_the_pinned_ones() -> None:
+    for pinned, record in RECORDS.items():
+        assert list(record) == pinned.split()
+
+
+def test_the_guide_documents_all_fields() -> None:
+    guide = (ROOT / "docs/guides/command_line.md").read_text()
+    names = {name for pinned in RECORDS for name in pinned.split()}
+    assert [name for name in sorted(names) if f"`{name}`" not in guide] == []
+
+
+def test_times_are_utc_and_null_if_unknown() -> None:
+    run = RECORDS[LISTED_RUN]
+    assert (run["started_at"], run["ended_at"]) == ("2023-11-14T22:13:20.123Z", None)
