@@ -11,7 +11,7 @@ from spotfit.control.background_calls import BackgroundCalls, SynchronousCalls
 from spotfit.control.headless_leader import HeadlessLeader
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.errors import StorePermissionError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import EntryListener, Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
@@ -227,7 +227,8 @@ class SimSupervisor:
             if self._headless_leader is None:
                 self._headless_leader = HeadlessLeader(self._journal_writer, self._reconciler, now)
             return self._headless_leader.tick(now)
-        except TransientStoreError:
+        # A denial that lasts ends `fit()`: its user calls it again.
+        except (TransientStoreError, StorePermissionError):
             return now + 0.5
 
     def cancel(self, now: float) -> float | None:
@@ -239,6 +240,6 @@ class SimSupervisor:
                 return None
             if isinstance(view, View):
                 self._ledger.append(CancelRequested(reason="cancelled by the user"), after=view)
-        except TransientStoreError:
+        except (TransientStoreError, StorePermissionError):
             return now + 0.5
         return now + 0.1
