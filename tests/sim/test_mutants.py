@@ -8,9 +8,11 @@ import pytest
 import spotfit.agent.agent
 import spotfit.agent.previous_rounds
 import spotfit.ledger.journal
+from spotfit.agent import round_lifecycle
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
 from spotfit.agent.collectives import OutgoingFrame
-from spotfit.agent.report_matching import ReportMatcher, Saving
+from spotfit.agent.previous_rounds import PreviousRounds
+from spotfit.agent.report_matching import MatchedReport, ReportMatcher, ReportSink, Saving
 from spotfit.agent.validations import NodeValidation
 from spotfit.checkpoint.replication import ReplicaStore
 from spotfit.control.background_calls import BackgroundResult
@@ -45,6 +47,7 @@ from spotfit_localsim.virtual.scenario_library import (
     lost_cloud_responses,
     plain,
     preemption_with_notice,
+    random_save_scenario,
     random_scenario,
     rollback,
     single_checkpoint_name,
@@ -425,4 +428,49 @@ def test_keeping_rolled_back_snapshots_is_detected(
         patch.setattr(ReplicaStore, "roll_back", lambda *_: None)
         case, violation = find_violation(cases_of(rollback))
     assert "which was rolled back" in violation
+    check_production(case)
+
+
+def deliver_twice(*report: Any) -> None:
+    for _ in range(2):
+        deliver_report(*report)
+
+
+def deliver_without_callbacks_of_checkpoints(
+    round_number: int, report: MatchedReport, report_sink: ReportSink, callback_runner: Any
+) -> None:
+    runner = None if report.checkpoint else callback_runner
+    deliver_report(round_number, report, report_sink, runner)
+
+
+deliver_report = round_lifecycle._deliver_report
+
+
+@pytest.mark.parametrize(
+    ("deliver", "expected"),
+    [
+        (deliver_twice, "twice"),
+        (deliver_without_callbacks_of_checkpoints, "did not receive its reports once each"),
+        (lambda *_: None, "is not in the history"),
+    ],
+    ids=["twice", "to callbacks only without a checkpoint", "never"],
+)
+def test_wrong_deliveries_of_reports_are_detected(
+    monkeypatch: pytest.MonkeyPatch, deliver: Any, expected: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(round_lifecycle, "_deliver_report", deliver)
+        case, violation = find_violation(cases_of(plain))
+    assert expected in violation
+    check_production(case)
+
+
+def test_forgetting_the_last_reports_of_a_closed_round_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cases = [(random_save_scenario(seed), seed) for seed in range(SEED_COUNT)]
+    with monkeypatch.context() as patch:
+        patch.setattr(PreviousRounds, "take_counted_reports", lambda *_, **__: [])
+        case, violation = find_violation(cases)
+    assert "is not in the history" in violation
     check_production(case)

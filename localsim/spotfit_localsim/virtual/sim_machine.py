@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import msgspec
 
 from spotfit.agent.agent import Agent
 from spotfit.agent.ports import BackendHookRunner, CallbackRunner
@@ -42,6 +45,8 @@ class SimDependencies:
     new_id: Callable[[], str]
     uses_background_calls: bool
     """Whether slow calls run concurrently with ticks."""
+    on_callback: Callable[[str, Sequence[msgspec.Raw], str | None], None] = lambda *_: None
+    """Called for every call of the user's `after_report`: agent, metrics by rank, checkpoint."""
 
     def open_ledger(self, process: SimProcess) -> Ledger:
         """Open the run's ledger for the process."""
@@ -81,8 +86,21 @@ class SimNoticeSource:
         return self._instance.notice
 
 
+class SimCallbackRunner:
+    """The callbacks of the user, which return at once; the invariant checker sees every call."""
+
+    user_code_error = staticmethod(lambda: None)
+    is_idle = True
+
+    def __init__(self, on_report: Callable[[Sequence[msgspec.Raw], str | None], None]) -> None:
+        self.send_report = on_report
+
+    def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
+        """Do nothing: failures are checked in the journal."""
+
+
 class SimNodeServices:
-    """The node services of the agent, without sidecars."""
+    """The node services of the agent, without processes."""
 
     def __init__(
         self,
@@ -100,7 +118,7 @@ class SimNodeServices:
         return self._dependencies.open_provisioner(self._process)
 
     def open_callback_runner(self, spec: RunSpec) -> CallbackRunner | None:
-        return None
+        return SimCallbackRunner(partial(self._dependencies.on_callback, self._process.name))
 
     def open_backend_hook_runner(self, spec: RunSpec) -> BackendHookRunner | None:
         return None

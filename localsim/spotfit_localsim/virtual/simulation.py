@@ -421,6 +421,7 @@ class SimWorld:
                 self.cloud, self._market, process, slots=self.scenario.slots_per_machine
             ),
             on_entry_applied=self.checker.on_entry_applied,
+            on_callback=self.checker.on_callback,
             new_id=lambda: self._new_name("t"),
             uses_background_calls=drawn if fixed is None else fixed,
         )
