@@ -13,15 +13,18 @@ import spotfit.ledger.journal
 import spotfit.model.view
 import spotfit.policy.failure_detection
 import spotfit_localsim.virtual.invariants
+from spotfit.agent import round_lifecycle
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
 from spotfit.agent.collectives import OutgoingFrame
-from spotfit.agent.report_matching import ReportMatcher, Saving
+from spotfit.agent.previous_rounds import PreviousRounds
+from spotfit.agent.report_matching import MatchedReport, ReportMatcher, ReportSink, Saving
 from spotfit.agent.validations import NodeValidation
 from spotfit.checkpoint.replication import ReplicaStore
 from spotfit.control.background_calls import BackgroundResult
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
+from spotfit.core.errors import StorePermissionError
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.ledger.journal import JournalPage
 from spotfit.model.events import (
@@ -41,6 +44,7 @@ from spotfit.model.view import JournalView, UnsettledGroup, View, fold
 from spotfit.policy import recovery, retention, retry_budget, validation_schedule
 from spotfit.policy.actions import AppendEvent, RequestMachines
 from spotfit.protocol.worker_agent import SaveCompleted
+from spotfit.security.object_mac import ObjectMac
 from spotfit_localsim.virtual.invariants import InvariantViolation
 from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.scenario_library import (
@@ -51,11 +55,13 @@ from spotfit_localsim.virtual.scenario_library import (
     deposed_leader,
     elastic_leader_loss,
     flapping_network,
+    hostile_bucket,
     late_replicas,
     lost_cloud_responses,
     no_agent_starts,
     plain,
     preemption_with_notice,
+    random_save_scenario,
     random_scenario,
     rollback,
     silent_leader_loss,
@@ -66,7 +72,12 @@ from spotfit_localsim.virtual.scenario_library import (
     validation_under_faults,
 )
 from spotfit_localsim.virtual.sim_cloud import NonIdempotentProvisioner
-from spotfit_localsim.virtual.sim_store import CheckThenPutStore, UnconditionalCreateStore
+from spotfit_localsim.virtual.sim_store import (
+    CheckThenPutStore,
+    ConflictAsTakenStore,
+    ConflictAsWrittenStore,
+    UnconditionalCreateStore,
+)
 from spotfit_localsim.virtual.sim_workers import SimWorkerPool
 from spotfit_localsim.virtual.simulation import PRODUCTION_DESIGN, SimDesign, simulate
 
@@ -85,15 +96,22 @@ def cases_of(*scenarios: Scenario) -> list[SimulationCase]:
 
 
 def find_violation(
-    cases: Sequence[SimulationCase], design: SimDesign = PRODUCTION_DESIGN
+    cases: Sequence[SimulationCase],
+    design: SimDesign = PRODUCTION_DESIGN,
+    *,
+    may_raise: bool = False,
 ) -> tuple[SimulationCase, str]:
-    """Return the first case that violates an invariant, and the violation."""
+    """Return the first case that violates an invariant, and the violation.
+
+    `may_raise`: that an agent ends with an exception is the violation which the mutant causes.
+    """
     for scenario, seed in cases:
         try:
             simulate(scenario, seed, design)
         except InvariantViolation as error:
             violation = str(error).partition("\n")[0]
-            if " raised: Traceback" in violation:  # an outdated mutant does not test the checker
+            # An outdated mutant does not test the checker.
+            if " raised: Traceback" in violation and not may_raise:
                 pytest.fail(str(error))
             return (scenario, seed), violation
     pytest.fail(f"no violation in {len(cases)} cases")
@@ -109,9 +127,15 @@ def check_production(case: SimulationCase) -> None:
     [
         (SimDesign(store=CheckThenPutStore), cases_of(slow_bucket, deposed_leader)),
         (SimDesign(store=UnconditionalCreateStore), cases_of(slow_bucket, deposed_leader)),
+        (SimDesign(store=ConflictAsWrittenStore), cases_of(hostile_bucket)),
         (SimDesign(provisioner=NonIdempotentProvisioner), cases_of(lost_cloud_responses)),
     ],
-    ids=["create reads and then writes", "create overwrites", "a new token per attempt"],
+    ids=[
+        "create reads and then writes",
+        "create overwrites",
+        "a conflict counts as success",
+        "a new token per attempt",
+    ],
 )
 def test_wrong_components_are_detected(design: SimDesign, cases: list[SimulationCase]) -> None:
     case, _ = find_violation(cases, design)
@@ -163,6 +187,63 @@ def test_wrong_journal_writers_are_detected(
     with monkeypatch.context() as patch:
         patch.setattr(spotfit.agent.agent, "JournalWriter", journal_writer_type)
         case, _ = find_violation([*cases_of(deposed_leader, slow_bucket), *random_cases()])
+    check_production(case)
+
+
+class NeverOffersTakenEntriesAgain(JournalWriter):
+    """Waits for the entry of a slot that the store has called taken."""
+
+    def _apply_page(self, page: JournalPage, now: float) -> None:
+        was_taken = self._pending is not None and self._pending.slot_taken
+        super()._apply_page(page, now)
+        if self._pending is not None:
+            self._pending.slot_taken = was_taken
+
+
+def test_a_conflict_taken_for_an_existing_entry_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of the two is harmless without the other: the entry is offered again, or in the end."""
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.agent.agent, "JournalWriter", NeverOffersTakenEntriesAgain)
+        case, violation = find_violation(
+            cases_of(hostile_bucket), SimDesign(store=ConflictAsTakenStore)
+        )
+    assert "did not end" in violation
+    check_production(case)
+    assert simulate(*case, SimDesign(store=ConflictAsTakenStore)).violation is None
+
+
+def test_trusting_a_changed_read_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectMac, "is_valid", lambda *_: True)
+        # The changed bytes of most entries cannot be decoded.
+        case, _ = find_violation(cases_of(hostile_bucket), may_raise=True)
+    check_production(case)
+
+
+def test_one_read_of_a_damaged_entry_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged read would count as a forged entry, and break the chain of hashes."""
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.ledger.journal, "_MAX_READS", 1)
+        case, _ = find_violation(cases_of(hostile_bucket), may_raise=True)
+    check_production(case)
+
+
+def test_agents_that_end_at_a_denied_create_are_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def advance_unless_denied(self: JournalWriter, now: float) -> None:
+        try:
+            advance(self, now)
+        except StorePermissionError as error:
+            raise RuntimeError("denied") from error
+
+    advance = JournalWriter.advance
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalWriter, "advance", advance_unless_denied)
+        case, violation = find_violation(cases_of(hostile_bucket), may_raise=True)
+    assert violation.endswith("raised: Traceback (most recent call last):")
     check_production(case)
 
 
@@ -488,4 +569,49 @@ def test_ending_a_run_for_a_first_crash_is_detected(monkeypatch: pytest.MonkeyPa
         patch.setattr(retry_budget, "MAX_EQUAL_CRASHES", 0)
         case, violation = find_violation(cases_of(agent_crash))
     assert "expected finished" in violation
+    check_production(case)
+
+
+def deliver_twice(*report: Any) -> None:
+    for _ in range(2):
+        deliver_report(*report)
+
+
+def deliver_without_callbacks_of_checkpoints(
+    round_number: int, report: MatchedReport, report_sink: ReportSink, callback_runner: Any
+) -> None:
+    runner = None if report.checkpoint else callback_runner
+    deliver_report(round_number, report, report_sink, runner)
+
+
+deliver_report = round_lifecycle._deliver_report
+
+
+@pytest.mark.parametrize(
+    ("deliver", "expected"),
+    [
+        (deliver_twice, "twice"),
+        (deliver_without_callbacks_of_checkpoints, "did not receive its reports once each"),
+        (lambda *_: None, "is not in the history"),
+    ],
+    ids=["twice", "to callbacks only without a checkpoint", "never"],
+)
+def test_wrong_deliveries_of_reports_are_detected(
+    monkeypatch: pytest.MonkeyPatch, deliver: Any, expected: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(round_lifecycle, "_deliver_report", deliver)
+        case, violation = find_violation(cases_of(plain))
+    assert expected in violation
+    check_production(case)
+
+
+def test_forgetting_the_last_reports_of_a_closed_round_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cases = [(random_save_scenario(seed), seed) for seed in range(SEED_COUNT)]
+    with monkeypatch.context() as patch:
+        patch.setattr(PreviousRounds, "take_counted_reports", lambda *_, **__: [])
+        case, violation = find_violation(cases)
+    assert "is not in the history" in violation
     check_production(case)

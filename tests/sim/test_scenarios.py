@@ -103,6 +103,9 @@ def test_regression_seeds_pass(seed: int, defect: str) -> None:
     ("seed", "defect"),
     [
         (9100614, "a snapshot lacked a part that was lost with a broken connection"),
+        (4, "a deposed leader delivered its last reports twice"),
+        (87, "a report that was made while its round was closed was not stored"),
+        (84, "a report of a restored snapshot was not stored, as a message of a rank was lost"),
     ],
 )
 def test_regression_seeds_of_saves_pass(seed: int, defect: str) -> None:

@@ -1,10 +1,12 @@
-"""Injected faults: lost and slow requests, stalls, outages, frozen and killed processes."""
+"""Injected faults: lost, refused and slow requests, damaged responses, stalls, outages, frozen and
+killed processes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.errors import StorePermissionError, TransientStoreError
 from spotfit_localsim.random_streams import RandomStream
 
 FloatRange = tuple[float, float]
@@ -18,13 +20,21 @@ class FaultConfig:
     """Fault probabilities; each is the fraction of calls that it hits."""
 
     lost_request_probability: float = 0.0
-    """Store requests that are not executed."""
+    """Store requests that are not executed, as after 429, 503 or a reset of the connection."""
     lost_response_probability: float = 0.0
     """Store requests that are executed but whose response is lost."""
     false_conflict_probability: float = 0.0
     """Creates that are answered as if the object existed, although nothing was written."""
     damaged_response_probability: float = 0.0
     """Reads of which the last byte is lost."""
+    flipped_response_probability: float = 0.0
+    """Reads in which one bit is changed."""
+    truncated_response_probability: float = 0.0
+    """Reads that end at any byte."""
+    conflict_probability: float = 0.0
+    """Creates answered with 409 ConditionalRequestConflict; half of them are executed before."""
+    denied_create_probability: float = 0.0
+    """Creates answered with 403 as often as the store repeats them, and not executed."""
     latency_s: FloatRange = (0.005, 0.03)
     slow_request_probability: float = 0.0
     """Store requests that take `slow_latency_s` instead of `latency_s`."""
@@ -150,10 +160,31 @@ class FaultyConnection:
         probability = self._active_faults.faults.false_conflict_probability
         return probability > 0.0 and self._stream.bernoulli(probability)
 
+    def reports_conflict(self) -> bool:
+        """Draw whether a create is answered with 409 ConditionalRequestConflict."""
+        return self._stream.bernoulli(self._active_faults.faults.conflict_probability)
+
+    def should_execute_conflict(self) -> bool:
+        """Draw whether a create that is answered with 409 is executed nevertheless."""
+        return self._stream.bernoulli(0.5)
+
+    def maybe_deny_create(self) -> None:
+        """Raise `StorePermissionError` if the create is answered with 403."""
+        if self._stream.bernoulli(self._active_faults.faults.denied_create_probability):
+            raise StorePermissionError("The create was denied.", do="Retry.")
+
     def maybe_damage(self, body: bytes) -> bytes:
-        """Return the body of a response, without its last byte if the response is damaged."""
-        probability = self._active_faults.faults.damaged_response_probability
-        return body[:-1] if probability and self._stream.bernoulli(probability) else body
+        """Return the body of a response, shortened or with a changed bit if it is damaged."""
+        faults = self._active_faults.faults
+        if self._stream.bernoulli(faults.damaged_response_probability):
+            body = body[:-1]
+        if self._stream.bernoulli(faults.flipped_response_probability) and body:
+            flipped = bytearray(body)
+            flipped[self._stream.randrange(len(body))] ^= 1 << self._stream.randrange(8)
+            body = bytes(flipped)
+        if self._stream.bernoulli(faults.truncated_response_probability):
+            body = body[: self._stream.randrange(len(body) + 1)]
+        return body
 
     def maybe_lose_request(self) -> None:
         """Raise `TransientStoreError` if the request is lost before its execution."""

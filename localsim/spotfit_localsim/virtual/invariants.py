@@ -6,8 +6,8 @@ entries that are in the bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import assert_never
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, assert_never
 
 import msgspec
 
@@ -38,13 +38,24 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.group import GroupPlan
-from spotfit.model.topology import Round
+from spotfit.model.topology import Round, SnapshotId
 from spotfit.model.view import JournalView, View, fold
 from spotfit.security.object_mac import strip_mac
 from spotfit_localsim.virtual.sim_workers import read_checkpoint_state
 from spotfit_localsim.virtual.workload import SimTraining, validation_score
 
+
+class _StoredReport(msgspec.Struct, frozen=True):
+    """A line of the metrics history."""
+
+    round: int
+    report_index: int
+    metrics: dict[str, Any]
+
+
 _view_cache_decoder = decoder(CachedView)
+_metrics_decoder = decoder(dict[str, Any])
+_report_decoder = decoder(_StoredReport)
 # Writing equal bytes again is allowed: a retry cannot tell whether it succeeded.
 _IMMUTABLE_PREFIXES = (
     keys.JOURNAL,
@@ -96,6 +107,13 @@ class InvariantChecker:
         """The leader that opened the last round."""
         self._explained_losses: set[AgentId] = set()
         """Agents that were declared lost with a cause."""
+        self.round_epochs: dict[int, int] = {}
+        """The epoch of the leader that opened each round: only that leader has its reports."""
+        self._rounds_with_rank_0_on_leader: set[int] = set()
+        self.stored_reports: dict[str, list[tuple[int, int]]] = {}
+        """Round and index of the reports in the metrics history, by the leader that stored them."""
+        self.reports_to_callbacks: dict[str, list[int | None]] = {}
+        """The steps of the reports that callbacks have received, by leader."""
         self.compares_views = True
         """Whether views of agents are compared with the reference, in addition to their entries."""
         self._objects = objects
@@ -165,6 +183,8 @@ class InvariantChecker:
             )
         elif key.startswith(keys.JOURNAL) and before is None:
             self._check_entry_written(writer, key, after)
+        elif key.startswith(keys.REPORTS) and before is None:
+            self._check_reports_stored(writer, key, after)
         elif key.startswith(keys.VIEWS) and before is None:
             view = _view_cache_decoder.decode(strip_mac(after)).view
             if key != keys.cached_view(view.next_slot) or view != self.views[view.next_slot]:
@@ -200,12 +220,97 @@ class InvariantChecker:
             if entry.event.cause is not None:
                 self._explained_losses.add(entry.event.agent)
         if isinstance(entry.event, RoundOpened):
+            opened = entry.event.round
             self._round_leader = entry.author
+            self.round_epochs[opened.number] = self.reference_view.epoch
+            if opened.assignment_for_rank(0).agent == entry.author:
+                self._rounds_with_rank_0_on_leader.add(opened.number)
         if isinstance(entry.event, RoundClosed):
             self._record_unexplained_end(entry.event)
         # Folded also after a violation, so that the timeline of the result is complete.
         self.reference_view = fold(self.reference_view, entry)
         self.views.append(self.reference_view)
+
+    # --- reports -----------------------------------------------------------------------------
+
+    def on_callback(
+        self, agent: str, metrics_by_rank: Sequence[msgspec.Raw], checkpoint: str | None
+    ) -> None:
+        """The leader `agent` passes a report to the callbacks of the user."""
+        decoded = [_metrics_decoder.decode(metrics) for metrics in metrics_by_rank]
+        # A rank on a leaving machine may be missing.
+        if len({one["step"] for one in decoded if one}) > 1:
+            self.report_violation(f"callbacks of {agent} received ranks of two steps: {decoded}")
+        committed = {
+            entry.event.name
+            for entry in self.entries
+            if isinstance(entry.event, CheckpointCommitted)
+        }
+        if checkpoint is not None and checkpoint not in committed:
+            self.report_violation(
+                f"callbacks of {agent} received {checkpoint}, which is not committed"
+            )
+        self.reports_to_callbacks.setdefault(agent, []).append(decoded[0].get("step"))
+
+    def _check_reports_stored(self, writer: str, key: str, body: bytes) -> None:
+        stored = self.stored_reports.setdefault(writer, [])
+        for line in body.splitlines():
+            report = _report_decoder.decode(line)
+            position = (report.round, report.report_index)
+            expected = self._training.reported_steps.get(position)
+            if report.metrics.get("step", expected) != expected:
+                self.report_violation(f"{key} has {report.metrics} of report {position}")
+            if position in stored:
+                self.report_violation(f"{writer} stored report {position} twice")
+            stored.append(position)
+
+    def _check_history(self) -> None:
+        """Check that the history has the reports that count, and that callbacks received them.
+
+        A lost leader takes the reports of its last second along: only those of rounds that the
+        last leader has opened are checked, and those that each leader has stored.
+        """
+        stored = {position for positions in self.stored_reports.values() for position in positions}
+        for round_number, last in self._last_counted_reports().items():
+            if self.round_epochs[round_number] != self.reference_view.epoch:
+                continue
+            for position in ((round_number, n) for n in range(last + 1)):
+                if position not in stored:
+                    self.report_violation(f"report {position} counts, but it is not in the history")
+        for agent, positions in self.stored_reports.items():
+            steps = [self._training.reported_steps.get(position) for position in positions]
+            if self.reports_to_callbacks.get(agent, [])[: len(steps)] != steps:
+                self.report_violation(f"callbacks of {agent} did not receive its reports once each")
+
+    def _last_counted_reports(self) -> dict[int, int]:
+        """Return the last report of each round from whose state training has continued.
+
+        For the last round the one before its last checkpoint, which is committed after it is
+        stored.
+        """
+        counted = dict.fromkeys(self.round_epochs, -1)
+        commits: dict[str, CheckpointCommitted] = {}
+        for entry in self.entries:
+            match entry.event:
+                case CheckpointCommitted() as commit:
+                    commits[commit.name] = commit
+                    counted[commit.round] = max(counted[commit.round], commit.report_index - 1)
+                case RoundOpened(round=opened):
+                    if (resumed := commits.get(opened.checkpoint_name or "")) is not None:
+                        last = max(counted[resumed.round], resumed.report_index)
+                        counted[resumed.round] = last
+                    state = opened.memory_snapshot
+                    # Otherwise rank 0's report may be lost with the connection of its machine.
+                    if state is not None and state.round in self._rounds_with_rank_0_on_leader:
+                        self._count_snapshot(counted, state)
+        return counted
+
+    def _count_snapshot(self, counted: dict[int, int], state: SnapshotId) -> None:
+        # The latest one: after a rollback a step is reported again.
+        reports = self._training.reported_steps.items()
+        position = (state.round, state.step)
+        last = max(n for (number, n), step in reports if (number, step) == position)
+        counted[state.round] = max(counted[state.round], last)
 
     # --- journal entries ---------------------------------------------------------------------
 
@@ -534,6 +639,8 @@ class InvariantChecker:
                 self.report_violation(
                     f"the committed checkpoint {kept.name} cannot be read: {found}"
                 )
+        if fit_end is not None and fit_end.outcome == "finished":
+            self._check_history()
         # Every requested validation has ended exactly once, in order.
         events = [entry.event for entry in self.entries]
         requested = [

@@ -46,6 +46,18 @@ _FLAWED_BUCKET_FAULTS = FaultConfig(
     damaged_response_probability=0.01,
 )
 
+_HOSTILE_BUCKET_FAULTS = FaultConfig(
+    lost_request_probability=0.1,
+    lost_response_probability=0.03,
+    conflict_probability=0.2,
+    flipped_response_probability=0.02,
+    truncated_response_probability=0.02,
+    denied_create_probability=0.03,
+    slow_request_probability=0.05,
+    stall_probability=0.005,
+)
+"""Every answer that a bucket or a damaged connection may give, and much more often."""
+
 LONG_WORKLOAD = Workload(steps=60, save_every=6)
 
 # Without faults: a failure here is a failure of every run.
@@ -84,6 +96,15 @@ flawed_bucket = Scenario(
     "flawed_bucket",
     faults=_FLAWED_BUCKET_FAULTS,
     events=(ReclaimMachine(AtStep(12), "leader"),),
+)
+
+# A tenth of the requests fails, a fifth of the creates meets a conflict, and reads are changed or
+# truncated, while a new leader must be elected twice.
+hostile_bucket = Scenario(
+    "hostile_bucket",
+    workload=LONG_WORKLOAD,
+    faults=_HOSTILE_BUCKET_FAULTS,
+    events=(ReclaimMachine(AtStep(12), "leader"), FreezeAgent(AtStep(30), 40.0, "leader")),
 )
 
 # The run shrinks to one machine, which is leader and only worker, and grows again.
@@ -436,6 +457,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     zone_outage,
     slow_bucket,
     flawed_bucket,
+    hostile_bucket,
     lone_survivor,
     deposed_leader,
     all_machines_reclaimed,
@@ -515,9 +537,11 @@ def random_scenario(seed: int) -> Scenario:
         faults_duration_s=rng.uniform(60.0, 300.0),
     )
     scenario = _add_stalls(scenario, SeededStreams(seed).stream("stalls"))
-    # The other seeds keep the faults that they had before this bucket existed.
+    # The other seeds keep the faults that they had before these buckets existed.
     if seed % 8 == 7:
         scenario = replace(scenario, faults=_with_flawed_bucket(scenario.faults))
+    elif seed % 16 in (3, 5):
+        scenario = _add_hostile_bucket(scenario, SeededStreams(seed).stream("answers"))
     # Half of the seeds validate; the others keep the scenario they had before validations existed.
     if seed % 4 in (0, 3):
         return _add_validations(scenario, SeededStreams(seed).stream("validations"))
@@ -651,6 +675,18 @@ def _with_flawed_bucket(faults: FaultConfig) -> FaultConfig:
         false_conflict_probability=_FLAWED_BUCKET_FAULTS.false_conflict_probability,
         damaged_response_probability=_FLAWED_BUCKET_FAULTS.damaged_response_probability,
     )
+
+
+def _add_hostile_bucket(scenario: Scenario, rng: RandomStream) -> Scenario:
+    faults = replace(
+        scenario.faults,
+        lost_request_probability=rng.choice([0.0, 0.03, 0.1]),
+        conflict_probability=rng.choice([0.0, 0.1, 0.3]),
+        flipped_response_probability=rng.choice([0.0, 0.01, 0.05]),
+        truncated_response_probability=rng.choice([0.0, 0.01, 0.05]),
+        denied_create_probability=rng.choice([0.0, 0.01, 0.05]),
+    )
+    return replace(scenario, faults=faults)
 
 
 _PARTITION_DIRECTIONS = ((True, True), (True, False), (False, True))

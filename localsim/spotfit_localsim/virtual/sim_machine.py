@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+
+import msgspec
 
 from spotfit.agent.agent import Agent
 from spotfit.agent.driver import make_crash
@@ -14,7 +17,7 @@ from spotfit.control.headless_leader import HeadlessLeader
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
-from spotfit.core.errors import StoreError, TransientStoreError
+from spotfit.core.errors import StoreError, StorePermissionError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import EntryListener, Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
@@ -46,6 +49,8 @@ class SimDependencies:
     new_id: Callable[[], str]
     uses_background_calls: bool
     """Whether slow calls run concurrently with ticks."""
+    on_callback: Callable[[str, Sequence[msgspec.Raw], str | None], None] = lambda *_: None
+    """Called for every call of the user's `after_report`: agent, metrics by rank, checkpoint."""
 
     def open_ledger(self, process: SimProcess) -> Ledger:
         """Open the run's ledger for the process."""
@@ -85,8 +90,21 @@ class SimNoticeSource:
         return self._instance.notice
 
 
+class SimCallbackRunner:
+    """The callbacks of the user, which return at once; the invariant checker sees every call."""
+
+    user_code_error = staticmethod(lambda: None)
+    is_idle = True
+
+    def __init__(self, on_report: Callable[[Sequence[msgspec.Raw], str | None], None]) -> None:
+        self.send_report = on_report
+
+    def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
+        """Do nothing: failures are checked in the journal."""
+
+
 class SimNodeServices:
-    """The node services of the agent, without sidecars."""
+    """The node services of the agent, without processes."""
 
     def __init__(
         self,
@@ -104,7 +122,7 @@ class SimNodeServices:
         return self._dependencies.open_provisioner(self._process, spec.provisioner)
 
     def open_callback_runner(self, spec: RunSpec) -> CallbackRunner | None:
-        return None
+        return SimCallbackRunner(partial(self._dependencies.on_callback, self._process.name))
 
     def open_backend_hook_runner(self, spec: RunSpec) -> BackendHookRunner | None:
         return None
@@ -260,7 +278,8 @@ class SimSupervisor:
             if self._headless_leader is None:
                 self._headless_leader = self._create_headless_leader(now)
             return self._headless_leader.tick(now)
-        except TransientStoreError:
+        # A denial that lasts ends `fit()`: its user calls it again.
+        except (TransientStoreError, StorePermissionError):
             return now + 0.5
 
     def _create_headless_leader(self, now: float) -> HeadlessLeader:
@@ -289,6 +308,6 @@ class SimSupervisor:
                 return None
             if isinstance(view, View):
                 self._ledger.append(CancelRequested(reason="cancelled by the user"), after=view)
-        except TransientStoreError:
+        except (TransientStoreError, StorePermissionError):
             return now + 0.5
         return now + 0.1

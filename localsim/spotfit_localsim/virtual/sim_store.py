@@ -84,18 +84,30 @@ class SimStore:
         self._call("put", partial(self._write, key, bytes(body)))
 
     def create(self, key: str, body: bytes) -> None:
+        self._connection.maybe_deny_create()
+        is_conflict = self._connection.reports_conflict()
+        is_executed = not self._connection.reports_false_conflict() and (
+            not is_conflict or self._connection.should_execute_conflict()
+        )
         # Checked and written in one operation: creation is atomic in every supported bucket.
-        is_refused = self._connection.reports_false_conflict()
         created = self._call(
             "create",
             lambda: (
-                not is_refused
+                is_executed
                 and self._prefix + key not in self._bucket.objects
                 and self._write(key, body)
             ),
         )
-        if not created:
+        if is_conflict:
+            self.report_conflict(key)
+        elif not created:
             raise AlreadyExistsError(f"{key!r} exists already.", do="Read it.")
+
+    def report_conflict(self, key: str) -> None:
+        """Raise the error for 409 ConditionalRequestConflict; wrong stores do something else."""
+        raise TransientStoreError(
+            f"ConditionalRequestConflict: a create of {key!r} was in progress.", do="Retry."
+        )
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         self._send_request("list")
@@ -176,3 +188,17 @@ class UnconditionalCreateStore(SimStore):
 
     def create(self, key: str, body: bytes) -> None:
         self.put(key, body)
+
+
+class ConflictAsTakenStore(SimStore):
+    """A wrong store for tests of the checker: it takes 409 for the answer of an existing object."""
+
+    def report_conflict(self, key: str) -> None:
+        raise AlreadyExistsError(f"{key!r} exists already.", do="Read it.")
+
+
+class ConflictAsWrittenStore(SimStore):
+    """A wrong store for tests of the checker: it takes 409 for success."""
+
+    def report_conflict(self, key: str) -> None:
+        """Return as if the object had been written."""

@@ -573,6 +573,9 @@ class SimWorker:
 
     def _next_report_index(self) -> int:
         self._report_count += 1
+        if self.rank == 0:
+            position = (self.round, self._report_count - 1)
+            self._context.training.reported_steps[position] = self.state.step
         return self._report_count - 1
 
     def _metrics(self) -> msgspec.Raw:
@@ -804,7 +807,10 @@ class SimWorkerPool:
         self.memory.snapshots.add(worker.rank, snapshot)
         files = encode(
             FilesReport(
-                report_index=snapshot.report_index, metrics=snapshot.metrics, incremental=True
+                report_index=snapshot.report_index,
+                metrics=snapshot.metrics,
+                incremental=True,
+                step=worker.state.step,
             )
         )
         self.emit(WorkerFramesReceived(worker.round, worker.rank, [msgspec.Raw(files)]))

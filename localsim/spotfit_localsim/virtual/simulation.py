@@ -468,6 +468,7 @@ class SimWorld:
             open_store=open_store,
             open_provisioner=self._open_provisioner,
             on_entry_applied=self.checker.on_entry_applied,
+            on_callback=self.checker.on_callback,
             new_id=lambda: self._new_name("t"),
             uses_background_calls=drawn if fixed is None else fixed,
         )

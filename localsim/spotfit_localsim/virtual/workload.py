@@ -136,6 +136,8 @@ class SimTraining:
     """Executed steps of all rounds, including repeated ones."""
     snapshot_steps: dict[int, set[int]] = field(default_factory=dict)
     """Steps that are in memory, by round, without those that were rolled back."""
+    reported_steps: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The step that rank 0 has reported, by round and report index."""
     step_listeners: list[Callable[[int], None]] = field(default_factory=list)
     """Called with every step that is executed for the first time."""
 

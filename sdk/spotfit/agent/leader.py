@@ -137,6 +137,8 @@ class Leader:
         self._services = services
         self._ledger = ledger = services.journal_writer.ledger
         self.epoch = ledger.view.epoch
+        self._has_ended = False
+        """Whether an entry with another leader was applied: this term is over."""
         self._roster = Roster(ledger.agent_id, services.transport)
         self._observations = Observations(
             LeaderState(
@@ -277,7 +279,10 @@ class Leader:
             self._services.node_services.background_calls().send(
                 "view cache", lambda: journal.write_cached_view(self._ledger.store, cached)
             )
-        self._apply_event(entry.event, view, now)
+        # Entries of later leaders may follow in the same read. They are no concern of this term,
+        # which has delivered its reports.
+        if not self._has_ended:
+            self._apply_event(entry.event, view, now)
 
     def _apply_event(self, event: JournalEvent, view: View, now: float) -> None:
         rounds = self._rounds
@@ -301,6 +306,7 @@ class Leader:
             case CheckpointDropped(name=name):
                 self._checkpoint_gc.schedule_deletion(name)
             case LeaderElected():
+                self._has_ended = True
                 rounds.end_term()
             case CancelRequested(save=True, reason=reason):
                 if rounds.open_round is not None:

@@ -7,6 +7,7 @@ are known to be incomplete or corrupt.
 from __future__ import annotations
 
 from collections.abc import Collection, Set
+from contextlib import suppress
 from functools import partial
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from spotfit.checkpoint.committed import check_present
 from spotfit.checkpoint.gc import checkpoint_names_in
 from spotfit.checkpoint.manifest import ready_checkpoints
 from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
+from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import IntegrityError
 from spotfit.host import log
 from spotfit.ledger import keys
@@ -24,6 +26,7 @@ from spotfit.ledger.journal import Ledger
 from spotfit.model.leader_state import ReadyCheckpoint
 from spotfit.model.topology import SnapshotId
 from spotfit.model.view import View
+from spotfit.protocol.agent_leader import WorkerToLeader
 from spotfit.store.api import Store
 
 
@@ -48,10 +51,8 @@ class PreviousRounds:
         """Committed checkpoints that ranks of earlier rounds could not read."""
         self.closed_round = 0
         """The number of the last round that was closed."""
-        self._undelivered_reports: list[MatchedReport] = []
-        """Reports of the last closed round that waited for an earlier checkpoint."""
-        self._snapshot_reports: dict[int, int] = {}
-        """The reports with snapshots of that round, by step."""
+        self._closed_coordinator: RoundCoordinator | None = None
+        """The coordinator of the last closed round, until its reports that count are taken."""
         self._first_opened_round: int | None = None
         """The first round that this leader has opened."""
 
@@ -75,16 +76,28 @@ class PreviousRounds:
         Which of them count is known when the next round is opened: see `take_counted_reports`.
         """
         self.closed_round = coordinator.round
-        self._undelivered_reports = coordinator.reports.undelivered_reports()
-        self._snapshot_reports = coordinator.reports.snapshot_reports
+        self._closed_coordinator = coordinator
+
+    def record_late_frames(self, message: WorkerToLeader, now: float) -> None:
+        """Add the reports that a worker made before it was stopped, but after its round was closed.
+
+        Training may continue from a snapshot that was taken then. Nothing is answered. Ignored
+        unless the message is of `closed_round` and its reports are not taken yet.
+        """
+        if self._closed_coordinator is None or message.round != self.closed_round:
+            return
+        for frame in message.frames:
+            # The round has ended: an invalid frame fails no rank any more.
+            with suppress(*DECODE_ERRORS):
+                self._closed_coordinator.handle_frame(message.rank, frame, now)
 
     @property
     def latest_snapshot(self) -> SnapshotId | None:
         """The latest snapshot that all ranks of the closed round have taken; None without one."""
-        if not self._snapshot_reports:
+        if self._closed_coordinator is None:
             return None
-        step = max(self._snapshot_reports, key=self._snapshot_reports.__getitem__)
-        return SnapshotId(round=self.closed_round, step=step)
+        step = self._closed_coordinator.reports.latest_matched_snapshot_step
+        return None if step is None else SnapshotId(round=self.closed_round, step=step)
 
     def take_counted_reports(
         self, view: View, *, checkpoint_name: str | None, memory_snapshot: SnapshotId | None
@@ -95,16 +108,20 @@ class PreviousRounds:
         and that snapshot. Training repeats the later reports, which are dropped. A checkpoint in
         the reports that is not stored is left out.
         """
-        reports, self._undelivered_reports = self._undelivered_reports, []
+        if self._closed_coordinator is None:
+            return []
+        reports, self._closed_coordinator = self._closed_coordinator.reports, None
         stored = {commit.name: commit for commit in view.checkpoints}
         last, commit = -1, stored.get(checkpoint_name or "")
         if commit is not None and commit.round == self.closed_round:
             last = commit.report_index
         if memory_snapshot is not None and memory_snapshot.round == self.closed_round:
-            last = max(last, self._snapshot_reports.get(memory_snapshot.step, -1))
+            last = max(last, reports.snapshot_reports.get(memory_snapshot.step, -1))
         return [
             replace(report, checkpoint=report.checkpoint if report.checkpoint in stored else None)
-            for report in reports
+            # All ranks have made the reports before a snapshot that is restored, although the
+            # messages of some may be lost.
+            for report in (*reports.undelivered_reports(), *reports.unmatched_reports(last))
             if report.report_index <= last
         ]
 

@@ -579,6 +579,25 @@ class ReportMatcher:
             ),
         ]
 
+    def unmatched_reports(self, last: int) -> list[MatchedReport]:
+        """Return the reports up to number `last` that are not matched, in order.
+
+        Those of which rank 0's metrics are unknown are left out. For the end of a round, if
+        training continues from a state after them.
+        """
+        by_rank = self._unmatched_metrics if self._keep_all_metrics else self._unmatched_metrics[:1]
+        return [
+            MatchedReport(n, tuple(one.get(n, (_NO_METRICS, None))[0] for one in by_rank), None)
+            for n in range(self._matched_count, last + 1)
+            if n in self._unmatched_metrics[0]
+        ]
+
+    @property
+    def latest_matched_snapshot_step(self) -> int | None:
+        """The step of the latest snapshot that all required ranks have reported; None if none."""
+        matched = {n: step for step, n in self.snapshot_reports.items() if n < self._matched_count}
+        return matched[max(matched)] if matched else None
+
     # --- delivery ------------------------------------------------------------------------------
 
     def _finish_report(self, number: int, report: MatchedReport) -> None:

@@ -422,8 +422,9 @@ class RoundLifecycle:
         """Process a message of an agent about the round whose number it carries.
 
         A message about a round whose entry is not confirmed yet is processed by `open`. If the
-        round is over or of another leader, only `WorkersStopped` has an effect, on the roster. A
-        message about a rank that does not run on the node of `agent` is ignored.
+        round is over or of another leader, only `WorkersStopped` has an effect, on the roster, and
+        reports that were made before the workers stopped. A message about a rank that does not run
+        on the node of `agent` is ignored.
         """
         last_round = self._ledger.view.last_round
         next_round = (last_round.number if last_round else 0) + 1
@@ -442,7 +443,11 @@ class RoundLifecycle:
             )
             self._observations.record()
         open_round = self._find_open_round(message.round)
-        if open_round is None or not open_round.is_from_own_node(agent, message):
+        if open_round is None:
+            if isinstance(message, WorkerToLeader):
+                self._record_late_frames(agent, message, now)
+            return
+        if not open_round.is_from_own_node(agent, message):
             return
         match message:
             case WorkerToLeader():
@@ -466,6 +471,12 @@ class RoundLifecycle:
                 open_round.hang_detector.record_liveness(rank, silent_s)
             case StackDump():
                 open_round.hang_detector.add_stack_dump(message)
+
+    def _record_late_frames(self, agent: AgentId, message: WorkerToLeader, now: float) -> None:
+        last_round = self._ledger.view.last_round
+        assignment = last_round.assignment_of(agent) if last_round is not None else None
+        if assignment is not None and message.rank in assignment.ranks:
+            self._previous_rounds.record_late_frames(message, now)
 
     def _process_frames(
         self, open_round: OpenRound, agent: AgentId, message: WorkerToLeader, now: float

@@ -29,7 +29,7 @@ from spotfit.store.api import (
     Store,
 )
 from spotfit.store.local import atomic_write
-from spotfit.store.retry import RetryPolicy, call_with_retries
+from spotfit.store.retry import RetryPolicy, call_with_denials_repeated, call_with_retries
 from spotfit.store.url import RootUrl, StorageCredentials, validate_key
 
 if TYPE_CHECKING:
@@ -112,9 +112,18 @@ class ObjectStore:
             self._put_multipart(key, body, len(body))
 
     def create(self, key: str, body: bytes) -> None:
-        """Write the object if it is absent, in a single attempt; see `Store.create`."""
+        """Write the object if it is absent, in a single attempt; see `Store.create`.
+
+        Only a denied request (401, 403), which has not been executed, is repeated.
+        """
+
         # Once: a second attempt could fail because of the object that the first one wrote.
-        self._call_once(key, lambda client: client.put(key, body, mode="create"), is_create=True)
+        def create_once() -> None:
+            self._call_once(
+                key, lambda client: client.put(key, body, mode="create"), is_create=True
+            )
+
+        call_with_denials_repeated(create_once, self._retry_policy)
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects of a folder, sorted by key, one page per request; see `Store.list`.

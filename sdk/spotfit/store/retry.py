@@ -57,13 +57,30 @@ def call_with_retries(function: Callable[[], ResultT], policy: RetryPolicy) -> R
     budget of `policy` is spent, a `StorePermissionError` from the fourth attempt on, and any other
     exception at once. `function` must be idempotent.
     `Store.create` is not: after a lost response the second call would report `AlreadyExistsError`
-    for the object that the first one wrote.
+    for the object that the first one wrote. Use `call_with_denials_repeated` for it.
     """
+    return _call(function, policy, _is_retryable)
+
+
+def call_with_denials_repeated(function: Callable[[], ResultT], policy: RetryPolicy) -> ResultT:
+    """Return the result of `function`; call it up to four times while it is denied.
+
+    For calls that are not idempotent: a request that is denied has not been executed. Raises the
+    fourth `StorePermissionError`, and any other exception at once, also a `TransientStoreError`.
+    """
+    return _call(function, policy, _is_repeatable_denial)
+
+
+def _call(
+    function: Callable[[], ResultT],
+    policy: RetryPolicy,
+    is_retryable: Callable[[tenacity.RetryCallState], bool],
+) -> ResultT:
     # Imported late: processes that never touch a bucket need not pay its import time (40 ms).
     import tenacity
 
     retrying = tenacity.Retrying(
-        retry=_is_retryable,
+        retry=is_retryable,
         stop=tenacity.stop_after_attempt(policy.max_attempts)
         | tenacity.stop_after_delay(policy.total_timeout_s),
         wait=tenacity.wait_random_exponential(
@@ -75,10 +92,19 @@ def call_with_retries(function: Callable[[], ResultT], policy: RetryPolicy) -> R
 
 
 def _is_retryable(state: tenacity.RetryCallState) -> bool:
-    error = state.outcome.exception() if state.outcome is not None else None
-    if isinstance(error, StorePermissionError) and not isinstance(error, TransientStoreError):
-        return state.attempt_number < _MAX_DENIALS
-    return isinstance(error, TransientStoreError)
+    return isinstance(_error_of(state), TransientStoreError) or _is_repeatable_denial(state)
+
+
+def _is_repeatable_denial(state: tenacity.RetryCallState) -> bool:
+    error = _error_of(state)
+    is_denied = isinstance(error, StorePermissionError) and not isinstance(
+        error, TransientStoreError
+    )
+    return is_denied and state.attempt_number < _MAX_DENIALS
+
+
+def _error_of(state: tenacity.RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome is not None else None
 
 
 def repeat_read(

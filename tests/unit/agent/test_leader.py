@@ -154,6 +154,25 @@ def test_reports_that_wait_for_an_upload_are_stored_at_a_change_of_the_leader() 
     assert [(one["report_index"], one["checkpoint"]) for one in stored] == [(0, None), (1, None)]
 
 
+def test_two_changes_of_the_leader_in_one_read_deliver_reports_once() -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    old, epoch = cluster.leader.agent_id, cluster.view.epoch
+    for rank in (0, 1):
+        snapshot = FilesReport(report_index=0, metrics=NO_METRICS, incremental=True, step=5)
+        cluster.send_from_worker(rank, snapshot)
+    other = next(node for node in cluster.nodes.values() if node.agent_id != old)
+    for n in (1, 2):
+        cluster.append(
+            LeaderElected(
+                leader=other.agent_id, epoch=epoch + n, coordinator_address=other.agent_id
+            )
+        )
+    cluster.advance(0.5)
+    lines = [cluster.read_object(one.key) for one in cluster.store.list(f".spotfit/reports/{old}")]
+    assert [msgspec.json.decode(one)["report_index"] for one in b"".join(lines).splitlines()] == [0]
+
+
 def test_a_checkpoint_is_committed_after_the_reports_before_it_are_stored() -> None:
     cluster = FakeCluster()
     cluster.wait_for_round()

@@ -17,6 +17,7 @@ from spotfit.core.errors import TransientStoreError
 from spotfit.ledger.journal import Ledger
 from spotfit.model.topology import SnapshotId
 from spotfit.model.view import View
+from spotfit.protocol.agent_leader import WorkerToLeader
 from spotfit.protocol.worker_agent import (
     CheckpointCorrupt,
     FilesReport,
@@ -35,12 +36,15 @@ from tests.unit.control.fake_provisioner import DeferredCalls
 class Harness:
     """A bucket, the previous rounds of a leader, and the coordinator of round 3."""
 
-    def __init__(self, store: MemoryStore | None = None) -> None:
+    def __init__(self, store: MemoryStore | None = None, *, world_size: int = 1) -> None:
         self.store, self.background_calls = store or MemoryStore(), DeferredCalls()
         self.ledger = Ledger(self.store, RUN_ID, an_agent_id(0))
         self.previous_rounds = PreviousRounds(self.ledger, self.background_calls)
         self.coordinator = RoundCoordinator(
-            3, 1, default_checkpoint_name=lambda n: f"made-{n}", parent_snapshot=lambda: "before"
+            3,
+            world_size,
+            default_checkpoint_name=lambda n: f"made-{n}",
+            parent_snapshot=lambda: "before",
         )
 
     def write_checkpoint(
@@ -278,3 +282,36 @@ def test_reports_up_to_the_resumed_state_count_once() -> None:
         )
         assert [(one.report_index, one.checkpoint) for one in take()] == counted
         assert take() == [], "once"
+
+
+def take_resumed(harness: Harness) -> list[tuple[int, str]]:
+    """The reports that count if training continues from the snapshot of step 7."""
+    reports = harness.previous_rounds.take_counted_reports(
+        a_view(), checkpoint_name=None, memory_snapshot=SnapshotId(round=3, step=7)
+    )
+    return [(one.report_index, bytes(one.metrics_by_rank[0]).decode()) for one in reports]
+
+
+def a_snapshot(report_index: int, step: int) -> FilesReport:
+    metrics = msgspec.Raw(b'{"step":%d}' % step)
+    return FilesReport(report_index=report_index, metrics=metrics, incremental=True, step=step)
+
+
+def test_a_report_made_while_the_round_was_closed_counts() -> None:
+    harness = Harness()
+    harness.send_frames(a_snapshot(0, 5))
+    harness.previous_rounds.keep_undelivered_reports(harness.coordinator)
+    frames = [msgspec.Raw(b"not a frame"), msgspec.Raw(encode(a_snapshot(1, 7)))]
+    message = WorkerToLeader(round=3, rank=0, frames=frames)
+    harness.previous_rounds.record_late_frames(message, 1.0)
+    assert take_resumed(harness) == [(0, '{"step":5}'), (1, '{"step":7}')]
+    harness.previous_rounds.record_late_frames(message, 1.0)
+    assert take_resumed(harness) == [], "once"
+
+
+def test_a_report_of_the_restored_snapshot_counts_although_a_rank_did_not_send_it() -> None:
+    harness = Harness(world_size=2)
+    harness.send_frames(a_snapshot(0, 7))
+    harness.previous_rounds.keep_undelivered_reports(harness.coordinator)
+    assert harness.previous_rounds.latest_snapshot is None, "not of all ranks"
+    assert take_resumed(harness) == [(0, '{"step":7}')]

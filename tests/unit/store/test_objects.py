@@ -54,6 +54,28 @@ def test_create_is_not_retried(bucket: ScriptedBucket, store: ObjectStore, statu
     assert bucket.requests == [("PUT", "/bucket/a")]
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_create_that_was_denied_once_is_repeated(
+    bucket: ScriptedBucket, store: ObjectStore, status: int
+) -> None:
+    """A denied request has not been executed, so that the second one finds no object of the first.
+
+    New credentials are not known to all servers at once.
+    """
+    bucket.enqueue_responses(status)
+    store.create("a", b"x")
+    assert bucket.requests == [("PUT", "/bucket/a")] * 2
+
+
+def test_a_create_after_a_denial_and_a_lost_response_is_not_repeated(
+    bucket: ScriptedBucket, store: ObjectStore
+) -> None:
+    bucket.enqueue_responses(403, 503)
+    with pytest.raises(TransientStoreError):
+        store.create("a", b"x")
+    assert len(bucket.requests) == 2
+
+
 @pytest.mark.parametrize(
     ("status", "code"), [(412, "PreconditionFailed"), (409, "BlobAlreadyExists")]
 )

@@ -8,7 +8,12 @@ import pytest
 
 from spotfit.core.errors import NotFoundError, StorePermissionError, TransientStoreError
 from spotfit.store.factory import open_store
-from spotfit.store.retry import RetryPolicy, call_with_retries, repeat_read
+from spotfit.store.retry import (
+    RetryPolicy,
+    call_with_denials_repeated,
+    call_with_retries,
+    repeat_read,
+)
 from tests.unit.store.conftest import ScriptedBucket
 
 WITHOUT_DELAYS = RetryPolicy(max_attempts=3, max_backoff_s=0.0)
@@ -63,6 +68,15 @@ def test_a_denial_that_lasts_is_raised_after_four_attempts() -> None:
     with pytest.raises(StorePermissionError, match="3"):
         call_with_retries(call, RetryPolicy(max_attempts=1000, max_backoff_s=0.0))
     assert len(remaining) == 5
+
+
+def test_a_call_that_is_not_idempotent_is_repeated_only_after_denials() -> None:
+    call, _ = failing(*(StorePermissionError(str(n)) for n in range(3)))
+    assert call_with_denials_repeated(call, RetryPolicy(max_backoff_s=0.0)) == "result"
+    call, remaining = failing(StorePermissionError("1"), TransientStoreError("2"), ValueError())
+    with pytest.raises(TransientStoreError, match="2"):
+        call_with_denials_repeated(call, RetryPolicy(max_backoff_s=0.0))
+    assert len(remaining) == 1
 
 
 def test_an_invalid_read_is_repeated_twice() -> None:

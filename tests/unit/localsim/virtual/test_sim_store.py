@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStoreError
+from spotfit.core.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    StorePermissionError,
+    TransientStoreError,
+)
 from spotfit.store.api import Store
 from spotfit_localsim.virtual.engine import SimProcess
 from spotfit_localsim.virtual.faults import CLIENT_TIMEOUT_S, FaultConfig, FaultyConnection
 from spotfit_localsim.virtual.sim_store import (
     CheckThenPutStore,
+    ConflictAsTakenStore,
+    ConflictAsWrittenStore,
     SimBucket,
     SimStore,
     UnconditionalCreateStore,
@@ -144,6 +151,54 @@ def test_damaged_response_lacks_its_last_byte(bucket: SimBucket) -> None:
     sim.active_faults.stop_faults()
     store = store_for(sim, bucket, process := sim.process("a2"))
     assert sim.run_jobs(process, partial(store.get, "k")) == [b"12"]
+
+
+def test_flipped_response_differs_in_one_bit(bucket: SimBucket) -> None:
+    sim = SimHarness(FaultConfig(flipped_response_probability=1.0))
+    bucket.objects |= {"k": b"body", "empty": b""}
+    store = store_for(sim, bucket, process := sim.process())
+    body, empty = sim.run_jobs(process, partial(store.get, "k"), partial(store.get, "empty"))
+    assert (int.from_bytes(body) ^ int.from_bytes(b"body")).bit_count() == 1
+    assert empty == b""
+
+
+def test_truncated_response_is_a_prefix(bucket: SimBucket) -> None:
+    sim = SimHarness(FaultConfig(truncated_response_probability=1.0))
+    bucket.objects["k"] = b"body"
+    store = store_for(sim, bucket, process := sim.process())
+    bodies = sim.run_jobs(process, *[partial(store.get, "k")] * 40)
+    assert {len(body) for body in bodies} == {0, 1, 2, 3, 4}
+    assert all(b"body".startswith(body) for body in bodies)
+
+
+def test_create_with_a_conflict_may_be_executed(bucket: SimBucket) -> None:
+    sim = SimHarness(FaultConfig(conflict_probability=1.0))
+    store = store_for(sim, bucket, process := sim.process())
+    results = sim.run_jobs(process, *(partial(store.create, f"k{n}", b"1") for n in range(40)))
+    assert all(isinstance(result, TransientStoreError) for result in results)
+    assert 0 < len(bucket.objects) < 40
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [(ConflictAsTakenStore, AlreadyExistsError), (ConflictAsWrittenStore, type(None))],
+)
+def test_wrong_stores_take_a_conflict_for_another_answer(
+    bucket: SimBucket, kind: type[SimStore], error: type
+) -> None:
+    sim = SimHarness(FaultConfig(conflict_probability=1.0))
+    store = store_for(sim, bucket, process := sim.process(), kind)
+    results = sim.run_jobs(process, *(partial(store.create, f"k{n}", b"1") for n in range(40)))
+    assert all(isinstance(result, error) for result in results)
+    assert len(bucket.objects) < 40
+
+
+def test_denied_create_writes_nothing(bucket: SimBucket) -> None:
+    sim = SimHarness(FaultConfig(denied_create_probability=1.0))
+    store = store_for(sim, bucket, process := sim.process())
+    results = sim.run_jobs(process, partial(store.create, "k", b"1"), partial(store.put, "p", b""))
+    assert isinstance(results[0], StorePermissionError)
+    assert list(bucket.objects) == ["p"]
 
 
 def stalled_create(sim: SimHarness, bucket: SimBucket, *, for_s: float) -> tuple[object, float]:
