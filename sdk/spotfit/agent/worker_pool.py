@@ -289,6 +289,9 @@ class ProcessWorkerPool:
             and self._liveness.record_heartbeat(rank)
         ):
             self._events.append(WorkerLivenessChanged(round_number, rank, 0.0))
+        self._process_frames(round_number, rank, frames)
+
+    def _process_frames(self, round_number: int, rank: int, frames: list[bytes]) -> None:
         routed = [self._route_frame(round_number, rank, frame) for frame in frames]
         for_leader = [msgspec.Raw(frame) for frame in routed if frame is not None]
         if for_leader:
@@ -324,7 +327,8 @@ class ProcessWorkerPool:
     def _on_upload_finished(self, upload: QueuedUpload, outcome: UploadDone | UploadError) -> None:
         """Report the outcome to the leader as the worker's own, and to the worker if it runs."""
         worker = self._workers.get(upload.rank)
-        report = partial(self._on_worker_messages, upload.round, upload.rank)
+        # Not a sign of life: the worker may have exited, and would then be missed for ever.
+        report = partial(self._process_frames, upload.round, upload.rank)
         index, name = upload.request.report_index, upload.request.checkpoint_name
         if isinstance(outcome, UploadDone):
             completed = SaveCompleted(
