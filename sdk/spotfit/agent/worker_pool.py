@@ -40,6 +40,7 @@ from spotfit.protocol.agent_fork_server import ChildKind
 from spotfit.protocol.agent_sidecar import UploadDone, UploadError
 from spotfit.protocol.worker_agent import (
     CheckpointNamed,
+    DiscardSnapshotAtEnd,
     FilesReport,
     RankZeroBroadcastResult,
     RequestUpload,
@@ -146,6 +147,8 @@ class ProcessWorkerPool:
                 if upload is not None:
                     assert self._uploader is not None
                     self._uploader.submit(upload)
+            case DiscardSnapshotAtEnd():
+                self._snapshots.discard_at_end(rank)
             case RankZeroBroadcastResult(kind="report", seq=n):
                 # A result of this kind rejects the report: its snapshot is never named.
                 self._snapshots.forget(rank, n)
@@ -309,6 +312,9 @@ class ProcessWorkerPool:
             case "snapshot_report":
                 snapshot = _snapshot_decoder.decode(frame)
                 self._snapshots.add(rank, snapshot)
+                # The leader reads of it in `WorkerReturned`, and then decides for all ranks.
+                if snapshot.at_end:
+                    return None
                 # The leader names it like any report with files; the segment concerns only us.
                 report = FilesReport(
                     report_index=snapshot.report_index,
