@@ -150,6 +150,56 @@ def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     assert killed == undisturbed
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_run_that_returns_before_a_save_is_due_ends_with_its_last_step(
+    cloud: LiveTestCloud, strategy: str
+) -> None:
+    def train_seven_steps(config: Config) -> None:
+        model = prepare_model(nn.Linear(8, 64), parallel_strategy=config["strategy"])
+        optimizer = torch.optim.Adam(model.parameters())
+        ckpt = Checkpointer(model=model, optimizer=optimizer, every="10m")
+        ckpt.restore()
+        spotfit.report({"loss": 9.0})
+        for step in range(7):
+            optimizer.zero_grad()
+            model(torch.rand(4, 8)).sum().backward()
+            optimizer.step()
+            ckpt.step({"loss": float(step)})
+        torch.distributed.destroy_process_group()
+
+    config = {"strategy": strategy}
+    result = cloud.fit(
+        train_seven_steps, workers=2, name="run", trainer_type=TorchTrainer, config=config
+    )
+    assert result.checkpoint is not None
+    assert [index.step for index in result.checkpoint.open_snapshot().indices] == [7, 7]
+    commits = [event for event in cloud.events() if isinstance(event, CheckpointCommitted)]
+    assert [(commit.step, commit.metrics) for commit in commits] == [(7, {"loss": 6.0})]
+    assert result.metrics == {"loss": 9.0}, "the last reported"
+
+
+def test_ranks_that_return_at_different_steps_end_without_a_wait(
+    cloud: LiveTestCloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train_unevenly(config: Config) -> str:
+        rank = spotfit.get_context().get_world_rank()
+        ckpt = Checkpointer(model=nn.Linear(2, 2), every="10m")
+        ckpt.restore()
+        ckpt.step()
+        ckpt.save()
+        for _ in range(3 + rank):
+            ckpt.step()
+        if rank == 0:
+            spotfit.get_all_reported_checkpoints()
+        return "done"
+
+    result = cloud.fit(train_unevenly, workers=2, name="run", trainer_type=TorchTrainer)
+    assert result.return_value == "done"
+    assert "rank 0 ended at step 4, rank 1 at step 5; the steps after 1 are in no checkpoint" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_cancelled_run_loses_no_step(cloud: LiveTestCloud) -> None:
     def train_until_cancelled(config: Config) -> None:
         model = prepare_model(nn.Linear(2, 2))

@@ -223,7 +223,8 @@ class WorkerPool(Protocol):
         """Send a frame to the worker with that global rank; dropped if it has exited.
 
         A `CheckpointNamed` also starts the upload of the snapshot that the rank has submitted with
-        that report, if any, even if the worker has exited.
+        that report, if any, even if the worker has exited; `DiscardSnapshotAtEnd` deletes the one
+        that it has taken after its function had returned.
         """
         ...
 

@@ -15,6 +15,7 @@ The reports that are not delivered yet are the entries of one dictionary by repo
 | Saving | all ranks have uploaded; no earlier one is Saving | Matched; checkpoint is ready       |
 | Saving | a rank failed, disagrees or has left              | Matched without a checkpoint       |
 | Matched| no earlier report is Saving                       | removed; in `matched_reports`      |
+| (none) | `save_at_end`: all ranks have returned            | Saving                             |
 
 Invariant: reports are delivered and become ready in the order of their numbers.
 
@@ -24,7 +25,7 @@ Invariant: reports are delivered and become ready in the order of their numbers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +47,7 @@ from spotfit.protocol.worker_agent import (
     FilesReport,
     MetricsReport,
     ReportsSettled,
+    SaveAtEnd,
     SaveCompleted,
     UploadFailed,
 )
@@ -56,6 +58,7 @@ MAX_REPORT_BACKLOG = 10_000
 
 _metrics_decoder: msgspec.json.Decoder[dict[str, Any]] = decoder(dict[str, Any])
 _NO_METRICS = msgspec.Raw(b"{}")
+_AT_END_REASON = "the training function has returned"
 
 
 class MatchedReport(msgspec.Struct, frozen=True):
@@ -214,6 +217,8 @@ class ReportMatcher:
         self._report_counts = [0] * ranks.world_size
         self._matched_count = 0
         self._delivered_count = 0
+        self._save_at_end_number: int | None = None
+        """The number of the save after all ranks had returned; None without one."""
         self._unmatched_metrics: list[dict[int, tuple[msgspec.Raw, str | None]]] = [
             {} for _ in range(ranks.world_size)
         ]
@@ -243,6 +248,11 @@ class ReportMatcher:
         Reports that not all required ranks have made do not count.
         """
         return not (self.is_saving or self.ready_checkpoints or self.matched_reports)
+
+    @property
+    def is_saving_at_end(self) -> bool:
+        """Whether the snapshots that ranks took after their return are being uploaded."""
+        return any(saving.report_index == self._save_at_end_number for saving in self._saving)
 
     @property
     def is_saving(self) -> bool:
@@ -286,7 +296,7 @@ class ReportMatcher:
 
     @property
     def last_save_error(self) -> str:
-        """Why the newest report with files was abandoned; '' if it was saved.
+        """Why the newest report with files was abandoned, or the last steps are not saved; or ''.
 
         Reports whose files are being uploaded do not count. '' also before the first report.
         """
@@ -298,12 +308,14 @@ class ReportMatcher:
 
         A report counts only once all required ranks have made it.
         """
-        total = max(self._report_counts)
-        if self._matched_count >= total:
+        total, matched = max(self._report_counts), self._matched_count
+        # The save at the end is none of the reports that the function has made.
+        matched -= self._save_at_end_number is not None
+        if matched >= total:
             return ""
         ranks = [rank for rank, count in enumerate(self._report_counts) if count < total]
         return (
-            f"only {self._matched_count} of {total} reports were made by all ranks; "
+            f"only {matched} of {total} reports were made by all ranks; "
             f"others are missing from {format_ranks(ranks)}"
         )
 
@@ -445,6 +457,47 @@ class ReportMatcher:
             report_index=number, checkpoint_name=name, ranks=ranks, metrics=metrics, parent=parent
         )
         return [(rank, named) for rank in ranks]
+
+    def save_at_end(self, ends: Mapping[int, SaveAtEnd], reported_at: float) -> list[OutgoingFrame]:
+        """Name the checkpoint of the snapshots that all ranks took after their return.
+
+        Returns the frames to send, by rank. It becomes ready like that of a report, but its metrics
+        do not become `latest_metrics`. `reported_at`: event-loop time in seconds.
+        """
+        number = self._save_at_end_number = self._matched_count
+        # Reports from here on can never be matched: the ranks without them have returned.
+        for unmatched in [one for one in self._reports if one >= number]:
+            del self._reports[unmatched]
+        self._matched_count += 1
+        reported = Open(is_snapshot=True, reason=_AT_END_REASON, validation_requests={0: None})
+        name, parent = self._assign_name(reported, None, number)
+        metrics = tuple(msgspec.Raw(bytes(end.metrics)) for _, end in sorted(ends.items()))
+        saving = Saving(
+            report_index=number,
+            name=name,
+            parent=parent,
+            ranks=tuple(sorted(ends)),
+            metrics=_metrics_decoder.decode(metrics[0]),
+            metrics_by_rank=metrics if self._keep_all_metrics else metrics[:1],
+            reported=reported,
+            reported_at=reported_at,
+        )
+        self._reports[number] = saving
+        self._saving.append(saving)
+        self.snapshot_reports[ends[0].step] = number
+        named = CheckpointNamed(
+            report_index=number,
+            checkpoint_name=name,
+            ranks=saving.ranks,
+            metrics=metrics[0],
+            parent=parent,
+            at_end=True,
+        )
+        return [(rank, named) for rank in saving.ranks]
+
+    def record_unsaved(self, reason: str) -> None:
+        """Record that no save after the return of all ranks is possible; see `last_save_error`."""
+        self._last_save = (self._matched_count, reason)
 
     def _open_report(self, number: int) -> Open:
         report = self._reports.setdefault(number, Open())

@@ -33,6 +33,7 @@ from spotfit.agent.report_matching import RankSets, ReportMatcher
 from spotfit.checkpoint.snapshot_channel import CHECKPOINTER_KIND
 from spotfit.core.errors import IntegrityError
 from spotfit.model.leader_state import RoundProgress
+from spotfit.policy.save_at_end import CommitSnapshots, StepsUnsaved, decide_save_at_end
 from spotfit.protocol.agent_sidecar import BackendHook
 from spotfit.protocol.worker_agent import (
     AtGate,
@@ -40,6 +41,7 @@ from spotfit.protocol.worker_agent import (
     CallFunction,
     CallResult,
     CheckpointCorrupt,
+    DiscardSnapshotAtEnd,
     FilesReport,
     FromWorker,
     FunctionStarted,
@@ -47,6 +49,7 @@ from spotfit.protocol.worker_agent import (
     OpenGate,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
+    SaveAtEnd,
     SaveCompleted,
     SaveFailed,
     WorkerPhase,
@@ -97,6 +100,10 @@ class RoundCoordinator:
         self._progress_counts = [0] * world_size
         self.opened_at = self._progressed_at = now
         self._is_validating = False
+        self._ends: dict[int, SaveAtEnd] = {}
+        """By rank, the state of the Checkpointer when the training function had returned."""
+        self.has_lost_save_at_end = False
+        """Whether the last steps are unsaved because the node of a rank has disconnected."""
         self._ranks_at_gate: dict[WorkerPhase, set[int]] = {}
         self.call_results: deque[tuple[int, CallResult]] = deque()
         """Results of the calls that a backend's hooks made, with the rank that answered."""
@@ -221,11 +228,31 @@ class RoundCoordinator:
                 self.running_ranks.add(rank)
             case WorkerReturned():
                 self.returned_ranks.add(rank)
+                if message.save_at_end is not None:
+                    self._ends[rank] = message.save_at_end
                 # Excluded ranks that have returned are not waited for: see `find_missing_ranks`.
-                return self.reports.match_complete_reports(now)
+                frames = self.reports.match_complete_reports(now)
+                has_ended = len(self.returned_ranks) == self.world_size
+                return frames + (self._save_at_end(now) if has_ended else [])
             case _:
                 pass  # the agent of the worker has processed the other messages
         return []
+
+    def _save_at_end(self, now: float) -> list[OutgoingFrame]:
+        """Answer all snapshots that ranks took after their return, once all have returned.
+
+        Earlier nothing may wait for it: a rank that trains on must not wait for one that saves.
+        """
+        lost_ranks = self._ranks.disconnected
+        decision = decide_save_at_end(self._ends, world_size=self.world_size, lost_ranks=lost_ranks)
+        if isinstance(decision, CommitSnapshots):
+            return self.reports.save_at_end(self._ends, now)
+        if isinstance(decision, StepsUnsaved):
+            self.has_lost_save_at_end = bool(lost_ranks)
+            self.reports.record_unsaved(decision.reason)
+        return [
+            (rank, DiscardSnapshotAtEnd()) for rank, end in self._ends.items() if end.has_snapshot
+        ]
 
     # --- collectives ---------------------------------------------------------------------------
 

@@ -122,11 +122,14 @@ class OpenRound:
 
         `failing_since`: event-loop time in seconds of the first failure, None without one.
         `workers_stopped`: whether no connected node has workers of the round. If all functions have
-        returned, the phase is `Returned` even after a failure.
+        returned and the last steps are saved, the phase is `Returned` even after a failure.
         """
         coordinator, reports = self.coordinator, self.coordinator.reports
+        # A loss before that repeats the last steps, like one before the functions returned.
+        is_lost = failing_since is not None and coordinator.has_lost_save_at_end
+        is_saved = not reports.is_saving_at_end and not is_lost
         # Before failures: a machine that is lost after its function returned does not matter.
-        if len(coordinator.returned_ranks) == self._round.world_size:
+        if len(coordinator.returned_ranks) == self._round.world_size and is_saved:
             return Returned(
                 round=self._round,
                 since=self.returned_at,

@@ -56,6 +56,7 @@ from spotfit.protocol.agent_leader import (
     WorkerUnresponsive,
 )
 from spotfit.protocol.worker_agent import (
+    DiscardSnapshotAtEnd,
     OpenGate,
     StartWorker,
     ToWorker,
@@ -124,6 +125,8 @@ class RoundParticipant:
         """Address of the peer store that replicates snapshots of this node; '' for none."""
         self._raised_ranks: set[int] = set()
         self._returned_ranks: set[int] = set()
+        self._ranks_saving_at_end: set[int] = set()
+        """Ranks that have returned, and whose last snapshot is neither uploaded nor discarded."""
         self._awaits_shutdown_hook = False
         """Whether hooks of the backend may still call workers whose function has returned."""
         self._pending_exceptions: dict[str, bytes] = {}
@@ -135,8 +138,11 @@ class RoundParticipant:
 
     @property
     def has_workers(self) -> bool:
-        """Whether any worker was started whose exit was not observed yet."""
-        return self._worker_pool.has_workers
+        """Whether any worker was started whose exit was not observed yet.
+
+        Also while the last snapshot of a worker that has exited is being saved.
+        """
+        return self._worker_pool.has_workers or bool(self._ranks_saving_at_end)
 
     @property
     def has_pending_writes(self) -> bool:
@@ -192,6 +198,7 @@ class RoundParticipant:
         # Set before the kill, whose errors and exits must be recognized as its consequences.
         self._is_aborted = True
         self._pending_result = None  # the round did not finish
+        self._ranks_saving_at_end.clear()
         self._worker_pool.kill_workers()
 
     def abort_round(self, round_number: int) -> None:
@@ -234,11 +241,14 @@ class RoundParticipant:
         for local_rank in assignment.ranks if assignment else ():
             if rank is None or rank == local_rank:
                 self._worker_pool.send(local_rank, frame)
+                if isinstance(frame, DiscardSnapshotAtEnd):
+                    self._ranks_saving_at_end.discard(local_rank)
 
     def _enter_round(self, view: View, opened: Round, assignment: NodeAssignment) -> None:
         self.round = self.last_entered_round = opened.number
         self._is_aborted = False
         self._raised_ranks, self._returned_ranks = set(), set()
+        self._ranks_saving_at_end = set()
         self._awaits_shutdown_hook = view.spec.has_backend_hooks
         self._replica_target = self._find_replica_target(view, opened)
         start = self._build_start_message(view, view.spec, opened, assignment)
@@ -318,7 +328,9 @@ class RoundParticipant:
         for event in self._worker_pool.drain_events():
             self._on_worker_event(event)
         self._write_pending(now)
-        if self.round is not None and not has_workers and self._pending_result is None:
+        # Until then the leader may still name the last snapshots of workers that have exited.
+        is_finished = self._pending_result is None and not self._ranks_saving_at_end
+        if self.round is not None and not has_workers and is_finished:
             stopped, self.round = self.round, None
             self.uploading_round = stopped if uploading_round == stopped else None
             # Slow, therefore only here: no worker writes segments any more.
@@ -371,10 +383,14 @@ class RoundParticipant:
             match message_tag(bytes(frame)):
                 case "worker_raised":
                     self._on_raised(round_number, rank, _raised_decoder.decode(frame))
+                    continue
                 case "worker_returned":
                     forwarded += self._on_returned(round_number, rank, frame)
-                case _:
-                    forwarded.append(frame)
+                    continue
+                # All other uploads of a rank were complete before it returned.
+                case "save_completed" | "save_failed":
+                    self._ranks_saving_at_end.discard(rank)
+            forwarded.append(frame)
         if forwarded:
             self._transport.send_to_leader(
                 WorkerToLeader(round=round_number, rank=rank, frames=forwarded)
@@ -398,6 +414,9 @@ class RoundParticipant:
         """Return the frame to forward now: none while the value of rank 0 is being stored."""
         self._returned_ranks.add(rank)
         returned = _returned_decoder.decode(frame)
+        end = returned.save_at_end
+        if end is not None and end.has_snapshot and not self._is_aborted:
+            self._ranks_saving_at_end.add(rank)
         frame = msgspec.Raw(encode(replace(returned, pickled_value=b"")))
         if rank > 0 or not returned.pickled_value:
             return [frame]

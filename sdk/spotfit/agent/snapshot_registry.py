@@ -4,10 +4,14 @@
 |-----------|-----------------------------------------------------|--------------------------|
 | submitted | `make_upload`: the report has a checkpoint name     | uploading and replicated |
 | submitted | `forget`, or a name for a report without this rank  | not uploaded             |
+| at end    | `make_upload`: the ranks have returned alike        | uploading and replicated |
+| at end    | `discard_at_end`, or the workers were stopped       | deleted                  |
 | any       | `make_upload` in a later round, or `roll_back`      | deleted                  |
 
 A worker reuses the segments of its round; segments of earlier rounds stay until all ranks have
 submitted a snapshot in the current round, because they may be the only state to resume from.
+A snapshot "at end" was taken after the training function had returned. Other ranks may have
+returned at another step, so that nothing resumes from it before the leader has named it.
 """
 
 from __future__ import annotations
@@ -62,6 +66,8 @@ class SnapshotRegistry:
         self._round = -1
         self._unnamed: dict[tuple[int, int], SnapshotReport] = {}
         """Snapshots without a checkpoint name, by rank and report index."""
+        self._at_end: dict[int, SnapshotReport] = {}
+        """Snapshots of ranks that have returned, which the leader has not named, by rank."""
 
     def prepare_start(self, start: StartWorker) -> StartWorker:
         """Return `start` with the segment directory and the local segments to resume from.
@@ -104,8 +110,11 @@ class SnapshotRegistry:
     def scan_shards(self) -> tuple[SnapshotShard, ...]:
         """Read the index of every segment and replica; return the complete shards, sorted.
 
-        Blocks for file reads: call it only when no worker is running. Incomplete ones are ignored.
+        Blocks for file reads: call it only when no worker is running. Incomplete ones are ignored,
+        and those of ranks that have returned are deleted if the leader has not named them.
         """
+        for rank in list(self._at_end):
+            self.discard_at_end(rank)
         found: list[tuple[int, SnapshotShard, Path]] = []
         for path in [*self.replicas.replicas.values(), *self._segment_paths()]:
             try:
@@ -140,7 +149,10 @@ class SnapshotRegistry:
                 f"segment of round {self._round}.",
                 do="Save with the Checkpointer of this worker, which names its segments.",
             )
-        self._unnamed[rank, snapshot.report_index] = snapshot
+        if snapshot.at_end:
+            self._at_end[rank] = snapshot
+        else:
+            self._unnamed[rank, snapshot.report_index] = snapshot
         # The worker has chosen the directory: memory, or the disk if that is full.
         self._directories.add(path.parent)
 
@@ -151,7 +163,10 @@ class SnapshotRegistry:
         empty. Otherwise deletes the segments of earlier rounds: all ranks have a newer snapshot.
         """
         number = assignment.report_index
-        snapshot = self._unnamed.pop((rank, number), None)
+        if assignment.at_end:
+            snapshot = self._at_end.pop(rank, None)
+        else:
+            snapshot = self._unnamed.pop((rank, number), None)
         if snapshot is None or not assignment.checkpoint_name:
             return None
         # A name means that all ranks have submitted: earlier rounds are obsolete.
@@ -199,6 +214,11 @@ class SnapshotRegistry:
         Harmless if it is unknown. The segment itself stays.
         """
         self._unnamed.pop((rank, report_index), None)
+
+    def discard_at_end(self, rank: int) -> None:
+        """Delete the snapshot that a rank has taken after its return; harmless without one."""
+        if (snapshot := self._at_end.pop(rank, None)) is not None:
+            Path(snapshot.segment).unlink(missing_ok=True)
 
     def roll_back(self, before: int) -> None:
         """Delete the snapshots of earlier rounds, and replicas of reports before number `before`.

@@ -42,6 +42,7 @@ from spotfit.protocol.agent_sidecar import UploadDone, UploadError
 from spotfit.protocol.worker_agent import (
     MAX_WORKER_FRAME_BYTES,
     CheckpointNamed,
+    DiscardSnapshotAtEnd,
     FilesReport,
     RankZeroBroadcastResult,
     RequestUpload,
@@ -147,6 +148,8 @@ class ProcessWorkerPool:
                 if upload is not None:
                     assert self._uploader is not None
                     self._uploader.submit(upload)
+            case DiscardSnapshotAtEnd():
+                self._snapshots.discard_at_end(rank)
             case RankZeroBroadcastResult(kind="report", seq=n):
                 # A result of this kind rejects the report: its snapshot is never named.
                 self._snapshots.forget(rank, n)
@@ -319,6 +322,9 @@ class ProcessWorkerPool:
                 return []
             case SnapshotReport() as snapshot:
                 self._snapshots.add(rank, snapshot)
+                # The leader reads of it in `WorkerReturned`, and then decides for all ranks.
+                if snapshot.at_end:
+                    return []
                 # The leader names it like any report with files; the segment concerns only us.
                 report = FilesReport(
                     report_index=snapshot.report_index,
@@ -337,6 +343,7 @@ class ProcessWorkerPool:
     def _on_upload_finished(self, upload: QueuedUpload, outcome: UploadDone | UploadError) -> None:
         """Report the outcome to the leader as the worker's own, and to the worker if it runs."""
         worker = self._workers.get(upload.rank)
+        # Not a heartbeat: the worker may have exited, and would then be missed for ever.
         report = partial(self._forward, upload.round, upload.rank)
         index, name = upload.request.report_index, upload.request.checkpoint_name
         if isinstance(outcome, UploadDone):

@@ -6,13 +6,14 @@ mode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from spotfit.checkpoint.reader import SavedState, SavedStateDescriptor
 from spotfit.model.failure_model import FailureModel
+from spotfit.protocol.worker_agent import SaveAtEnd
 
 IN_MEMORY_NAME = "in memory"
 """Name of a state that is not a checkpoint yet."""
@@ -50,12 +51,36 @@ class GroupOutlook:
     """Replication rate of one rank's snapshot; 0 where no peer that stays keeps replicas."""
 
 
+def run_save_at_end(channel: SnapshotChannel) -> SaveAtEnd | None:
+    """Save the steps since the last save, if the Checkpointer of this process shall do so.
+
+    Called once, when the training function has returned and all uploads are complete. Waits for no
+    other rank and does not raise. Returns None without a Checkpointer that saves at the end.
+    """
+    save_at_end, channel.save_at_end = channel.save_at_end, None
+    return None if save_at_end is None else save_at_end()
+
+
 class SnapshotChannel(Protocol):
     """Submission and lookup of one rank's snapshots, during one round.
 
     A report index counts the reports of this rank in the round from 0, snapshots and `report()`
     calls together.
     """
+
+    save_at_end: Callable[[], SaveAtEnd] | None
+    """Saves the last steps, set by a Checkpointer; see `run_save_at_end`.
+
+    It refers to the Checkpointer, which the function's return would otherwise release.
+    """
+
+    @property
+    def files_report_count(self) -> int:
+        """How many checkpoints with files this rank has reported, those of a Checkpointer excluded.
+
+        It only grows.
+        """
+        ...
 
     @property
     def segment_dirs(self) -> Sequence[Path]:
@@ -84,6 +109,14 @@ class SnapshotChannel(Protocol):
         the segment after this call has returned, and the caller must not change it while the status
         is "submitted"; in local mode the files are written during the call. A failed upload is a
         status, not an exception.
+        """
+        ...
+
+    def submit_at_end(self, metrics: bytes, segment: Path, *, step: int) -> None:
+        """Submit the snapshot in that segment after the training function has returned.
+
+        Not a report: it becomes a checkpoint if all ranks return after the same step. `metrics` are
+        encoded as JSON. In a run it returns at once, in local mode when the files are written.
         """
         ...
 

@@ -26,6 +26,7 @@ from types import FrameType
 import msgspec
 from msgspec.structs import replace
 
+from spotfit.checkpoint.snapshot_channel import run_save_at_end
 from spotfit.client.console import format_event
 from spotfit.client.keyring import RunKeyring, open_authenticated
 from spotfit.client.request import (
@@ -477,6 +478,7 @@ def fit_locally(
         value = None  # a context manager may suppress the exception of the function
         with training_api.use_session(session), request.backend_config.train_func_context():
             value = request.fn(request.config or {}) if wants_config else request.fn()
+            _save_at_end(session)
     return Result(
         metrics=session.metrics,
         checkpoint=session.last_checkpoint,
@@ -484,6 +486,13 @@ def fit_locally(
         path=None,
         return_value=value,
     )
+
+
+def _save_at_end(session: LocalSession) -> None:
+    """Save the last steps of a Checkpointer; log why that is impossible."""
+    end = run_save_at_end(session.snapshot_channel)
+    if end is not None and end.error:
+        log.warning("checkpoint.unsaved", step=end.step, reason=end.error)
 
 
 def _create_session(request: FitRequest, peers: Peers | None) -> LocalSession:

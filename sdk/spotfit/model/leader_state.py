@@ -158,7 +158,8 @@ class Failing(msgspec.Struct, frozen=True, kw_only=True):
 class Returned(msgspec.Struct, frozen=True, kw_only=True):
     """The training function of every rank has returned, and the workers are exiting.
 
-    A round that fails afterwards stays in this phase: its result is complete.
+    Snapshots that were taken after the return are uploaded. A round that fails afterwards stays in
+    this phase: its result is complete.
     """
 
     round: Round

@@ -119,6 +119,12 @@ class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot_re
     """The number of training steps it contains."""
     reason: ShortText = ""
     """Why the Checkpointer saves now."""
+    at_end: bool = False
+    """Whether it was taken after the training function had returned.
+
+    The agent then keeps it until `CheckpointNamed` or `DiscardSnapshotAtEnd` arrives with
+    `at_end`; `report_index` has no meaning.
+    """
 
 
 class AwaitReports(msgspec.Struct, frozen=True, kw_only=True, tag="await_reports"):
@@ -188,12 +194,38 @@ class RankZeroBroadcast(msgspec.Struct, frozen=True, kw_only=True, tag="rank_zer
     """Whether the training function itself, in the main thread, waits for the result."""
 
 
+class SaveAtEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a rank's Checkpointer when its training function had returned.
+
+    If the ranks agree, their snapshots become a checkpoint: see `policy.end_of_training`.
+    """
+
+    step: int
+    """Completed steps."""
+    saved_step: int
+    """The step of the last snapshot before the return; 0 if none was taken."""
+    save_number: int = 0
+    """The number of the save in its round, equal on all ranks that saved equally often."""
+    has_snapshot: bool = False
+    """Whether a snapshot was taken after the return; the `SnapshotReport` precedes this message."""
+    has_newer_files: bool = False
+    """Whether a checkpoint with files was reported after the last step."""
+    state_digest: str = ""
+    """Digest of samples of the state that is equal on all ranks; '' if the ranks may differ."""
+    error: str = ""
+    """Why no snapshot could be taken."""
+    metrics: msgspec.Raw = msgspec.Raw(b"{}")
+    """The metrics of the last step."""
+
+
 class WorkerReturned(msgspec.Struct, frozen=True, kw_only=True, tag="worker_returned"):
     """The training function returned and all uploads are complete."""
 
     report_count: Count
     pickled_value: bytes = b""
     """The pickled return value of rank 0; empty for other ranks."""
+    save_at_end: SaveAtEnd | None = None
+    """None without a Checkpointer, and with `save_at_end=False`."""
 
 
 class WorkerRaised(msgspec.Struct, frozen=True, kw_only=True, tag="worker_raised"):
@@ -374,6 +406,17 @@ class CheckpointNamed(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint
     """The metrics of rank 0."""
     parent: str = ""
     """A committed checkpoint whose files may be shared; it is not deleted before this save ends."""
+    at_end: bool = False
+    """Whether this names the snapshot that was taken after the training function had returned."""
+
+
+class DiscardSnapshotAtEnd(
+    msgspec.Struct, frozen=True, kw_only=True, tag="discard_snapshot_at_end"
+):
+    """The snapshot that was taken after the return does not become a checkpoint.
+
+    Consumed by the agent, which deletes it.
+    """
 
 
 class UploadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="upload_failed"):
@@ -463,6 +506,7 @@ ToWorker = (
     | OpenGate
     | CallFunction
     | CheckpointNamed
+    | DiscardSnapshotAtEnd
     | Uploaded
     | UploadFailed
     | CommitConfirmed

@@ -46,6 +46,7 @@ from spotfit.protocol.worker_agent import (
     FilesReport,
     RankZeroBroadcastResult,
     RolledBack,
+    SaveAtEnd,
     SaveFailed,
     SnapshotReport,
     StartWorker,
@@ -68,6 +69,8 @@ class SnapshotSession(Protocol):
 
     report_count: int
     """The number of reports made in this round."""
+    files_report_count: int
+    """How many of them brought files."""
 
     def allocate_report_index(self) -> int:
         """Return the index of this worker's next report in the round, from 0, and count it."""
@@ -113,6 +116,13 @@ class AgentSnapshotChannel:
         self._statuses: dict[int, SnapshotStatus] = {}
         self._reports_by_name: dict[str, int] = {}
         self._segment_count = 0
+        self.save_at_end: Callable[[], SaveAtEnd] | None = None
+        """See `SnapshotChannel.save_at_end`."""
+
+    @property
+    def files_report_count(self) -> int:
+        """The number of reports with files, without snapshots, of this worker in the round."""
+        return self._session.files_report_count
 
     @property
     def segment_dirs(self) -> list[Path]:
@@ -148,6 +158,21 @@ class AgentSnapshotChannel:
             )
         )
         return n
+
+    def submit_at_end(self, metrics: bytes, segment: Path, *, step: int) -> None:
+        """Hand the snapshot in `segment` to the agent, which keeps it until the leader decides.
+
+        Does not block. `metrics` follow in `WorkerReturned`.
+        """
+        self._connection.send(
+            SnapshotReport(
+                report_index=self._session.report_count,
+                metrics=msgspec.Raw(metrics),
+                segment=str(segment),
+                step=step,
+                at_end=True,
+            )
+        )
 
     def skip(self, metrics: dict[str, Any], reason: str) -> None:
         """Take part in the next report without a snapshot; no checkpoint results from it.

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.committed import CheckpointReport, ReportedCheckpoint
 from spotfit.checkpoint.manifest import Manifest
@@ -24,15 +26,17 @@ from spotfit.checkpoint.reader import (
 )
 from spotfit.checkpoint.snapshot_channel import GroupOutlook, SnapshotStatus
 from spotfit.checkpoint.writer import SnapshotUploadJob, upload_snapshot
+from spotfit.core.errors import ConfigError
 from spotfit.host import log
 from spotfit.model.config import unknown_dataset_error
 from spotfit.model.reporting import (
     CheckpointConsistencyMode,
+    metrics_from_json,
     metrics_to_json,
     metrics_to_plain_json,
 )
 from spotfit.model.topology import PreemptionInfo, Ranks
-from spotfit.protocol.worker_agent import StartWorker
+from spotfit.protocol.worker_agent import SaveAtEnd, StartWorker
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.worker.training_api import TrainContext
@@ -41,7 +45,8 @@ from spotfit.worker.training_api import TrainContext
 
 
 BroadcastFn = Callable[[Any], Any]
-OnSnapshotFn = Callable[[dict[str, Any], Checkpoint], None]
+OnSnapshotFn = Callable[[dict[str, Any] | None, Checkpoint], None]
+"""Called with the metrics, None for those that are no report, and the checkpoint."""
 
 
 class LocalSnapshotChannel:
@@ -59,6 +64,10 @@ class LocalSnapshotChannel:
         self._segment_count = 0
         self._latest_name: str | None = None
         self._committed_names: list[str] = []
+        self.save_at_end: Callable[[], SaveAtEnd] | None = None
+        """See `SnapshotChannel.save_at_end`."""
+        self.files_report_count = 0
+        """How many checkpoints with files this process has reported."""
 
     @property
     def segment_dirs(self) -> list[Path]:
@@ -84,6 +93,24 @@ class LocalSnapshotChannel:
         Blocks until it is written; the first index is 0. `reason` is stored in its manifest. Raises
         `ConfigError` if the metrics are not JSON-serializable.
         """
+        n, checkpoint = self._write(metrics, segment, reason)
+        self._on_snapshot(metrics, checkpoint)
+        return n
+
+    def submit_at_end(self, metrics: bytes, segment: Path, *, step: int) -> None:
+        """Write the snapshot in `segment`, as `submit` does; its metrics are no report."""
+        # With peers the snapshot would be complete only if all of them save the same step, and
+        # there is no leader that knows.
+        if self._ranks.world_size > 1:
+            raise ConfigError(
+                "local mode with a launcher such as torchrun does not save at the end",
+                do="Call Checkpointer.save() on all ranks after the last step.",
+            )
+        decoded = metrics_from_json(msgspec.json.decode(metrics))
+        _, checkpoint = self._write(decoded, segment, "the training function has returned")
+        self._on_snapshot(None, checkpoint)
+
+    def _write(self, metrics: dict[str, Any], segment: Path, reason: str) -> tuple[int, Checkpoint]:
         n, self._submitted_count = self._submitted_count, self._submitted_count + 1
         name, rank = f"checkpoint_{n:06d}", self._ranks.world_rank
         ranks = tuple(range(self._ranks.world_size))
@@ -103,8 +130,7 @@ class LocalSnapshotChannel:
         upload_snapshot(self._store, job)
         self._latest_name = name
         self._committed_names.append(name)
-        self._on_snapshot(metrics, Checkpoint.from_store(self._store, name))
-        return n
+        return n, Checkpoint.from_store(self._store, name)
 
     def skip(self, metrics: dict[str, Any], reason: str) -> None:
         """Count a report without a snapshot and log `reason` as a warning."""
@@ -248,10 +274,12 @@ class LocalSession:
         No file is uploaded, copied or deleted, whatever the options in `report`. Does not wait for
         peers. Raises `ConfigError` (a ValueError) if the metrics are not JSON-serializable.
         """
+        self.snapshot_channel.files_report_count += 1
         self._record_snapshot(metrics, report.checkpoint)
 
-    def _record_snapshot(self, metrics: dict[str, Any], checkpoint: Checkpoint) -> None:
-        self.report_metrics(metrics)
+    def _record_snapshot(self, metrics: dict[str, Any] | None, checkpoint: Checkpoint) -> None:
+        if metrics is not None:
+            self.report_metrics(metrics)
         self.last_checkpoint = checkpoint
 
     def latest_checkpoint(self) -> Checkpoint | None:

@@ -8,7 +8,8 @@
 | gate "setup"  | `OpenGate`, or no backend hooks     | group setup   |
 | group setup   | process group formed                | gate "train"  |
 | gate "train"  | `OpenGate`, or no backend hooks     | training      |
-| training      | function returned, uploads complete | gate "leave"  |
+| training      | function returned, uploads complete | save at end   |
+| save at end   | snapshot submitted, or none         | gate "leave"  |
 | gate "leave"  | `OpenGate`, or no backend hooks     | exit 0        |
 | any but setup | exception: `WorkerRaised`           | exit 1        |
 """
@@ -32,6 +33,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
+from spotfit.checkpoint.snapshot_channel import run_save_at_end
 from spotfit.code import function_pickle
 from spotfit.code.code_bundle import LoadedFunction
 from spotfit.core.errors import ConfigError, ShippingError
@@ -126,11 +128,13 @@ def _run(start: StartWorker, connection: AgentConnection, framework: Framework) 
         value = _train(
             start, session, connection=connection, framework=framework, function=function
         )
+        # Only the value of rank 0 is a part of the result.
+        pickled_value = _pickle_result(value) if start.rank == 0 else b""
         connection.send(
             WorkerReturned(
                 report_count=session.report_count,
-                # Only the value of rank 0 is a part of the result.
-                pickled_value=_pickle_result(value) if start.rank == 0 else b"",
+                pickled_value=pickled_value,
+                save_at_end=run_save_at_end(session.snapshot_channel),
             )
         )
         # on_shutdown may still call functions on this worker.

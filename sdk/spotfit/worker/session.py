@@ -72,6 +72,7 @@ from spotfit.protocol.worker_agent import (
     CheckpointNamed,
     CollectiveWaiting,
     CommitConfirmed,
+    DiscardSnapshotAtEnd,
     FilesReport,
     OpenGate,
     PreemptionUpdate,
@@ -140,6 +141,8 @@ class Session:
         self._uploads = UploadQueue(on_upload_error or self._exit_with_error)
         self.report_count = 0
         """The number of reports made in this round."""
+        self.files_report_count = 0
+        """How many of them brought files; snapshots of a Checkpointer do not count."""
         self._collective_counts: Counter[str] = Counter()
         self._inbox = Inbox(connection, self._on_message, self._clock)
         self.hook_calls = HookCallExecutor(
@@ -489,6 +492,7 @@ class Session:
             name = folder if "/" not in folder else None
         body = msgspec.Raw(metrics_to_json(metrics))  # may raise, so before the index is taken
         n = self.allocate_report_index()
+        self.files_report_count += 1
         self._connection.send(
             FilesReport(
                 report_index=n,
@@ -643,8 +647,8 @@ class Session:
             # Only counted: the result is read from the journal.
             case ValidationFinished():
                 self._finished_validations += 1
-            case CommitConfirmed():
-                pass  # for the snapshot channel
+            case CommitConfirmed() | DiscardSnapshotAtEnd():
+                pass  # for the snapshot channel and for the agent
             case PreemptionUpdate():
                 self._preemption = message
             case SuggestSave(reason=reason):

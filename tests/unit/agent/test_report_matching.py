@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spotfit.agent import report_matching as report_matching
 from spotfit.agent.collectives import OutgoingFrame
@@ -14,10 +15,12 @@ from spotfit.model.events import ValidationRequest
 from spotfit.protocol.worker_agent import (
     AwaitReports,
     CheckpointNamed,
+    DiscardSnapshotAtEnd,
     FilesReport,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
     ReportsSettled,
+    SaveAtEnd,
     SaveCompleted,
     SaveFailed,
     UploadFailed,
@@ -693,3 +696,93 @@ def test_a_checkpoint_of_a_rank_that_returned_is_waited_for() -> None:
     )
     coordinator.reports.remove_committed(0)
     assert coordinator.reports.answer_waiting() == [(0, ReportsSettled(report_count=2))]
+
+
+AN_END = SaveAtEnd(
+    step=7,
+    saved_step=4,
+    save_number=2,
+    has_snapshot=True,
+    metrics=raw(loss=0.5),
+)
+
+
+def return_all(coordinator: RoundCoordinator, *ends: SaveAtEnd | None) -> list[list[OutgoingFrame]]:
+    """Let the ranks return in order; return the answers to each."""
+    return [
+        send_frame(coordinator, rank, WorkerReturned(report_count=0, save_at_end=end), 5.0)
+        for rank, end in enumerate(ends)
+    ]
+
+
+def test_snapshots_at_the_end_are_named_once_all_ranks_have_returned() -> None:
+    coordinator = make_coordinator(2)
+    for rank in (0, 1):
+        send_frame(coordinator, rank, metrics_report(0, loss=9.0))
+    first, last = return_all(coordinator, AN_END, AN_END)
+    assert first == []
+    named = CheckpointNamed(
+        report_index=1, checkpoint_name="made-1", ranks=(0, 1), metrics=raw(loss=0.5), at_end=True
+    )
+    assert last == [(0, named), (1, named)]
+    assert coordinator.reports.is_saving_at_end
+
+
+def test_a_save_at_the_end_becomes_ready_without_changing_the_latest_metrics() -> None:
+    coordinator = make_coordinator(2)
+    for rank in (0, 1):
+        send_frame(coordinator, rank, metrics_report(0, loss=9.0))
+    return_all(coordinator, AN_END, AN_END)
+    for rank in (0, 1):
+        done = SaveCompleted(report_index=1, checkpoint_name="made-1", size_bytes=8, step=7)
+        send_frame(coordinator, rank, done)
+    (ready,) = coordinator.reports.ready_checkpoints
+    assert (ready.report_index, ready.step, ready.is_snapshot) == (1, 7, True)
+    assert ready.metrics == {"loss": 0.5}
+    assert coordinator.reports.latest_metrics == {"loss": 9.0}
+    assert not coordinator.reports.is_saving_at_end
+    assert coordinator.reports.last_save_error == ""
+
+
+def test_a_save_at_the_end_follows_reports_that_not_all_ranks_have_made() -> None:
+    coordinator = make_coordinator(2)
+    for number in range(3):
+        send_frame(coordinator, 0, metrics_report(number))
+    return_all(coordinator, AN_END, AN_END)
+    for rank in (0, 1):
+        done = SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=8, step=7)
+        send_frame(coordinator, rank, done)
+    assert [ready.name for ready in coordinator.reports.ready_checkpoints] == ["made-0"]
+    assert "only 0 of 3 reports" in coordinator.reports.missing_reports
+
+
+def test_snapshots_of_different_steps_are_discarded_and_the_steps_are_unsaved() -> None:
+    coordinator = make_coordinator(2)
+    *_, last = return_all(coordinator, AN_END, replace(AN_END, step=8))
+    assert last == [(0, DiscardSnapshotAtEnd()), (1, DiscardSnapshotAtEnd())]
+    assert "rank 0 ended at step 7, rank 1 at step 8" in coordinator.reports.last_save_error
+    assert coordinator.reports.is_settled
+
+
+def test_files_reported_after_the_last_step_discard_the_snapshots_silently() -> None:
+    coordinator = make_coordinator(2)
+    newer = replace(AN_END, has_snapshot=False, has_newer_files=True)
+    *_, last = return_all(coordinator, newer, AN_END)
+    assert last == [(1, DiscardSnapshotAtEnd())]
+    assert coordinator.reports.last_save_error == ""
+
+
+def test_an_upload_at_the_end_that_fails_leaves_the_steps_unsaved() -> None:
+    coordinator = make_coordinator(2)
+    return_all(coordinator, AN_END, AN_END)
+    send_frame(coordinator, 1, SaveFailed(report_index=0, reason="no bucket"))
+    assert coordinator.reports.last_save_error == "rank 1: no bucket"
+    assert not coordinator.reports.is_saving_at_end
+
+
+def test_a_rank_that_waits_for_reports_does_not_wait_for_the_save_at_the_end() -> None:
+    coordinator = make_coordinator(2)
+    send_frame(coordinator, 0, metrics_report(0))
+    send_frame(coordinator, 0, AwaitReports(report_count=1))
+    send_frame(coordinator, 1, WorkerReturned(report_count=0, save_at_end=AN_END))
+    assert coordinator.reports.answer_waiting() == [(0, ReportsSettled(report_count=1))]

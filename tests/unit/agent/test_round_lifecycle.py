@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from spotfit.agent.ports import AgentMessageReceived, WorkerFramesReceived
 from spotfit.core.codec import encode
 from spotfit.core.ids import Token
 from spotfit.ledger import keys
 from spotfit.model.events import (
+    CheckpointCommitted,
     FailureCause,
     FitEnded,
     LeaderElected,
@@ -28,10 +30,13 @@ from spotfit.protocol.agent_leader import (
     WorkerUnresponsive,
 )
 from spotfit.protocol.worker_agent import (
+    CheckpointNamed,
     CollectiveWaiting,
     FunctionStarted,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
+    SaveAtEnd,
+    SaveCompleted,
     WorkerReturned,
 )
 from tests.unit.agent.simulated_cluster import FakeCluster
@@ -273,3 +278,48 @@ def test_messages_before_the_round_is_confirmed_are_replayed() -> None:
     cluster.settle()
     assert cluster.messages_to(other_rank, RankZeroBroadcastResult)
     assert cluster.messages_to(leader_rank, RankZeroBroadcastResult)
+
+
+AN_END = SaveAtEnd(step=7, saved_step=0, save_number=1, has_snapshot=True)
+
+
+def return_with_snapshots(cluster: FakeCluster, *ends: SaveAtEnd) -> None:
+    """Let all functions return, each with a snapshot of its last step."""
+    start_all_functions(cluster)
+    for rank, end in enumerate(ends):
+        cluster.send_from_worker(rank, WorkerReturned(report_count=0, save_at_end=end))
+    cluster.advance(2.0)
+
+
+def test_the_run_ends_once_the_snapshots_at_the_end_are_committed() -> None:
+    cluster = FakeCluster()
+    return_with_snapshots(cluster, AN_END, AN_END)
+    assert cluster.events_of(FitEnded) == []
+    (named,) = cluster.messages_to(1, CheckpointNamed)
+    for rank in (0, 1):
+        done = SaveCompleted(report_index=0, checkpoint_name=named.checkpoint_name, step=7)
+        cluster.send_from_worker(rank, done)
+        cluster.node_of_rank(rank).worker_pool.end_worker(rank, clean=True)
+    cluster.advance_until(lambda: cluster.events_of(FitEnded))
+    assert [commit.step for commit in cluster.events_of(CheckpointCommitted)] == [7]
+    assert cluster.last_event(FitEnded).last_save_error == ""
+
+
+def test_a_node_that_is_lost_during_the_save_at_the_end_closes_the_round() -> None:
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    return_with_snapshots(cluster, AN_END, AN_END)
+    lost = next(rank for rank in (0, 1) if cluster.node_of_rank(rank) is not cluster.leader)
+    cluster.kill(cluster.node_of_rank(lost))
+    cluster.advance_until(lambda: cluster.events_of(RoundClosed))
+    assert cluster.events_of(FitEnded) == []
+
+
+def test_a_run_whose_ranks_ended_at_different_steps_tells_that_the_last_are_unsaved() -> None:
+    cluster = FakeCluster()
+    return_with_snapshots(cluster, AN_END, replace(AN_END, step=8))
+    for rank in (0, 1):
+        cluster.node_of_rank(rank).worker_pool.end_worker(rank, clean=True)
+    cluster.advance_until(lambda: cluster.events_of(FitEnded))
+    ended = cluster.last_event(FitEnded)
+    assert ended.outcome == "finished"
+    assert "rank 0 ended at step 7, rank 1 at step 8" in ended.last_save_error

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from spotfit.agent.ports import AgentMessageReceived
+from spotfit.agent.ports import AgentMessageReceived, WorkerFramesReceived
 from spotfit.agent.round_participant import RoundParticipant
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId
@@ -29,11 +29,15 @@ from spotfit.protocol.agent_leader import (
     WorkerUnresponsive,
 )
 from spotfit.protocol.worker_agent import (
+    CheckpointNamed,
     CommitConfirmed,
+    DiscardSnapshotAtEnd,
     FromWorker,
     FunctionStarted,
     MetricsReport,
     OpenGate,
+    SaveAtEnd,
+    SaveCompleted,
     WorkerRaised,
     WorkerReturned,
 )
@@ -545,3 +549,48 @@ def test_workers_stopped_is_sent_after_the_last_exit(working: Node) -> None:
     working.worker_pool.end_worker(3, clean=True)
     assert working.poll_messages() == [WorkersStopped(round=3)]
     assert working.poll_messages() == []
+
+
+A_RETURN = WorkerReturned(
+    report_count=0, save_at_end=SaveAtEnd(step=7, saved_step=0, has_snapshot=True)
+)
+NAMED = CheckpointNamed(
+    report_index=0, checkpoint_name="c", ranks=(2, 3), metrics=msgspec.Raw(b"{}"), at_end=True
+)
+
+
+def node_with_exited_workers() -> Node:
+    """A node in round 3 whose workers have returned with a snapshot, and have exited."""
+    node = Node()
+    node.follow(OPEN)
+    for rank in (2, 3):
+        node.worker_pool.send_from_worker(rank, A_RETURN)
+        node.worker_pool.end_worker(rank, clean=True)
+    assert WorkersStopped(round=3) not in node.poll_messages()
+    return node
+
+
+def test_a_node_keeps_the_round_until_its_snapshots_at_the_end_are_uploaded() -> None:
+    node = node_with_exited_workers()
+    assert node.participant.has_workers
+    node.participant.forward_to_workers(3, None, NAMED, OPEN)
+    done = SaveCompleted(report_index=0, checkpoint_name="c")
+    for rank in (2, 3):
+        node.worker_pool.emit(WorkerFramesReceived(3, rank, [msgspec.Raw(encode(done))]))
+    *frames, stopped = node.poll_messages()
+    assert [decode_frames(one) for one in frames] == [[done], [done]]
+    assert stopped == WorkersStopped(round=3)
+
+
+def test_a_node_leaves_the_round_when_its_snapshots_at_the_end_are_discarded() -> None:
+    node = node_with_exited_workers()
+    node.participant.forward_to_workers(3, 2, DiscardSnapshotAtEnd(), OPEN)
+    assert node.poll_messages() == []
+    node.participant.forward_to_workers(3, 3, DiscardSnapshotAtEnd(), OPEN)
+    assert node.poll_messages() == [WorkersStopped(round=3)]
+
+
+def test_an_abort_does_not_wait_for_snapshots_at_the_end() -> None:
+    node = node_with_exited_workers()
+    node.participant.abort_round(3)
+    assert node.poll_messages() == [WorkersStopped(round=3)]

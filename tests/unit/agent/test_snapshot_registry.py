@@ -281,3 +281,42 @@ def test_a_file_that_is_no_segment_is_not_a_shard(tmp_path: Path, name: str, bod
 def test_a_segment_of_an_impossible_rank_is_not_a_shard(tmp_path: Path) -> None:
     write_segment(tmp_path / "3-0-1.segment", [b"x"], rank=5, world_size=2, step=9)
     assert SnapshotRegistry(str(tmp_path)).scan_shards() == ()
+
+
+AT_END = CheckpointNamed(
+    report_index=5, checkpoint_name="c", ranks=(0, 1), metrics=_METRICS, at_end=True
+)
+
+
+def registry_with_snapshot_at_end(folder: Path) -> SnapshotRegistry:
+    """Return a registry in which rank 0 has returned with a snapshot of step 7."""
+    snapshots = SnapshotRegistry(str(folder))
+    snapshots.prepare_start(start(3))
+    segment = write_segment(folder / "3-0-1.segment", [b"12345678"], step=7)
+    snapshots.add(
+        0, SnapshotReport(report_index=2, metrics=_METRICS, segment=str(segment), at_end=True)
+    )
+    return snapshots
+
+
+def test_a_snapshot_at_the_end_is_uploaded_under_the_number_of_the_leader(tmp_path: Path) -> None:
+    snapshots = registry_with_snapshot_at_end(tmp_path)
+    upload = snapshots.make_upload(0, AT_END)
+    assert upload is not None
+    assert upload.request.report_index == 5
+    assert [one.snapshot_id.step for one in snapshots.scan_shards()] == [7]
+
+
+def test_a_snapshot_at_the_end_that_was_not_named_is_no_state_to_resume_from(
+    tmp_path: Path,
+) -> None:
+    snapshots = registry_with_snapshot_at_end(tmp_path)
+    assert snapshots.scan_shards() == ()
+    assert list(tmp_path.glob("*.segment")) == []
+
+
+def test_a_discarded_snapshot_at_the_end_is_deleted(tmp_path: Path) -> None:
+    snapshots = registry_with_snapshot_at_end(tmp_path)
+    snapshots.discard_at_end(0)
+    assert list(tmp_path.glob("*.segment")) == []
+    assert snapshots.make_upload(0, AT_END) is None

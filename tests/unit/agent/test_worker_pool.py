@@ -341,6 +341,21 @@ def test_a_failed_upload_of_an_exited_worker_is_written_to_its_output(
     assert text.endswith("the bucket is unavailable")
 
 
+def test_the_upload_of_an_exited_worker_does_not_count_as_its_heartbeat(
+    pool: ProcessWorkerPool,
+) -> None:
+    pool.prepare(
+        msgspec.structs.replace(spec(), hang_detection=HangDetectionConfig(worker_timeout_s=40.0))
+    )
+    pool._round = 3
+    request = RequestUpload(report_index=0, checkpoint_name="c7", upload_job=b"")
+    done = UploadDone(job_id=1, size_bytes=8, step=2)
+    pool._on_upload_finished(QueuedUpload(3, 1, request, is_snapshot=True), done)
+    assert pool._liveness is not None
+    now = pool._loop.clock.now()
+    assert not any(pool._liveness.find_unresponsive(now + 10 * check) for check in range(50))
+
+
 class RecordingWorker:
     """A running worker that records what the pool does with it."""
 

@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakSet
 
+from msgspec import Raw
+from msgspec.structs import replace
+
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.restore_candidates import RestoreSelector
 from spotfit.checkpoint.save_scheduler import SaveScheduler
@@ -32,7 +35,7 @@ from spotfit.checkpoint.snapshot_channel import (
     IN_MEMORY_NAME,
     SnapshotChannel,
 )
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.host import log
 from spotfit.host.system import SystemClock
 from spotfit.model.failure_model import (
@@ -42,6 +45,7 @@ from spotfit.model.failure_model import (
     parse_save_trigger,
 )
 from spotfit.model.reporting import metrics_to_json
+from spotfit.protocol.worker_agent import SaveAtEnd
 from spotfit.torch.checkpoint.compatibility import all_gather, broadcast, check_process_group
 from spotfit.torch.checkpoint.restore import RestoreOperation
 from spotfit.worker.training_api import TrainContext, require_session
@@ -109,6 +113,10 @@ class Checkpointer:
     rank saves its own shards and a share of the replicated state; a different number of ranks can
     restore it.
 
+    When the training function has returned on all ranks, the steps since the last save are saved,
+    too: the state as the function leaves it, unless files were reported after the last step. Until
+    then the Checkpointer keeps the model in memory. `save_at_end=False` declines both.
+
     A committed snapshot is an ordinary checkpoint: `Result.checkpoint`, `get_checkpoint()` and
     `CheckpointConfig` apply to it.
     """
@@ -140,6 +148,7 @@ class Checkpointer:
         max_overhead: float = DEFAULT_MAX_OVERHEAD,
         extra: Mapping[str, Any] | None = None,
         per_rank: Mapping[str, Any] | None = None,
+        save_at_end: bool = True,
     ) -> None:
         """Collective: all ranks must create their Checkpointer.
 
@@ -151,7 +160,9 @@ class Checkpointer:
         `loader` is this rank's data loader; its position in the epoch is saved. `every` says when
         to save: "auto", a duration like "10m" or a timedelta, a number of steps, "epoch",
         "at_notice", or a list of these. "auto" balances the cost of saving against the expected
-        loss and uses at most the fraction `max_overhead` of the time. Raises `ConfigError`.
+        loss and uses at most the fraction `max_overhead` of the time. `save_at_end` says whether
+        the last steps are saved when the training function has returned; a rank does not wait for
+        others then. Raises `ConfigError`.
         """
         session = require_session("spotfit.torch.Checkpointer")
         trigger = parse_save_trigger(every, max_overhead=max_overhead)
@@ -192,8 +203,14 @@ class Checkpointer:
         self._save_planner = SavePlanCache(self._rank, all_gather)
         self._save_scheduler = self._make_save_scheduler(trigger)
         self._slots = [_SnapshotSlot(self._channel) for _ in range(SNAPSHOT_SLOTS)]
+        self._last_metrics = b"{}"
+        """Metrics of the last step, as JSON."""
+        self._files_report_count = self._channel.files_report_count
+        """Checkpoints with files that this rank had reported at the last step."""
         # Only now: a Checkpointer whose arguments were rejected does not prevent another one.
         _used_channels.add(self._channel)
+        if save_at_end:
+            self._channel.save_at_end = self._save_at_end
 
     def _make_save_scheduler(self, trigger: SaveTrigger) -> SaveScheduler:
         return SaveScheduler(
@@ -224,6 +241,7 @@ class Checkpointer:
         self._reject_unrestored()
         self._warn_if_not_restored()
         self.steps += 1
+        self._files_report_count = self._channel.files_report_count
         if self._data_position is not None:
             self._has_epoch_ended |= self._data_position.advance()
         self._has_pending_gradients = accumulating
@@ -238,7 +256,8 @@ class Checkpointer:
             return
         if self._allocation_thread is None:
             self._preallocate()
-        metrics_to_json(metrics or {})  # invalid metrics must fail now, not at the first save
+        # Invalid metrics must fail now, not at the first save.
+        self._last_metrics = metrics_to_json(metrics or {})
 
     def save(self, metrics: dict[str, Any] | None = None) -> None:
         """Save now, independently of `every`. All ranks must call it after the same step.
@@ -313,7 +332,7 @@ class Checkpointer:
         started_at = self._clock.now()
         # The other ranks' parts of the checkpoint wait for this rank: on errors it must skip.
         try:
-            self._write_snapshot(slot.arena)
+            self._write_snapshot(slot.arena, self._plan_save())
             metrics_to_json(metrics)
         except ConfigError as error:
             self._channel.skip({}, error.message)
@@ -331,6 +350,45 @@ class Checkpointer:
                 "checkpoint.snapshot", step=self.steps, stall_s=round(stall_s, 4), reason=reason
             )
 
+    def _save_at_end(self) -> SaveAtEnd:
+        """Take a snapshot of the steps since the last save, without any other rank.
+
+        Called when the training function has returned. The other ranks may still train, so the
+        leader decides whether the snapshots of all ranks are a checkpoint. Does not raise: the
+        function has returned its result.
+        """
+        end = SaveAtEnd(
+            step=self.steps,
+            saved_step=self._save_scheduler.last_saved_step,
+            save_number=self._save_count + 1,
+            has_newer_files=self._channel.files_report_count > self._files_report_count,
+            metrics=Raw(self._last_metrics),
+        )
+        if end.has_newer_files or not self._save_scheduler.has_unsaved_steps(self.steps):
+            return end
+        try:
+            return replace(end, has_snapshot=True, state_digest=self._submit_at_end())
+        except Exception as error:  # noqa: BLE001 - user-defined state_dict methods raise anything
+            reason = error.message if isinstance(error, SpotfitError) else repr(error)
+            return replace(end, error=reason)
+
+    def _submit_at_end(self) -> str:
+        """Write and submit the snapshot; return the digest of the state that all ranks share."""
+        from spotfit.torch.checkpoint.training_state import RejectCollectives
+
+        if self._allocation_thread is not None:
+            self._allocation_thread.join()
+        self._save_count += 1
+        slot = self._free_slot()
+        with RejectCollectives():  # type: ignore[no-untyped-call]  # torch lacks types
+            state = self._training_state.state_dict()
+            plan, digest = self._save_planner.plan_alone(
+                state, unsynchronized=self._training_state.unsynchronized_names(state)
+            )
+            self._write_snapshot(slot.arena, plan)
+        self._channel.submit_at_end(self._last_metrics, slot.arena.path, step=self.steps)
+        return digest
+
     def _plan_save(self) -> RankSavePlan:
         state = self._training_state.state_dict()
         return self._save_planner.plan(
@@ -339,10 +397,9 @@ class Checkpointer:
             last_save_bytes=self._size_bytes,
         )
 
-    def _write_snapshot(self, arena: ShmArena) -> None:
+    def _write_snapshot(self, arena: ShmArena, plan: RankSavePlan) -> None:
         from spotfit.checkpoint.format import SnapshotIndex, split_into_chunks
 
-        plan = self._plan_save()
         values, rank_state = self._encode_values(plan)
         values_bytes = len(values) + len(rank_state)
         index = SnapshotIndex(

@@ -6,6 +6,7 @@ is divided among them, largest parts first, so that all ranks write about equall
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import operator
@@ -80,6 +81,8 @@ class SavePlanCache:
         """Outline of the state for which the last global plan was made."""
         self._items_outline: Any = None
         """Outline of the state for which `_items` were made."""
+        self._are_replicas_equal = False
+        """Whether the compared parts of the state were equal on all ranks at the first save."""
         self._items: list[WriteItem] = []
         self._planned_indices: set[MetadataIndex] = set()
         self._max_tensor_bytes = math.inf
@@ -99,14 +102,7 @@ class SavePlanCache:
         save, including values; 0 before the first. Raises `ConfigError` on all ranks if a tensor
         that is split among ranks has several shapes.
         """
-        planner = DefaultSavePlanner()
-        planner.set_up_planner(state)
-        # What a plan depends on: names, and shapes and dtypes of tensors. Values that are not
-        # tensors are left out, because they are encoded again in every save.
-        outline = [
-            (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name,)
-            for name, value in planner.state_dict.items()
-        ]
+        planner, outline = _set_up_planner(state)
         self._save_count += 1
         is_power_of_two = self._save_count & (self._save_count - 1) == 0
         has_unplanned_tensors = False
@@ -121,6 +117,32 @@ class SavePlanCache:
             self._plan_locally(planner, outline)
         return _build_rank_plan(planner, self._items)
 
+    def plan_alone(
+        self, state: StateDict, *, unsynchronized: Collection[str] = ()
+    ) -> tuple[RankSavePlan, str]:
+        """Return this rank's plan and the digest of what all ranks hold; no collective.
+
+        For a save that other ranks may not take part in, after at least one `plan`. The digest is
+        equal on all ranks whose replicated state is equal; '' if it never was. Raises `ConfigError`
+        if the shape or dtype of a tensor differs from the last save: it was changed since.
+        """
+        planner, outline = _set_up_planner(state)
+        planned = {one for one in self._items_outline or () if len(one) > 1}
+        if not planned.issubset(outline):
+            changed = sorted(name for name, *_ in planned.difference(outline))
+            raise ConfigError(
+                f"{len(changed)} tensors have another shape or dtype than at the last save, or are "
+                f"gone, for example {changed[0]}",
+                do="Call Checkpointer.save() before the model is converted.",
+            )
+        if outline != self._items_outline:
+            self._plan_locally(planner, outline)
+        digest = ""
+        if self._are_replicas_equal:
+            samples = sorted(_fingerprints(planner.state_dict, exclude=unsynchronized).items())
+            digest = hashlib.sha256(repr(samples).encode()).hexdigest()
+        return _build_rank_plan(planner, self._items), digest
+
     def _plan_globally(
         self, planner: DefaultSavePlanner, outline: Any, unsynchronized: Collection[str]
     ) -> None:
@@ -130,6 +152,8 @@ class SavePlanCache:
         ranks = self._all_gather(
             (planner.create_local_plan(), _splittable_names(planner.state_dict), fingerprints)
         )
+        if is_first:
+            self._are_replicas_equal = all(other == fingerprints for *_, other in ranks)
         if self._rank == 0:
             _warn_rank_differences([fingerprints for *_, fingerprints in ranks])
         self._max_tensor_bytes = _max_tensor_bytes([plan for plan, *_ in ranks])
@@ -161,6 +185,19 @@ class SavePlanCache:
             if item.index in current or item.index not in self._planned_indices
         ]
         self._items_outline = outline
+
+
+def _set_up_planner(state: StateDict) -> tuple[DefaultSavePlanner, list[tuple[Any, ...]]]:
+    """Return torch's planner for the state, and the outline of the state."""
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(state)
+    # What a plan depends on: names, and shapes and dtypes of tensors. Values that are not
+    # tensors are left out, because they are encoded again in every save.
+    outline = [
+        (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name,)
+        for name, value in planner.state_dict.items()
+    ]
+    return planner, outline
 
 
 # --- comparison of ranks -------------------------------------------------------------------------

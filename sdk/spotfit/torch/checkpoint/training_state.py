@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from spotfit.checkpoint.format import StateKey
@@ -26,6 +27,7 @@ from spotfit.torch.checkpoint.optimizer_state import load_optimizer_state_dict, 
 StateDict = dict[str, Any]
 SCALER = "scaler"
 """Name of the gradient scaler. A disabled GradScaler saves {}, which an enabled one rejects."""
+_COLLECTIVE_NAMESPACES = ("c10d", "c10d_functional", "_c10d_functional")
 # Objects up to this size may differ between ranks and are written by one rank; the imbalance that
 # this causes between ranks is negligible.
 _SMALL_BYTES = 2**20
@@ -297,6 +299,26 @@ def _insert_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def gpu_in_use() -> bool:
     """Return whether this process has initialized CUDA; asking does not initialize it."""
     return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+class RejectCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lacks types
+    """A context in which a collective of torch.distributed raises `ConfigError`.
+
+    For a state dict that one rank reads while the others do not: the collective would block, or
+    meet another one that they are in. FSDP1 and user-defined `state_dict` methods have some.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch for every operator in the context."""
+        # A DTensor first becomes operators on its local tensor and collectives.
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func.namespace in _COLLECTIVE_NAMESPACES:
+            raise ConfigError(
+                f"the state can only be read by all ranks together ({func})",
+                do="Call Checkpointer.save() on all ranks after the last step.",
+            )
+        return func(*args, **(kwargs or {}))
 
 
 # --- RNG state -----------------------------------------------------------------------------------

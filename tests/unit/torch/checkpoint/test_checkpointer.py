@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRando
 import spotfit.torch
 from spotfit.checkpoint import restore_candidates
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.checkpoint.committed import CheckpointReport
 from spotfit.checkpoint.reader import (
     ChunkRead,
     MemoryShardReader,
@@ -27,11 +28,13 @@ from spotfit.checkpoint.reader import (
     read_chunks,
 )
 from spotfit.checkpoint.shm_segment import ShmSegment
-from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, GroupOutlook
+from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, GroupOutlook, run_save_at_end
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.frameworks.torch.torchrun_group import LauncherGroup
+from spotfit.model.reporting import CheckpointUploadMode
 from spotfit.model.topology import Ranks
 from spotfit.policy.retry_budget import is_permanent_error
+from spotfit.protocol.worker_agent import SaveAtEnd
 from spotfit.testing.builders import ManualClock
 from spotfit.torch import Checkpointer, export_checkpoint, init_module
 from spotfit.torch.checkpoint import checkpointer
@@ -259,6 +262,159 @@ def test_save_saves_at_once(session: LocalSession) -> None:
     assert session.latest_checkpoint() is None
     process.ckpt.save({"by": "hand"})
     assert session.metrics == {"by": "hand"}
+
+
+def end_of(session: LocalSession) -> SaveAtEnd:
+    end = run_save_at_end(session.snapshot_channel)
+    assert end is not None
+    return end
+
+
+def test_the_steps_since_the_last_save_are_saved_at_the_end(session: LocalSession) -> None:
+    process = TrainingProcess(every=4)
+    weights = process.train(6)
+    session.metrics = {"reported": True}
+    end = end_of(session)
+    assert (end.step, end.saved_step, end.has_snapshot, end.error) == (6, 4, True, "")
+    second = TrainingProcess()
+    restored = second.ckpt.restore()
+    assert restored is not None
+    assert (restored.step, second.everything()) == (6, weights)
+    assert session.metrics == {"reported": True}, "the snapshot is no report"
+
+
+def test_the_checkpointer_is_released_after_the_save_at_the_end(session: LocalSession) -> None:
+    process = TrainingProcess(every=4)
+    process.train(5)
+    ended = weakref.ref(process.ckpt)
+    process.end()
+    gc.collect()
+    assert ended() is not None
+    end_of(session)
+    gc.collect()
+    assert ended() is None
+
+
+def test_without_save_at_end_nothing_is_saved_at_the_end(session: LocalSession) -> None:
+    TrainingProcess(every=4, save_at_end=False).train(6)
+    assert run_save_at_end(session.snapshot_channel) is None
+
+
+def test_saved_steps_are_not_saved_again_at_the_end(session: LocalSession) -> None:
+    TrainingProcess(every=4).train(4)
+    saved = session.latest_checkpoint()
+    end = end_of(session)
+    assert (end.step, end.saved_step, end.has_snapshot) == (4, 4, False)
+    assert session.latest_checkpoint() is saved
+
+
+def files_in(folder: Path) -> CheckpointReport:
+    return CheckpointReport(
+        Checkpoint.from_directory(folder), CheckpointUploadMode.SYNC, delete_after_upload=False
+    )
+
+
+def test_files_reported_after_the_last_step_are_the_final_checkpoint(
+    session: LocalSession, tmp_path: Path
+) -> None:
+    process = TrainingProcess(every=4)
+    process.train(5)
+    session.report_checkpoint({}, files_in(tmp_path))
+    end = end_of(session)
+    assert (end.has_newer_files, end.has_snapshot) == (True, False)
+
+
+def test_steps_after_reported_files_are_saved_at_the_end(
+    session: LocalSession, tmp_path: Path
+) -> None:
+    process = TrainingProcess(every=4)
+    process.train(5)
+    session.report_checkpoint({}, files_in(tmp_path))
+    process.train(6)
+    end = end_of(session)
+    assert (end.has_newer_files, end.has_snapshot) == (False, True)
+
+
+class FailingAtEnd:
+    """An object whose state cannot be read once `is_failing` is set."""
+
+    is_failing = False
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.is_failing:
+            raise RuntimeError("the device is gone")
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_an_error_of_the_save_at_the_end_is_returned(session: LocalSession) -> None:
+    failing = FailingAtEnd()
+    process = TrainingProcess(every=4, per_rank={"failing": failing})
+    process.train(5)
+    failing.is_failing = True
+    end = end_of(session)
+    assert not end.has_snapshot
+    assert end.error == "RuntimeError('the device is gone')"
+
+
+def test_a_model_that_was_converted_after_the_last_step_is_not_saved(
+    session: LocalSession,
+) -> None:
+    process = TrainingProcess(every=4)
+    process.train(5)
+    process.model.half()
+    end = end_of(session)
+    assert not end.has_snapshot
+    assert "another shape or dtype than at the last save" in end.error
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_weights_that_are_changed_after_the_last_step_have_another_digest(
+    session: LocalSession, changes: bool
+) -> None:
+    digests = []
+    for is_changed in (False, changes):
+        process = TrainingProcess(every=4)
+        process.train(5)
+        process.model.eval()
+        if is_changed:
+            with torch.no_grad():
+                process.model[0].weight.zero_()
+        digests.append(end_of(session).state_digest)
+    assert digests[0]
+    assert (digests[0] != digests[1]) == changes
+
+
+class Synchronized:
+    """An object whose state_dict gathers from all ranks after the training."""
+
+    is_gathering = False
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.is_gathering:
+            torch.distributed.all_reduce(torch.ones(1))
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_a_collective_of_the_save_at_the_end_is_rejected(
+    session: LocalSession, tmp_path: Path
+) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        synchronized = Synchronized()
+        process = TrainingProcess(every=4, per_rank={"synchronized": synchronized})
+        process.train(5)
+        synchronized.is_gathering = True
+        end = end_of(session)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not end.has_snapshot
+    assert "can only be read by all ranks together" in end.error
 
 
 class Stream:
