@@ -381,8 +381,7 @@ class RunConsole:
     def write_text(self, text: str) -> None:
         """Print a line or several lines unchanged on standard output, and flush."""
         # Looked up on every call: tests and notebooks replace sys.stdout.
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+        log.write_line(sys.stdout, text)
 
     def show_reminder(self, view: View, now: float) -> None:
         """Log what a run without an open round waits for, every `REMINDER_INTERVAL_S` (30 s).
