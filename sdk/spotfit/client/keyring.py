@@ -18,6 +18,7 @@ from spotfit.store.api import Store
 class RunKeyring:
     """The run keys of this user: one file per run in `directory`, readable by its owner only.
 
+    Windows ignores the mode of the file; there the profile of the user is private.
     `directory` is by default `keys` in SPOTFIT_HOME (`~/.spotfit`).
     """
 
@@ -35,7 +36,9 @@ class RunKeyring:
         if (text := env.read(env.RUN_SECRET)) and env.read(env.RUN_ID) == run_id:
             return RunKey.from_text(text, run_id)
         file = self._key_file(run_id)
-        return RunKey.from_text(file.read_text().strip(), run_id) if file.is_file() else None
+        if not file.is_file():
+            return None
+        return RunKey.from_text(file.read_text(encoding="utf-8").strip(), run_id)
 
     def create(self, run_id: RunId) -> RunKey:
         """Return a new random key for the run, after writing it to its file.
@@ -48,7 +51,7 @@ class RunKeyring:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # no access for others
         file = self._key_file(run_id)
         file.touch(mode=0o600)  # before the key is written: write_text() would create it readable
-        file.write_text(key.to_text())
+        file.write_text(key.to_text(), encoding="ascii")
         return key
 
     def _key_file(self, run_id: RunId) -> Path:
