@@ -407,3 +407,22 @@ def test_an_earlier_cancellation_is_visible_to_later_handles(harness: ClientHarn
     assert harness.attach_run().status().state == "waiting"
     harness.end_run(FitEnded(outcome="cancelled", reason="enough"))
     assert harness.attach_run().status().state == "cancelled"
+
+
+def test_result_waits_in_steps_that_ctrl_c_can_end(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    waits_s: list[float | None] = []
+
+    class Supervisor(threading.Thread):
+        def is_alive(self) -> bool:
+            return len(waits_s) < 3
+
+        def join(self, timeout: float | None = None) -> None:
+            waits_s.append(timeout)
+
+    handle._supervisor = Supervisor()
+    handle._supervisor_error = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError):
+        handle.result()
+    # Windows does not interrupt the wait for a thread.
+    assert waits_s == [0.5, 0.5, 0.5]
