@@ -45,9 +45,9 @@ class SshClient:
         try:
             done = subprocess.run(  # noqa: S603  # the user's own ssh, no local shell
                 command,
-                input=script,
+                # Bytes: as text, Windows would end the lines with CRLF, which no shell reads.
+                input=script.encode(),
                 capture_output=True,
-                text=True,
                 timeout=connect_s + _SCRIPT_TIMEOUT_S,
                 check=False,
             )
@@ -57,8 +57,8 @@ class SshClient:
                 do=f"Check that it is running, and that `ssh -o BatchMode=yes {host} true` works.",
             ) from late
         if done.returncode == 0:
-            return done.stdout.strip()
-        raise to_provision_error(host, done.returncode, done.stderr)
+            return done.stdout.decode(errors="replace").strip()
+        raise to_provision_error(host, done.returncode, done.stderr.decode(errors="replace"))
 
     def ssh_arguments(self) -> Iterator[str]:
         """Yield the ssh options, which are the same here and on the hosts."""

@@ -4,17 +4,18 @@ Temporary directories that are filled once per node and shared by several proces
 
 File locks (flock) coordinate the processes: the kernel releases the lock of a killed process, so
 a crash never blocks the others. Locks also exclude two blocks of one process from each other,
-because each opens the lock file itself.
+because each opens the lock file itself. Windows has no flock, and no workers that could share a
+directory: there every block has a directory of its own.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import posixpath
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,6 +41,9 @@ from spotfit.store.filesystem import open_filesystem_store
 from spotfit.store.transfer import FileRecord, content_differs, download_tree
 from spotfit.store.url import RootUrl, validate_key
 
+if sys.platform != "win32":
+    import fcntl
+
 # --- Temporary directories ------------------------------------------------------------------------
 
 
@@ -53,8 +57,14 @@ def shared_directory(directory: Path, fill: Callable[[Path], None]) -> Iterator[
 
     `fill` writes into the directory that it is passed (`<directory>.part`), which may hold the
     remains of a killed process. If it raises, the exception propagates, `directory` does not
-    appear, and the next reader calls `fill` again.
+    appear, and the next reader calls `fill` again. On Windows each reader has a directory of its
+    own beside `directory`.
     """
+    if sys.platform == "win32":
+        with tempfile.TemporaryDirectory(prefix=f"{directory.name}.", dir=directory.parent) as own:
+            fill(Path(own))
+            yield Path(own)
+        return
     while True:
         lock = _lock_file(_reader_lock_path(directory), fcntl.LOCK_SH)
         if directory.is_dir():
@@ -81,8 +91,11 @@ def fill_once(target: Path, lock_folder: Path, fill: Callable[[Path], None]) -> 
     For `Checkpoint.to_directory`. Waits for another process of this machine that fills the same
     target, and fills the target itself if that one fails. A call that starts later fills it again.
     An exception of `fill` propagates and may leave the target incomplete. `lock_folder` must exist
-    and be private to this user; a small lock file per target remains in it.
+    and be private to this user; a small lock file per target remains in it. On Windows it does not
+    wait and always fills the target.
     """
+    if sys.platform == "win32":
+        return fill(target)
     name = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
     lock = os.open(lock_folder / f"{name}.filling", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -107,8 +120,12 @@ def private_folder(parent: Path) -> Path:
 
     `parent` is the system's directory for temporary files; the folder is for example
     `/tmp/spotfit-checkpoints-1000`, with the user's number. Raises `StorePermissionError` if the
-    name exists but is not such a folder.
+    name exists but is not such a folder. On Windows `parent` itself is private to the user.
     """
+    if sys.platform == "win32":
+        folder = parent / "spotfit-checkpoints"
+        folder.mkdir(exist_ok=True)
+        return folder
     folder = parent / f"spotfit-checkpoints-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -215,7 +232,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         # Unknown contents may change, so each object downloads its own copy.
         self._cache_id = system.new_secret_bytes(16).hex()
         if filesystem is None:
-            if "://" not in text and not text.startswith(("/", "~")):
+            if "://" not in text and not text.startswith("~") and not Path(text).is_absolute():
                 raise ConfigError(
                     f"Checkpoint({text!r}): a relative path has a different meaning on every "
                     "machine.",
@@ -391,7 +408,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         folder, root = f"{store_path(self._store)}/{self._folder}", store_path(store)
         # Links: a user may report a path that leads to the run's directory by another way.
         if self.local_directory is not None:
-            folder, root = os.path.realpath(folder), os.path.realpath(root)
+            folder, root = _resolve_links(folder), _resolve_links(root)
         return folder.removeprefix(f"{root}/") if folder.startswith(f"{root}/") else None
 
     @property
@@ -486,6 +503,10 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
     def __repr__(self) -> str:
         scheme = "local" if self.local_directory is not None else self._store.url.partition(":")[0]
         return f"{type(self).__name__}(filesystem={scheme}, path={self.path})"
+
+
+def _resolve_links(path: str) -> str:
+    return Path(os.path.realpath(path)).as_posix()
 
 
 def _missing_attribute_error(owner: str, name: str) -> AttributeError:

@@ -18,6 +18,7 @@ import msgspec
 
 from spotfit.checkpoint.format import StateKey, TensorPiece, dotted_name
 from spotfit.checkpoint.reader import ReadRequest, SavedState, whole_piece_sink
+from spotfit.checkpoint.shm_segment import reserve_space
 from spotfit.core.errors import ConfigError
 from spotfit.store.local import atomic_write
 
@@ -79,7 +80,7 @@ def export_safetensors(saved: SavedState, path: Path) -> None:
         # Reserve the space before the file is mapped: a mapped page that finds the disk full raises
         # SIGBUS, which kills the process.
         try:
-            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            reserve_space(file.fileno(), size_bytes)
         except OSError as error:
             if error.errno not in _FALLOCATE_UNSUPPORTED:
                 raise

@@ -24,6 +24,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +40,7 @@ _REMEDY = "No action is needed: a restore tries the next copy or checkpoint."
 _PAGE = 4096
 _HEAD = struct.Struct("<8sQQI")
 _MAGIC = b"spotfit1"
+_ZEROS_BYTES = 2**20
 
 
 class ShmSegment:
@@ -61,8 +63,7 @@ class ShmSegment:
         """
         size_bytes = _PAGE + _round_up_to_page(capacity_bytes) + _round_up_to_page(index_bytes)
         with create_allocated_file(path, size_bytes) as file:
-            # Populating the pages here keeps page faults out of the save.
-            memory = mmap.mmap(file, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            memory = _map_shared(file, size_bytes)
         segment = cls(path, memory, _round_up_to_page(capacity_bytes))
         segment._write_head(0, 0)
         return segment
@@ -76,7 +77,7 @@ class ShmSegment:
         """
         try:
             with path.open("rb") as file:
-                memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise IntegrityError(
                 f"The snapshot in the memory file {path} cannot be opened: {error}", do=_REMEDY
@@ -180,17 +181,38 @@ def create_allocated_file(path: Path, size_bytes: int) -> Iterator[int]:
     new file is removed.
     """
     # O_EXCL: another process may have mapped an existing file, and would see it change.
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    binary = getattr(os, "O_BINARY", 0)  # Windows translates line ends otherwise
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | binary, 0o600)
     try:
-        # A sparse file would only run out of memory when a page is written, and SIGBUS would kill
-        # the process.
-        os.posix_fallocate(file, 0, size_bytes)
+        reserve_space(file, size_bytes)
         yield file
     except OSError:
         path.unlink()
         raise
     finally:
         os.close(file)
+
+
+def reserve_space(file: int, size_bytes: int) -> None:
+    """Extend the empty file to that size and allocate its space. Raises `OSError` without enough.
+
+    A sparse file would only run out of space when a mapped page is written, and SIGBUS would kill
+    the process.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size_bytes)
+        return
+    zeros = memoryview(bytes(min(size_bytes, _ZEROS_BYTES)))  # macOS, Windows
+    while size_bytes > 0:
+        size_bytes -= os.write(file, zeros[:size_bytes])
+    os.lseek(file, 0, os.SEEK_SET)
+
+
+def _map_shared(file: int, size_bytes: int) -> mmap.mmap:
+    if sys.platform != "linux":
+        return mmap.mmap(file, size_bytes)
+    # Populating the pages here keeps page faults out of the save.
+    return mmap.mmap(file, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
 def _round_up_to_page(size_bytes: int) -> int:

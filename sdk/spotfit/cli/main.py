@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib import metadata
 from typing import Annotated, Any
@@ -256,6 +257,10 @@ def main() -> None:
     A `SpotfitError` is printed without a traceback; exit code 2.
     """
     log.use_default_handler()
+    for stream in (sys.stdout, sys.stderr):
+        # Redirected output has the code page of the system on Windows, which lacks '✓'.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except SpotfitError as error:

@@ -423,8 +423,7 @@ class RunConsole:
     def write_text(self, text: str) -> None:
         """Print a line or several lines unchanged on standard output, and flush."""
         # Looked up on every call: tests and notebooks replace sys.stdout.
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+        log.write_line(sys.stdout, text)
 
     def show_reminder(self, view: View, now: float) -> None:
         """Log what the run waits for before its training function is called; see `WaitReminder`.

@@ -66,6 +66,7 @@ from spotfit.provision.api import Traits
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.factory import credentials_for_nodes
+from spotfit.store.url import is_local_path
 from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession, Peers
 
@@ -385,8 +386,7 @@ def _choose_timings(store: Store, traits: Traits) -> RunTiming:
     """
     # Only backends without a cloud API, such as `local`, declare an interval below one second.
     nearby = traits.observe_interval_s < 1.0
-    on_disk = store.url.startswith(("/", "file://"))
-    poll_s = 0.02 if on_disk else 0.2 if nearby else 1.0
+    poll_s = 0.02 if is_local_path(store.url) else 0.2 if nearby else 1.0
     return RunTiming(
         observe_interval_s=traits.observe_interval_s,
         journal_poll_interval_s=poll_s,

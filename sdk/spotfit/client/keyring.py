@@ -51,6 +51,7 @@ def _find_run(run_id: RunId, url: str) -> tuple[KeyState, str]:
 class RunKeyring:
     """The run keys of this user: one file per run in `directory`, readable by its owner only.
 
+    Windows ignores the mode of the file; there the profile of the user is private.
     `directory` is by default `keys` in SPOTFIT_HOME (`~/.spotfit`).
     """
 
@@ -68,7 +69,9 @@ class RunKeyring:
         if (text := env.read(env.RUN_SECRET)) and env.read(env.RUN_ID) == run_id:
             return RunKey.from_text(text, run_id)
         file = self._key_file(run_id)
-        return RunKey.from_text(file.read_text().strip(), run_id) if file.is_file() else None
+        if not file.is_file():
+            return None
+        return RunKey.from_text(file.read_text(encoding="utf-8").strip(), run_id)
 
     def create(self, run_id: RunId, *, url: str) -> RunKey:
         """Return a new random key for the run at `url`, after writing it to its file.
@@ -81,7 +84,7 @@ class RunKeyring:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # no access for others
         file = self._key_file(run_id)
         file.touch(mode=0o600)  # before the key is written: write_text() would create it readable
-        file.write_text(key.to_text())
+        file.write_text(key.to_text(), encoding="ascii")
         self.record_url(run_id, url)
         return key
 
@@ -91,7 +94,7 @@ class RunKeyring:
         No effect without a file of the key, as with SPOTFIT_RUN_SECRET.
         """
         if self._key_file(run_id).is_file():
-            self._url_file(run_id).write_text(url)
+            self._url_file(run_id).write_text(url, encoding="utf-8")
 
     def list_keys(self) -> Iterator[StoredKey]:
         """Yield each stored key with the state of its run, which is read from the storage."""
@@ -109,7 +112,7 @@ class RunKeyring:
         file = self._url_file(run_id)
         if not file.is_file():
             return StoredKey(run_id, "", "unknown", "it was stored by an earlier version")
-        url = file.read_text()
+        url = file.read_text(encoding="utf-8")
         try:
             state, detail = _find_run(run_id, url)
         except (SpotfitError, OSError) as error:

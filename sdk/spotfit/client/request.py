@@ -63,6 +63,7 @@ from spotfit.provision.profile import (
 )
 from spotfit.store.api import Store
 from spotfit.store.factory import new_probe_folder, probe_create, reopen_store
+from spotfit.store.url import is_local_path
 
 
 @dataclass(frozen=True)
@@ -452,7 +453,7 @@ def _check_directory_is_shared(storage: Store, run: RunConfig, provisioner: Prov
 
     A machine without it could not report that: its agent finds no run. Raises `ConfigError`.
     """
-    if not storage.url.startswith(("/", "file://")):
+    if not is_local_path(storage.url):
         return
     shared = provisioner.traits.shared_directories
     is_default = run.storage_path == str(Path(DEFAULT_STORAGE_PATH).expanduser())

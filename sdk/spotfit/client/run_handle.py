@@ -305,7 +305,7 @@ class RunHandle:
         `final_result` raises.
         """
         if self._supervisor is not None:
-            self._supervisor.join(timeout_s)
+            self._join_supervisor(timeout_s)
             if self._supervisor_error is not None:
                 raise self._supervisor_error
         else:
@@ -396,13 +396,19 @@ class RunHandle:
         self.supervise_in_background()
         assert self._supervisor is not None
         try:
-            # Python runs signal handlers between calls: join() without a timeout would delay them.
-            while self._supervisor.is_alive():
-                self._supervisor.join(_MAX_PAUSE_S)
+            self._join_supervisor()
         finally:
             self._watch_stopped = True
         if self._supervisor_error is not None:
             raise self._supervisor_error
+
+    def _join_supervisor(self, timeout_s: float | None = None) -> None:
+        assert self._supervisor is not None
+        deadline = math.inf if timeout_s is None else self._clock.now() + timeout_s
+        # In steps: Python runs signal handlers between calls, and on Windows Ctrl-C does not end
+        # the wait for a thread.
+        while self._supervisor.is_alive() and (left_s := deadline - self._clock.now()) > 0:
+            self._supervisor.join(min(left_s, _MAX_PAUSE_S))
 
     def _poll_until_ended(self, timeout_s: float | None = None) -> None:
         deadline = None if timeout_s is None else self._clock.now() + timeout_s

@@ -16,6 +16,7 @@ import hashlib
 import io
 import os
 import shutil
+import sys
 import tarfile
 import tempfile
 import zlib
@@ -302,9 +303,14 @@ def _pack_tar(files: Sequence[_SourceFile]) -> bytes:
             # The size of what was read: the file may have changed since it was listed.
             entry.size = len(body)
             # Only the executable bit, as in git: other bits depend on the umask of the user.
-            entry.mode = 0o755 if file.stat.st_mode & 0o100 else 0o644
+            entry.mode = 0o755 if _is_executable(file, body) else 0o644
             archive.addfile(entry, io.BytesIO(body))
     return buffer.getvalue()
+
+
+def _is_executable(file: _SourceFile, body: bytes) -> bool:
+    # Windows has no executable bit: there it is a script if its first line names an interpreter.
+    return body.startswith(b"#!") if sys.platform == "win32" else bool(file.stat.st_mode & 0o100)
 
 
 def _unreadable_error(path: Path, error: OSError) -> ShippingError:

@@ -348,20 +348,25 @@ def project_modules(*, roots: Iterable[str] | None = None) -> tuple[ModuleType, 
             roots.add(os.getcwd())  # noqa: PTH109 - compared with strings
         if script := getattr(sys.modules.get("__main__"), "__file__", None):
             roots.add(os.path.dirname(os.path.abspath(script)))  # noqa: PTH100, PTH120 - as above
-    prefixes = tuple(root.rstrip("/") + "/" for root in roots)
+    prefixes = tuple(_comparable_path(root).rstrip("/") + "/" for root in roots)
     # Plain strings instead of Path: thousands of modules are compared.
-    python = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
+    python = _comparable_path(os.path.dirname(os.__file__)) + "/"  # noqa: PTH120
     loaded: dict[str, Any] = dict(sys.modules)  # libraries may insert objects that are no modules
     return tuple(
         module
         for name, module in loaded.items()
         if isinstance(module, ModuleType)
-        and isinstance(file := module.__dict__.get("__file__"), str)
-        and file.startswith(prefixes)
+        and isinstance(path := module.__dict__.get("__file__"), str)
+        and (file := _comparable_path(path)).startswith(prefixes)
         and not file.startswith(python)
         and not any(mark in file for mark in _SITE_PACKAGES)
         and _top_level_name(name) not in _OWN_PACKAGES | {"__main__"}
     )
+
+
+def _comparable_path(path: str) -> str:
+    """Return the path with '/', and in lower case where case is not significant (Windows)."""
+    return os.path.normcase(path).replace(os.sep, "/")
 
 
 def load_sealed_pickle(envelope: bytes, key: RunKey, *, purpose: str) -> Any:
@@ -520,7 +525,7 @@ def _top_level_name(module_name: str) -> str:
 # --- Conversion of exceptions raised by user code to messages -------------------------------------
 
 
-_PACKAGE_PREFIX = f"{Path(__file__).parents[1]}/"
+_PACKAGE_PREFIX = f"{Path(__file__).parents[1]}{os.sep}"
 # An exception may reference tensors. A larger one is reported by its traceback only.
 _PICKLE_LIMIT_BYTES = 16 * 2**20
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import os
+import platform
 import sys
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -126,7 +126,7 @@ def _describe_environment(
     return SoftwareEnvironment(
         python=".".join(map(str, sys.version_info[:3])),
         implementation=sys.implementation.name,
-        platform=f"{sys.platform}-{os.uname().machine}",
+        platform=f"{sys.platform}-{platform.machine()}",
         packages=installed,
         required_packages=tuple(sorted(installed.keys() & set(required))),
     )

@@ -17,7 +17,7 @@ import logging
 import sys
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import LOG_LEVELS
@@ -53,10 +53,23 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sys.stderr.write(f"{self.format(record)}\n")
-            sys.stderr.flush()
+            write_line(sys.stderr, self.format(record))
         except (OSError, ValueError):  # a closed stderr must not stop training
             return
+
+
+def write_line(stream: TextIO, text: str) -> None:
+    """Write a line or several lines to `stream`, with a line break at the end, and flush.
+
+    Characters that the encoding of the stream lacks are written as '?'. Raises what the stream
+    raises, such as `ValueError` if it is closed.
+    """
+    line = f"{text}\n"
+    try:
+        stream.write(line)
+    except UnicodeEncodeError:  # a redirected stream has the code page of the system on Windows
+        stream.write(line.encode(stream.encoding, "replace").decode(stream.encoding))
+    stream.flush()
 
 
 _default_handler = _StderrHandler()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import os
 import platform
 import socket
 import struct
+import sys
 from itertools import takewhile
 from pathlib import Path
 
 from spotfit.host import env
+
+if sys.platform != "win32":
+    import fcntl
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: get the address of an interface
 _GPU_UUID_PREFIXES = ("GPU-", "MIG-")
@@ -39,8 +42,10 @@ def interface_with_address(address: str) -> str | None:
     """Return the name of the network interface with this IPv4 address, such as 'eth0'. Linux only.
 
     All loopback addresses (127.0.0.0/8) belong to the loopback interface. None if no interface has
-    the address, or `address` is a host name.
+    the address, `address` is a host name, or the system is another one.
     """
+    if sys.platform == "win32":
+        return None
     try:
         target = ipaddress.ip_address(address)
     except ValueError:

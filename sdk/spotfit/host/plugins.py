@@ -6,6 +6,7 @@ A missing dependency is reported as `MissingExtraError` with the `pip install` c
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,17 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
 
+# Modules of the standard library that Windows lacks.
+_UNIX_MODULES = frozenset({"fcntl", "grp", "pwd", "resource", "termios"})
+
+
 def load(group: str, name: str, *, entry_points: Iterable[EntryPoint] | None = None) -> Any:
     """Import and return the object of the entry point `name` in `group`.
 
     For example the class of the provisioner 'aws_batch' in `"spotfit.provisioners"`. `entry_points`
     replace those of the installed packages (None). Raises `ConfigError` if no package or several
     packages provide it, or if it cannot be imported, and `MissingExtraError` if one of its
-    dependencies is not installed.
+    dependencies is not installed. A plugin that needs Unix raises `ConfigError` on Windows.
     """
     offers = _entry_points(group) if entry_points is None else entry_points
     # By value: a package may appear twice in sys.path, with the same entry point.
@@ -65,6 +70,14 @@ def _load_entry_point(point: EntryPoint) -> Any:
     try:
         return point.load()
     except ModuleNotFoundError as missing:
+        if missing.name in _UNIX_MODULES:
+            raise ConfigError(
+                f"The plugin {point.name!r} does not run on this system ({sys.platform}), which "
+                f"lacks the module {missing.name!r}.",
+                do="Run Python in WSL 2; or use a cloud backend, for example "
+                "provisioner='aws_batch' or 'kubernetes'; or train in this process with "
+                "ScalingConfig(num_workers=0).",
+            ) from missing
         raise missing_extra_error(
             missing, feature=f"The plugin {point.name!r}", extra=point.name
         ) from missing

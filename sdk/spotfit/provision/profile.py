@@ -243,7 +243,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".json":
             return _unwrap_terraform_outputs(msgspec.json.decode(path.read_bytes()))
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(
             f"The configuration file {path} cannot be read: {error}.",

@@ -159,7 +159,8 @@ def client_for(
         return known
     with _process_state.lock:
         if not _is_fork_hook_registered:
-            os.register_at_fork(after_in_child=_reset_after_fork)
+            if sys.platform != "win32":  # which has no fork()
+                os.register_at_fork(after_in_child=_reset_after_fork)
             _is_fork_hook_registered = True
         if _process_state.must_reload_library:
             _reload_library()

@@ -29,7 +29,7 @@ from spotfit.core.errors import (
     TransientStoreError,
 )
 from spotfit.store.api import ALREADY_EXISTS_REMEDY, NOT_FOUND_REMEDY, ObjectInfo, Store
-from spotfit.store.url import PARTIAL_FILE_PREFIX, RootUrl, validate_key
+from spotfit.store.url import PARTIAL_FILE_PREFIX, RootUrl, validate_file_key, validate_key
 
 _NO_HARD_LINK_ERRNOS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
 _TRANSIENT_ERRNOS = frozenset(
@@ -69,7 +69,8 @@ class LocalStore:
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         with self._translate_errors(key, is_read=True), self._object_path(key).open("rb") as file:
-            return os.pread(file.fileno(), length, start)
+            file.seek(start)
+            return file.read(length)
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         """Return a part of `scratch` if the object fits into it, otherwise a new buffer."""
@@ -158,7 +159,7 @@ class LocalStore:
         return LocalStore(self._root.join(prefix))
 
     def _object_path(self, key: str) -> Path:
-        return self._directory / validate_key(key)
+        return self._directory / validate_file_key(key)
 
     def _write_atomically(self, key: str, write: Callable[[Path], object]) -> None:
         file = self._object_path(key)

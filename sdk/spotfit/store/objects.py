@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -174,7 +173,7 @@ class ObjectStore:
             file.flush()
             if size_bytes > len(first):
                 starts = range(len(first), size_bytes, PART_BYTES)
-                self._download_parts(file.fileno(), key, starts=starts, etag=etag)
+                self._download_parts(part, key, starts=starts, etag=etag)
 
     def subtree(self, prefix: str) -> Store:
         """Return the store of the folder `prefix`, with the same retry policy and credentials."""
@@ -202,7 +201,7 @@ class ObjectStore:
             for_transfers=True,
         )
 
-    def _download_parts(self, file: int, key: str, starts: range, etag: str | None) -> None:
+    def _download_parts(self, path: Path, key: str, starts: range, etag: str | None) -> None:
         """Write the parts at these offsets to the file."""
 
         def fetch(start: int) -> None:
@@ -212,10 +211,10 @@ class ObjectStore:
             body = self._call_with_retries(
                 key, lambda client: client.get(key, options=options).bytes(), for_transfers=True
             )
-            unwritten, offset = memoryview(body), start
-            while unwritten:  # pwrite() may write less than requested
-                written = os.pwrite(file, unwritten, offset)
-                unwritten, offset = unwritten[written:], offset + written
+            # Its own descriptor, with its own position: Windows has no pwrite().
+            with path.open("r+b") as file:
+                file.seek(start)
+                file.write(memoryview(body))
 
         with ThreadPoolExecutor(PART_CONCURRENCY, "spotfit-get") as pool:
             for _ in pool.map(fetch, starts):

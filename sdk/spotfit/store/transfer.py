@@ -27,7 +27,7 @@ from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError, Stor
 from spotfit.store.api import Store
 from spotfit.store.local import atomic_write, is_partial_file
 from spotfit.store.retry import repeat_read
-from spotfit.store.url import validate_key
+from spotfit.store.url import validate_file_key, validate_key
 
 # --- Content hashes of snapshot chunks ------------------------------------------------------------
 
@@ -301,7 +301,7 @@ def _target_paths(directory: Path, names: Iterable[str], *, source: str) -> Mapp
     paths: dict[str, Path] = {}
     for name in names:
         try:
-            path = paths[name] = directory / validate_key(name)
+            path = paths[name] = directory / validate_file_key(name)
         except ConfigError as error:
             raise IntegrityError(
                 f"No file was downloaded to {directory}: the name of the object {name!r} in the "

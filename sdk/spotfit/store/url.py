@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import msgspec
@@ -43,6 +44,10 @@ _OPTIONS: Mapping[str, frozenset[str]] = {
     "memory": frozenset(),
 }
 _URL_PREFIXES = tuple(f"{scheme}://" for scheme in _OPTIONS)
+# 'C:/', 'C:\\', or '//server/share/' of a Windows path. A scheme has at least two letters here.
+_WINDOWS_ROOT = re.compile(r"[A-Za-z]:(?=[/\\]|$)|//[^/]+/[^/]+")
+# Windows refuses these in file names, or takes them for parts of another path.
+_NOT_IN_WINDOWS_NAMES = re.compile(r'[<>:"\\|?*]|[. ](?=/|$)')
 
 
 def validate_key(key: str) -> str:
@@ -57,6 +62,20 @@ def validate_key(key: str) -> str:
             "single '/', and no part is '.' or '..', has control characters or bytes that are not "
             f"UTF-8, or starts with {PARTIAL_FILE_PREFIX!r}.",
             do="Rename the file or folder of that name, or correct the path.",
+        )
+    return key
+
+
+def validate_file_key(key: str) -> str:
+    """Return `key` unchanged if it is a valid object key and file name. Raises `ConfigError`.
+
+    On Windows, parts of a file name contain none of `<>:"\\|?*` and do not end with '.' or a space.
+    """
+    validate_key(key)
+    if sys.platform == "win32" and (found := _NOT_IN_WINDOWS_NAMES.search(key)):
+        raise ConfigError(
+            f"{key!r} is not a valid file name on Windows, because of {found[0]!r}.",
+            do="Read it on Linux or macOS or in WSL 2, or write it under another name.",
         )
     return key
 
@@ -93,9 +112,13 @@ class RootUrl:
 
     @property
     def path(self) -> str:
-        """The address without scheme: 'bucket/folder', or the absolute path of a directory."""
+        """The address without scheme: 'bucket/folder', or the absolute path of a directory.
+
+        Paths of Windows have '/', too: 'C:/folder', '//server/share/folder'.
+        """
         if self.scheme == "file":
-            return f"/{self.prefix}"
+            path = self.prefix if _is_windows_path(self.prefix) else f"/{self.prefix}"
+            return f"{path}/" if path.endswith(":") else path  # 'C:' is not the root of the drive
         return f"{self.bucket}/{self.prefix}".rstrip("/")
 
     def join(self, prefix: str) -> RootUrl:
@@ -131,7 +154,7 @@ _UNQUOTED_CHARACTERS = " !\"$&'()*+,-./:;<=>@[\\]^_`{|}~"
 
 def _parse_root(text: str) -> RootUrl:
     named = _SCHEME.match(text)
-    if named is None:
+    if named is None or _is_windows_path(text):
         return _parse_local_path(text)
     scheme = _ALIASES.get(named[1].lower(), named[1].lower())
     if scheme not in _OPTIONS:
@@ -161,14 +184,33 @@ def _parse_local_path(text: str) -> RootUrl:
             f"'~' in {text!r} cannot be replaced by a home directory: {error}",
             do="Write the absolute path.",
         ) from error
-    # Without resolving links: the other machines of the run may have other ones.
+    return RootUrl("file", prefix=absolute_prefix(Path.cwd() / path))
+
+
+def absolute_prefix(path: PurePath) -> str:
+    """Return the `RootUrl.prefix` of an absolute path, which contains '/' on every system.
+
+    '/data/runs' gives 'data/runs', and 'C:\\runs' on Windows 'C:/runs'. Links are not resolved: the
+    other machines of the run may have other ones.
+    """
     parts: list[str] = []
-    for part in (Path.cwd() / path).parts[1:]:
+    for part in path.parts[1:]:
         if part == "..":  # of the root directory, '..' is the root itself
             parts = parts[:-1]
         else:
             parts.append(part)
-    return RootUrl("file", prefix="/".join(parts))
+    # '' except on Windows: 'C:', or '//server/share'.
+    drive = path.drive.replace("\\", "/")
+    return "/".join([drive, *parts] if drive else parts)
+
+
+def is_local_path(url: str) -> bool:
+    """Whether the URL of a store is a directory of a file system, rather than a bucket."""
+    return url.startswith(("/", "file:")) or _is_windows_path(url)
+
+
+def _is_windows_path(text: str) -> bool:
+    return sys.platform == "win32" and _WINDOWS_ROOT.match(text) is not None
 
 
 def _parse_file_url(text: str) -> RootUrl:
@@ -179,7 +221,9 @@ def _parse_file_url(text: str) -> RootUrl:
             do="Write file:///absolute/path, or the plain path.",
         )
     _reject_unknown_options("file", _parse_query(address.query))
-    return _parse_local_path(unquote(address.path))
+    path = unquote(address.path)
+    # 'file:///C:/runs' has the path '/C:/runs'.
+    return _parse_local_path(path[1:] if _is_windows_path(path[1:]) else path)
 
 
 def _parse_bucket_url(scheme: str, text: str) -> RootUrl:
@@ -212,7 +256,7 @@ def is_same_root(url: str, other: str) -> bool:
 
 
 def _location(url: str) -> tuple[str, ...]:
-    if url.startswith("/"):
+    if url.startswith("/") or _is_windows_path(url):
         return (os.path.realpath(url),)
     try:
         root = RootUrl.parse(url)

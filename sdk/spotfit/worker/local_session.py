@@ -218,7 +218,8 @@ class LocalSnapshotChannel:
 def _delete_segments(segments: Path, rank: int) -> None:
     """Delete this rank's segments at exit; the checkpoints in the directory stay."""
     for path in segments.glob(f"{rank}-*"):
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # Windows refuses it while the file is mapped
+            path.unlink(missing_ok=True)
     with suppress(OSError):  # not empty because of a peer, or never created
         segments.rmdir()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import tempfile
 from pathlib import Path
 
@@ -243,3 +244,17 @@ def test_folder_relative_to_is_none_outside_of_the_run(tmp_path: Path) -> None:
     run = MemoryStore().subtree("run")
     assert Checkpoint.from_store(run, "a/b").folder_relative_to(run) == "a/b"
     assert Checkpoint("/elsewhere/run/a").folder_relative_to(run) is None
+
+
+def test_readers_on_windows_have_directories_of_their_own(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    save_checkpoint(store, tmp_path / "a", make_manifest("ck"), model="w")
+    monkeypatch.setattr(sys, "platform", "win32")
+    checkpoint = open_committed(store, "ck")
+    with checkpoint.as_directory() as one, checkpoint.as_directory() as other:
+        assert one != other
+        assert Path(one, "model").read_bytes() == Path(other, "model").read_bytes() == b"w"
+    assert not list(temporary.rglob("model"))
+    assert Path(checkpoint.to_directory(tmp_path / "copy"), "model").read_bytes() == b"w"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import sys
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from spotfit.checkpoint import shm_segment
 from spotfit.checkpoint.format import SnapshotIndex
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.errors import IntegrityError
@@ -64,3 +68,17 @@ def test_without_memory_no_file_is_left(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Errno"):
         ShmSegment.create(tmp_path / "s", 2**50)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_segment_is_allocated_without_posix_fallocate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.delattr(mmap, "MAP_POPULATE")
+    monkeypatch.setattr(shm_segment, "_ZEROS_BYTES", 1000)
+    with ShmSegment.create(tmp_path / "s", 5000, 100) as segment:
+        size_bytes = (tmp_path / "s").stat().st_size
+        assert len(segment.buffer) == size_bytes
+        # Allocated, not sparse: a full disk is noticed here and not by SIGBUS.
+        assert (tmp_path / "s").stat().st_blocks * 512 >= size_bytes

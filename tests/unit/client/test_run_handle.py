@@ -467,3 +467,22 @@ def test_sweep_where_the_backend_cannot_be_opened_does_not_blame_the_key(
     monkeypatch.setattr(run_handle, "open_provisioner", refuse)
     with pytest.raises(ConfigError, match="cannot be supervised from this computer"):
         supervise_run(harness.url, duration_s=1.0)
+
+
+def test_result_waits_in_steps_that_ctrl_c_can_end(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    waits_s: list[float | None] = []
+
+    class Supervisor(threading.Thread):
+        def is_alive(self) -> bool:
+            return len(waits_s) < 3
+
+        def join(self, timeout: float | None = None) -> None:
+            waits_s.append(timeout)
+
+    handle._supervisor = Supervisor()
+    handle._supervisor_error = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError):
+        handle.result()
+    # Windows does not interrupt the wait for a thread.
+    assert waits_s == [0.5, 0.5, 0.5]

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import sys
 import tarfile
 from pathlib import Path
 from types import ModuleType
@@ -230,3 +231,12 @@ def test_counting_excluded_files_is_bounded(
     write(tmp_path, {".gitignore": "data/", "a.py": ""} | {f"data/{n}": "x" for n in range(9)})
     summary = archive_directory(tmp_path).summary()
     assert "excluded by .gitignore: at least 3 files (3 B): data/" in summary
+
+
+def test_scripts_are_executable_in_an_archive_of_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")  # which has no executable bit
+    top = write(tmp_path, {"run.sh": "#!/bin/sh\n", "train.py": "x"})
+    modes = {entry.name: entry.mode for entry in entries(archive_directory(top))}
+    assert modes == {"run.sh": 0o755, "train.py": 0o644}

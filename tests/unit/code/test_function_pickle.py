@@ -3,13 +3,14 @@
 import functools
 import importlib
 import importlib.util
+import ntpath
 import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -309,3 +310,21 @@ def test_a_missing_class_points_to_versions() -> None:
 def test_two_required_arguments_are_a_config_error() -> None:
     with pytest.raises(ConfigError):
         takes_config(takes_two)
+
+
+def test_modules_of_a_project_on_windows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = SimpleNamespace(
+        **{name: getattr(ntpath, name) for name in ("abspath", "dirname", "normcase")}
+    )
+    windows = SimpleNamespace(path=path, sep="\\", __file__="C:\\Python311\\Lib\\os.py")
+    monkeypatch.setattr(function_pickle, "os", windows)
+    files = {
+        "nets": "c:\\Users\\Me\\project\\nets.py",
+        "other": "C:\\Users\\me\\project2\\other.py",
+        "library": "C:\\Users\\me\\project\\env\\Lib\\site-packages\\library.py",
+    }
+    for name, file in files.items():
+        module = ModuleType(name)
+        module.__file__ = file
+        monkeypatch.setitem(sys.modules, name, module)
+    assert [m.__name__ for m in project_modules(roots=["C:\\Users\\me\\project"])] == ["nets"]

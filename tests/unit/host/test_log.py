@@ -125,3 +125,18 @@ def test_a_closed_standard_error_raises_nothing(monkeypatch: pytest.MonkeyPatch)
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     log.error("run.failed")
+
+
+def test_characters_that_the_stream_cannot_encode_are_replaced() -> None:
+    sink = io.BytesIO()
+    stream = io.TextIOWrapper(sink, encoding="cp1252")  # a redirected stream on Windows
+    log.write_line(stream, "für ✓")
+    assert sink.getvalue().decode("cp1252").splitlines() == ["für ?"]
+
+
+def test_a_record_that_stderr_cannot_encode_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(sink, encoding="cp1252"))
+    log.use_default_handler()
+    log.info("run.event", text="✓ done")
+    assert b"? done" in sink.getvalue()

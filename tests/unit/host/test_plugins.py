@@ -1,5 +1,6 @@
 """Plugins are loaded by name; failures are reported with a reason."""
 
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -46,3 +47,15 @@ def test_a_plugin_that_cannot_be_imported_is_reported() -> None:
 
 def test_names_imports_nothing() -> None:
     assert isinstance(plugins.names(GROUP), tuple)
+
+
+def test_a_plugin_for_unix_is_refused_with_alternatives_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    monkeypatch.delitem(sys.modules, "spotfit_provisioners.local.state_dir", raising=False)
+    monkeypatch.delitem(sys.modules, "spotfit_provisioners.local.provisioner", raising=False)
+    with pytest.raises(ConfigError, match="'local' does not run on this system") as refused:
+        plugins.load("spotfit.provisioners", "local")
+    assert "WSL 2" in refused.value.do
+    assert "num_workers=0" in refused.value.do

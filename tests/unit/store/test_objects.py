@@ -165,10 +165,11 @@ def test_a_denied_part_of_a_download_is_requested_again(
     bucket: ScriptedBucket, store: ObjectStore, tmp_path: Path
 ) -> None:
     bucket.objects["/bucket/a"] = bytes(PART_BYTES) + b"last part"
-    with (tmp_path / "file").open("w+b") as file:
-        bucket.enqueue_responses(403)
-        store._download_parts(file.fileno(), "a", range(PART_BYTES, PART_BYTES + 9, PART_BYTES), "")
-        assert file.read() == bytes(PART_BYTES) + b"last part"
+    file = tmp_path / "file"
+    file.touch()
+    bucket.enqueue_responses(403)
+    store._download_parts(file, "a", range(PART_BYTES, PART_BYTES + 9, PART_BYTES), "")
+    assert file.read_bytes() == bytes(PART_BYTES) + b"last part"
     store.get_file("a", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 

@@ -1,6 +1,7 @@
 import hashlib
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Barrier
@@ -326,3 +327,13 @@ def test_download_bytes_uses_get_file() -> None:
     store.put("big", BIG)
     assert download_bytes(store, "big") == BIG
     assert store.fetched == ["big"]
+
+
+def test_a_name_that_windows_refuses_is_not_downloaded_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    store.put("ck/a:b", b"x")
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(IntegrityError, match="not a valid file name on Windows"):
+        download_tree(store, "ck", tmp_path / "there")

@@ -1,10 +1,18 @@
 import pickle
-from pathlib import Path
+import sys
+from pathlib import Path, PureWindowsPath
 
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.store.url import PARTIAL_FILE_PREFIX, RootUrl, validate_key
+from spotfit.store import url
+from spotfit.store.url import (
+    PARTIAL_FILE_PREFIX,
+    RootUrl,
+    is_local_path,
+    validate_file_key,
+    validate_key,
+)
 
 
 @pytest.mark.parametrize(
@@ -123,3 +131,70 @@ def test_a_valid_key_is_returned() -> None:
 def test_an_invalid_key_is_rejected(key: str) -> None:
     with pytest.raises(ConfigError, match="not a valid object key"):
         validate_key(key)
+
+
+class WindowsPath(PureWindowsPath):
+    """A path of Windows with the file system of one laptop."""
+
+    @classmethod
+    def cwd(cls) -> "WindowsPath":
+        return cls("C:\\Users\\me")
+
+    def expanduser(self) -> "WindowsPath":
+        return WindowsPath(str(self).replace("~", "C:\\Users\\me"))
+
+
+@pytest.fixture
+def on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(url, "Path", WindowsPath)
+
+
+@pytest.mark.usefixtures("on_windows")
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("C:\\runs\\a", "C:/runs/a"),
+        ("d:/runs/../other", "d:/other"),
+        ("file:///C:/my%20runs", "C:/my runs"),
+        ("runs", "C:/Users/me/runs"),
+        ("~\\runs", "C:/Users/me/runs"),
+        ("\\\\server\\share\\runs", "//server/share/runs"),
+        ("C:\\", "C:/"),
+    ],
+)
+def test_a_path_of_windows_is_parsed_and_parses_again(text: str, path: str) -> None:
+    root = RootUrl.parse(text)
+    assert root.path == path
+    assert RootUrl.parse(str(root)) == root
+    assert is_local_path(str(root))
+    assert root.join("run").path.endswith("/run")
+    assert RootUrl.parse(str(root.join("run"))) == root.join("run")
+
+
+@pytest.mark.usefixtures("on_windows")
+def test_a_bucket_stays_a_bucket_on_windows() -> None:
+    assert RootUrl.parse("s3://bucket/runs") == RootUrl("s3", "bucket", "runs")
+    assert not is_local_path("s3://bucket/runs")
+
+
+def test_a_drive_is_an_unknown_scheme_on_other_systems() -> None:
+    assert not is_local_path("C:/runs")
+    with pytest.raises(ConfigError, match="C: is not a supported storage scheme"):
+        RootUrl.parse("C:/runs")
+
+
+@pytest.mark.parametrize("key", ["a:b", "a/what?", "a\\..\\b", "folder./x", "end "])
+def test_a_key_that_is_no_file_name_of_windows_is_refused_there(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert validate_file_key(key) == key
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ConfigError, match="not a valid file name on Windows"):
+        validate_file_key(key)
+
+
+def test_ordinary_keys_are_file_names_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    key = ".spotfit/journal/00000000000000000001.json"
+    assert validate_file_key(key) == key

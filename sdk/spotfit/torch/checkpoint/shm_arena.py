@@ -119,8 +119,8 @@ class ShmArena:
         # Before the memory is unmapped: CUDA releases pages by their address.
         if self._pinned_address is not None:
             _cudart().cudaHostUnregister(self._pinned_address)
-        self._segment.path.unlink(missing_ok=True)
         self._segment.close()
+        self._segment.path.unlink(missing_ok=True)  # Windows refuses it while the file is mapped
         self._segment = None
 
     def _create_segment(self, capacity_bytes: int, index_bytes: int) -> ShmSegment:

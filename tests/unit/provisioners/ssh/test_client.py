@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +90,17 @@ def test_missing_ssh_names_the_package(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ProvisionError, match="command ssh") as error_info:
         SshClient(SshOptions()).run_script("h1", "")
     assert "OpenSSH" in error_info.value.do
+
+
+def test_a_script_is_written_as_bytes_so_that_windows_keeps_its_line_ends(
+    ssh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, inputs = subprocess.run, []
+
+    def record(*arguments: Any, **options: Any) -> Any:
+        inputs.append(options["input"])
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "run", record)
+    SshClient(SshOptions()).run_script("h1", "a\nb\n")
+    assert inputs == [b"a\nb\n"]
