@@ -71,6 +71,9 @@ _MAX_PAUSE_S = 0.5
 # Maximum wait for the release of machines before `result()` returns without it. A cloud may take
 # a minute to terminate a machine, and failed requests are repeated.
 _RELEASE_TIMEOUT_S = 120.0
+# The same if no machine was ever granted: a backend that answers none of the requests in this time
+# has hardly executed one.
+_LOOK_UP_TIMEOUT_S = 20.0
 # Shorter, because the caller was interrupted while it started the run.
 _CANCEL_RELEASE_WAIT_S = 10.0
 _CANCEL_RETRY_PAUSE_S = 0.2
@@ -463,11 +466,21 @@ class RunHandle:
 
     def _release_timed_out(self, now: float) -> bool:
         """Return whether to stop waiting for the release of machines after the end of the run."""
-        if self._fit_end is None or now - self._ended_at < _RELEASE_TIMEOUT_S:
-            return False
         view = self._ledger.view
-        open_groups = [token for token, group in view.groups.items() if not group.is_closed]
-        open_groups += view.unsettled_groups
+        open_groups = {token: one for token, one in view.groups.items() if not one.is_closed}
+        open_groups |= {token: one.group for token, one in view.unsettled_groups.items()}
+        is_granted = any(group.handle is not None for group in open_groups.values())
+        timeout_s = _RELEASE_TIMEOUT_S if is_granted else _LOOK_UP_TIMEOUT_S
+        if self._fit_end is None or now - self._ended_at < timeout_s:
+            return False
+        if not is_granted:
+            log.warning(
+                "run.requests_unanswered",
+                groups=",".join(open_groups),
+                text="the backend never answered whether it has granted machines",
+                do="run `spotfit sweep` once it can be reached, which asks again",
+            )
+            return True
         # An error, because machines that are not released cost money until a user terminates them.
         log.error(
             "run.machines_not_released",

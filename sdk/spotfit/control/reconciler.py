@@ -36,7 +36,7 @@ from spotfit.policy.actions import (
 )
 from spotfit.policy.capacity import with_crash
 from spotfit.policy.scheduler import next_action
-from spotfit.provision.api import Provisioner, Refusal
+from spotfit.provision.api import Provisioner, Refusal, find_group
 from spotfit.provision.launch import AgentLaunchSpec
 
 # A finished background call wakes the leader (`ThreadedCalls`); polling is a safety net.
@@ -45,6 +45,8 @@ _PENDING_CALL_POLL_S = 0.05
 # Backoff of `submit` calls with an unknown outcome, such as timeouts of a cloud API.
 _MIN_RETRY_DELAY_S = 0.1
 _MAX_RETRY_DELAY_S = 30.0
+# The same for look-ups of a pending request after the end of the fit.
+_MAX_LOOK_UP_DELAY_S = 5.0
 
 # Delay before failed cancel calls are repeated.
 _RELEASE_RETRY_S = 2.0
@@ -93,6 +95,8 @@ class Reconciler:
         self._planned_tokens: set[Token] = set()
         """Groups that this process has planned: no other process has submitted them before."""
         self._retry_at: dict[Token, float] = {}
+        self._looked_up_tokens: set[Token] = set()
+        """Pending groups that were looked up since the end of the fit."""
 
     def reconcile(self, state: LeaderState, now: float) -> tuple[bool, Wait]:
         """Decide one action with `policy.scheduler.next_action` and execute it.
@@ -237,28 +241,41 @@ class Reconciler:
         self._journal_writer.write(planned, now)
 
     def _submit_group(self, token: Token, now: float) -> tuple[bool, Wait]:
+        view = self._journal_writer.view
+        if view.fit_end is not None and token not in self._looked_up_tokens:
+            # At once: a caller waits for the end.
+            self._looked_up_tokens.add(token)
+            self._retry_at.pop(token, None)
         retry_at = self._retry_at.get(token, now)
         if now < retry_at:
             return False, Wait(retry_at, "the request failed and will be retried")
-        plan = self._journal_writer.view.groups[token].plan
-        result = self._background_calls.run(
-            f"submit {token}", lambda: self._provisioner.submit(plan, self._launch)
-        )
+        plan = view.groups[token].plan
+        # After the end no machines are requested, only those that an earlier call may have got.
+        # Under the same name: the result of a call in flight is awaited first.
+        call = partial(find_group, self._provisioner) if view.fit_end else self._provisioner.submit
+        result = self._background_calls.run(f"submit {token}", partial(call, plan, self._launch))
         if result is None:
             reason = f"requesting {plan.num_nodes} machines"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
-        if result.error is not None and not self._is_final(result.error, token):
-            # Whether the cloud has executed the request is unknown. It is repeated with the same
-            # token: a new one could launch, and cost, the machines twice.
-            tries = self._submit_tries[token] = self._submit_tries.get(token, 0) + 1
-            delay_s = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(tries, 10))
-            retry_at = self._retry_at[token] = now + delay_s
-            reason = _format_error(result.error)
-            log.warning("submit.retrying", token=token, tries=tries, reason=reason)
-            return False, Wait(retry_at, f"retrying the request: {reason}")
+        is_final = result.error is not None and self._is_final(result.error, token)
+        # A denied look-up does not show that nothing was granted.
+        if result.error is not None and (not is_final or view.fit_end is not None):
+            return False, self._retry_later(token, result.error, now)
         self._journal_writer.write(self._submit_event(token, result, now), now)
         self.observe_soon()
         return True, _no_wait(now)
+
+    def _retry_later(self, token: Token, error: Exception, now: float) -> Wait:
+        # Whether the cloud has executed the request is unknown. It is repeated with the same token:
+        # a new one could launch, and cost, the machines twice.
+        tries = self._submit_tries[token] = self._submit_tries.get(token, 0) + 1
+        is_over = self._journal_writer.view.fit_end is not None
+        longest_s = _MAX_LOOK_UP_DELAY_S if is_over else _MAX_RETRY_DELAY_S
+        delay_s = min(longest_s, _MIN_RETRY_DELAY_S * 2.0 ** min(tries, 10))
+        retry_at = self._retry_at[token] = now + delay_s
+        reason = _format_error(error)
+        log.warning("submit.retrying", token=token, tries=tries, reason=reason)
+        return Wait(retry_at, f"retrying the request: {reason}")
 
     def _is_final(self, error: Exception, token: Token) -> bool:
         """Return whether repeating the request is pointless, and nothing was granted for it."""
@@ -270,7 +287,10 @@ class Reconciler:
         return is_first_try and isinstance(error, (ConfigError, MissingExtraError))
 
     def _submit_event(self, token: Token, result: BackgroundResult, now: float) -> JournalEvent:
-        """An error is final here (`_is_final`); a refusal may be temporary."""
+        """An error is final here (`_is_final`); a refusal may be temporary.
+
+        A value of None is the result of a look-up after the end: there are no machines.
+        """
         if result.error is not None:
             return GroupRefused(token=token, reason=_format_error(result.error), is_final=True)
         if isinstance(result.value, Refusal):
@@ -278,6 +298,8 @@ class Reconciler:
             return GroupRefused(
                 token=token, reason=result.value.reason, is_final=result.value.is_final
             )
+        if result.value is None:
+            return GroupRefused(token=token, reason="the fit ended before it was granted")
         return GroupSubmitted(token=token, handle=result.value)
 
     def _release_groups(self, tokens: tuple[Token, ...], now: float) -> tuple[bool, Wait]:

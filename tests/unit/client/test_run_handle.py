@@ -283,6 +283,23 @@ def test_result_stops_waiting_for_machines_that_are_not_released(
     assert expected in capsys.readouterr().err
 
 
+def test_result_waits_shortly_for_requests_that_were_never_answered(
+    harness: ClientHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness.cloud.submit_results = [ConnectionError("no route")]
+    handle = start_run(harness.request())
+    harness.cloud.call_error = ConnectionError("no route")
+    handle.cancel("Ctrl-C")
+    started_at = harness.clock.now()
+    with pytest.raises(RunCancelledError):
+        handle.result()
+    assert 20.0 <= harness.clock.now() - started_at < 30.0
+    err = capsys.readouterr().err
+    assert "run.requests_unanswered: the backend never answered" in err
+    assert harness.cloud.submitted_tokens[0] in err
+    assert "run.machines_not_released" not in err
+
+
 def test_a_return_value_of_another_round_is_refused(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
     key = RunKeyring().find(harness.agent_ledger.run_id)

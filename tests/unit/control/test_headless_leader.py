@@ -245,17 +245,30 @@ def test_the_leader_is_done_once_the_run_ended_and_groups_are_released() -> None
     assert driver.tick(harness.clock.now()) is None
 
 
-def test_pending_groups_are_submitted_and_released_after_the_end() -> None:
+def test_pending_groups_are_looked_up_and_released_after_the_end() -> None:
     harness = start_run()
     driver = harness.headless()
     harness.cloud.submit_results = [ConnectionError("no answer")]
     driver.tick(100.0)
     assert driver.view.groups[TOKEN].is_pending
+    harness.cloud.submit(driver.view.groups[TOKEN].plan, LAUNCH)  # the request was executed
     harness.write(AGENT_LEADS, FitEnded(outcome="cancelled"))
     assert driver.tick(101.0) is not None, "their outcome is unknown"
     harness.run_leaders(driver)
     assert driver.view.groups[TOKEN].is_released
     assert harness.cloud.groups == {}
+
+
+def test_pending_groups_that_were_not_granted_are_not_requested_after_the_end() -> None:
+    harness = start_run()
+    driver = harness.headless()
+    harness.cloud.submit_results = [ConnectionError("no answer")]
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS, FitEnded(outcome="cancelled"))
+    harness.run_leaders(driver)
+    assert driver.view.groups[TOKEN].refusal == "the fit ended before it was granted"
+    assert harness.cloud.submitted_tokens == [TOKEN]
+    assert harness.cloud.looked_up_tokens == [TOKEN]
 
 
 def test_after_the_end_the_leader_gets_time_to_release_machines() -> None:

@@ -10,7 +10,13 @@ from msgspec.structs import replace
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
-from spotfit.core.errors import ConfigError, MissingExtraError, QuotaError, SpotfitError
+from spotfit.core.errors import (
+    ConfigError,
+    MissingExtraError,
+    ProvisionPermissionError,
+    QuotaError,
+    SpotfitError,
+)
 from spotfit.core.ids import Token
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
@@ -429,3 +435,34 @@ def test_a_loss_is_recorded_after_the_crash_was_looked_up() -> None:
     calls.complete("crash t-1/0")
     assert reconcile(harness)[0]
     assert NodeLost in map(type, harness.events)
+
+
+def end_with_pending_group(*failures: BaseException, harness: LeaderHarness) -> None:
+    """End the fit after these failed requests."""
+    harness.cloud.submit_results = list(failures)
+    for number in range(len(failures)):
+        harness.steps(100.0 * number)
+    assert harness.cloud.submitted_tokens == [TOKEN] * len(failures)
+    harness.write(FitEnded(outcome="cancelled"))
+    harness.writer.request_read()
+    harness.writer.advance(100.0 * len(failures))
+
+
+def test_a_pending_group_is_looked_up_at_once_after_the_end() -> None:
+    harness = LeaderHarness()
+    end_with_pending_group(*[ConnectionError("no answer")] * 9, harness=harness)
+    harness.steps(801.0)
+    assert harness.cloud.looked_up_tokens == [TOKEN], "the next request was due in 30 s"
+    assert harness.event_names[-1] == "GroupRefused"
+
+
+def test_a_denied_look_up_after_the_end_is_repeated() -> None:
+    harness = LeaderHarness()
+    end_with_pending_group(ConnectionError("no answer"), harness=harness)
+    harness.cloud.call_error = ProvisionPermissionError("denied", do="allow it")
+    wait = harness.steps(101.0)
+    assert 101.0 < wait.until <= 106.0
+    assert harness.ledger.view.groups[TOKEN].is_pending
+    harness.cloud.call_error = None
+    harness.steps(110.0)
+    assert harness.event_names[-1] == "GroupRefused"
