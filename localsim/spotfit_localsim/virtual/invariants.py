@@ -198,6 +198,9 @@ class InvariantChecker:
                 self._explained_losses.add(entry.event.agent)
         if isinstance(entry.event, RoundOpened):
             self._round_leader = entry.author
+            # Its connection broke before its machine was lost: that loss ends a later round.
+            opened = {one.agent for one in entry.event.round.assignments}
+            self._unexplained_ends = [gone - opened for gone in self._unexplained_ends]
         if isinstance(entry.event, RoundClosed):
             self._record_unexplained_end(entry.event)
         # Folded also after a violation, so that the timeline of the result is complete.
