@@ -225,6 +225,9 @@ class InvariantChecker:
             self.round_epochs[opened.number] = self.reference_view.epoch
             if opened.assignment_for_rank(0).agent == entry.author:
                 self._rounds_with_rank_0_on_leader.add(opened.number)
+            # Its connection broke before its machine was lost: that loss ends a later round.
+            members = {one.agent for one in opened.assignments}
+            self._unexplained_ends = [gone - members for gone in self._unexplained_ends]
         if isinstance(entry.event, RoundClosed):
             self._record_unexplained_end(entry.event)
         # Folded also after a violation, so that the timeline of the result is complete.

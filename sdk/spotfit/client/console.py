@@ -29,9 +29,11 @@ from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
 from spotfit.ledger.keys import RUN_RANK, format_log_source
 from spotfit.model.events import (
+    AgentCrash,
     CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
+    FailureCause,
     FitEnded,
     FitStarted,
     GroupPlanned,
@@ -197,6 +199,11 @@ def _format_machine_event(event: _MachineEvent) -> str:
         case NodeLost(token=token, node=node, agent=None, reason=reason):
             hint = f"see its output with `spotfit logs --machine {token}/{node}`"
             return f"machine {token}/{node} lost before its agent joined: {reason} ({hint})"
+        # A crash has its own reason, and its traceback is not printed elsewhere.
+        case NodeLost(token=token, node=node, crash=AgentCrash(traceback_text=text)):
+            return f"machine {token}/{node} lost, its agent crashed:\n{text.rstrip()}"
+        case NodeLost(token=token, node=node, reason=reason, cause=FailureCause.PREEMPTION):
+            return f"machine {token}/{node} preempted: {reason}"
         case NodeLost(token=token, node=node, reason=reason):
             return f"machine {token}/{node} lost: {reason}"
         case GroupsReleased(token=token, other_tokens=others):

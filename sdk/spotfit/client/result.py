@@ -113,12 +113,27 @@ def build_run_error(
             if first is not None and first.pickle_key is not None and key is not None:
                 return ControllerError(_load_exception(first, store, key, clock))
             text = f"{ended.reason}\n{first.message if first else ''}".strip()
-            return ControllerError(SpotfitError(text))
+            return ControllerError(SpotfitError(text, do=_machine_remedy(ended, store)))
         case _:
             return TrainingFailedError(
                 f"The run in {store.url} failed: {ended.reason}",
                 do=f"Read the output of the workers with `spotfit logs {store.url}`.",
             )
+
+
+def _machine_remedy(ended: FitEnded, store: Store) -> str:
+    """What to do if machines crashed or started no agent; '' for other failures."""
+    if not ended.failed_machine:
+        return ""
+    read_output = (
+        "Read what the machine printed, if its backend keeps that: `spotfit logs --machine "
+        f"{ended.failed_machine} {store.url}`."
+    )
+    return (
+        f"{read_output} If a traceback shows an error in spotfit, report it. Otherwise check that "
+        "the image or the environment of the machines has Python 3.11 or newer and spotfit, and "
+        "that machines can reach the storage; `python -m spotfit.agent --check` tests it there."
+    )
 
 
 def format_worker_failures(failures: Sequence[RankFailure]) -> str:

@@ -334,6 +334,8 @@ class RunHandle:
             error = build_run_error(ended, self._ledger.store, self.key)
             # Unless user code failed, the output of machines that never joined may hold the cause.
             may_be_machines = ended.outcome == "failed" and ended.cause is not FailureCause.WORKER
+            # The error has the output of the last one already.
+            may_be_machines &= not (ended.failed_machine and ended.failures)
             if may_be_machines and (output := read_unjoined_output(self._ledger)):
                 error.add_note(output)
             raise error

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, RetryingCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.core.errors import ConfigError, MissingExtraError, ProvisionError, SpotfitError
@@ -36,7 +38,7 @@ from spotfit.policy.actions import (
 )
 from spotfit.policy.capacity import with_crash
 from spotfit.policy.scheduler import next_action
-from spotfit.provision.api import Provisioner, Refusal, find_group
+from spotfit.provision.api import Provisioner, Refusal, fetch_machine_output, find_group
 from spotfit.provision.launch import AgentLaunchSpec
 
 # A finished background call wakes the leader (`ThreadedCalls`); polling is a safety net.
@@ -50,6 +52,10 @@ _MAX_LOOK_UP_DELAY_S = 5.0
 
 # Delay before failed cancel calls are repeated.
 _RELEASE_RETRY_S = 2.0
+
+# What a machine that starts no agent has printed last: enough for a traceback of Python.
+_MAX_OUTPUT_LINES = 20
+_MAX_OUTPUT_CHARS = 500  # per line
 
 # Wait of an idle reconciler. Nothing changes any more; the caller normally exits before.
 _IDLE_WAIT_S = 3600.0
@@ -199,19 +205,34 @@ class Reconciler:
         self._observed_at = None
 
     def _append_loss(self, lost: NodeLost, now: float) -> tuple[bool, Wait]:
-        """Append a loss, once it is known whether the agent of the machine has stored a crash."""
-        name = f"crash {lost.token}/{lost.node}"
-        ledger = self._journal_writer.ledger
-        result = self._retrying_calls.run(
-            name, partial(ledger.read_crash, lost.token, lost.node), now
-        )
+        """Append a loss, once what the machine has left behind was looked up."""
+        name = f"explain {lost.token}/{lost.node}"
+        result = self._retrying_calls.run(name, partial(self._explain_loss, lost), now)
         if result is None:
-            return False, Wait(now + _PENDING_CALL_POLL_S, f"reading the {name}")
+            reason = f"looking up why {lost.token}/{lost.node} was lost"
+            return False, Wait(now + _PENDING_CALL_POLL_S, reason)
         # A machine that failed to boot delays the next request like a refusal.
         if lost.agent is None:
             self._record_refusal(lost.token, now)
-        self._journal_writer.write(with_crash(lost, result.value), now)
+        self._journal_writer.write(result.value, now)
         return True, _no_wait(now)
+
+    def _explain_loss(self, lost: NodeLost) -> NodeLost:
+        """Return the loss with the crash and the output of the machine; a background call."""
+        explained = with_crash(lost, self._journal_writer.ledger.read_crash(lost.token, lost.node))
+        handle = self._journal_writer.view.groups[lost.token].handle
+        if not lost.is_failed_start or handle is None or not self._provisioner.traits.keeps_output:
+            return explained
+        # Now: releasing the group may delete the output.
+        try:
+            outputs = fetch_machine_output(
+                self._provisioner, handle, lost.node, max_lines=_MAX_OUTPUT_LINES
+            )
+        except Exception as error:  # noqa: BLE001  # each client library has its own errors
+            log.warning("machine.no_output", machine=f"{lost.token}/{lost.node}", reason=str(error))
+            return explained
+        lines = [line[:_MAX_OUTPUT_CHARS] for output in outputs[-1:] for line in output.lines]
+        return replace(explained, output=tuple(lines))
 
     def _record_refusal(self, token: Token, now: float) -> None:
         if self._journal_writer.view.groups[token].role == "validate":

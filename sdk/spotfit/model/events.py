@@ -136,6 +136,8 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     """The error with which its agent has ended, if the agent stored one."""
     is_failed_start: bool = False
     """Whether the backend reports that it ended with an error before its agent joined."""
+    output: tuple[str, ...] = ()
+    """For a failed start, the last lines that the machine printed, if the backend has them."""
 
 
 class GroupsReleased(msgspec.Struct, frozen=True, kw_only=True, tag="groups_released"):
@@ -309,6 +311,9 @@ class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
     missing_reports: str = ""
     """Which ranks made fewer reports than others, whose metrics therefore do not count; '' if
     none."""
+    failed_machine: str = ""
+    """The machine "<group token>/<node index>" that crashed or started no agent, if the fit ended
+    for that."""
 
 
 # Separate from FitEnded, so that the result of the training cannot be lost while validations run.

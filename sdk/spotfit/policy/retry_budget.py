@@ -228,7 +228,7 @@ def fit_ended_by_crashes(view: View) -> FitEnded | None:
         reason = f"{what}; crash {repeated} with this traceback, limit {MAX_EQUAL_CRASHES}"
     else:
         reason = f"{what}; crash {crashes.incidents} of agents, limit {limit}"
-    return _ended_by_platform(reason, crashes.latest.traceback_text)
+    return _ended_by_platform(reason, crashes.latest.traceback_text, crashes.machine_names[-1])
 
 
 def fit_ended_by_failed_starts(view: View) -> FitEnded | None:
@@ -245,7 +245,8 @@ def fit_ended_by_failed_starts(view: View) -> FitEnded | None:
         f"no machine has started an agent, the last is {lost.token}/{lost.node}: {lost.reason}; "
         f"failed start {view.failed_starts}, limit {limit}"
     )
-    return _ended_by_platform(reason, lost.crash.traceback_text if lost.crash else "")
+    text = lost.crash.traceback_text if lost.crash else "\n".join(lost.output)
+    return _ended_by_platform(reason, text, f"{lost.token}/{lost.node}")
 
 
 def last_line(traceback_text: str) -> str:
@@ -261,14 +262,15 @@ def _own_limit(view: View, limit: int) -> int:
     return limit if platform < 0 else min(limit, platform)
 
 
-def _ended_by_platform(reason: str, traceback_text: str) -> FitEnded:
+def _ended_by_platform(reason: str, text: str, machine_name: str) -> FitEnded:
     # Rank -1: the failure is not of a worker.
-    failure = RankFailure(rank=-1, kind="died", message=traceback_text, cause=FailureCause.PLATFORM)
+    failure = RankFailure(rank=-1, kind="died", message=text, cause=FailureCause.PLATFORM)
     return FitEnded(
         outcome="failed",
         reason=reason,
         cause=FailureCause.PLATFORM,
-        failures=(failure,) if traceback_text else (),
+        failures=(failure,) if text else (),
+        failed_machine=machine_name,
     )
 
 

@@ -171,6 +171,27 @@ def test_each_outcome_has_an_exception(
     assert message in str(error)
 
 
+def test_a_failed_machine_is_explained_by_its_output_and_a_remedy() -> None:
+    printed = RankFailure(rank=-1, kind="died", message="python: No module named spotfit")
+    ended = FitEnded(
+        outcome="failed",
+        reason="no machine has started an agent",
+        cause=FailureCause.PLATFORM,
+        failures=(printed,),
+        failed_machine="t-1/0",
+    )
+    store = MemoryStore()
+    error = build_run_error(ended, store, KEY)
+    assert isinstance(error, ControllerError)
+    assert "No module named spotfit" in str(error)
+    assert f"spotfit logs --machine t-1/0 {store.url}" in str(error)
+
+
+def test_another_failure_of_the_platform_has_no_remedy_for_machines() -> None:
+    ended = FitEnded(outcome="failed", reason="no quota", cause=FailureCause.PLATFORM)
+    assert "--machine" not in str(build_run_error(ended, MemoryStore(), KEY))
+
+
 @pytest.mark.parametrize("timed_out", [False, True])
 def test_a_preemption_error_has_the_last_machines(timed_out: bool) -> None:
     gone = PreemptedNodes(

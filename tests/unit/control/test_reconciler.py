@@ -34,7 +34,7 @@ from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.spec import ValidationSpec
 from spotfit.policy.actions import Wait
-from spotfit.provision.api import Refusal, Traits
+from spotfit.provision.api import MachineOutput, Refusal, Traits
 from spotfit.store.api import Store
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
@@ -432,7 +432,7 @@ def test_a_loss_is_recorded_after_the_crash_was_looked_up() -> None:
     harness = harness_with_failed_machine(calls)
     assert not reconcile(harness)[0]
     assert NodeLost not in map(type, harness.events)
-    calls.complete("crash t-1/0")
+    calls.complete("explain t-1/0")
     assert reconcile(harness)[0]
     assert NodeLost in map(type, harness.events)
 
@@ -466,3 +466,43 @@ def test_a_denied_look_up_after_the_end_is_repeated() -> None:
     harness.cloud.call_error = None
     harness.steps(110.0)
     assert harness.event_names[-1] == "GroupRefused"
+
+
+class OutputKeepingProvisioner(FakeProvisioner):
+    """A backend that keeps the output of its machines."""
+
+    def __init__(self, lines: tuple[str, ...] | Exception) -> None:
+        super().__init__(keeps_output=True)
+        self._lines = lines
+
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        if isinstance(self._lines, Exception):
+            raise self._lines
+        return [MachineOutput("first start", ("old",)), MachineOutput("last start", self._lines)]
+
+
+def record_failed_start(cloud: FakeProvisioner) -> NodeLost:
+    harness = harness_with_failed_machine()
+    harness.leader = Reconciler(harness.writer, cloud, LAUNCH, harness.calls, token_factory())
+    failed = NodeStatus(state=NodeState.FAILED, reason="exit code 127")
+    harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
+    reconcile(harness)
+    (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
+    return lost
+
+
+def test_a_failed_start_is_recorded_with_the_output_of_the_machine() -> None:
+    """Releasing the group may delete it."""
+    lost = record_failed_start(OutputKeepingProvisioner(("No module named spotfit",)))
+    assert lost.output == ("No module named spotfit",)
+
+
+@pytest.mark.parametrize(
+    "cloud",
+    [FakeProvisioner(), OutputKeepingProvisioner(ValueError("denied"))],
+    ids=["none kept", "not readable"],
+)
+def test_a_failed_start_without_output_is_recorded(cloud: FakeProvisioner) -> None:
+    assert record_failed_start(cloud).output == ()

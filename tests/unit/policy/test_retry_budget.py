@@ -438,6 +438,15 @@ def test_the_reason_of_a_failed_start_names_the_machine() -> None:
     )
 
 
+def test_the_output_of_a_machine_that_started_no_agent_is_in_the_failure() -> None:
+    view = view_with_failed_starts(3)
+    assert view.last_failed_start is not None
+    printed = replace(view.last_failed_start, output=("a", "b"))
+    ended = fit_ended_by_failed_starts(replace(view, last_failed_start=printed))
+    assert ended is not None
+    assert (ended.failures[0].message, ended.failed_machine) == ("a\nb", "t-1/1")
+
+
 def test_a_changed_leader_leaves_the_agents_missing_that_do_not_connect() -> None:
     state = a_leader_state(members=member_statuses(a_member_status(0)))
     closed = round_closed_by_failure(VIEW, state, a_round())
