@@ -28,6 +28,7 @@ def train_hash_chain(config: dict[str, Any]) -> str:
             "steps": state["steps"] + 1,
             "chain": next_chain_digest(state["chain"], step),
         }
+        print(f"step {step}", flush=True)  # noqa: T201 - checked after the run
         SystemClock().wait(config["step_s"])
         _report(state, config, json.dumps(state).encode())
     return str(state["chain"])

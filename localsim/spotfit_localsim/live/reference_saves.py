@@ -82,6 +82,7 @@ class _SnapshotTrainer:
             spotfit.collective.barrier()
             chain = next_chain_digest(state["chain"], step)
             state = {"step": step, "steps": state["steps"] + 1, "chain": chain}
+            print(f"step {step}", flush=True)  # noqa: T201 - checked after the run
             SystemClock().wait(self._config["step_s"])
             if step % self._config["save_every"] == 0:
                 self._save(state)

@@ -1,12 +1,14 @@
 """Every kind of violation in a finished run is detected by its check."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, RunId, Token
+from spotfit.host import owned_dirs
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
@@ -14,6 +16,7 @@ from spotfit.model.events import (
     FitEnded,
     GroupPlanned,
     JournalEvent,
+    NodeLost,
     RoundOpened,
 )
 from spotfit.model.group import GroupPlan, GroupRequest
@@ -55,7 +58,21 @@ def store(tmp_path: Path) -> Store:
     for name in ("one", "two"):
         for rank in (0, 1):
             store.put(f"{name}/rank-{rank}", b"state")
+    put_report(store, "a", 0)
     return store
+
+
+def put_report(store: Store, agent: str, index: int, step: int = 1) -> None:
+    """Store a report of round 1 as a chunk of its own."""
+    metrics = {"step": step, "steps": step}
+    line = {"round": 1, "report_index": index, "checkpoint": None, "metrics": metrics}
+    store.put(keys.reports(AgentId(agent), index), json.dumps(line).encode())
+
+
+def put_log(store: Store, agent: str, chunk: int, *steps: int, end: bool = False) -> None:
+    lines = [{"rank": 0, "round": 2, "text": f"step {step}"} for step in steps]
+    body = [json.dumps(line) for line in (*lines, *([{"end": True}] if end else []))]
+    store.put(keys.logs(AgentId(agent), chunk), "\n".join(body).encode())
 
 
 def audit(store: Store, *events: JournalEvent, **observed: object) -> list[str]:
@@ -116,11 +133,68 @@ def test_leftovers_are_violations(store: Store) -> None:
     assert audit(store, *GOOD_EVENTS, leftovers=["process 17"]) == ["leftover: process 17"]
 
 
-def test_duplicate_report_is_a_violation(store: Store) -> None:
-    line = {"round": 1, "report_index": 0, "checkpoint": None, "metrics": {"step": 1, "steps": 1}}
-    for agent in ("a", "b"):
-        store.put(keys.reports(AgentId(agent), 0), json.dumps(line).encode())
+def test_different_reports_of_one_number_are_a_violation(store: Store) -> None:
+    put_report(store, "b", 0, step=2)
     assert audit(store, *GOOD_EVENTS) == ["report (1, 0) was stored twice"]
+
+
+def test_a_report_that_the_next_leader_has_stored_again_is_no_violation(store: Store) -> None:
+    put_report(store, "b", 0)
+    assert audit(store, *GOOD_EVENTS) == []
+
+
+def test_a_report_that_a_leader_stored_twice_is_a_violation(store: Store) -> None:
+    body = store.get(keys.reports(AgentId("a"), 0))
+    store.put(keys.reports(AgentId("a"), 1), body)
+    assert audit(store, *GOOD_EVENTS) == ["report (1, 0) was stored twice"]
+
+
+def test_a_missing_report_before_a_commit_is_a_violation(store: Store) -> None:
+    store.delete(keys.reports(AgentId("a"), 0))
+    put_report(store, "a", 1)
+    (violation,) = audit(store, *GOOD_EVENTS)
+    assert violation == "reports [0] of round 1 are missing, but 0 was committed"
+
+
+def test_a_complete_log_has_no_violations(store: Store) -> None:
+    put_log(store, "a", 0, *range(1, 6))
+    put_log(store, "a", 1, *range(6, STEPS + 1), end=True)
+    assert audit(store, *GOOD_EVENTS) == []
+
+
+def test_a_missing_chunk_of_a_log_is_a_violation(store: Store) -> None:
+    put_log(store, "a", 1, *range(1, STEPS + 1), end=True)
+    (violation,) = audit(store, *GOOD_EVENTS)
+    assert "chunks of the log of a are missing" in violation
+
+
+def test_a_lost_line_is_a_violation(store: Store) -> None:
+    put_log(store, "a", 0, 1, 2, 4)
+    (violation,) = audit(store, *GOOD_EVENTS)
+    assert violation == "round 2: lines of rank 0 are missing: [1, 2, 4]"
+
+
+def test_a_lost_last_line_is_a_violation(store: Store) -> None:
+    put_log(store, "a", 0, *range(1, STEPS), end=True)
+    (violation,) = audit(store, *GOOD_EVENTS)
+    assert violation == f"the last line of rank 0 is of step {STEPS - 1} of {STEPS}"
+
+
+def test_a_replaced_machine_without_the_end_of_its_log_is_a_violation(store: Store) -> None:
+    put_log(store, "gone", 0, 1, 2)
+    lost = NodeLost(token=Token("a"), node=0, agent=AgentId("gone"), reason="it was replaced")
+    (violation,) = audit(store, *GOOD_EVENTS[:-1], lost, FINISHED)
+    assert violation == "gone was replaced, and its last output is not stored"
+
+
+def test_shared_memory_of_an_agent_is_a_leftover(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owned_dirs, "SHARED_MEMORY_DIR", tmp_path)
+    store.put(keys.member(AgentId("a")), b"{}")
+    folder = tmp_path / f"spotfit-{os.getuid()}-a"
+    folder.mkdir()
+    assert audit(store, *GOOD_EVENTS) == [f"leftover: {folder}"]
 
 
 def test_unreadable_run_is_a_violation(tmp_path: Path) -> None:
