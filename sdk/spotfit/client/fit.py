@@ -268,6 +268,7 @@ def _register_run(
         key=key,
         store=preflight.store,
         objects=_bundle_objects(request, ledger),
+        has_accelerator=any(name in request.scaling.worker_resources for name in ("GPU", "TPU")),
     )
     spec = request.build_spec(
         run_id=ledger.run_id,

@@ -21,6 +21,7 @@ from spotfit.code import version_check
 from spotfit.code.archive import CodeArchive, archive_directory, archive_key, archive_module
 from spotfit.code.fingerprint import combine_fingerprints
 from spotfit.code.function_pickle import (
+    device_tensor_error,
     function_name,
     pickle_object,
     project_modules,
@@ -165,11 +166,13 @@ def upload_code_bundle(
     key: RunKey,
     store: Store,
     objects: Mapping[str, Any] | None = None,
+    has_accelerator: bool = True,
 ) -> CodeBundleRef:
     """Upload the function, its config, environment and code archives to the run's store.
 
     Called by `fit()` for each new run. `objects`, by name, are pickled separately, so that each
-    process loads only those that it needs (`CodeBundlePayload.load_object`). Idempotent: what is
+    process loads only those that it needs (`CodeBundlePayload.load_object`). Workers without an
+    accelerator (`has_accelerator`) cannot load tensors in the memory of one. Idempotent: what is
     stored already is not replaced. Raises `ConfigError` or `ShippingError` before anything is
     uploaded, and the `StoreError` of a failed upload. The result becomes part of the run's spec.
     """
@@ -177,6 +180,10 @@ def upload_code_bundle(
     needs_config = takes_config(fn)
     code = _CodeArchives.from_runtime_env(runtime_env)
     pickles = _CodeBundlePickles.create(fn, config, objects, code=code)
+    if pickles.has_device_tensors and not has_accelerator:
+        error = device_tensor_error(_labeled_parts(fn, config))
+        if error is not None:
+            raise error
     payload = CodeBundlePayload(
         runtime_env=code.package_env(runtime_env),
         takes_config=needs_config,
@@ -310,6 +317,8 @@ class _CodeBundlePickles(NamedTuple):
     """Packages that must be installed to load the pickles."""
     module_digests: dict[str, str]
     """Digests of the user's code in the pickles, by module."""
+    has_device_tensors: bool
+    """Whether the function or its config holds a tensor in the memory of an accelerator."""
 
     @classmethod
     def create(
@@ -326,7 +335,7 @@ class _CodeBundlePickles(NamedTuple):
         by_value = [
             m for m in own if not any(archive.contains_module(m) for archive in code.archives())
         ]
-        call = {function_name(fn): fn, "train_loop_config": config}
+        call = _labeled_parts(fn, config)
         # In one pickle: objects that the function and its config share stay shared.
         function = pickle_object((fn, config), labeled_parts=call, by_value_modules=by_value)
         others = {
@@ -347,7 +356,12 @@ class _CodeBundlePickles(NamedTuple):
             module_digests={
                 name: combine_fingerprints(parts) for name, parts in sorted(fingerprints.items())
             },
+            has_device_tensors=function.has_device_tensors,
         )
+
+
+def _labeled_parts(fn: Callable[..., Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {function_name(fn): fn, "train_loop_config": {} if config is None else config}
 
 
 def _create_if_absent(store: Store, key: str, body: bytes) -> None:

@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
+    CellType,
     CodeType,
     FunctionType,
     MappingProxyType,
@@ -260,6 +261,8 @@ class PickledObject(NamedTuple):
     """Top-level packages that must be importable to load the pickle."""
     user_code: Mapping[str, frozenset[str]]
     """Fingerprints of the functions and classes that are pickled by value, by module."""
+    has_device_tensors: bool = False
+    """Whether it contains a torch tensor in the memory of an accelerator."""
 
 
 def takes_config(fn: Callable[..., Any]) -> bool:
@@ -333,7 +336,33 @@ def pickle_object(
         for name, definitions in pickler.definitions_by_module.items()
         if _top_level_name(name) in user_modules
     }
-    return PickledObject(body, packages, code)
+    return PickledObject(body, packages, code, pickler.device is not None)
+
+
+def device_tensor_error(labeled_parts: Mapping[str, Any]) -> ShippingError | None:
+    """Return the error that names the first part with a tensor on an accelerator; None without one.
+
+    `labeled_parts` are those of `pickle_object`, of which the result `has_device_tensors`. For
+    workers without an accelerator, which could not load it.
+    """
+    for name, part in labeled_parts.items():
+        found = find_unpicklable_part(part, name, _check_devices)
+        if found is not None:
+            return ShippingError(
+                f"{' -> '.join(found.path)} is {found.error}, and the workers have no accelerator.",
+                do="Move it to the CPU before fit(), with tensor.cpu() or model.to('cpu'); or "
+                "create it inside the training function. For workers with GPUs set "
+                "ScalingConfig(use_gpu=True).",
+                path=found.path,
+            )
+    return None
+
+
+def _check_devices(value: Any) -> Exception | None:
+    pickler = _RecordingPickler(_SizeCounter())
+    with suppress(Exception):  # a part that can only be pickled within the whole
+        pickler.dump(value)
+    return ValueError(f"on the device {pickler.device}") if pickler.device is not None else None
 
 
 def project_modules(*, roots: Iterable[str] | None = None) -> tuple[ModuleType, ...]:
@@ -392,7 +421,7 @@ def unpickle(body: bytes, *, description: str) -> Any:
         top = _top_level_name(missing.name or "")
         raise ShippingError(
             f"The {description} could not be loaded on the machine {machine.hostname()}: the "
-            f"module {missing.name!r} is missing.",
+            f"module {missing.name!r} is missing{_format_failed_part(body)}.",
             do=f"If {top!r} is a package, add it to worker_runtime_env={{'pip': [...]}} or to the "
             "machines' image; if it is part of your project, pass worker_runtime_env="
             "{'working_dir': ...} or {'py_modules': [...]}.",
@@ -401,11 +430,68 @@ def unpickle(body: bytes, *, description: str) -> Any:
     except Exception as error:
         raise ShippingError(
             f"The {description} could not be loaded on the machine {machine.hostname()}: "
-            f"{type(error).__name__}: {error}",
+            f"{type(error).__name__}: {error}{_format_failed_part(body)}",
             do="Compare the package versions on that machine and where the object was pickled. If "
             "an object needs a device that the machine lacks, move its tensors to the CPU first.",
             retryable=not isinstance(error, _DETERMINISTIC_ERRORS),
         ) from error
+
+
+def _format_failed_part(body: bytes) -> str:
+    """Return " (in closure variable 'model')" for a pickle that does not load; '' if unknown."""
+    # Only Python's own implementation shows what it has built before the error.
+    unpickler: Any = pickle._Unpickler(io.BytesIO(body))  # noqa: SLF001
+    try:
+        unpickler.load()
+    except BaseException:  # noqa: BLE001 - the error that `unpickle` reports, from the user's code
+        frames = [*unpickler.metastack, unpickler.stack]
+        path = [*_unfinished_variables([part for frame in frames for part in frame])]
+        path = path or [*_unfinished_config_key(frames)]
+        return f" (in {' -> '.join(path)})" if path else ""
+    return ""  # it has loaded this time
+
+
+_FUNCTION_STATE = ("__name__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__")
+
+
+def _unfinished_variables(built: list[Any]) -> Iterator[str]:
+    """Yield the variables that an interrupted unpickler was building, outermost first.
+
+    `built` holds, for each function that cloudpickle has pickled by value, the function and then
+    the keys and values of its state, up to the one that is not complete.
+    """
+    function: FunctionType | None = None
+    states: dict[int, tuple[FunctionType, int]] = {}  # the last key of each function's state
+    for n, part in enumerate(built):
+        if isinstance(part, FunctionType) and part.__module__ != "cloudpickle.cloudpickle":
+            function = part
+        if isinstance(part, str) and part in _FUNCTION_STATE and function is not None:
+            states[id(function)] = function, n
+    ends = [*(n for _, n in states.values()), len(built)][1:]
+    for (function, n), end in zip(states.values(), ends, strict=True):
+        rest, code = built[n + 1 : end], function.__code__
+        cells = sum(isinstance(part, CellType) for part in rest)
+        names = [part for part in rest if isinstance(part, str) and part in _global_names(code)]
+        if built[n] == "__globals__" and names:
+            yield f"global {names[-1]!r} of {function.__name__}()"
+        elif built[n] == "__closure__" and cells < len(code.co_freevars):
+            yield f"closure variable {code.co_freevars[cells]!r} of {function.__name__}()"
+        elif built[n] in ("__defaults__", "__kwdefaults__"):
+            yield f"a default argument of {function.__name__}()"
+
+
+def _unfinished_config_key(frames: list[list[Any]]) -> Iterator[str]:
+    """Yield the entry of train_loop_config that an interrupted unpickler was building."""
+    # The function and its config are one tuple.
+    if len(frames[0]) < 2 or not isinstance(frames[0][1], dict):
+        return
+    # A config with one entry is built in the frame of the tuple.
+    pairs = frames[0][2:3] or (frames[1] if len(frames) > 1 else [])
+    # A container or a function may be the value of a complete entry, or a part of the last one.
+    is_certain = not any(isinstance(part, dict | list) or callable(part) for part in pairs[1:-2])
+    key = pairs[(len(pairs) - 1) // 2 * 2] if pairs else None
+    is_key = is_certain and isinstance(key, str)
+    yield f"train_loop_config[{key!r}]" if is_key else "train_loop_config"
 
 
 _DETERMINISTIC_ERRORS = (ImportError, AttributeError, SyntaxError, pickle.UnpicklingError)
@@ -420,8 +506,15 @@ class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
         super().__init__(sink)
         self.modules_by_name: set[str] = set()
         self.definitions_by_module: dict[str, set[str]] = {}
+        self.device: str | None = None
+        """The device of the first tensor that is neither on the CPU nor without data."""
+        # Not imported: without torch in this process there are no tensors.
+        self._tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)
 
     def reducer_override(self, obj: Any) -> Any:
+        is_tensor = self._tensor_type is not None and isinstance(obj, self._tensor_type)
+        if is_tensor and self.device is None and obj.device.type not in ("cpu", "meta"):
+            self.device = str(obj.device)
         reduced = super().reducer_override(obj)
         if not isinstance(obj, _RECORDED_TYPES):
             return reduced

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+import torch
 
 from spotfit.client import fit as fitting
 from spotfit.client.fit import start_run, submit, wait_for_result
@@ -33,9 +34,11 @@ from spotfit.core.errors import (
 )
 from spotfit.frameworks.backend_config import Backend, BackendConfig
 from spotfit.ledger import keys
+from spotfit.model.config import ScalingConfig
 from spotfit.model.events import CheckpointCommitted, FitEnded
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.user_callback import UserCallback
+from spotfit.store.factory import open_store
 from spotfit.store.local import LocalStore
 from spotfit.testing.builders import a_committed_checkpoint
 from tests.unit.client.harness import ClientHarness
@@ -417,3 +420,24 @@ def test_a_cancellation_from_elsewhere_raises(harness: ClientHarness) -> None:
     harness.clock.next_events = iter([lambda: harness.attach_run().cancel("not today")])
     with pytest.raises(RunCancelledError, match="not today"):
         fit(harness.request())
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda:0")
+
+
+def test_a_tensor_on_a_gpu_is_refused_for_workers_without_one(harness: ClientHarness) -> None:
+    weights = torch.zeros(1).as_subclass(DeviceTensor)
+
+    def train() -> Any:
+        return weights
+
+    with pytest.raises(ShippingError, match=r"variable 'weights' is on the device cuda:0, and"):
+        start_run(harness.request(train))
+    assert list(open_store(harness.url).list()) == []
+    with_gpu = ScalingConfig(num_workers=2, use_gpu=True)
+    assert start_run(harness.request(train, scaling=with_gpu)).status().state == "waiting"

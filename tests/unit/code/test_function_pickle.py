@@ -15,9 +15,11 @@ from typing import Any
 
 import cloudpickle
 import pytest
+import torch
 
 from spotfit.code import function_pickle
 from spotfit.code.function_pickle import (
+    device_tensor_error,
     function_name,
     load_sealed_pickle,
     pickle_object,
@@ -29,6 +31,7 @@ from spotfit.core.errors import ConfigError, ConfigTypeError, IntegrityError, Sh
 from spotfit.security.run_key import RunKey
 from spotfit.testing.builders import RUN_ID
 
+THIS_MODULE = sys.modules[__name__]
 KEY = RunKey(bytes(range(32)), RUN_ID)
 
 
@@ -305,6 +308,120 @@ def test_a_missing_class_points_to_versions() -> None:
     with pytest.raises(ShippingError, match=r"AttributeError.*Callable9") as caught:
         unpickle(body, description="training function")
     assert "version" in caught.value.do
+
+
+class FailsToLoad:
+    """An object of which loading raises, such as a tensor for a device that is not there."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def load_error(fn: Callable[..., Any], config: dict[str, Any] | None = None) -> str:
+    body = pickle_object((fn, config or {}), labeled_parts={}, by_value_modules=[THIS_MODULE]).body
+    with pytest.raises(ShippingError, match="could not be loaded on the machine") as caught:
+        unpickle(body, description="training function")
+    return caught.value.message
+
+
+a_global = [1, FailsToLoad()]
+
+
+def helper_with_global() -> Any:
+    return a_global
+
+
+def test_a_captured_variable_that_cannot_be_loaded_is_named() -> None:
+    complete, model, other, last = 1, FailsToLoad(), 3, 4
+
+    def with_closure() -> Any:
+        return complete, model, other, last
+
+    def with_default(model: Any = model) -> Any:
+        return model
+
+    def with_helper() -> Any:
+        return helper_with_global()
+
+    assert load_error(with_closure).endswith("(in closure variable 'model' of with_closure())")
+    assert load_error(with_default).endswith("(in a default argument of with_default())")
+    assert load_error(helper_with_global).endswith("(in global 'a_global' of helper_with_global())")
+    assert load_error(with_helper).endswith(
+        "(in global 'helper_with_global' of with_helper() -> "
+        "global 'a_global' of helper_with_global())"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"model": FailsToLoad()}, "train_loop_config['model']"),
+        ({"lr": 0.1, "model": FailsToLoad(), "steps": 3}, "train_loop_config['model']"),
+        ({"model": {"weights": FailsToLoad()}}, "train_loop_config['model']"),
+    ],
+)
+def test_an_entry_of_the_config_that_cannot_be_loaded_is_named(
+    config: dict[str, Any], part: str
+) -> None:
+    assert load_error(print, config).endswith(f"(in {part})")
+
+
+def test_a_variable_of_a_missing_module_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "absent_here.py").write_text("class Model: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = importlib.import_module("absent_here").Model()
+
+    def train() -> Any:
+        return model
+
+    body = pickle_object((train, {}), labeled_parts={}, by_value_modules=[THIS_MODULE]).body
+    monkeypatch.delitem(sys.modules, "absent_here")
+    (tmp_path / "absent_here.py").unlink()
+    importlib.invalidate_caches()
+    with pytest.raises(
+        ShippingError, match=r"'absent_here' is missing \(in closure variable 'model'"
+    ):
+        unpickle(body, description="training function")
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda:0")
+
+
+def test_a_tensor_on_an_accelerator_is_named_by_its_path() -> None:
+    layer = torch.nn.Linear(1, 1)
+    weights = {"layer": [torch.zeros(1).as_subclass(DeviceTensor)]}
+
+    def train() -> Any:
+        return layer, weights
+
+    parts = {"train": train, "train_loop_config": {}}
+    pickled = pickle_object((train, {}), labeled_parts=parts, by_value_modules=[THIS_MODULE])
+    assert pickled.has_device_tensors
+    error = device_tensor_error(parts)
+    assert error is not None
+    assert error.message == (
+        "train -> closure variable 'weights' -> ['layer'] -> [0] is on the device cuda:0, and the "
+        "workers have no accelerator."
+    )
+
+
+def test_tensors_on_the_cpu_are_no_device_tensors() -> None:
+    layer, empty = torch.nn.Linear(1, 1), torch.zeros(1, device="meta")
+
+    def train() -> Any:
+        return layer, empty
+
+    parts = {"train": train}
+    pickled = pickle_object((train, {}), labeled_parts=parts, by_value_modules=[THIS_MODULE])
+    assert not pickled.has_device_tensors
+    assert device_tensor_error(parts) is None
 
 
 def test_two_required_arguments_are_a_config_error() -> None:
