@@ -6,7 +6,8 @@ import hashlib
 import pickle
 import random
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
 
 from spotfit.core.codec import encode
 from spotfit.core.ids import AgentId, RunId, Token
@@ -32,9 +33,14 @@ loaded_pickles: list[str] = []
 """Which pickles of the attacker were loaded; empty unless spotfit is wrong."""
 
 
+def _record_load() -> None:
+    loaded_pickles.append("loaded")
+
+
 class _Canary:
     def __reduce__(self) -> tuple[object, ...]:
-        return (loaded_pickles.append, ("loaded",))
+        # A function of a module: a bound method would be pickled with a copy of the list.
+        return (_record_load, ())
 
 
 def forged_events() -> list[JournalEvent]:
@@ -59,9 +65,26 @@ def forged_events() -> list[JournalEvent]:
     ]
 
 
-def damage(objects: Objects, rng: random.Random, run_id: RunId) -> list[str]:
-    """Change the objects in one to three ways, and return what was done."""
-    return [rng.choice(_DAMAGES)(objects, rng, run_id) for _ in range(rng.randint(1, 3))]
+def damage(
+    objects: Objects,
+    rng: random.Random,
+    run_id: RunId,
+    *,
+    earlier: Mapping[str, Sequence[bytes]] = MappingProxyType({}),
+) -> list[str]:
+    """Change the objects in one to three ways, and return what was done.
+
+    `earlier` has bodies that the run has overwritten or deleted, by key.
+    """
+    done = []
+    for _ in range(rng.randint(1, 3)):
+        if earlier and rng.random() < 1 / len(_DAMAGES):
+            key = rng.choice(sorted(earlier))
+            objects[key] = rng.choice(earlier[key])
+            done.append(f"restored an earlier version of {key}")
+        elif objects:
+            done.append(rng.choice(_DAMAGES)(objects, rng, run_id))
+    return done
 
 
 def _modify(objects: Objects, rng: random.Random, _run_id: RunId) -> str:
@@ -94,6 +117,24 @@ def _delete(objects: Objects, rng: random.Random, _run_id: RunId) -> str:
     key = _draw(objects, rng)
     del objects[key]
     return f"deleted {key}"
+
+
+def _delete_middle_entry(objects: Objects, rng: random.Random, _run_id: RunId) -> str:
+    entries = sorted(key for key in objects if keys.is_entry(key))
+    if len(entries) < 3:
+        return "nothing"
+    key = rng.choice(entries[1:-1])
+    del objects[key]
+    return f"deleted {key}"
+
+
+def _swap_entries(objects: Objects, rng: random.Random, _run_id: RunId) -> str:
+    entries = sorted(key for key in objects if keys.is_entry(key))
+    if len(entries) < 2:
+        return "nothing"
+    one, other = rng.sample(entries, 2)
+    objects[one], objects[other] = objects[other], objects[one]
+    return f"exchanged {one} and {other}"
 
 
 def _swap(objects: Objects, rng: random.Random, _run_id: RunId) -> str:
@@ -159,7 +200,9 @@ _DAMAGES: tuple[Callable[[Objects, random.Random, RunId], str], ...] = (
     _modify_digit,
     _truncate,
     _delete,
+    _delete_middle_entry,
     _swap,
+    _swap_entries,
     _replay,
     _replay_at_the_end,
     forge_entry,
