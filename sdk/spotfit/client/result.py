@@ -43,6 +43,7 @@ from spotfit.core.errors import (
     WorkerGroupError,
     WorkerTimeoutError,
 )
+from spotfit.core.units import strip_control_characters
 from spotfit.host.plugins import require_module
 from spotfit.host.system import SystemClock
 from spotfit.ledger.journal import Journal, check_no_gaps
@@ -135,7 +136,8 @@ def format_worker_failures(failures: Sequence[RankFailure]) -> str:
     for members in groups.values():
         ranks = ",".join(str(member.rank) for member in members)
         text = _shorten_traceback(members[0].message)
-        lines.append(f"[Rank {ranks} Error Snippet]:\n{text}")
+        # The exception is printed by Python, as it is.
+        lines.append(f"[Rank {ranks} Error Snippet]:\n{strip_control_characters(text)}")
     return "\n".join(lines)
 
 
