@@ -232,7 +232,7 @@ def _scan_bucket(
         # Files shared with a parent may have been deleted: only the leader of the term in which
         # the checkpoint was saved protected the parent.
         try:
-            check_present(store, ready.name)
+            check_present(store, ready.name, digest=ready.manifests_digest)
         except IntegrityError as error:
             log.warning("checkpoint.incomplete", name=ready.name, reason=error.message)
         else:

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from spotfit.agent.collectives import REPORT_KIND, CollectiveKey, Collectives, OutgoingFrame
+from spotfit.checkpoint.manifest import combine_digests
 from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
 from spotfit.core.codec import decoder
 from spotfit.core.errors import IntegrityError
@@ -142,6 +143,8 @@ class Saving:
     done_ranks: set[int] = field(default_factory=set)
     size_bytes: int = 0
     step: int | None = None
+    digest_by_rank: dict[int, str] = field(default_factory=dict)
+    """The digest of each rank's manifest."""
     custom_folder: str = ""
     """Folder to which the first rank uploaded by itself; readers look for the files there."""
 
@@ -154,6 +157,7 @@ class Saving:
         """Record that the files of that rank are stored in the bucket. Called once per rank."""
         self.done_ranks.add(rank)
         self.size_bytes += upload.size_bytes
+        self.digest_by_rank[rank] = upload.manifest_digest
         self.step = upload.step
         if rank == self.ranks[0]:
             self.custom_folder = upload.custom_folder
@@ -173,6 +177,7 @@ class Saving:
             step=self.step,
             reason=self.reported.reason,
             custom_folder=self.custom_folder,
+            manifests_digest=combine_digests(self.digest_by_rank),
             snapshot_taken_at=self.reported_at if self.reported.is_snapshot else None,
         )
 
@@ -549,14 +554,13 @@ class ReportMatcher:
         if rank not in saving.ranks or upload.checkpoint_name != saving.name:
             name = upload.checkpoint_name
             raise _invalid_report(f"no upload of {name!r} for report {report_index} was requested")
-        if rank in saving.done_ranks:
-            return []
         # Parts of different steps are not one training state.
         if saving.done_ranks and saving.step != upload.step:
             return self.abandon_checkpoint(
                 report_index, f"rank {rank} saved step {upload.step}, others {saving.step}"
             )
-        saving.add_rank(rank, upload)
+        if rank not in saving.done_ranks:  # one that is reported again counts once
+            saving.add_rank(rank, upload)
         self._deliver_reports()
         return []
 

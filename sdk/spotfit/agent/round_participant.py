@@ -270,6 +270,8 @@ class RoundParticipant:
     ) -> StartWorker:
         """Return the message for the first worker of this node; only ranks differ in the others."""
         metrics = view.metrics_of(opened.checkpoint_name) if opened.checkpoint_name else None
+        committed = (each for each in view.checkpoints if each.name == opened.checkpoint_name)
+        digest = next((each.manifests_digest for each in committed), "")
         failure_model = FailureModel(
             market_prior=spec.market_prior,
             num_nodes=len(opened.assignments),
@@ -291,6 +293,7 @@ class RoundParticipant:
             framework_options=spec.framework_options,
             code_bundle=spec.code_bundle,
             checkpoint=opened.checkpoint_name,
+            checkpoint_digest=digest,
             checkpoint_metrics=metrics,
             has_snapshots=any(checkpoint.is_snapshot for checkpoint in view.checkpoints),
             replica_target=self._replica_target,

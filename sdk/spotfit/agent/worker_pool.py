@@ -352,6 +352,7 @@ class ProcessWorkerPool:
                 checkpoint_name=name,
                 size_bytes=outcome.size_bytes,
                 step=outcome.step,
+                manifest_digest=outcome.manifest_digest,
             )
             report([encode(completed)])
             if worker is not None:

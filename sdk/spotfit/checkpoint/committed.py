@@ -31,14 +31,14 @@ _MISSING_MANIFEST = FileRecord("authentic manifest", -1, "")
 _REUSE_SUFFIX = re.compile(r"@(\d+)-(\d+)")
 
 
-def open_committed(store: Store, name: str) -> Checkpoint:
+def open_committed(store: Store, name: str, *, digest: str = "") -> Checkpoint:
     """Open that checkpoint of the run at `store`; its files are verified when they are read.
 
-    `name` is from the journal, such as "checkpoint_000003". Reads its manifests. Opens the latest
-    complete report if the name was saved in several rounds. Raises `IntegrityError` if no report is
-    complete.
+    `name` is from the journal, such as "checkpoint_000003", and `digest` the `manifests_digest` of
+    the same entry; '' accepts the latest complete report of the name. Reads its manifests. Raises
+    `IntegrityError` if they are incomplete or not those of the entry.
     """
-    return _to_checkpoint(store, _complete_manifests(store, name))
+    return _to_checkpoint(store, _complete_manifests(store, name, digest))
 
 
 def open_uncommitted(store: Store, name: str, folder: str) -> Checkpoint:
@@ -60,20 +60,21 @@ def _files_without_manifest(store: Store) -> tuple[FileRecord, ...] | None:
 
 
 def open_all(
-    store: Store, names: Collection[str], *, location: StorageLocation | None = None
+    store: Store, digests: Mapping[str, str], *, location: StorageLocation | None = None
 ) -> dict[str, Checkpoint]:
     """Open these checkpoints of the run from one listing; returns them by name.
 
-    For the run's `Result` and the reported checkpoints. A checkpoint without complete manifests is
-    included: without the run key its files are not verified, with the key reading them raises
+    `digests` has the `manifests_digest` of each checkpoint, '' if it is unknown. For the run's
+    `Result` and the reported checkpoints. A checkpoint without complete manifests is included:
+    without the run key its files are not verified, with the key reading them raises
     `IntegrityError`, because another writer may have replaced them. `location` is the run's storage
     as the user passed it; None if the user passed a URL.
     """
-    manifests = _manifests_by_name(store, names)
+    manifests = _manifests_by_name(store, digests)
     unlisted = _files_without_manifest(store)
     opened = {}
-    for name in names:
-        parts = newest_complete_manifests(manifests[name])
+    for name, digest in digests.items():
+        parts = newest_complete_manifests(manifests[name], digest)
         opened[name] = (
             _to_checkpoint(store, parts, location)
             if parts
@@ -82,26 +83,30 @@ def open_all(
     return opened
 
 
-def check_present(store: Store, name: str) -> None:
+def check_present(store: Store, name: str, *, digest: str = "") -> None:
     """Compare a listing with the manifests of that checkpoint, without reading its files.
 
     Called before `fit()` continues a run from it, and before the leader commits one that it found
-    in the bucket. `store` is rooted at the run. Raises `IntegrityError` if no report of the name is
-    complete, and for the first file that is missing or has another size.
+    in the bucket. `store` is rooted at the run, `digest` is as in `open_committed`. Raises
+    `IntegrityError` if no report of the name is complete or has this digest, and for the first file
+    that is missing or has another size.
     """
-    _check_listed(store, name, _complete_manifests(store, name))
+    _check_listed(store, name, _complete_manifests(store, name, digest))
 
 
-def check_all_present(store: Store, names: Collection[str]) -> None:
+def check_all_present(store: Store, digests: Mapping[str, str]) -> None:
     """Call `check_present` for these checkpoints, with one listing of the manifests.
 
-    Called when a `Result` is read from its storage. Raises `IntegrityError` for one checkpoint that
-    is incomplete, or of which a file is missing or has another size.
+    `digests` is as in `open_all`. Called when a `Result` is read from its storage. Raises
+    `IntegrityError` for one checkpoint that is incomplete, or of which a file is missing or has
+    another size.
     """
-    manifests = _manifests_by_name(store, names)
+    manifests = _manifests_by_name(store, digests)
     # Each check lists one or more folders of its own.
     concurrent_map(
-        lambda name: _check_listed(store, name, _require_complete(store, name, manifests[name])),
+        lambda name: _check_listed(
+            store, name, _require_complete(store, name, manifests[name], digests[name])
+        ),
         manifests,
     )
 
@@ -144,17 +149,17 @@ def _to_checkpoint(
     )
 
 
-def _complete_manifests(store: Store, name: str) -> tuple[Manifest, ...]:
-    return _require_complete(store, name, manifests_of(store, name))
+def _complete_manifests(store: Store, name: str, digest: str) -> tuple[Manifest, ...]:
+    return _require_complete(store, name, manifests_of(store, name), digest)
 
 
 def _require_complete(
-    store: Store, name: str, manifests: Sequence[Manifest]
+    store: Store, name: str, manifests: Sequence[Manifest], digest: str
 ) -> tuple[Manifest, ...]:
-    parts = newest_complete_manifests(manifests)
+    parts = newest_complete_manifests(manifests, digest)
     if not parts:
         raise IntegrityError(
-            f"Checkpoint {name} in {store.url} {describe_missing_manifests(manifests)}",
+            f"Checkpoint {name} in {store.url} {describe_missing_manifests(manifests, digest)}",
             do="Restore the folder and its manifests from a backup, or start a run with another "
             "RunConfig(name=...).",
             checkpoint=name,

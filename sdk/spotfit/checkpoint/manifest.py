@@ -7,7 +7,8 @@ manifest proves that the files are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 
 from spotfit.checkpoint.format import index_filename
-from spotfit.core.codec import DECODE_ERRORS, decoder
+from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.ledger import keys
 from spotfit.model.events import ValidationRequest
@@ -88,6 +89,31 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 _manifest_decoder = decoder(Manifest)
 
 
+def manifest_digest(part: Manifest) -> str:
+    """Return the SHA-256, as hex digits, of what a manifest says about its report and its files.
+
+    Fields that are added later do not change it.
+    """
+    position = (part.name, part.round, part.report_index, part.rank, part.ranks, part.step)
+    return hashlib.sha256(encode((*position, part.custom_folder, part.files))).hexdigest()
+
+
+def combine_digests(digest_by_rank: Mapping[int, str]) -> str:
+    """Return one digest for the manifests of all ranks; '' if that of a rank is unknown, thus ''.
+
+    `digest_by_rank` are values of `manifest_digest`. The journal entry of the commit contains the
+    result.
+    """
+    if not digest_by_rank or "" in digest_by_rank.values():
+        return ""
+    lines = (f"{rank} {digest}\n" for rank, digest in sorted(digest_by_rank.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _digest_of_all(parts: Iterable[Manifest]) -> str:
+    return combine_digests({part.rank: manifest_digest(part) for part in parts})
+
+
 def is_complete(manifests: Sequence[Manifest]) -> bool:
     """Whether these are all manifests of one report, and of one step if it is a snapshot.
 
@@ -155,27 +181,33 @@ def latest_manifest_of(store: Store, name: str, rank: int) -> Manifest | None:
     return max(filter(None, parts), key=_report_order, default=None)
 
 
-def newest_complete_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
+def newest_complete_manifests(
+    manifests: Sequence[Manifest], digest: str = ""
+) -> tuple[Manifest, ...]:
     """Return the manifests of the latest complete report, by rank; empty if none is complete.
 
     `manifests` are all of one checkpoint name, from `manifests_of`. A name can have several
-    reports, from several rounds.
+    reports, from several rounds. With a `digest`, `CheckpointCommitted.manifests_digest`, only the
+    report that was committed counts: earlier manifests of the run are authentic, too.
     """
     # A later report that was interrupted has manifests as well, but not all of them.
     for order in sorted({_report_order(part) for part in manifests}, reverse=True):
         parts = tuple(part for part in manifests if _report_order(part) == order)
-        if is_complete(parts):
+        if is_complete(parts) and digest in ("", _digest_of_all(parts)):
             return tuple(sorted(parts, key=lambda part: part.rank))
     return ()
 
 
-def describe_missing_manifests(manifests: Sequence[Manifest]) -> str:
+def describe_missing_manifests(manifests: Sequence[Manifest], digest: str = "") -> str:
     """Return why a checkpoint without a complete report cannot be used, for error messages.
 
-    `manifests` are all of its name. The result ends a sentence: "is missing: …".
+    `manifests` are all of its name, `digest` is as in `newest_complete_manifests`. The result ends
+    a sentence: "is missing: …".
     """
     if not manifests:
         return "is missing: the storage has no manifest of it."
+    if digest and newest_complete_manifests(manifests):
+        return "was replaced: its manifests are not those that the run has committed."
     return "is incomplete: the storage has manifests of some ranks only."
 
 
@@ -232,6 +264,7 @@ def _ready_checkpoint(parts: Sequence[Manifest]) -> ReadyCheckpoint:
         step=first.step,
         reason=first.reason,
         custom_folder=first.custom_folder,
+        manifests_digest=_digest_of_all(parts),
     )
 
 

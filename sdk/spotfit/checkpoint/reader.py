@@ -296,18 +296,19 @@ def open_described(store: Store, descriptor: SavedStateDescriptor) -> SavedState
     return SavedState(readers, descriptor.name)
 
 
-def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
+def open_committed_snapshot(store: Store, name: str, *, digest: str = "") -> SavedState | None:
     """Open that committed checkpoint of the run at `store`; None if it holds no snapshot.
 
     `name` is for example "checkpoint_000003"; None means that it consists of user-defined files.
-    Reads its manifests and indices, but no chunks. Raises `IntegrityError` if its manifests or an
-    index are missing or corrupt, and `ConfigError` if a later version of spotfit wrote it.
+    `digest` is as in `open_committed`. Reads its manifests and indices, but no chunks. Raises
+    `IntegrityError` if its manifests or an index are missing, corrupt or replaced, and
+    `ConfigError` if a later version of spotfit wrote it.
     """
     manifests = manifests_of(store, name)
-    parts = newest_complete_manifests(manifests)
+    parts = newest_complete_manifests(manifests, digest)
     if not parts:
         raise IntegrityError(
-            f"Checkpoint {name} in {store.url} {describe_missing_manifests(manifests)}",
+            f"Checkpoint {name} in {store.url} {describe_missing_manifests(manifests, digest)}",
             do="Use another checkpoint, or restore the folder and its manifests from a backup.",
         )
     if not any(_index_record(part) for part in parts):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 
 from spotfit.client.console import format_local_time
 from spotfit.client.metrics_history import ReportedMetrics, format_metrics, format_progress
@@ -16,7 +16,7 @@ from spotfit.client.run_handle import RunStatus
 from spotfit.client.run_list import ListedRun
 from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import SpotfitError
-from spotfit.core.units import format_bytes, format_seconds
+from spotfit.core.units import format_bytes, format_seconds, strip_control_characters
 from spotfit.host import system
 from spotfit.provision.api import AccountCheck
 
@@ -73,8 +73,8 @@ def status(run: RunStatus, url: str) -> None:
     colour = _STATE_COLORS.get(run.state, "red")
     latest = f", latest {run.checkpoints[-1]}" if run.checkpoints else ""
     failures = ", ".join(f"{kind}: {count}" for kind, count in run.failures.items())
-    _print_row("run", f"{escape(run.name)}  [dim]{escape(url)}[/dim]")
-    _print_row("state", f"[{colour}]{run.state}[/{colour}] {escape(run.reason)}")
+    _print_row("run", f"{_escape(run.name)}  [dim]{_escape(url)}[/dim]")
+    _print_row("state", f"[{colour}]{run.state}[/{colour}] {_escape(run.reason)}")
     # Numbers start at 1; '-' while no round is open.
     _print_row("started", _format_duration(run))
     startup = ", starting: training function not called yet" if run.is_starting else ""
@@ -82,10 +82,10 @@ def status(run: RunStatus, url: str) -> None:
         startup = f", training function called after {format_seconds(run.startup_s)}"
     workers = f"{run.workers} workers on {run.machines} machines{startup}"
     _print_row("round", f"{run.round or '-'}, {workers}")
-    _print_row("progress", escape(format_progress(run.progress)))
-    _print_row("checkpoints", escape(f"{len(run.checkpoints)}{latest}"))
+    _print_row("progress", _escape(format_progress(run.progress)))
+    _print_row("checkpoints", _escape(f"{len(run.checkpoints)}{latest}"))
     if run.save_reason:
-        _print_row("", f"[dim]saved: {escape(run.save_reason)}[/dim]")
+        _print_row("", f"[dim]saved: {_escape(run.save_reason)}[/dim]")
     _print_row("failures", failures or "none")
     if not run.is_verified:
         _print_row("", "[yellow]not verified: this machine does not have the run's key[/yellow]")
@@ -123,10 +123,15 @@ def metrics_as_csv(reports: Sequence[ReportedMetrics]) -> None:
     rows = [_flatten(report.metrics) for report in reports]
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.writer(_console.file, lineterminator="\n")
-    writer.writerow(["round", "report_index", "time", "checkpoint", *names])
+    writer.writerow(["round", "report_index", "time", "checkpoint", *map(_plain, names)])
     for report, row in zip(reports, rows, strict=True):
         position = report.round, report.report_index, report.reported_at_ms / 1000
-        writer.writerow([*position, report.checkpoint, *(row.get(name) for name in names)])
+        values = (row.get(name) for name in names)
+        writer.writerow([_plain(value) for value in (*position, report.checkpoint, *values)])
+
+
+def _plain(value: Any) -> Any:
+    return strip_control_characters(value) if isinstance(value, str) else value
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -138,9 +143,13 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Print lines unchanged on standard output, without wrapping or markup."""
+    """Print lines on standard output, without wrapping or markup.
+
+    Control characters are removed, and colours unless standard output is a terminal.
+    """
     for text in texts:
-        _console.file.write(f"{text}\n")  # not print(): rich would wrap lines and expand tabs
+        shown = strip_control_characters(text, keep_colors=_console.file.isatty())
+        _console.file.write(f"{shown}\n")  # not print(): rich would wrap lines and expand tabs
         _console.file.flush()  # lines that are followed must not wait in a buffer
 
 
@@ -153,23 +162,23 @@ def findings(results: Iterable[AccountCheck]) -> None:
         mark = "[green]✓[/green]" if check.passed else "[red]✗[/red]"
         # An inconclusive check counts as passed, but was not carried out.
         mark = mark if check.conclusive else "[yellow]?[/yellow]"
-        _console.print(f"{mark} {escape(check.name)}  [dim]{escape(check.detail)}[/dim]")
+        _console.print(f"{mark} {_escape(check.name)}  [dim]{_escape(check.detail)}[/dim]")
         if check.do and not (check.passed and check.conclusive):
-            _console.print(f"  [bold]What to do:[/bold] {escape(check.do)}")
+            _console.print(f"  [bold]What to do:[/bold] {_escape(check.do)}")
 
 
 def success(text: str) -> None:
     """Print one line that reports success on standard output, after a check mark."""
-    _console.print(f"[green]✓[/green] {escape(text)}")
+    _console.print(f"[green]✓[/green] {_escape(text)}")
 
 
 def error(failure: SpotfitError) -> None:
     """Print message, remedy and notes of an error on standard error; does not exit."""
-    _error_console.print(f"[red]error:[/red] {escape(failure.message)}")
+    _error_console.print(f"[red]error:[/red] {_escape(failure.message)}")
     if failure.do:
-        _error_console.print(f"[bold]What to do:[/bold] {escape(failure.do)}")
+        _error_console.print(f"[bold]What to do:[/bold] {_escape(failure.do)}")
     for note in getattr(failure, "__notes__", ()):
-        _error_console.print(escape(note))
+        _error_console.print(_escape(note))
 
 
 def checkpoints(infos: Iterable[CheckpointInfo]) -> None:
@@ -181,8 +190,8 @@ def checkpoints(infos: Iterable[CheckpointInfo]) -> None:
     for info in infos:
         step = "files" if info.step is None else f"step {info.step}"
         step = "[red]corrupt[/red]" if info.read_error else step
-        shown = escape(format_metrics(info.metrics))
-        _console.print(f"{escape(info.name)}  {step}  {format_bytes(info.size_bytes)}  {shown}")
+        shown = _escape(format_metrics(info.metrics))
+        _console.print(f"{_escape(info.name)}  {step}  {format_bytes(info.size_bytes)}  {shown}")
 
 
 def checkpoint(info: CheckpointInfo) -> None:
@@ -190,13 +199,13 @@ def checkpoint(info: CheckpointInfo) -> None:
 
     Without content, the error of reading it is printed, or that it holds files of the user.
     """
-    _print_row("checkpoint", escape(info.name))
+    _print_row("checkpoint", _escape(info.name))
     _print_row("size", format_bytes(info.size_bytes))
-    _print_row("metrics", escape(format_metrics(info.metrics)))
+    _print_row("metrics", _escape(format_metrics(info.metrics)))
     if info.reason:
-        _print_row("reason", escape(info.reason))
+        _print_row("reason", _escape(info.reason))
     if info.content is None:
-        _print_row("content", escape(info.read_error) or "files reported by the training function")
+        _print_row("content", _escape(info.read_error) or "files reported by the training function")
         return
     content = info.content
     _print_row("content", f"{content.tensors} tensors, {content.parameters:,} model parameters")
@@ -204,6 +213,11 @@ def checkpoint(info: CheckpointInfo) -> None:
         "saved at", f"step {content.step}, epoch {content.epoch}, by {content.world_size} workers"
     )
     _print_row("shared", f"{format_bytes(content.shared_bytes)} with earlier checkpoints")
+
+
+def _escape(text: str) -> str:
+    """Return text of a run or a user without control characters and markup."""
+    return markup.escape(strip_control_characters(text))
 
 
 def _print_row(label: str, value: str) -> None:

@@ -23,7 +23,12 @@ from spotfit.client.metrics_history import ProgressReader, ReportedProgress, for
 from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import NotFoundError, RunNotFoundError, StoreError
 from spotfit.core.ids import AgentId, Token
-from spotfit.core.units import format_bytes, format_count, format_seconds
+from spotfit.core.units import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    strip_control_characters,
+)
 from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
@@ -428,9 +433,13 @@ class RunConsole:
                 return
 
     def write_text(self, text: str) -> None:
-        """Print a line or several lines unchanged on standard output, and flush."""
+        """Print a line or several lines on standard output, and flush.
+
+        Control characters are removed, and colours unless standard output is a terminal.
+        """
         # Looked up on every call: tests and notebooks replace sys.stdout.
-        log.write_line(sys.stdout, text)
+        shown = strip_control_characters(text, keep_colors=sys.stdout.isatty())
+        log.write_line(sys.stdout, shown)
 
     def show_reminder(self, view: View, now: float) -> None:
         """Log what the run waits for before its training function is called; see `WaitReminder`.
@@ -495,7 +504,9 @@ def format_log_line(line: LogLine, *, with_time: bool = False) -> str:
 
     With `with_time`, the local time of its output precedes: "2026-11-05 12:00:00 (rank 0) epoch 1".
     """
-    text = f"({format_log_source(line.get('rank', RUN_RANK))}) {line.get('text', '')}"
+    # One line: a newline within the stored text would begin a line of another source.
+    shown = line.get("text", "").replace("\n", " ")
+    text = f"({format_log_source(line.get('rank', RUN_RANK))}) {shown}"
     return f"{format_local_time(line.get('t', 0))} {text}" if with_time else text
 
 

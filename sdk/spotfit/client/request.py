@@ -515,7 +515,8 @@ def check_latest_checkpoint(view: JournalView, store: Store) -> None:
     `IntegrityError` if files are missing or have another size; their content is not read.
     """
     if view.latest_checkpoint is not None:
-        check_present(store, view.latest_checkpoint.name)
+        latest = view.latest_checkpoint
+        check_present(store, latest.name, digest=latest.manifests_digest)
 
 
 def _open_client(provisioner: Provisioner) -> None:

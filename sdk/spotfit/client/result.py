@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +43,7 @@ from spotfit.core.errors import (
     WorkerGroupError,
     WorkerTimeoutError,
 )
+from spotfit.core.units import strip_control_characters
 from spotfit.host.plugins import require_module
 from spotfit.host.system import SystemClock
 from spotfit.ledger.journal import Journal, check_no_gaps
@@ -150,7 +151,8 @@ def format_worker_failures(failures: Sequence[RankFailure]) -> str:
     for members in groups.values():
         ranks = ",".join(str(member.rank) for member in members)
         text = _shorten_traceback(members[0].message)
-        lines.append(f"[Rank {ranks} Error Snippet]:\n{text}")
+        # The exception is printed by Python, as it is.
+        lines.append(f"[Rank {ranks} Error Snippet]:\n{strip_control_characters(text)}")
     return "\n".join(lines)
 
 
@@ -321,7 +323,7 @@ class Result:
         store, view = _open_run(store)
         error = None
         # Fail now, not when the user opens a checkpoint that was deleted by hand.
-        check_all_present(store, [each.name for each in without_overwritten(view.checkpoints)])
+        check_all_present(store, _digests(without_overwritten(view.checkpoints)))
         if view.run_id and view.fit_end is not None and view.fit_end.outcome != "finished":
             # Without the run's key on this machine, it holds only the text of worker exceptions.
             error = build_run_error(view.fit_end, store, key_of(store))
@@ -412,12 +414,16 @@ def build_result(
     )
 
 
+def _digests(checkpoints: Iterable[CheckpointCommitted]) -> dict[str, str]:
+    return {each.name: each.manifests_digest for each in checkpoints}
+
+
 def _open_checkpoints(
     store: Store,
     checkpoints: Sequence[CheckpointCommitted],
     filesystem_location: StorageLocation | None,
 ) -> list[tuple[Checkpoint, dict[str, Any]]]:
-    opened = open_all(store, {each.name for each in checkpoints}, location=filesystem_location)
+    opened = open_all(store, _digests(checkpoints), location=filesystem_location)
     return [(opened[each.name], metrics_from_json(each.metrics)) for each in checkpoints]
 
 

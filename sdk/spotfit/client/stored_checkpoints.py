@@ -92,7 +92,7 @@ def export_checkpoint(url: str, name: str, path: Path, *, full_state: bool = Fal
     _check_target(path, full_state=full_state)
     ledger = open_ledger(url)
     checkpoint, store = _find_checkpoint(ledger, name), ledger.store
-    saved = open_committed_snapshot(store, checkpoint.name)
+    saved = open_committed_snapshot(store, checkpoint.name, digest=checkpoint.manifests_digest)
     if saved is None:
         raise ConfigError(
             f"The checkpoint {checkpoint.name} in {store.url} cannot be exported: it contains "
@@ -200,7 +200,7 @@ def _summarize(checkpoint: CheckpointCommitted) -> CheckpointInfo:
 def _inspect(store: Store, checkpoint: CheckpointCommitted) -> CheckpointInfo:
     info = _summarize(checkpoint)
     try:
-        saved = open_committed_snapshot(store, checkpoint.name)
+        saved = open_committed_snapshot(store, checkpoint.name, digest=checkpoint.manifests_digest)
     except IntegrityError as error:
         return info._replace(read_error=error.message)
     if saved is None:

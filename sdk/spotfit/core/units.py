@@ -1,4 +1,4 @@
-"""Parsing of durations ('90s', '1.5h'), formatting of durations, sizes and ranks."""
+"""Parsing of durations ('90s', '1.5h'), formatting of durations, sizes, ranks and foreign text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ from spotfit.core.errors import ConfigError
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Longer lists fill the screen; the logs of the ranks have the rest.
 _MAX_LISTED_RANKS = 8
+# Sequences as in ECMA-48: CSI, OSC and other strings up to their end, and the remaining ones. An
+# 8-bit terminal interprets the code points 128 to 159 likewise.
+_ESCAPE_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]"
+)
+_COLOR_SEQUENCE = re.compile(r"\x1b\[[0-9;:]*m")
+_CONTROL_CHARACTERS = {
+    code: None for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)
+}
+# Stands for an escape character while the others are removed; no character of Unicode.
+_KEPT_ESCAPE = "\ufdd0"
+_COLOR_RESET = "\x1b[0m"
 _AMOUNT_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -63,3 +77,30 @@ def format_bytes(size_bytes: float) -> str:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.1f} TiB"
+
+
+def strip_control_characters(text: str, *, keep_colors: bool = False) -> str:
+    """Return `text` without what a terminal would execute; tabs and newlines stay.
+
+    For text of workers, and of objects that others may write: it could clear the screen, change the
+    title of the window or forge lines. `keep_colors` keeps SGR sequences, for an output that is a
+    terminal, and resets the colours at the end of each line that has one.
+    """
+    if text.isprintable():  # the usual case
+        return text
+    return "\n".join(_strip_line(line, keep_colors=keep_colors) for line in text.split("\n"))
+
+
+def _strip_line(line: str, *, keep_colors: bool) -> str:
+    has_color = False
+
+    def replace_sequence(found: re.Match[str]) -> str:
+        nonlocal has_color
+        if not keep_colors or _COLOR_SEQUENCE.fullmatch(found[0]) is None:
+            return ""
+        has_color = True
+        return found[0].replace("\x1b", _KEPT_ESCAPE)
+
+    line = line.replace(_KEPT_ESCAPE, "")
+    line = _ESCAPE_SEQUENCE.sub(replace_sequence, line).translate(_CONTROL_CHARACTERS)
+    return line.replace(_KEPT_ESCAPE, "\x1b") + (_COLOR_RESET if has_color else "")

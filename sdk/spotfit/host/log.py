@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import LOG_LEVELS
+from spotfit.core.units import strip_control_characters
 from spotfit.host import env
 
 _ROOT = logging.getLogger("spotfit")
@@ -152,4 +153,7 @@ def _log(level: int, event: str, fields: dict[str, Any]) -> None:
 def _format_value(value: Any) -> str:
     text = value if isinstance(value, str) else str(value)
     needs_no_quotes = text and text.isprintable() and not set(text) & {" ", '"', "="}
-    return text if needs_no_quotes else json.dumps(text, ensure_ascii=False)
+    # JSON escapes the control characters below 32 only.
+    return (
+        text if needs_no_quotes else strip_control_characters(json.dumps(text, ensure_ascii=False))
+    )

@@ -50,7 +50,7 @@ from spotfit.core.errors import (
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.host import log
 from spotfit.ledger import keys
-from spotfit.ledger.authenticated_store import AuthenticatedStore
+from spotfit.ledger.authenticated_store import MAX_READS, AuthenticatedStore
 from spotfit.model.events import AgentCrash, CancelRequested, JournalEntry, JournalEvent
 from spotfit.model.topology import Member
 from spotfit.model.view import JournalView, View, fold
@@ -126,9 +126,6 @@ def _read_starting_view(store: Store) -> CachedView | None:
 
 EntryListener = Callable[[int, bytes, JournalEntry], None]
 """Called for every folded entry with its slot, bytes and decoded value."""
-
-# Of an entry without a valid MAC.
-_MAX_READS = 5
 
 # Limits the memory of one page, and the time until the reader of a very long journal makes
 # progress.
@@ -277,7 +274,7 @@ class Journal:
         if self._mac is None:
             return repeat_read(partial(self._read_decodable_body, slot), errors=(JournalError,))
         bodies: Counter[bytes] = Counter()
-        while bodies.total() < _MAX_READS:
+        while bodies.total() < MAX_READS:
             body = self._store.get(keys.entry(slot))
             if self._mac.is_valid(keys.entry(slot), body):
                 return body

@@ -224,6 +224,9 @@ class CheckpointCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="checkp
     custom_folder: str = ""
     """The folder below the run's root that user code wrote the files to; empty: the folder
     `name`."""
+    manifests_digest: str = ""
+    """`checkpoint.manifest.combine_digests` of its manifests; empty if unknown, as in entries of
+    earlier versions. Binds the manifests to this entry."""
 
     @property
     def folder(self) -> str:

@@ -79,6 +79,7 @@ class ReadyCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     reason: str = ""
     custom_folder: str = ""
+    manifests_digest: str = ""
     snapshot_taken_at: float | None = None
     """When the last rank had taken its shard of the snapshot; None if unknown."""
 

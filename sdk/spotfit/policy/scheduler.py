@@ -193,6 +193,7 @@ def _record_notices_and_commits(
                 step=ready.step,
                 reason=ready.reason,
                 custom_folder=ready.custom_folder,
+                manifests_digest=ready.manifests_digest,
             )
         )
 

@@ -35,6 +35,8 @@ class ValidationTask(msgspec.Struct, frozen=True, kw_only=True):
     """The run key as text."""
     run_id: RunId
     checkpoint_name: str
+    checkpoint_digest: str = ""
+    """Its `CheckpointCommitted.manifests_digest`."""
     fn_kwargs: dict[str, Any] = {}
     """Keyword arguments of this validation; they override those of the trainer's config."""
     devices: tuple[str, ...] = ()
@@ -198,6 +200,8 @@ class UploadDone(msgspec.Struct, frozen=True, kw_only=True, tag="upload_done"):
     size_bytes: int
     step: int | None = None
     """For a snapshot, the number of training steps it contains."""
+    manifest_digest: str = ""
+    """`checkpoint.manifest.manifest_digest` of the manifest."""
 
 
 class UploadError(msgspec.Struct, frozen=True, kw_only=True, tag="upload_error"):

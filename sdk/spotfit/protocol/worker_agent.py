@@ -166,6 +166,8 @@ class SaveCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="save_complet
     """For a snapshot, the number of training steps it contains."""
     custom_folder: ShortText = ""
     """The folder below the run's root, if the user's code has uploaded the files."""
+    manifest_digest: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    """`checkpoint.manifest.manifest_digest` of the manifest."""
 
 
 class RequestUpload(msgspec.Struct, frozen=True, kw_only=True, tag="request_upload"):
@@ -343,6 +345,8 @@ class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker")
     """A `CodeBundleRef` as plain JSON."""
     checkpoint: str | None = None
     """The committed checkpoint to resume from."""
+    checkpoint_digest: str = ""
+    """Its `CheckpointCommitted.manifests_digest`."""
     checkpoint_metrics: dict[str, Any] | None = None
     has_snapshots: bool = False
     """Whether any committed checkpoint was saved by a Checkpointer."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NoReturn
 
+from spotfit.checkpoint.manifest import manifest_digest
 from spotfit.checkpoint.writer import (
     UploadedManifests,
     UploadQueue,
@@ -91,7 +92,10 @@ class UploadServer:
         else:
             self._send(
                 UploadDone(
-                    job_id=request.job_id, size_bytes=manifest.size_bytes, step=manifest.step
+                    job_id=request.job_id,
+                    size_bytes=manifest.size_bytes,
+                    step=manifest.step,
+                    manifest_digest=manifest_digest(manifest),
                 )
             )
 

@@ -56,6 +56,7 @@ class ProcessValidator:
                 secret=self._secret,
                 run_id=self._run_id,
                 checkpoint_name=checkpoint.name,
+                checkpoint_digest=checkpoint.manifests_digest,
                 fn_kwargs=request.fn_kwargs or {},
                 # At least one accelerator if the resources request any, a fraction for example.
                 devices=self._devices[: max(1, int(gpus))] if gpus > 0 else (),

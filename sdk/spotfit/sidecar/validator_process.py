@@ -61,7 +61,7 @@ def validate_checkpoint(task: ValidationTask) -> ValidationResult:
         env.update(cuda_visible_devices(gpus, env.lookup(CUDA_VISIBLE_DEVICES)))
         fn, trainer_kwargs = payload.load_object("validation")
         kwargs = trainer_kwargs | metrics_from_json(task.fn_kwargs)
-        checkpoint = open_committed(store, task.checkpoint_name)
+        checkpoint = open_committed(store, task.checkpoint_name, digest=task.checkpoint_digest)
     except Exception as error:  # noqa: BLE001 - unpacking the user's function runs the user's code
         return ValidationResult(
             message=function_pickle.format_traceback(error),

@@ -111,6 +111,8 @@ class AgentSnapshotChannel:
     ) -> None:
         self._session = session
         self._start = start
+        self._digests = {start.checkpoint: start.checkpoint_digest} if start.checkpoint else {}
+        """The `manifests_digest` of the committed checkpoints that are known, by name."""
         self._connection = connection
         self._store = store
         self._statuses: dict[int, SnapshotStatus] = {}
@@ -330,7 +332,7 @@ class AgentSnapshotChannel:
 
         Raises `IntegrityError` if it is incomplete or corrupt.
         """
-        return open_committed_snapshot(self._store, name)
+        return open_committed_snapshot(self._store, name, digest=self._digests.get(name, ""))
 
     def mark_corrupt(self, name: str) -> None:
         """Report to the leader that checkpoint `name` cannot be read. Does not block.
@@ -374,4 +376,6 @@ class AgentSnapshotChannel:
 
     def _journaled_checkpoints(self) -> list[str]:
         """Read the names of all committed checkpoints, oldest first; a name may repeat."""
-        return [commit.name for commit in Journal(self._store).catch_up().checkpoints]
+        commits = Journal(self._store).catch_up().checkpoints
+        self._digests |= {commit.name: commit.manifests_digest for commit in commits}
+        return [commit.name for commit in commits]

@@ -34,7 +34,7 @@ from spotfit.checkpoint.committed import (
     open_committed,
     open_uncommitted,
 )
-from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.manifest import Manifest, manifest_digest
 from spotfit.checkpoint.snapshot_channel import GroupOutlook
 from spotfit.checkpoint.writer import (
     UploadJob,
@@ -318,7 +318,9 @@ class Session:
         else:
             view = self._journal.catch_up()
         retained = _retained_checkpoints(view, self._spec.retention)
-        checkpoints = open_all(self._store, {commit.name for commit in retained})
+        checkpoints = open_all(
+            self._store, {commit.name: commit.manifests_digest for commit in retained}
+        )
         return [
             ReportedCheckpoint(
                 checkpoints[commit.name], metrics_from_json(commit.metrics), view.status_of(commit)
@@ -540,6 +542,7 @@ class Session:
                 checkpoint_name=manifest.name,
                 size_bytes=manifest.size_bytes,
                 custom_folder=manifest.custom_folder,
+                manifest_digest=manifest_digest(manifest),
             )
         )
         # After the message: the commit need not wait for the deletion.
@@ -678,7 +681,9 @@ class Session:
     @cached_property
     def _initial_checkpoint(self) -> Checkpoint | None:
         name = self._start.checkpoint
-        return None if name is None else open_committed(self._store, name)
+        if name is None:
+            return None
+        return open_committed(self._store, name, digest=self._start.checkpoint_digest)
 
     # Decoded on first use: most training functions need nothing of it.
     @cached_property

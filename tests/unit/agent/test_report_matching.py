@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from spotfit.agent import report_matching as report_matching
 from spotfit.agent.collectives import OutgoingFrame
 from spotfit.agent.round_coordinator import RoundCoordinator
+from spotfit.checkpoint.manifest import combine_digests
 from spotfit.model.events import ValidationRequest
 from spotfit.protocol.worker_agent import (
     AwaitReports,
@@ -786,3 +787,19 @@ def test_a_rank_that_waits_for_reports_does_not_wait_for_the_save_at_the_end() -
     send_frame(coordinator, 0, AwaitReports(report_count=1))
     send_frame(coordinator, 1, WorkerReturned(report_count=0, save_at_end=AN_END))
     assert coordinator.reports.answer_waiting() == [(0, ReportsSettled(report_count=1))]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_ready_checkpoint_has_the_digest_of_all_manifests(is_known: bool) -> None:
+    coordinator = make_coordinator()
+    for rank in (0, 1):
+        send_frame(coordinator, rank, files_report(0))
+    digests = {0: "0" * 64, 1: "1" * 64 if is_known else ""}
+    for rank in (1, 0):
+        saved = SaveCompleted(
+            report_index=0, checkpoint_name="made-0", manifest_digest=digests[rank]
+        )
+        send_frame(coordinator, rank, saved)
+    [ready] = coordinator.reports.ready_checkpoints
+    assert ready.manifests_digest == combine_digests(digests)
+    assert bool(ready.manifests_digest) == is_known

@@ -194,6 +194,15 @@ def test_a_start_message_states_whether_snapshots_exist(node: Node) -> None:
     assert node.worker_pool.workers[3].has_snapshots
 
 
+def test_a_start_message_has_the_digest_of_the_checkpoint_to_resume_from(node: Node) -> None:
+    commits = (
+        a_committed_checkpoint("c1", manifests_digest="1" * 64),
+        a_committed_checkpoint("c2", manifests_digest="2" * 64),
+    )
+    node.follow(a_view(round=a_round(3, members=WIDE, checkpoint_name="c1"), checkpoints=commits))
+    assert node.worker_pool.workers[3].checkpoint_digest == "1" * 64
+
+
 def test_a_start_message_holds_the_failure_model(node: Node) -> None:
     market = MarketPrior(mean_lifetime_s=7200.0, notice_s=30.0)
     endings = LifetimeHistogram().with_end(600.0, saved_in_time=True)

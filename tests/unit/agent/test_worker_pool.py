@@ -269,7 +269,7 @@ def test_an_invalid_frame_fails_its_worker_with_the_kind_of_the_message(
 
 
 def test_a_snapshot_at_another_place_fails_its_worker(pool: ProcessWorkerPool) -> None:
-    report = SnapshotReport(report_index=0, metrics=msgspec.Raw(b"{}"), segment="/home/user/x")
+    report = SnapshotReport(report_index=0, metrics=msgspec.Raw(b"{}"), segment="/shm/x")
     with pytest.raises(IntegrityError, match="'snapshot_report' is invalid"):
         pool._on_worker_messages(3, 0, [encode(report)])
 

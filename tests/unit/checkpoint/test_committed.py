@@ -26,7 +26,12 @@ from spotfit.store.api import ObjectInfo, Store
 from spotfit.store.factory import open_store
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_KEY
-from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
+from tests.unit.checkpoint.saved_checkpoints import (
+    make_directory,
+    make_manifest,
+    ready_in_store,
+    save_checkpoint,
+)
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -230,14 +235,14 @@ def test_check_all_present_lists_concurrently_and_names_the_incomplete_checkpoin
     store = FourListingsAtATime()
     for n in range(20):
         save_checkpoint(store, tmp_path / str(n), make_manifest(f"c{n}"), x="1")
-    names = [f"c{n}" for n in range(20)]
+    names = {f"c{n}": "" for n in range(20)}
     check_all_present(store, names)
     store.four = None
     store.delete("c7/x")
     with pytest.raises(IntegrityError, match=r"'x' of checkpoint c7 .* is missing"):
         check_all_present(store, names)
     with pytest.raises(IntegrityError, match=r"c20 .* is missing"):
-        check_all_present(store, ["c1", "c20"])
+        check_all_present(store, {"c1": "", "c20": ""})
 
 
 def test_only_manifests_of_requested_names_are_read(tmp_path: Path) -> None:
@@ -251,7 +256,7 @@ def test_only_manifests_of_requested_names_are_read(tmp_path: Path) -> None:
     store = RecordingStore()
     for n in range(5):
         save_checkpoint(store, tmp_path / str(n), make_manifest(f"c{n}"), x="1")
-    assert set(open_all(store, {"c3", "c1"})) == {"c1", "c3"}
+    assert set(open_all(store, {"c3": "", "c1": ""})) == {"c1", "c3"}
     assert sorted(read) == [keys.manifest("c1", 1, 0), keys.manifest("c3", 1, 0)]
 
 
@@ -259,7 +264,7 @@ def test_open_all_includes_checkpoints_without_manifests(tmp_path: Path) -> None
     store = MemoryStore()
     save_checkpoint(store, tmp_path / "a", make_manifest("a"), x="a")
     store.put("b/x", b"b")
-    opened = open_all(store, {"a", "b"})
+    opened = open_all(store, {"a": "", "b": ""})
     assert {name: one.path for name, one in opened.items()} == {
         "a": "private/a",
         "b": "private/b",
@@ -279,7 +284,7 @@ def test_with_the_key_files_without_an_authentic_manifest_are_not_read(tmp_path:
     plain.put("a/x", b"replaced")
     key = keys.manifest("a", 1, 0)
     plain.put(key, strip_mac(plain.get(key)))
-    opened = open_all(store, {"a"})["a"]
+    opened = open_all(store, {"a": ""})["a"]
     with (
         pytest.raises(IntegrityError, match=r"'authentic manifest' of .* is missing"),
         opened.as_directory(),
@@ -287,3 +292,28 @@ def test_with_the_key_files_without_an_authentic_manifest_are_not_read(tmp_path:
         pass
     with pytest.raises(IntegrityError, match=r"a in .* is missing: the storage has no manifest"):
         open_committed(store, "a")
+
+
+def test_an_earlier_authentic_manifest_is_not_taken_for_the_committed_one(tmp_path: Path) -> None:
+    """Another writer of the bucket restores an earlier save of the run under the same key."""
+    plain = MemoryStore()
+    store = AuthenticatedStore(plain, RUN_KEY)
+    save_checkpoint(store, tmp_path / "0", make_manifest(report=0), x="earlier")
+    key = keys.manifest("ck", 1, 0)
+    earlier = {name: plain.get(name) for name in (key, "ck/x")}
+    save_checkpoint(store, tmp_path / "1", make_manifest(report=1), x="committed")
+    [ready] = ready_in_store(store)
+    digest = ready.manifests_digest
+    open_committed(store, "ck", digest=digest)
+    for name, body in earlier.items():
+        plain.put(name, body)
+    open_committed(store, "ck")  # authentic, and complete
+    replaced = "ck in .* was replaced: its manifests are not those that the run has committed"
+    with pytest.raises(IntegrityError, match=replaced):
+        open_committed(store, "ck", digest=digest)
+    with pytest.raises(IntegrityError, match=replaced):
+        check_present(store, "ck", digest=digest)
+    with pytest.raises(IntegrityError, match=replaced):
+        check_all_present(store, {"ck": digest})
+    with pytest.raises(IntegrityError), open_all(store, {"ck": digest})["ck"].as_directory():
+        pass

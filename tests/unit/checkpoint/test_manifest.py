@@ -8,8 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.checkpoint.manifest import (
+    combine_digests,
     is_complete,
     latest_manifest_of,
+    manifest_digest,
     manifests_of_all,
     newest_complete_manifests,
     read_manifest,
@@ -19,6 +21,7 @@ from spotfit.ledger import keys
 from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
 from spotfit.store.local import LocalStore, MemoryStore
+from spotfit.store.transfer import FileRecord
 from spotfit.store.url import RootUrl
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, ready_in_store, save_checkpoint
 from tests.unit.store.faulty_stores import DamagedResponses
@@ -61,7 +64,9 @@ def test_ready_checkpoints_are_complete_and_unknown(tmp_path: Path) -> None:
     )
     save_checkpoint(store, tmp_path / "old", make_manifest("old"), x="1")
     save_checkpoint(store, tmp_path / "a", make_manifest("a", report=1), x="1")
-    assert ready_in_store(store, known_names={"old"}) == [
+    ready = ready_in_store(store, known_names={"old"})
+    assert all(each.manifests_digest for each in ready)
+    assert [replace(each, manifests_digest="") for each in ready] == [
         ReadyCheckpoint(
             name="a", round=1, report_index=1, metrics={"loss": 0.5}, ranks=(0,), size_bytes=1
         ),
@@ -163,3 +168,23 @@ def test_a_manifest_under_an_invalid_key_is_ignored(tmp_path: Path) -> None:
     """Other writers can create objects whose keys spotfit rejects."""
     store = LocalStore(RootUrl.parse(tmp_path))
     assert read_manifest(store, ".spotfit/manifests/.spotfit-part-x/1-0.json") is None
+
+
+def test_the_digest_covers_the_report_and_its_files_only() -> None:
+    part = replace(make_manifest(), files=(FileRecord("a", 1, "0" * 64),))
+    digest = manifest_digest(part)
+    assert digest == manifest_digest(replace(part, metrics={"loss": 2.0}, reason="other"))
+    others = (
+        replace(part, report_index=9),
+        replace(part, step=3),
+        replace(part, custom_folder="b"),
+        replace(part, files=(FileRecord("a", 1, "1" * 64),)),
+        replace(part, files=(FileRecord("a", 1, "0" * 64, "source"),)),
+    )
+    assert digest not in map(manifest_digest, others)
+
+
+def test_the_digest_of_a_checkpoint_needs_those_of_all_ranks() -> None:
+    assert combine_digests({0: "a", 1: "b"}) == combine_digests({1: "b", 0: "a"}) != ""
+    assert combine_digests({0: "b", 1: "a"}) != combine_digests({0: "a", 1: "b"})
+    assert combine_digests({0: "a", 1: ""}) == combine_digests({}) == ""

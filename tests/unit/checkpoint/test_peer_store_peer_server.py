@@ -389,7 +389,9 @@ def test_idle_connections_without_the_key_hold_no_slot(local: Machine, peer: Mac
     with contextlib.ExitStack() as idle:
         for _ in range(3 * peer_store._MAX_PENDING_CONNECTIONS):
             idle.enter_context(socket.create_connection((host, int(port))))
-        with connect_to_peer(peer.store.address, TLS.client, admission_timeout_s=8.0) as connection:
+        with connect_to_peer(
+            peer.store.address, TLS.client, admission_timeout_s=30.0
+        ) as connection:
             framing.write_frame(connection, encode(ReadShardIndex(shard=part)))
             assert framing.read_frame(connection)
 
@@ -398,7 +400,7 @@ def test_the_oldest_connection_in_its_handshake_gives_way(peer: Machine) -> None
     host, _, port = peer.store.address.rpartition(":")
     with contextlib.ExitStack() as idle:
         connections = [
-            idle.enter_context(socket.create_connection((host, int(port)), 8.0))
+            idle.enter_context(socket.create_connection((host, int(port)), 60.0))
             for _ in range(peer_store._MAX_PENDING_CONNECTIONS + 1)
         ]
         assert connections[0].recv(1) == b""
@@ -437,7 +439,7 @@ def test_without_descriptors_a_peer_store_continues_to_accept(tmp_path: Path) ->
         for _ in range(40):
             idle.enter_context(socket.create_connection((host, int(port))))
         part = SnapshotShard(snapshot_id=STATE, rank=1, world_size=2)
-        with connect_to_peer(address, TLS.client, admission_timeout_s=8.0) as connection:
+        with connect_to_peer(address, TLS.client, admission_timeout_s=60.0) as connection:
             framing.write_frame(connection, encode(ReadShardIndex(shard=part)))
             assert framing.read_frame(connection)
         _, errors = server.communicate("")

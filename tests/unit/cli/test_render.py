@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 
 import pytest
 
 from spotfit.cli import render
-from spotfit.client.metrics_history import ReportedProgress
+from spotfit.client.metrics_history import ReportedMetrics, ReportedProgress
 from spotfit.client.run_handle import RunStatus
 from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import ConfigError
@@ -92,3 +93,35 @@ def test_long_metrics_are_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     listed, *shown = capsys.readouterr().out.splitlines()
     assert listed.endswith(f"note={'x' * 39}…, loss={one.metrics['loss']}, {'n' * 39}…=1")
     assert shown[2] == f"metrics      note={'x' * 39}…, loss={one.metrics['loss']}, {'n' * 39}…=1"
+
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\x1b[2J\x9b1A\r"
+
+
+def test_control_characters_are_printed_by_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    run = replace(
+        EMPTY,
+        name=HOSTILE,
+        reason=HOSTILE,
+        checkpoints=(HOSTILE,),
+        save_reason=HOSTILE,
+        progress=ReportedProgress(step=1, metrics={HOSTILE: HOSTILE}),
+    )
+    render.status(run, HOSTILE)
+    report = ReportedMetrics(1, 0, HOSTILE, {HOSTILE: HOSTILE})
+    render.metrics([report])
+    render.metrics_as_csv([report])
+    render.lines([HOSTILE])
+    render.success(HOSTILE)
+    render.error(ConfigError(HOSTILE, do=HOSTILE))
+    output = "".join(capsys.readouterr())
+    assert "red" in output
+    assert not set(output) & {"\x1b", "\x07", "\x9b", "\r"}
+
+
+def test_lines_keep_their_colours_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    render.lines([HOSTILE])
+    assert capsys.readouterr().out == "\x1b[31mred\x1b[0m\n"

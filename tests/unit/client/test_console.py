@@ -192,6 +192,17 @@ def test_a_store_failure_loses_no_line(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == "(rank 0) one\n(rank 0) two\n"
 
 
+def test_a_stored_line_cannot_control_the_terminal_or_forge_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = MemoryStore()
+    console = RunConsole(store)
+    console.follow_round(a_round())
+    store.put(keys.logs(A, 0), lines("\x1b[2J\x1b[31mone\n(rank 1) forged\r\x9b2K"))
+    console.show_new_lines()
+    assert capsys.readouterr().out == "(rank 0) one (rank 1) forged\n"
+
+
 def test_lines_of_other_processes_show_their_source(capsys: pytest.CaptureFixture[str]) -> None:
     store = MemoryStore()
     console = RunConsole(store)

@@ -304,3 +304,10 @@ def test_a_worker_error_names_the_command_for_the_whole_output() -> None:
     assert error.__notes__ == [
         f"The whole output of the workers: `spotfit logs {MemoryStore().url}`"
     ]
+
+
+def test_control_characters_of_a_traceback_are_not_in_the_message() -> None:
+    failure = RankFailure(
+        rank=0, kind="raised", message="\x1b[31mValueError\x1b[2J: bad\nlast\x9b2K"
+    )
+    assert format_worker_failures([failure]).endswith("ValueError: bad\nlast")

@@ -9,6 +9,7 @@ from spotfit.core.units import (
     format_ranks,
     format_seconds,
     parse_seconds,
+    strip_control_characters,
 )
 
 
@@ -61,3 +62,33 @@ def test_counts_agree_with_their_noun() -> None:
         "1 machine",
         "2 machines",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("loss\t0.5 é", "loss\t0.5 é"),
+        ("a\x1b[2J\x1b[Hb", "ab"),
+        ("\x1b]0;title\x07x\x1b]52;c;AAAA\x1b\\y", "xy"),
+        ("\x9b2Jx\x9d0;t\x9cy\x85z", "xyz"),
+        ("\x1bPq\x1b\\x\x1b(By\x1bc", "xy"),
+        ("a\rb\x08c\x07\x7f\x00", "abc"),
+        ("\x1b[1\x1b[31mred", "1red"),
+        ("\x1b[31mred\x1b[0m\nnext", "red\nnext"),
+        ("\ufdd0[2J\x1b", "[2J"),
+    ],
+)
+def test_control_characters_are_removed(text: str, plain: str) -> None:
+    assert strip_control_characters(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\nplain", "\x1b[31mred\x1b[0m\nplain"),
+        ("\x1b[38:5:1mred\x1b[2J", "\x1b[38:5:1mred\x1b[0m"),
+        ("\ufdd0[2J\x1b[1mbold", "[2J\x1b[1mbold\x1b[0m"),
+    ],
+)
+def test_colours_are_kept_for_a_terminal_and_end_with_the_line(text: str, shown: str) -> None:
+    assert strip_control_characters(text, keep_colors=True) == shown

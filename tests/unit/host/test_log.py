@@ -34,6 +34,13 @@ def test_the_default_line_holds_the_event_and_quotes_unusual_fields(
     assert line.endswith(r' INFO    round.opened number=3 reason="no peer\nleft" empty=""')
 
 
+def test_control_characters_of_fields_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    log.use_default_handler()
+    log.warning("round.closed", reason="a\x1b[2J\x9b2Kb\x7f", text="c\x9b2J")
+    printed = capsys.readouterr().err
+    assert printed.endswith(r'round.closed: "c" reason="a\u001b[2Jb"' + "\n")
+
+
 def test_a_sentence_follows_the_event_without_quotes(capsys: pytest.CaptureFixture[str]) -> None:
     log.use_default_handler()
     log.info("run.event", type="x", text='run "a" = started')

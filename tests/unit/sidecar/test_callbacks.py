@@ -85,10 +85,11 @@ def test_an_answer_to_a_call_that_was_not_made_is_rejected() -> None:
 
 
 def test_a_report_that_is_too_large_for_a_frame_is_a_user_code_error() -> None:
-    loop = EventLoop(SkippableClock())
+    loop, children = EventLoop(SkippableClock()), list[ChildProcess]()
 
     def start(on_frames: OnFramesFn, on_exit: OnExitFn) -> ChildProcess:
-        return ChildProcess(loop, on_messages=on_frames, on_line=print, on_exit=on_exit)
+        children.append(ChildProcess(loop, on_messages=on_frames, on_line=print, on_exit=on_exit))
+        return children[-1]
 
     init = SidecarInit(storage_url="memory://x", code_bundle={}, secret="secret", run_id=RUN_ID)
     runner = ProcessCallbackRunner(init, start)
@@ -98,4 +99,5 @@ def test_a_report_that_is_too_large_for_a_frame_is_a_user_code_error() -> None:
     assert error is not None
     assert error.reason == "a report is too large for the callbacks"
     assert "exceeds the limit" in error.traceback_text
+    children[0].discard()
     loop.close()

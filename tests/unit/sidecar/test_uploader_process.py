@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
-from spotfit.checkpoint.manifest import manifests_of
+from spotfit.checkpoint.manifest import manifest_digest, manifests_of
 from spotfit.checkpoint.writer import SnapshotUploadJob, UploadJob, encode_upload_job
 from spotfit.core.errors import CheckpointNotFoundError
 from spotfit.protocol.agent_sidecar import FromUploader, StartUpload, UploadDone, UploadError
@@ -74,8 +74,12 @@ def test_uploads_of_a_rank_are_executed_in_order(agent: Agent, tmp_path: Path) -
     for n in range(5):
         directory = make_directory(tmp_path / str(n), model="w" * n)
         server.submit(make_request(n, tmp_path / "run", directory, f"c{n}", delete=True))
-    assert agent.wait_for(5) == [UploadDone(job_id=n, size_bytes=n) for n in range(5)]
+    done = agent.wait_for(5)
     store = open_store(tmp_path / "run")
+    digests = [manifest_digest(manifests_of(store, f"c{n}")[0]) for n in range(5)]
+    assert done == [
+        UploadDone(job_id=n, size_bytes=n, manifest_digest=digests[n]) for n in range(5)
+    ]
     assert [manifests_of(store, f"c{n}")[0].size_bytes for n in range(5)] == list(range(5))
     assert not (tmp_path / "1").exists(), "delete_after_upload"
 
@@ -92,7 +96,8 @@ def test_a_failing_upload_is_reported_and_later_ones_are_executed(
     assert isinstance(error, UploadError)
     assert "gone, does not exist" in error.traceback_text
     assert isinstance(pickle.loads(error.pickled_exception), CheckpointNotFoundError)
-    assert done == UploadDone(job_id=1, size_bytes=1)
+    assert isinstance(done, UploadDone)
+    assert (done.job_id, done.size_bytes) == (1, 1)
     assert (tmp_path / "here").exists()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.committed import CheckpointReport, ReportedCheckpoint, open_committed
-from spotfit.checkpoint.manifest import manifests_of
+from spotfit.checkpoint.manifest import manifest_digest, manifests_of
 from spotfit.checkpoint.writer import load_upload_job, run_upload_job
 from spotfit.core.codec import encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
@@ -134,6 +134,7 @@ def test_a_checkpoint_is_named_uploaded_and_reported(
 ) -> None:
     agent.name_report(0, "ck-a", (0, 1), loss=0.125)
     session.report_checkpoint({"loss": 9}, make_report(tmp_path / "ck", dir_name="ck-a"))
+    (manifest,) = manifests_of(store, "ck-a")
     assert agent.receive() == [
         FilesReport(
             report_index=0,
@@ -141,9 +142,13 @@ def test_a_checkpoint_is_named_uploaded_and_reported(
             checkpoint_dir_name="ck-a",
             blocks_training=True,
         ),
-        SaveCompleted(report_index=0, checkpoint_name="ck-a", size_bytes=1),
+        SaveCompleted(
+            report_index=0,
+            checkpoint_name="ck-a",
+            size_bytes=1,
+            manifest_digest=manifest_digest(manifest),
+        ),
     ]
-    (manifest,) = manifests_of(store, "ck-a")
     assert (manifest.round, manifest.report_index, manifest.rank, manifest.ranks) == (
         1,
         0,
