@@ -320,3 +320,42 @@ def test_killed_peer_aborts_a_collective(cloud: LiveTestCloud) -> None:
     times = [float((cloud.marks / name).read_text()) for name in ("died at", "met at")]
     assert result.return_value == 2.0
     assert times[1] - times[0] < 20.0  # torch alone would wait for minutes
+
+
+# --- machines without an agent --------------------------------------------------------------------
+
+
+def test_machines_that_start_no_agent_end_the_run_with_their_output(cloud: LiveTestCloud) -> None:
+    """With the default limits, which allow any number of failures of the platform."""
+    with pytest.raises(spotfit.ControllerError) as raised:
+        cloud.fit(lambda: None, local_options={"agent": "nosuchmodule:serve"})
+    assert "ModuleNotFoundError: No module named 'nosuchmodule'" in str(raised.value)
+    assert "_load_agent_function" in str(raised.value), "the traceback that the machine printed"
+    assert "spotfit logs --machine" in str(raised.value)
+
+
+def test_agents_that_crash_with_the_same_traceback_end_the_run_with_it(
+    cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+import spotfit.agent.driver as driver
+from spotfit.agent.agent import Agent
+
+_tick = Agent.tick
+
+def tick(self, now):
+    if self._ledger.journal_view.next_slot > 0 and self._ledger.view.round is not None:
+        raise LookupError(f"a bug of agent {self._ledger.agent_id}")
+    return _tick(self, now)
+
+def serve(assignment, *, fork_servers=None):
+    Agent.tick = tick
+    return driver.serve(assignment, fork_servers=fork_servers)
+"""
+    (cloud.folder / "crashing_agent.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(cloud.folder))
+    with pytest.raises(spotfit.ControllerError) as raised:
+        cloud.fit(lambda: time.sleep(LONG_S), local_options={"agent": "crashing_agent:serve"})
+    assert "crash 2 with this traceback" in str(raised.value)
+    assert "LookupError: a bug of agent" in str(raised.value)
+    assert {FailureCause.PLATFORM} == cloud.view().failure_counts.keys()

@@ -294,6 +294,55 @@ def test_all_ranks_receive_the_same_notice(cloud: LiveTestCloud) -> None:
     assert abs(deadline_ms - noticed_ms - 60_000) < 30_000
 
 
+def test_error_of_all_ranks_on_a_notice_is_charged_to_the_function(cloud: LiveTestCloud) -> None:
+    """Although rank 1 runs on the machine that leaves."""
+
+    def train(config: Config) -> None:
+        (Path(config["marks"]) / f"at work {spotfit.get_context().get_world_rank()}").touch()
+        while spotfit.get_preemption_info() is None:
+            time.sleep(0.01)
+        raise RuntimeError("a bug in the save")
+
+    handle = cloud.submit(train, workers=2, nodes=2)
+    for rank in (0, 1):
+        cloud.wait_for_mark(f"at work {rank}")
+    cloud.reclaimer.notify(cloud.node_of_rank(1), seconds_left=60.0)
+
+    with pytest.raises(spotfit.WorkerGroupError, match="a bug in the save"):
+        handle.result(60)
+    assert cloud.rounds_closed()[0].cause == FailureCause.WORKER
+    lines = list(handle.logs())
+    for rank in (0, 1):
+        assert f"(rank {rank}) RuntimeError: a bug in the save" in lines
+
+
+def test_error_of_a_leaving_rank_alone_is_in_the_log_and_in_the_reason(
+    cloud: LiveTestCloud,
+) -> None:
+    def train(config: Config) -> None:
+        marks, rank = Path(config["marks"]), spotfit.get_context().get_world_rank()
+        if (marks / "raised").exists():
+            return
+        (marks / f"at work {rank}").touch()
+        while spotfit.get_preemption_info() is None:
+            time.sleep(0.01)
+        if rank == 0:
+            time.sleep(600)
+        (marks / "raised").touch()
+        raise RuntimeError("a bug in the save")
+
+    handle = cloud.submit(train, workers=2, nodes=2)
+    for rank in (0, 1):
+        cloud.wait_for_mark(f"at work {rank}")
+    cloud.reclaimer.notify(cloud.node_of_rank(1), seconds_left=60.0)
+
+    handle.result(60)
+    (closed,) = cloud.rounds_closed()
+    assert closed.cause == FailureCause.PREEMPTION
+    assert closed.reason.endswith("rank 1 raised: RuntimeError: a bug in the save")
+    assert "(rank 1) RuntimeError: a bug in the save" in list(handle.logs())
+
+
 def test_group_that_returns_before_the_deadline_finishes(
     cloud: LiveTestCloud,
 ) -> None:

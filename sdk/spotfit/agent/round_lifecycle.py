@@ -112,6 +112,8 @@ class OpenRound:
         """When the Checkpointer was asked to save before the run is cancelled; None before."""
         self.last_commit: RoundCommit | None = None
         self.replica_locations: dict[int, ReplicaLocation] = {}
+        self.abort_at = math.inf
+        """When the round is aborted because of an exception on a node with a notice."""
         self.rank_failures: dict[int, RankFailure] = {}
         """The first failure of each rank: its cause; later ones follow from the abort."""
         self.returned_at = coordinator.opened_at
@@ -316,7 +318,8 @@ class OpenRound:
         """
         timeout_check_at = self.coordinator.next_timeout_check()
         hang_check_at = max(self.hang_detector.next_check(), now + _RECHECK_INTERVAL_S)
-        return min(hang_check_at, math.inf if timeout_check_at is None else timeout_check_at)
+        timeout_check_at = math.inf if timeout_check_at is None else timeout_check_at
+        return min(hang_check_at, timeout_check_at, self.abort_at)
 
     # --- end of the round --------------------------------------------------------------------
 
@@ -461,7 +464,9 @@ class RoundLifecycle:
                 opened = self._ledger.view.round
                 assignment = opened.assignment_of(agent) if opened else None
                 returned = open_round.coordinator.returned_ranks
-                if assignment is not None and not returned.issuperset(assignment.ranks):
+                explained = returned | open_round.rank_failures.keys()
+                # If its workers have raised, the round is failing, or is aborted at `abort_at`.
+                if assignment is not None and not explained.issuperset(assignment.ranks):
                     self.fail(now)
             case SnapshotReplicated(rank=rank):
                 open_round.replica_locations[rank] = ReplicaLocation(
@@ -510,7 +515,25 @@ class RoundLifecycle:
             text = f"({format_ranks(returned)} returned from the training function before)"
             failure = replace(failure, message=f"{text}\n{failure.message}")
         open_round.rank_failures.setdefault(rank, failure)
-        self.fail(now)
+        if self._may_follow_from_shutdown(open_round):
+            # Ranks on other nodes get the time to raise, too: if they raise the same, it is an
+            # error of user code. Aborting kills them.
+            settle_s = self._ledger.view.spec.timing.failure_settle_s
+            open_round.abort_at = min(open_round.abort_at, now + settle_s)
+        else:
+            self.fail(now)
+
+    def _may_follow_from_shutdown(self, open_round: OpenRound) -> bool:
+        """Whether only ranks on nodes with a notice have raised, and other ranks still run."""
+        view, failed = self._ledger.view, open_round.rank_failures
+        assignments = view.round.assignments if view.round else ()
+        leaving = {rank for one in assignments if one.agent in view.notices for rank in one.ranks}
+        staying = {rank for one in assignments for rank in one.ranks} - leaving
+        return (
+            bool(staying - open_round.coordinator.returned_ranks)
+            and leaving.issuperset(failed)
+            and all(one.kind == "raised" and not one.is_permanent for one in failed.values())
+        )
 
     def on_agent_joined(self, agent: AgentId, join: Join, now: float) -> None:
         """Compare what an agent's `Join` on a new connection reports with the open round.
@@ -780,6 +803,9 @@ class RoundLifecycle:
         self.open_round.send_to_workers(self.open_round.coordinator.check_timeouts(now))
         # Ranks of a failing round are being killed: silence is expected.
         if self.failing_since is not None:
+            return
+        if now >= self.open_round.abort_at:
+            self.fail(now)
             return
         report = self.open_round.check_for_hangs(view, now)
         if report is None:

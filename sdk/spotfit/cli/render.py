@@ -51,10 +51,10 @@ def runs(listed: Iterable[ListedRun], root: str) -> None:
         started = format_local_time(run.started_at_ms) if run.started_at_ms else "-"
         step = "-" if run.step is None else str(run.step)
         error = run.reason.partition("\n")[0] if run.state == "unreadable" else ""
-        detail = f"  [dim]{escape(text)}[/dim]" if (text := run.checkpoint or error) else ""
+        detail = f"  [dim]{_escape(text)}[/dim]" if (text := run.checkpoint or error) else ""
         _console.print(
             f"[{colour}]{run.state:<10}[/{colour}]  {started:<19}  {_duration(run):<8}  {step:<7}  "
-            f"{escape(run.url)}{detail}"
+            f"{_escape(run.url)}{detail}"
         )
     if is_empty:
         lines([f"There are no runs below {root}."])

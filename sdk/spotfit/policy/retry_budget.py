@@ -7,7 +7,9 @@ state of the machine (docs/decisions/0018).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from spotfit.core.errors import InfrastructureError, SpotfitError, TransientStoreError
@@ -77,26 +79,26 @@ def round_closed_by_failure(
 ) -> RoundClosed:
     """Return the `RoundClosed` of a round that failed, charged to the root cause. Pure.
 
-    `rank_failures` are the failures reported so far. In order of precedence: lost nodes and broken
-    connections, workers that died on a node with a notice, other failures; without any of them,
-    LEADER_CHANGE. Errors of the remaining ranks (such as NCCL errors) are consequences of a lost
-    node and are not charged. `duration_s` is left to the caller.
+    `rank_failures` are the failures reported so far, in order of arrival. In order of precedence:
+    lost nodes and broken connections, workers that died on a node with a notice, other failures;
+    without any of them, LEADER_CHANGE. Errors of the remaining ranks (such as NCCL errors) are
+    consequences of a lost node and are not charged. `duration_s` is left to the caller.
     """
+    reported = tuple(rank_failures)
     # A process that died without an exception precedes those that raised because it is gone.
-    failures = tuple(sorted(rank_failures, key=lambda one: (one.kind == "raised", one.rank)))
+    failures = tuple(sorted(reported, key=lambda one: (one.kind == "raised", one.rank)))
     leaving = [one for one in round_.assignments if one.agent in view.notices]
     if any(_was_disconnected(view, state, one) for one in round_.assignments):
         return _closed_by_disconnect(view, state, round_, failures=failures)
     leaving_ranks = {rank for assignment in leaving for rank in assignment.ranks}
-    on_leaving = [failure for failure in failures if failure.rank in leaving_ranks]
-    # A process that died on a leaving node was killed with it. An exception there is an error of
-    # user code if other ranks failed, too; if no other rank failed, the shutdown has caused it.
-    has_died = any(failure.kind != "raised" for failure in on_leaving)
-    if has_died or (on_leaving and len(on_leaving) == len(failures)):
+    if _is_caused_by_shutdown(reported, leaving_ranks):
+        lost = f"{_format_lost_machines(leaving)} after a preemption notice"
+        raised = next((one for one in failures if one.kind == "raised"), None)
         return RoundClosed(
             round_number=round_.number,
             cause=FailureCause.PREEMPTION,
-            reason=f"{_format_lost_machines(leaving)} after a preemption notice",
+            # An error in the code that saves before the deadline would not be visible otherwise.
+            reason=f"{lost}; {_format_failure(raised)}" if raised else lost,
             failures=failures,
             preempted=preempted_nodes(leaving, view),
         )
@@ -114,6 +116,30 @@ def round_closed_by_failure(
         reason="the leader changed",
         missing_agents=_missing_agents(state, round_),
     )
+
+
+def _is_caused_by_shutdown(
+    reported: Sequence[RankFailure], leaving_ranks: AbstractSet[int]
+) -> bool:
+    """Whether the failures follow from the end of nodes with a notice, rather than from user code.
+
+    A process that died on such a node was killed with it. An exception there is caused by the
+    shutdown unless a rank on another node failed before, died, or raised the same: then it is an
+    error of user code. Other exceptions of those ranks follow from the first one.
+    """
+    leaving = [one for one in reported if one.rank in leaving_ranks]
+    staying = [one for one in reported if one.rank not in leaving_ranks]
+    if any(one.kind != "raised" for one in leaving):
+        return True
+    if not leaving or reported[0] in staying or any(one.kind != "raised" for one in staying):
+        return False
+    errors = {_error_text(one) for one in leaving}
+    return not any(_error_text(one) in errors for one in staying)
+
+
+def _error_text(failure: RankFailure) -> str:
+    # Ranks, devices and addresses differ between equal errors.
+    return re.sub(r"\d+", "#", last_line(failure.message))
 
 
 def _closed_by_disconnect(

@@ -17,6 +17,7 @@ from spotfit.model.events import (
     FailureCause,
     FitEnded,
     LeaderElected,
+    PreemptionNoticed,
     RankFailure,
     RoundClosed,
 )
@@ -39,6 +40,7 @@ from spotfit.protocol.worker_agent import (
     SaveCompleted,
     WorkerReturned,
 )
+from spotfit.testing.builders import a_notice
 from tests.unit.agent.simulated_cluster import FakeCluster
 from tests.unit.protocol.invalid_frames import INVALID_FRAMES
 
@@ -323,3 +325,52 @@ def test_a_run_whose_ranks_ended_at_different_steps_tells_that_the_last_are_unsa
     ended = cluster.last_event(FitEnded)
     assert ended.outcome == "finished"
     assert "rank 0 ended at step 7, rank 1 at step 8" in ended.last_save_error
+
+
+# --- exceptions on nodes with a notice -----------------------------------------------------------
+
+
+def cluster_with_notice() -> tuple[FakeCluster, int, int]:
+    """A training cluster, the rank on a node with a notice and the rank on the other node."""
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.boots_granted = False
+    leader = cluster.last_event(LeaderElected).leader
+    leaving, staying = sorted(
+        (0, 1), key=lambda rank: cluster.node_of_rank(rank).agent_id == leader
+    )
+    cluster.node_of_rank(leaving).instance.notice = a_notice(seconds_left=60.0)
+    cluster.advance_until(lambda: cluster.last_event(PreemptionNoticed))
+    return cluster, leaving, staying
+
+
+def test_an_exception_on_a_node_with_a_notice_gives_the_other_ranks_time_to_raise() -> None:
+    cluster, leaving, staying = cluster_with_notice()
+    cluster.fail_rank(leaving, "RuntimeError: a bug")
+    cluster.advance(0.01)
+    assert cluster.node_of_rank(staying).worker_pool.has_workers
+    cluster.fail_rank(staying, "RuntimeError: a bug")
+    cluster.advance_until(lambda: cluster.last_event(RoundClosed))
+    closed = cluster.last_event(RoundClosed)
+    assert closed.cause is FailureCause.WORKER
+    assert {failure.rank for failure in closed.failures} == {leaving, staying}
+
+
+def test_an_exception_on_nodes_with_a_notice_alone_ends_the_round_as_a_preemption() -> None:
+    cluster, leaving, staying = cluster_with_notice()
+    peer = cluster.node_of_rank(staying)
+    cluster.fail_rank(leaving, "RuntimeError: a bug")
+    duration_s = cluster.advance_until(lambda: cluster.last_event(RoundClosed))
+    closed = cluster.last_event(RoundClosed)
+    assert duration_s < 2.0
+    assert closed.cause is FailureCause.PREEMPTION
+    assert closed.reason.endswith(f"rank {leaving} raised: RuntimeError: a bug")
+    assert not peer.worker_pool.has_workers
+
+
+def test_an_exception_on_a_node_without_a_notice_stops_the_round_at_once() -> None:
+    cluster, leaving, staying = cluster_with_notice()
+    peer = cluster.node_of_rank(leaving)
+    cluster.fail_rank(staying, "RuntimeError: a bug")
+    cluster.advance(0.01)
+    assert not peer.worker_pool.has_workers

@@ -67,9 +67,10 @@ def test_the_golden_journal_folds_to_the_expected_view() -> None:
     assert view.failure_counts == {
         FailureCause.PREEMPTION: 3,
         FailureCause.NETWORK: 1,
+        FailureCause.LEADER_CHANGE: 1,
         FailureCause.WORKER: 1,
     }
-    assert (view.lifetimes.total_count, view.lifetimes.observed_s[3]) == (5, 0.0)
+    assert (view.lifetimes.total_count, view.lifetimes.observed_s[3]) == (6, 0.0)
     assert view.last_refusal == "no capacity in this zone"
     assert [token for token, group in view.groups.items() if group.active_nodes] == ["t-9"]
     assert view.lost_agents == frozenset(), "reset by the next round"

@@ -155,6 +155,37 @@ def test_a_notice_does_not_excuse_errors_of_other_nodes(ranks: tuple[int, ...]) 
     assert (closed.cause, closed.preempted) == (FailureCause.WORKER, None)
 
 
+NOTICED = replace(VIEW, notices={an_agent_id(1): a_notice()})
+ON_LEAVING = RankFailure(rank=1, kind="raised", message="Traceback\nRuntimeError: a bug on 1")
+SAME = replace(ON_LEAVING, rank=0, message="Traceback\nRuntimeError: a bug on 0")
+FOLLOWS = replace(SAME, message="Traceback\nRuntimeError: connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("reported", "cause"),
+    [
+        ((ON_LEAVING,), FailureCause.PREEMPTION),
+        ((ON_LEAVING, SAME), FailureCause.WORKER),
+        ((ON_LEAVING, FOLLOWS), FailureCause.PREEMPTION),
+        ((FOLLOWS, ON_LEAVING), FailureCause.WORKER),
+        ((ON_LEAVING, replace(KILLED, rank=0)), FailureCause.WORKER),
+    ],
+    ids=["alone", "the same elsewhere", "a consequence", "raised before", "died elsewhere"],
+)
+def test_an_exception_on_a_node_with_a_notice_is_compared_with_those_of_other_nodes(
+    reported: tuple[RankFailure, ...], cause: FailureCause
+) -> None:
+    closed = round_closed_by_failure(NOTICED, a_leader_state(), a_round(), reported)
+    assert closed.cause is cause
+
+
+def test_an_exception_during_a_preemption_is_in_the_reason() -> None:
+    closed = round_closed_by_failure(NOTICED, a_leader_state(), a_round(), [ON_LEAVING])
+    assert closed.reason == (
+        "lost 1 machine (t-1/1) after a preemption notice; rank 1 raised: RuntimeError: a bug on 1"
+    )
+
+
 def test_the_earliest_deadline_is_recorded() -> None:
     notices = {an_agent_id(0): a_notice(deadline_ms=900), an_agent_id(1): a_notice(deadline_ms=0)}
     both = preempted_nodes(
