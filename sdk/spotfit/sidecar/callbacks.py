@@ -49,6 +49,10 @@ class ProcessCallbackRunner:
         self._sent_count += 1
         self._channel.send(CallAfterException(failures=failures))
 
+    @property
+    def finished_count(self) -> int:
+        return self._finished_count
+
     def user_code_error(self) -> UserCodeError | None:
         return self._user_code_error
 
