@@ -18,6 +18,7 @@ from spotfit.agent.ports import CallbackRunner
 from spotfit.agent.report_matching import MatchedReport
 from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
+from spotfit.core.errors import NotFoundError
 from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
@@ -186,7 +187,7 @@ def _read_progress(store: Store) -> Iterable[ReportPosition]:
     for info in store.list(keys.CALLBACKS):
         try:
             progress = _progress_decoder.decode(store.get(info.key))
-        except DECODE_ERRORS as error:
+        except (NotFoundError, *DECODE_ERRORS) as error:
             log.warning("callbacks.progress_unreadable", key=info.key, reason=str(error))
             continue
         yield progress.round, progress.report_index
@@ -195,6 +196,6 @@ def _read_progress(store: Store) -> Iterable[ReportPosition]:
 def _read_reports(store: Store, key: str) -> list[_StoredReport]:
     try:
         return [_report_decoder.decode(line) for line in store.get(key).splitlines()]
-    except DECODE_ERRORS as error:
+    except (NotFoundError, *DECODE_ERRORS) as error:
         log.warning("callbacks.reports_unreadable", key=key, reason=str(error))
         return []
