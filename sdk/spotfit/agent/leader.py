@@ -179,7 +179,12 @@ class Leader:
 
     @property
     def _has_unfinished_writes(self) -> bool:
-        return self._services.report_sink.has_unwritten or self._checkpoint_gc.is_busy
+        callbacks = self._rounds.callbacks
+        return (
+            self._services.report_sink.has_unwritten
+            or self._checkpoint_gc.is_busy
+            or (callbacks is not None and callbacks.has_unwritten)
+        )
 
     # --- messages of agents ------------------------------------------------------------------
 
@@ -354,6 +359,7 @@ class Leader:
         self._maintain_liveness(view, now)
         self._advance_checkpoints(view, now)
         self._rounds.deliver_reports()
+        self._rounds.advance_callbacks(view, now)
         if self._user_code_error() is not None:
             observations.record()
         self._flush_reports(view, now)
@@ -479,7 +485,7 @@ class Leader:
         if (
             not self._rounds.is_bucket_searched
             or self._checkpoint_gc.is_busy
-            or self._services.report_sink.has_unwritten
+            or self._has_unfinished_writes
         ):
             wakes.append(now + _RECHECK_INTERVAL_S)
         return min(wakes)

@@ -328,6 +328,11 @@ class CallbackRunner(Protocol):
         """
         ...
 
+    @property
+    def finished_count(self) -> int:
+        """How many of the queued calls have returned, in the order in which they were queued."""
+        ...
+
     # A method, not an exception of `send_report`: callbacks run after the call has returned.
     def user_code_error(self) -> UserCodeError | None:
         """The first exception of a callback, or the death of their process; None without one.

@@ -735,7 +735,7 @@ class ReportSink:
         return self._last_added[0]
 
     def add(self, round_number: int, report: MatchedReport) -> None:
-        """Buffer rank 0's metrics and the checkpoint name of a matched report, without any I/O.
+        """Buffer the metrics and the checkpoint name of a matched report, without any I/O.
 
         Reports are added in the order of rounds and numbers; one that was added before is ignored.
         """
@@ -743,12 +743,15 @@ class ReportSink:
             return
         self._last_added = (round_number, report.report_index)
         # Formatted by hand: the metrics are JSON already, and need not be decoded to be encoded.
-        line = b'{"round":%d,"report_index":%d,"t":%d,"checkpoint":%s,"metrics":%s}' % (
+        first, *others = (bytes(metrics) for metrics in report.metrics_by_rank)
+        line = b'{"round":%d,"report_index":%d,"t":%d,"checkpoint":%s,"metrics":%s%s}' % (
             round_number,
             report.report_index,
             self._ledger.wall_ms(),
             msgspec.json.encode(report.checkpoint),
-            bytes(report.metrics_by_rank[0]),
+            first,
+            # Only for callbacks, whose calls the next leader may have to repeat.
+            b',"other_ranks":[%s]' % b",".join(others) if others else b"",
         )
         self._lines.append(line)
         self._size_bytes += len(line)

@@ -26,11 +26,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from spotfit.agent.callback_delivery import CallbackDelivery
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
 from spotfit.agent.collectives import OutgoingFrame
 from spotfit.agent.hang_detector import HangDetector, HangReport
 from spotfit.agent.leader_context import LeaderServices, Observations
-from spotfit.agent.ports import AgentTransport, CallbackRunner
+from spotfit.agent.ports import AgentTransport
 from spotfit.agent.previous_rounds import PreviousRounds
 from spotfit.agent.report_matching import MatchedReport, ReportSink
 from spotfit.agent.roster import Roster
@@ -95,7 +96,7 @@ class OpenRound:
         transport: AgentTransport,
         checkpoint_gc: CheckpointGarbageCollector,
         report_sink: ReportSink,
-        callback_runner: CallbackRunner | None,
+        callbacks: CallbackDelivery | None,
     ) -> None:
         self.coordinator = coordinator
         self.hang_detector = hang_detector
@@ -105,7 +106,7 @@ class OpenRound:
         self._transport = transport
         self._checkpoint_gc = checkpoint_gc
         self._report_sink = report_sink
-        self._callback_runner = callback_runner
+        self._callbacks = callbacks
         self.replacement_ready_at: float | None = None
         """When workers were informed that a replacement is ready; None before."""
         self.save_requested_at: float | None = None
@@ -289,8 +290,8 @@ class OpenRound:
         uncommitted = {ready.name for ready in self.coordinator.reports.ready_checkpoints}
         while reports and reports[0].checkpoint not in uncommitted:
             report = reports.popleft()
-            if self._callback_runner is not None:
-                self._callback_runner.send_report(report.metrics_by_rank, report.checkpoint)
+            if self._callbacks is not None:
+                self._callbacks.send_report(self.coordinator.round, report)
         self.send_to_workers(self.coordinator.reports.answer_waiting())
 
     def advance_hooks(self) -> None:
@@ -338,11 +339,11 @@ def _deliver_report(
     round_number: int,
     report: MatchedReport,
     report_sink: ReportSink,
-    callback_runner: CallbackRunner | None,
+    callbacks: CallbackDelivery | None,
 ) -> None:
     report_sink.add(round_number, report)
-    if callback_runner is not None:
-        callback_runner.send_report(report.metrics_by_rank, report.checkpoint)
+    if callbacks is not None:
+        callbacks.send_report(round_number, report)
 
 
 QueueableMessage = WorkerToLeader | WorkerTerminated | WorkersStopped
@@ -373,6 +374,12 @@ class RoundLifecycle:
         self._checkpoint_gc = checkpoint_gc
         self._previous_rounds = PreviousRounds(
             self._ledger, services.node_services.background_calls()
+        )
+        runner = services.callback_runner
+        self.callbacks = (
+            CallbackDelivery(runner, self._ledger, services.node_services.background_calls())
+            if runner is not None
+            else None
         )
         self.open_round: OpenRound | None = None
         """The open round if this leader has opened it."""
@@ -641,7 +648,7 @@ class RoundLifecycle:
             transport=services.transport,
             checkpoint_gc=self._checkpoint_gc,
             report_sink=services.report_sink,
-            callback_runner=services.callback_runner,
+            callbacks=self.callbacks,
         )
 
     def close(self, closed: RoundClosed, now: float) -> None:
@@ -650,7 +657,6 @@ class RoundLifecycle:
         Delivers its reports and failures to the callbacks, and aborts workers that still run. Works
         also for a round that another leader opened.
         """
-        callback_runner = self._services.callback_runner
         # Infinity if another leader opened the round: the time of its commits is unknown.
         uncommitted_work_s = math.inf
         if self.open_round is not None:
@@ -663,8 +669,8 @@ class RoundLifecycle:
             uncommitted_work_s = now - (
                 commit.committed_at if commit else self.open_round.coordinator.opened_at
             )
-        if callback_runner is not None and closed.failures:
-            callback_runner.send_failure(
+        if self.callbacks is not None and closed.failures:
+            self.callbacks.send_failure(
                 {one.rank: one.pickle_key for one in closed.failures if one.pickle_key},
                 {one.rank: one.message for one in closed.failures},
             )
@@ -719,7 +725,7 @@ class RoundLifecycle:
                 self._previous_rounds.closed_round,
                 report,
                 self._services.report_sink,
-                self._services.callback_runner,
+                self.callbacks,
             )
 
     def _discard_open_round(self, no_round: NoRound) -> None:
@@ -792,6 +798,19 @@ class RoundLifecycle:
                 self._observations.record()
             self.open_round.advance_hooks()
 
+    def advance_callbacks(self, view: View, now: float) -> None:
+        """Repeat the callbacks that were lost with an earlier leader; called at each tick."""
+        if self.callbacks is None:
+            return
+        was_idle = self.callbacks.is_idle
+        is_searched = self.open_round is not None or self._no_round.bucket_searched
+        are_commits_known = view.fit_end is not None or (
+            is_searched and not self._previous_rounds.uncommitted_checkpoints(view, None)
+        )
+        self.callbacks.advance(view, now, are_commits_known=are_commits_known)
+        if self.callbacks.is_idle != was_idle:
+            self._observations.record()
+
     def check_timeouts(self, view: View, now: float) -> None:
         """Abort collectives after their timeout, and fail the round if ranks hang.
 
@@ -824,7 +843,7 @@ class RoundLifecycle:
         """
         open_round, coordinator = self.open_round, self.coordinator
         reports = coordinator.reports if coordinator else None
-        callback_runner, hooks = self._services.callback_runner, self._services.backend_hook_runner
+        hooks = self._services.backend_hook_runner
         # An open round also has hooks that are not submitted yet.
         if open_round is not None and open_round.hook_gates is not None:
             are_hooks_done = open_round.hook_gates.is_done
@@ -833,7 +852,7 @@ class RoundLifecycle:
         return {
             "phase": self._phase(view),
             "reports_delivered": (reports is None or reports.is_settled)
-            and (callback_runner is None or callback_runner.is_idle)
+            and (self.callbacks is None or self.callbacks.is_idle)
             and are_hooks_done,
             "latest_metrics": self._latest_metrics(),
             "ready_checkpoints": self._committable_checkpoints(view),

@@ -23,7 +23,7 @@ SHARED_MEMORY_DIR = Path("/dev/shm")  # noqa: S108 - there is no other name for 
 def remove_orphaned_shared_memory() -> None:
     """Remove the directories of `shared_memory_directory` whose owners have ended.
 
-    Called by whoever observes or causes the end of an agent on this machine: an agent that was
+    Called by processes that observe or cause the end of an agent on this machine: an agent that was
     killed cannot free its snapshots, and there may be no next one.
     """
     _remove_orphans(_shared_memory_parent())

@@ -20,6 +20,7 @@ No object is read, modified and written back (docs/decisions/0002).
     .spotfit/failures/hook-<sha256>.pkl              immutable      a callbacks or hooks sidecar
     .spotfit/results/<round>-<rank>.pkl              single-writer  the agent of that rank
     .spotfit/reports/<agent>/<n>.jsonl               immutable      that agent, while it leads
+    .spotfit/callbacks/<agent>.json                  single-writer  that agent, while it leads
     .spotfit/stacks/<agent>-<round>-<n>.txt          immutable      that agent, while it leads
     .spotfit/logs/<agent>/<n>.jsonl                  immutable      that agent
 
@@ -44,6 +45,7 @@ CRASHES = ".spotfit/crashes/"
 MANIFESTS = ".spotfit/manifests/"
 REFS = ".spotfit/refs/"
 REPORTS = ".spotfit/reports"
+CALLBACKS = ".spotfit/callbacks"
 
 
 _ENTRY = re.compile(re.escape(JOURNAL) + r"\d{20}\.json")
@@ -222,6 +224,11 @@ def reports(agent: AgentId, index: int) -> str:
     `agent` is that leader; `index` counts its chunks from 0 over all rounds.
     """
     return f"{REPORTS}/{agent}/{index:08d}.jsonl"
+
+
+def callback_progress(agent: AgentId) -> str:
+    """Return the object key of the last report whose callbacks have returned on this leader."""
+    return f"{CALLBACKS}/{agent}.json"
 
 
 def logs(agent: AgentId, index: int) -> str:

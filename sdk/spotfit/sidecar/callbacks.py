@@ -55,6 +55,10 @@ class ProcessCallbackRunner:
                 reason="a report is too large for the callbacks", traceback_text=str(error)
             )
 
+    @property
+    def finished_count(self) -> int:
+        return self._finished_count
+
     def user_code_error(self) -> UserCodeError | None:
         return self._user_code_error
 

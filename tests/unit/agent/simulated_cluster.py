@@ -278,12 +278,17 @@ class FakeCallbackRunner:
         self.failures: list[dict[int, str]] = []
         self.error_text: str | None = None
         self.is_idle = True
+        self.finished_count = 0
+        self.is_stuck = False
+        """Whether calls do not return any more."""
 
     def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
         self.reports.append(([msgspec.json.decode(one) for one in metrics], checkpoint))
+        self.finished_count += not self.is_stuck
 
     def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
         self.failures.append(traceback_texts)
+        self.finished_count += not self.is_stuck
 
     def user_code_error(self) -> UserCodeError | None:
         if self.error_text is None:

@@ -82,6 +82,60 @@ def test_callbacks_receive_all_reports_in_order() -> None:
     ]
 
 
+def lose_leader(cluster: FakeCluster) -> None:
+    """Kill the leader and wait for the next round."""
+    before = cluster.last_event(RoundOpened).round.number
+    cluster.kill(cluster.leader)
+    cluster.advance_until(
+        lambda: cluster.last_event(RoundOpened).round.number > before and cluster.is_training,
+        within_s=60,
+    )
+
+
+def losses_of(cluster: FakeCluster) -> list[tuple[list[int], str | None]]:
+    reports = cluster.callback_runner.reports
+    return [([one["loss"] for one in metrics], checkpoint) for metrics, checkpoint in reports]
+
+
+def test_callbacks_that_are_lost_with_the_leader_are_called_by_the_next_one() -> None:
+    cluster = FakeCluster(has_callbacks=True, failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.callback_runner.is_stuck = True
+    cluster.report(0, loss=3)
+    cluster.checkpoint(1, "c1", loss=2)
+    cluster.advance(1.5)
+    cluster.callback_runner.reports.clear()  # these calls are lost
+    cluster.callback_runner.is_stuck = False
+    lose_leader(cluster)
+    cluster.report(0, loss=1)
+    assert losses_of(cluster) == [([3, 3], None), ([2, 2], "c1"), ([1, 1], None)]
+
+
+def test_callbacks_that_have_returned_are_not_called_by_the_next_leader() -> None:
+    cluster = FakeCluster(has_callbacks=True, failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.report(0, loss=3)
+    cluster.checkpoint(1, "c1", loss=2)
+    cluster.advance(2.5)
+    lose_leader(cluster)
+    cluster.report(0, loss=1)
+    assert losses_of(cluster) == [([3, 3], None), ([2, 2], "c1"), ([1, 1], None)]
+
+
+def test_the_run_ends_after_lost_callbacks_were_called_again() -> None:
+    cluster = FakeCluster(has_callbacks=True, failure_limits=FailureLimits(worker=0))
+    cluster.wait_for_round()
+    cluster.callback_runner.is_stuck = True
+    cluster.report(0, loss=3)
+    cluster.advance(1.5)
+    cluster.callback_runner.reports.clear()
+    cluster.callback_runner.is_stuck = False
+    lose_leader(cluster)
+    cluster.fail_rank(0)
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    assert losses_of(cluster) == [([3, 3], None)]
+
+
 def test_callbacks_receive_a_checkpoint_after_its_commit() -> None:
     cluster = FakeCluster(has_callbacks=True)
     cluster.wait_for_round()

@@ -8,7 +8,7 @@ import msgspec
 
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
 from spotfit.agent.hang_detector import STACK_DUMP_TIMEOUT_S, HangDetector
-from spotfit.agent.report_matching import ReportSink
+from spotfit.agent.report_matching import MatchedReport, ReportSink
 from spotfit.agent.round_coordinator import BackendHookGates, RoundCoordinator
 from spotfit.agent.round_lifecycle import OpenRound
 from spotfit.control.background_calls import SynchronousCalls
@@ -65,23 +65,24 @@ class SentFrames:
         return [(agent, frame) for agent, frame in messages if isinstance(frame, kind)]
 
 
-class FakeCallbackRunner:
-    """A `CallbackRunner` that records its calls."""
+class FakeCallbacks:
+    """A `CallbackDelivery` that records its calls."""
 
     def __init__(self) -> None:
         self.reports: list[str | None] = []
 
-    def send_report(self, metrics: Any, checkpoint: str | None) -> None:
-        self.reports.append(checkpoint)
+    def send_report(self, round_number: int, report: MatchedReport) -> None:
+        assert round_number == 3
+        self.reports.append(report.checkpoint)
 
 
 class Harness:
     """Round 3, one worker on each of two machines."""
 
     def __init__(self, **options: Any) -> None:
-        self.sent, self.callback_runner, self.hooks, self.slow_calls = (
+        self.sent, self.callbacks, self.hooks, self.slow_calls = (
             SentFrames(),
-            FakeCallbackRunner(),
+            FakeCallbacks(),
             FakeBackendHookRunner(),
             DeferredCalls(),
         )
@@ -102,7 +103,7 @@ class Harness:
             transport=self.sent,  # type: ignore[arg-type]  # it only sends
             checkpoint_gc=self.checkpoint_gc,
             report_sink=ReportSink(ledger, SynchronousCalls()),
-            callback_runner=self.callback_runner,  # type: ignore[arg-type]  # it only records
+            callbacks=self.callbacks,  # type: ignore[arg-type]  # it only records
         )
 
     def send_frame(self, frame: FromWorker, *ranks: int) -> None:
@@ -161,10 +162,10 @@ def test_reports_wait_for_the_commit_of_earlier_checkpoints() -> None:
     harness.send_frame(SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1))
     harness.send_frame(MetricsReport(report_index=1, metrics=NOTHING))
     harness.round.deliver_matched_reports()
-    assert harness.callback_runner.reports == []
+    assert harness.callbacks.reports == []
     harness.round.coordinator.reports.ready_checkpoints = []  # its entry is written
     harness.round.deliver_matched_reports()
-    assert harness.callback_runner.reports == ["made-0", None]
+    assert harness.callbacks.reports == ["made-0", None]
 
 
 def test_a_preemption_is_announced_and_excludes_ranks_if_relaxed() -> None:
