@@ -194,6 +194,13 @@ def test_a_start_message_states_whether_snapshots_exist(node: Node) -> None:
     assert node.worker_pool.workers[3].has_snapshots
 
 
+def test_a_start_message_has_the_step_of_its_checkpoint(node: Node) -> None:
+    checkpoint = replace(a_committed_checkpoint("c1"), is_snapshot=True, step=40)
+    opened = replace(a_round(3, members=WIDE), checkpoint_name="c1")
+    node.follow(a_view(round=opened, checkpoints=(checkpoint,)))
+    assert {start.checkpoint_step for start in node.worker_pool.workers.values()} == {40}
+
+
 def test_a_start_message_holds_the_failure_model(node: Node) -> None:
     market = MarketPrior(mean_lifetime_s=7200.0, notice_s=30.0)
     endings = LifetimeHistogram().with_end(600.0, saved_in_time=True)
