@@ -1,6 +1,7 @@
 """Mutants: the invariants detect designs that are known to be wrong; production passes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 
 import spotfit.agent.agent
 import spotfit.agent.previous_rounds
+import spotfit.agent.round_coordinator
 import spotfit.control.reconciler
 import spotfit.ledger.journal
 import spotfit.model.view
@@ -43,10 +45,12 @@ from spotfit.model.topology import Round, SnapshotId
 from spotfit.model.view import JournalView, UnsettledGroup, View, fold
 from spotfit.policy import recovery, retention, retry_budget, validation_schedule
 from spotfit.policy.actions import AppendEvent, RequestMachines
+from spotfit.policy.save_at_end import NothingUnsaved
 from spotfit.protocol.worker_agent import SaveCompleted
 from spotfit.security.object_mac import ObjectMac
 from spotfit_localsim.virtual.invariants import InvariantViolation
-from spotfit_localsim.virtual.scenario import Scenario
+from spotfit_localsim.virtual.market import SimMarketConfig
+from spotfit_localsim.virtual.scenario import AtStep, ReclaimMachine, Scenario
 from spotfit_localsim.virtual.scenario_library import (
     agent_crash,
     backend_change,
@@ -64,6 +68,7 @@ from spotfit_localsim.virtual.scenario_library import (
     random_save_scenario,
     random_scenario,
     rollback,
+    save_at_end,
     silent_leader_loss,
     single_checkpoint_name,
     slow_bucket,
@@ -614,4 +619,33 @@ def test_forgetting_the_last_reports_of_a_closed_round_is_detected(
         patch.setattr(PreviousRounds, "take_counted_reports", lambda *_, **__: [])
         case, violation = find_violation(cases)
     assert "is not in the history" in violation
+    check_production(case)
+
+
+LOST_AT_END = replace(
+    save_at_end,
+    market=SimMarketConfig(notice_s=3.0),
+    workload=replace(save_at_end.workload, save_every=0, upload_s=(8.0, 12.0)),
+    events=(ReclaimMachine(AtStep(11), "follower", with_notice=True),),
+)
+"""A machine is lost while the snapshots that were taken after the return are uploaded."""
+
+
+def test_discarding_the_last_steps_silently_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def discard(*_: Any, **__: Any) -> NothingUnsaved:
+        return NothingUnsaved()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.agent.round_coordinator, "decide_save_at_end", discard)
+        case, violation = find_violation(cases_of(save_at_end))
+    assert "was saved last" in violation
+    check_production(case)
+
+
+def test_ending_training_before_the_last_steps_are_saved_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ReportMatcher, "is_saving_at_end", False)
+        case, _ = find_violation(cases_of(LOST_AT_END))
     check_production(case)

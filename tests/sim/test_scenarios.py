@@ -43,6 +43,8 @@ from spotfit_localsim.virtual.scenario_library import (
     preemption_with_notice,
     random_save_scenario,
     random_scenario,
+    save_at_end,
+    uneven_end,
     uploads_outlive_workers,
     worker_crashes_within_budget,
 )
@@ -102,6 +104,7 @@ def test_regression_seeds_pass(seed: int, defect: str) -> None:
 @pytest.mark.parametrize(
     ("seed", "defect"),
     [
+        (246, "a step restored from memory was committed again, although a checkpoint had it"),
         (9100614, "a snapshot lacked a part that was lost with a broken connection"),
         (4, "a deposed leader delivered its last reports twice"),
         (87, "a report that was made while its round was closed was not stored"),
@@ -356,3 +359,32 @@ def test_rounds_have_distinct_numbers_and_never_overlap(seeds: range) -> None:
             elif isinstance(entry.event, RoundClosed | FitEnded):
                 is_open = False
         assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("target", ["follower", "leader"])
+def test_a_machine_lost_during_the_save_at_the_end_costs_no_step(
+    target: TargetSelector, seeds: range
+) -> None:
+    scenario = replace(
+        save_at_end,
+        market=SimMarketConfig(notice_s=3.0),
+        workload=replace(save_at_end.workload, save_every=0, upload_s=(8.0, 12.0)),
+        events=(ReclaimMachine(AtStep(11), target, with_notice=True),),
+    )
+    for seed in seeds:
+        result = simulate(scenario, seed)
+        events = [one.event for one in result.entries]
+        assert any(isinstance(event, RoundClosed) for event in events), "lost during the upload"
+        commits = [event for event in events if isinstance(event, CheckpointCommitted)]
+        assert [commit.metrics["step"] for commit in commits] == [11]
+        assert result.steps_repeated == 0
+
+
+def test_ranks_that_return_at_different_steps_finish_and_name_the_unsaved_steps(
+    seeds: range,
+) -> None:
+    scenario = replace(uneven_end, market=SimMarketConfig())
+    for seed in seeds:
+        ended = simulate(scenario, seed).entries[-1].event
+        assert isinstance(ended, FitEnded)
+        assert "rank 3 at step 13; the steps after 8 are in no checkpoint" in ended.last_save_error

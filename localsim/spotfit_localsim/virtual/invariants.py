@@ -598,6 +598,16 @@ class InvariantChecker:
         # The object is sealed: a prefix precedes the payload.
         if not result.endswith(self._training.expected_result.link.encode()):
             return f"the result {result!r} differs from the reference run"
+        return self._check_last_steps(event)
+
+    def _check_last_steps(self, event: FitEnded) -> str | None:
+        """The last steps are in a checkpoint, or the end says that they are not."""
+        load, latest = self._training.workload, self.reference_view.latest_checkpoint
+        if not (load.uses_snapshots and load.saves_at_end) or event.last_save_error:
+            return None
+        step = latest.metrics["step"] if latest is not None else 0
+        if step != load.steps:
+            return f"finished after step {load.steps}, but step {step} was saved last"
         return None
 
     # --- machines ----------------------------------------------------------------------------

@@ -372,6 +372,28 @@ rollback = Scenario(
 )
 """Rolled-back snapshots still have replicas on peers when workers die."""
 
+save_at_end = Scenario(
+    "save_at_end",
+    workload=Workload(
+        steps=11,
+        save_every=4,
+        upload_s=(0.5, 6.0),
+        uses_snapshots=True,
+        replication_s=(0.01, 0.5),
+        saves_at_end=True,
+        awaits_reports=True,
+    ),
+    market=SimMarketConfig(reclaims_per_hour=120.0, notice_probability=0.3),
+)
+"""The last three steps are saved after the return, and machines are lost during that save."""
+
+uneven_end = Scenario(
+    "uneven_end",
+    workload=replace(save_at_end.workload, extra_steps=2),
+    market=save_at_end.market,
+)
+"""One rank makes two more steps than the others."""
+
 # No connection is closed: only missing heartbeats reveal a lost machine.
 silent_machine_loss = Scenario(
     "silent_machine_loss",
@@ -483,6 +505,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     uploads_outlive_workers,
     late_replicas,
     rollback,
+    save_at_end,
+    uneven_end,
     hanging_rank,
     silent_machine_loss,
     silent_leader_loss,
@@ -561,6 +585,14 @@ def random_save_scenario(seed: int) -> Scenario:
         snapshot_stall_s=(0.001, rng.choice([0.01, 0.5])),
         replication_s=(0.01, rng.choice([0.1, 1.0, 10.0])),
         rollback_probability=SeededStreams(seed).stream("back").choice([0.0, 0.0, 0.0, 0.1]),
+    )
+    rng_of_end = SeededStreams(seed).stream("end")
+    workload = replace(
+        workload,
+        steps=workload.steps + rng_of_end.choice([0, 1, 3]),
+        saves_at_end=rng_of_end.bernoulli(0.9),
+        extra_steps=rng_of_end.choice([0, 0, 0, 2]),
+        awaits_reports=rng_of_end.bernoulli(0.3),
     )
     retention = structs.replace(scenario.retention, score_attribute=rng.choice([None, "step"]))
     return replace(scenario, name=f"saves {seed}", workload=workload, retention=retention)

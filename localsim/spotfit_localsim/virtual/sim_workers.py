@@ -9,11 +9,12 @@ Every state can end early: the worker raises, crashes, hangs, or is killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from spotfit.agent.ports import (
     ReplicaConfirmed,
@@ -33,8 +34,10 @@ from spotfit.model.events import CheckpointCommitted
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.worker_agent import (
+    AwaitReports,
     CheckpointNamed,
     CommitConfirmed,
+    DiscardSnapshotAtEnd,
     FilesReport,
     FromWorker,
     FunctionStarted,
@@ -42,6 +45,8 @@ from spotfit.protocol.worker_agent import (
     PreemptionUpdate,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
+    ReportsSettled,
+    SaveAtEnd,
     SaveCompleted,
     SaveFailed,
     SnapshotReport,
@@ -77,7 +82,7 @@ from spotfit_localsim.virtual.workload import ModelState, SimTraining
 _REAP_S = 0.003
 
 
-_Message = TypeVar("_Message", CheckpointNamed, RankZeroBroadcastResult)
+_Message = TypeVar("_Message", ReportsSettled, CheckpointNamed, RankZeroBroadcastResult)
 _state_decoder = decoder(SimSavedState)
 _manifest_decoder = decoder(Manifest)
 _metrics_decoder = decoder(dict[str, Any])
@@ -275,6 +280,8 @@ class SimWorker:
         self._slots: list[tuple[ShmSegment, int | None]] = []
         """Segments, and the report that last used each."""
         self._save_count = 0
+        self._saved_step = 0
+        """The step of the last snapshot of the round, or of the restored checkpoint."""
         self._snapshots_with_agent: set[int] = set()
         """Reports whose snapshot the agent still uploads."""
         self._uncommitted_snapshots: set[int] = set()
@@ -292,7 +299,7 @@ class SimWorker:
         """Handle a message from the agent."""
         if isinstance(frame, PreemptionUpdate):
             self.has_notice = True
-        elif isinstance(frame, CheckpointNamed | RankZeroBroadcastResult):
+        elif isinstance(frame, CheckpointNamed | RankZeroBroadcastResult | ReportsSettled):
             self._inbox.append(frame)
             self.resume()
         elif isinstance(frame, Uploaded):
@@ -364,14 +371,55 @@ class SimWorker:
                 self._send(
                     MetricsReport(report_index=self._next_report_index(), metrics=self._metrics())
                 )
+        yield from self._end_training()
         # The process must not exit while the agent reads its segments.
         while self._background_uploads or self._snapshots_with_agent:
             yield None
+        end = yield from self._save_at_end()
         self._has_returned = True
         self._send(
-            WorkerReturned(report_count=self._report_count, pickled_value=self.state.link.encode())
+            WorkerReturned(
+                report_count=self._report_count,
+                pickled_value=self.state.link.encode(),
+                save_at_end=end,
+            )
         )
         yield _REAP_S
+
+    def _end_training(self) -> SimRoutine:
+        """Make the extra steps of the last rank, and let rank 0 wait for its reports."""
+        load, last_rank = self._context.training.workload, self.start_message.world_size - 1
+        for _ in range(load.extra_steps if self.rank == last_rank > 0 else 0):
+            yield self._context.stream.uniform_in(load.step_s)
+            self.state = self.state.advance()
+        if load.awaits_reports and self.rank == 0:
+            self._send(AwaitReports(report_count=self._report_count))
+            while not self._received(ReportsSettled):
+                yield None
+
+    def _save_at_end(self) -> Generator[float | None, None, SaveAtEnd | None]:
+        """Take a snapshot of the steps since the last save, as `Checkpointer` does."""
+        load = self._context.training.workload
+        if not (load.uses_snapshots and load.saves_at_end):
+            return None
+        end = SaveAtEnd(
+            step=self.state.step,
+            saved_step=self._saved_step,
+            save_number=self._save_count + 1,
+            state_digest=self.state.link,
+            metrics=self._metrics(),
+        )
+        if end.step <= end.saved_step:
+            return end
+        segment = yield from self._write_snapshot(None)
+        report = SnapshotReport(
+            report_index=self._report_count,
+            metrics=end.metrics,
+            segment=str(segment.path),
+            at_end=True,
+        )
+        self._pool.add_snapshot(self, report)
+        return structs.replace(end, has_snapshot=True)
 
     def _restore(self) -> SimRoutine:
         if self.start_message.memory_snapshot is not None:
@@ -385,8 +433,10 @@ class SimWorker:
                 self._process_group.restore_errors.values()
             ):
                 self.state = ModelState(state.step, state.link)
+                self._saved_step = self.start_message.checkpoint_step
                 return
         self._restore_from_bucket()
+        self._saved_step = self.state.step
 
     def _read_from_memory(self) -> SimSavedState | str:
         """Return the in-memory state, or why it cannot be read."""
@@ -481,6 +531,7 @@ class SimWorker:
             yield None
             self._raise_if_peer_lost()
         self.state = self._process_group.rollback_state
+        self._saved_step = self.state.step
 
     def _save(self) -> SimRoutine:
         n = self._next_report_index()
@@ -537,6 +588,14 @@ class SimWorker:
             )
 
     def _take_snapshot(self, n: int) -> SimRoutine:
+        segment = yield from self._write_snapshot(n)
+        self._snapshots_with_agent.add(n)
+        self._uncommitted_snapshots.add(n)
+        self._pool.add_snapshot(
+            self, SnapshotReport(report_index=n, metrics=self._metrics(), segment=str(segment.path))
+        )
+
+    def _write_snapshot(self, n: int | None) -> Generator[float | None, None, ShmSegment]:
         """Write into the older segment while the agent may still upload the newer one."""
         memory = self._pool.memory
         assert memory is not None
@@ -554,12 +613,9 @@ class SimWorker:
         fill_segment(segment, self.start_message, SimSavedState(self.state.step, self.state.link))
         self._context.training.snapshot_steps.setdefault(self.round, set()).add(self.state.step)
         self._save_count += 1
+        self._saved_step = self.state.step
         self._slots[slot] = (segment, n)
-        self._snapshots_with_agent.add(n)
-        self._uncommitted_snapshots.add(n)
-        self._pool.add_snapshot(
-            self, SnapshotReport(report_index=n, metrics=self._metrics(), segment=str(segment.path))
-        )
+        return segment
 
     def _received(self, kind: type[_Message]) -> list[_Message]:
         return [one for one in self._inbox if isinstance(one, kind)]
@@ -788,6 +844,8 @@ class SimWorkerPool:
             upload_job = self.memory.snapshots.make_upload(rank, frame)
             if upload_job is not None:
                 self._uploader.enqueue(_SnapshotUpload(upload_job))
+        elif self.memory is not None and isinstance(frame, DiscardSnapshotAtEnd):
+            self.memory.snapshots.discard_at_end(rank)
         elif (
             self.memory is not None
             and isinstance(frame, RankZeroBroadcastResult)
@@ -805,6 +863,8 @@ class SimWorkerPool:
         """Accept a snapshot of a worker."""
         assert self.memory is not None
         self.memory.snapshots.add(worker.rank, snapshot)
+        if snapshot.at_end:
+            return
         files = encode(
             FilesReport(
                 report_index=snapshot.report_index,

@@ -68,6 +68,12 @@ class Workload:
     rollback_probability: float = 0.0
     """Probability that the training restores the latest checkpoint after a save."""
     saves_on_notice: bool = True
+    saves_at_end: bool = False
+    """Whether ranks with `uses_snapshots` save their last steps after their return."""
+    extra_steps: int = 0
+    """Steps that the last of several ranks makes after the others have returned."""
+    awaits_reports: bool = False
+    """Whether rank 0 waits for its reports before it returns."""
     checkpoint_naming: CheckpointNaming = "generated"
     """'generated': by spotfit; 'by_step': by the user, equal names in every attempt; 'fixed': by
     the user,

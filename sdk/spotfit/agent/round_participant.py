@@ -295,6 +295,10 @@ class RoundParticipant:
             checkpoint=opened.checkpoint_name,
             checkpoint_digest=digest,
             checkpoint_metrics=metrics,
+            checkpoint_step=next(
+                (one.step or 0 for one in view.checkpoints if one.name == opened.checkpoint_name),
+                0,
+            ),
             has_snapshots=any(checkpoint.is_snapshot for checkpoint in view.checkpoints),
             replica_target=self._replica_target,
             devices=self._devices,

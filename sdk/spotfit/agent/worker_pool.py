@@ -343,7 +343,7 @@ class ProcessWorkerPool:
     def _on_upload_finished(self, upload: QueuedUpload, outcome: UploadDone | UploadError) -> None:
         """Report the outcome to the leader as the worker's own, and to the worker if it runs."""
         worker = self._workers.get(upload.rank)
-        # Not a heartbeat: the worker may have exited, and would then be missed for ever.
+        # Not a heartbeat: the worker may have exited, and would then count as unresponsive.
         report = partial(self._forward, upload.round, upload.rank)
         index, name = upload.request.report_index, upload.request.checkpoint_name
         if isinstance(outcome, UploadDone):

@@ -360,11 +360,6 @@ class SaveScheduler:
         """
         self._last_saved_step = step
 
-    @property
-    def last_saved_step(self) -> int:
-        """The step of the last snapshot, or the restored one; 0 before both."""
-        return self._last_saved_step
-
     def has_unsaved_steps(self, step: int) -> bool:
         """Whether no snapshot was taken after this step; `step` counts completed steps."""
         return step > self._last_saved_step

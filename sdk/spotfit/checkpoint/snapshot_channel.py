@@ -178,6 +178,11 @@ class SnapshotChannel(Protocol):
         ...
 
     @property
+    def initial_step(self) -> int:
+        """The number of training steps in `initial_checkpoint`; 0 if it is no snapshot."""
+        ...
+
+    @property
     def has_snapshots(self) -> bool:
         """Whether a committed checkpoint of a Checkpointer existed when the round started.
 

@@ -310,7 +310,7 @@ class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
     preempted: PreemptedNodes | None = None
     """The nodes whose preemption exceeded the limit, if the fit ended for that."""
     last_save_error: str = ""
-    """Why the last save did not become a checkpoint; '' if it did."""
+    """Why the last save, or the one of the last steps at the end, is no checkpoint; '' if it is."""
     missing_reports: str = ""
     """Which ranks made fewer reports than others, whose metrics therefore do not count; '' if
     none."""

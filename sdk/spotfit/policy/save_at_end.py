@@ -51,12 +51,8 @@ def decide_save_at_end(
     if not disagreement:
         return CommitSnapshots(step=max(end.step for end in ends.values()))
     saved_step = max(end.saved_step for end in ends.values())
-    unsaved = (
-        f"the steps after {saved_step} are in no checkpoint"
-        if saved_step
-        else "no step is in a checkpoint"
-    )
-    return StepsUnsaved(reason=f"{disagreement}; {unsaved}")
+    unsaved = f"the steps after {saved_step} are" if saved_step else "the last steps are"
+    return StepsUnsaved(reason=f"{disagreement}; {unsaved} in no checkpoint")
 
 
 def _find_disagreement(
@@ -82,6 +78,8 @@ def _find_disagreement(
         return f"{format_ranks(missing)} had no Checkpointer that saves at the end"
     if lost_ranks:
         return f"the node of {format_ranks(lost_ranks)} was lost before the last steps were saved"
+    if without := [rank for rank, end in ends.items() if not end.has_snapshot]:
+        return f"{format_ranks(without)} took no snapshot"
     if len({end.save_number for end in ends.values()}) > 1:
         return "the ranks have saved a different number of times"
     if len({end.state_digest for end in ends.values()}) > 1:

@@ -205,7 +205,10 @@ class SaveAtEnd(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """Completed steps."""
     saved_step: int
-    """The step of the last snapshot before the return; 0 if none was taken."""
+    """The step of the last snapshot of the round, or of the checkpoint that it has started from.
+
+    0 without both.
+    """
     save_number: int = 0
     """The number of the save in its round, equal on all ranks that saved equally often."""
     has_snapshot: bool = False
@@ -348,6 +351,8 @@ class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker")
     checkpoint_digest: str = ""
     """Its `CheckpointCommitted.manifests_digest`."""
     checkpoint_metrics: dict[str, Any] | None = None
+    checkpoint_step: int = 0
+    """The number of training steps in `checkpoint`; 0 if it is no snapshot."""
     has_snapshots: bool = False
     """Whether any committed checkpoint was saved by a Checkpointer."""
     devices: tuple[str, ...] = ()

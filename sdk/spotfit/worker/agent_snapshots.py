@@ -283,6 +283,11 @@ class AgentSnapshotChannel:
         return self._start.checkpoint
 
     @property
+    def initial_step(self) -> int:
+        """The number of training steps in `initial_checkpoint`; 0 if it is no snapshot."""
+        return self._start.checkpoint_step
+
+    @property
     def has_snapshots(self) -> bool:
         """Whether a stored checkpoint of a Checkpointer existed when the round started."""
         return self._start.has_snapshots

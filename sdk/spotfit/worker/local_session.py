@@ -170,6 +170,11 @@ class LocalSnapshotChannel:
         return self._latest_name
 
     @property
+    def initial_step(self) -> int:
+        """0: needed only for states in memory, which local mode does not keep."""
+        return 0
+
+    @property
     def has_snapshots(self) -> bool:
         """Whether `initial_checkpoint` names a snapshot."""
         return self._latest_name is not None

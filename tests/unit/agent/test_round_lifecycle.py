@@ -316,7 +316,7 @@ def test_a_node_that_is_lost_during_the_save_at_the_end_closes_the_round() -> No
     assert cluster.events_of(FitEnded) == []
 
 
-def test_a_run_whose_ranks_ended_at_different_steps_tells_that_the_last_are_unsaved() -> None:
+def test_a_run_whose_ranks_ended_at_different_steps_ends_with_unsaved_steps() -> None:
     cluster = FakeCluster()
     return_with_snapshots(cluster, AN_END, replace(AN_END, step=8))
     for rank in (0, 1):

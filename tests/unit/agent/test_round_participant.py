@@ -203,6 +203,13 @@ def test_a_start_message_has_the_digest_of_the_checkpoint_to_resume_from(node: N
     assert node.worker_pool.workers[3].checkpoint_digest == "1" * 64
 
 
+def test_a_start_message_has_the_step_of_its_checkpoint(node: Node) -> None:
+    checkpoint = replace(a_committed_checkpoint("c1"), is_snapshot=True, step=40)
+    opened = replace(a_round(3, members=WIDE), checkpoint_name="c1")
+    node.follow(a_view(round=opened, checkpoints=(checkpoint,)))
+    assert {start.checkpoint_step for start in node.worker_pool.workers.values()} == {40}
+
+
 def test_a_start_message_holds_the_failure_model(node: Node) -> None:
     market = MarketPrior(mean_lifetime_s=7200.0, notice_s=30.0)
     endings = LifetimeHistogram().with_end(600.0, saved_in_time=True)

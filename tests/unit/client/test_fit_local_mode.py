@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import spotfit
+import spotfit.torch
 from spotfit.client.fit import fit_locally
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError, SessionMisuseError
@@ -27,6 +27,34 @@ def test_the_result_has_return_value_and_metrics() -> None:
     result = fit_locally(a_request(train, {"x": 21}))
     assert (result.return_value, result.metrics) == (42, {"loss": 0.5})
     assert (result.path, result.error) == (None, None)
+
+
+def test_the_last_steps_of_a_checkpointer_are_saved() -> None:
+    torch = pytest.importorskip("torch")
+
+    def train() -> None:
+        ckpt = spotfit.torch.Checkpointer(model=torch.nn.Linear(2, 2), every=100)
+        ckpt.restore()
+        spotfit.report({"loss": 9.0})
+        ckpt.step({"loss": 1.0})
+
+    result = fit_locally(a_request(train))
+    assert result.checkpoint is not None
+    assert result.checkpoint.open_snapshot().indices[0].step == 1
+    assert result.metrics == {"loss": 9.0}
+
+
+def test_last_steps_that_cannot_be_saved_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+
+    def train() -> str:
+        model = torch.nn.Linear(2, 2)
+        spotfit.torch.Checkpointer(model=model, every=100).step()
+        model.half()
+        return "done"
+
+    assert fit_locally(a_request(train)).return_value == "done"
+    assert "checkpoint.unsaved" in capsys.readouterr().err
 
 
 class SuppressingConfig(BackendConfig):

@@ -46,6 +46,7 @@ def test_nothing_is_unsaved_after_a_save_or_a_report_with_files(ends: dict[int, 
             replace(END, error="no space", has_snapshot=False),
             "rank 2 could not save at the end: no space",
         ),
+        (replace(END, has_snapshot=False), "rank 2 took no snapshot"),
         (replace(END, save_number=5), "the ranks have saved a different number of times"),
         (
             replace(END, state_digest="e"),
@@ -63,7 +64,8 @@ def test_snapshots_that_are_not_one_state_are_unsaved_with_the_numbers(
 def test_a_rank_without_a_snapshot_is_named() -> None:
     decision = decide_save_at_end({0: replace(END, saved_step=0)}, world_size=2)
     assert decision == StepsUnsaved(
-        reason="rank 1 had no Checkpointer that saves at the end; no step is in a checkpoint"
+        reason="rank 1 had no Checkpointer that saves at the end; "
+        "the last steps are in no checkpoint"
     )
 
 

@@ -76,6 +76,16 @@ def test_submit_sends_a_report_without_waiting(
     assert snapshots.status_of(0) == "submitted"
 
 
+def test_a_snapshot_at_the_end_is_no_report(
+    snapshots: AgentSnapshotChannel, session: Session, agent: FakeAgentConnection
+) -> None:
+    snapshots.submit({}, Path("/memory/x"))
+    snapshots.submit_at_end(b'{"loss":1.5}', Path("/memory/y"), step=7)
+    assert session.report_count == 1
+    (_, last) = agent.receive_of_type(SnapshotReport)
+    assert (last.at_end, last.segment, last.step) == (True, "/memory/y", 7)
+
+
 def test_the_status_follows_the_messages_of_the_agent(
     snapshots: AgentSnapshotChannel, agent: FakeAgentConnection
 ) -> None:

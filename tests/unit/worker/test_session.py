@@ -160,6 +160,17 @@ def test_a_checkpoint_is_named_uploaded_and_reported(
     assert (tmp_path / "ck" / "model").exists(), "a SYNC upload leaves the local copy"
 
 
+def test_only_reports_with_files_are_counted_as_such(
+    session: Session, agent: FakeAgentConnection, tmp_path: Path
+) -> None:
+    agent.name_report(1, "a")
+    session.report_metrics({})
+    session.report_checkpoint({}, make_report(tmp_path / "a"))
+    session.snapshot_channel.submit({}, tmp_path / "segment")
+    assert session.snapshot_channel.files_report_count == 1
+    assert session.report_count == 3
+
+
 def test_a_report_does_not_wait_for_the_commit(
     session: Session, agent: FakeAgentConnection, tmp_path: Path
 ) -> None:

@@ -127,6 +127,8 @@ class Checkpointer:
     """Size of this rank's last snapshot, or an estimate for the first one."""
     _save_count: int = 0
     """Saves of this round. It is the same on all ranks, because they all save together."""
+    _saved_step: int = 0
+    """Step of the last snapshot of this round, or of the checkpoint that was restored."""
     _has_saved_manually: bool = False
     _has_epoch_ended: bool = False
     """Whether an epoch ended after the optimizer's last step, during gradient accumulation."""
@@ -328,6 +330,7 @@ class Checkpointer:
         # Counted even if the save fails here: the other ranks count it, and the numbers must agree.
         self._save_count += 1
         self._save_scheduler.record_snapshot(self.steps)
+        self._saved_step = self.steps
         slot = self._free_slot()
         started_at = self._clock.now()
         # The other ranks' parts of the checkpoint wait for this rank: on errors it must skip.
@@ -359,12 +362,12 @@ class Checkpointer:
         """
         end = SaveAtEnd(
             step=self.steps,
-            saved_step=self._save_scheduler.last_saved_step,
+            saved_step=self._saved_step,
             save_number=self._save_count + 1,
             has_newer_files=self._channel.files_report_count > self._files_report_count,
             metrics=Raw(self._last_metrics),
         )
-        if end.has_newer_files or not self._save_scheduler.has_unsaved_steps(self.steps):
+        if end.has_newer_files or self.steps <= self._saved_step:
             return end
         try:
             return replace(end, has_snapshot=True, state_digest=self._submit_at_end())
@@ -546,6 +549,8 @@ class Checkpointer:
         self._has_epoch_ended = self._has_pending_gradients = False
         self._save_scheduler.reset(self.steps)
         name, source = ("", "memory") if saved.name == IN_MEMORY_NAME else (saved.name, "bucket")
+        # A snapshot in memory may never have reached the bucket.
+        self._saved_step = self.steps if source == "bucket" else self._channel.initial_step
         if self._rank == 0:
             log.info("checkpoint.restored", name=saved.name, step=self.steps, source=source)
         return RestoreResult(name, self.steps, epoch, source)

@@ -122,16 +122,17 @@ class SavePlanCache:
     ) -> tuple[RankSavePlan, str]:
         """Return this rank's plan and the digest of what all ranks hold; no collective.
 
-        For a save that other ranks may not take part in, after at least one `plan`. The digest is
-        equal on all ranks whose replicated state is equal; '' if it never was. Raises `ConfigError`
-        if the shape or dtype of a tensor differs from the last save: it was changed since.
+        For a save that other ranks may not take part in. Without an earlier `plan` every rank
+        writes all that it holds. The digest is equal on all ranks whose replicated state is equal;
+        '' if it was not at the first save. Raises `ConfigError` if the shape or dtype of a tensor
+        differs from the last plan: it was changed since.
         """
         planner, outline = _set_up_planner(state)
         planned = {one for one in self._items_outline or () if len(one) > 1}
         if not planned.issubset(outline):
             changed = sorted(name for name, *_ in planned.difference(outline))
             raise ConfigError(
-                f"{len(changed)} tensors have another shape or dtype than at the last save, or are "
+                f"{len(changed)} tensors have another shape or dtype than at the last step, or are "
                 f"gone, for example {changed[0]}",
                 do="Call Checkpointer.save() before the model is converted.",
             )

@@ -366,7 +366,7 @@ def test_a_model_that_was_converted_after_the_last_step_is_not_saved(
     process.model.half()
     end = end_of(session)
     assert not end.has_snapshot
-    assert "another shape or dtype than at the last save" in end.error
+    assert "another shape or dtype than at the last step" in end.error
 
 
 @pytest.mark.parametrize("changes", [True, False])
@@ -380,7 +380,7 @@ def test_weights_that_are_changed_after_the_last_step_have_another_digest(
         process.model.eval()
         if is_changed:
             with torch.no_grad():
-                process.model[0].weight.zero_()
+                next(process.model.parameters()).zero_()
         digests.append(end_of(session).state_digest)
     assert digests[0]
     assert (digests[0] != digests[1]) == changes
@@ -663,6 +663,24 @@ def memory_segments(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> l
     monkeypatch.setattr(session.snapshot_channel, "open_in_memory", open_snapshot)
     monkeypatch.setattr(session.snapshot_channel, "reopen", reopen_snapshot)
     return paths
+
+
+@pytest.mark.parametrize("initial_step", [0, 1, 2])
+def test_a_state_restored_from_memory_is_saved_at_the_end_unless_a_checkpoint_has_it(
+    session: LocalSession,
+    monkeypatch: pytest.MonkeyPatch,
+    memory_segments: list[Path],
+    initial_step: int,
+) -> None:
+    monkeypatch.setattr(LocalSnapshotChannel, "initial_step", initial_step)
+    process = TrainingProcess(every=2)
+    process.train(2)
+    memory_segments.append(process.newest_segment)
+    second = TrainingProcess(every=100)
+    second.ckpt.restore()
+    end = end_of(session)
+    assert (end.step, end.saved_step) == (2, initial_step)
+    assert end.has_snapshot == (initial_step < 2)
 
 
 def test_a_snapshot_in_memory_is_preferred_to_a_checkpoint(
