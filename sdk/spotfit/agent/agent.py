@@ -68,6 +68,8 @@ from spotfit.provision.launch import AgentLaunchSpec
 # Before the run is known and after the leader was lost: an election should take milliseconds.
 FAST_POLL_S = 0.05
 _FAST_POLL_DURATION_S = 3.0
+# NFS clients may hide a new directory for some seconds.
+_RUN_MISSING_S = 30.0
 # Lower bound on the leader's poll interval, whatever the run's timing.
 _LEADER_POLL_S = 0.1
 
@@ -142,6 +144,18 @@ class JournalPoller:
             return self.polled_at + max(_LEADER_POLL_S, interval_s)
         return self.polled_at + (self.timing.lease_timeout_s if is_connected else interval_s)
 
+    def is_run_missing(self, now: float) -> bool:
+        """Whether the run's directory was readable for 30 s and has no journal of the run.
+
+        Then this machine does not share the directory: `fit()` has written the first entry before
+        it requested the machine. False for a bucket, which all machines reach under one URL.
+        """
+        ledger = self._writer.ledger
+        is_directory = ledger.store.url.startswith(("/", "file:"))
+        was_read = self._writer.last_read_at >= self._started_at
+        is_late = now - self._started_at >= _RUN_MISSING_S
+        return is_directory and was_read and is_late and ledger.journal_view.next_slot == 0
+
     def start_fast_polling(self, now: float) -> None:
         """Read the journal at the next `poll`, and often for 3 s, because a new entry is likely.
 
@@ -205,6 +219,8 @@ class Agent:
         """Whether the agent exits because the journal does not (or no longer) list this node."""
         self.is_drained = False
         """Whether the agent exits because the preemption deadline has passed."""
+        self.is_run_missing = False
+        """Whether the agent exits because this machine does not share the run's directory."""
         ledger.set_entry_listener(self._on_journal_entry)
 
     # --- one tick ----------------------------------------------------------------------------
@@ -228,7 +244,9 @@ class Agent:
         )
         view = self._ledger.journal_view
         if not isinstance(view, View):
-            return self._shut_down(now) if self._is_orphaned() else now + FAST_POLL_S
+            self.is_run_missing = self._journal_poller.is_run_missing(now)
+            must_exit = self.is_run_missing or self._is_orphaned()
+            return self._shut_down(now) if must_exit else now + FAST_POLL_S
         self._prepare(view.spec)
         self._apply_view()
         if self._should_exit():
