@@ -212,7 +212,7 @@ def test_settling_with_the_backend_of_the_running_fit_is_detected(
 def test_forgetting_groups_of_an_earlier_fit_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Machines whose agent never starts are then paid for ever."""
+    """Machines whose agent never starts are then paid indefinitely."""
     with monkeypatch.context() as patch:
         patch.setattr(spotfit.model.view, "_unsettled_groups", lambda _view: {})
         case, violation = find_violation(cases_of(backend_change))
