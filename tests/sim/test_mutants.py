@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
 import spotfit.agent.agent
 import spotfit.agent.previous_rounds
@@ -280,7 +280,7 @@ def test_groups_that_go_over_into_the_next_fit_are_detected(
     def keep_groups(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
         started = start_fit(view, event, run_id=run_id)
         kept = {token: group for token, group in view.groups.items() if not group.is_released}
-        return replace(started, groups=kept, unsettled_groups={})
+        return structs.replace(started, groups=kept, unsettled_groups={})
 
     start_fit = spotfit.model.view._start_fit
     with monkeypatch.context() as patch:
@@ -295,7 +295,7 @@ def test_settling_with_the_backend_of_the_running_fit_is_detected(
 ) -> None:
     def release_at_own_backend(self: GroupSettler, unsettled: UnsettledGroup) -> bool:
         own = self._journal_writer.view.spec.provisioner
-        return release(self, replace(unsettled, provisioner=own))
+        return release(self, structs.replace(unsettled, provisioner=own))
 
     release = GroupSettler._release
     with monkeypatch.context() as patch:
@@ -308,7 +308,7 @@ def test_settling_with_the_backend_of_the_running_fit_is_detected(
 def test_forgetting_groups_of_an_earlier_fit_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Machines whose agent never starts are then paid for ever."""
+    """Machines whose agent never starts are then paid indefinitely."""
     with monkeypatch.context() as patch:
         patch.setattr(spotfit.model.view, "_unsettled_groups", lambda _view: {})
         case, violation = find_violation(cases_of(backend_change))
@@ -517,7 +517,7 @@ def test_forgetting_missing_agents_at_the_next_round_is_detected(
     def fold_and_forget(view: View, entry: JournalEntry) -> JournalView:
         after = fold(view, entry)
         is_opened = isinstance(entry.event, RoundOpened)
-        return replace(after, missing_agents={}) if is_opened else after
+        return structs.replace(after, missing_agents={}) if is_opened else after
 
     with monkeypatch.context() as patch:
         patch.setattr(spotfit.ledger.journal, "fold", fold_and_forget)
@@ -561,7 +561,7 @@ def test_ending_a_run_for_a_broken_machine_is_detected(monkeypatch: pytest.Monke
         patch.setattr(
             spotfit.model.view,
             "_elect_leader",
-            lambda view, event: replace(view, leader=event, epoch=event.epoch),
+            lambda view, event: structs.replace(view, leader=event, epoch=event.epoch),
         )
         patch.setattr(retry_budget, "MAX_FAILED_STARTS", 0)
         case, violation = find_violation(cases_of(broken_machines))

@@ -51,8 +51,8 @@ class AzureBatchProvisioner:
             requeues_itself=True,
             observe_interval_s=10.0,
             notice_sources=("azure", "signal"),
-            # `container_options` may mount a file share.
-            shared_directories="possibly",
+            # They may mount a file share.
+            shared_directories="possibly" if self.options.container_options else "never",
             keeps_output=True,
             software=images.parse_image_software(self.options.image),
         )

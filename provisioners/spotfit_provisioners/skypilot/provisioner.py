@@ -28,6 +28,9 @@ _UNKNOWN_MACHINE = NodeStatus(state=NodeState.GONE, reason="SkyPilot does not kn
 # them from the cloud's metadata service.
 _NOTICE_S = {"aws": 120.0, "azure": 30.0, "gcp": 30.0}
 
+_SITES = {"slurm", "ssh", "k8s", "kubernetes"}
+"""Infrastructures whose machines may mount a shared file system."""
+
 _CLOUD_ALIASES = {"k8s": "kubernetes"}
 
 
@@ -59,6 +62,7 @@ class SkyPilotProvisioner:
             requeues_itself=self.options.launch_mode == "jobs",
             observe_interval_s=20.0,
             notice_sources=("machine", "signal"),
+            shared_directories="never" if configured and not configured & _SITES else "possibly",
             keeps_output=True,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spotfit.model.group import GroupStatus, NodeState, NodeStatus
+from spotfit.provision.launch import describe_exit_code
 
 STATES: Mapping[str, NodeState] = {
     "PENDING": NodeState.WAITING,
@@ -91,6 +92,6 @@ def _node_status(task: SlurmTask | None) -> NodeStatus:
         return NodeStatus(
             state=state, reason="" if task.state in ("RUNNING", "PENDING") else task.state
         )
-    code = f"exit code {task.exit_code}" if task.exit_code else ""
+    code = describe_exit_code(task.exit_code) if task.exit_code else ""
     reason = "" if task.reason in ("None", "NonZeroExitCode") else task.reason
     return NodeStatus(state=state, reason=", ".join(filter(None, (task.state, reason, code))))

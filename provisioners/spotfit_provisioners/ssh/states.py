@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.provision.launch import AgentExitCode
+from spotfit.provision.launch import AgentExitCode, describe_exit_code
 
 RUNNING, OVER, UNKNOWN = "running", "over", "unknown"
 STATES: Mapping[str, NodeState] = {
@@ -31,6 +31,7 @@ EXIT_STATES: Mapping[int, NodeState] = {
     AgentExitCode.DRAINED: NodeState.GONE,
     AgentExitCode.RELEASED: NodeState.GONE,
     AgentExitCode.NODE_UNUSABLE: NodeState.FAILED,
+    AgentExitCode.RUN_NOT_FOUND: NodeState.FAILED,
     AgentExitCode.CRASHED: NodeState.FAILED,
 }
 """States by the agent's exit codes. Other codes are those of a shell that could not start it."""
@@ -84,5 +85,6 @@ def exit_status(exit_code: int) -> NodeStatus:
         )
     state = EXIT_STATES.get(exit_code, NodeState.FAILED)
     return NodeStatus(
-        state=state, reason="its agent has exited" if exit_code == 0 else f"exit code {exit_code}"
+        state=state,
+        reason="its agent has exited" if exit_code == 0 else describe_exit_code(exit_code),
     )

@@ -68,6 +68,11 @@ from spotfit.provision.launch import AgentLaunchSpec
 # Before the run is known and after the leader was lost: an election should take milliseconds.
 FAST_POLL_S = 0.05
 _FAST_POLL_DURATION_S = 3.0
+# An agent that cannot read the run at all exits after this time, and the run sees a failed start. A
+# machine that has read it waits much longer (`orphan_timeout_s`), because it has something to lose.
+# NFS clients may hide a new directory for some seconds. Three such starts, the most that a run
+# makes, end within three minutes if machines boot quickly.
+_FIRST_READ_TIMEOUT_S = 30.0
 # Lower bound on the leader's poll interval, whatever the run's timing.
 _LEADER_POLL_S = 0.1
 
@@ -157,6 +162,18 @@ class JournalPoller:
             "that their credentials or role may read it."
         )
 
+    def is_run_missing(self, now: float) -> bool:
+        """Whether the run's directory was readable for 30 s and has no journal of the run.
+
+        Then this machine does not share the directory: `fit()` has written the first entry before
+        it requested the machine. False for a bucket, which all machines reach under one URL.
+        """
+        ledger = self._writer.ledger
+        is_directory = ledger.store.url.startswith(("/", "file:"))
+        was_read = self._writer.last_read_at >= self._started_at
+        is_late = now - self._started_at >= _FIRST_READ_TIMEOUT_S
+        return is_directory and was_read and is_late and ledger.journal_view.next_slot == 0
+
     def start_fast_polling(self, now: float) -> None:
         """Read the journal at the next `poll`, and often for 3 s, because a new entry is likely.
 
@@ -166,10 +183,6 @@ class JournalPoller:
         self.polled_at = float("-inf")
 
 
-# An agent that cannot read the run at all exits after this time, and the run sees a failed start. A
-# machine that has read it waits much longer (`orphan_timeout_s`), because it has something to lose.
-# Three such starts, the most that a run makes, end within three minutes if machines boot quickly.
-_FIRST_READ_TIMEOUT_S = 30.0
 # An agent that left the run still stores what it holds: the bucket is usually reachable. Part of
 # `policy.capacity.SELF_EXIT_TIMEOUT_S`, after which the leader releases its machine.
 _ABANDONED_WRITES_S = 3.0
@@ -232,6 +245,8 @@ class Agent:
         """Why the agent exits without having read the run; '' otherwise."""
         self.is_drained = False
         """Whether the agent exits because the preemption deadline has passed."""
+        self.is_run_missing = False
+        """Whether the agent exits because this machine does not share the run's directory."""
         ledger.set_entry_listener(self._on_journal_entry)
 
     # --- one tick ----------------------------------------------------------------------------
@@ -256,8 +271,9 @@ class Agent:
         view = self._ledger.journal_view
         if not isinstance(view, View):
             self.start_error = self._journal_poller.first_read_error(now)
-            is_lost = self.start_error or self._is_orphaned()
-            return self._shut_down(now) if is_lost else now + FAST_POLL_S
+            self.is_run_missing = self._journal_poller.is_run_missing(now)
+            must_exit = self.start_error or self.is_run_missing or self._is_orphaned()
+            return self._shut_down(now) if must_exit else now + FAST_POLL_S
         self._prepare(view.spec)
         self._apply_view()
         if self._should_exit():

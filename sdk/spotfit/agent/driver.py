@@ -192,9 +192,23 @@ def _run_agent(
     log.info(
         "agent.exited", agent=node.agent_id, abandoned=agent.is_abandoned, drained=agent.is_drained
     )
+    return _exit_code(agent, launch.run_url)
+
+
+def _exit_code(agent: Agent, run_url: str) -> AgentExitCode:
     if agent.start_error:
         log.error("agent.refused", reason=agent.start_error)
         return AgentExitCode.NODE_UNUSABLE
+    if agent.is_run_missing:
+        log.error(
+            "agent.run_not_found",
+            url=run_url,
+            reason="this directory has no journal of the run on this machine, which thus does not "
+            "share it with the computer that called fit()",
+            do="set RunConfig(storage_path=...) to a bucket, or to a directory that all machines "
+            "mount",
+        )
+        return AgentExitCode.RUN_NOT_FOUND
     # Schedulers requeue an agent by its exit code, and only after `DRAINED`.
     if agent.is_drained:
         return AgentExitCode.DRAINED

@@ -470,12 +470,13 @@ class RunHandle:
         """Return whether to stop waiting for the release of machines after the end of the run."""
         view = self._ledger.view
         open_groups = {token: one for token, one in view.groups.items() if not one.is_closed}
-        open_groups |= {token: one.group for token, one in view.unsettled_groups.items()}
+        # Only machines of this fit are waited for longer: those of earlier fits have cost before.
         is_granted = any(group.handle is not None for group in open_groups.values())
         timeout_s = _RELEASE_TIMEOUT_S if is_granted else _LOOK_UP_TIMEOUT_S
+        open_groups |= {token: one.group for token, one in view.unsettled_groups.items()}
         if self._fit_end is None or now - self._ended_at < timeout_s:
             return False
-        if not is_granted:
+        if all(group.handle is None for group in open_groups.values()):
             log.warning(
                 "run.requests_unanswered",
                 groups=",".join(open_groups),

@@ -20,18 +20,28 @@ AGENT_COMMAND = ("python", "-m", "spotfit.agent")
 class AgentExitCode(enum.IntEnum):
     """Exit code of an agent process. A scheduler may requeue the agent only after `DRAINED`."""
 
-    # 64 (EX_USAGE), 70 (EX_SOFTWARE) and 75 (EX_TEMPFAIL) follow sysexits.h. DRAINED has a code of
-    # its own because schedulers requeue by exit code. Codes above 128 stand for signals.
+    # 64 (EX_USAGE), 66 (EX_NOINPUT), 70 (EX_SOFTWARE) and 75 (EX_TEMPFAIL) follow sysexits.h.
+    # DRAINED has a code of its own because schedulers requeue by exit code. Codes above 128 stand
+    # for signals.
     DONE = 0
     """The run has ended."""
     NODE_UNUSABLE = 64
     """The assignment cannot be carried out on this machine."""
+    RUN_NOT_FOUND = 66
+    """The directory of the run has no journal on this machine, which does not share it."""
     CRASHED = 70
     """An error in spotfit; the agent's log has the traceback."""
     RELEASED = 75
     """The run continues without this machine."""
     DRAINED = 85
     """The machine is being preempted while it is still a member of the run."""
+
+
+def describe_exit_code(exit_code: int) -> str:
+    """Return an agent's exit code in words, for `NodeStatus.reason`: 'exit code 1'."""
+    if exit_code == AgentExitCode.RUN_NOT_FOUND:
+        return f"exit code {exit_code}: the storage_path of the run is not shared with this machine"
+    return f"exit code {exit_code}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class ProvisionerSuite:
 
     @pytest.fixture
     def launch(self, tmp_path: Path) -> AgentLaunchSpec:
-        """Launch spec of a run without a journal in `tmp_path`: its agents wait for the journal."""
+        """Launch spec of a run without a journal in `tmp_path`: its agents wait 30 s for one."""
         return AgentLaunchSpec(str(tmp_path / "run"), system.new_run_id(), SECRET)
 
     @pytest.fixture

@@ -28,8 +28,16 @@ class FlakyReadStore(MemoryStore):
         return super().get(key)
 
 
-def make_poller() -> tuple[JournalPoller, FlakyReadStore]:
-    store = FlakyReadStore()
+class DirectoryStore(FlakyReadStore):
+    """A store in memory that looks like a directory."""
+
+    url = "/shared/runs/digits"
+
+
+def make_poller(
+    store: FlakyReadStore | None = None,
+) -> tuple[JournalPoller, FlakyReadStore]:
+    store = store or FlakyReadStore()
     ledger = Ledger(store, RUN_ID, an_agent_id(0))
     return JournalPoller(JournalWriter(ledger, SynchronousCalls())), store
 
@@ -102,3 +110,30 @@ def test_an_outage_after_the_first_read_is_no_start_error() -> None:
 def test_a_first_read_that_is_only_slow_is_no_start_error() -> None:
     poller, _ = make_poller()
     assert poller.first_read_error(200.0) == ""
+
+
+def test_a_directory_without_the_run_is_missing_after_30_seconds() -> None:
+    poller, _ = make_poller(DirectoryStore())
+    poll(poller, 100.0)
+    assert not poller.is_run_missing(129.9)
+    assert poller.is_run_missing(130.0)
+
+
+def test_a_bucket_without_the_run_is_not_missing() -> None:
+    poller, _ = make_poller()
+    poll(poller, 100.0)
+    assert not poller.is_run_missing(500.0)
+
+
+def test_a_directory_with_the_run_is_not_missing() -> None:
+    poller, store = make_poller(DirectoryStore())
+    start_fit(store)
+    poll(poller, 100.0)
+    assert not poller.is_run_missing(500.0)
+
+
+def test_a_directory_that_cannot_be_read_is_not_missing() -> None:
+    poller, store = make_poller(DirectoryStore())
+    store.is_down = True
+    poll(poller, 100.0)
+    assert not poller.is_run_missing(500.0), "the file system may be mounted later"

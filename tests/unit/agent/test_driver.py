@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from spotfit.agent import agent as agent_module
 from spotfit.agent import driver
 from spotfit.agent.log_shipper import LogShipper
 from spotfit.agent.tls_transport import TlsTransport
@@ -111,6 +112,20 @@ def test_the_log_is_uploaded_before_the_agent_disconnects(
     driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
     assert calls[0] == "LogShipper.close"
     assert "TlsTransport.close" in calls
+
+
+def test_a_machine_that_does_not_share_the_directory_of_the_run_exits_with_the_remedy(
+    tmp_path: Path,
+    fork_servers: ForkServerPool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(agent_module, "_RUN_MISSING_S", 0.0)
+    code = driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
+    assert code == AgentExitCode.RUN_NOT_FOUND
+    printed = capsys.readouterr().err
+    assert f"agent.run_not_found url={tmp_path}/run" in printed
+    assert "a directory that all machines mount" in printed
 
 
 def test_an_invalid_setting_returns_node_unusable(

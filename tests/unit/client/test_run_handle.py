@@ -473,7 +473,7 @@ def test_sweep_does_not_claim_a_release_that_is_still_to_be_done(harness: Client
     assert supervise_run(harness.url, duration_s=1.0).endswith("not released yet.")
 
 
-def test_sweep_where_the_backend_cannot_be_opened_does_not_blame_the_key(
+def test_sweep_where_the_backend_cannot_be_opened_does_not_name_the_key(
     harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_run(harness.request())

@@ -102,7 +102,7 @@ def test_groups_of_the_running_fit_are_left_alone() -> None:
     assert not harness.settler.is_waiting
 
 
-def test_a_backend_that_cannot_be_opened_is_named_once_and_asked_again(
+def test_a_backend_that_cannot_be_opened_is_named_once_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     harness = SettlerHarness()

@@ -8,7 +8,13 @@ import pytest
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
-from spotfit.provision.launch import AGENT_COMMAND, AgentAssignment, AgentLaunchSpec
+from spotfit.provision.launch import (
+    AGENT_COMMAND,
+    AgentAssignment,
+    AgentExitCode,
+    AgentLaunchSpec,
+    describe_exit_code,
+)
 from spotfit.testing.builders import RUN_ID
 
 LAUNCH = AgentLaunchSpec("s3://bucket/runs/digits", RUN_ID, "c2VjcmV0", ("aws", "signal"))
@@ -67,3 +73,10 @@ def test_default_notice_source_is_signal() -> None:
     environment = LAUNCH.environment_for(Token("t-1"), 0, 1)
     del environment["SPOTFIT_NOTICES"]
     assert AgentAssignment.from_environment(environment).launch_spec.notice_sources == ("signal",)
+
+
+def test_the_exit_code_of_a_machine_without_the_run_names_the_cause() -> None:
+    assert "storage_path of the run is not shared" in describe_exit_code(
+        AgentExitCode.RUN_NOT_FOUND
+    )
+    assert describe_exit_code(70) == "exit code 70"

@@ -197,6 +197,12 @@ def test_missing_capacity_is_reported_until_it_returns(sim: Simulator, tmp_path:
     assert not provisioner.observe(handle).refusal
 
 
+def test_directories_are_shared_only_if_containers_may_mount_them(sim: Simulator) -> None:
+    assert open_provisioner(sim).traits.shared_directories == "never"
+    mounting = open_provisioner(sim, container_options=("--volume=/mnt/share:/data",))
+    assert mounting.traits.shared_directories == "possibly"
+
+
 def test_missing_pool_that_cannot_be_created_is_reported(sim: Simulator, tmp_path: Path) -> None:
     provisioner = open_provisioner(sim, pool="spot", account_id="")
     with pytest.raises(ProvisionError, match="pool 'spot' does not exist"):

@@ -326,6 +326,16 @@ def test_notice_source_follows_the_cloud_of_the_machine(server: Server) -> None:
     assert make_provisioner(server, infra=("k8s",)).traits.notice_sources == ("machine", "signal")
 
 
+@pytest.mark.parametrize(
+    ("infra", "shared"),
+    [((), "possibly"), (("aws/us-east-1", "gcp"), "never"), (("aws", "slurm/lab"), "possibly")],
+)
+def test_directories_are_shared_on_sites_only(
+    server: Server, infra: tuple[str, ...], shared: str
+) -> None:
+    assert make_provisioner(server, infra=infra).traits.shared_directories == shared
+
+
 def test_only_managed_jobs_are_recovered(server: Server) -> None:
     assert make_provisioner(server).traits.requeues_itself
     assert not make_provisioner(server, launch_mode="clusters").traits.requeues_itself

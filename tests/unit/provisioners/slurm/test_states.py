@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.model.group import NodeState, NodeStatus
+from spotfit.provision.launch import describe_exit_code
 from spotfit_provisioners.slurm.states import (
     STATES,
     SlurmTask,
@@ -67,6 +68,10 @@ def test_squeue_line_is_parsed() -> None:
         (
             SlurmTask(1, 0, "FAILED", "NonZeroExitCode", 70),
             NodeStatus(state=NodeState.FAILED, reason="FAILED, exit code 70"),
+        ),
+        (
+            SlurmTask(1, 0, "FAILED", "NonZeroExitCode", 66),
+            NodeStatus(state=NodeState.FAILED, reason=f"FAILED, {describe_exit_code(66)}"),
         ),
         (
             SlurmTask(1, 0, "A_NEW_ONE", "None"),
