@@ -97,14 +97,18 @@ def stack_of(*user_frames: str) -> str:
         'File "/v/lib/python3.11/site-packages/spotfit/code/code_bundle.py", line 3 in call',
         'File "/v/lib/python3.11/site-packages/spotfit/worker/main.py", line 2 in main',
     ]
-    other = 'Thread 0x01 (most recent call first):\n  File "/project/other.py", line 1 in background'
+    other = (
+        'Thread 0x01 (most recent call first):\n  File "/project/other.py", line 1 in background'
+    )
     lines = "\n".join(f"  {frame}" for frame in frames)
     current = f"Current thread 0x02 (most recent call first):\n{lines}"
     return f"process 7, kernel state: S\n{other}\n\n{current}"
 
 
 def test_a_hang_names_where_each_rank_waits() -> None:
-    inner, outer = (f'File "/project/train.py", line {n} in {f}' for n, f in ((8, "wait"), (3, "f")))
+    inner, outer = (
+        f'File "/project/train.py", line {n} in {f}' for n, f in ((8, "wait"), (3, "f"))
+    )
     waiting = stack_of(inner, outer)
     sleeping = stack_of('File "/project/spotfit/my.py", line 10 in sleep')
     stopped = "process 7, kernel state: stopped\nNo Python stacks"
