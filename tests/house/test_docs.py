@@ -76,6 +76,17 @@ def test_the_decision_index_lists_every_record() -> None:
     assert not missing
 
 
+def test_the_index_lists_every_guide() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    guides = [*(ROOT / "docs/guides").glob("*.md"), *(ROOT / "docs/reference").glob("*.md")]
+    missing = [one.name for one in guides if f"({one.parent.name}/{one.name})" not in index]
+    assert not missing
+
+
+def test_the_readme_links_the_index() -> None:
+    assert "(docs/README.md)" in (ROOT / "README.md").read_text()
+
+
 def test_the_generated_reference_is_up_to_date() -> None:
     checked = subprocess.run(
         [sys.executable, ROOT / ".ci/reference.py", "--check"],

@@ -1,10 +1,12 @@
 """The public names are pinned in public_names.txt, and documented."""
 
 import inspect
+from typing import Any
 
 import pytest
 
 import spotfit
+from spotfit.torch import Checkpointer, TorchConfig, TorchTrainer
 from tests.house.tree import ROOT
 
 PINNED = (ROOT / "tests/house/public_names.txt").read_text().split()
@@ -31,3 +33,23 @@ def test_dir_lists_the_public_names() -> None:
 def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError):
         getattr(spotfit, "no_such_name")  # noqa: B009  # a misspelled attribute
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        *(
+            spotfit.ScalingConfig,
+            spotfit.RunConfig,
+            spotfit.FailureConfig,
+            spotfit.CheckpointConfig,
+        ),
+        *(spotfit.LoggingConfig, spotfit.DataConfig, spotfit.ValidationConfig),
+        *(spotfit.ValidationTaskConfig, spotfit.DataParallelTrainer, TorchTrainer, TorchConfig),
+        Checkpointer,
+    ],
+)
+def test_an_unknown_argument_of_a_public_class_gets_a_suggestion(cls: Any) -> None:
+    known = list(inspect.signature(cls).parameters)[-1]
+    with pytest.raises(spotfit.ConfigError, match=f"Did you mean '{known}'"):
+        cls(**{f"{known}x": 1})

@@ -65,6 +65,7 @@ def test_unresponsive_rank_ends_its_attempt_with_a_stack_dump(
     assert closed.cause is FailureCause.WORKER
     [failure] = closed.failures
     assert (failure.rank, failure.kind) == (1, "timeout")
+    assert re.search(r"rank 0 at \S+test_hangs\.py:\d+ in wait_for_the_others", failure.message)
     kept = stacks(cloud, failure.message)
     assert kept.index("=== rank 1") < kept.index("=== rank 0")
     assert seen in kept.partition("=== rank 0")[0]

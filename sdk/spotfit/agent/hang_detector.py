@@ -25,6 +25,7 @@ Describes hung workers from outside: the kernel's process state and the stacks o
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from typing import NamedTuple
 from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.control.background_calls import BackgroundCalls
 from spotfit.core.clock import Clock
+from spotfit.core.units import format_ranks
 from spotfit.host import process
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
@@ -161,7 +163,43 @@ class HangDetector:
         if result is None or result.error is not None:
             reason = "the bucket does not answer" if result is None else result.error
             location = f"their stacks could not be stored: {reason}"
-        return HangReport(suspected_hang, f"{suspected_hang.reason}; {location}")
+        waits = describe_waits({rank: self._stack_texts.get(rank, "") for rank in ranks})
+        return HangReport(suspected_hang, "; ".join([suspected_hang.reason, *waits, location]))
+
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_WORKER_MAIN = "/spotfit/worker/main.py"
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ")
+# Ranks usually wait at one or two places; the file has the others.
+_MAX_WAITS = 4
+
+
+def describe_waits(stack_texts: Mapping[int, str]) -> list[str]:
+    """Return where ranks are in the user's code, such as "ranks 0, 2 at /x/train.py:8 in train".
+
+    `stack_texts` are results of `dump_stacks`, by rank. Ranks without a frame of the user's code
+    are left out. At most four places, in the order of the ranks.
+    """
+    ranks_by_place: dict[str, list[int]] = {}
+    for rank, text in stack_texts.items():
+        if place := _user_frame(text):
+            ranks_by_place.setdefault(place, []).append(rank)
+    places = [f"{format_ranks(ranks)} at {place}" for place, ranks in ranks_by_place.items()]
+    return places[:_MAX_WAITS]
+
+
+def _user_frame(stack_text: str) -> str:
+    """Return the innermost frame of user code in the thread that called the training function."""
+    for thread in re.split(r"^(?=Thread |Current thread )", stack_text, flags=re.MULTILINE):
+        frames: list[tuple[str, str, str]] = _FRAME.findall(thread)  # innermost first
+        mains = [file for file, _, _ in frames if file.endswith(_WORKER_MAIN)]
+        if not mains:
+            continue
+        own_prefix = mains[0].removesuffix("worker/main.py")
+        for file, line, function in frames:
+            if not file.startswith(own_prefix) and not any(part in file for part in _LIBRARIES):
+                return f"{file}:{line} in {function}"
+    return ""
 
 
 # --- Detects workers of this node that have stopped sending messages ------------------------------

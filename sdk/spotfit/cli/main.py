@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections import deque
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from spotfit.client.request import default_provisioner, parse_provisioner
 from spotfit.client.run_config import DEFAULT_STORAGE_PATH
 from spotfit.client.run_handle import attach, supervise_run
 from spotfit.client.run_list import list_runs
-from spotfit.core.errors import SpotfitError
+from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.core.units import parse_seconds
 from spotfit.host import log, plugins
 from spotfit.provision.api import AccountCheck, run_account_checks, run_check
@@ -128,6 +129,10 @@ def logs(
     since: Annotated[
         str, typer.Option(help="Only output of this duration before now, such as 90s, 10m or 2h.")
     ] = "",
+    tail: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only the last lines of the output so far, at most this many."),
+    ] = None,
     follow: Annotated[  # noqa: FBT002 - an option of the command line
         bool,
         typer.Option("--follow", "-f", help="Wait for further output until the run has ended."),
@@ -137,12 +142,18 @@ def logs(
     ] = False,
 ) -> None:
     """Print the output of all workers ordered by time, or with --machine that of machines."""
+    if tail is not None and (follow or machine):
+        raise ConfigError(
+            f"--tail {tail} cannot be combined with --{'follow' if follow else 'machine'}.",
+            do="Use --since 10m with --follow, and --max-lines with --machine.",
+        )
     since_s = parse_seconds(since, setting=f"--since {since}") if since else None
     handle = attach(url)
     if machine:
         render.lines(handle.machine_logs(machine, max_lines=max_lines))
         return
-    render.lines(handle.logs(rank=rank, since_s=since_s, follow=follow, timestamps=timestamps))
+    found = handle.logs(rank=rank, since_s=since_s, follow=follow, timestamps=timestamps)
+    render.lines(found if tail is None else deque(found, maxlen=tail))
 
 
 @app.command()

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.input_checks import DEPRECATED, ErrorCollector, reject_deprecated_arguments
+from spotfit.core.input_checks import (
+    DEPRECATED,
+    ErrorCollector,
+    reject_deprecated_arguments,
+    suggest_keywords,
+)
 from spotfit.host import system
 from spotfit.model.config import CheckpointConfig, FailureConfig, LoggingConfig
 from spotfit.model.user_callback import UserCallback
@@ -35,6 +40,7 @@ _CONFIG_TYPES: tuple[tuple[str, type[Any]], ...] = (
 )
 
 
+@suggest_keywords
 @dataclass
 class RunConfig:
     """Name, storage, failure handling and callbacks of a run.

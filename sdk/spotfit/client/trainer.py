@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 from spotfit.client.request import FitRequest, prewarm_backend
 from spotfit.client.run_config import RunConfig, check_config_type, qualified_type_name
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.core.input_checks import ErrorCollector, reject_deprecated_arguments
+from spotfit.core.input_checks import (
+    ErrorCollector,
+    reject_deprecated_arguments,
+    suggest_keywords,
+)
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.frameworks.torch.torch_config import TorchConfig
 from spotfit.model.config import DataConfig, ScalingConfig, datasets_unsupported_error
@@ -31,6 +35,7 @@ _REMOVED_ARGUMENTS = {
 }
 
 
+@suggest_keywords
 class DataParallelTrainer:
     """Runs a training function on several workers in parallel.
 
@@ -185,6 +190,7 @@ def _check_loop_config(config: Any) -> None:
     )
 
 
+@suggest_keywords
 class TorchTrainer(DataParallelTrainer):
     """Runs a training function on workers that form a `torch.distributed` process group.
 

@@ -8,10 +8,14 @@ equivalent. `parse_log_level` accepts the level names of the `logging` module.
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
+from spotfit.core.errors import ConfigError, ConfigErrors, ConfigTypeError, SpotfitError
+
+ClassT = TypeVar("ClassT")
 
 
 class ErrorCollector:
@@ -68,6 +72,32 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, names, n=1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     return f"{hint}Known: {', '.join(names)}."
+
+
+def suggest_keywords(cls: type[ClassT]) -> type[ClassT]:
+    """Let the constructor of the class suggest the nearest keyword for an unknown one.
+
+    A class decorator; signature and documentation stay those of `__init__`. The constructor raises
+    `ConfigTypeError`, a `TypeError`, instead of Python's own error. Classes derived from it that
+    define `__init__` are not affected.
+    """
+    construct: Callable[..., None] = vars(cls)["__init__"]
+    known = frozenset(inspect.signature(construct).parameters) - {"self"}
+
+    @functools.wraps(construct)
+    def checked(self: Any, *args: Any, **keywords: Any) -> None:
+        unknown = [name for name in keywords if name not in known]
+        if unknown:
+            names = ", ".join(f"{name}=..." for name in unknown)
+            raise ConfigTypeError(
+                f"{type(self).__name__}({names}): there is no such argument.",
+                do=" ".join(did_you_mean(name, known) for name in unknown),
+                retryable=False,
+            )
+        construct(self, *args, **keywords)
+
+    cls.__init__ = checked  # type: ignore[method-assign]
+    return cls
 
 
 DEPRECATED: Any = "DEPRECATED"

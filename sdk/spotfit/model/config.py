@@ -21,6 +21,7 @@ from spotfit.core.input_checks import (
     did_you_mean,
     parse_log_level,
     reject_deprecated_arguments,
+    suggest_keywords,
 )
 
 # Ray requests an accelerator type as a tiny amount of a resource of that name: small enough that
@@ -35,6 +36,7 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NO_LIMIT = -1
 
 
+@suggest_keywords
 @dataclass
 class ScalingConfig:
     """The number of workers and the resources of each worker.
@@ -249,6 +251,7 @@ class ScalingConfig:
             )
 
 
+@suggest_keywords
 @dataclass
 class CheckpointConfig:
     """Which checkpoints are retained: all, the last `num_to_keep`, or the `num_to_keep` best.
@@ -292,6 +295,7 @@ class CheckpointConfig:
         errors.raise_all()
 
 
+@suggest_keywords
 @dataclass
 class FailureConfig:
     """How many failures of each kind a run tolerates; -1 means no limit.
@@ -339,6 +343,7 @@ class FailureConfig:
         errors.raise_all()
 
 
+@suggest_keywords
 @dataclass
 class LoggingConfig:
     """The level of spotfit's own log, on the console and on the nodes.
@@ -353,6 +358,7 @@ class LoggingConfig:
         self.log_level = parse_log_level(self.log_level, owner="LoggingConfig(log_level=...)")
 
 
+@suggest_keywords
 @dataclass
 class SyncConfig:
     """Kept so that imports of it still work; `RunConfig(sync_config=...)` rejects it."""
@@ -448,6 +454,7 @@ TRAIN_DATASET_KEY = "train"
 """The conventional name of the training dataset in `datasets={...}`."""
 
 
+@suggest_keywords
 class DataConfig:
     """Which of a trainer's datasets are split among the workers; they read the others completely.
 

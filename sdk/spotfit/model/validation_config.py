@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.input_checks import did_you_mean
+from spotfit.core.input_checks import did_you_mean, suggest_keywords
 
 # As in `config`: any number of validations fits on a machine that has the accelerator type.
 _ACCELERATOR_TYPE_AMOUNT = 0.001
@@ -30,6 +30,7 @@ class ValidationFn(Protocol):
         ...
 
 
+@suggest_keywords
 @dataclass
 class ValidationTaskConfig:
     """The arguments and the time limit of one validation.
@@ -52,6 +53,7 @@ class ValidationTaskConfig:
             )
 
 
+@suggest_keywords
 class ValidationConfig:
     """How checkpoints reported with `report(..., validation=...)` are validated.
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from spotfit.agent.hang_detector import STACK_DUMP_TIMEOUT_S, HangDetector
+from spotfit.agent.hang_detector import STACK_DUMP_TIMEOUT_S, HangDetector, describe_waits
 from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.control.background_calls import BackgroundResult, SynchronousCalls
 from spotfit.core.codec import encode
@@ -86,6 +86,48 @@ def test_a_hang_is_reported_after_all_stacks_are_stored() -> None:
     assert "=== rank 1: stack of 1" in kept
     assert harness.detector.check(163.0) is None
     assert len(harness.stack_requests) == 1
+
+
+def stack_of(*user_frames: str) -> str:
+    """The stacks of a worker in the format of faulthandler, innermost frame first."""
+    frames = [
+        'File "/v/lib/python3.11/site-packages/torch/distributed/c10d.py", line 9 in wait',
+        'File "/v/lib/python3.11/site-packages/spotfit/torch/loop.py", line 7 in step',
+        *user_frames,
+        'File "/v/lib/python3.11/site-packages/spotfit/code/code_bundle.py", line 3 in call',
+        'File "/v/lib/python3.11/site-packages/spotfit/worker/main.py", line 2 in main',
+    ]
+    other = (
+        'Thread 0x01 (most recent call first):\n  File "/project/other.py", line 1 in background'
+    )
+    lines = "\n".join(f"  {frame}" for frame in frames)
+    current = f"Current thread 0x02 (most recent call first):\n{lines}"
+    return f"process 7, kernel state: S\n{other}\n\n{current}"
+
+
+def test_a_hang_names_where_each_rank_waits() -> None:
+    inner, outer = (
+        f'File "/project/train.py", line {n} in {f}' for n, f in ((8, "wait"), (3, "f"))
+    )
+    waiting = stack_of(inner, outer)
+    sleeping = stack_of('File "/project/spotfit/my.py", line 10 in sleep')
+    stopped = "process 7, kernel state: stopped\nNo Python stacks"
+    assert describe_waits({2: waiting, 0: sleeping, 3: waiting, 1: stopped}) == [
+        "ranks 2, 3 at /project/train.py:8 in wait",
+        "rank 0 at /project/spotfit/my.py:10 in sleep",
+    ]
+
+
+def test_the_report_of_a_hang_has_the_places() -> None:
+    harness = Harness()
+    harness.detector.check(160.0)
+    frame = 'File "/project/train.py", line 8 in wait'
+    for rank in (0, 1):
+        dump = StackDump(round=3, dump_id=1, rank=rank, stack_text=stack_of(frame))
+        harness.detector.add_stack_dump(dump)
+    found = harness.detector.check(162.0)
+    assert found is not None
+    assert "; ranks 0, 1 at /project/train.py:8 in wait; the stacks of all ranks are" in found.text
 
 
 def test_stacks_of_suspected_ranks_come_first() -> None:

@@ -155,6 +155,14 @@ def test_logs_are_filtered_by_rank_and_time(run: RunDirectory) -> None:
     assert invoke("logs", run.url, "--since", "10m").stdout == "(rank 0) new\n(rank 1) other\n"
 
 
+def test_logs_prints_only_the_last_lines_with_tail(run: RunDirectory) -> None:
+    lines = [{"rank": 0, "t": n, "text": str(n)} for n in range(5)]
+    run.write_output(an_agent_id(0), *lines)
+    assert invoke("logs", run.url, "--tail", "2").stdout == "(rank 0) 3\n(rank 0) 4\n"
+    refused = invoke("logs", run.url, "--tail", "2", "--follow").exception
+    assert isinstance(refused, ConfigError)
+
+
 def test_logs_with_timestamps_have_the_local_time(run: RunDirectory) -> None:
     run.write_output(an_agent_id(0), {"rank": 0, "t": 1_700_000_000_000, "text": "a"})
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1_700_000_000))

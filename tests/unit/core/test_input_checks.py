@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
+from spotfit.core.errors import ConfigError, ConfigErrors, ConfigTypeError, SpotfitError
 from spotfit.core.input_checks import (
     DEPRECATED,
     LOG_LEVELS,
@@ -15,6 +17,7 @@ from spotfit.core.input_checks import (
     did_you_mean,
     parse_log_level,
     reject_deprecated_arguments,
+    suggest_keywords,
 )
 
 
@@ -110,3 +113,37 @@ def test_without_a_similar_name_all_names_are_listed() -> None:
 
 def test_without_known_names_the_hint_is_empty() -> None:
     assert did_you_mean("local", []) == ""
+
+
+@suggest_keywords
+@dataclass
+class Settings:
+    """Two settings."""
+
+    num_workers: int = 1
+    name: str = ""
+
+
+def test_an_unknown_keyword_gets_a_suggestion() -> None:
+    with pytest.raises(ConfigTypeError, match=r"Settings\(num_worker=...\): there is no") as caught:
+        Settings(num_worker=2)  # type: ignore[call-arg]
+    assert caught.value.do == "Did you mean 'num_workers'? Known: name, num_workers."
+    assert Settings(2, name="a") == Settings(num_workers=2, name="a")
+
+
+def test_a_class_with_suggestions_keeps_its_signature_and_errors() -> None:
+    assert list(inspect.signature(Settings).parameters) == ["num_workers", "name"]
+    assert Settings.__init__.__qualname__ == "Settings.__init__"
+    with pytest.raises(TypeError, match="takes from 1 to 3 positional arguments"):
+        Settings(1, "a", 3)  # type: ignore[call-arg]
+
+
+def test_a_derived_class_is_named_in_the_suggestion() -> None:
+    class Derived(Settings):
+        def __init__(self, extra: int, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.extra = extra
+
+    assert Derived(1, num_workers=3).num_workers == 3
+    with pytest.raises(ConfigTypeError, match=r"Derived\(nam=...\)"):
+        Derived(1, nam="a")

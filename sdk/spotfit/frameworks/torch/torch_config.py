@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotfit.core.errors import ConfigError
+from spotfit.core.input_checks import suggest_keywords
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.model.config import ScalingConfig
 
 _INIT_METHODS = ("env", "tcp")
 
 
+@suggest_keywords
 @dataclass
 class TorchConfig(BackendConfig):
     """Configuration of torch's process group, which is formed in every round.

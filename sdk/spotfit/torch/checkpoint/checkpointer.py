@@ -36,6 +36,7 @@ from spotfit.checkpoint.snapshot_channel import (
     SnapshotChannel,
 )
 from spotfit.core.errors import ConfigError, SpotfitError
+from spotfit.core.input_checks import suggest_keywords
 from spotfit.host import log
 from spotfit.host.system import SystemClock
 from spotfit.model.failure_model import (
@@ -105,6 +106,7 @@ class RestoreResult(NamedTuple):
     """Where the state was read from: 'memory' or 'bucket'."""
 
 
+@suggest_keywords
 class Checkpointer:
     """Saves and restores the complete training state without stopping training.
 
