@@ -119,9 +119,19 @@ def test_an_object_that_is_not_callable_is_rejected() -> None:
         takes_config("train")  # type: ignore[arg-type]
 
 
+class WithoutSignature:
+    """A callable like some of extension modules; which ones have none depends on the Python."""
+
+    @property
+    def __signature__(self) -> Any:
+        raise ValueError("no signature found")
+
+    def __call__(self) -> None: ...
+
+
 def test_a_function_without_signature_is_rejected() -> None:
     with pytest.raises(ConfigTypeError, match="has no signature"):
-        takes_config(map)
+        takes_config(WithoutSignature())
 
 
 def test_the_name_of_a_partial_is_the_name_of_its_function() -> None:
