@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, WindowsPath
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -422,6 +422,8 @@ class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
         self.definitions_by_module: dict[str, set[str]] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, WindowsPath):  # Linux cannot load one; relative paths are valid there
+            return Path, obj.parts
         reduced = super().reducer_override(obj)
         if not isinstance(obj, _RECORDED_TYPES):
             return reduced

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -338,3 +338,14 @@ def test_modules_of_a_project_on_windows_are_found(monkeypatch: pytest.MonkeyPat
         module.__file__ = file
         monkeypatch.setitem(sys.modules, name, module)
     assert [m.__name__ for m in project_modules(roots=["C:\\Users\\me\\project"])] == ["nets"]
+
+
+class LaptopPath(PureWindowsPath):
+    """A path of Windows; `WindowsPath` cannot be instantiated here."""
+
+
+def test_a_path_of_windows_becomes_a_path_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function_pickle, "WindowsPath", LaptopPath)
+    config = {"data": LaptopPath("data\\train.bin")}
+    pickled = pickle_object(config, labeled_parts={}, by_value_modules=[])
+    assert pickle.loads(pickled.body) == {"data": Path("data/train.bin")}
