@@ -1,4 +1,4 @@
-"""Plugin that skips what imports torch: `pytest -p tests.without_torch` where it is not installed."""
+"""Plugin for a Python without torch, `pytest -p tests.without_torch`: skips what imports it."""
 
 import sys
 from importlib.abc import MetaPathFinder
