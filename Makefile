@@ -91,6 +91,10 @@ sky-api: $(SKY)/.installed ## SkyPilot's real SDK and API server with moto; need
 docs: $(STAMP) ## check that links resolve and that code in the documents compiles
 	$(PYTEST) -q tests/house/test_docs.py tests/house/test_examples.py
 
+.PHONY: pythons
+pythons: ## unit and repository tests on every other Python from 3.11 to 3.14 that is installed; ONLY=3.13
+	.ci/pythons $(ONLY)
+
 .PHONY: measure
 measure: $(STAMP) ## size, naming and structure of the code; PATHS=sdk/spotfit/agent for one package
 	$(BIN)/python .ci/measure.py $(PATHS)

@@ -61,7 +61,9 @@ def shared_directory(directory: Path, fill: Callable[[Path], None]) -> Iterator[
     own beside `directory`.
     """
     if sys.platform == "win32":
-        with tempfile.TemporaryDirectory(prefix=f"{directory.name}.", dir=directory.parent) as own:
+        with tempfile.TemporaryDirectory(
+            prefix=f"{directory.name}.", dir=directory.parent, ignore_cleanup_errors=True
+        ) as own:
             fill(Path(own))
             yield Path(own)
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -459,6 +460,8 @@ def _check_directory_is_shared(storage: Store, run: RunConfig, provisioner: Prov
     is_default = run.storage_path == str(Path(DEFAULT_STORAGE_PATH).expanduser())
     if shared == "never":
         reason = "a directory of this computer, which its machines cannot read"
+    elif shared == "possibly" and sys.platform == "win32":
+        reason = "a path of Windows, which its machines with Linux do not have"
     elif shared == "possibly" and is_default:
         reason = "the default, a directory of this computer that its machines may not share"
     else:
@@ -467,7 +470,11 @@ def _check_directory_is_shared(storage: Store, run: RunConfig, provisioner: Prov
         f"RunConfig(storage_path={run.storage_path!r}) with provisioner {provisioner.name!r} is "
         f"{reason}.",
         do="Set RunConfig(storage_path=...) to a bucket such as 's3://bucket/runs'"
-        + (", or to a directory that all machines mount." if shared == "possibly" else "."),
+        + (
+            ", or to a directory that all machines mount."
+            if shared == "possibly" and sys.platform != "win32"
+            else "."
+        ),
     )
 
 

@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, WindowsPath
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -515,6 +515,8 @@ class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
         is_tensor = self._tensor_type is not None and isinstance(obj, self._tensor_type)
         if is_tensor and self.device is None and obj.device.type not in ("cpu", "meta"):
             self.device = str(obj.device)
+        if isinstance(obj, WindowsPath):  # Linux cannot load one; relative paths are valid there
+            return Path, obj.parts
         reduced = super().reducer_override(obj)
         if not isinstance(obj, _RECORDED_TYPES):
             return reduced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -338,3 +339,13 @@ def test_the_default_storage_path_is_for_machines_that_share_it(
             run_preflight(a_request(run=RunConfig("digits")))
         assert "all machines mount" in refused.value.do
     run_preflight(a_request(run=RunConfig("digits", str(tmp_path / "shared"))))
+
+
+def test_a_directory_of_windows_is_refused_for_machines_with_linux(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    use_cloud(monkeypatch, CloudWithLibrary(shared_directories="possibly"))
+    with pytest.raises(ConfigError, match="a path of Windows") as refused:
+        run_preflight(a_request(run=RunConfig("digits", str(tmp_path))))
+    assert "mount" not in refused.value.do

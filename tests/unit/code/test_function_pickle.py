@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -122,9 +122,19 @@ def test_an_object_that_is_not_callable_is_rejected() -> None:
         takes_config("train")  # type: ignore[arg-type]
 
 
+class WithoutSignature:
+    """A callable like some of extension modules; which ones have none depends on the Python."""
+
+    @property
+    def __signature__(self) -> Any:
+        raise ValueError("no signature found")
+
+    def __call__(self) -> None: ...
+
+
 def test_a_function_without_signature_is_rejected() -> None:
     with pytest.raises(ConfigTypeError, match="has no signature"):
-        takes_config(map)
+        takes_config(WithoutSignature())
 
 
 def test_the_name_of_a_partial_is_the_name_of_its_function() -> None:
@@ -445,3 +455,14 @@ def test_modules_of_a_project_on_windows_are_found(monkeypatch: pytest.MonkeyPat
         module.__file__ = file
         monkeypatch.setitem(sys.modules, name, module)
     assert [m.__name__ for m in project_modules(roots=["C:\\Users\\me\\project"])] == ["nets"]
+
+
+class LaptopPath(PureWindowsPath):
+    """A path of Windows; `WindowsPath` cannot be instantiated here."""
+
+
+def test_a_path_of_windows_becomes_a_path_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function_pickle, "WindowsPath", LaptopPath)
+    config = {"data": LaptopPath("data\\train.bin")}
+    pickled = pickle_object(config, labeled_parts={}, by_value_modules=[])
+    assert pickle.loads(pickled.body) == {"data": Path("data/train.bin")}

@@ -138,10 +138,10 @@ class WindowsPath(PureWindowsPath):
 
     @classmethod
     def cwd(cls) -> "WindowsPath":
-        return cls("C:\\Users\\me")
+        return cls("D:\\laptop")
 
     def expanduser(self) -> "WindowsPath":
-        return WindowsPath(str(self).replace("~", "C:\\Users\\me"))
+        return WindowsPath(str(self).replace("~", "D:\\laptop"))
 
 
 @pytest.fixture
@@ -157,8 +157,8 @@ def on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         ("C:\\runs\\a", "C:/runs/a"),
         ("d:/runs/../other", "d:/other"),
         ("file:///C:/my%20runs", "C:/my runs"),
-        ("runs", "C:/Users/me/runs"),
-        ("~\\runs", "C:/Users/me/runs"),
+        ("runs", "D:/laptop/runs"),
+        ("~\\runs", "D:/laptop/runs"),
         ("\\\\server\\share\\runs", "//server/share/runs"),
         ("C:\\", "C:/"),
     ],
