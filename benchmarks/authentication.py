@@ -195,7 +195,8 @@ def run_side(tree: Path) -> dict[str, float]:
 
 def run_pairs(pairs: int, base: Path, log: Callable[[str], None]) -> list[str]:
     """Run all pairs after one discarded pair; return the lines of the table."""
-    ours, before = [], []
+    ours: list[dict[str, float]] = []
+    before: list[dict[str, float]] = []
     for is_ours_first in [True, *order(pairs)]:
         sides = [(ROOT, ours), (base, before)]
         for tree, values in sides if is_ours_first else reversed(sides):
