@@ -170,6 +170,7 @@ def random_plan(seed: int, *, torch_fraction: float = 0.1) -> ChaosPlan:
     if store == "file":
         # A directory has no network.
         return ChaosPlan(seed, job, store, network_faults.no_faults(), tuple(kills))
+    faults = _add_hostile_answers(faults)
     if stream.bernoulli(0.2):
         faults = replace(faults, stall_probability=0.005, stall_s=stream.uniform_in(_STALL_RANGE_S))
     stall = (
@@ -178,6 +179,25 @@ def random_plan(seed: int, *, torch_fraction: float = 0.1) -> ChaosPlan:
         else None
     )
     return ChaosPlan(seed, job, store, faults, tuple(kills), stall)
+
+
+def _add_hostile_answers(faults: network_faults.NetworkFaults) -> network_faults.NetworkFaults:
+    """Add other answers of a bucket and damaged reads to half of the seeds."""
+    # From a stream of its own: the other draws of a seed stay the same.
+    stream = SeededStreams(faults.seed).stream("answers")
+    if stream.bernoulli(0.5):
+        return faults
+    return replace(
+        faults,
+        refusal_probability=stream.choice([faults.refusal_probability, 0.1]),
+        throttled_probability=stream.uniform_in((0.0, 0.05)),
+        denied_probability=stream.choice([0.0, 0.01, 0.03]),
+        conflict_probability=stream.choice([0.0, 0.1, 0.3]),
+        late_conflict_probability=stream.choice([0.0, 0.1, 0.3]),
+        reset_probability=stream.uniform_in((0.0, 0.03)),
+        flipped_probability=stream.choice([0.0, 0.005, 0.02]),
+        truncated_probability=stream.choice([0.0, 0.005, 0.02]),
+    )
 
 
 def random_save_plan(seed: int, *, torch_fraction: float = 0.1) -> ChaosPlan:
@@ -229,12 +249,14 @@ def random_save_plan(seed: int, *, torch_fraction: float = 0.1) -> ChaosPlan:
 def _add_network_faults(
     plan: ChaosPlan, stream: RandomStream, span_s: tuple[float, float]
 ) -> ChaosPlan:
-    faults = network_faults.NetworkFaults(
-        refusal_probability=stream.uniform_in((0.0, 0.1)),
-        lost_response_probability=stream.uniform_in((0.0, 0.05)),
-        slow_probability=stream.uniform_in((0.0, 0.3)),
-        slow_latency_s=stream.uniform_in((0.1, 1.0)),
-        seed=plan.seed,
+    faults = _add_hostile_answers(
+        network_faults.NetworkFaults(
+            refusal_probability=stream.uniform_in((0.0, 0.1)),
+            lost_response_probability=stream.uniform_in((0.0, 0.05)),
+            slow_probability=stream.uniform_in((0.0, 0.3)),
+            slow_latency_s=stream.uniform_in((0.1, 1.0)),
+            seed=plan.seed,
+        )
     )
     stall = (
         PlannedStall(stream.uniform_in(span_s), stream.uniform_in(_STALL_RANGE_S))

@@ -1,5 +1,5 @@
-"""An S3 server on loopback behind a proxy that delays, refuses or stalls requests, or loses
-responses.
+"""An S3 server on loopback behind a proxy that delays, refuses or stalls requests, and loses or
+damages responses.
 
 Run as a process (`python -m spotfit_localsim.live.network_faults`); its first line of output is its
 URL. Control requests:
@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
+import socket
+import struct
 import sys
 import threading
 from collections import Counter
@@ -41,8 +44,23 @@ class NetworkFaults(msgspec.Struct, frozen=True):
 
     refusal_probability: float = 0.0
     """Answered with 503 without reaching the server."""
+    throttled_probability: float = 0.0
+    """Answered with 429 without reaching the server."""
+    denied_probability: float = 0.0
+    """Answered with 403 without reaching the server."""
+    conflict_probability: float = 0.0
+    """Of the conditional creates: answered with 409 ConditionalRequestConflict without reaching the
+    server."""
+    late_conflict_probability: float = 0.0
+    """Of the conditional creates: executed by the server, and answered with 409."""
     lost_response_probability: float = 0.0
     """Executed by the server, but the connection is closed without a response."""
+    reset_probability: float = 0.0
+    """Executed by the server, but the connection is reset (RST) without a response."""
+    flipped_probability: float = 0.0
+    """Of the objects that are read: one bit of the response is changed."""
+    truncated_probability: float = 0.0
+    """Of the objects that are read: the response is a prefix, with the length of the prefix."""
     slow_probability: float = 0.0
     slow_latency_s: float = 0.5
     stall_probability: float = 0.0
@@ -88,11 +106,11 @@ class RequestFaultInjector:
             self._clock.wait(_POLL_INTERVAL_S)
 
     def draw_outcome(self) -> str:
-        """Return 'refused', 'response_lost' or 'forwarded', after a delay if drawn."""
+        """Return the name of the drawn fault, or 'forwarded', after a delay if drawn."""
         with self._lock:
             faults, stream = self._faults, self._stream
             # Under the lock: threads share the stream.
-            slow, outcome = stream.bernoulli(faults.slow_probability), stream.random()
+            slow, drawn = stream.bernoulli(faults.slow_probability), stream.random()
             stalled = faults.stall_probability > 0 and stream.bernoulli(faults.stall_probability)
         if slow:
             self._clock.wait(faults.slow_latency_s)
@@ -101,13 +119,51 @@ class RequestFaultInjector:
         # In short waits: `set_faults` may end the stall early.
         while (remaining_s := self._stall_ends_at - self._clock.now()) > 0:
             self._clock.wait(min(remaining_s, _POLL_INTERVAL_S))
-        if outcome < faults.refusal_probability:
+        for outcome, probability in _outcome_probabilities(faults).items():
+            if drawn < probability:
+                return outcome
+            drawn -= probability
+        return "forwarded"
+
+    def draw_conflict(self) -> str:
+        """Return 'refused', 'executed' or '' for the conflict that a conditional create meets."""
+        with self._lock:
+            drawn, faults = self._stream.random(), self._faults
+        if drawn < faults.conflict_probability:
             return "refused"
-        return (
-            "response_lost"
-            if outcome < faults.refusal_probability + faults.lost_response_probability
-            else "forwarded"
-        )
+        drawn -= faults.conflict_probability
+        return "executed" if drawn < faults.late_conflict_probability else ""
+
+    def damage(self, body: bytes) -> bytes:
+        """Return the body of a read object, with a changed bit or truncated if drawn."""
+        with self._lock:
+            faults, stream = self._faults, self._stream
+            if body and stream.bernoulli(faults.flipped_probability):
+                flipped = bytearray(body)
+                flipped[stream.randrange(len(body))] ^= 1 << stream.randrange(8)
+                body = bytes(flipped)
+            if stream.bernoulli(faults.truncated_probability):
+                body = body[: stream.randrange(len(body) + 1)]
+        return body
+
+
+def _outcome_probabilities(faults: NetworkFaults) -> dict[str, float]:
+    return {
+        "refused": faults.refusal_probability,
+        "response_lost": faults.lost_response_probability,
+        "throttled": faults.throttled_probability,
+        "denied": faults.denied_probability,
+        "reset": faults.reset_probability,
+    }
+
+
+_REFUSALS = {"refused": 503, "throttled": 429, "denied": 403}
+"""Status by outcome of the requests that do not reach the server."""
+_CONFLICT_BODY = (
+    b"<Error><Code>ConditionalRequestConflict</Code><Message>The conditional request cannot "
+    b"succeed due to a conflicting operation against this resource.</Message></Error>"
+)
+_DENIED_BODY = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
 class FaultyProxyHandler(BaseHTTPRequestHandler):
@@ -141,14 +197,30 @@ class FaultyProxyHandler(BaseHTTPRequestHandler):
         # Before the outcome is drawn: a held request uses up no fault.
         self.fault_injector.wait_for_hold(self.command, self.path)
         outcome = self.fault_injector.draw_outcome()
-        if outcome == "refused":
-            self._reply(503, {}, b"")
+        if outcome in _REFUSALS:
+            self._reply(_REFUSALS[outcome], {}, _DENIED_BODY if outcome == "denied" else b"")
+            return
+        is_create = "If-None-Match" in self.headers and self.command == "PUT"
+        conflict = self.fault_injector.draw_conflict() if is_create else ""
+        if conflict == "refused":
+            self._reply(409, {}, _CONFLICT_BODY)
             return
         status, headers, response = self._call_upstream(body)
-        if outcome == "response_lost":
+        if outcome in ("response_lost", "reset"):
             # The client sees the end of the connection instead of a response.
             self.close_connection = True
+            if outcome == "reset":
+                # A linger time of 0: closing the socket sends RST instead of FIN.
+                linger = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                # Not by the base class, which would send FIN before.
+                os.close(self.connection.detach())
             return
+        if conflict == "executed":
+            status, headers, response = 409, {}, _CONFLICT_BODY
+        # Not of listings: no key and size there is protected by anything but the connection.
+        elif self.command == "GET" and status < 300 and "list-type=" not in self.path:
+            response = self.fault_injector.damage(response)
         with contextlib.suppress(ConnectionError):  # the client has timed out
             self._reply(status, headers, response)
 

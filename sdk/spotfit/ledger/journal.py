@@ -31,6 +31,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
 
@@ -143,6 +144,8 @@ class JournalPage(NamedTuple):
     used."""
     reached_end: bool = True
     """Whether the slot after the last entry is empty."""
+    authentic_slots: AbstractSet[int] = frozenset()
+    """The slots whose bodies have a valid MAC, which `read` has verified."""
 
 
 class Journal:
@@ -256,32 +259,40 @@ class Journal:
             cached_view = _read_starting_view(self._store)
             slot = cached_view.view.next_slot if cached_view is not None else 0
         bodies: list[bytes] = []
+        authentic_slots: set[int] = set()
+        reached_end = False
         while len(bodies) < _MAX_PAGE_ENTRIES:
             try:
-                bodies.append(self._read_body(slot + len(bodies)))
+                body, is_authentic = self._read_body(slot + len(bodies))
             except NotFoundError:
-                return JournalPage(slot, tuple(bodies), cached_view)
+                reached_end = True
+                break
             except (StoreError, JournalError):
                 # Entries that were read are folded; the next read meets the error again.
                 if not bodies:
                     raise
                 break
-        return JournalPage(slot, tuple(bodies), cached_view, reached_end=False)
+            if is_authentic:
+                authentic_slots.add(slot + len(bodies))
+            bodies.append(body)
+        return JournalPage(slot, tuple(bodies), cached_view, reached_end, authentic_slots)
 
-    def _read_body(self, slot: int) -> bytes:
+    def _read_body(self, slot: int) -> tuple[bytes, bool]:
+        """Return the body of a slot, and whether it has a valid MAC."""
         # A damaged answer must not be taken for a forged entry: entries that were appended to the
         # wrong bytes would break the chain of hashes for all readers.
         if self._mac is None:
-            return repeat_read(partial(self._read_decodable_body, slot), errors=(JournalError,))
+            read = partial(self._read_decodable_body, slot)
+            return repeat_read(read, errors=(JournalError,)), False
         bodies: Counter[bytes] = Counter()
         while bodies.total() < MAX_READS:
             body = self._store.get(keys.entry(slot))
             if self._mac.is_valid(keys.entry(slot), body):
-                return body
+                return body, True
             bodies[body] += 1
         # The usual body: a cancellation request has no MAC, and the last read may be a damaged one.
         ((body, _),) = bodies.most_common(1)
-        return body
+        return body, False
 
     def _read_decodable_body(self, slot: int) -> bytes:
         body = self._store.get(keys.entry(slot))
@@ -311,7 +322,7 @@ class Journal:
                 self.view, self._previous = cached.view, cached.previous
                 self.ignored_slots, self._first_unauthenticated = (), None
             for slot, body in enumerate(page.bodies, page.first_slot):
-                self.apply_entry(slot, body)
+                self._apply_entry(slot, body, is_authentic=slot in page.authentic_slots)
             return page.reached_end
 
     def apply_entry(self, slot: int, body: bytes) -> JournalView:
@@ -325,10 +336,14 @@ class Journal:
         unknown group of machines, and with the run key if it is the first one and not authentic, or
         if an entry before it was changed or removed.
         """
+        return self._apply_entry(slot, body, is_authentic=False)
+
+    def _apply_entry(self, slot: int, body: bytes, *, is_authentic: bool) -> JournalView:
+        """`is_authentic`: the MAC of the body was verified; otherwise it is verified here."""
         with self._lock:
             if slot != self.view.next_slot:
                 return self.view
-            entry = self._decode(slot, body)
+            entry = self._decode(slot, body, is_authentic=is_authentic)
             if entry is None:
                 self.view = replace(self.view, next_slot=slot + 1)
             else:
@@ -344,15 +359,16 @@ class Journal:
         """Whether the entry `body` has a valid MAC for `slot`; True without the run key."""
         return self._mac is None or self._mac.is_valid(keys.entry(slot), body)
 
-    def _decode(self, slot: int, body: bytes) -> JournalEntry | None:
+    def _decode(self, slot: int, body: bytes, *, is_authentic: bool) -> JournalEntry | None:
         """Return the entry in `body`; None if it is not authentic and must be ignored."""
         if self._mac is None:
             return _decode_entry(slot, body, self._store.url)
-        if self._mac.is_valid(keys.entry(slot), body):
-            if _stated_previous(body) != self._previous:
+        if is_authentic or self._mac.is_valid(keys.entry(slot), body):
+            content, stated_previous = _split_body(body)
+            if stated_previous != self._previous:
                 raise self._changed_entry_error(slot)
             self.ignored_slots, self._first_unauthenticated = (), None
-            return _decode_entry(slot, body, self._store.url)
+            return _decode_entry(slot, content, self._store.url)
         # `fit()` writes the first entry into an empty folder, so another writer is an error.
         if slot == 0:
             raise JournalError(
@@ -415,6 +431,7 @@ class Journal:
 _entry_decoder = decoder(JournalEntry)
 _EMPTY_JOURNAL_HASH = "0" * 64
 _PREVIOUS_LINE = re.compile(rb"\nprevious ([0-9a-f]{64})\Z")
+_PREVIOUS_LINE_BYTES = 74
 _REMEDY = (
     "Restore the journal from a backup, or start a new run with another RunConfig(name=...); the "
     "checkpoints in the folder are not changed."
@@ -473,15 +490,15 @@ def read_run_id(store: Store) -> RunId | None:
 
 
 def _entry_json(body: bytes) -> bytes:
+    return _split_body(body)[0]
+
+
+def _split_body(body: bytes) -> tuple[bytes, str]:
+    """Return the JSON of an entry, and the hash of the earlier entries that it states, or ''."""
     content = strip_mac(body)
-    match = _PREVIOUS_LINE.search(content)
-    return content[: match.start()] if match else content
-
-
-def _stated_previous(body: bytes) -> str:
-    """Return the hash of the earlier entries that an authentic body states."""
-    match = _PREVIOUS_LINE.search(strip_mac(body))
-    return match[1].decode() if match else ""
+    # At its only possible place, as the MAC.
+    match = _PREVIOUS_LINE.match(content, max(0, len(content) - _PREVIOUS_LINE_BYTES))
+    return (content[: match.start()], match[1].decode()) if match else (content, "")
 
 
 def _extend_hash(previous: str, body: bytes) -> str:

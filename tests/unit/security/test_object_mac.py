@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+
 import pytest
 
 from spotfit.core.ids import RunId
@@ -51,3 +53,10 @@ def test_the_mac_of_another_key_or_run_is_not_valid(key: RunKey) -> None:
 
 def test_content_without_a_mac_is_unchanged() -> None:
     assert strip_mac(b'{"x": 1}') == b'{"x": 1}'
+
+
+def test_a_mac_is_hmac_sha256_of_the_key_and_the_content() -> None:
+    """The stored bytes are a format: runs of other versions are read."""
+    key = RUN_KEY.derive("object mac")
+    expected = hmac.digest(key, b"k\0content", "sha256").hex()
+    assert ObjectMac(RUN_KEY).add("k", b"content") == f"content\nhmac-sha256 {expected}".encode()

@@ -37,6 +37,16 @@ def test_seeds_cover_all_faults() -> None:
     assert all(5.0 <= stall.duration_s <= 30.0 for stall in stalls)
 
 
+def test_half_of_the_seeds_with_s3_have_other_answers_and_damaged_reads() -> None:
+    for plan_for in (random_plan, random_save_plan):
+        faults = [one.network_faults for one in map(plan_for, range(200)) if one.store == "s3"]
+        with_answers = [one for one in faults if one.throttled_probability > 0]
+        assert 0.3 < len(with_answers) / len(faults) < 0.7
+        for probability in ("conflict", "late_conflict", "denied", "flipped", "truncated"):
+            drawn = {getattr(one, f"{probability}_probability") for one in with_answers}
+            assert len(drawn) == 3
+
+
 def test_local_store_has_no_network_faults() -> None:
     plans = [random_plan(seed) for seed in range(50)]
     assert all(

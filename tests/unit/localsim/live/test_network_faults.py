@@ -1,5 +1,6 @@
 """The fault proxy injects the configured faults and forwards all other requests unchanged."""
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -107,6 +108,73 @@ def test_request_with_lost_response_is_executed(address: str) -> None:
     with pytest.raises(http.client.RemoteDisconnected):
         send_request(address)
     assert len(EchoHandler.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("faults", "status"),
+    [
+        (NetworkFaults(throttled_probability=1.0), 429),
+        (NetworkFaults(denied_probability=1.0), 403),
+    ],
+)
+def test_throttled_or_denied_request_does_not_reach_the_server(
+    address: str, faults: NetworkFaults, status: int
+) -> None:
+    set_faults(f"http://{address}", faults)
+    assert send_request(address).status == status
+    assert EchoHandler.requests == []
+
+
+def test_reset_request_is_executed(address: str) -> None:
+    set_faults(f"http://{address}", NetworkFaults(reset_probability=1.0))
+    with pytest.raises(ConnectionResetError):
+        send_request(address)
+    assert len(EchoHandler.requests) == 1
+
+
+def send_create(address: str) -> http.client.HTTPResponse:
+    with contextlib.closing(http.client.HTTPConnection(address)) as connection:
+        connection.request("PUT", "/bucket/key", b"hello", {"If-None-Match": "*"})
+        response = connection.getresponse()
+        response.read()
+        return response
+
+
+@pytest.mark.parametrize(
+    ("faults", "executed"),
+    [
+        (NetworkFaults(conflict_probability=1.0), 0),
+        (NetworkFaults(late_conflict_probability=1.0), 1),
+    ],
+)
+def test_conflict_hits_only_conditional_creates(
+    address: str, faults: NetworkFaults, executed: int
+) -> None:
+    set_faults(f"http://{address}", faults)
+    assert send_create(address).status == 409
+    assert len(EchoHandler.requests) == executed
+    assert send_request(address).status == 201
+
+
+def test_damaged_body_has_a_changed_bit_or_is_a_prefix() -> None:
+    injector = RequestFaultInjector(ManualClock())
+    injector.set_faults(NetworkFaults(flipped_probability=1.0))
+    flipped = int.from_bytes(injector.damage(b"body")) ^ int.from_bytes(b"body")
+    assert flipped.bit_count() == 1
+    assert injector.damage(b"") == b""
+    injector.set_faults(NetworkFaults(truncated_probability=1.0))
+    assert {injector.damage(b"ab") for _ in range(40)} == {b"", b"a", b"ab"}
+
+
+def test_only_read_objects_are_damaged(server: ThreadingHTTPServer, address: str) -> None:
+    set_faults(f"http://{address}", NetworkFaults(flipped_probability=1.0))
+    bodies = {}
+    for method, path in (("PUT", "/b/k"), ("GET", "/b?list-type=2"), ("GET", "/b/k")):
+        with contextlib.closing(http.client.HTTPConnection(address)) as connection:
+            connection.request(method, path, b"hello")
+            bodies[method, path] = connection.getresponse().read()
+    damaged = [request for request, body in bodies.items() if body != b"hello"]
+    assert damaged == [("GET", "/b/k")]
 
 
 def test_stalled_request_is_executed_later() -> None:
