@@ -99,7 +99,7 @@ class FilesReport(msgspec.Struct, frozen=True, kw_only=True, tag="files_report")
     """Whether the upload may share files of a committed checkpoint (`CheckpointNamed.parent`)."""
     step: Count | None = None
     """For a snapshot, the number of training steps it contains."""
-    reason: ShortText = ""
+    reason: LongText = ""
     """Why a Checkpointer saves now; empty for `report()`."""
 
 
@@ -117,7 +117,7 @@ class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot_re
     """The path of the segment."""
     step: Count | None = None
     """The number of training steps it contains."""
-    reason: ShortText = ""
+    reason: LongText = ""
     """Why the Checkpointer saves now."""
     at_end: bool = False
     """Whether it was taken after the training function had returned.
