@@ -19,6 +19,7 @@ from spotfit.core.errors import ConfigError, MissingExtraError, ProvisionError, 
 from spotfit.core.ids import Token
 from spotfit.host import log
 from spotfit.model.events import (
+    AgentCrash,
     GroupPlanned,
     GroupRefused,
     GroupsReleased,
@@ -206,23 +207,25 @@ class Reconciler:
 
     def _append_loss(self, lost: NodeLost, now: float) -> tuple[bool, Wait]:
         """Append a loss, once what the machine has left behind was looked up."""
-        name = f"explain {lost.token}/{lost.node}"
-        result = self._retrying_calls.run(name, partial(self._explain_loss, lost), now)
+        name = f"explain {lost.token}/{lost.node} {lost.agent}"
+        result = self._retrying_calls.run(name, partial(self._look_up_remains, lost), now)
         if result is None:
             reason = f"looking up why {lost.token}/{lost.node} was lost"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
         # A machine that failed to boot delays the next request like a refusal.
         if lost.agent is None:
             self._record_refusal(lost.token, now)
-        self._journal_writer.write(result.value, now)
+        # Combined with the loss as it is decided now: the call may be of an earlier decision.
+        crash, output = result.value
+        self._journal_writer.write(replace(with_crash(lost, crash), output=output), now)
         return True, _no_wait(now)
 
-    def _explain_loss(self, lost: NodeLost) -> NodeLost:
-        """Return the loss with the crash and the output of the machine; a background call."""
-        explained = with_crash(lost, self._journal_writer.ledger.read_crash(lost.token, lost.node))
+    def _look_up_remains(self, lost: NodeLost) -> tuple[AgentCrash | None, tuple[str, ...]]:
+        """Return the crash and, of a failed start, the output of the machine; blocks."""
+        crash = self._journal_writer.ledger.read_crash(lost.token, lost.node)
         handle = self._journal_writer.view.groups[lost.token].handle
-        if not lost.is_failed_start or handle is None or not self._provisioner.traits.keeps_output:
-            return explained
+        if not lost.is_failed_start or handle is None:
+            return crash, ()
         # Now: releasing the group may delete the output.
         try:
             outputs = fetch_machine_output(
@@ -230,9 +233,9 @@ class Reconciler:
             )
         except Exception as error:  # noqa: BLE001  # each client library has its own errors
             log.warning("machine.no_output", machine=f"{lost.token}/{lost.node}", reason=str(error))
-            return explained
+            return crash, ()
         lines = [line[:_MAX_OUTPUT_CHARS] for output in outputs[-1:] for line in output.lines]
-        return replace(explained, output=tuple(lines))
+        return crash, tuple(lines)
 
     def _record_refusal(self, token: Token, now: float) -> None:
         if self._journal_writer.view.groups[token].role == "validate":

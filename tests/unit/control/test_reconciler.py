@@ -432,7 +432,7 @@ def test_a_loss_is_recorded_after_the_crash_was_looked_up() -> None:
     harness = harness_with_failed_machine(calls)
     assert not reconcile(harness)[0]
     assert NodeLost not in map(type, harness.events)
-    calls.complete("explain t-1/0")
+    calls.complete()
     assert reconcile(harness)[0]
     assert NodeLost in map(type, harness.events)
 
