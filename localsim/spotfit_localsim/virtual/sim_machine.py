@@ -97,10 +97,17 @@ class SimCallbackRunner:
     is_idle = True
 
     def __init__(self, on_report: Callable[[Sequence[msgspec.Raw], str | None], None]) -> None:
-        self.send_report = on_report
+        self._on_report = on_report
+        self.finished_count = 0
+
+    def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
+        """Pass the report to the checker."""
+        self._on_report(metrics, checkpoint)
+        self.finished_count += 1
 
     def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
         """Do nothing: failures are checked in the journal."""
+        self.finished_count += 1
 
 
 class SimNodeServices:

@@ -31,6 +31,7 @@ from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.events import CheckpointCommitted
+from spotfit.model.reporting import SaveAtEnd
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.worker_agent import (
@@ -46,7 +47,6 @@ from spotfit.protocol.worker_agent import (
     RankZeroBroadcast,
     RankZeroBroadcastResult,
     ReportsSettled,
-    SaveAtEnd,
     SaveCompleted,
     SaveFailed,
     SnapshotReport,

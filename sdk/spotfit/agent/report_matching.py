@@ -43,12 +43,12 @@ from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import ValidationRequest
 from spotfit.model.leader_state import ReadyCheckpoint
+from spotfit.model.reporting import SaveAtEnd
 from spotfit.protocol.worker_agent import (
     CheckpointNamed,
     FilesReport,
     MetricsReport,
     ReportsSettled,
-    SaveAtEnd,
     SaveCompleted,
     UploadFailed,
 )

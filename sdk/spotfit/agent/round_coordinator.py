@@ -33,6 +33,7 @@ from spotfit.agent.report_matching import RankSets, ReportMatcher
 from spotfit.checkpoint.snapshot_channel import CHECKPOINTER_KIND
 from spotfit.core.errors import IntegrityError
 from spotfit.model.leader_state import RoundProgress
+from spotfit.model.reporting import SaveAtEnd
 from spotfit.policy.save_at_end import CommitSnapshots, StepsUnsaved, decide_save_at_end
 from spotfit.protocol.agent_sidecar import BackendHook
 from spotfit.protocol.worker_agent import (
@@ -49,7 +50,6 @@ from spotfit.protocol.worker_agent import (
     OpenGate,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
-    SaveAtEnd,
     SaveCompleted,
     SaveFailed,
     WorkerPhase,

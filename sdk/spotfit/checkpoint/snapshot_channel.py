@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from spotfit.checkpoint.reader import SavedState, SavedStateDescriptor
 from spotfit.model.failure_model import FailureModel
-from spotfit.protocol.worker_agent import SaveAtEnd
+from spotfit.model.reporting import SaveAtEnd
 
 IN_MEMORY_NAME = "in memory"
 """Name of a state that is not a checkpoint yet."""

@@ -71,6 +71,33 @@ _FLOAT_KEY = "__float__"
 _JSON_BASE_TYPES: tuple[type[Any], ...] = (list, tuple, str, int, float)
 
 
+class SaveAtEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a rank's Checkpointer when its training function had returned.
+
+    If the ranks agree, their snapshots become a checkpoint: see `policy.save_at_end`.
+    """
+
+    step: int
+    """Completed steps."""
+    saved_step: int
+    """The step of the last snapshot of the round, or of the checkpoint that it has started from.
+
+    0 without both.
+    """
+    save_number: int = 0
+    """The number of the save in its round, equal on all ranks that saved equally often."""
+    has_snapshot: bool = False
+    """Whether a snapshot was taken after the return; the `SnapshotReport` precedes this message."""
+    has_newer_files: bool = False
+    """Whether a checkpoint with files was reported after the last step."""
+    state_digest: str = ""
+    """Digest of samples of the state that is equal on all ranks; '' if the ranks may differ."""
+    error: str = ""
+    """Why no snapshot could be taken."""
+    metrics: msgspec.Raw = msgspec.Raw(b"{}")
+    """The metrics of the last step."""
+
+
 def metrics_to_json(metrics: Any, *, label: str = "metrics") -> bytes:
     """Encode the metrics of one report as a JSON object, for messages and the journal.
 

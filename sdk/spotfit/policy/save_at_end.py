@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from spotfit.core.units import format_ranks
-from spotfit.protocol.worker_agent import SaveAtEnd
+from spotfit.model.reporting import SaveAtEnd
 
 
 class CommitSnapshots(msgspec.Struct, frozen=True, kw_only=True):

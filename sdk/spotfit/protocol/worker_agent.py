@@ -25,7 +25,7 @@ from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.core.ids import parse_name
 from spotfit.model.events import FailureCause, ValidationRequest
 from spotfit.model.failure_model import FailureModel
-from spotfit.model.reporting import MAX_METRICS_BYTES, MAX_METRICS_DEPTH
+from spotfit.model.reporting import MAX_METRICS_BYTES, MAX_METRICS_DEPTH, SaveAtEnd
 from spotfit.model.topology import SnapshotId
 from spotfit.protocol.framing import MAX_FRAME_BYTES
 
@@ -194,33 +194,6 @@ class RankZeroBroadcast(msgspec.Struct, frozen=True, kw_only=True, tag="rank_zer
     value: Payload = b""
     blocks_training: bool = False
     """Whether the training function itself, in the main thread, waits for the result."""
-
-
-class SaveAtEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a rank's Checkpointer when its training function had returned.
-
-    If the ranks agree, their snapshots become a checkpoint: see `policy.end_of_training`.
-    """
-
-    step: int
-    """Completed steps."""
-    saved_step: int
-    """The step of the last snapshot of the round, or of the checkpoint that it has started from.
-
-    0 without both.
-    """
-    save_number: int = 0
-    """The number of the save in its round, equal on all ranks that saved equally often."""
-    has_snapshot: bool = False
-    """Whether a snapshot was taken after the return; the `SnapshotReport` precedes this message."""
-    has_newer_files: bool = False
-    """Whether a checkpoint with files was reported after the last step."""
-    state_digest: str = ""
-    """Digest of samples of the state that is equal on all ranks; '' if the ranks may differ."""
-    error: str = ""
-    """Why no snapshot could be taken."""
-    metrics: msgspec.Raw = msgspec.Raw(b"{}")
-    """The metrics of the last step."""
 
 
 class WorkerReturned(msgspec.Struct, frozen=True, kw_only=True, tag="worker_returned"):

@@ -37,7 +37,7 @@ from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, GroupOutlook, Sn
 from spotfit.core.ids import RunId
 from spotfit.host import log
 from spotfit.ledger.journal import Journal
-from spotfit.model.reporting import metrics_to_json
+from spotfit.model.reporting import SaveAtEnd, metrics_to_json
 from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.worker_agent import (
     CheckpointCorrupt,
@@ -46,7 +46,6 @@ from spotfit.protocol.worker_agent import (
     FilesReport,
     RankZeroBroadcastResult,
     RolledBack,
-    SaveAtEnd,
     SaveFailed,
     SnapshotReport,
     StartWorker,

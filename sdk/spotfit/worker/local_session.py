@@ -31,12 +31,13 @@ from spotfit.host import log
 from spotfit.model.config import unknown_dataset_error
 from spotfit.model.reporting import (
     CheckpointConsistencyMode,
+    SaveAtEnd,
     metrics_from_json,
     metrics_to_json,
     metrics_to_plain_json,
 )
 from spotfit.model.topology import PreemptionInfo, Ranks
-from spotfit.protocol.worker_agent import SaveAtEnd, StartWorker
+from spotfit.protocol.worker_agent import StartWorker
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.worker.training_api import TrainContext

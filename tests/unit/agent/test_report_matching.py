@@ -13,6 +13,7 @@ from spotfit.agent.collectives import OutgoingFrame
 from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.checkpoint.manifest import combine_digests
 from spotfit.model.events import ValidationRequest
+from spotfit.model.reporting import SaveAtEnd
 from spotfit.protocol.worker_agent import (
     AwaitReports,
     CheckpointNamed,
@@ -21,7 +22,6 @@ from spotfit.protocol.worker_agent import (
     RankZeroBroadcast,
     RankZeroBroadcastResult,
     ReportsSettled,
-    SaveAtEnd,
     SaveCompleted,
     SaveFailed,
     UploadFailed,

@@ -21,6 +21,7 @@ from spotfit.model.events import (
     RankFailure,
     RoundClosed,
 )
+from spotfit.model.reporting import SaveAtEnd
 from spotfit.model.spec import FailureLimits, HangDetectionConfig
 from spotfit.protocol.agent_leader import (
     SnapshotReplicated,
@@ -36,7 +37,6 @@ from spotfit.protocol.worker_agent import (
     FunctionStarted,
     RankZeroBroadcast,
     RankZeroBroadcastResult,
-    SaveAtEnd,
     SaveCompleted,
     WorkerReturned,
 )

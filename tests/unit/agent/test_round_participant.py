@@ -15,6 +15,7 @@ from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.model.events import FailureCause, LeaderElected, RankFailure
 from spotfit.model.failure_model import FailureModel, LifetimeHistogram, MarketPrior
+from spotfit.model.reporting import SaveAtEnd
 from spotfit.model.topology import SnapshotId, SnapshotShard
 from spotfit.model.view import View
 from spotfit.protocol.agent_leader import (
@@ -36,7 +37,6 @@ from spotfit.protocol.worker_agent import (
     FunctionStarted,
     MetricsReport,
     OpenGate,
-    SaveAtEnd,
     SaveCompleted,
     WorkerRaised,
     WorkerReturned,

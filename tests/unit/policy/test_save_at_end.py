@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from spotfit.model.reporting import SaveAtEnd
 from spotfit.policy.save_at_end import (
     CommitSnapshots,
     NothingUnsaved,
     StepsUnsaved,
     decide_save_at_end,
 )
-from spotfit.protocol.worker_agent import SaveAtEnd
 
 END = SaveAtEnd(step=40, saved_step=30, save_number=4, has_snapshot=True, state_digest="d")
 

@@ -45,8 +45,7 @@ from spotfit.model.failure_model import (
     SaveTrigger,
     parse_save_trigger,
 )
-from spotfit.model.reporting import metrics_to_json
-from spotfit.protocol.worker_agent import SaveAtEnd
+from spotfit.model.reporting import SaveAtEnd, metrics_to_json
 from spotfit.torch.checkpoint.compatibility import all_gather, broadcast, check_process_group
 from spotfit.torch.checkpoint.restore import RestoreOperation
 from spotfit.worker.training_api import TrainContext, require_session

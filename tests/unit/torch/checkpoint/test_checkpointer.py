@@ -31,10 +31,9 @@ from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, GroupOutlook, run_save_at_end
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.frameworks.torch.torchrun_group import LauncherGroup
-from spotfit.model.reporting import CheckpointUploadMode
+from spotfit.model.reporting import CheckpointUploadMode, SaveAtEnd
 from spotfit.model.topology import Ranks
 from spotfit.policy.retry_budget import is_permanent_error
-from spotfit.protocol.worker_agent import SaveAtEnd
 from spotfit.testing.builders import ManualClock
 from spotfit.torch import Checkpointer, export_checkpoint, init_module
 from spotfit.torch.checkpoint import checkpointer
