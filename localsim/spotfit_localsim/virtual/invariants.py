@@ -6,7 +6,8 @@ entries that are in the bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
 import msgspec
@@ -109,6 +110,10 @@ class InvariantChecker:
         """Agents that were declared lost with a cause."""
         self.round_epochs: dict[int, int] = {}
         """The epoch of the leader that opened each round: only that leader has its reports."""
+        self._round_leaders: dict[int, str] = {}
+        """The leader that opened each round."""
+        self._leader_epochs: dict[str, int] = {}
+        """The last epoch in which each leader has opened a round."""
         self._rounds_with_rank_0_on_leader: set[int] = set()
         self.stored_reports: dict[str, list[tuple[int, int]]] = {}
         """Round and index of the reports in the metrics history, by the leader that stored them."""
@@ -222,6 +227,8 @@ class InvariantChecker:
         if isinstance(entry.event, RoundOpened):
             opened = entry.event.round
             self._round_leader = entry.author
+            self._round_leaders[opened.number] = writer
+            self._leader_epochs[writer] = self.reference_view.epoch
             self.round_epochs[opened.number] = self.reference_view.epoch
             if opened.assignment_for_rank(0).agent == entry.author:
                 self._rounds_with_rank_0_on_leader.add(opened.number)
@@ -280,10 +287,46 @@ class InvariantChecker:
             for position in ((round_number, n) for n in range(last + 1)):
                 if position not in stored:
                     self.report_violation(f"report {position} counts, but it is not in the history")
-        for agent, positions in self.stored_reports.items():
-            steps = [self._training.reported_steps.get(position) for position in positions]
-            if self.reports_to_callbacks.get(agent, [])[: len(steps)] != steps:
-                self.report_violation(f"callbacks of {agent} did not receive its reports once each")
+        self._check_callbacks()
+
+    def _check_callbacks(self) -> None:
+        """Check that callbacks received each report: once from its leader, at least once in all.
+
+        The last leader first repeats reports of lost leaders, then delivers its own. A run whose
+        last leader has opened no round ended without callbacks.
+        """
+        last_leader = self._round_leaders[max(self._round_leaders)] if self._round_leaders else ""
+        if self._leader_epochs.get(last_leader) != self.reference_view.epoch:
+            return
+        received = self.reports_to_callbacks.get(last_leader, [])
+        own = self._steps_stored_by(last_leader)
+        repeated = received[: len(received) - len(own)]
+        if received[len(repeated) :] != own:
+            self.report_violation(
+                f"callbacks of {last_leader} did not receive its reports once each"
+            )
+        missing = Counter(
+            step for agent in self.stored_reports for step in self._counted_steps_stored_by(agent)
+        )
+        for steps in self.reports_to_callbacks.values():
+            missing.subtract(steps)
+        if lost := sorted(step for step, count in missing.items() if count > 0 and step):
+            self.report_violation(f"callbacks never received the reports of the steps {lost}")
+
+    def _steps_stored_by(self, agent: str) -> list[int | None]:
+        """Return the steps of the reports that `agent` stored of rounds that it had opened."""
+        return [
+            self._training.reported_steps.get(position)
+            for position in self.stored_reports.get(agent, [])
+            if self._round_leaders.get(position[0]) == agent
+        ]
+
+    def _counted_steps_stored_by(self, agent: str) -> Iterator[int | None]:
+        counted = self._last_counted_reports()
+        for position in self.stored_reports[agent]:
+            is_own = self._round_leaders.get(position[0]) == agent
+            if is_own and position[1] <= counted[position[0]]:
+                yield self._training.reported_steps.get(position)
 
     def _last_counted_reports(self) -> dict[int, int]:
         """Return the last report of each round from whose state training has continued.
