@@ -13,7 +13,7 @@ from spotfit.model.leader_state import MemberStatus
 from spotfit.model.topology import NodeAssignment, Notice, SnapshotShard
 from spotfit.protocol.agent_leader import ConnectionHeartbeat, FromLeader, Join
 
-_ADDRESS = re.compile(r"[^\s/]{1,300}:[0-9]{1,5}")
+_ADDRESS = re.compile(r"[^\s/:]{1,300}|[^\s/]{1,300}:[0-9]{1,5}")  # without a port in a simulation
 
 
 class Roster:

@@ -103,7 +103,7 @@ class PeerShardReader:
             ) as connection:
                 framing.write_frame(connection, encode(message))
                 body = framing.read_frame(connection)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the address has no port
             raise _peer_unavailable(self._address, str(error)) from error
         if not body:
             raise _peer_unavailable(self._address, "it does not hold that snapshot any more")
@@ -235,7 +235,7 @@ class PeerStore:
         while (pending := self._next_pending()) is not None:
             try:
                 step = self._send_replica(pending)
-            except (OSError, IntegrityError) as error:
+            except (OSError, ValueError, IntegrityError) as error:  # ValueError: no port
                 log.warning(
                     "replication.failed",
                     copy=pending.replica.file_name,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from spotfit.agent import leader as leader_module
 from spotfit.agent.ports import AgentMessageReceived
-from spotfit.checkpoint.manifest import Manifest, manifests_of_all
+from spotfit.checkpoint.manifest import Manifest, combine_digests, manifests_of_all
 from spotfit.checkpoint.writer import save_existing_files
 from spotfit.control.background_calls import BackgroundResult
 from spotfit.core.errors import TransientStoreError
@@ -1052,3 +1052,17 @@ def test_a_join_with_an_impossible_member_is_rejected(
     leader.on_agent_event(AgentMessageReceived(other.agent_id, joined), 100.0)
     assert "join.rejected" in caplog.messages
     assert leader._roster.members[other.agent_id].member == other.member
+
+
+def test_the_entry_of_a_checkpoint_has_the_digest_of_its_manifests() -> None:
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    cluster.send_from_worker(
+        0, FilesReport(report_index=0, metrics=NO_METRICS, checkpoint_dir_name="c1")
+    )
+    cluster.send_from_worker(1, MetricsReport(report_index=0, metrics=NO_METRICS))
+    saved = SaveCompleted(report_index=0, checkpoint_name="c1", manifest_digest="0" * 64)
+    cluster.send_from_worker(0, saved)
+    cluster.advance_until(lambda: cluster.last_event(CheckpointCommitted))
+    digest = cluster.last_event(CheckpointCommitted).manifests_digest
+    assert digest == combine_digests({0: "0" * 64})
