@@ -35,6 +35,7 @@ from spotfit_localsim.virtual.scenario_library import (
     checkpoint_retention,
     crash_loop,
     deposed_leader,
+    elastic_machine_loss,
     elastic_shrink_grow,
     hanging_rank,
     laptop_dies,
@@ -211,9 +212,8 @@ def test_leader_and_follower_lost_at_once_count_as_one_preemption(
 
 def test_machine_lost_from_an_elastic_group_counts_as_preemption(seeds: range) -> None:
     """The next round opens before the loss is established."""
-    scenario = replace(lossy(ReclaimMachine(AtStep(20), "leader")), num_workers=6, min_workers=2)
     for seed in seeds:
-        counts = failure_counts(scenario, seed)
+        counts = failure_counts(elastic_machine_loss, seed)
         assert counts.pop(FailureCause.RESIZE, 0) <= 1
         assert counts == {FailureCause.PREEMPTION: 1}, seed
 

@@ -411,9 +411,15 @@ silent_leader_loss = Scenario(
     events=(ReclaimMachine(AtStep(20), "leader"),),
 )
 
-# The next round opens before the loss of the leader's machine is established.
-elastic_leader_loss = replace(
-    silent_leader_loss, name="elastic_leader_loss", num_workers=6, min_workers=2
+# The next round opens before the loss of the machine is established.
+elastic_machine_loss = Scenario(
+    "elastic_machine_loss",
+    num_workers=6,
+    min_workers=2,
+    workload=LONG_WORKLOAD,
+    timing=RunTiming(round_fill_timeout_s=1.0),
+    market=SimMarketConfig(boot_s=(5.0, 5.5), clean_close_probability=1.0, status_lag_s=(4.0, 5.0)),
+    events=(ReclaimMachine(AtStep(20), "follower"),),
 )
 
 # A single error in spotfit: it is retried, and is no preemption.
@@ -510,7 +516,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     hanging_rank,
     silent_machine_loss,
     silent_leader_loss,
-    elastic_leader_loss,
+    elastic_machine_loss,
     agent_crash,
     crash_loop,
     no_agent_starts,
