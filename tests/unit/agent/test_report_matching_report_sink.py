@@ -57,7 +57,16 @@ def test_a_line_is_one_report_of_the_group() -> None:
         "t": 1_700_000_000_123,
         "checkpoint": 'a "b"',
         "metrics": {"loss": 0.5},
+        "other_ranks": [{}],
     }
+
+
+def test_a_report_is_added_once() -> None:
+    harness = Harness()
+    for _ in range(2):
+        harness.add(0)
+    harness.flush(10.0)
+    assert harness.sink.added_count == 1
 
 
 def test_reports_are_buffered_for_a_second() -> None:
