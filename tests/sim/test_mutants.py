@@ -230,7 +230,7 @@ def test_trusting_a_changed_read_is_detected(monkeypatch: pytest.MonkeyPatch) ->
 def test_one_read_of_a_damaged_entry_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged read would count as a forged entry, and break the chain of hashes."""
     with monkeypatch.context() as patch:
-        patch.setattr(spotfit.ledger.journal, "_MAX_READS", 1)
+        patch.setattr(spotfit.ledger.journal, "MAX_READS", 1)
         case, _ = find_violation(cases_of(hostile_bucket), may_raise=True)
     check_production(case)
 
