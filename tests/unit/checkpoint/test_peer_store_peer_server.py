@@ -415,7 +415,9 @@ import os, resource, sys
 from pathlib import Path
 from tests.unit.checkpoint.test_peer_store_peer_server import Machine
 from spotfit.host import log
+from spotfit.host.system import SystemClock
 machine = Machine(Path(sys.argv[1]))
+machine.store._clock = SystemClock()  # it waits until an aborted connection is closed
 machine.saves(1, [b"x"])
 machine.snapshots.scan_shards()
 limit = max(map(int, os.listdir("/proc/self/fd"))) + 12
