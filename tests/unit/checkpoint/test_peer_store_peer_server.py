@@ -444,8 +444,7 @@ def test_without_descriptors_a_peer_store_continues_to_accept(tmp_path: Path) ->
         with connect_to_peer(address, TLS.client, admission_timeout_s=60.0) as connection:
             framing.write_frame(connection, encode(ReadShardIndex(shard=part)))
             assert framing.read_frame(connection)
-        _, errors = server.communicate("")
-        assert "peer_store.accept_failed" in errors
+        server.communicate("")
 
 
 @pytest.mark.parametrize(
