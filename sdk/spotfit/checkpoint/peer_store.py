@@ -350,7 +350,9 @@ class PeerStore:
 
     def _add_pending(self, connection: ssl.SSLSocket) -> None:
         with self._pending_lock:
-            if len(self._pending_connections) >= _MAX_PENDING_CONNECTIONS:
+            # At most an eighth of the descriptors: requests must open files.
+            limit = min(_MAX_PENDING_CONNECTIONS, max(1, process.descriptor_limit() // 8))
+            if len(self._pending_connections) >= limit:
                 self._abort_oldest()
             self._pending_connections[connection] = None
 
