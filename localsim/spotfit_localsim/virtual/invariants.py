@@ -111,9 +111,8 @@ class InvariantChecker:
         self.round_epochs: dict[int, int] = {}
         """The epoch of the leader that opened each round: only that leader has its reports."""
         self._round_leaders: dict[int, str] = {}
-        """The leader that opened each round."""
-        self._leader_epochs: dict[str, int] = {}
-        """The last epoch in which each leader has opened a round."""
+        """The process that opened each round as leader."""
+        self._round_authors: dict[int, AgentId] = {}
         self._rounds_with_rank_0_on_leader: set[int] = set()
         self.stored_reports: dict[str, list[tuple[int, int]]] = {}
         """Round and index of the reports in the metrics history, by the leader that stored them."""
@@ -230,7 +229,7 @@ class InvariantChecker:
             opened = entry.event.round
             self._round_leader = entry.author
             self._round_leaders[opened.number] = writer
-            self._leader_epochs[writer] = self.reference_view.epoch
+            self._round_authors[opened.number] = entry.author
             self.round_epochs[opened.number] = self.reference_view.epoch
             if opened.assignment_for_rank(0).agent == entry.author:
                 self._rounds_with_rank_0_on_leader.add(opened.number)
@@ -301,38 +300,35 @@ class InvariantChecker:
         The last leader first repeats reports of lost leaders, then delivers its own. A run whose
         last leader has opened no round ended without callbacks.
         """
-        last_leader = self._round_leaders[max(self._round_leaders)] if self._round_leaders else ""
-        if self._leader_epochs.get(last_leader) != self.reference_view.epoch:
+        rounds = {n for n, epoch in self.round_epochs.items() if epoch == self.reference_view.epoch}
+        if not rounds:
             return
-        received = self.reports_to_callbacks.get(last_leader, [])
-        own = self._steps_stored_by(last_leader)
-        repeated = received[: len(received) - len(own)]
-        if received[len(repeated) :] != own:
-            self.report_violation(
-                f"callbacks of {last_leader} did not receive its reports once each"
-            )
-        missing = Counter(
-            step for agent in self.stored_reports for step in self._counted_steps_stored_by(agent)
-        )
+        leader = self._round_leaders[max(rounds)]
+        received = self.reports_to_callbacks.get(leader, [])
+        own = [
+            self._stored_steps[leader, position]
+            for position in self.stored_reports.get(leader, [])
+            if position[0] in rounds
+        ]
+        if received[len(received) - len(own) :] != own:
+            self.report_violation(f"callbacks of {leader} did not receive its reports once each")
+        missing = Counter(self._steps_before_commits())
         for steps in self.reports_to_callbacks.values():
             missing.subtract(steps)
         if lost := sorted(step for step, count in missing.items() if count > 0 and step):
             self.report_violation(f"callbacks never received the reports of the steps {lost}")
 
-    def _steps_stored_by(self, agent: str) -> list[int | None]:
-        """Return the steps of the reports that `agent` stored of rounds that it had opened."""
-        return [
-            self._stored_steps[agent, position]
-            for position in self.stored_reports.get(agent, [])
-            if self._round_leaders.get(position[0]) == agent
-        ]
-
-    def _counted_steps_stored_by(self, agent: str) -> Iterator[int | None]:
-        counted = self._last_counted_reports()
-        for position in self.stored_reports[agent]:
-            is_own = self._round_leaders.get(position[0]) == agent
-            if is_own and position[1] <= counted[position[0]]:
-                yield self._stored_steps[agent, position]
+    def _steps_before_commits(self) -> Iterator[int | None]:
+        """Yield the steps of the reports that a leader stored before it committed a checkpoint."""
+        committed = dict.fromkeys(self.round_epochs, -1)
+        for entry in self.entries:
+            if isinstance(entry.event, CheckpointCommitted):
+                commit = entry.event
+                if entry.author == self._round_authors[commit.round]:
+                    committed[commit.round] = commit.report_index
+        for (agent, (number, index)), step in self._stored_steps.items():
+            if agent == self._round_leaders.get(number) and index <= committed[number]:
+                yield step
 
     def _last_counted_reports(self) -> dict[int, int]:
         """Return the last report of each round from whose state training has continued.
