@@ -7,7 +7,7 @@ entries that are in the bucket.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
 import msgspec
@@ -112,7 +112,11 @@ class InvariantChecker:
         """The epoch of the leader that opened each round: only that leader has its reports."""
         self._round_leaders: dict[int, str] = {}
         """The process that opened each round as leader."""
-        self._round_authors: dict[int, AgentId] = {}
+        self._committed_reports: dict[int, int] = {}
+        """By round: the last report with a checkpoint that its leader has committed in its term.
+
+        The next leader may commit one of which it knows the metrics of no rank.
+        """
         self._rounds_with_rank_0_on_leader: set[int] = set()
         self.stored_reports: dict[str, list[tuple[int, int]]] = {}
         """Round and index of the reports in the metrics history, by the leader that stored them."""
@@ -229,13 +233,17 @@ class InvariantChecker:
             opened = entry.event.round
             self._round_leader = entry.author
             self._round_leaders[opened.number] = writer
-            self._round_authors[opened.number] = entry.author
+            self._committed_reports[opened.number] = -1
             self.round_epochs[opened.number] = self.reference_view.epoch
             if opened.assignment_for_rank(0).agent == entry.author:
                 self._rounds_with_rank_0_on_leader.add(opened.number)
             # Its connection broke before its machine was lost: that loss ends a later round.
             members = {one.agent for one in opened.assignments}
             self._unexplained_ends = [gone - members for gone in self._unexplained_ends]
+        if isinstance(entry.event, CheckpointCommitted):
+            number = entry.event.round
+            if self.round_epochs.get(number) == self.reference_view.epoch:
+                self._committed_reports[number] = entry.event.report_index
         if isinstance(entry.event, RoundClosed):
             self._record_unexplained_end(entry.event)
         # Folded also after a violation, so that the timeline of the result is complete.
@@ -304,31 +312,26 @@ class InvariantChecker:
         if not rounds:
             return
         leader = self._round_leaders[max(rounds)]
-        received = self.reports_to_callbacks.get(leader, [])
-        own = [
-            self._stored_steps[leader, position]
-            for position in self.stored_reports.get(leader, [])
-            if position[0] in rounds
-        ]
-        if received[len(received) - len(own) :] != own:
-            self.report_violation(f"callbacks of {leader} did not receive its reports once each")
-        missing = Counter(self._steps_before_commits())
+        received = list(self.reports_to_callbacks.get(leader, []))
+        for position in reversed(self.stored_reports.get(leader, [])):
+            if position[0] not in rounds:
+                break  # of an earlier term of leadership
+            if received[-1:] == [self._stored_steps[leader, position]]:
+                received.pop()
+            # A report whose checkpoint was not committed when its round was closed is made again.
+            elif position[0] == max(rounds) or position[1] <= self._committed_reports[position[0]]:
+                self.report_violation(f"callbacks of {leader} did not receive report {position}")
+                return
+        missing = Counter(
+            step
+            for (agent, (number, index)), step in self._stored_steps.items()
+            if agent == self._round_leaders.get(number)
+            and index <= self._committed_reports.get(number, -1)
+        )
         for steps in self.reports_to_callbacks.values():
             missing.subtract(steps)
         if lost := sorted(step for step, count in missing.items() if count > 0 and step):
             self.report_violation(f"callbacks never received the reports of the steps {lost}")
-
-    def _steps_before_commits(self) -> Iterator[int | None]:
-        """Yield the steps of the reports that a leader stored before it committed a checkpoint."""
-        committed = dict.fromkeys(self.round_epochs, -1)
-        for entry in self.entries:
-            if isinstance(entry.event, CheckpointCommitted):
-                commit = entry.event
-                if entry.author == self._round_authors[commit.round]:
-                    committed[commit.round] = commit.report_index
-        for (agent, (number, index)), step in self._stored_steps.items():
-            if agent == self._round_leaders.get(number) and index <= committed[number]:
-                yield step
 
     def _last_counted_reports(self) -> dict[int, int]:
         """Return the last report of each round from whose state training has continued.
