@@ -18,7 +18,6 @@ from spotfit.checkpoint.committed import check_present
 from spotfit.checkpoint.gc import checkpoint_names_in
 from spotfit.checkpoint.manifest import ready_checkpoints
 from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
-from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import IntegrityError
 from spotfit.host import log
 from spotfit.ledger import keys
@@ -88,7 +87,7 @@ class PreviousRounds:
             return
         for frame in message.frames:
             # The round has ended: an invalid frame fails no rank any more.
-            with suppress(*DECODE_ERRORS):
+            with suppress(IntegrityError):
                 self._closed_coordinator.handle_frame(message.rank, frame, now)
 
     @property

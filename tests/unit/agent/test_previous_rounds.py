@@ -315,3 +315,14 @@ def test_a_report_of_the_restored_snapshot_counts_although_a_rank_did_not_send_i
     harness.previous_rounds.keep_undelivered_reports(harness.coordinator)
     assert harness.previous_rounds.latest_snapshot is None, "not of all ranks"
     assert take_resumed(harness) == [(0, '{"step":7}')]
+
+
+def test_late_frames_after_a_lost_one_are_ignored() -> None:
+    """A frame is lost with the connection of an agent, whose workers have not been stopped yet."""
+    harness = Harness()
+    harness.previous_rounds.keep_undelivered_reports(harness.coordinator)
+    frames = [msgspec.Raw(encode(a_snapshot(1, 7)))]
+    harness.previous_rounds.record_late_frames(
+        WorkerToLeader(round=3, rank=0, frames=frames), now=1.0
+    )
+    assert take_resumed(harness) == []
