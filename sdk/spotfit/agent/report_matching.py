@@ -568,9 +568,14 @@ class ReportMatcher:
         """Abandon the checkpoint of a report of which this rank has lost its part.
 
         Returns the frames of `abandon_checkpoint`. Raises `IntegrityError` for a report that the
-        rank has not made.
+        rank has not made, unless it is the save at the end, or was lost with a connection.
         """
-        if report_index >= self._report_counts[rank]:
+        is_known = (
+            report_index < self._report_counts[rank]
+            or report_index == self._save_at_end_number
+            or rank in self._ranks.disconnected
+        )
+        if not is_known:
             raise _invalid_report(f"report {report_index} was not made, and cannot fail")
         return self.abandon_checkpoint(report_index, f"rank {rank}: {reason}")
 

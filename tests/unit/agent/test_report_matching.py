@@ -803,3 +803,10 @@ def test_a_ready_checkpoint_has_the_digest_of_all_manifests(is_known: bool) -> N
     [ready] = coordinator.reports.ready_checkpoints
     assert ready.manifests_digest == combine_digests(digests)
     assert bool(ready.manifests_digest) == is_known
+
+
+def test_a_rank_whose_report_was_lost_with_its_connection_may_fail_to_save_it() -> None:
+    coordinator = make_coordinator(2)
+    coordinator.mark_disconnected([1])
+    send_frame(coordinator, 1, files_report(0))
+    assert send_frame(coordinator, 1, SaveFailed(report_index=0, reason="no memory")) == []
