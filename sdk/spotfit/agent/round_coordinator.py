@@ -227,6 +227,12 @@ class RoundCoordinator:
             case FunctionStarted():
                 self.running_ranks.add(rank)
             case WorkerReturned():
+                if rank in self.returned_ranks:
+                    raise IntegrityError(
+                        "'worker_returned' is invalid: this rank has returned before.",
+                        do="Check whether the training function writes to file descriptors it has "
+                        "not opened.",
+                    )
                 self.returned_ranks.add(rank)
                 if message.save_at_end is not None:
                     self._ends[rank] = message.save_at_end

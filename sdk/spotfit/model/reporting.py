@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -71,28 +71,34 @@ _FLOAT_KEY = "__float__"
 _JSON_BASE_TYPES: tuple[type[Any], ...] = (list, tuple, str, int, float)
 
 
+MAX_SAVE_ERROR_CHARS = 1_000
+"""The longest reason why a rank could not save at the end: those of all ranks are in one entry."""
+# User code can write to the socket of its worker. The integers fit into any JSON number.
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
 class SaveAtEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a rank's Checkpointer when its training function had returned.
 
     If the ranks agree, their snapshots become a checkpoint: see `policy.save_at_end`.
     """
 
-    step: int
+    step: _Count
     """Completed steps."""
-    saved_step: int
+    saved_step: _Count
     """The step of the last snapshot of the round, or of the checkpoint that it has started from.
 
     0 without both.
     """
-    save_number: int = 0
+    save_number: _Count = 0
     """The number of the save in its round, equal on all ranks that saved equally often."""
     has_snapshot: bool = False
     """Whether a snapshot was taken after the return; the `SnapshotReport` precedes this message."""
     has_newer_files: bool = False
     """Whether a checkpoint with files was reported after the last step."""
-    state_digest: str = ""
+    state_digest: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """Digest of samples of the state that is equal on all ranks; '' if the ranks may differ."""
-    error: str = ""
+    error: Annotated[str, msgspec.Meta(max_length=MAX_SAVE_ERROR_CHARS)] = ""
     """Why no snapshot could be taken."""
     metrics: msgspec.Raw = msgspec.Raw(b"{}")
     """The metrics of the last step."""

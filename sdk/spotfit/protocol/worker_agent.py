@@ -284,6 +284,11 @@ def decode_worker_message(frame: bytes | msgspec.Raw) -> FromWorker:
                 raise msgspec.ValidationError(f"It has {len(body)} bytes")
             # The leader decodes them later, for another rank's message or none.
             _metrics_decoder.decode(message.metrics)
+        if isinstance(message, WorkerReturned) and message.save_at_end is not None:
+            metrics = bytes(message.save_at_end.metrics)
+            if len(metrics) > MAX_METRICS_BYTES:
+                raise msgspec.ValidationError(f"Its metrics have {len(metrics)} bytes")
+            _metrics_decoder.decode(metrics)
         if isinstance(message, MetricsReport | FilesReport) and message.checkpoint_dir_name:
             parse_name(message.checkpoint_dir_name, what="checkpoint_dir_name")
     except ConfigError as error:

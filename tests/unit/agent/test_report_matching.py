@@ -12,6 +12,7 @@ from spotfit.agent import report_matching as report_matching
 from spotfit.agent.collectives import OutgoingFrame
 from spotfit.agent.round_coordinator import RoundCoordinator
 from spotfit.checkpoint.manifest import combine_digests
+from spotfit.core.errors import IntegrityError
 from spotfit.model.events import ValidationRequest
 from spotfit.model.reporting import SaveAtEnd
 from spotfit.protocol.worker_agent import (
@@ -810,3 +811,12 @@ def test_a_rank_whose_report_was_lost_with_its_connection_may_fail_to_save_it() 
     coordinator.mark_disconnected([1])
     send_frame(coordinator, 1, files_report(0))
     assert send_frame(coordinator, 1, SaveFailed(report_index=0, reason="no memory")) == []
+
+
+def test_a_rank_returns_once() -> None:
+    """A second save at the end would wait for snapshots that no agent has."""
+    coordinator = make_coordinator(2)
+    return_all(coordinator, AN_END, AN_END)
+    with pytest.raises(IntegrityError, match="has returned before"):
+        send_frame(coordinator, 1, WorkerReturned(report_count=0, save_at_end=AN_END))
+    assert coordinator.reports.uncommitted_names == {"made-0"}

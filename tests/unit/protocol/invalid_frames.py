@@ -12,6 +12,7 @@ from spotfit.protocol.worker_agent import FromWorker
 encode = msgspec.json.encode  # with the tag first, as dictionaries are written here
 _DEEP = b"[" * 980 + b"]" * 980
 _METRICS = {"report_index": 0, "metrics": {}}
+_END = {"step": 7, "saved_step": 0}
 
 
 def _required_fields(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -40,6 +41,16 @@ def _invalid_frames() -> dict[str, bytes]:
             {"type": "snapshot_report", **_METRICS, "segment": "x" * 9_000}
         ),
     }
+    for name, changed in (
+        ("metrics", {"metrics": [1]}),
+        ("large-metrics", {"metrics": {"a": "x" * (9 * 2**20)}}),
+        ("step", {"step": -1}),
+        ("large-step", {"step": 2**60}),
+        ("error", {"error": "x" * 2_000}),
+        ("digest", {"state_digest": "0" * 100}),
+    ):
+        returned = {"report_count": 0, "save_at_end": {**_END, **changed}}
+        frames[f"worker_returned-{name}"] = encode({"type": "worker_returned", **returned})
     for kind in typing.get_args(FromWorker):
         tag = kind.__struct_config__.tag
         start = b'{"type":"%b"' % tag.encode()

@@ -45,7 +45,7 @@ from spotfit.model.failure_model import (
     SaveTrigger,
     parse_save_trigger,
 )
-from spotfit.model.reporting import SaveAtEnd, metrics_to_json
+from spotfit.model.reporting import MAX_SAVE_ERROR_CHARS, SaveAtEnd, metrics_to_json
 from spotfit.torch.checkpoint.compatibility import all_gather, broadcast, check_process_group
 from spotfit.torch.checkpoint.restore import RestoreOperation
 from spotfit.worker.training_api import TrainContext, require_session
@@ -374,7 +374,7 @@ class Checkpointer:
             return replace(end, has_snapshot=True, state_digest=self._submit_at_end())
         except Exception as error:  # noqa: BLE001 - user-defined state_dict methods raise anything
             reason = error.message if isinstance(error, SpotfitError) else repr(error)
-            return replace(end, error=reason)
+            return replace(end, error=reason[:MAX_SAVE_ERROR_CHARS])
 
     def _submit_at_end(self) -> str:
         """Write and submit the snapshot; return the digest of the state that all ranks share."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -338,10 +339,11 @@ class FailingAtEnd:
     """An object whose state cannot be read once `is_failing` is set."""
 
     is_failing = False
+    error_text = "the device is gone"
 
     def state_dict(self) -> dict[str, Any]:
         if self.is_failing:
-            raise RuntimeError("the device is gone")
+            raise RuntimeError(self.error_text)
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -355,6 +357,15 @@ def test_an_error_of_the_save_at_the_end_is_returned(session: LocalSession) -> N
     end = end_of(session)
     assert not end.has_snapshot
     assert end.error == "RuntimeError('the device is gone')"
+
+
+def test_a_long_error_of_the_save_at_the_end_is_shortened(session: LocalSession) -> None:
+    failing = FailingAtEnd()
+    process = TrainingProcess(every=4, per_rank={"failing": failing})
+    process.train(5)
+    failing.is_failing, failing.error_text = True, "x" * 10_000
+    end = end_of(session)
+    assert msgspec.json.decode(msgspec.json.encode(end), type=SaveAtEnd) == end
 
 
 def test_a_model_that_was_converted_after_the_last_step_is_not_saved(
