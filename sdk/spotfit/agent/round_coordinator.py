@@ -177,7 +177,11 @@ class RoundCoordinator:
         hides the loss.
         """
         self._ranks.disconnected.update(ranks)
-        return self._settle_lost_ranks()
+        was_saving_at_end = self.reports.is_saving_at_end
+        frames = self._settle_lost_ranks()
+        # Ranks on nodes with a notice are not waited for: then that save has just been abandoned.
+        self.has_lost_save_at_end |= was_saving_at_end and not self.reports.is_saving_at_end
+        return frames
 
     def _settle_lost_ranks(self) -> list[OutgoingFrame]:
         frames = self.reports.match_complete_reports(self._progressed_at)

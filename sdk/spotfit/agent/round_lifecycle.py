@@ -565,7 +565,9 @@ class RoundLifecycle:
         if assignment is None or self.open_round is None:
             return
         self.open_round.mark_disconnected(assignment.ranks)
-        if not may_continue_without(view, assignment):
+        # All ranks have returned then: none is left that could save the last steps.
+        has_lost_save = self.open_round.coordinator.has_lost_save_at_end
+        if has_lost_save or not may_continue_without(view, assignment):
             self.fail(now)
 
     def fail(self, now: float) -> None:

@@ -316,6 +316,23 @@ def test_a_node_that_is_lost_during_the_save_at_the_end_closes_the_round() -> No
     assert cluster.events_of(FitEnded) == []
 
 
+def test_a_node_with_a_notice_that_is_lost_during_the_save_at_the_end_closes_the_round() -> None:
+    """Also if the others may continue without it: they cannot save its part of the last steps."""
+    limits = FailureLimits(worker=-1, preemption_grace_s=20.0)
+    cluster = FakeCluster(failure_limits=limits, relax_collectives=True)
+    cluster.wait_for_round()
+    cluster.node_of_rank(1).instance.notice = a_notice(seconds_left=60.0)
+    cluster.advance_until(lambda: cluster.last_event(PreemptionNoticed))
+    return_with_snapshots(cluster, AN_END, AN_END)
+    nodes = [cluster.node_of_rank(rank) for rank in (0, 1)]
+    for rank, node in enumerate(nodes):
+        node.worker_pool.end_worker(rank, clean=True)
+    cluster.kill(nodes[1])
+    cluster.advance_until(lambda: cluster.events_of(RoundClosed) or cluster.events_of(FitEnded))
+    assert cluster.events_of(FitEnded) == []
+    assert cluster.last_event(RoundClosed).cause is FailureCause.PREEMPTION
+
+
 def test_a_run_whose_ranks_ended_at_different_steps_ends_with_unsaved_steps() -> None:
     cluster = FakeCluster()
     return_with_snapshots(cluster, AN_END, replace(AN_END, step=8))
