@@ -522,7 +522,7 @@ class RoundLifecycle:
             text = f"({format_ranks(returned)} returned from the training function before)"
             failure = replace(failure, message=f"{text}\n{failure.message}")
         open_round.rank_failures.setdefault(rank, failure)
-        if self._may_follow_from_shutdown(open_round):
+        if self.failing_since is None and self._may_follow_from_shutdown(open_round):
             # Ranks on other nodes get the time to raise, too: if they raise the same, it is an
             # error of user code. Aborting kills them.
             settle_s = self._ledger.view.spec.timing.failure_settle_s
@@ -583,6 +583,7 @@ class RoundLifecycle:
         if self.open_round is not None:
             # The hook of a user's backend may wait for an answer of the workers that are killed.
             self.open_round.abandon_workers()
+            self.open_round.abort_at = math.inf  # the event loop would not wait after that time
         opened = self._ledger.view.round
         if opened is not None:
             self._send_to_agents(opened, AbortRound(round=opened.number))

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.agent.ports import AgentMessageReceived, WorkerFramesReceived
+from spotfit.agent.round_lifecycle import OpenRound
 from spotfit.core.codec import encode
 from spotfit.core.ids import Token
 from spotfit.ledger import keys
@@ -383,6 +384,26 @@ def test_an_exception_on_nodes_with_a_notice_alone_ends_the_round_as_a_preemptio
     assert closed.cause is FailureCause.PREEMPTION
     assert closed.reason.endswith(f"rank {leaving} raised: RuntimeError: a bug")
     assert not peer.worker_pool.has_workers
+
+
+def test_the_leader_sleeps_while_workers_are_stopped_after_that_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, leaving, staying = cluster_with_notice()
+    pool, late = cluster.node_of_rank(staying).worker_pool, []
+    pool.survives_kill = True
+    next_wake = OpenRound.next_wake
+
+    def record(self: OpenRound, now: float) -> float:
+        if (wake := next_wake(self, now)) <= now:
+            late.append(wake)
+        return wake
+
+    monkeypatch.setattr(OpenRound, "next_wake", record)
+    cluster.fail_rank(leaving, "RuntimeError: a bug")
+    cluster.advance(3.0)
+    assert pool.has_workers
+    assert late == []
 
 
 def test_an_exception_on_a_node_without_a_notice_stops_the_round_at_once() -> None:
