@@ -504,6 +504,8 @@ class RoundLifecycle:
         if len(coordinator.returned_ranks) > returned_before:
             open_round.returned_at = now
             self._observations.record()
+            if coordinator.has_lost_save_at_end:
+                self.fail(now)
         # The last rank to call its function: the entry of it is written.
         if running_before < len(coordinator.running_ranks) == coordinator.world_size:
             self._observations.record()

@@ -334,6 +334,22 @@ def test_a_node_with_a_notice_that_is_lost_during_the_save_at_the_end_closes_the
     assert cluster.last_event(RoundClosed).cause is FailureCause.PREEMPTION
 
 
+def test_a_node_with_a_notice_that_is_lost_before_the_save_at_the_end_closes_the_round() -> None:
+    limits = FailureLimits(worker=-1, preemption_grace_s=20.0)
+    cluster = FakeCluster(failure_limits=limits, relax_collectives=True)
+    start_all_functions(cluster)
+    cluster.node_of_rank(1).instance.notice = a_notice(seconds_left=60.0)
+    cluster.advance_until(lambda: cluster.last_event(PreemptionNoticed))
+    cluster.send_from_worker(1, WorkerReturned(report_count=0, save_at_end=AN_END))
+    cluster.kill(cluster.node_of_rank(1))
+    cluster.advance(1.0)
+    leader = cluster.node_of_rank(0)
+    cluster.send_from_worker(0, WorkerReturned(report_count=0, save_at_end=AN_END))
+    leader.worker_pool.end_worker(0, clean=True)
+    cluster.advance_until(lambda: cluster.events_of(RoundClosed) or cluster.events_of(FitEnded))
+    assert cluster.events_of(FitEnded) == []
+
+
 def test_a_run_whose_ranks_ended_at_different_steps_ends_with_unsaved_steps() -> None:
     cluster = FakeCluster()
     return_with_snapshots(cluster, AN_END, replace(AN_END, step=8))
