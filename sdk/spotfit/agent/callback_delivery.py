@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 
 import msgspec
+from msgspec.structs import replace
 
 from spotfit.agent.ports import CallbackRunner
 from spotfit.agent.report_matching import MatchedReport
@@ -69,6 +71,8 @@ class CallbackDelivery:
         """Calls that wait until those of earlier leaders are repeated; None afterwards."""
         self._lost_reports: list[_StoredReport] | None = None
         """Reports whose calls are repeated; None until they were looked for."""
+        self._adopted: dict[ReportPosition, MatchedReport] = {}
+        """Reports of a lost leader that it may not have stored, whose checkpoints are committed."""
         view = ledger.view
         self._last_round = view.last_round.number if view.last_round else 0
         self._call_name = f"lost callbacks {view.epoch}"
@@ -101,6 +105,13 @@ class CallbackDelivery:
         """Queue the `after_exception` callbacks, as `CallbackRunner.send_failure`."""
         self._send(None, partial(self._runner.send_failure, pickle_keys, traceback_texts))
 
+    def adopt_report(self, round_number: int, report: MatchedReport) -> None:
+        """Add a report of a lost leader whose checkpoint was not committed: it was not delivered.
+
+        Ignored once the lost calls are repeated, and if the report is stored.
+        """
+        self._adopted[round_number, report.report_index] = report
+
     def _send(self, position: ReportPosition | None, send: Callable[[], None]) -> None:
         if self._held is not None:
             self._held.append(partial(self._send, position, send))
@@ -119,7 +130,7 @@ class CallbackDelivery:
             result = self._retrying_calls.run(self._call_name, load, now)
             self._lost_reports = None if result is None else result.value
         if self._held is not None and self._lost_reports is not None:
-            if self._lost_reports and not are_commits_known:
+            if not are_commits_known:
                 return
             self._release_held(self._lost_reports, {one.name for one in view.checkpoints})
         self._record_finished()
@@ -127,12 +138,18 @@ class CallbackDelivery:
 
     def _release_held(self, lost: list[_StoredReport], committed: set[str]) -> None:
         held, self._held = self._held or [], None
-        if lost:
-            log.info("callbacks.repeated", reports=len(lost), first=lost[0].position)
-        for one in lost:
-            checkpoint = one.checkpoint if one.checkpoint in committed else None
-            metrics = (one.metrics, *one.other_ranks)
-            self.send_report(one.round, MatchedReport(one.report_index, metrics, checkpoint))
+        stored = {
+            one.position: MatchedReport(
+                one.report_index, (one.metrics, *one.other_ranks), one.checkpoint
+            )
+            for one in lost
+        }
+        reports = sorted({**self._adopted, **stored}.items(), key=itemgetter(0))
+        if reports:
+            log.info("callbacks.repeated", reports=len(reports), first=reports[0][0])
+        for (round_number, _), report in reports:
+            checkpoint = report.checkpoint if report.checkpoint in committed else None
+            self.send_report(round_number, replace(report, checkpoint=checkpoint))
         for send in held:
             send()
 

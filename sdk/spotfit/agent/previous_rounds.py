@@ -171,6 +171,10 @@ class PreviousRounds:
         self._used_names |= used_names
         return True
 
+    def is_of_lost_leader(self, round_number: int) -> bool:
+        """Whether this leader has not opened that round, and thus knows none of its reports."""
+        return self._first_opened_round is None or round_number < self._first_opened_round
+
     def latest_checkpoint_named(self, name: str) -> str | None:
         """Return the latest committed checkpoint that the user requested under `name`.
 

@@ -734,11 +734,6 @@ class ReportSink:
         """Whether any report is not in the bucket yet, which delays the end of the run."""
         return bool(self._lines) or self._pending_chunk is not None
 
-    @property
-    def last_round(self) -> int:
-        """The round of the last report that was added; -1 before the first."""
-        return self._last_added[0]
-
     def add(self, round_number: int, report: MatchedReport) -> None:
         """Buffer the metrics and the checkpoint name of a matched report, without any I/O.
 

@@ -881,10 +881,13 @@ class RoundLifecycle:
         sink = self._services.report_sink
         ready = self._previous_rounds.uncommitted_checkpoints(view, self.coordinator)
         for one in ready:
-            # Of a lost leader, which may not have stored the report; readers ignore the second one.
-            if one.round > sink.last_round:
+            # It may not have stored the report. Readers ignore the second one, as `sink` does here.
+            if self._previous_rounds.is_of_lost_leader(one.round):
                 metrics = (msgspec.Raw(encode(one.metrics)),)
-                sink.add(one.round, MatchedReport(one.report_index, metrics, one.name))
+                report = MatchedReport(one.report_index, metrics, one.name)
+                sink.add(one.round, report)
+                if self.callbacks is not None:
+                    self.callbacks.adopt_report(one.round, report)
         # The next round must not be opened without a complete checkpoint of this one.
         if self.open_round is None or self.failing_since is not None:
             self._reports_before.clear()

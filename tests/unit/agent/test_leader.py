@@ -289,6 +289,19 @@ def test_a_new_leader_stores_the_report_of_a_checkpoint_that_it_commits() -> Non
     assert stored_reports(cluster) == [(0, "c0")]
 
 
+def test_a_new_leader_takes_over_the_reports_of_all_checkpoints_that_it_commits() -> None:
+    """Two were complete before the first was committed. Their callbacks were not called."""
+    cluster = FakeCluster(failure_limits=ANY_FAILURES, has_callbacks=True)
+    cluster.wait_for_round()
+    for number in range(2):
+        write_checkpoint_files(cluster, f"c{number}", number)
+    cluster.kill(cluster.leader)
+    cluster.advance_until(lambda: len(cluster.events_of(CheckpointCommitted)) == 2, within_s=60)
+    cluster.advance(3.0)
+    assert stored_reports(cluster) == [(0, "c0"), (1, "c1")]
+    assert [name for _, name in cluster.callback_runner.reports] == ["c0", "c1"]
+
+
 def hold_report_writes(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bucket does not answer the leader's writes of reports."""
     calls = cluster.leader.node_services.stallable_calls
