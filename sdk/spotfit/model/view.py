@@ -449,20 +449,6 @@ def _unsettled_groups(view: JournalView) -> dict[Token, UnsettledGroup]:
     }
 
 
-def _with_adopted_groups(view: JournalView, tokens: Iterable[Token]) -> JournalView:
-    """Return the view in which unsettled groups with these tokens belong to the last fit.
-
-    Older versions let a fit use the groups of the fit before it. Their journals show that by
-    grants, losses and rounds of such groups, which are not written any more.
-    """
-    adopted = {token for token in tokens if token in view.unsettled_groups}
-    if not adopted:
-        return view
-    groups = {token: view.unsettled_groups[token].group for token in adopted}
-    kept = {token: one for token, one in view.unsettled_groups.items() if token not in adopted}
-    return replace(view, groups={**view.groups, **groups}, unsettled_groups=kept)
-
-
 def _without_settled(view: JournalView, tokens: Iterable[Token]) -> JournalView:
     settled = set(tokens)
     kept = {token: one for token, one in view.unsettled_groups.items() if token not in settled}
@@ -487,8 +473,6 @@ def _apply_group_event(
     view: JournalView,
     event: GroupPlanned | GroupSubmitted | GroupRefused | GroupsReleased | NodeLost,
 ) -> JournalView:
-    if isinstance(event, GroupSubmitted | NodeLost):
-        view = _with_adopted_groups(view, [event.token])
     match event:
         case GroupPlanned(plan=plan, request=request):
             groups = view.groups
@@ -690,8 +674,6 @@ def _missing_agents(view: JournalView, event: RoundClosed) -> dict[AgentId, Miss
     """The agents of the closed round whose loss may revise its cause."""
     if view.round is None or event.cause not in (*_UNKNOWN_CAUSES, FailureCause.PREEMPTION):
         return {}
-    # Entries of earlier versions name only the ranks.
-    lost_ranks = {failure.rank for failure in event.failures if failure.kind == "lost"}
     return {
         one.agent: MissingAgent(
             round_number=event.round_number,
@@ -700,7 +682,7 @@ def _missing_agents(view: JournalView, event: RoundClosed) -> dict[AgentId, Miss
             ranks=tuple(one.ranks),
         )
         for one in view.round.assignments
-        if one.agent in event.missing_agents or not lost_ranks.isdisjoint(one.ranks)
+        if one.agent in event.missing_agents
     }
 
 
@@ -735,7 +717,6 @@ def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
 
 
 def _open_round(view: JournalView, opened: Round) -> JournalView:
-    view = _with_adopted_groups(view, [one.token for one in opened.assignments])
     # Remove closed groups, lost agents and their notices: the view of a run of many weeks must not
     # grow with the number of preemptions.
     groups = {

@@ -277,23 +277,6 @@ def test_groups_of_two_fits_are_released_by_one_entry() -> None:
     assert TOKEN not in released.groups
 
 
-@pytest.mark.parametrize(
-    "used",
-    [
-        GRANTED[-1],
-        NodeLost(token=TOKEN, node=0, agent=None, reason="gone"),
-        RoundOpened(round=a_round()),
-    ],
-    ids=["granted", "lost", "in a round"],
-)
-def test_a_group_that_an_older_version_used_in_the_next_fit_belongs_to_it(
-    used: JournalEvent,
-) -> None:
-    view = fold_events(used, view=next_fit_of(*PLANNED))
-    assert TOKEN in view.groups
-    assert view.unsettled_groups == {}
-
-
 def test_opening_a_round_removes_closed_groups() -> None:
     released = fold_events(*GRANTED, GroupsReleased(token=TOKEN))
     assert TOKEN not in fold_events(RoundOpened(round=a_round()), view=released).groups
@@ -420,6 +403,7 @@ CUT = RoundClosed(
         RankFailure(rank=1, kind="lost", message="not connected"),
         RankFailure(rank=0, kind="raised", message="an echo"),
     ),
+    missing_agents=(an_agent_id(1),),
 )
 BROKEN_OFF = (*GRANTED, RoundOpened(round=a_round(1)), CUT)
 
@@ -461,6 +445,7 @@ def test_several_lost_nodes_of_a_round_are_charged_once() -> None:
             RankFailure(rank=0, kind="lost", message=""),
             RankFailure(rank=1, kind="lost", message=""),
         ),
+        missing_agents=(an_agent_id(0), an_agent_id(1)),
     )
     lost = [
         NodeLost(
