@@ -600,8 +600,10 @@ def _recharge_closed_round(view: JournalView, event: NodeLost, agent: AgentId) -
     """
     missing = view.missing_agents.get(agent)
     others = {other: one for other, one in view.missing_agents.items() if other != agent}
-    if missing is None or event.cause is None:
+    if missing is None:
         return view
+    if event.cause is None:  # its connection was established again
+        return replace(view, missing_agents=others)
     before, is_preempted = missing.cause, event.cause is FailureCause.PREEMPTION
     of_round = {a: one for a, one in others.items() if one.round_number == missing.round_number}
     # A preemption is revised only if the agents of all lost machines have crashed.
@@ -674,15 +676,18 @@ def _missing_agents(view: JournalView, event: RoundClosed) -> dict[AgentId, Miss
     """The agents of the closed round whose loss may revise its cause."""
     if view.round is None or event.cause not in (*_UNKNOWN_CAUSES, FailureCause.PREEMPTION):
         return {}
+    # Each agent is recorded as lost once, some before their round is closed.
+    gone = view.lost_agents & {one.agent for one in view.round.assignments}
     return {
         one.agent: MissingAgent(
             round_number=event.round_number,
             cause=event.cause,
             machine_name=one.machine_name,
             ranks=tuple(one.ranks),
+            has_preempted_peer=not gone <= view.platform_outages,
         )
         for one in view.round.assignments
-        if one.agent in event.missing_agents
+        if one.agent in event.missing_agents and one.agent not in gone
     }
 
 

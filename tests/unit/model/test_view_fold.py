@@ -549,6 +549,20 @@ def test_a_round_that_lost_another_machine_stays_a_preemption() -> None:
         assert counts[FailureCause.PREEMPTION] == 1, losses
 
 
+def test_an_agent_that_is_lost_before_its_round_is_closed_revises_nothing_later() -> None:
+    opened = (*GRANTED, RoundOpened(round=a_round(1)))
+    both = replace(AS_PREEMPTION, missing_agents=(an_agent_id(0), an_agent_id(1)))
+    assert fold_events(*opened, lost_node(0), lost_node(1), both).missing_agents == {}
+    replaced = (lost_node(0, cause=None), lost_node(1, cause=None))
+    assert fold_events(*opened, both, *replaced).missing_agents == {}
+    # The other one decides whether the round was preempted.
+    for first, cause in (
+        (lost_node(1), FailureCause.PREEMPTION),
+        (crashed_node(1), FailureCause.PLATFORM),
+    ):
+        assert fold_events(*opened, first, both, crashed_node(0)).failure_counts == {cause: 1}
+
+
 def test_agents_that_crash_together_are_one_incident() -> None:
     view = fold_events(*LEADER_LOST, crashed_node(0), crashed_node(1))
     assert view.agent_crashes.incidents == 1
