@@ -571,9 +571,13 @@ def _count_boot_failure(view: JournalView, event: NodeLost) -> JournalView:
 def _count_crash(view: JournalView, event: NodeLost, crash: AgentCrash) -> JournalView:
     machine_name = f"{event.token}/{event.node}"
     before = view.agent_crashes
-    # An agent that was started after the last recorded crash repeats it; one that was running then
-    # crashed with it. The backend may have restarted the agent on the same machine.
-    started_slot = max(view.round_opened_slot, view.groups[event.token].planned_slot)
+    # An agent that was started, or took part in a round, after the last recorded crash repeats it;
+    # one that was running then crashed with it, although its loss may be established later. The
+    # backend may have restarted the agent on the same machine.
+    assignments = view.last_round.assignments if view.last_round else ()
+    was_in_round = any(one.agent == crash.agent for one in assignments)
+    round_slot = view.round_opened_slot if was_in_round else -1
+    started_slot = max(round_slot, view.groups[event.token].planned_slot)
     is_same_incident = (
         before.incidents > 0
         and started_slot < before.recorded_slot

@@ -577,6 +577,12 @@ def test_a_crash_after_a_further_round_is_a_second_incident() -> None:
     assert view.agent_crashes.by_signature == {"s": 2}
 
 
+def test_a_crash_that_is_established_in_the_next_round_belongs_to_its_incident() -> None:
+    smaller = a_round(2, members=[a_member(2)])
+    view = fold_events(*LEADER_LOST, crashed_node(1), RoundOpened(round=smaller), crashed_node(0))
+    assert view.agent_crashes.by_signature == {"s": 1}
+
+
 def test_a_crash_of_a_replacement_is_a_second_incident() -> None:
     token = Token("t-2")
     planned = GroupPlanned(request=a_request(token), plan=replace(PLAN, token=token))
