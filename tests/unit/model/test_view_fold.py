@@ -595,7 +595,8 @@ def test_a_crash_of_a_replacement_is_a_second_incident() -> None:
 
 def test_a_restarted_agent_that_crashes_again_is_a_second_incident() -> None:
     first = replace(crashed_node(0), machine_returned=True)
-    view = fold_events(*LEADER_LOST, first, crashed_node(0))
+    again = replace(first, agent=None, crash=replace(an_agent_crash(7), node=0))
+    view = fold_events(*LEADER_LOST, first, again)
     assert view.agent_crashes.by_signature == {"s": 2}
 
 
