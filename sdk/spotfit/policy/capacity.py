@@ -33,6 +33,11 @@ SELF_EXIT_TIMEOUT_S = 15.0
 # continue. One takes a request per file; the next fit deletes what is left after this time.
 FINAL_WRITES_TIMEOUT_S = 60.0
 
+# When an agent that leads stops asking a backend that answers neither releases nor look-ups: its
+# machine would cost money for as long. The client, which waits for two minutes, or a sweep may have
+# the permission or the network that the machine lacks. Half a minute more than the writes may take.
+FINAL_CALLS_TIMEOUT_S = 90.0
+
 # Longest pause between two requests for machines. Clouds return capacity within minutes; polling
 # once a minute loses little time and stays far below API rate limits.
 _MAX_BACKOFF_S = 60.0
