@@ -122,6 +122,8 @@ class Reconciler:
             case Wait():
                 return False, action
             case Idle(reason=reason):
+                if not self.is_idle:
+                    self._warn_about_open_groups(reason)
                 self.is_idle = True
                 return False, Wait(now + _IDLE_WAIT_S, reason)
             case AppendEvent(event=NodeLost() as lost):
@@ -217,7 +219,8 @@ class Reconciler:
             self._record_refusal(lost.token, now)
         # Combined with the loss as it is decided now: the call may be of an earlier decision.
         crash, output = result.value
-        self._journal_writer.write(replace(with_crash(lost, crash), output=output), now)
+        explained = with_crash(self._journal_writer.view, lost, crash)
+        self._journal_writer.write(replace(explained, output=output), now)
         return True, _no_wait(now)
 
     def _look_up_remains(self, lost: NodeLost) -> tuple[AgentCrash | None, tuple[str, ...]]:
@@ -236,6 +239,16 @@ class Reconciler:
             return crash, ()
         lines = [line[:_MAX_OUTPUT_CHARS] for output in outputs[-1:] for line in output.lines]
         return crash, tuple(lines)
+
+    def _warn_about_open_groups(self, reason: str) -> None:
+        groups = self._journal_writer.view.groups
+        if left := [token for token, group in groups.items() if not group.is_closed]:
+            log.warning(
+                "run.machines_left",
+                groups=",".join(left),
+                reason=reason,
+                do="run `spotfit sweep` where the backend can be used",
+            )
 
     def _record_refusal(self, token: Token, now: float) -> None:
         if self._journal_writer.view.groups[token].role == "validate":

@@ -449,20 +449,6 @@ def _unsettled_groups(view: JournalView) -> dict[Token, UnsettledGroup]:
     }
 
 
-def _with_adopted_groups(view: JournalView, tokens: Iterable[Token]) -> JournalView:
-    """Return the view in which unsettled groups with these tokens belong to the last fit.
-
-    Older versions let a fit use the groups of the fit before it. Their journals show that by
-    grants, losses and rounds of such groups, which are not written any more.
-    """
-    adopted = {token for token in tokens if token in view.unsettled_groups}
-    if not adopted:
-        return view
-    groups = {token: view.unsettled_groups[token].group for token in adopted}
-    kept = {token: one for token, one in view.unsettled_groups.items() if token not in adopted}
-    return replace(view, groups={**view.groups, **groups}, unsettled_groups=kept)
-
-
 def _without_settled(view: JournalView, tokens: Iterable[Token]) -> JournalView:
     settled = set(tokens)
     kept = {token: one for token, one in view.unsettled_groups.items() if token not in settled}
@@ -487,8 +473,6 @@ def _apply_group_event(
     view: JournalView,
     event: GroupPlanned | GroupSubmitted | GroupRefused | GroupsReleased | NodeLost,
 ) -> JournalView:
-    if isinstance(event, GroupSubmitted | NodeLost):
-        view = _with_adopted_groups(view, [event.token])
     match event:
         case GroupPlanned(plan=plan, request=request):
             groups = view.groups
@@ -587,9 +571,13 @@ def _count_boot_failure(view: JournalView, event: NodeLost) -> JournalView:
 def _count_crash(view: JournalView, event: NodeLost, crash: AgentCrash) -> JournalView:
     machine_name = f"{event.token}/{event.node}"
     before = view.agent_crashes
-    # An agent that was started after the last recorded crash repeats it; one that was running then
-    # crashed with it. The backend may have restarted the agent on the same machine.
-    started_slot = max(view.round_opened_slot, view.groups[event.token].planned_slot)
+    # An agent that was started, or took part in a round, after the last recorded crash repeats it;
+    # one that was running then crashed with it, although its loss may be established later. The
+    # backend may have restarted the agent on the same machine.
+    assignments = view.last_round.assignments if view.last_round else ()
+    was_in_round = any(one.agent == crash.agent for one in assignments)
+    round_slot = view.round_opened_slot if was_in_round else -1
+    started_slot = max(round_slot, view.groups[event.token].planned_slot)
     is_same_incident = (
         before.incidents > 0
         and started_slot < before.recorded_slot
@@ -616,8 +604,10 @@ def _recharge_closed_round(view: JournalView, event: NodeLost, agent: AgentId) -
     """
     missing = view.missing_agents.get(agent)
     others = {other: one for other, one in view.missing_agents.items() if other != agent}
-    if missing is None or event.cause is None:
+    if missing is None:
         return view
+    if event.cause is None:  # its connection was established again
+        return replace(view, missing_agents=others)
     before, is_preempted = missing.cause, event.cause is FailureCause.PREEMPTION
     of_round = {a: one for a, one in others.items() if one.round_number == missing.round_number}
     # A preemption is revised only if the agents of all lost machines have crashed.
@@ -690,17 +680,18 @@ def _missing_agents(view: JournalView, event: RoundClosed) -> dict[AgentId, Miss
     """The agents of the closed round whose loss may revise its cause."""
     if view.round is None or event.cause not in (*_UNKNOWN_CAUSES, FailureCause.PREEMPTION):
         return {}
-    # Entries of earlier versions name only the ranks.
-    lost_ranks = {failure.rank for failure in event.failures if failure.kind == "lost"}
+    # Each agent is recorded as lost once, some before their round is closed.
+    gone = view.lost_agents & {one.agent for one in view.round.assignments}
     return {
         one.agent: MissingAgent(
             round_number=event.round_number,
             cause=event.cause,
             machine_name=one.machine_name,
             ranks=tuple(one.ranks),
+            has_preempted_peer=not gone <= view.platform_outages,
         )
         for one in view.round.assignments
-        if one.agent in event.missing_agents or not lost_ranks.isdisjoint(one.ranks)
+        if one.agent in event.missing_agents and one.agent not in gone
     }
 
 
@@ -735,7 +726,6 @@ def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
 
 
 def _open_round(view: JournalView, opened: Round) -> JournalView:
-    view = _with_adopted_groups(view, [one.token for one in opened.assignments])
     # Remove closed groups, lost agents and their notices: the view of a run of many weeks must not
     # grow with the number of preemptions.
     groups = {

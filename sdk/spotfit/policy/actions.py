@@ -44,7 +44,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """The fit has ended and all its machines are released: the leader may exit."""
+    """The fit has ended, and nothing is left that this leader can release: it may exit."""
 
     reason: str = "the run has ended and all machines are released"
 

@@ -33,6 +33,11 @@ SELF_EXIT_TIMEOUT_S = 15.0
 # continue. One takes a request per file; the next fit deletes what is left after this time.
 FINAL_WRITES_TIMEOUT_S = 60.0
 
+# When an agent that leads stops asking a backend that answers neither releases nor look-ups: its
+# machine would cost money for as long. The client, which waits for two minutes, or a sweep may have
+# the permission or the network that the machine lacks. Half a minute more than the writes may take.
+FINAL_CALLS_TIMEOUT_S = 90.0
+
 # Longest pause between two requests for machines. Clouds return capacity within minutes; polling
 # once a minute loses little time and stays far below API rate limits.
 _MAX_BACKOFF_S = 60.0
@@ -285,14 +290,17 @@ def _loss_while_disconnected(
     )
 
 
-def with_crash(lost: NodeLost, crash: AgentCrash | None) -> NodeLost:
+def with_crash(view: View, lost: NodeLost, crash: AgentCrash | None) -> NodeLost:
     """Return the loss of a node with the error that its last agent has stored, if it has one. Pure.
 
     A crash is charged to the platform, whatever the backend reports: a machine whose agent has
-    exited ends, too, and was not preempted. `crash` may be of an earlier agent of the machine, and
-    is ignored then.
+    exited ends, too, and was not preempted. `crash` may be of an earlier agent of the machine, or
+    recorded already because the backend has restarted the machine, and is ignored then.
     """
     if crash is None or lost.agent not in (None, crash.agent):
+        return lost
+    recorded = view.agent_crashes.latest
+    if crash.agent in view.lost_agents or (recorded and recorded.agent == crash.agent):
         return lost
     return replace(
         lost,

@@ -94,7 +94,7 @@ def next_action(view: View, state: LeaderState, now: float) -> LeaderAction:
 
     Valid only for exactly this view: append its event, or execute it, and decide again from the
     view that follows. `state` is what the leader `state.agent_id` observes at `now`, its
-    `Clock.now()` in seconds. `Idle` means that the fit has ended and its machines are released.
+    `Clock.now()` in seconds. `Idle` means that the fit has ended and this leader may exit.
     Called by `control.reconciler`; the longest wait is 30 s.
     """
     waits = [Wait(now + _MAX_WAIT_S, "nothing to do")]
@@ -398,8 +398,10 @@ def _is_training_over(view: View) -> bool:
 def _release_after_end(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """After the end: wait for machines to exit by themselves, then release the remaining groups.
 
-    The leader's own group is released last, because cancelling it may terminate the leader, and
-    once its deletions, reports and log lines are done.
+    Requests with an unknown outcome are looked up after known machines are released. The leader's
+    own group is released last, because cancelling it may terminate the leader, and once its
+    deletions, reports and log lines are done. If the backend does not answer meanwhile, an agent
+    leaves the other groups to the next leader, such as the client.
     """
     connected = {
         one.member.token for agent, one in state.members.items() if agent != state.agent_id
@@ -409,14 +411,20 @@ def _release_after_end(view: View, state: LeaderState, now: float) -> Iterator[L
     own = own_status.member.token if own_status is not None else None
     self_exit_until = state.phase.since + capacity.SELF_EXIT_TIMEOUT_S
     held = [token for token, group in view.groups.items() if group.handle and not group.is_closed]
-    if not held:
+    pending = [token for token, group in view.groups.items() if group.is_pending]
+    if not held and not pending:
         yield Idle()
     exiting = [token for token in held if token in connected and now < self_exit_until]
     if exiting:
         yield Wait(min(now + _AGENT_POLL_S, self_exit_until), "machines are shutting down")
+    # Where machines outlive their agents, an exit saves nothing.
+    may_leave = state.releases_on_agent_exit and not state.is_headless
+    is_leaving = may_leave and now >= state.phase.since + capacity.FINAL_CALLS_TIMEOUT_S
     due = [token for token in held if token not in exiting and token != own]
-    if due:
+    if due and not is_leaving:
         yield ReleaseGroups(due[0], tuple(due[1:]))
+    if pending and not is_leaving:
+        yield SubmitGroup(pending[0])
     if own in held and own not in exiting:
         # A backend whose machines terminate with their agents needs no API call.
         ends = state.releases_on_agent_exit and _all_self_terminate(view, state, own)
@@ -426,7 +434,12 @@ def _release_after_end(view: View, state: LeaderState, now: float) -> Iterator[L
             reason = "the leader deletes dropped checkpoints and stores reports and output"
             yield Wait(min(now + _AGENT_POLL_S, writes_until), reason)
             return
-        yield AppendEvent(GroupsReleased(token=own)) if ends else ReleaseGroups(own)
+        if ends:
+            yield AppendEvent(GroupsReleased(token=own))
+        elif not is_leaving:
+            yield ReleaseGroups(own)
+    if is_leaving:
+        yield Idle("the backend answers neither releases nor look-ups; the next leader continues")
 
 
 def _running_tokens(view: View, state: LeaderState) -> set[Token]:
@@ -510,7 +523,7 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     validation_schedule.release_idle_groups,
 )
 
-_RULES_AFTER_END: tuple[Rule, ...] = (_submit_pending_groups, _release_after_end)
+_RULES_AFTER_END: tuple[Rule, ...] = (_release_after_end,)
 
 
 # --- Rendezvous -----------------------------------------------------------------------------------

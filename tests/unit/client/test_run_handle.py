@@ -9,6 +9,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from msgspec.structs import replace
 
 from spotfit.client import run_handle
 from spotfit.client.fit import start_run
@@ -24,6 +25,7 @@ from spotfit.core.errors import (
     RunNotFoundError,
     WorkerGroupError,
 )
+from spotfit.core.ids import Token
 from spotfit.host import system
 from spotfit.ledger import keys
 from spotfit.model.events import (
@@ -31,11 +33,19 @@ from spotfit.model.events import (
     FailureCause,
     FitEnded,
     FitStarted,
+    GroupPlanned,
+    GroupsReleased,
     LeaderElected,
     RankFailure,
     RoundOpened,
 )
-from spotfit.testing.builders import a_committed_checkpoint, a_member, a_round, an_agent_id
+from spotfit.testing.builders import (
+    a_committed_checkpoint,
+    a_member,
+    a_request,
+    a_round,
+    an_agent_id,
+)
 from tests.unit.client.harness import ClientHarness
 from tests.unit.control.fake_provisioner import FakeProvisioner
 
@@ -300,6 +310,23 @@ def test_result_waits_shortly_for_requests_that_were_never_answered(
     assert "run.machines_not_released" not in err
 
 
+def test_result_looks_up_requests_that_the_last_agent_has_left(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    (token,) = harness.cloud.submitted_tokens
+    late = Token("t-late")
+    plan = replace(harness.view.groups[token].plan, token=late)
+    elected = LeaderElected(
+        leader=an_agent_id(0), epoch=9, coordinator_address=a_member(0).coordinator_address
+    )
+    planned = GroupPlanned(request=a_request(late), plan=plan)
+    harness.append_as_agent(elected, planned, FINISHED)
+    handle.supervise_once()
+    harness.clock.wait(60.0)
+    harness.append_as_agent(GroupsReleased(token=token))
+    handle.result()
+    assert harness.cloud.looked_up_tokens == [late]
+
+
 def test_a_return_value_of_another_round_is_refused(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
     key = RunKeyring().find(harness.agent_ledger.run_id)
@@ -470,7 +497,7 @@ def test_sweep_does_not_claim_a_release_that_is_still_to_be_done(harness: Client
     start_run(harness.request())
     harness.append_as_agent(FINISHED)
     harness.cloud.call_error = ConnectionError("no route")
-    assert supervise_run(harness.url, duration_s=1.0).endswith("not released yet.")
+    assert "are not released yet" in supervise_run(harness.url, duration_s=1.0)
 
 
 def test_sweep_where_the_backend_cannot_be_opened_does_not_name_the_key(

@@ -31,7 +31,7 @@ from spotfit.model.events import (
     ValidationRequest,
 )
 from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus
-from spotfit.model.leader_state import LeaderState
+from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import ValidationSpec
 from spotfit.policy.actions import Wait
 from spotfit.provision.api import MachineOutput, Refusal, Traits
@@ -448,10 +448,14 @@ def end_with_pending_group(*failures: BaseException, harness: LeaderHarness) -> 
     harness.writer.advance(100.0 * len(failures))
 
 
+def ended_at(now: float) -> LeaderState:
+    return replace(NO_MEMBERS, phase=NoRound(since=now))
+
+
 def test_a_pending_group_is_looked_up_at_once_after_the_end() -> None:
     harness = LeaderHarness()
     end_with_pending_group(*[ConnectionError("no answer")] * 9, harness=harness)
-    harness.steps(801.0)
+    harness.steps(801.0, ended_at(800.0))
     assert harness.cloud.looked_up_tokens == [TOKEN], "the next request was due in 30 s"
     assert harness.event_names[-1] == "GroupRefused"
 
@@ -460,12 +464,26 @@ def test_a_denied_look_up_after_the_end_is_repeated() -> None:
     harness = LeaderHarness()
     end_with_pending_group(ConnectionError("no answer"), harness=harness)
     harness.cloud.call_error = ProvisionPermissionError("denied", do="allow it")
-    wait = harness.steps(101.0)
+    wait = harness.steps(101.0, ended_at(100.0))
     assert 101.0 < wait.until <= 106.0
     assert harness.ledger.view.groups[TOKEN].is_pending
     harness.cloud.call_error = None
-    harness.steps(110.0)
+    harness.steps(110.0, ended_at(100.0))
     assert harness.event_names[-1] == "GroupRefused"
+
+
+def test_an_agent_leaves_with_a_warning_if_look_ups_are_denied(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    harness = LeaderHarness()
+    end_with_pending_group(ConnectionError("no answer"), harness=harness)
+    harness.cloud.call_error = ProvisionPermissionError("denied", do="allow it")
+    harness.steps(101.0, ended_at(100.0))
+    for _ in range(2):
+        harness.steps(190.0, ended_at(100.0))
+    assert harness.leader.is_idle
+    assert harness.ledger.view.groups[TOKEN].is_pending
+    assert capsys.readouterr().err.count(f"run.machines_left groups={TOKEN}") == 1
 
 
 class OutputKeepingProvisioner(FakeProvisioner):

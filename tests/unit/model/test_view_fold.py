@@ -277,23 +277,6 @@ def test_groups_of_two_fits_are_released_by_one_entry() -> None:
     assert TOKEN not in released.groups
 
 
-@pytest.mark.parametrize(
-    "used",
-    [
-        GRANTED[-1],
-        NodeLost(token=TOKEN, node=0, agent=None, reason="gone"),
-        RoundOpened(round=a_round()),
-    ],
-    ids=["granted", "lost", "in a round"],
-)
-def test_a_group_that_an_older_version_used_in_the_next_fit_belongs_to_it(
-    used: JournalEvent,
-) -> None:
-    view = fold_events(used, view=next_fit_of(*PLANNED))
-    assert TOKEN in view.groups
-    assert view.unsettled_groups == {}
-
-
 def test_opening_a_round_removes_closed_groups() -> None:
     released = fold_events(*GRANTED, GroupsReleased(token=TOKEN))
     assert TOKEN not in fold_events(RoundOpened(round=a_round()), view=released).groups
@@ -420,6 +403,7 @@ CUT = RoundClosed(
         RankFailure(rank=1, kind="lost", message="not connected"),
         RankFailure(rank=0, kind="raised", message="an echo"),
     ),
+    missing_agents=(an_agent_id(1),),
 )
 BROKEN_OFF = (*GRANTED, RoundOpened(round=a_round(1)), CUT)
 
@@ -461,6 +445,7 @@ def test_several_lost_nodes_of_a_round_are_charged_once() -> None:
             RankFailure(rank=0, kind="lost", message=""),
             RankFailure(rank=1, kind="lost", message=""),
         ),
+        missing_agents=(an_agent_id(0), an_agent_id(1)),
     )
     lost = [
         NodeLost(
@@ -564,6 +549,20 @@ def test_a_round_that_lost_another_machine_stays_a_preemption() -> None:
         assert counts[FailureCause.PREEMPTION] == 1, losses
 
 
+def test_an_agent_that_is_lost_before_its_round_is_closed_revises_nothing_later() -> None:
+    opened = (*GRANTED, RoundOpened(round=a_round(1)))
+    both = replace(AS_PREEMPTION, missing_agents=(an_agent_id(0), an_agent_id(1)))
+    assert fold_events(*opened, lost_node(0), lost_node(1), both).missing_agents == {}
+    replaced = (lost_node(0, cause=None), lost_node(1, cause=None))
+    assert fold_events(*opened, both, *replaced).missing_agents == {}
+    # The other one decides whether the round was preempted.
+    for first, cause in (
+        (lost_node(1), FailureCause.PREEMPTION),
+        (crashed_node(1), FailureCause.PLATFORM),
+    ):
+        assert fold_events(*opened, first, both, crashed_node(0)).failure_counts == {cause: 1}
+
+
 def test_agents_that_crash_together_are_one_incident() -> None:
     view = fold_events(*LEADER_LOST, crashed_node(0), crashed_node(1))
     assert view.agent_crashes.incidents == 1
@@ -578,6 +577,12 @@ def test_a_crash_after_a_further_round_is_a_second_incident() -> None:
     assert view.agent_crashes.by_signature == {"s": 2}
 
 
+def test_a_crash_that_is_established_in_the_next_round_belongs_to_its_incident() -> None:
+    smaller = a_round(2, members=[a_member(2)])
+    view = fold_events(*LEADER_LOST, crashed_node(1), RoundOpened(round=smaller), crashed_node(0))
+    assert view.agent_crashes.by_signature == {"s": 1}
+
+
 def test_a_crash_of_a_replacement_is_a_second_incident() -> None:
     token = Token("t-2")
     planned = GroupPlanned(request=a_request(token), plan=replace(PLAN, token=token))
@@ -590,7 +595,8 @@ def test_a_crash_of_a_replacement_is_a_second_incident() -> None:
 
 def test_a_restarted_agent_that_crashes_again_is_a_second_incident() -> None:
     first = replace(crashed_node(0), machine_returned=True)
-    view = fold_events(*LEADER_LOST, first, crashed_node(0))
+    again = replace(first, agent=None, crash=replace(an_agent_crash(7), node=0))
+    view = fold_events(*LEADER_LOST, first, again)
     assert view.agent_crashes.by_signature == {"s": 2}
 
 

@@ -15,7 +15,7 @@ from spotfit.model.group import NodeState, NodeStatus
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import RunTiming
 from spotfit.model.topology import Notice
-from spotfit.model.view import View
+from spotfit.model.view import AgentCrashes, View
 from spotfit.policy.capacity import (
     boot_failure_reason,
     find_lost_nodes,
@@ -323,19 +323,32 @@ LOST = NodeLost(
 
 def test_a_loss_by_a_crash_is_charged_to_the_platform() -> None:
     crash = an_agent_crash(1)
-    assert with_crash(LOST, crash) == replace(
+    assert with_crash(a_view(), LOST, crash) == replace(
         LOST, reason="its agent crashed: ValueError: no", cause=FailureCause.PLATFORM, crash=crash
     )
 
 
 def test_a_crash_before_the_agent_joined_charges_no_round() -> None:
-    lost = with_crash(replace(LOST, agent=None, cause=None), an_agent_crash(1))
+    lost = with_crash(a_view(), replace(LOST, agent=None, cause=None), an_agent_crash(1))
     assert (lost.cause, lost.crash) == (None, an_agent_crash(1))
 
 
 @pytest.mark.parametrize("crash", [None, an_agent_crash(7)], ids=["none", "of an earlier agent"])
 def test_a_loss_without_a_crash_of_its_agent_is_unchanged(crash: AgentCrash | None) -> None:
-    assert with_crash(LOST, crash) == LOST
+    assert with_crash(a_view(), LOST, crash) == LOST
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        a_view(lost_agents=frozenset({an_agent_id(1)})),
+        a_view(agent_crashes=AgentCrashes(incidents=1, latest=an_agent_crash(1))),
+    ],
+    ids=["lost since the last round", "lost before it"],
+)
+def test_a_crash_before_the_backend_restarted_the_machine_is_not_counted_again(view: View) -> None:
+    for lost in (LOST, replace(LOST, agent=None, cause=None)):
+        assert with_crash(view, lost, an_agent_crash(1)) == lost
 
 
 def test_the_pause_after_failed_starts_does_not_grow_with_the_machines() -> None:

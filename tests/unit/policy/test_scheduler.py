@@ -796,6 +796,33 @@ def test_a_planned_group_is_submitted_after_the_end() -> None:
     assert next_action(view, a_leader_state(phase=NoRound(since=NOW)), NOW) == SubmitGroup(OTHER)
 
 
+def test_known_machines_are_released_before_requests_are_looked_up() -> None:
+    spare = Token("t-3")
+    view = replace(DONE, groups={**PENDING, spare: a_group(token=spare, nodes=1)})
+    state = a_leader_state(members=LEADER_ONLY, phase=NoRound(since=NOW))
+    assert next_action(view, state, NOW) == ReleaseGroups(spare)
+
+
+@pytest.mark.parametrize("handle", [None, a_group(token=OTHER).handle], ids=["pending", "granted"])
+def test_a_leader_whose_backend_does_not_answer_leaves_groups_to_the_next_one(handle: Any) -> None:
+    other = a_group(token=OTHER, nodes=1, handle=handle)
+    view = replace(DONE, groups={TOKEN: a_group(), OTHER: other})
+    state = a_leader_state(
+        members=LEADER_ONLY, phase=NoRound(since=NOW), last_agent_by_node=BOTH_JOINED
+    )
+    call = SubmitGroup(OTHER) if handle is None else ReleaseGroups(OTHER)
+    assert next_action(view, state, NOW + 89) == call
+    assert event_of(view, state, NOW + 90) == GroupsReleased(token=TOKEN)
+    view = replace(view, groups={**view.groups, TOKEN: a_group(is_released=True)})
+    assert isinstance(next_action(view, state, NOW + 90), Idle)
+    # Neither would save money.
+    for forever in (
+        replace(state, is_headless=True, members={}),
+        replace(state, releases_on_agent_exit=False),
+    ):
+        assert next_action(view, forever, NOW + 9000) == call
+
+
 def test_a_headless_leader_releases_all_groups() -> None:
     headless = a_leader_state(is_headless=True, members={}, phase=NoRound(since=NOW))
     assert next_action(DONE, headless, NOW) == ReleaseGroups(TOKEN)
