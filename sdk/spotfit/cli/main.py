@@ -21,7 +21,7 @@ from spotfit.client.run_handle import attach, supervise_run
 from spotfit.client.run_list import list_runs
 from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.core.units import parse_seconds
-from spotfit.host import log, plugins
+from spotfit.host import log, plugins, system
 from spotfit.provision.api import AccountCheck, run_account_checks, run_check
 from spotfit.provision.profile import open_provisioner, resolve_options
 from spotfit.store.factory import open_store, probe_create
@@ -225,7 +225,7 @@ def list_keys(
 ) -> None:
     """List the run keys on this machine: id, state and URL of each run."""
     keyring = RunKeyring()
-    for key in keyring.list_keys():
+    for key in keyring.list_keys(now=system.wall_ms() / 1000):
         is_pruned = prune and key.state == "unused"
         if is_pruned:
             keyring.remove(key.run_id)
