@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from spotfit.cli import checkpoint_commands, json_fields, render
@@ -41,9 +41,28 @@ class _CommandGroup(TyperGroup):
         own = super().get_command(ctx, cmd_name)
         if own is not None or cmd_name not in plugins.names(_COMMANDS):
             return own
-        command = get_command(plugins.load(_COMMANDS, cmd_name))
+        try:
+            command = get_command(plugins.load(_COMMANDS, cmd_name))
+        except SpotfitError as error:
+            return _unavailable_command(cmd_name, error)
         command.name = cmd_name
         return command
+
+
+def _unavailable_command(name: str, error: SpotfitError) -> TyperCommand:
+    """Return a command that raises `error`, so that help and completion show the other commands."""
+
+    def fail() -> None:
+        raise error
+
+    arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return TyperCommand(
+        name,
+        callback=fail,
+        help=f"Not available: {error.message}",
+        context_settings=arguments,
+        add_help_option=False,
+    )
 
 
 # typer's own tracebacks would show local variables, which may contain credentials.

@@ -253,6 +253,26 @@ def test_a_plugin_adds_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke("yours", "greet").exit_code == 2
 
 
+def test_a_plugin_that_cannot_be_loaded_does_not_hide_the_other_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Help and completion would fail otherwise, on Windows because of `local`."""
+
+    def fail(_group: str, name: str) -> None:
+        raise ConfigError(f"The plugin {name!r} does not run here.", do="Run it elsewhere.")
+
+    monkeypatch.setattr(plugins, "names", lambda _group: ("mine",))
+    monkeypatch.setattr(plugins, "load", fail)
+    shown = invoke("--help")
+    assert shown.exit_code == 0
+    assert "status" in shown.stdout
+    assert "does not run here" in shown.stdout
+    for arguments in ((), ("kill", "--node", "1"), ("--help",)):
+        failed = invoke("mine", *arguments)
+        assert isinstance(failed.exception, ConfigError), arguments
+        assert failed.exception.do == "Run it elsewhere."
+
+
 def test_the_commands_of_the_local_backend_are_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["spotfit.commands"]["local"].partition(":")
