@@ -163,6 +163,37 @@ def test_logs_prints_only_the_last_lines_with_tail(run: RunDirectory) -> None:
     assert isinstance(refused, ConfigError)
 
 
+@pytest.mark.parametrize(
+    "options", [("--rank", "0"), ("--since", "10m"), ("--tail", "5"), ("--follow",), ("-f",)]
+)
+def test_options_for_the_output_of_workers_are_rejected_with_machine(
+    run: RunDirectory, options: tuple[str, ...]
+) -> None:
+    failed = invoke("logs", run.url, "--machine", "all", *options)
+    assert isinstance(failed.exception, ConfigError)
+    assert "--machine" in failed.exception.message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("logs", "--rank", "-1"), ("logs", "--max-lines", "0"), ("sweep", "--duration-s", "-1")],
+)
+def test_negative_numbers_are_rejected(run: RunDirectory, arguments: tuple[str, ...]) -> None:
+    command, *options = arguments
+    failed = invoke(command, run.url, *options)
+    assert failed.exit_code == 2
+    assert "Invalid value" in failed.stderr
+
+
+def test_metrics_as_table_and_as_json_at_once_are_rejected(run: RunDirectory) -> None:
+    assert isinstance(invoke("metrics", run.url, "--csv", "--json").exception, ConfigError)
+
+
+def test_a_run_without_reports_is_named(run: RunDirectory) -> None:
+    assert invoke("metrics", run.url).stdout == "The run has no reports.\n"
+    assert invoke("metrics", run.url, "--json").stdout == ""
+
+
 def test_logs_with_timestamps_have_the_local_time(run: RunDirectory) -> None:
     run.write_output(an_agent_id(0), {"rank": 0, "t": 1_700_000_000_000, "text": "a"})
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1_700_000_000))
