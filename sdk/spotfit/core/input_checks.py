@@ -82,7 +82,10 @@ def suggest_keywords(cls: type[ClassT]) -> type[ClassT]:
     define `__init__` are not affected.
     """
     construct: Callable[..., None] = vars(cls)["__init__"]
-    known = frozenset(inspect.signature(construct).parameters) - {"self"}
+    parameters = inspect.signature(construct).parameters
+    known = frozenset(parameters) - {"self"}
+    # Removed arguments are accepted, for an error of their own.
+    suggested = [name for name in known if parameters[name].default is not DEPRECATED]
 
     @functools.wraps(construct)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
@@ -91,7 +94,7 @@ def suggest_keywords(cls: type[ClassT]) -> type[ClassT]:
             names = ", ".join(f"{name}=..." for name in unknown)
             raise ConfigTypeError(
                 f"{type(self).__name__}({names}): there is no such argument.",
-                do=" ".join(did_you_mean(name, known) for name in unknown),
+                do=" ".join(did_you_mean(name, suggested) for name in unknown),
                 retryable=False,
             )
         construct(self, *args, **keywords)

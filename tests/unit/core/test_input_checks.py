@@ -131,6 +131,19 @@ def test_an_unknown_keyword_gets_a_suggestion() -> None:
     assert Settings(2, name="a") == Settings(num_workers=2, name="a")
 
 
+def test_a_removed_keyword_is_not_suggested() -> None:
+    @suggest_keywords
+    @dataclass
+    class Renamed:
+        name: str = ""
+        verbose: Any = DEPRECATED
+
+    with pytest.raises(ConfigTypeError) as caught:
+        Renamed(verbos=2)  # type: ignore[call-arg]
+    assert caught.value.do == "Known: name."
+    assert Renamed(verbose=1).verbose == 1
+
+
 def test_a_class_with_suggestions_keeps_its_signature_and_errors() -> None:
     assert list(inspect.signature(Settings).parameters) == ["num_workers", "name"]
     assert Settings.__init__.__qualname__ == "Settings.__init__"
