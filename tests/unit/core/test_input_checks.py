@@ -102,6 +102,12 @@ def test_unknown_names_are_refused_with_all_known_names(name: object) -> None:
     assert "CRITICAL, DEBUG" in raised.value.do
 
 
+def test_a_name_that_begins_with_the_word_is_suggested() -> None:
+    """`pip install 'spotfit[aws]'` suggests that the provisioner has that name, too."""
+    hint = did_you_mean("aws", ["local", "aws_batch", "gcp_batch"])
+    assert hint == "Did you mean 'aws_batch'? Known: aws_batch, gcp_batch, local."
+
+
 def test_a_similar_name_is_suggested() -> None:
     hint = did_you_mean("lokal", ["local", "kubernetes"])
     assert hint == "Did you mean 'local'? Known: kubernetes, local."
