@@ -23,7 +23,10 @@ def train(config: dict[str, Any]) -> int:
 
     model = torch.nn.Linear(4, 1)
     ckpt = Checkpointer(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), every="at_notice"
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        every="at_notice",
+        save_at_end=False,
     )
     marks = Path(config["marks"])
     rank = spotfit.get_context().get_world_rank()
