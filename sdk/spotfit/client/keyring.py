@@ -5,6 +5,7 @@ A key authenticates drivers and agents of a run and decrypts its payloads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from spotfit.store.url import RootUrl
 
 # A fit stores its key before the first object of the run: packing and uploading code takes minutes.
 _MIN_UNUSED_S = 3600.0
+
+_RUN_ID = re.compile("[0-9a-f]{32}")  # as `system.new_run_id` returns it
 
 KeyState = Literal["used", "unused", "unknown"]
 
@@ -111,7 +114,8 @@ class RunKeyring:
         """
         files = sorted(self._directory.iterdir()) if self._directory.is_dir() else []
         for file in files:
-            if not file.suffix and file.is_file():
+            # Not the addresses, and nothing that a file manager or an editor has left.
+            if _RUN_ID.fullmatch(file.name) and file.is_file():
                 yield self._describe(RunId(file.name), now)
 
     def remove(self, run_id: RunId) -> None:

@@ -140,6 +140,13 @@ def test_a_key_without_the_address_of_its_run_is_not_unused(tmp_path: Path) -> N
     assert (tmp_path / f"{RUN_ID}.url").read_text() == URL
 
 
+def test_other_files_are_no_keys(tmp_path: Path) -> None:
+    RunKeyring(tmp_path).create(RUN_ID, url=URL)
+    for name in (".DS_Store", "a file~"):
+        (tmp_path / name).touch()
+    assert len(states_of(RunKeyring(tmp_path))) == 1
+
+
 def test_a_removed_key_leaves_no_file(tmp_path: Path) -> None:
     keyring = RunKeyring(tmp_path)
     keyring.create(RUN_ID, url=URL)
