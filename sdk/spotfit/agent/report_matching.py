@@ -335,7 +335,10 @@ class ReportMatcher:
 
     @property
     def settled_count(self) -> int:
-        """The number of first reports whose checkpoints are committed or have failed, if any."""
+        """How many reports, from the first on, wait for no commit of a checkpoint.
+
+        Their checkpoints are committed or have failed, or they have none.
+        """
         uncommitted = (ready.report_index for ready in self.ready_checkpoints)
         return min(uncommitted, default=self._delivered_count)
 

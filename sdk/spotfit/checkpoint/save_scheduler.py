@@ -395,7 +395,7 @@ class SaveScheduler:
             return None
         body = encode(self._make_decision(step))
         started_at = self._clock.now()
-        decision = _decision_decoder.decode(self._broadcast_bytes("checkpoint", body))
+        decision = _decision_decoder.decode(self._broadcast_bytes("Checkpointer.step", body))
         self._check_durations_s.append(self._clock.now() - started_at)
         self._next_check_step = decision.next_check_step
         self._is_timed = decision.reason is not None

@@ -155,7 +155,7 @@ class SnapshotChannel(Protocol):
         """Return rank 0's `value`; those of the other ranks are ignored.
 
         A collective: blocks until all ranks have called it with the same `kind`, a label such as
-        "checkpoint" that pairs the calls and names them in errors. In a run raises
+        "Checkpointer.step" that pairs the calls and names them in errors. In a run raises
         `CollectiveTimeoutError` if a rank does not arrive, and `SessionMisuseError` if one has
         already returned.
         """

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from spotfit.cli import checkpoint_commands, json_fields, render
@@ -21,7 +21,7 @@ from spotfit.client.run_handle import attach, supervise_run
 from spotfit.client.run_list import list_runs
 from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.core.units import parse_seconds
-from spotfit.host import log, plugins
+from spotfit.host import log, plugins, system
 from spotfit.provision.api import AccountCheck, run_account_checks, run_check
 from spotfit.provision.profile import open_provisioner, resolve_options
 from spotfit.store.factory import open_store, probe_create
@@ -41,9 +41,28 @@ class _CommandGroup(TyperGroup):
         own = super().get_command(ctx, cmd_name)
         if own is not None or cmd_name not in plugins.names(_COMMANDS):
             return own
-        command = get_command(plugins.load(_COMMANDS, cmd_name))
+        try:
+            command = get_command(plugins.load(_COMMANDS, cmd_name))
+        except SpotfitError as error:
+            return _unavailable_command(cmd_name, error)
         command.name = cmd_name
         return command
+
+
+def _unavailable_command(name: str, error: SpotfitError) -> TyperCommand:
+    """Return a command that raises `error`, so that help and completion show the other commands."""
+
+    def fail() -> None:
+        raise error
+
+    arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return TyperCommand(
+        name,
+        callback=fail,
+        help=f"Not available: {error.message}",
+        context_settings=arguments,
+        add_help_option=False,
+    )
 
 
 # typer's own tracebacks would show local variables, which may contain credentials.
@@ -121,10 +140,10 @@ def logs(
         ),
     ] = "",
     max_lines: Annotated[
-        int, typer.Option(help="Maximum number of lines per machine, with --machine.")
+        int, typer.Option(min=1, help="Maximum number of lines per machine, with --machine.")
     ] = 200,
     rank: Annotated[
-        int | None, typer.Option(help="Only the output of the worker with this world rank.")
+        int | None, typer.Option(min=0, help="Only the output of the worker with this world rank.")
     ] = None,
     since: Annotated[
         str, typer.Option(help="Only output of this duration before now, such as 90s, 10m or 2h.")
@@ -142,10 +161,16 @@ def logs(
     ] = False,
 ) -> None:
     """Print the output of all workers ordered by time, or with --machine that of machines."""
-    if tail is not None and (follow or machine):
+    given = {"--tail": tail, "--rank": rank, "--since": since or None, "--follow": follow or None}
+    if machine and (worker_options := [name for name, value in given.items() if value is not None]):
         raise ConfigError(
-            f"--tail {tail} cannot be combined with --{'follow' if follow else 'machine'}.",
-            do="Use --since 10m with --follow, and --max-lines with --machine.",
+            f"{', '.join(worker_options)} cannot be combined with --machine: the output of a "
+            "machine is not divided by rank or time.",
+            do="Use --max-lines with --machine, or omit --machine.",
+        )
+    if tail is not None and follow:
+        raise ConfigError(
+            f"--tail {tail} cannot be combined with --follow.", do="Use --since 10m with --follow."
         )
     since_s = parse_seconds(since, setting=f"--since {since}") if since else None
     handle = attach(url)
@@ -168,11 +193,15 @@ def metrics(
 
     A round that was started after a failure repeats the steps since its checkpoint.
     """
+    if csv and as_json:
+        raise ConfigError("--csv cannot be combined with --json.", do="Choose one of them.")
     reports = attach(url).metrics()
     if as_json:
         render.json_lines(map(json_fields.of_report, reports))
     elif csv:
         render.metrics_as_csv(reports)
+    elif not reports:  # an empty output would look like a failure
+        render.lines(["The run has no reports."])
     else:
         render.metrics(reports)
 
@@ -207,7 +236,8 @@ def cancel(
 
 @app.command()
 def sweep(
-    url: Url, duration_s: Annotated[float, typer.Option(help="Maximum duration in seconds.")] = 60.0
+    url: Url,
+    duration_s: Annotated[float, typer.Option(min=0.0, help="Maximum duration in seconds.")] = 60.0,
 ) -> None:
     """Request machines for a run that lost all of them; release those of a run that has ended.
 
@@ -225,7 +255,7 @@ def list_keys(
 ) -> None:
     """List the run keys on this machine: id, state and URL of each run."""
     keyring = RunKeyring()
-    for key in keyring.list_keys():
+    for key in keyring.list_keys(now=system.wall_ms() / 1000):
         is_pruned = prune and key.state == "unused"
         if is_pruned:
             keyring.remove(key.run_id)

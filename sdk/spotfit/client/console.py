@@ -438,8 +438,10 @@ class RunConsole:
         Control characters are removed, and colours unless standard output is a terminal.
         """
         # Looked up on every call: tests and notebooks replace sys.stdout.
-        shown = strip_control_characters(text, keep_colors=sys.stdout.isatty())
-        log.write_line(sys.stdout, shown)
+        stream = sys.stdout
+        # Scripts replace it by objects that have nothing but write() and flush().
+        is_terminal = hasattr(stream, "isatty") and stream.isatty()
+        log.write_line(stream, strip_control_characters(text, keep_colors=is_terminal))
 
     def show_reminder(self, view: View, now: float) -> None:
         """Log what the run waits for before its training function is called; see `WaitReminder`.

@@ -5,7 +5,9 @@ A key authenticates drivers and agents of a run and decrypts its payloads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -17,6 +19,12 @@ from spotfit.ledger.journal import read_run_id
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
+from spotfit.store.url import RootUrl
+
+# A fit stores its key before the first object of the run: packing and uploading code takes minutes.
+_MIN_UNUSED_S = 3600.0
+
+_RUN_ID = re.compile("[0-9a-f]{32}")  # as `system.new_run_id` returns it
 
 KeyState = Literal["used", "unused", "unknown"]
 
@@ -43,8 +51,10 @@ def _find_run(run_id: RunId, url: str) -> tuple[KeyState, str]:
     if next(store.list(), None) is not None:
         return "used", "its folder has files, but no journal"
     # A bucket of another account, or a directory that is not mounted, has no runs at all.
-    if next(open_store(url.rpartition("/")[0]).list(), None) is None:
-        return "unknown", f"{url.rpartition('/')[0]} is empty or cannot be reached"
+    root = RootUrl.parse(url)
+    parent = replace(root, prefix=root.prefix.rpartition("/")[0])
+    if next(open_store(parent).list(), None) is None:
+        return "unknown", f"{parent} is empty or cannot be reached"
     return "unused", "its folder was deleted"
 
 
@@ -96,19 +106,24 @@ class RunKeyring:
         if self._key_file(run_id).is_file():
             self._url_file(run_id).write_text(url, encoding="utf-8")
 
-    def list_keys(self) -> Iterator[StoredKey]:
-        """Yield each stored key with the state of its run, which is read from the storage."""
+    def list_keys(self, *, now: float) -> Iterator[StoredKey]:
+        """Yield each stored key with the state of its run, which is read from the storage.
+
+        `now` is in seconds since 1970 by the clock of this machine. No key is "unused" within an
+        hour after `create` or `record_url`: the run may be starting.
+        """
         files = sorted(self._directory.iterdir()) if self._directory.is_dir() else []
         for file in files:
-            if not file.suffix and file.is_file():
-                yield self._describe(RunId(file.name))
+            # Not the addresses, and nothing that a file manager or an editor has left.
+            if _RUN_ID.fullmatch(file.name) and file.is_file():
+                yield self._describe(RunId(file.name), now)
 
     def remove(self, run_id: RunId) -> None:
         """Delete the key of a run. Nothing can decrypt the run's payloads afterwards."""
         self._key_file(run_id).unlink(missing_ok=True)
         self._url_file(run_id).unlink(missing_ok=True)
 
-    def _describe(self, run_id: RunId) -> StoredKey:
+    def _describe(self, run_id: RunId, now: float) -> StoredKey:
         file = self._url_file(run_id)
         if not file.is_file():
             return StoredKey(run_id, "", "unknown", "it was stored by an earlier version")
@@ -117,6 +132,8 @@ class RunKeyring:
             state, detail = _find_run(run_id, url)
         except (SpotfitError, OSError) as error:
             state, detail = "unknown", f"{url} cannot be read: {error}".splitlines()[0]
+        if state == "unused" and now - file.stat().st_mtime < _MIN_UNUSED_S:
+            state, detail = "unknown", "fit() was called less than an hour ago"
         return StoredKey(run_id, url, state, detail)
 
     def _url_file(self, run_id: RunId) -> Path:

@@ -36,7 +36,7 @@ from spotfit.client.metrics_history import (
 from spotfit.client.result import Result, build_result, build_run_error
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.control.background_calls import DaemonCalls, SynchronousCalls
-from spotfit.control.headless_leader import HeadlessLeader, sweep
+from spotfit.control.headless_leader import UNSUPERVISED_TEXT, HeadlessLeader, sweep
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
@@ -602,12 +602,13 @@ def attach_headless_leader(handle: RunHandle, ledger: Ledger, spec: RunSpec) -> 
         return handle
     # What a copy shows may be old, but its requests would reach the machines of the run.
     if not is_same_root(spec.storage_url, ledger.store.url):
-        log.warning("run.unsupervised", reason=f"it is a copy of the run in {spec.storage_url}")
+        reason = f"it is a copy of the run in {spec.storage_url}"
+        log.warning("run.unsupervised", text=UNSUPERVISED_TEXT, reason=reason)
         return handle
     try:
         provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)
     except SpotfitError as error:
-        log.warning("run.unsupervised", reason=error.message)
+        log.warning("run.unsupervised", text=UNSUPERVISED_TEXT, reason=error.message)
         return handle
     launch = AgentLaunchSpec(
         run_url=spec.storage_url,

@@ -30,6 +30,8 @@ from spotfit.policy.election import LeaderObservation, after_lease_read, leaders
 # Interval of reading the leader's lease: less than `election._MAX_READ_GAP_S`, so that no gap in
 # the observation counts as an unreachable bucket.
 _LEASE_POLL_S = 1.0
+UNSUPERVISED_TEXT = "this process does not replace lost machines of the run"
+"""Of the warning `run.unsupervised`."""
 
 
 class HeadlessLeader:
@@ -118,7 +120,7 @@ class HeadlessLeader:
         is_other = self._backend != _backend_of(view)
         if is_other and not self._is_outdated:
             reason = f"a later fit() continues it with provisioner {view.spec.provisioner!r}"
-            log.warning("run.unsupervised", reason=reason)
+            log.warning("run.unsupervised", text=UNSUPERVISED_TEXT, reason=reason)
         self._is_outdated = is_other
         return is_other
 

@@ -62,14 +62,16 @@ class ErrorCollector:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a hint for an error message: the most similar known name, and all known names.
 
-    Example: "Did you mean 'epoch'? Known: at_notice, auto, epoch." Without a similar name only the
-    list; '' if `known` is empty.
+    Example: "Did you mean 'epoch'? Known: at_notice, auto, epoch." Without a similar name, or one
+    that begins with `word`, only the list; '' if `known` is empty.
     """
     names = sorted(known)
     if not names:
         return ""
     # The default cutoff of 0.6 finds typing errors and ignores unrelated names.
     near = difflib.get_close_matches(word, names, n=1)
+    # Such as 'aws', which is too short to be similar to 'aws_batch'.
+    near = near or [name for name in names if word and name.startswith(word)]
     hint = f"Did you mean {near[0]!r}? " if near else ""
     return f"{hint}Known: {', '.join(names)}."
 
@@ -82,7 +84,10 @@ def suggest_keywords(cls: type[ClassT]) -> type[ClassT]:
     define `__init__` are not affected.
     """
     construct: Callable[..., None] = vars(cls)["__init__"]
-    known = frozenset(inspect.signature(construct).parameters) - {"self"}
+    parameters = inspect.signature(construct).parameters
+    known = frozenset(parameters) - {"self"}
+    # Removed arguments are accepted, for an error of their own.
+    suggested = [name for name in known if parameters[name].default is not DEPRECATED]
 
     @functools.wraps(construct)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
@@ -91,7 +96,7 @@ def suggest_keywords(cls: type[ClassT]) -> type[ClassT]:
             names = ", ".join(f"{name}=..." for name in unknown)
             raise ConfigTypeError(
                 f"{type(self).__name__}({names}): there is no such argument.",
-                do=" ".join(did_you_mean(name, known) for name in unknown),
+                do=" ".join(did_you_mean(name, suggested) for name in unknown),
                 retryable=False,
             )
         construct(self, *args, **keywords)

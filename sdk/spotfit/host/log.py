@@ -69,7 +69,8 @@ def write_line(stream: TextIO, text: str) -> None:
     try:
         stream.write(line)
     except UnicodeEncodeError:  # a redirected stream has the code page of the system on Windows
-        stream.write(line.encode(stream.encoding, "replace").decode(stream.encoding))
+        encoding = getattr(stream, "encoding", None) or "ascii"  # objects of users may lack it
+        stream.write(line.encode(encoding, "replace").decode(encoding))
     stream.flush()
 
 

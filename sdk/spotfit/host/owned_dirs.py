@@ -102,7 +102,7 @@ def _remove_if_orphaned(folder: Path) -> None:
             # A free lock is no proof: on a network file system it may be local to a machine.
             if set(os.pread(lock, 1024, 0).split(b"\n")).intersection(_lock_domains(lock)):
                 shutil.rmtree(folder, ignore_errors=True)
-                log.info("owned_dir.removed", folder=str(folder))
+                log.debug("owned_dir.removed", folder=str(folder))
         finally:
             os.close(lock)
 

@@ -32,6 +32,10 @@ class StepsUnsaved(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+_REMEDY = (
+    "To keep them, call Checkpointer.save() on all ranks after the last step that all ranks make"
+)
+
 SaveAtEndDecision = CommitSnapshots | NothingUnsaved | StepsUnsaved
 
 
@@ -52,7 +56,7 @@ def decide_save_at_end(
         return CommitSnapshots(step=max(end.step for end in ends.values()))
     saved_step = max(end.saved_step for end in ends.values())
     unsaved = f"the steps after {saved_step} are" if saved_step else "the last steps are"
-    return StepsUnsaved(reason=f"{disagreement}; {unsaved} in no checkpoint")
+    return StepsUnsaved(reason=f"{disagreement}; {unsaved} in no checkpoint. {_REMEDY}")
 
 
 def _find_disagreement(

@@ -37,6 +37,7 @@ from typing import Any, Literal, Protocol, cast
 
 from spotfit.core.errors import ProvisionPermissionError, SpotfitError
 from spotfit.core.ids import Token
+from spotfit.core.units import format_count
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.group import (
     UNKNOWN_SOFTWARE,
@@ -301,7 +302,8 @@ def run_account_checks(provisioner: Provisioner, storage: str = "") -> Iterator[
 
     def describe_plan() -> str:
         plan = provisioner.plan(request)
-        return f"{plan.num_nodes} machine with {plan.slots_per_node} workers"
+        machines = format_count(plan.num_nodes, "machine")
+        return f"{machines} with {format_count(plan.slots_per_node, 'worker')}"
 
     request = GroupRequest(
         token=Token("t-checkup"), num_workers=1, total_workers=1, run_name="checkup"

@@ -62,6 +62,7 @@ class Ranks:
         )
 
     def _broadcast(self, kind: str, value: bytes) -> bytes:
+        assert kind == "Checkpointer.step", "errors about the ranks that did not call it name it"
         self.check_times.append(self.clock.now())
         self.clock.wait(self._check_s)
         self._last_broadcast = value

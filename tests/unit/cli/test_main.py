@@ -163,6 +163,37 @@ def test_logs_prints_only_the_last_lines_with_tail(run: RunDirectory) -> None:
     assert isinstance(refused, ConfigError)
 
 
+@pytest.mark.parametrize(
+    "options", [("--rank", "0"), ("--since", "10m"), ("--tail", "5"), ("--follow",), ("-f",)]
+)
+def test_options_for_the_output_of_workers_are_rejected_with_machine(
+    run: RunDirectory, options: tuple[str, ...]
+) -> None:
+    failed = invoke("logs", run.url, "--machine", "all", *options)
+    assert isinstance(failed.exception, ConfigError)
+    assert "--machine" in failed.exception.message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("logs", "--rank", "-1"), ("logs", "--max-lines", "0"), ("sweep", "--duration-s", "-1")],
+)
+def test_negative_numbers_are_rejected(run: RunDirectory, arguments: tuple[str, ...]) -> None:
+    command, *options = arguments
+    failed = invoke(command, run.url, *options)
+    assert failed.exit_code == 2
+    assert "Invalid value" in failed.stderr
+
+
+def test_metrics_as_table_and_as_json_at_once_are_rejected(run: RunDirectory) -> None:
+    assert isinstance(invoke("metrics", run.url, "--csv", "--json").exception, ConfigError)
+
+
+def test_a_run_without_reports_is_named(run: RunDirectory) -> None:
+    assert invoke("metrics", run.url).stdout == "The run has no reports.\n"
+    assert invoke("metrics", run.url, "--json").stdout == ""
+
+
 def test_logs_with_timestamps_have_the_local_time(run: RunDirectory) -> None:
     run.write_output(an_agent_id(0), {"rank": 0, "t": 1_700_000_000_000, "text": "a"})
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1_700_000_000))
@@ -253,6 +284,26 @@ def test_a_plugin_adds_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke("yours", "greet").exit_code == 2
 
 
+def test_a_plugin_that_cannot_be_loaded_does_not_hide_the_other_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Help and completion would fail otherwise, on Windows because of `local`."""
+
+    def fail(_group: str, name: str) -> None:
+        raise ConfigError(f"The plugin {name!r} does not run here.", do="Run it elsewhere.")
+
+    monkeypatch.setattr(plugins, "names", lambda _group: ("mine",))
+    monkeypatch.setattr(plugins, "load", fail)
+    shown = invoke("--help")
+    assert shown.exit_code == 0
+    assert "status" in shown.stdout
+    assert "does not run here" in shown.stdout
+    for arguments in ((), ("kill", "--node", "1"), ("--help",)):
+        failed = invoke("mine", *arguments)
+        assert isinstance(failed.exception, ConfigError), arguments
+        assert failed.exception.do == "Run it elsewhere."
+
+
 def test_the_commands_of_the_local_backend_are_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["spotfit.commands"]["local"].partition(":")
@@ -336,9 +387,11 @@ def test_keys_of_runs_that_do_not_exist_are_pruned(
     for number, name in enumerate(("gone", "there")):
         keyring.create(RunId(f"{number}" * 32), url=str(runs / name))
     open_store(runs).put("there/model", b"")
+    assert "deleted" not in invoke("keys", "--prune").stdout  # fit() may be starting
+    monkeypatch.setattr(system, "wall_ms", lambda: (time.time() + 7200) * 1000)
     assert [line.split()[1] for line in invoke("keys").stdout.splitlines()] == ["unused", "used"]
     assert "deleted" in invoke("keys", "--prune").stdout
-    assert [key.run_id for key in keyring.list_keys()] == [RunId("1" * 32)]
+    assert [key.run_id for key in keyring.list_keys(now=time.time())] == [RunId("1" * 32)]
 
 
 def test_doctor_checks_storage_and_provisioner(tmp_path: Path) -> None:

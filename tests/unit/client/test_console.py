@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from spotfit.client.console import RunConsole, WaitReminder, WorkerLogTailer, format_log_line
@@ -403,3 +405,22 @@ def test_no_line_is_lost_or_repeated_if_the_store_fails() -> None:
     store.fails_at = ""
     received += texts(output)
     assert received == ["1", "2", "3", "4", "5"]
+
+
+def test_a_standard_output_that_only_writes_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts replace sys.stdout by an object that copies the output to a file."""
+
+    class Tee:
+        def __init__(self) -> None:
+            self.text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None:
+            pass
+
+    tee = Tee()
+    monkeypatch.setattr(sys, "stdout", tee)
+    RunConsole(MemoryStore()).write_text("\x1b[31mloss 1.0")
+    assert tee.text == "loss 1.0\n"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
+from spotfit.client import keyring as keyring_module
 from spotfit.client.keyring import RunKeyring
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError
@@ -15,6 +17,8 @@ from spotfit.ledger import keys
 from spotfit.model.events import FitStarted
 from spotfit.security.run_key import RunKey
 from spotfit.store.factory import open_store
+from spotfit.store.local import MemoryStore
+from spotfit.store.url import RootUrl
 from spotfit.testing.builders import RUN_ID, a_spec, an_entry
 
 KEY = RunKey(b"k" * 32, RUN_ID)
@@ -68,8 +72,9 @@ def test_a_run_id_with_a_path_is_refused(tmp_path: Path, run_id: str) -> None:
         RunKeyring(tmp_path).find(RunId(run_id))
 
 
-def states_of(keyring: RunKeyring) -> list[tuple[str, str]]:
-    return [(key.state, key.detail) for key in keyring.list_keys()]
+def states_of(keyring: RunKeyring, *, age_s: float = 2 * 3600.0) -> list[tuple[str, str]]:
+    """The states of the keys `age_s` after their addresses were recorded."""
+    return [(key.state, key.detail) for key in keyring.list_keys(now=time.time() + age_s)]
 
 
 def test_a_key_is_used_while_its_run_exists(tmp_path: Path) -> None:
@@ -84,6 +89,31 @@ def test_a_key_is_unused_once_the_folder_of_its_run_is_deleted(tmp_path: Path) -
     keyring, runs = RunKeyring(tmp_path / "keys"), tmp_path / "runs"
     keyring.create(RUN_ID, url=str(runs / "mine"))
     open_store(runs).put("other/model", b"")
+    assert states_of(keyring) == [("unused", "its folder was deleted")]
+
+
+def test_the_key_of_a_fit_that_is_starting_is_not_unused(tmp_path: Path) -> None:
+    """The key is stored before the first object of the run."""
+    keyring, runs = RunKeyring(tmp_path / "keys"), tmp_path / "runs"
+    keyring.create(RUN_ID, url=str(runs / "mine"))
+    open_store(runs).put("other/model", b"")
+    detail = "fit() was called less than an hour ago"
+    assert states_of(keyring, age_s=60.0) == [("unknown", detail)]
+
+
+def test_the_folder_above_a_run_is_looked_up_on_the_same_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers: dict[str, MemoryStore] = {}
+
+    def open_memory(url: str | RootUrl) -> MemoryStore:
+        return servers.setdefault(str(url), MemoryStore())
+
+    monkeypatch.setattr(keyring_module, "open_store", open_memory)
+    options = "?endpoint_override=minio:9000&scheme=http"
+    open_memory(f"s3://bucket/runs{options}").put("other/model", b"")
+    keyring = RunKeyring(tmp_path)
+    keyring.create(RUN_ID, url=f"s3://bucket/runs/mine{options}")
     assert states_of(keyring) == [("unused", "its folder was deleted")]
 
 
@@ -108,6 +138,13 @@ def test_a_key_without_the_address_of_its_run_is_not_unused(tmp_path: Path) -> N
     assert states_of(keyring) == [("unknown", "it was stored by an earlier version")]
     keyring.record_url(RUN_ID, URL)
     assert (tmp_path / f"{RUN_ID}.url").read_text() == URL
+
+
+def test_other_files_are_no_keys(tmp_path: Path) -> None:
+    RunKeyring(tmp_path).create(RUN_ID, url=URL)
+    for name in (".DS_Store", "a file~"):
+        (tmp_path / name).touch()
+    assert len(states_of(RunKeyring(tmp_path))) == 1
 
 
 def test_a_removed_key_leaves_no_file(tmp_path: Path) -> None:

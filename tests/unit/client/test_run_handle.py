@@ -261,7 +261,9 @@ def test_a_copy_of_a_run_is_not_supervised(
     assert attach(link).headless_leader is not None
     handle = attach(copy)
     assert handle.headless_leader is None
-    assert f"it is a copy of the run in {harness.url}" in capsys.readouterr().err
+    warning = capsys.readouterr().err
+    assert "run.unsupervised: this process does not replace lost machines of the run" in warning
+    assert f"it is a copy of the run in {harness.url}" in warning
     assert handle.status().is_verified
 
 
@@ -497,7 +499,9 @@ def test_sweep_does_not_claim_a_release_that_is_still_to_be_done(harness: Client
     start_run(harness.request())
     harness.append_as_agent(FINISHED)
     harness.cloud.call_error = ConnectionError("no route")
-    assert "are not released yet" in supervise_run(harness.url, duration_s=1.0)
+    (token,) = harness.cloud.submitted_tokens
+    text = supervise_run(harness.url, duration_s=1.0)
+    assert text.startswith(f"The run is finished; machines {token} are not released yet: ")
 
 
 def test_sweep_where_the_backend_cannot_be_opened_does_not_name_the_key(

@@ -102,6 +102,12 @@ def test_unknown_names_are_refused_with_all_known_names(name: object) -> None:
     assert "CRITICAL, DEBUG" in raised.value.do
 
 
+def test_a_name_that_begins_with_the_word_is_suggested() -> None:
+    """`pip install 'spotfit[aws]'` suggests that the provisioner has that name, too."""
+    hint = did_you_mean("aws", ["local", "aws_batch", "gcp_batch"])
+    assert hint == "Did you mean 'aws_batch'? Known: aws_batch, gcp_batch, local."
+
+
 def test_a_similar_name_is_suggested() -> None:
     hint = did_you_mean("lokal", ["local", "kubernetes"])
     assert hint == "Did you mean 'local'? Known: kubernetes, local."
@@ -129,6 +135,19 @@ def test_an_unknown_keyword_gets_a_suggestion() -> None:
         Settings(num_worker=2)  # type: ignore[call-arg]
     assert caught.value.do == "Did you mean 'num_workers'? Known: name, num_workers."
     assert Settings(2, name="a") == Settings(num_workers=2, name="a")
+
+
+def test_a_removed_keyword_is_not_suggested() -> None:
+    @suggest_keywords
+    @dataclass
+    class Renamed:
+        name: str = ""
+        verbose: Any = DEPRECATED
+
+    with pytest.raises(ConfigTypeError) as caught:
+        Renamed(verbos=2)  # type: ignore[call-arg]
+    assert caught.value.do == "Known: name."
+    assert Renamed(verbose=1).verbose == 1
 
 
 def test_a_class_with_suggestions_keeps_its_signature_and_errors() -> None:

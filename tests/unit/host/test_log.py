@@ -141,6 +141,22 @@ def test_characters_that_the_stream_cannot_encode_are_replaced() -> None:
     assert sink.getvalue().decode("cp1252").splitlines() == ["für ?"]
 
 
+def test_a_stream_of_the_user_without_an_encoding_is_supported() -> None:
+    class Tee:
+        text = ""
+
+        def write(self, text: str) -> None:
+            text.encode("ascii")
+            self.text += text
+
+        def flush(self) -> None:
+            pass
+
+    tee = Tee()
+    log.write_line(tee, "für")  # type: ignore[arg-type]
+    assert tee.text == "f?r\n"
+
+
 def test_a_record_that_stderr_cannot_encode_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = io.BytesIO()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(sink, encoding="cp1252"))

@@ -58,14 +58,17 @@ def test_snapshots_that_are_not_one_state_are_unsaved_with_the_numbers(
     other: SaveAtEnd, reason: str
 ) -> None:
     decision = decide_save_at_end({0: END, 1: END, 2: other}, world_size=3)
-    assert decision == StepsUnsaved(reason=f"{reason}; the steps after 30 are in no checkpoint")
+    assert isinstance(decision, StepsUnsaved)
+    assert decision.reason.startswith(f"{reason}; the steps after 30 are in no checkpoint. ")
+    assert "call Checkpointer.save()" in decision.reason
 
 
 def test_a_rank_without_a_snapshot_is_named() -> None:
     decision = decide_save_at_end({0: replace(END, saved_step=0)}, world_size=2)
     assert decision == StepsUnsaved(
-        reason="rank 1 had no Checkpointer that saves at the end; "
-        "the last steps are in no checkpoint"
+        reason="rank 1 had no Checkpointer that saves at the end; the last steps are in no "
+        "checkpoint. To keep them, call Checkpointer.save() on all ranks after the last step that "
+        "all ranks make"
     )
 
 

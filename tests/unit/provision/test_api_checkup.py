@@ -21,13 +21,18 @@ from spotfit.provision.api import (
 class Backend:
     """A backend with one failing prerequisite, and optionally without a valid plan."""
 
-    def __init__(self, *, planned: bool = True) -> None:
-        self.planned = planned
+    def __init__(self, *, planned: bool = True, workers: int = 4) -> None:
+        self.planned, self.workers = planned, workers
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         if not self.planned:
             raise ConfigError("queue not given", do="Give one.")
-        return GroupPlan(token=request.token, provisioner="backend", num_nodes=1, slots_per_node=4)
+        return GroupPlan(
+            token=request.token,
+            provisioner="backend",
+            num_nodes=1,
+            slots_per_node=self.workers,
+        )
 
     def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
         yield run_check("the caller's identity", lambda: f"user with {storage or 'no bucket'}")
@@ -36,6 +41,10 @@ class Backend:
 
 def run_checks(backend: Any) -> list[AccountCheck]:
     return list(run_account_checks(backend))
+
+
+def test_one_worker_is_described_in_the_singular() -> None:
+    assert run_checks(Backend(workers=1))[0].detail == "1 machine with 1 worker"
 
 
 def test_a_failed_check_does_not_stop_the_following_ones() -> None:
