@@ -36,12 +36,14 @@ def errors_page() -> str:
     from spotfit.core import errors
 
     rows = [
-        f"| `{kind.__name__}` | {_bases(kind)} | {_summary(kind)} |"
-        for kind in vars(errors).values()
+        f"| `{name}` | {_bases(kind)} | {_summary(kind)} |"
+        if name == kind.__name__
+        else f"| `{name}` | | Another name of `{kind.__name__}`. |"
+        for name, kind in vars(errors).items()
         if inspect.isclass(kind)
         and issubclass(kind, errors.SpotfitError)
         and kind.__module__ == errors.__name__
-        and not kind.__name__.startswith("_")
+        and not name.startswith("_")
     ]
     return (
         f"# Errors\n\n{_HEADER}\n"

@@ -87,6 +87,13 @@ def test_the_readme_links_the_index() -> None:
     assert "(docs/README.md)" in (ROOT / "README.md").read_text()
 
 
+def test_the_reference_lists_each_error_once() -> None:
+    rows = (ROOT / "docs/reference/errors.md").read_text().splitlines()
+    names = [row.split("|")[1].strip() for row in rows if row.startswith("| `")]
+    assert "`NCCLHangError`" in names
+    assert len(names) == len(set(names))
+
+
 def test_the_generated_reference_is_up_to_date() -> None:
     checked = subprocess.run(
         [sys.executable, ROOT / ".ci/reference.py", "--check"],
