@@ -94,7 +94,14 @@ class CallbackDelivery:
 
     def send_report(self, round_number: int, report: MatchedReport) -> None:
         """Queue the `after_report` callbacks for a report; its checkpoint must be committed."""
-        send = partial(self._runner.send_report, report.metrics_by_rank, report.checkpoint)
+        commits = reversed(self._ledger.view.checkpoints)
+        digests = (one.manifests_digest for one in commits if one.name == report.checkpoint)
+        send = partial(
+            self._runner.send_report,
+            report.metrics_by_rank,
+            report.checkpoint,
+            digest=next(digests, ""),
+        )
         self._send((round_number, report.report_index), send)
 
     def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:

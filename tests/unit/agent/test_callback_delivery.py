@@ -134,6 +134,16 @@ def test_a_checkpoint_that_was_not_committed_is_left_out(store: MemoryStore) -> 
     assert harness.called == [(0, "c0"), (1, None)]
 
 
+def test_a_checkpoint_is_passed_with_the_digest_of_its_commit(store: MemoryStore) -> None:
+    harness = Harness(store)
+    commit = a_committed_checkpoint("c0", manifests_digest="of the commit")
+    harness.ledger.append(commit, after=harness.view)
+    for report in (a_report(0, "c0"), a_report(1)):
+        harness.callbacks.send_report(1, report)
+    harness.advance()
+    assert harness.runner.digests == ["of the commit", ""]
+
+
 def test_the_progress_is_stored_once_a_second(store: MemoryStore) -> None:
     harness = Harness(store)
     stored: list[Any] = []
