@@ -220,6 +220,12 @@ def _signature(error: Exception, folder: Path) -> str:
     return driver.make_crash(assignment(folder), AgentId("a"), error).signature
 
 
+def test_the_text_of_a_crash_does_not_contain_the_run_key(tmp_path: Path) -> None:
+    error = ValueError(f"invalid environment: SPOTFIT_RUN_SECRET={KEY.to_text()}")
+    crash = driver.make_crash(assignment(tmp_path), AgentId("a"), error)
+    assert crash.traceback_text.endswith("SPOTFIT_RUN_SECRET=***\n")
+
+
 def test_equal_crashes_have_one_signature_whatever_their_message(tmp_path: Path) -> None:
     first, second = (_signature(_raise(KeyError(name)), tmp_path) for name in ("a-1", "a-2"))
     assert first == second
