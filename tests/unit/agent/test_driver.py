@@ -120,7 +120,7 @@ def test_a_machine_that_does_not_share_the_directory_of_the_run_exits_with_the_r
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(agent_module, "_RUN_MISSING_S", 0.0)
+    monkeypatch.setattr(agent_module, "_FIRST_READ_TIMEOUT_S", 0.0)
     code = driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
     assert code == AgentExitCode.RUN_NOT_FOUND
     printed = capsys.readouterr().err
