@@ -532,7 +532,7 @@ def test_forgetting_missing_agents_at_the_next_round_is_detected(
 
 def test_crash_counted_as_preemption_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(spotfit.control.reconciler, "with_crash", lambda lost, _: lost)
+        patch.setattr(spotfit.control.reconciler, "with_crash", lambda _view, lost, _crash: lost)
         case, violation = find_violation(cases_of(agent_crash))
     assert "is charged to preemption" in violation
     check_production(case)

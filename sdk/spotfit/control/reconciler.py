@@ -217,7 +217,9 @@ class Reconciler:
             self._record_refusal(lost.token, now)
         # Combined with the loss as it is decided now: the call may be of an earlier decision.
         crash, output = result.value
-        self._journal_writer.write(replace(with_crash(lost, crash), output=output), now)
+        self._journal_writer.write(
+            replace(with_crash(self._journal_writer.view, lost, crash), output=output), now
+        )
         return True, _no_wait(now)
 
     def _look_up_remains(self, lost: NodeLost) -> tuple[AgentCrash | None, tuple[str, ...]]:

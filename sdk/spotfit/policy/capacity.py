@@ -285,14 +285,14 @@ def _loss_while_disconnected(
     )
 
 
-def with_crash(lost: NodeLost, crash: AgentCrash | None) -> NodeLost:
+def with_crash(view: View, lost: NodeLost, crash: AgentCrash | None) -> NodeLost:
     """Return the loss of a node with the error that its last agent has stored, if it has one. Pure.
 
     A crash is charged to the platform, whatever the backend reports: a machine whose agent has
-    exited ends, too, and was not preempted. `crash` may be of an earlier agent of the machine, and
-    is ignored then.
+    exited ends, too, and was not preempted. `crash` may be of an earlier agent of the machine, or
+    was recorded when the backend restarted the machine, and is ignored then.
     """
-    if crash is None or lost.agent not in (None, crash.agent):
+    if crash is None or lost.agent not in (None, crash.agent) or crash.agent in view.lost_agents:
         return lost
     return replace(
         lost,

@@ -323,19 +323,29 @@ LOST = NodeLost(
 
 def test_a_loss_by_a_crash_is_charged_to_the_platform() -> None:
     crash = an_agent_crash(1)
-    assert with_crash(LOST, crash) == replace(
+    assert with_crash(a_view(), LOST, crash) == replace(
         LOST, reason="its agent crashed: ValueError: no", cause=FailureCause.PLATFORM, crash=crash
     )
 
 
 def test_a_crash_before_the_agent_joined_charges_no_round() -> None:
-    lost = with_crash(replace(LOST, agent=None, cause=None), an_agent_crash(1))
+    lost = with_crash(a_view(), replace(LOST, agent=None, cause=None), an_agent_crash(1))
     assert (lost.cause, lost.crash) == (None, an_agent_crash(1))
 
 
 @pytest.mark.parametrize("crash", [None, an_agent_crash(7)], ids=["none", "of an earlier agent"])
 def test_a_loss_without_a_crash_of_its_agent_is_unchanged(crash: AgentCrash | None) -> None:
-    assert with_crash(LOST, crash) == LOST
+    assert with_crash(a_view(), LOST, crash) == LOST
+
+
+@pytest.mark.parametrize("agent", [an_agent_id(1), None], ids=["known", "never joined"])
+def test_a_crash_that_was_recorded_with_a_returned_machine_is_not_counted_again(
+    agent: AgentId | None,
+) -> None:
+    """A new leader does not know the agent that ran there when the machine was preempted."""
+    lost = replace(LOST, agent=agent)
+    view = a_view(lost_agents=frozenset({an_agent_id(1)}))
+    assert with_crash(view, lost, an_agent_crash(1)) == lost
 
 
 def test_the_pause_after_failed_starts_does_not_grow_with_the_machines() -> None:
