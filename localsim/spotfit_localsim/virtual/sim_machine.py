@@ -100,7 +100,9 @@ class SimCallbackRunner:
         self._on_report = on_report
         self.finished_count = 0
 
-    def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
+    def send_report(
+        self, metrics: Sequence[msgspec.Raw], checkpoint: str | None, *, digest: str = ""
+    ) -> None:
         """Pass the report to the checker."""
         self._on_report(metrics, checkpoint)
         self.finished_count += 1

@@ -20,12 +20,13 @@ from spotfit.agent.ports import CallbackRunner
 from spotfit.agent.report_matching import MatchedReport
 from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
-from spotfit.core.errors import NotFoundError
+from spotfit.core.errors import ConfigError, NotFoundError
 from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.view import View
 from spotfit.store.api import Store
+from spotfit.store.retry import repeat_read
 
 # One request a second per run, however often the training function reports.
 _WRITE_INTERVAL_S = 1.0
@@ -56,6 +57,9 @@ class _StoredReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _progress_decoder, _report_decoder = decoder(_Progress), decoder(_StoredReport)
+# ConfigError: anyone may write an object whose key spotfit would not. Repeating these reads would
+# delay the callbacks, and thereby the end of the run, forever.
+_UNREADABLE = (NotFoundError, ConfigError, *DECODE_ERRORS)
 
 
 class CallbackDelivery:
@@ -98,7 +102,14 @@ class CallbackDelivery:
 
     def send_report(self, round_number: int, report: MatchedReport) -> None:
         """Queue the `after_report` callbacks for a report; its checkpoint must be committed."""
-        send = partial(self._runner.send_report, report.metrics_by_rank, report.checkpoint)
+        commits = reversed(self._ledger.view.checkpoints)
+        digests = (one.manifests_digest for one in commits if one.name == report.checkpoint)
+        send = partial(
+            self._runner.send_report,
+            report.metrics_by_rank,
+            report.checkpoint,
+            digest=next(digests, ""),
+        )
         self._send((round_number, report.report_index), send)
 
     def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
@@ -204,15 +215,18 @@ def _read_progress(store: Store) -> Iterable[ReportPosition]:
     for info in store.list(keys.CALLBACKS):
         try:
             progress = _progress_decoder.decode(store.get(info.key))
-        except (NotFoundError, *DECODE_ERRORS) as error:
+        except _UNREADABLE as error:
             log.warning("callbacks.progress_unreadable", key=info.key, reason=str(error))
             continue
         yield progress.round, progress.report_index
 
 
 def _read_reports(store: Store, key: str) -> list[_StoredReport]:
-    try:
+    def decode() -> list[_StoredReport]:
         return [_report_decoder.decode(line) for line in store.get(key).splitlines()]
-    except (NotFoundError, *DECODE_ERRORS) as error:
+
+    try:
+        return repeat_read(decode)
+    except _UNREADABLE as error:
         log.warning("callbacks.reports_unreadable", key=key, reason=str(error))
         return []

@@ -117,12 +117,13 @@ def make_crash(assignment: AgentAssignment, agent_id: AgentId, error: Exception)
     frames = traceback.extract_tb(error.__traceback__)
     places = dict.fromkeys(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in frames)
     digest = hashlib.sha256("\n".join([type(error).__qualname__, *places]).encode())
+    text = assignment.launch_spec.without_secrets("".join(traceback.format_exception(error)))
     return AgentCrash(
         agent=agent_id,
         token=assignment.token,
         node=assignment.node,
         signature=digest.hexdigest()[:16],
-        traceback_text="".join(traceback.format_exception(error))[-MAX_CRASH_TEXT_CHARS:],
+        traceback_text=text[-MAX_CRASH_TEXT_CHARS:],
     )
 
 

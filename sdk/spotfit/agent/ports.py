@@ -310,13 +310,15 @@ class WorkerPool(Protocol):
 class CallbackRunner(Protocol):
     """The process on the leader's node that runs the user's callbacks. No method blocks."""
 
-    def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
+    def send_report(
+        self, metrics: Sequence[msgspec.Raw], checkpoint: str | None, *, digest: str = ""
+    ) -> None:
         """Queue the `after_report` callbacks for a report that all required ranks have made.
 
         `metrics` has the JSON object of each rank, indexed by global rank; `{}` where that of a
         rank is missing. `checkpoint` is the name of the report's committed checkpoint, such as
         `"checkpoint_2025-01-31_12-00-00.000000"`, None if it has no files or they could not be
-        saved.
+        saved, and `digest` its `CheckpointCommitted.manifests_digest`.
         """
         ...
 

@@ -91,5 +91,8 @@ def of_checkpoint(info: CheckpointInfo) -> dict[str, Any]:
 def _format_time(unix_ms: int) -> str | None:
     if not unix_ms:
         return None
-    text = datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        text = datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):  # forged, or of a broken clock
+        return None
     return text.replace("+00:00", "Z")

@@ -513,5 +513,11 @@ def format_log_line(line: LogLine, *, with_time: bool = False) -> str:
 
 
 def format_local_time(unix_ms: int) -> str:
-    """Return milliseconds since 1970 as local date and time, such as "2026-11-05 12:00:00"."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ms / 1000))
+    """Return milliseconds since 1970 as local date and time, such as "2026-11-05 12:00:00".
+
+    '-' for a time that no calendar has: without the run's key it may be forged.
+    """
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ms / 1000))
+    except (OverflowError, ValueError, OSError):
+        return "-"

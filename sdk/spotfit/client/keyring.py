@@ -11,15 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
+
+from spotfit.core.codec import DECODE_ERRORS, encode
 from spotfit.core.errors import SpotfitError
 from spotfit.core.ids import RunId, parse_name
-from spotfit.host import env, log, system
+from spotfit.host import env, log, machine, system
+from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import read_run_id
+from spotfit.security.object_mac import ObjectMac
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
-from spotfit.store.url import RootUrl
+from spotfit.store.url import RootUrl, is_local_path
 
 # A fit stores its key before the first object of the run: packing and uploading code takes minutes.
 _MIN_UNUSED_S = 3600.0
@@ -34,28 +39,21 @@ class StoredKey(NamedTuple):
 
     run_id: RunId
     url: str
-    """Where the run was started or continued last; '' if unknown."""
+    """Where the run is, or was started or continued last; '' if unknown."""
     state: KeyState
     detail: str
     """The reason of the state."""
 
 
-def _find_run(run_id: RunId, url: str) -> tuple[KeyState, str]:
-    """Return whether the run is still at `url`. Raises `SpotfitError` or `OSError`."""
-    store = open_store(url)
-    found = read_run_id(store)
-    if found == run_id:
-        return "used", "the run exists"
-    if found is not None:
-        return "unused", "another run was started in its folder"
-    if next(store.list(), None) is not None:
-        return "used", "its folder has files, but no journal"
-    # A bucket of another account, or a directory that is not mounted, has no runs at all.
-    root = RootUrl.parse(url)
-    parent = replace(root, prefix=root.prefix.rpartition("/")[0])
-    if next(open_store(parent).list(), None) is None:
-        return "unknown", f"{parent} is empty or cannot be reached"
-    return "unused", "its folder was deleted"
+class _Address(msgspec.Struct, frozen=True):
+    """Where a run was started or continued."""
+
+    url: str
+    host: str = ""
+    """The computer whose directory `url` is; '' for a bucket, which is the same everywhere."""
+
+
+_addresses_decoder = msgspec.json.Decoder(tuple[_Address, ...])
 
 
 class RunKeyring:
@@ -99,12 +97,16 @@ class RunKeyring:
         return key
 
     def record_url(self, run_id: RunId, url: str) -> None:
-        """Store beside the key where its run is, for `list_keys`. Idempotent.
+        """Add to the addresses beside the key where its run is, for `list_keys`. Idempotent.
 
-        No effect without a file of the key, as with SPOTFIT_RUN_SECRET.
+        No effect without a file of the key, as with SPOTFIT_RUN_SECRET. `run_id` may be of a copy
+        of the run, or forged: earlier addresses are kept.
         """
-        if self._key_file(run_id).is_file():
-            self._url_file(run_id).write_text(url, encoding="utf-8")
+        if not self._key_file(run_id).is_file():
+            return
+        address = _Address(url, machine.hostname() if is_local_path(url) else "")
+        others = [one for one in self._read_addresses(run_id) if one != address]
+        self._url_file(run_id).write_bytes(encode([*others, address]))
 
     def list_keys(self, *, now: float) -> Iterator[StoredKey]:
         """Yield each stored key with the state of its run, which is read from the storage.
@@ -124,17 +126,58 @@ class RunKeyring:
         self._url_file(run_id).unlink(missing_ok=True)
 
     def _describe(self, run_id: RunId, now: float) -> StoredKey:
-        file = self._url_file(run_id)
-        if not file.is_file():
+        """Return the key with the state at the address that prevents its deletion, if any does."""
+        addresses = reversed(self._read_addresses(run_id))
+        found = [self._describe_at(run_id, one, now) for one in addresses]
+        if not found:
             return StoredKey(run_id, "", "unknown", "it was stored by an earlier version")
-        url = file.read_text(encoding="utf-8")
+        return min(found, key=lambda key: ("used", "unknown", "unused").index(key.state))
+
+    def _read_addresses(self, run_id: RunId) -> tuple[_Address, ...]:
+        """The addresses of a run, the last one at the end; empty if they are unknown."""
         try:
-            state, detail = _find_run(run_id, url)
+            return _addresses_decoder.decode(self._url_file(run_id).read_bytes())
+        except (FileNotFoundError, *DECODE_ERRORS):
+            return ()
+
+    def _describe_at(self, run_id: RunId, address: _Address, now: float) -> StoredKey:
+        url = address.url
+        # A home directory may be shared by computers whose other directories are their own.
+        if address.host and address.host != machine.hostname():
+            return StoredKey(run_id, url, "unknown", f"it is a directory of {address.host}")
+        try:
+            state, detail = self._find_run(run_id, url)
         except (SpotfitError, OSError) as error:
             state, detail = "unknown", f"{url} cannot be read: {error}".splitlines()[0]
-        if state == "unused" and now - file.stat().st_mtime < _MIN_UNUSED_S:
+        if state == "unused" and now - self._url_file(run_id).stat().st_mtime < _MIN_UNUSED_S:
             state, detail = "unknown", "fit() was called less than an hour ago"
         return StoredKey(run_id, url, state, detail)
+
+    def _find_run(self, run_id: RunId, url: str) -> tuple[KeyState, str]:
+        """Return whether the run is still at `url`. Raises `SpotfitError` or `OSError`."""
+        store = open_store(url)
+        found = read_run_id(store)
+        if found == run_id:
+            return "used", "the run exists"
+        if found is not None:
+            if self._is_own_run(store, found):
+                return "unused", "another run was started in its folder"
+            return "unknown", "its folder has a run that this user did not start"
+        if next(store.list(), None) is not None:
+            return "used", "its folder has files, but no journal"
+        # A bucket of another account, or a directory that is not mounted, has no runs at all.
+        root = RootUrl.parse(url)
+        parent = str(replace(root, prefix=root.prefix.rpartition("/")[0]))
+        if next(open_store(parent).list(), None) is None:
+            return "unknown", f"{parent} is empty or cannot be reached"
+        return "unused", "its folder was deleted"
+
+    def _is_own_run(self, store: Store, run_id: RunId) -> bool:
+        """Whether the journal is of a run of this user: anyone could have written its id."""
+        key = self.find(run_id)
+        if key is None:
+            return False
+        return ObjectMac(key).is_valid(keys.entry(0), store.get(keys.entry(0)))
 
     def _url_file(self, run_id: RunId) -> Path:
         return self._key_file(run_id).with_suffix(".url")

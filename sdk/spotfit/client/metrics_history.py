@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -50,7 +50,7 @@ class _StoredReport(msgspec.Struct, frozen=True, kw_only=True):
     report_index: int
     checkpoint: str | None
     metrics: dict[str, Any]
-    t: int = 0
+    t: Annotated[int, msgspec.Meta(ge=0, le=2**42)] = 0
 
 
 _report_decoder = decoder(_StoredReport)

@@ -25,8 +25,8 @@ from spotfit.store.transfer import concurrent_map
 
 # Runs of one batch are read at the same time; a long list is shown batch by batch.
 _BATCH_RUNS = 16
-# Greater than any other character of a key, so that a listing continues behind a folder.
-_LAST_CHARACTER = "\U0010ffff"
+# The character after '/': no key of a folder is greater, so that a listing continues behind it.
+_AFTER_SLASH = "0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def _folders(store: Store) -> Iterator[str]:
     after = ""
     while (info := next(store.list(after=after), None)) is not None:
         name, slash, _ = info.key.partition("/")
-        after = f"{name}/{_LAST_CHARACTER}" if slash else info.key
+        after = f"{name}{_AFTER_SLASH}" if slash else info.key
         if slash:
             yield name
 

@@ -237,8 +237,8 @@ class Reconciler:
         except Exception as error:  # noqa: BLE001  # each client library has its own errors
             log.warning("machine.no_output", machine=f"{lost.token}/{lost.node}", reason=str(error))
             return crash, ()
-        lines = [line[:_MAX_OUTPUT_CHARS] for output in outputs[-1:] for line in output.lines]
-        return crash, tuple(lines)
+        lines = [line for output in outputs[-1:] for line in output.lines]
+        return crash, tuple(self._launch.without_secrets(one)[:_MAX_OUTPUT_CHARS] for one in lines)
 
     def _warn_about_open_groups(self, reason: str) -> None:
         groups = self._journal_writer.view.groups

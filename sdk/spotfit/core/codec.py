@@ -39,8 +39,9 @@ def decoder(struct_type: type[StructT]) -> msgspec.json.Decoder[StructT]:
     return msgspec.json.Decoder(struct_type)
 
 
-# Strings first: their brackets do not nest.
-_WITHOUT_NESTING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^\[\]{}"]+|"', re.DOTALL)
+# Strings first: their brackets do not nest. One without an end extends to the end of the document:
+# if it did not match, a search would start again at each of its quotes.
+_WITHOUT_NESTING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[^\[\]{}"]+', re.DOTALL)
 _DEPTH_CHANGES = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 

@@ -8,7 +8,7 @@ be added, but no event or field that was ever written is renamed, retyped or giv
 from __future__ import annotations
 
 import enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -359,5 +359,6 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId
     author: AgentId
     event: JournalEvent
-    written_at_ms: int = 0
+    # A limit for forged entries only: greater numbers are no valid arguments of a calendar.
+    written_at_ms: Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] = 0
     format_version: int = 1

@@ -84,6 +84,8 @@ class CallAfterReport(msgspec.Struct, frozen=True, kw_only=True, tag="call_after
     metrics_by_rank: tuple[msgspec.Raw, ...]
     checkpoint_name: str | None = None
     """The committed checkpoint of the report, if it has one."""
+    checkpoint_digest: str = ""
+    """Its `CheckpointCommitted.manifests_digest`."""
 
 
 class RankFailureSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+
+import msgspec
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token, parse_name
@@ -88,6 +91,24 @@ class AgentLaunchSpec:
                 "SPOTFIT_FRAMEWORK": self.framework,
             }
         )
+
+    def without_secrets(self, text: str) -> str:
+        """Return `text` with '***' in the place of the run key and the storage credentials.
+
+        For output of machines that is stored in the bucket: scripts may print their environment.
+        """
+        secrets = [self.secret]
+        with suppress(msgspec.DecodeError):
+            for options in _credentials_decoder.decode(self.storage_credentials or "{}").values():
+                # Shorter values are settings such as "true".
+                secrets += [value for value in options.values() if len(value) >= _MIN_SECRET_CHARS]
+        for secret in filter(None, secrets):
+            text = text.replace(secret, "***")
+        return text
+
+
+_credentials_decoder = msgspec.json.Decoder(dict[str, dict[str, str]])
+_MIN_SECRET_CHARS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,14 @@ class ProcessCallbackRunner:
         self._finished_count = 0
         self._user_code_error: UserCodeError | None = None
 
-    def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
-        self._send(CallAfterReport(metrics_by_rank=tuple(metrics), checkpoint_name=checkpoint))
+    def send_report(
+        self, metrics: Sequence[msgspec.Raw], checkpoint: str | None, *, digest: str = ""
+    ) -> None:
+        self._send(
+            CallAfterReport(
+                metrics_by_rank=tuple(metrics), checkpoint_name=checkpoint, checkpoint_digest=digest
+            )
+        )
 
     def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
         failures = tuple(

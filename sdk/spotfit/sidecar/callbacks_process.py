@@ -112,7 +112,9 @@ class CallbackDispatcher:
 
     def _call_after_report(self, report: CallAfterReport) -> None:
         name = report.checkpoint_name
-        checkpoint = open_committed(self._store, name) if name is not None else None
+        checkpoint = None
+        if name is not None:
+            checkpoint = open_committed(self._store, name, digest=report.checkpoint_digest)
         for callback in self._callbacks:
             callback.after_report(
                 run_context=self._context,

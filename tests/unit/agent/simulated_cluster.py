@@ -275,6 +275,8 @@ class FakeCallbackRunner:
 
     def __init__(self) -> None:
         self.reports: list[tuple[list[Any], str | None]] = []
+        self.digests: list[str] = []
+        """Of the checkpoints of `reports`."""
         self.failures: list[dict[int, str]] = []
         self.error_text: str | None = None
         self.is_idle = True
@@ -282,8 +284,11 @@ class FakeCallbackRunner:
         self.is_stuck = False
         """Whether calls do not return any more."""
 
-    def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
+    def send_report(
+        self, metrics: Sequence[msgspec.Raw], checkpoint: str | None, *, digest: str = ""
+    ) -> None:
         self.reports.append(([msgspec.json.decode(one) for one in metrics], checkpoint))
+        self.digests.append(digest)
         self.finished_count += not self.is_stuck
 
     def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from spotfit.ledger.journal import Ledger
 from spotfit.model.events import FitStarted, LeaderElected, RoundOpened
 from spotfit.model.topology import Round
 from spotfit.model.view import View
+from spotfit.store.api import Store
+from spotfit.store.factory import open_store
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_committed_checkpoint, a_spec
 from tests.unit.agent.simulated_cluster import FakeCallbackRunner
@@ -34,6 +37,11 @@ def a_report(index: int, checkpoint: str | None = None) -> MatchedReport:
 def store() -> MemoryStore:
     """A run whose round 1 is open."""
     store = MemoryStore()
+    start_run(store)
+    return store
+
+
+def start_run(store: Store) -> None:
     ledger = Ledger(store, RUN_ID, LOST)
     events = (
         FitStarted(spec=a_spec()),
@@ -42,10 +50,9 @@ def store() -> MemoryStore:
     )
     for event in events:
         ledger.append(event, after=ledger.catch_up())
-    return store
 
 
-def store_reports(store: MemoryStore, *reports: MatchedReport) -> None:
+def store_reports(store: Store, *reports: MatchedReport) -> None:
     """Store each as a chunk of the lost leader."""
     sink = ReportSink(Ledger(store, RUN_ID, LOST, wall_ms=lambda: 0), SynchronousCalls())
     for report in reports:
@@ -60,7 +67,7 @@ def store_progress(store: MemoryStore, index: int) -> None:
 class Harness:
     """The callbacks of the next leader."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.runner = FakeCallbackRunner()
         self.ledger = Ledger(store, RUN_ID, NEXT)
         view = self.ledger.catch_up()
@@ -132,6 +139,40 @@ def test_a_checkpoint_that_was_not_committed_is_left_out(store: MemoryStore) -> 
     harness.view = replace(harness.view, checkpoints=(a_committed_checkpoint("c0"),))
     harness.advance()
     assert harness.called == [(0, "c0"), (1, None)]
+
+
+def test_a_checkpoint_is_passed_with_the_digest_of_its_commit(store: MemoryStore) -> None:
+    harness = Harness(store)
+    commit = a_committed_checkpoint("c0", manifests_digest="of the commit")
+    harness.ledger.append(commit, after=harness.view)
+    for report in (a_report(0, "c0"), a_report(1)):
+        harness.callbacks.send_report(1, report)
+    harness.advance()
+    assert harness.runner.digests == ["of the commit", ""]
+
+
+@pytest.mark.parametrize("folder", [keys.CALLBACKS, keys.REPORTS])
+def test_a_key_that_spotfit_does_not_write_delays_no_callback(tmp_path: Path, folder: str) -> None:
+    store = open_store(tmp_path)
+    start_run(store)
+    store_reports(store, a_report(0))
+    (tmp_path / folder / "x").mkdir(parents=True)
+    (tmp_path / folder / "x" / "Icon\r").write_bytes(b"")
+    harness = Harness(store)
+    harness.advance()
+    assert harness.called == [(0, None)]
+    assert harness.callbacks.is_idle
+
+
+def test_reports_that_were_damaged_on_the_way_are_read_again(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_reports(store, a_report(0))
+    harness = Harness(store)
+    bodies = [b'{"round', store.get(keys.reports(LOST, 0))]
+    monkeypatch.setattr(store, "get", lambda _key: bodies.pop(0))
+    harness.advance()
+    assert harness.called == [(0, None)]
 
 
 def test_the_progress_is_stored_once_a_second(store: MemoryStore) -> None:

@@ -120,7 +120,7 @@ def test_a_machine_that_does_not_share_the_directory_of_the_run_exits_with_the_r
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(agent_module, "_RUN_MISSING_S", 0.0)
+    monkeypatch.setattr(agent_module, "_FIRST_READ_TIMEOUT_S", 0.0)
     code = driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
     assert code == AgentExitCode.RUN_NOT_FOUND
     printed = capsys.readouterr().err
@@ -218,6 +218,12 @@ def _raise(error: Exception) -> Exception:
 
 def _signature(error: Exception, folder: Path) -> str:
     return driver.make_crash(assignment(folder), AgentId("a"), error).signature
+
+
+def test_the_text_of_a_crash_does_not_contain_the_run_key(tmp_path: Path) -> None:
+    error = ValueError(f"invalid environment: SPOTFIT_RUN_SECRET={KEY.to_text()}")
+    crash = driver.make_crash(assignment(tmp_path), AgentId("a"), error)
+    assert crash.traceback_text.endswith("SPOTFIT_RUN_SECRET=***\n")
 
 
 def test_equal_crashes_have_one_signature_whatever_their_message(tmp_path: Path) -> None:

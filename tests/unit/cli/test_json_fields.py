@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotfit.cli import json_fields
-from spotfit.client.console import RunEvent
+from spotfit.client.console import RunEvent, format_local_time
 from spotfit.client.metrics_history import ReportedMetrics
 from spotfit.client.run_handle import RunStatus
 from spotfit.client.run_list import ListedRun
@@ -59,3 +59,11 @@ def test_the_guide_documents_all_fields() -> None:
 def test_times_are_utc_and_null_if_unknown() -> None:
     run = RECORDS[LISTED_RUN]
     assert (run["started_at"], run["ended_at"]) == ("2023-11-14T22:13:20.123Z", None)
+
+
+def test_a_time_that_no_calendar_has_is_unknown() -> None:
+    """Anyone who can write to the bucket may have written it."""
+    for unix_ms in (2**62, 2**90):
+        event = RunEvent(3, unix_ms, "round_opened", "round 1 started")
+        assert json_fields.of_event(event)["written_at"] is None
+    assert format_local_time(2**90) == "-"

@@ -7,15 +7,19 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.client import keyring as keyring_module
 from spotfit.client.keyring import RunKeyring
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
+from spotfit.host import machine
 from spotfit.ledger import keys
 from spotfit.model.events import FitStarted
+from spotfit.security.object_mac import ObjectMac
 from spotfit.security.run_key import RunKey
+from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.local import MemoryStore
 from spotfit.store.url import RootUrl
@@ -137,7 +141,69 @@ def test_a_key_without_the_address_of_its_run_is_not_unused(tmp_path: Path) -> N
     (tmp_path / f"{RUN_ID}.url").unlink()
     assert states_of(keyring) == [("unknown", "it was stored by an earlier version")]
     keyring.record_url(RUN_ID, URL)
-    assert (tmp_path / f"{RUN_ID}.url").read_text() == URL
+    assert [key.url for key in keyring.list_keys(now=time.time())] == [URL]
+
+
+def test_a_key_is_used_while_its_run_is_at_an_earlier_address(tmp_path: Path) -> None:
+    """The folder that `fit()` was called with later was a copy, or forged."""
+    keyring, runs = RunKeyring(tmp_path / "keys"), tmp_path / "runs"
+    keyring.create(RUN_ID, url=str(runs / "mine"))
+    open_store(runs / "mine").put(keys.entry(0), encode(an_entry(FitStarted(spec=a_spec()))))
+    keyring.record_url(RUN_ID, str(runs / "copy"))
+    assert [(key.state, key.url) for key in keyring.list_keys(now=time.time())] == [
+        ("used", str(runs / "mine"))
+    ]
+    open_store(runs).delete(f"mine/{keys.entry(0)}")
+    open_store(runs).put("other/model", b"")
+    assert states_of(keyring) == [("unused", "its folder was deleted")]
+
+
+def test_a_key_of_a_directory_of_another_computer_is_not_unused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computers may share the home directory, and have other files at the same path."""
+    keyring, runs = RunKeyring(tmp_path / "keys"), tmp_path / "runs"
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "hostname", lambda: "node-1")
+        keyring.create(RUN_ID, url=str(runs / "mine"))
+    open_store(runs).put("other/model", b"")
+    assert states_of(keyring) == [("unknown", "it is a directory of node-1")]
+
+
+def test_the_storage_of_a_bucket_is_looked_up_on_the_same_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def open_recorded(url: str) -> Store:
+        opened.append(url)
+        return MemoryStore()
+
+    monkeypatch.setattr(keyring_module, "open_store", open_recorded)
+    keyring = RunKeyring(tmp_path)
+    server = "?endpoint_override=localhost:9000&scheme=http"
+    keyring.create(RUN_ID, url=f"s3://bucket/runs/mine{server}")
+    parent = f"s3://bucket/runs{server}"
+    assert states_of(keyring) == [("unknown", f"{parent} is empty or cannot be reached")]
+    assert opened[-1] == parent
+
+
+@pytest.mark.parametrize(
+    ("has_key", "expected"),
+    [
+        (True, ("unused", "another run was started in its folder")),
+        (False, ("unknown", "its folder has a run that this user did not start")),
+    ],
+)
+def test_a_key_is_unused_once_this_user_has_started_another_run_in_its_folder(
+    tmp_path: Path, has_key: bool, expected: tuple[str, str]
+) -> None:
+    keyring, store, other = RunKeyring(tmp_path / "keys"), open_store(tmp_path / "run"), "f" * 32
+    keyring.create(RUN_ID, url=store.url)
+    key = keyring.create(RunId(other), url=URL) if has_key else RunKey(b"x" * 32, RunId(other))
+    entry = replace(an_entry(FitStarted(spec=a_spec())), run_id=RunId(other))
+    store.put(keys.entry(0), ObjectMac(key).add(keys.entry(0), encode(entry)))
+    assert expected in states_of(keyring)
 
 
 def test_other_files_are_no_keys(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,21 @@ def test_a_damaged_journal_is_listed_as_unreadable(root: str) -> None:
     first, second = list_runs(root)
     assert (first.name, first.state, second.state) == ("a", "unreadable", "waiting")
     assert "cannot be decoded" in first.reason
+
+
+def test_a_forged_time_is_no_error_of_the_list(root: str) -> None:
+    write_run(root, "a")
+    body = open_store(f"{root}/a").get(keys.entry(0))
+    forged = body.replace(b"1700000000000", b"9" * 400)
+    open_store(f"{root}/b").put(keys.entry(0), forged)
+    assert [run.state for run in list_runs(root)] == ["waiting", "unreadable"]
+
+
+def test_keys_that_no_run_writes_do_not_repeat_a_folder(root: str) -> None:
+    write_run(root, "a")
+    write_run(root, "a0")
+    open_store(root).put("a/\U0010ffff\U0010ffff", b"sorted behind all other characters")
+    assert [run.name for run in islice(list_runs(root), 3)] == ["a", "a0"]
 
 
 def test_a_run_is_verified_with_its_key(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

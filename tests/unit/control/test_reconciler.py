@@ -517,6 +517,11 @@ def test_a_failed_start_is_recorded_with_the_output_of_the_machine() -> None:
     assert lost.output == ("No module named spotfit",)
 
 
+def test_the_output_of_a_machine_is_recorded_without_the_run_key() -> None:
+    lost = record_failed_start(OutputKeepingProvisioner((f"SPOTFIT_RUN_SECRET={LAUNCH.secret}",)))
+    assert lost.output == ("SPOTFIT_RUN_SECRET=***",)
+
+
 @pytest.mark.parametrize(
     "cloud",
     [FakeProvisioner(), OutputKeepingProvisioner(ValueError("denied"))],

@@ -63,10 +63,17 @@ def test_foreign_bytes_raise_a_decode_error(body: bytes) -> None:
         (b'{"a":[1,{"b":2}],"c":[[]]}', 3),
         (b'{"a":"[[[[\\"[["}', 1),
         (b"[" * 50_000, 50_000),
-        (b'["unterminated [[', 3),
+        (b'["unterminated [[', 1),
+        (b'[["unterminated [\\', 2),
     ],
 )
 def test_the_nesting_depth_ignores_strings(body: bytes, depth: int) -> None:
     assert nesting_depth(body) == depth
     assert is_nested_deeper(body, depth - 1)
     assert not is_nested_deeper(body, depth)
+
+
+@pytest.mark.parametrize("end", [b"", b"\\"])
+def test_a_string_without_an_end_is_read_once(end: bytes) -> None:
+    # Quadratic time, as for a search at each quote, would be hours.
+    assert nesting_depth(b"[" * 300 + b'"' + b'\\"' * 500_000 + end) == 300

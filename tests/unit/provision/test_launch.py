@@ -53,6 +53,18 @@ def test_storage_credentials_are_passed_but_not_shown() -> None:
     assert "SPOTFIT_STORAGE_KEYS" not in LAUNCH.environment_for(Token("t-1"), 0, 1)
 
 
+def test_secrets_are_removed_from_what_a_machine_has_printed() -> None:
+    credentials = '{"s3://b ": {"secret_access_key": "wJalrXUtnFEMI", "allow_http": "true"}}'
+    launch = replace(LAUNCH, storage_credentials=credentials)
+    printed = f"+ export SPOTFIT_RUN_SECRET={launch.secret} SPOTFIT_STORAGE_KEYS='{credentials}'"
+    shown = launch.without_secrets(printed)
+    assert launch.secret not in shown
+    assert "wJalrXUtnFEMI" not in shown
+    assert '"allow_http": "true"' in shown
+    assert LAUNCH.without_secrets("no such file") == "no such file"
+    assert replace(LAUNCH, storage_credentials="{").without_secrets("x") == "x"
+
+
 def test_all_missing_variables_are_reported_together() -> None:
     environment = LAUNCH.environment_for(Token("t-1"), 0, 1)
     del environment["SPOTFIT_TOKEN"]

@@ -1,6 +1,7 @@
 """CallbackDispatcher: calls every callback, restores exceptions, reports errors."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -9,6 +10,8 @@ import pytest
 
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.core.errors import WorkerDiedError
+from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.reporting import metrics_to_json
 from spotfit.protocol.agent_sidecar import (
     CallAfterException,
@@ -22,6 +25,7 @@ from spotfit.sidecar.callbacks_process import CallbackDispatcher
 from spotfit.store.local import MemoryStore
 from spotfit.store.url import RootUrl
 from spotfit.testing.builders import RUN_ID
+from tests.unit.checkpoint.saved_checkpoints import make_manifest, ready_in_store, save_checkpoint
 
 KEY = RunKey(b"k" * 32, RUN_ID)
 
@@ -58,6 +62,25 @@ def test_a_report_is_passed_to_every_callback(store: MemoryStore) -> None:
         "checkpoint": None,
     }
     assert [callback.calls for callback in callbacks] == [[arguments], [arguments]]
+
+
+def test_a_checkpoint_whose_manifests_were_replaced_is_not_passed(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    authenticated = AuthenticatedStore(store, KEY)
+    save_checkpoint(authenticated, tmp_path / "0", make_manifest(report=0), x="earlier")
+    earlier = store.get(keys.manifest("ck", 1, 0))
+    save_checkpoint(authenticated, tmp_path / "1", make_manifest(report=1), x="committed")
+    [ready] = ready_in_store(authenticated)
+    report = CallAfterReport(
+        metrics_by_rank=(), checkpoint_name="ck", checkpoint_digest=ready.manifests_digest
+    )
+    callback = RecordingCallback()
+    dispatcher = CallbackDispatcher([callback], None, authenticated, KEY)
+    assert dispatcher.dispatch(report) == CallbackFinished()
+    store.put(keys.manifest("ck", 1, 0), earlier)
+    assert "ck in memory" in (dispatcher.dispatch(report).traceback_text or "")
+    assert len(callback.calls) == 1
 
 
 def test_nan_and_infinity_are_restored(store: MemoryStore) -> None:
