@@ -25,7 +25,9 @@ from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalNode
 _POLL_INTERVAL_S = 0.1
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-Run = Annotated[str, typer.Argument(help="Directory of the run: <storage_path>/<name>.")]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="Directory of the run: <storage_path>/<name>.")
+]
 Node = Annotated[
     str,
     typer.Option(help="Name of the node, such as t-…/0, as `ls` prints it; default: the first."),

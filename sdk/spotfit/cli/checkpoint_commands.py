@@ -16,8 +16,12 @@ from spotfit.client.stored_checkpoints import (
 )
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-Url = Annotated[str, typer.Argument(help="Directory of the run: <storage_path>/<name>.")]
-Name = Annotated[str, typer.Argument(help="Name of the checkpoint; default: the latest.")]
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="Directory of the run: <storage_path>/<name>.")
+]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the checkpoint; default: the latest.")
+]
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON, one object per line, for other programs.")
@@ -51,7 +55,10 @@ def show(url: Url, name: Name = "", as_json: AsJson = False) -> None:  # noqa: F
 def export(
     url: Url,
     to: Annotated[
-        Path, typer.Argument(help="Output file: .safetensors, or .pt for the torch.save format.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Output file: .safetensors, or .pt for the torch.save format."
+        ),
     ],
     name: Annotated[str, typer.Option(help="Name of the checkpoint; default: the latest.")] = "",
     full_state: Annotated[  # noqa: FBT002 - an option of the command line
@@ -65,6 +72,8 @@ def export(
 
 # The name is required, unlike in the other commands: a forgotten one must not delete the latest.
 @app.command("rm")
-def delete(url: Url, name: Annotated[str, typer.Argument(help="Name of the checkpoint.")]) -> None:
+def delete(
+    url: Url, name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the checkpoint.")]
+) -> None:
     """Delete a checkpoint of a run that has ended, from the journal and the storage."""
     render.success(f"Deleted {remove_checkpoint(url, name)}.")

@@ -97,7 +97,8 @@ AsJson = checkpoint_commands.AsJson
 @app.command("ls")
 def list_all(
     root: Annotated[
-        str, typer.Argument(help="The storage_path that contains the runs.")
+        str,
+        typer.Argument(metavar="STORAGE_PATH", help="The storage_path that contains the runs."),
     ] = DEFAULT_STORAGE_PATH,
     as_json: AsJson = False,  # noqa: FBT002 - an option of the command line
 ) -> None:

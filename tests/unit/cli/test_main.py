@@ -421,6 +421,19 @@ def test_every_command_reports_a_missing_run(tmp_path: Path, command: str) -> No
     assert isinstance(invoke(command, str(tmp_path)).exception, RunNotFoundError)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "usage"),
+    [
+        (("status",), "status [OPTIONS] {URL}"),
+        (("ls",), "ls [OPTIONS] [STORAGE_PATH]"),
+        (("checkpoints", "show"), "show [OPTIONS] {URL} [NAME]"),
+        (("local", "kill"), "kill [OPTIONS] [RUN]"),
+    ],
+)
+def test_help_names_arguments_as_the_guide_does(arguments: tuple[str, ...], usage: str) -> None:
+    assert usage in invoke(*arguments, "--help").stdout
+
+
 def test_without_a_command_help_is_printed() -> None:
     shown = invoke().output
     for command in ("status", "events", "logs", "follow", "cancel", "sweep", "doctor"):
