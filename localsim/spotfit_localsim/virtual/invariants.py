@@ -705,8 +705,6 @@ class InvariantChecker:
                 self.report_violation(
                     f"the committed checkpoint {kept.name} cannot be read: {found}"
                 )
-        if fit_end is not None and fit_end.outcome == "finished":
-            self._check_history()
         # Every requested validation has ended exactly once, in order.
         events = [entry.event for entry in self.entries]
         requested = [
@@ -715,8 +713,11 @@ class InvariantChecker:
             if isinstance(event, CheckpointCommitted) and event.validation
         ]
         ended = [event.checkpoint_uid for event in events if isinstance(event, ValidationEnded)]
-        if fit_end is not None and fit_end.outcome == "finished" and ended != requested:
+        if fit_end is None or fit_end.outcome != "finished":
+            return
+        if ended != requested:
             self.report_violation(f"validations requested: {requested}, ended: {ended}")
+        self._check_history()
 
 
 def _tokens_of(event: GroupRefused | GroupsReleased) -> set[Token]:

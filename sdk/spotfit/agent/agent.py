@@ -13,7 +13,7 @@ this agent is the elected leader, `Leader`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, assert_never
 
@@ -226,12 +226,10 @@ class Agent:
             devices=member.devices,
             scratch=scratch,
         )
-        self._validation = NodeValidation(
-            ledger.agent_id, transport, node_services.open_validator()
-        )
-        self._leader_connection = LeaderConnection(
-            transport, ledger, node_services.journal_background_calls()
-        )
+        validator = node_services.open_validator()
+        self._validation = NodeValidation(ledger.agent_id, transport, validator)
+        journal_calls = node_services.journal_background_calls()
+        self._leader_connection = LeaderConnection(transport, ledger, journal_calls)
         self._leader: Leader | None = None
         self._report_sink = ReportSink(ledger, node_services.background_calls())
         self._write_until = math.inf
@@ -288,19 +286,19 @@ class Agent:
         elif self._report_sink.has_unwritten:
             # Of a term that has ended: a node that leaves may not have the time later.
             self._report_sink.flush(now, force=True)
+        return max(now, min([*wake_times, *self._component_wakes(now)]))
+
+    def _component_wakes(self, now: float) -> Iterator[float]:
         if self._node_notice.deadline > now:
-            wake_times.append(self._node_notice.deadline)
-        wake_times += [
-            self._journal_poller.next_poll_at(
-                now,
-                is_leading=self._leader is not None,
-                is_connected=self._leader_connection.address is not None,
-            ),
-            self._journal_writer.wake_at,
-            self._leader_connection.wake_at,
-            self._validation.wake_at,
-        ]
-        return max(now, min(wake_times))
+            yield self._node_notice.deadline
+        yield self._journal_poller.next_poll_at(
+            now,
+            is_leading=self._leader is not None,
+            is_connected=self._leader_connection.address is not None,
+        )
+        yield self._journal_writer.wake_at
+        yield self._leader_connection.wake_at
+        yield self._validation.wake_at
 
     def _apply_view(self) -> None:
         """Bring the workers and the validation of this node in line with the journal."""

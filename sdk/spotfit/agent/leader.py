@@ -329,11 +329,8 @@ class Leader:
             case ValidationEnded(checkpoint_name=name):
                 self._observations.record(validation_changed_at=now)
                 if rounds.open_round is not None:
-                    rounds.open_round.send_to_workers(
-                        [(None, ValidationFinished(checkpoint_name=name))]
-                    )
-            case _:
-                return
+                    finished = ValidationFinished(checkpoint_name=name)
+                    rounds.open_round.send_to_workers([(None, finished)])
 
     def _restart_validation_timeout(self, lost_groups: Sequence[Token], now: float) -> None:
         """Restart the timeout for a validation machine if such a machine was lost."""

@@ -468,13 +468,7 @@ class RoundLifecycle:
             case WorkerTerminated(rank=rank, failure=failure):
                 self._record_rank_failure(open_round, rank, failure, now=now)
             case WorkersStopped():
-                opened = self._ledger.view.round
-                assignment = opened.assignment_of(agent) if opened else None
-                returned = open_round.coordinator.returned_ranks
-                explained = returned | open_round.rank_failures.keys()
-                # If its workers have raised, the round is failing, or is aborted at `abort_at`.
-                if assignment is not None and not explained.issuperset(assignment.ranks):
-                    self.fail(now)
+                self._fail_if_unexplained(open_round, agent, now)
             case SnapshotReplicated(rank=rank):
                 open_round.replica_locations[rank] = ReplicaLocation(
                     step=message.step,
@@ -486,6 +480,14 @@ class RoundLifecycle:
                 open_round.hang_detector.record_liveness(rank, silent_s)
             case StackDump():
                 open_round.hang_detector.add_stack_dump(message)
+
+    def _fail_if_unexplained(self, open_round: OpenRound, agent: AgentId, now: float) -> None:
+        opened = self._ledger.view.round
+        assignment = opened.assignment_of(agent) if opened else None
+        explained = open_round.coordinator.returned_ranks | open_round.rank_failures.keys()
+        # If its workers have raised, the round is failing, or is aborted at `abort_at`.
+        if assignment is not None and not explained.issuperset(assignment.ranks):
+            self.fail(now)
 
     def _record_late_frames(self, agent: AgentId, message: WorkerToLeader, now: float) -> None:
         last_round = self._ledger.view.last_round

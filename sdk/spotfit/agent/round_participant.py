@@ -270,8 +270,7 @@ class RoundParticipant:
     ) -> StartWorker:
         """Return the message for the first worker of this node; only ranks differ in the others."""
         metrics = view.metrics_of(opened.checkpoint_name) if opened.checkpoint_name else None
-        committed = (each for each in view.checkpoints if each.name == opened.checkpoint_name)
-        digest = next((each.manifests_digest for each in committed), "")
+        committed = [each for each in view.checkpoints if each.name == opened.checkpoint_name]
         failure_model = FailureModel(
             market_prior=spec.market_prior,
             num_nodes=len(opened.assignments),
@@ -293,12 +292,9 @@ class RoundParticipant:
             framework_options=spec.framework_options,
             code_bundle=spec.code_bundle,
             checkpoint=opened.checkpoint_name,
-            checkpoint_digest=digest,
+            checkpoint_digest=committed[0].manifests_digest if committed else "",
             checkpoint_metrics=metrics,
-            checkpoint_step=next(
-                (one.step or 0 for one in view.checkpoints if one.name == opened.checkpoint_name),
-                0,
-            ),
+            checkpoint_step=(committed[0].step or 0) if committed else 0,
             has_snapshots=any(checkpoint.is_snapshot for checkpoint in view.checkpoints),
             replica_target=self._replica_target,
             devices=self._devices,

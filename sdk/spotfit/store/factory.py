@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -27,7 +28,7 @@ from spotfit.core.errors import (
 )
 from spotfit.host.system import wall_ms
 from spotfit.store.api import TRANSIENT_REMEDY, Store
-from spotfit.store.retry import RetryPolicy
+from spotfit.store.retry import RetryPolicy, repeat_read
 from spotfit.store.url import (
     RootUrl,
     StorageCredentials,
@@ -206,6 +207,15 @@ def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:
         raise _unsupported_error(
             store, f"of {WRITER_COUNT} concurrent creates of one object, {len(won)} succeeded"
         )
+    # A single read may have been damaged on the way.
+    check = partial(_check_stored, store, key, won, unknown)
+    repeat_read(check, errors=(AtomicCreateUnsupportedError,))
+    with suppress(AlreadyExistsError):
+        store.create(key, b"a second time")
+        raise _unsupported_error(store, "an existing object was created again")
+
+
+def _check_stored(store: Store, key: str, won: Sequence[bytes], unknown: Sequence[bytes]) -> None:
     try:
         stored = store.get(key)
     except NotFoundError:
@@ -218,9 +228,6 @@ def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:
         raise _unsupported_error(store, "a created object was not found") from None
     if stored not in (won or unknown):
         raise _unsupported_error(store, "an object did not hold what its only writer had written")
-    with suppress(AlreadyExistsError):
-        store.create(key, b"a second time")
-        raise _unsupported_error(store, "an existing object was created again")
 
 
 def _unsupported_error(store: Store, observation: str) -> AtomicCreateUnsupportedError:

@@ -166,3 +166,22 @@ def test_objects_of_a_probe_that_was_killed_are_deleted_a_day_later(
     now_s += 401
     probe_create(store)
     assert [found.key for found in store.list()] == [running, ".spotfit-probe/notes"]
+
+
+class DamagesOneRead(MemoryStore):
+    """The first read arrives with a changed byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def get(self, key: str) -> bytes:
+        self.reads += 1
+        body = super().get(key)
+        return b"?" + body[1:] if self.reads == 1 else body
+
+
+def test_a_read_that_was_damaged_in_transit_is_repeated() -> None:
+    store = DamagesOneRead()
+    probe_create(store)
+    assert store.reads > 1

@@ -196,13 +196,7 @@ class Checkpointer:
         self._data_position = _open_data_position(loader, trigger, session.context)
         if self._channel.outlook().allows_resize:
             _reject_rank_bound_state(self._per_rank, self._data_position)
-        self._restore_selector = RestoreSelector(
-            self._channel,
-            session.context,
-            all_gather=all_gather,
-            broadcast=broadcast,
-            clock=self._clock,
-        )
+        self._restore_selector = self._make_restore_selector(session.context)
         self._save_planner = SavePlanCache(self._rank, all_gather)
         self._save_scheduler = self._make_save_scheduler(trigger)
         self._slots = [_SnapshotSlot(self._channel) for _ in range(SNAPSHOT_SLOTS)]
@@ -214,6 +208,11 @@ class Checkpointer:
         _used_channels.add(self._channel)
         if save_at_end:
             self._channel.save_at_end = self._save_at_end
+
+    def _make_restore_selector(self, context: TrainContext) -> RestoreSelector:
+        return RestoreSelector(
+            self._channel, context, all_gather=all_gather, broadcast=broadcast, clock=self._clock
+        )
 
     def _make_save_scheduler(self, trigger: SaveTrigger) -> SaveScheduler:
         return SaveScheduler(
