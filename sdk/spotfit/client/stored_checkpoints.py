@@ -165,7 +165,7 @@ def remove_checkpoint(url: str, name: str) -> str:
         raise ConfigError(
             f"The run in {ledger.store.url} was started again, so {checkpoint.name} was not "
             "deleted.",
-            do=f"Wait for the end of the run, then delete {checkpoint.name} again.",
+            do=f"Wait for the end of the run, then try to delete {checkpoint.name} again.",
         )
     delete_checkpoint(ledger.store, checkpoint.name)
     return checkpoint.name

@@ -48,8 +48,8 @@ _DEPTH_CHANGES = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 def nesting_depth(body: bytes) -> int:
     """Return how many objects and arrays of a JSON document lie within each other, at most.
 
-    0 for a document without any. Does not decode, and therefore accepts every depth and every
-    input.
+    0 for a document without any, 2 for `[[1]]`; brackets in strings do not count. Does not decode,
+    and therefore accepts every depth and every input; of an invalid one it counts the brackets.
     """
     brackets = _WITHOUT_NESTING.sub(b"", body)
     return max(itertools.accumulate(map(_DEPTH_CHANGES.__getitem__, brackets)), default=0)

@@ -222,9 +222,9 @@ class ForkServerPool:
         """Return the running fork server of that key, starting it if there is none.
 
         Does not wait for it. It may still be importing: it forks once it is ready. Returns None
-        where children must be spawned as new interpreters instead (`Spawner`): not on Linux,
-        SPOTFIT_FORK=never, the framework's imports cannot be forked or ended the server twice, or
-        the server could not be started.
+        where children must be spawned as new interpreters instead (`Spawner`): on a system other
+        than Linux, with SPOTFIT_FORK=never, if the framework cannot be forked after its import, if
+        its import has ended the server twice, or if the server could not be started.
         """
         if sys.platform != "linux" or env.read(env.FORK_MODE) == "never":
             return None

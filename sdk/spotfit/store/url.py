@@ -159,7 +159,7 @@ def _parse_root(text: str) -> RootUrl:
     scheme = _ALIASES.get(named[1].lower(), named[1].lower())
     if scheme not in _OPTIONS:
         raise ConfigError(
-            f"{named[1]}: is not a supported storage scheme.",
+            f"The storage address {text!r} has the scheme {named[1]!r}, which is not supported.",
             do=f"{did_you_mean(f'{scheme}://', _URL_PREFIXES)} A plain path is a local "
             "directory; write './' in front of a path that contains a colon.",
         )

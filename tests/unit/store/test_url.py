@@ -180,7 +180,7 @@ def test_a_bucket_stays_a_bucket_on_windows() -> None:
 
 def test_a_drive_is_an_unknown_scheme_on_other_systems() -> None:
     assert not is_local_path("C:/runs")
-    with pytest.raises(ConfigError, match="C: is not a supported storage scheme"):
+    with pytest.raises(ConfigError, match="has the scheme 'C', which is not supported"):
         RootUrl.parse("C:/runs")
 
 

@@ -84,8 +84,9 @@ class ShmArena:
     def copy_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy one tensor per reserved piece; the tensors may change when it returns.
 
-        In the order of the pieces and from any device. The snapshot is invalid from the first byte
-        until `publish`.
+        In the order of the pieces and from any device; each tensor has the shape and dtype of its
+        piece. The earlier snapshot in this memory is lost, and the new one is invalid until
+        `publish`.
         """
         assert self._segment is not None, "reserve() was not called"
         # A reader must never see an old index over new bytes.
