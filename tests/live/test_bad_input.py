@@ -325,7 +325,7 @@ def test_forged_function_with_a_matching_name_is_not_executed(cloud: LiveTestClo
     with pytest.raises(JournalError, match=r"Journal entry 0 in .* is not authentic"):
         spotfit.attach(cloud.url())
     # The second agent that ends with this error ends the run.
-    with pytest.raises(ControllerError, match="Journal entry 0 .* is not authentic"):
+    with pytest.raises(ControllerError, match=r"Journal entry 0 .* is not authentic"):
         handle.result(60)
     assert not (cloud.marks / "was run").exists()
 
