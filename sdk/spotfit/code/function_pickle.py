@@ -15,6 +15,7 @@ Conversion of exceptions raised by user code to messages: traceback text and a p
 from __future__ import annotations
 
 import copyreg
+import dataclasses
 import dis
 import inspect
 import io
@@ -517,6 +518,8 @@ class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
             self.device = str(obj.device)
         if isinstance(obj, WindowsPath):  # Linux cannot load one; relative paths are valid there
             return Path, obj.parts
+        if (name := dataclass_sentinel_name(obj)) is not None:
+            return name
         reduced = super().reducer_override(obj)
         if not isinstance(obj, _RECORDED_TYPES):
             return reduced
@@ -532,6 +535,17 @@ class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
 
 
 _RECORDED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType)
+
+
+def dataclass_sentinel_name(obj: Any) -> str | None:
+    """Return the name in `dataclasses` of MISSING or KW_ONLY, for `reducer_override`; else None.
+
+    cloudpickle copies these, but `dataclasses` and its users compare by identity: a copied field
+    without `default_factory` seems to have one.
+    """
+    if obj is dataclasses.MISSING:
+        return "MISSING"
+    return "KW_ONLY" if obj is dataclasses.KW_ONLY else None
 
 
 class _SizeCounter:

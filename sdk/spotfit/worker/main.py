@@ -210,7 +210,7 @@ class _ReturnPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor):
             raise _TensorFound
-        return super().reducer_override(obj)
+        return function_pickle.dataclass_sentinel_name(obj) or super().reducer_override(obj)
 
 
 class _TensorFound(Exception):  # noqa: N818 - control flow between two functions of this module

@@ -1,5 +1,6 @@
 """Functions are pickled with the code of the user's project; failures name the reason."""
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -159,6 +160,22 @@ def test_a_function_of_a_project_module_is_pickled_by_value(project: Path) -> No
 def test_a_referenced_project_module_is_pickled_by_value(project: Path) -> None:
     nets = importlib.import_module("project.nets")
     assert output_of(pickle_function(lambda: print(nets.Net().forward(2)))) == "6"
+
+
+def test_the_sentinels_of_a_dataclass_keep_their_identity() -> None:
+    @dataclasses.dataclass
+    class Arguments:
+        size: int = 1
+        _: dataclasses.KW_ONLY
+        names: list[str] = dataclasses.field(default_factory=list)
+
+    def describe() -> None:
+        size, names = dataclasses.fields(Arguments)
+        kinds = size.default_factory, names.default, Arguments.__annotations__["_"]
+        print([kind in (dataclasses.MISSING, dataclasses.KW_ONLY) for kind in kinds])
+        print(Arguments(2).names)
+
+    assert output_of(pickle_function(describe)) == "[True, True, True]\n[]"
 
 
 def test_other_modules_are_pickled_by_name(project: Path) -> None:

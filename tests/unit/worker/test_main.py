@@ -1,6 +1,7 @@
 """The worker program: return values, log levels and the exit of the process."""
 
 import atexit
+import dataclasses
 import io
 import logging
 import os
@@ -21,6 +22,16 @@ from tests.unit.worker.agent_end import FakeAgentConnection, make_start
 
 def test_plain_values_are_pickled() -> None:
     assert pickle.loads(main._pickle_result({"accuracy": 0.97})) == {"accuracy": 0.97}
+
+
+def test_a_field_of_a_returned_dataclass_has_no_default_factory() -> None:
+    @dataclasses.dataclass
+    class Summary:
+        step: int
+
+    returned = pickle.loads(main._pickle_result(Summary(7)))
+    assert returned.step == 7
+    assert dataclasses.fields(returned)[0].default_factory is dataclasses.MISSING
 
 
 def test_tensors_in_a_return_value_are_rejected() -> None:

@@ -47,6 +47,8 @@ _REMEDY = (
     "save the position in per_rank={...}; otherwise a restart begins the epoch's data again"
 )
 _EMPTY_STATE: Mapping[str, Any] = MappingProxyType({})
+_CLASS_OF_OBJECT: Any = vars(object)["__class__"]
+"""The descriptor that sets an object's class, also if its class has another `__class__`."""
 
 
 def _noop() -> None:
@@ -486,7 +488,10 @@ def is_stateful_loader(loader: Any) -> bool:
 
     For example torchdata's StatefulDataLoader.
     """
-    return all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
+    # Accelerate's loaders always have them, but they fail if the loader they wrap has none.
+    loaders = loader, getattr(loader, "base_dataloader", loader)
+    names = "state_dict", "load_state_dict"
+    return all(callable(getattr(part, name, None)) for part in loaders for name in names)
 
 
 def _unwrap_loader(loader: Any) -> Any:
@@ -512,7 +517,8 @@ def _hook_iteration(loader: Any, position: SamplerPosition | LoaderPosition) -> 
         "_original_class": original,
     }
     try:
-        loader.__class__ = type(original.__name__, (original,), attributes)
+        # Accelerate's loaders have a property `__class__`, which cannot be set.
+        _CLASS_OF_OBJECT.__set__(loader, type(original.__name__, (original,), attributes))
     except TypeError:
         log.warning(
             "checkpoint.epochs_unknown",

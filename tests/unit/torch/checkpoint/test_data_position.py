@@ -484,6 +484,41 @@ def test_methods_of_the_replaced_sampler_are_forwarded() -> None:
 def test_a_stateful_loader_is_recognized() -> None:
     assert is_stateful_loader(Stateful(DATA))
     assert not is_stateful_loader(DataLoader(DATA))
+    assert is_stateful_loader(Adapted(Stateful(DATA)))
+    assert not is_stateful_loader(Adapted(DataLoader(DATA)))
+
+
+class Adapted:
+    """Wraps a loader as Accelerate does: it has the wrapped one's class, and always a state."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.base_dataloader = loader
+
+    __class__ = property(lambda self: type(self.base_dataloader))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base_dataloader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.base_dataloader)
+
+    def state_dict(self) -> Any:
+        return self.base_dataloader.state_dict()  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Any) -> None:
+        self.base_dataloader.load_state_dict(state)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [DataLoader, Stateful])
+def test_the_position_in_a_loader_of_accelerate_is_restored(kind: Any) -> None:
+    first: Any = Adapted(kind(DATA, batch_size=16))
+    second: Any = Adapted(kind(DATA, batch_size=16))
+    before, after = (track_data_position(loader, world_size=1) for loader in (first, second))
+    trained = [next(numbers(first))]
+    before.advance()
+    after.resume(before.epoch, before.consumed, before.rank_state())
+    trained += numbers(second)
+    assert flatten(trained) == list(range(SAMPLES))
 
 
 def test_a_sampler_with_drop_last_also_drops_after_a_resize() -> None:
