@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,8 @@ def test_heartbeats_are_sent_and_stacks_are_dumped_on_the_signal(tmp_path: Path)
     assert connection.done.wait(30.0)
     assert connection.received == [WorkerHeartbeat()] * 3
     assert thread.daemon
-    os.kill(os.getpid(), process.STACK_DUMP_SIGNAL)
+    # To this thread: another one could still be writing when the call returns.
+    signal.raise_signal(process.STACK_DUMP_SIGNAL)
     stacks = (tmp_path / "stacks" / f"{os.getpid()}.txt").read_text()
     assert "in test_heartbeats_are_sent_and_stacks_are_dumped_on_the_signal" in stacks
     assert "in send_heartbeats" in stacks
