@@ -284,19 +284,19 @@ class Journal:
         if self._mac is None:
             read = partial(self._read_decodable_body, slot)
             return repeat_read(read, errors=(JournalError,)), False
-        bodies: Counter[bytes] = Counter()
-        while bodies.total() < MAX_READS:
-            body = self._store.get(keys.entry(slot))
-            if self._mac.is_valid(keys.entry(slot), body):
+        key = keys.entry(slot)
+        bodies: list[bytes] = []
+        while len(bodies) < MAX_READS:
+            body = self._store.get(key)
+            if self._mac.is_valid(key, body):
                 return body, True
-            bodies[body] += 1
+            bodies.append(body)
         # The usual body: a cancellation request has no MAC, and the last read may be a damaged one.
-        ((body, _),) = bodies.most_common(1)
-        return body, False
+        return Counter(bodies).most_common(1)[0][0], False
 
     def _read_decodable_body(self, slot: int) -> bytes:
         body = self._store.get(keys.entry(slot))
-        _decode_entry(slot, body, self._store.url)
+        _decode_entry(slot, _entry_json(body), self._store)
         return body
 
     def create_entry(self, slot: int, body: bytes) -> None:
@@ -362,13 +362,13 @@ class Journal:
     def _decode(self, slot: int, body: bytes, *, is_authentic: bool) -> JournalEntry | None:
         """Return the entry in `body`; None if it is not authentic and must be ignored."""
         if self._mac is None:
-            return _decode_entry(slot, body, self._store.url)
+            return _decode_entry(slot, _entry_json(body), self._store)
         if is_authentic or self._mac.is_valid(keys.entry(slot), body):
             content, stated_previous = _split_body(body)
-            if stated_previous != self._previous:
+            if stated_previous != self._previous.encode():
                 raise self._changed_entry_error(slot)
             self.ignored_slots, self._first_unauthenticated = (), None
-            return _decode_entry(slot, content, self._store.url)
+            return _decode_entry(slot, content, self._store)
         # `fit()` writes the first entry into an empty folder, so another writer is an error.
         if slot == 0:
             raise JournalError(
@@ -430,8 +430,9 @@ class Journal:
 
 _entry_decoder = decoder(JournalEntry)
 _EMPTY_JOURNAL_HASH = "0" * 64
-_PREVIOUS_LINE = re.compile(rb"\nprevious ([0-9a-f]{64})\Z")
-_PREVIOUS_LINE_BYTES = 74
+_PREVIOUS_LINE_START = b"\nprevious "
+_HASH_BYTES = 64  # hexadecimal digits
+_PREVIOUS_LINE_BYTES = len(_PREVIOUS_LINE_START) + _HASH_BYTES
 _REMEDY = (
     "Restore the journal from a backup, or start a new run with another RunConfig(name=...); the "
     "checkpoints in the folder are not changed."
@@ -484,7 +485,7 @@ def read_run_id(store: Store) -> RunId | None:
     `JournalError` if the entry cannot be decoded, and `StoreError`.
     """
     try:
-        return _decode_entry(0, store.get(keys.entry(0)), store.url).run_id
+        return _decode_entry(0, _entry_json(store.get(keys.entry(0))), store).run_id
     except NotFoundError:
         return None
 
@@ -493,12 +494,13 @@ def _entry_json(body: bytes) -> bytes:
     return _split_body(body)[0]
 
 
-def _split_body(body: bytes) -> tuple[bytes, str]:
-    """Return the JSON of an entry, and the hash of the earlier entries that it states, or ''."""
+def _split_body(body: bytes) -> tuple[bytes, bytes]:
+    """Return the JSON of an entry, and the hash of the earlier entries that it states, or b""."""
     content = strip_mac(body)
     # At its only possible place, as the MAC.
-    match = _PREVIOUS_LINE.match(content, max(0, len(content) - _PREVIOUS_LINE_BYTES))
-    return (content[: match.start()], match[1].decode()) if match else (content, "")
+    if content[-_PREVIOUS_LINE_BYTES:-_HASH_BYTES] != _PREVIOUS_LINE_START:
+        return content, b""
+    return content[:-_PREVIOUS_LINE_BYTES], content[-_HASH_BYTES:]
 
 
 def _extend_hash(previous: str, body: bytes) -> str:
@@ -506,13 +508,13 @@ def _extend_hash(previous: str, body: bytes) -> str:
     return hashlib.sha256(previous.encode() + body).hexdigest()
 
 
-def _decode_entry(slot: int, body: bytes, url: str) -> JournalEntry:
+def _decode_entry(slot: int, content: bytes, store: Store) -> JournalEntry:
     try:
-        return decode_entry(body)
+        return _entry_decoder.decode(content)
     except DECODE_ERRORS as error:
         raise JournalError(
-            f"Journal entry {slot} in {url} cannot be decoded by the installed version of spotfit: "
-            f"{error}.",
+            f"Journal entry {slot} in {store.url} cannot be decoded by the installed version "
+            f"of spotfit: {error}.",
             do=f"If another version of spotfit wrote the run, install it. {_REMEDY}",
         ) from error
 
