@@ -71,6 +71,10 @@ def owned_directory(parent: Path, name: str) -> Iterator[Path]:
             os.pwrite(lock, b"\n".join(_lock_domains(lock)), 0)
         yield folder
     finally:
+        with suppress(OSError):  # it was removed by others, or the name is in use
+            # Threads of this process may still create files in it, such as the segment of a
+            # replica. Under the new name they cannot, so that nothing is left behind.
+            folder = folder.rename(folder.with_name(f"{folder.name}.removed"))
         # The lock last: once it is free, others may remove the directory and create it again, and
         # rmtree would delete the new one.
         shutil.rmtree(folder, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -77,6 +78,20 @@ def test_the_directory_is_private_and_removed_on_exit(tmp_path: Path) -> None:
         (folder / "x").write_text("x")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not list((tmp_path / "new").iterdir())
+
+
+def test_threads_cannot_create_files_in_it_while_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    existed: list[bool] = []
+
+    def rmtree(path: Path, *, ignore_errors: bool) -> None:
+        existed.append(folder_of(tmp_path, "me").exists())
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    with owned_directory(tmp_path, "me"):
+        pass
+    assert existed == [False]
 
 
 def test_the_directory_of_a_killed_owner_is_removed(tmp_path: Path) -> None:
