@@ -16,6 +16,7 @@ import pytest
 import spotfit
 from spotfit.backend import Backend, BackendConfig
 from spotfit.model.events import FailureCause
+from spotfit.store.local import atomic_write
 from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
@@ -157,7 +158,8 @@ class WatchingBackend(Backend):
             while not Path(backend_config.path).exists():
                 step = worker_group.execute_single(0, read_step)
                 if step >= 3:
-                    Path(backend_config.path).write_text(str(step))
+                    with atomic_write(Path(backend_config.path)) as part:  # others wait for it
+                        part.write_text(str(step))
 
         threading.Thread(target=watch, daemon=True).start()
 

@@ -37,6 +37,23 @@ def restored_lines() -> list[str] | None:
         return sorted(path.read_text() for path in Path(folder).iterdir())
 
 
+def test_run_finishes_although_its_function_caught_the_error_of_a_report(
+    cloud: LiveTestCloud,
+) -> None:
+    def train(config: Config) -> str:
+        missing = spotfit.Checkpoint.from_directory("/is/not/there")
+        try:
+            spotfit.report({"step": 1}, checkpoint=missing)
+        except FileNotFoundError:
+            spotfit.report({"step": 2})
+        return "caught"
+
+    result = cloud.fit(train)
+
+    assert (result.return_value, result.checkpoint) == ("caught", None)
+    assert result.metrics == {"step": 2}
+
+
 def test_async_upload_completes_after_its_worker_is_killed(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
         if (started_at := restored_lines()) is None:

@@ -59,17 +59,17 @@ class ErrorCollector:
             raise ConfigErrors(self._errors)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], *, min_similarity: float = 0.6) -> str:
     """Return a hint for an error message: the most similar known name, and all known names.
 
     Example: "Did you mean 'epoch'? Known: at_notice, auto, epoch." Without a similar name, or one
-    that begins with `word`, only the list; '' if `known` is empty.
+    that begins with `word`, only the list; '' if `known` is empty. `min_similarity`, from 0 to 1:
+    0.6 finds typing errors and ignores unrelated names.
     """
     names = sorted(known)
     if not names:
         return ""
-    # The default cutoff of 0.6 finds typing errors and ignores unrelated names.
-    near = difflib.get_close_matches(word, names, n=1)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=min_similarity)
     # Such as 'aws', which is too short to be similar to 'aws_batch'.
     near = near or [name for name in names if word and name.startswith(word)]
     hint = f"Did you mean {near[0]!r}? " if near else ""

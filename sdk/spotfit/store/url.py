@@ -158,10 +158,12 @@ def _parse_root(text: str) -> RootUrl:
         return _parse_local_path(text)
     scheme = _ALIASES.get(named[1].lower(), named[1].lower())
     if scheme not in _OPTIONS:
+        # Half of a short name is '://', which makes unrelated ones similar.
+        hint = did_you_mean(f"{scheme}://", _URL_PREFIXES, min_similarity=0.75)
         raise ConfigError(
             f"The storage address {text!r} has the scheme {named[1]!r}, which is not supported.",
-            do=f"{did_you_mean(f'{scheme}://', _URL_PREFIXES)} A plain path is a local "
-            "directory; write './' in front of a path that contains a colon.",
+            do=f"{hint} A plain path is a local directory; write './' in front of a path that "
+            "contains a colon.",
         )
     if not named[2]:
         raise ConfigError(f"two slashes are missing after {named[1]}:.", do=f"Write {named[1]}://…")

@@ -9,6 +9,7 @@ The states of a report with files:
 | sent        | failed collective "report"                      | error raised to the user   |
 | uploading   | uploaded by this process (SYNC, upload_fn)      | uploaded                   |
 | uploading   | `Uploaded` by the agent (ASYNC)                 | uploaded                   |
+| uploading   | an error of the upload in this process          | failed; raised to the user |
 | any         | `UploadFailed`: another rank's files are lost   | failed                     |
 | uploaded    | `ReportsSettled`                                | committed                  |
 """
@@ -82,6 +83,7 @@ from spotfit.protocol.worker_agent import (
     RequestFinalSave,
     RequestUpload,
     SaveCompleted,
+    SaveFailed,
     StartWorker,
     SuggestSave,
     ToWorker,
@@ -102,6 +104,8 @@ _MAX_BROADCAST_BYTES = 4 * 2**20
 # A function that only reports never waits, so it must empty its socket now and then; doing so at
 # every report would double the cost of the call.
 _REPORTS_PER_DRAIN = 256
+
+_MAX_REASON_CHARS = 1000
 
 ResultT = TypeVar("ResultT")
 _metrics_decoder = decoder(dict[str, Any])
@@ -527,14 +531,14 @@ class Session:
         )
 
     def _upload(self, job: UploadJob, report: CheckpointReport) -> None:
-        if report.upload_mode is CheckpointUploadMode.NO_UPLOAD:
-            # A script that needs metrics only may report a folder that was never written.
-            manifest = self._record_manifest(job, job.checkpoint, may_be_empty=True)
-        elif report.upload_fn is None:
-            manifest = run_upload_job(job, self._store)
-        else:
-            uploaded = upload_with_user_fn(report.upload_fn, job.checkpoint, job.manifest.name)
-            manifest = self._record_manifest(job, uploaded)
+        try:
+            manifest = self._upload_files(job, report)
+        except Exception as error:
+            # The training function may catch it and continue: nothing may wait for these files.
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_MAX_REASON_CHARS]
+            failed = SaveFailed(report_index=job.manifest.report_index, reason=reason)
+            self._connection.send(failed)
+            raise
         self._record_upload(manifest.report_index, manifest.name, manifest.folder)
         self._connection.send(
             SaveCompleted(
@@ -548,6 +552,15 @@ class Session:
         # After the message: the commit need not wait for the deletion.
         if job.delete_after_upload:
             delete_local_copy(job.checkpoint, self._store)
+
+    def _upload_files(self, job: UploadJob, report: CheckpointReport) -> Manifest:
+        if report.upload_mode is CheckpointUploadMode.NO_UPLOAD:
+            # A script that needs metrics only may report a folder that was never written.
+            return self._record_manifest(job, job.checkpoint, may_be_empty=True)
+        if report.upload_fn is None:
+            return run_upload_job(job, self._store)
+        uploaded = upload_with_user_fn(report.upload_fn, job.checkpoint, job.manifest.name)
+        return self._record_manifest(job, uploaded)
 
     def _record_manifest(
         self, job: UploadJob, checkpoint: Any, *, may_be_empty: bool = False

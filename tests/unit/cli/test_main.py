@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from spotfit.cli.main import app
+from spotfit.client.console import format_local_time, read_events
 from spotfit.client.keyring import RunKeyring
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, RunNotFoundError
@@ -130,6 +131,12 @@ def test_events_prints_one_line_per_journal_entry(run: RunDirectory) -> None:
         "round 1 ended: rank 1 died",
         "round 2 started: , from checkpoint_[7]",
     ]
+
+
+def test_events_have_the_local_date_and_time(run: RunDirectory) -> None:
+    first, *_ = read_events(run.store)
+    shown = invoke("events", run.url).stdout.splitlines()[0]
+    assert shown.split("  ")[-2] == format_local_time(first.written_at_ms)
 
 
 def test_logs_prints_output_unchanged(run: RunDirectory) -> None:

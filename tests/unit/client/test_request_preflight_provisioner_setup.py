@@ -71,9 +71,10 @@ def test_a_backend_without_prewarming_is_accepted(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("error", [ConfigError("no"), OSError("no process")])
 def test_prewarm_errors_are_ignored(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_cloud(monkeypatch, WarmCloud(error))
+    cloud = WarmCloud(error)
+    use_cloud(monkeypatch, cloud)
     with prewarm_backend(a_request()):
-        pass
+        assert len(cloud.events) == 1, "the backend was asked, and failed"
 
 
 def test_an_unknown_provisioner_is_reported_by_the_checks() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections import defaultdict
+
 import pytest
 
 import spotfit
 import spotfit.torch
+from spotfit.core.errors import SpotfitError
 from spotfit.host import env
 from spotfit.migrate.name_map import REMOVED_ARGUMENTS
 from tests.unit.migrate.before_and_after import (
@@ -104,6 +108,22 @@ def test_a_removed_argument_is_manual_work(name: str, argument: str, do: str) ->
     owner = spotfit.torch if name == "TorchTrainer" else spotfit
     with pytest.raises(DeprecationWarning):
         getattr(owner, name)(*function, **{argument: {}})
+
+
+def test_every_argument_that_raises_a_deprecation_warning_is_listed() -> None:
+    refused: dict[str, set[str]] = defaultdict(set)
+    for module in (spotfit, spotfit.torch):
+        for name in module.__all__:
+            if name.endswith(("Config", "Trainer")):
+                function = [print] if name.endswith("Trainer") else []
+                for argument in inspect.signature(getattr(module, name)).parameters:
+                    try:
+                        getattr(module, name)(*function, **{argument: {}})
+                    except DeprecationWarning:
+                        refused[name].add(argument)
+                    except (SpotfitError, TypeError, ValueError):
+                        pass  # the argument exists, and has another type
+    assert refused == {name: set(removed) for name, removed in REMOVED_ARGUMENTS.items()}
 
 
 @pytest.mark.parametrize(

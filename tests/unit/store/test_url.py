@@ -184,6 +184,17 @@ def test_a_drive_is_an_unknown_scheme_on_other_systems() -> None:
         RootUrl.parse("C:/runs")
 
 
+@pytest.mark.parametrize(
+    ("scheme", "suggested"),
+    [("foo", ""), ("hdfs", ""), ("https", ""), ("fil", "'file://'"), ("azure", "'az://'")],
+)
+def test_only_a_similar_scheme_is_suggested(scheme: str, suggested: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RootUrl.parse(f"{scheme}://runs")
+    hint = f"Did you mean {suggested}? " if suggested else ""
+    assert caught.value.do.startswith(f"{hint}Known: az://, file://, gs://, memory://, s3://.")
+
+
 @pytest.mark.parametrize("key", ["a:b", "a/what?", "a\\..\\b", "folder./x", "end "])
 def test_a_key_that_is_no_file_name_of_windows_is_refused_there(
     key: str, monkeypatch: pytest.MonkeyPatch

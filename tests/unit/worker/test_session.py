@@ -44,6 +44,7 @@ from spotfit.protocol.worker_agent import (
     RequestFinalSave,
     RequestUpload,
     SaveCompleted,
+    SaveFailed,
     SuggestSave,
     Uploaded,
     ValidationFinished,
@@ -359,7 +360,11 @@ def test_a_failing_sync_upload_raises_in_report(
     gone = Checkpoint.from_directory(tmp_path / "gone")
     with pytest.raises(FileNotFoundError, match="does not exist"):
         session.report_checkpoint({}, CheckpointReport(gone, SYNC, delete_after_upload=False))
-    assert agent.receive_of_type(SaveCompleted) == []
+    # The function may catch the error, and nothing must wait for these files.
+    *_, failed = agent.receive()
+    assert isinstance(failed, SaveFailed)
+    assert failed.report_index == 0
+    assert failed.reason.startswith("CheckpointNotFoundError: ")
 
 
 def test_no_upload_records_files_in_the_run_directory(
