@@ -10,7 +10,6 @@ import datetime
 import importlib
 import socket
 import threading
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 # All ranks connect to rank 0's store at the same moment; a full backlog would drop some of them.
 _BACKLOG = 4096
 _TPU_BACKEND = default_backend(gpu=False, tpu=True)
-_NCCL_ERROR_VARIABLES = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT")
 
 
 class TorchOptions(msgspec.Struct, frozen=True):
@@ -104,7 +102,6 @@ class TorchFramework:
         # By default gloo resolves the host name, which may map to an unreachable address.
         if interface := machine.interface_with_address(start.host):
             env.set_defaults({"GLOO_SOCKET_IFNAME": interface})
-        env.update(nccl_variables(options.backend, env.copy_environment()))
         if options.backend == _TPU_BACKEND:  # its own package registers it when it is loaded
             import_optional(
                 "torch_tpu._loader",
@@ -183,19 +180,6 @@ def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastByt
         world_size=start.world_size,
         timeout=datetime.timedelta(seconds=options.timeout_s),
     )
-
-
-def nccl_variables(backend: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable with which NCCL aborts the process if a collective fails or times out.
-
-    A dictionary of this environment variable. {} if `backend`, such as "cpu:gloo,cuda:nccl", does
-    not use NCCL, or if `environment`, the process's variables, already has one. Sets nothing.
-    """
-    # A backend may be a list of devices and backends: "cpu:gloo,cuda:nccl".
-    uses_nccl = "nccl" in (part.rpartition(":")[2] for part in backend.split(","))
-    if not uses_nccl or any(name in environment for name in _NCCL_ERROR_VARIABLES):
-        return {}
-    return {_NCCL_ERROR_VARIABLES[0]: "1"}
 
 
 def _rendezvous_store(
