@@ -108,7 +108,7 @@ def run(device: str, limit_s: float) -> list[Row]:
     """Run the tests of that device, "cuda" or "cpu", and return their rows."""
     collector = RowCollector(limit_s)
     # Other packages of the machine's Python may warn: that is not what is tested here.
-    options = ["-q", "-W", "default", "-p", "no:cacheprovider", "-o", "log_cli=false"]
+    options = ["-q", "-W", "default", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0"]
     if device == "cuda":
         chosen = ["-m", "gpu", *map(str, files_with_gpu_tests(ROOT / "tests"))]
     else:

@@ -126,12 +126,30 @@ class TorchFramework:
         timeout_s = env.read(env.PROCESS_GROUP_SHUTDOWN_TIMEOUT_S)
         # destroy_process_group has no timeout and blocks while a peer hangs: run it in a thread.
         thread = threading.Thread(
-            target=dist.destroy_process_group, name="spotfit-leave-group", daemon=True
+            target=_destroy_group, args=(_current_gpu(),), name="spotfit-leave-group", daemon=True
         )
         thread.start()
         thread.join(timeout_s)
         if thread.is_alive():
             log.warning("torch.leave_group.timeout", after_s=timeout_s)
+
+
+def _current_gpu() -> int | None:
+    """Return the number of this thread's current GPU; None if CUDA is not initialized."""
+    import torch
+
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
+def _destroy_group(gpu: int | None) -> None:
+    import torch
+    import torch.distributed as dist
+
+    # A thread begins with GPU 0. NCCL selects a communicator's GPU and then the thread's again
+    # (src/init.cc), which would create a context on GPU 0, of another worker.
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+    dist.destroy_process_group()
 
 
 def _warn_if_unused() -> None:
