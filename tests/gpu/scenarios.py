@@ -68,7 +68,7 @@ def train(config: Config) -> dict[str, Any]:
         for inputs, labels in loader:
             loss = nn.functional.mse_loss(model(inputs), labels)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             average = loss.detach()
             dist.all_reduce(average)  # with one worker DDP has no collectives
@@ -128,15 +128,16 @@ def save_often(config: Config) -> dict[str, Any]:
     inputs = torch.rand(8, config["width"], device=device)
     ckpt = Checkpointer(model=model, optimizer=optimizer, every="10m", save_at_end=False)
     ckpt.restore()
-    save_s, copy_s, copy_bytes = [], [], 0
+    save_s: list[float] = []
+    copy_s: list[float] = []
+    target: list[torch.Tensor] = []
     for round_ in range(config["rounds"] + 1):
         optimizer.zero_grad()
         model(inputs).square().sum().backward()
         optimizer.step()
         ckpt.step()
-        if round_ == 0:
+        if round_ == 0:  # the optimizer has created its state
             target = pinned_copies(state_tensors(model, optimizer))
-            copy_bytes = sum(one.nbytes for one in target)
         copy_s.append(seconds_to_copy(state_tensors(model, optimizer), target, device))
         synchronize(device)
         began = time.perf_counter()
@@ -147,7 +148,7 @@ def save_often(config: Config) -> dict[str, Any]:
     return {
         "save_s": median(save_s[1:]),  # the first allocates memory
         "copy_s": median(copy_s[1:]),
-        "bytes": copy_bytes,
+        "bytes": sum(one.nbytes for one in target),
         "is_pinned": is_pinned,
     }
 
@@ -197,7 +198,11 @@ def share_a_device(config: Config) -> dict[str, Any]:
 
 
 def physical_device(device: torch.device) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
+    """Return a name of the device that is the same in all processes of the machine."""
+    if device.type != "cuda":
+        return "cpu"
+    properties = torch.cuda.get_device_properties(device)
+    return str(getattr(properties, "uuid", f"{properties.name} {device}"))  # torch 2.5
 
 
 # --- readings -------------------------------------------------------------------------------------

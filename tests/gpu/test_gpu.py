@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +20,13 @@ from tests.live.cloud import LiveTestCloud
 
 MIB = 2**20
 RESTARTS = {"cpu": 3, "cuda": 20}
-MAX_STATE_BYTES = 1024 * MIB
-WIDTH = 1024
-STATE_BYTES_PER_LAYER = WIDTH * WIDTH * 4 * 3
-"""A weight and the two averages of AdamW."""
+MAX_STATE_BYTES = 4096 * MIB
+CPU_WIDTH, GPU_WIDTH = 256, 4096
+
+
+def layer_bytes(width: int) -> int:
+    """A square weight of floats and the two averages of AdamW."""
+    return width * width * 4 * 3
 
 
 def workers_of(device: str) -> int:
@@ -40,6 +45,8 @@ def fit(cloud: LiveTestCloud, device: str, label: str, **config: Any) -> dict[st
         trainer_type=TorchTrainer,
         scaling_options={"use_gpu": device == "cuda", **config.pop("scaling", {})},
         config=config,
+        # The files of a state of gigabytes must not fill the disk.
+        checkpoint_config=spotfit.CheckpointConfig(num_to_keep=1),
     )
     value: dict[str, Any] = result.return_value
     return value
@@ -103,10 +110,21 @@ def test_two_runs_with_one_seed_end_with_the_same_bits(cloud: LiveTestCloud, dev
     assert fit(cloud, device, "third", seed=8)["digest"] != first["digest"]
 
 
-def state_layers() -> int:
-    """Layers of a state of up to a gigabyte of which two copies fit into /dev/shm."""
-    free_bytes = shutil.disk_usage(scenarios.SHARED_MEMORY).free
-    return max(1, int(min(MAX_STATE_BYTES, free_bytes / 3) / STATE_BYTES_PER_LAYER))
+def state_layers(folder: Path) -> int:
+    """Return the number of layers of a state that fits into this machine several times.
+
+    Two snapshots are in shared memory and one copy in pinned memory, and files of several saves in
+    `folder`. With few tensors and gigabytes the copy takes most of a save, as for a real model.
+    """
+    free_bytes, _ = torch.cuda.mem_get_info()
+    limits = (
+        MAX_STATE_BYTES,
+        free_bytes / 4,
+        shutil.disk_usage(scenarios.SHARED_MEMORY).free / 3,
+        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 5,
+        shutil.disk_usage(folder).free / 8,
+    )
+    return max(1, int(min(limits) / layer_bytes(GPU_WIDTH)))
 
 
 @pytest.mark.timeout(180)
@@ -121,8 +139,8 @@ def test_a_save_blocks_for_little_more_than_the_copy(
         function=scenarios.save_often,
         workers=1,
         strategy=strategy,
-        width=WIDTH,
-        layers=state_layers() if device == "cuda" else 2,
+        width=GPU_WIDTH if device == "cuda" else CPU_WIDTH,
+        layers=state_layers(cloud.folder) if device == "cuda" else 2,
         rounds=5 if device == "cuda" else 1,
     )
     assert found["is_pinned"] == (device == "cuda")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from spotfit.core.errors import MissingExtraError
+from spotfit.core.errors import ConfigError, MissingExtraError
 from spotfit.frameworks.devices import worker_devices
 from spotfit.frameworks.framework import BroadcastBytesFn, rank_environment
 from spotfit.frameworks.torch.torch_config import default_backend
@@ -88,7 +88,8 @@ class TorchFramework:
 
         Blocks until all ranks have joined; torch waits for at most the `timeout_s` of
         `TorchConfig`. Also sets MASTER_ADDR and MASTER_PORT of this process to rank 0's. Raises
-        `MissingExtraError` without torch, torch's exceptions and those of `broadcast`.
+        `MissingExtraError` without torch, `ConfigError` if a worker with a GPU has a torch without
+        CUDA, torch's exceptions and those of `broadcast`.
         """
         # A clear error instead of an ImportError if the machine's image has no torch.
         require_module("torch", extra="torch")
@@ -109,6 +110,7 @@ class TorchFramework:
                 needed_by="TorchConfig(backend='tpu_dist'), the default with use_tpu=True,",
             ).load()
         if (device := _default_device(start)).startswith("cuda"):
+            _require_cuda_build()
             torch.cuda.set_device(device)
         init_default_group(options.backend, start, broadcast)
 
@@ -132,6 +134,19 @@ class TorchFramework:
         thread.join(timeout_s)
         if thread.is_alive():
             log.warning("torch.leave_group.timeout", after_s=timeout_s)
+
+
+def _require_cuda_build() -> None:
+    import torch
+
+    # torch itself raises AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'.
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            f"This worker has a GPU, but torch {torch.__version__} on its machine is built without "
+            "CUDA.",
+            do="Install a build of torch with CUDA on the machines, for example with the image of "
+            "worker_image/Dockerfile.cuda.",
+        )
 
 
 def _current_gpu() -> int | None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
-from spotfit.core.errors import MissingExtraError
+from spotfit.core.errors import ConfigError, MissingExtraError
 from spotfit.frameworks.torch import process_group as backend_of
 from spotfit.frameworks.torch.process_group import TorchFramework
 from spotfit.protocol.worker_agent import StartWorker
@@ -164,3 +165,10 @@ def test_leave_group_stops_waiting_after_the_timeout(monkeypatch: pytest.MonkeyP
             patch.setattr(dist, "destroy_process_group", lambda: first.recv(1))
             TorchFramework().leave_group()
         second.send(b"x")
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="needs a torch without CUDA")
+def test_a_gpu_without_a_cuda_build_of_torch_is_named() -> None:
+    worker = a_worker_start(resources={"GPU": 1}, devices=("cuda:0",))
+    with pytest.raises(ConfigError, match=r"has a GPU, but torch .* is built without CUDA"):
+        TorchFramework().form_group(worker, alone)

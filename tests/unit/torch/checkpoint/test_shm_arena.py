@@ -240,7 +240,7 @@ def test_on_a_gpu_a_copy_waits_for_the_current_stream_and_is_complete(shm_path: 
     weights = torch.zeros(2**22, device="cuda")
     arena, share = arena_in(shm_path), share_of(a=weights)
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(10**8)
+        torch.cuda._sleep(10**8)  # type: ignore[no-untyped-call]
         weights.fill_(1)
         (copy,) = save_and_read(arena, share)
         weights.fill_(2)
@@ -255,7 +255,7 @@ def test_copies_from_a_gpu_that_is_not_current_are_complete(shm_path: Path) -> N
     weights = torch.zeros(2**22, device="cuda:1")
     arena, share = arena_in(shm_path), share_of(a=weights)
     with torch.cuda.device(1):
-        torch.cuda._sleep(10**8)
+        torch.cuda._sleep(10**8)  # type: ignore[no-untyped-call]
         weights.fill_(1)
     with torch.cuda.device(0):
         (copy,) = save_and_read(arena, share)
