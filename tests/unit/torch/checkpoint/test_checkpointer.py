@@ -8,7 +8,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -1405,3 +1405,32 @@ def test_memory_is_allocated_with_the_current_gpu_of_the_training(
     assert process.ckpt._allocation_thread is not None
     process.ckpt._allocation_thread.join()
     assert entered == [True, True]
+
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_a_restore_waits_for_what_the_training_has_queued(
+    session: LocalSession, device: str
+) -> None:
+    """The chunks are copied by other threads, which do not know the training's stream."""
+
+    def start() -> tuple[nn.Linear, Checkpointer]:
+        model = nn.Linear(512, 512, device=device)
+        return model, Checkpointer(model=model, every=10**6)
+
+    before, first = start()
+    first.step()
+    first.save()
+    after, second = start()
+    is_gpu = device == "cuda"
+    with torch.cuda.stream(torch.cuda.Stream()) if is_gpu else nullcontext():  # type: ignore[no-untyped-call]
+        if is_gpu:
+            torch.cuda._sleep(10**9)  # type: ignore[no-untyped-call]  # half a second
+        after.weight.detach().zero_()
+        assert second.restore() is not None
+        assert torch.equal(after.weight.cpu(), before.weight.cpu())
