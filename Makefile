@@ -19,6 +19,8 @@ CODE := sdk provisioners localsim tests examples benchmarks worker_image
 LIVE ?= 500
 VIRTUAL ?= 20000
 KIND ?= cpu
+FOR ?= 3.12
+PLATFORMS := $(foreach libc,2_28 2_27 2_24 2_17 2_5,--platform manylinux_$(libc)_x86_64) --platform manylinux2014_x86_64
 
 .PHONY: help
 help: ## list the targets
@@ -65,6 +67,17 @@ chaos: $(STAMP) ## random schedules, LIVE=500 with real processes and VIRTUAL=20
 .PHONY: bench
 bench: $(STAMP) ## measure spotfit and its competitors, in pairs
 	$(BIN)/python benchmarks/run.py
+
+.PHONY: gpu
+gpu: ## what only a GPU can show, in ten minutes; PYTHON=one with torch, WHEELS=folder without network
+	@.ci/gpu
+
+.PHONY: gpu-wheels
+gpu-wheels: $(STAMP) ## what `make gpu WHEELS=.bench/wheels-gpu` needs besides torch; FOR=3.12 is its Python
+	mkdir -p .bench
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > .bench/gpu.txt
+	$(BIN)/python -m pip download --quiet --dest .bench/wheels-gpu --only-binary=:all: --python-version $(FOR) $(PLATFORMS) \
+		-r .bench/gpu.txt pytest pytest-timeout hypothesis hatchling editables
 
 .PHONY: parity
 parity: $(STAMP) ## install Ray, compare its behaviour with ours, run its examples

@@ -11,7 +11,7 @@ there; the first server relays its requests and replies (docs/decisions/0013).
 | state    | event                                      | next                                     |
 |----------|--------------------------------------------|------------------------------------------|
 | starting | eager modules imported                     | ready: `ForkServerReady`                 |
-| starting | the imports have started threads           | exit: `ForkUnsafe`                       |
+| starting | the imports started threads, opened a GPU  | exit: `ForkUnsafe`                       |
 | ready    | `ForkChild`                                | fork a child                             |
 | ready    | idle for `_IDLE_BEFORE_WARMUP_MS`          | warming: warm server forked              |
 | warming  | `ForkChild`                                | fork a child                             |
@@ -32,6 +32,7 @@ import select
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import msgspec
@@ -136,10 +137,8 @@ class ForkServer:
         gc.disable()
         for module in self._eager:
             _try_import(module)
-        if not _is_fork_safe():
-            self._send(
-                ForkUnsafe(reason="importing the framework has started threads that outlive a fork")
-            )
+        if reason := _fork_hazard():
+            self._send(ForkUnsafe(reason=reason))
             self._shut_down()
         gc.freeze()  # collections in children do not write to the objects that exist now
         self._send(ForkServerReady())
@@ -364,7 +363,31 @@ def _try_import(module: str) -> None:
         )
 
 
-def _is_fork_safe() -> bool:
+def _fork_hazard() -> str:
+    """Return why children of this process would not work, or "" if they would."""
+    if not _is_single_threaded():
+        return "importing the framework has started threads that outlive a fork"
+    # An imported package may do that, such as a plugin of torch or sitecustomize. Every child would
+    # fail with "Cannot re-initialize CUDA in forked subprocess".
+    if opened := open_gpu_files(Path("/proc/self/fd")):
+        return f"importing the framework has opened a GPU ({opened[0]}), which forks cannot use"
+    return ""
+
+
+def open_gpu_files(fd_dir: Path) -> list[str]:
+    """Return the NVIDIA devices among the open files of a process, such as ["/dev/nvidiactl"].
+
+    `fd_dir` is the process's directory of descriptors, /proc/<pid>/fd. CUDA opens them when it is
+    initialized, and keeps them open.
+    """
+    targets = []
+    for descriptor in fd_dir.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            targets.append(str(descriptor.readlink()))
+    return sorted({target for target in targets if target.startswith("/dev/nvidia")})
+
+
+def _is_single_threaded() -> bool:
     """Return whether this process has a single thread when it forks."""
     if sys.platform != "linux":
         return False

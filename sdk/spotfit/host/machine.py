@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import platform
+import re
 import socket
 import struct
 import sys
@@ -18,6 +19,7 @@ if sys.platform != "win32":
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: get the address of an interface
 _GPU_UUID_PREFIXES = ("GPU-", "MIG-")
+_GPU_NODE = re.compile(r"nvidia\d+")  # not nvidiactl, nvidia-uvm and nvidia-modeset
 # TEST-NET-1 (RFC 5737): connecting a UDP socket selects a route and sends no packet.
 _ROUTE_PROBE_ADDRESS = ("192.0.2.1", 9)
 
@@ -79,17 +81,31 @@ def cpu_count() -> int:
 def devices() -> tuple[str, ...]:
     """Return the accelerators of this machine, such as ('cuda:0', 'cuda:1'); () without any.
 
-    SPOTFIT_DEVICES if set, else the NVIDIA GPUs in /proc. No driver is loaded and no CUDA context
-    is created. GPUs are numbered among the visible ones: with CUDA_VISIBLE_DEVICES=2,3 the result
-    is ('cuda:0', 'cuda:1').
+    SPOTFIT_DEVICES if set, else the NVIDIA GPUs in /dev or /proc. No driver is loaded and no CUDA
+    context is created. GPUs are numbered among the visible ones: with CUDA_VISIBLE_DEVICES=2,3 the
+    result is ('cuda:0', 'cuda:1').
     """
     if configured := env.read(env.DEVICES):
         return tuple(part.strip() for part in configured.split(",") if part.strip())
-    # Counting directories needs no CUDA context, which would occupy GPU memory and break fork().
-    cards = Path("/proc/driver/nvidia/gpus")
-    count = len(list(cards.iterdir())) if cards.is_dir() else 0
-    visible = visible_gpus(count, env.lookup("CUDA_VISIBLE_DEVICES"))
+    visible = visible_gpus(gpu_count(), env.lookup("CUDA_VISIBLE_DEVICES"))
     return tuple(f"cuda:{n}" for n, _ in enumerate(visible))
+
+
+def gpu_count(dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> int:
+    """Return the number of NVIDIA GPUs of this machine or container; 0 without a driver.
+
+    `dev` and `proc` are the directories of devices and of the kernel. Opens no device.
+    """
+    # Counting files needs no CUDA context, which would occupy GPU memory and break fork().
+    nodes = sum(_GPU_NODE.fullmatch(path.name) is not None for path in dev.glob("nvidia*"))
+    if nodes:
+        return nodes
+    # In a container the device nodes decide: device plugins that only add nodes, such as that of
+    # GKE (https://github.com/NVIDIA/nvidia-container-toolkit/issues/209), leave the host's
+    # /proc/driver/nvidia visible, with the GPUs of all containers; gVisor has no such directory.
+    # On a host the nodes are created when the first program uses a GPU.
+    cards = proc / "driver" / "nvidia" / "gpus"
+    return len(list(cards.iterdir())) if cards.is_dir() else 0
 
 
 def visible_gpus(count: int, visible_devices: str | None) -> tuple[str, ...]:

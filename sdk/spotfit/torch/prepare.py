@@ -118,7 +118,8 @@ def _wrap_ddp(model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Modul
 def enable_reproducibility(seed: int) -> None:
     """Seed all RNGs of this process and make torch raise for nondeterministic operations.
 
-    Sets CUBLAS_WORKSPACE_CONFIG too, which takes effect only before the first use of cuBLAS.
+    Sets CUBLAS_WORKSPACE_CONFIG too, unless it is set: it takes effect only before the first use of
+    cuBLAS.
     """
     torch.manual_seed(seed)
     random.seed(seed)
@@ -127,7 +128,8 @@ def enable_reproducibility(seed: int) -> None:
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     # cuBLAS is deterministic only with a fixed workspace (see torch.use_deterministic_algorithms).
-    env.update({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    if not env.lookup("CUBLAS_WORKSPACE_CONFIG"):
+        env.update({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
 
 
 # --- FSDP2 (fully_shard) --------------------------------------------------------------------------

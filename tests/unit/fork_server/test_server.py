@@ -73,7 +73,7 @@ def test_a_process_with_threads_is_not_fork_safe() -> None:
     thread.start()
     stay.wait()
     try:
-        assert not server._is_fork_safe()
+        assert not server._is_single_threaded()
     finally:
         end_child.set()
         thread.join()
@@ -243,3 +243,9 @@ def test_all_processes_exit_with_the_agent(server_process: ServerProcess) -> Non
     for end in ends:
         assert select.select([end], [], [], 30)[0], "the server continues"
         os.close(end)
+
+
+def test_an_opened_gpu_is_recognized(tmp_path: Path) -> None:
+    for number, target in enumerate(["/dev/null", "/dev/nvidiactl", "/dev/nvidia0", "socket:[5]"]):
+        (tmp_path / str(number)).symlink_to(target)
+    assert server.open_gpu_files(tmp_path) == ["/dev/nvidia0", "/dev/nvidiactl"]

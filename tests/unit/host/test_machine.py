@@ -1,5 +1,7 @@
 """Properties of this machine."""
 
+from pathlib import Path
+
 import pytest
 
 from spotfit.host import machine
@@ -43,6 +45,38 @@ def test_cuda_visible_devices_is_read_as_cuda_does(
     variable: str | None, visible: tuple[str, ...]
 ) -> None:
     assert machine.visible_gpus(4, variable) == visible
+
+
+def make_files(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return folder
+
+
+CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+CARDS = tuple(f"driver/nvidia/gpus/0000:{n:02}:00.0/information" for n in range(8))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cards", "count"),
+    [
+        (("nvidia0", "nvidia1", *CONTROL_NODES), CARDS[:2], 2),
+        (("nvidia5", *CONTROL_NODES), CARDS, 1),  # a container of GKE: the host's /proc
+        (("nvidia0", "nvidia-caps/nvidia-cap1", *CONTROL_NODES), (), 1),  # gVisor; MIG
+        ((), CARDS, 8),  # a host on which no program has used a GPU yet
+        (CONTROL_NODES, (), 0),
+        ((), (), 0),
+    ],
+)
+def test_gpus_are_counted_as_the_container_has_them(
+    tmp_path: Path, nodes: tuple[str, ...], cards: tuple[str, ...], count: int
+) -> None:
+    dev, proc = tmp_path / "dev", tmp_path / "proc"
+    make_files(dev, *nodes)
+    make_files(proc, *cards)
+    assert machine.gpu_count(dev, proc) == count
 
 
 def test_without_gpus_none_is_visible() -> None:

@@ -10,12 +10,11 @@ import datetime
 import importlib
 import socket
 import threading
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from spotfit.core.errors import MissingExtraError
+from spotfit.core.errors import ConfigError, MissingExtraError
 from spotfit.frameworks.devices import worker_devices
 from spotfit.frameworks.framework import BroadcastBytesFn, rank_environment
 from spotfit.frameworks.torch.torch_config import default_backend
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 # All ranks connect to rank 0's store at the same moment; a full backlog would drop some of them.
 _BACKLOG = 4096
 _TPU_BACKEND = default_backend(gpu=False, tpu=True)
-_NCCL_ERROR_VARIABLES = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT")
 
 
 class TorchOptions(msgspec.Struct, frozen=True):
@@ -90,7 +88,8 @@ class TorchFramework:
 
         Blocks until all ranks have joined; torch waits for at most the `timeout_s` of
         `TorchConfig`. Also sets MASTER_ADDR and MASTER_PORT of this process to rank 0's. Raises
-        `MissingExtraError` without torch, torch's exceptions and those of `broadcast`.
+        `MissingExtraError` without torch, `ConfigError` if a worker with a GPU has a torch without
+        CUDA, torch's exceptions and those of `broadcast`.
         """
         # A clear error instead of an ImportError if the machine's image has no torch.
         require_module("torch", extra="torch")
@@ -104,7 +103,6 @@ class TorchFramework:
         # By default gloo resolves the host name, which may map to an unreachable address.
         if interface := machine.interface_with_address(start.host):
             env.set_defaults({"GLOO_SOCKET_IFNAME": interface})
-        env.update(nccl_variables(options.backend, env.copy_environment()))
         if options.backend == _TPU_BACKEND:  # its own package registers it when it is loaded
             import_optional(
                 "torch_tpu._loader",
@@ -112,6 +110,7 @@ class TorchFramework:
                 needed_by="TorchConfig(backend='tpu_dist'), the default with use_tpu=True,",
             ).load()
         if (device := _default_device(start)).startswith("cuda"):
+            _require_cuda_build()
             torch.cuda.set_device(device)
         init_default_group(options.backend, start, broadcast)
 
@@ -129,12 +128,43 @@ class TorchFramework:
         timeout_s = env.read(env.PROCESS_GROUP_SHUTDOWN_TIMEOUT_S)
         # destroy_process_group has no timeout and blocks while a peer hangs: run it in a thread.
         thread = threading.Thread(
-            target=dist.destroy_process_group, name="spotfit-leave-group", daemon=True
+            target=_destroy_group, args=(_current_gpu(),), name="spotfit-leave-group", daemon=True
         )
         thread.start()
         thread.join(timeout_s)
         if thread.is_alive():
             log.warning("torch.leave_group.timeout", after_s=timeout_s)
+
+
+def _require_cuda_build() -> None:
+    import torch
+
+    # torch itself raises AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'.
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            f"This worker has a GPU, but torch {torch.__version__} on its machine is built without "
+            "CUDA.",
+            do="Install a build of torch with CUDA on the machines, for example with the image of "
+            "worker_image/Dockerfile.cuda.",
+        )
+
+
+def _current_gpu() -> int | None:
+    """Return the number of this thread's current GPU; None if CUDA is not initialized."""
+    import torch
+
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
+def _destroy_group(gpu: int | None) -> None:
+    import torch
+    import torch.distributed as dist
+
+    # A thread begins with GPU 0. NCCL selects a communicator's GPU and then the thread's again
+    # (src/init.cc), which would create a context on GPU 0, of another worker.
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+    dist.destroy_process_group()
 
 
 def _warn_if_unused() -> None:
@@ -183,19 +213,6 @@ def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastByt
         world_size=start.world_size,
         timeout=datetime.timedelta(seconds=options.timeout_s),
     )
-
-
-def nccl_variables(backend: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable with which NCCL aborts the process if a collective fails or times out.
-
-    A dictionary of this environment variable. {} if `backend`, such as "cpu:gloo,cuda:nccl", does
-    not use NCCL, or if `environment`, the process's variables, already has one. Sets nothing.
-    """
-    # A backend may be a list of devices and backends: "cpu:gloo,cuda:nccl".
-    uses_nccl = "nccl" in (part.rpartition(":")[2] for part in backend.split(","))
-    if not uses_nccl or any(name in environment for name in _NCCL_ERROR_VARIABLES):
-        return {}
-    return {_NCCL_ERROR_VARIABLES[0]: "1"}
 
 
 def _rendezvous_store(

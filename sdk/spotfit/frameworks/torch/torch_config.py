@@ -19,8 +19,8 @@ class TorchConfig(BackendConfig):
     """Configuration of torch's process group, which is formed in every round.
 
     `backend` is a torch.distributed backend such as "gloo" or "cpu:gloo,cuda:nccl"; the default is
-    nccl with GPUs, tpu_dist with TPUs and gloo otherwise. `init_method` is "env" or "tcp", which
-    behave alike. `timeout_s` is the timeout of torch's collectives in seconds.
+    nccl with whole GPUs, tpu_dist with TPUs and gloo otherwise. `init_method` is "env" or "tcp",
+    which behave alike. `timeout_s` is the timeout of torch's collectives in seconds.
     """
 
     backend: str | None = None
@@ -56,9 +56,14 @@ class TorchConfig(BackendConfig):
     def backend_for(self, scaling: ScalingConfig) -> str:
         """Return the configured backend, else the default for the workers' devices.
 
-        "nccl" with GPUs, "tpu_dist" with TPUs, else "gloo". `scaling` says which devices they have.
+        "nccl" with whole GPUs, "tpu_dist" with TPUs, else "gloo", also for workers that share a
+        GPU. `scaling` says which devices they have.
         """
-        return self.backend or default_backend(gpu=scaling.use_gpu, tpu=scaling.use_tpu)
+        # Workers with less than one GPU share it, which NCCL rejects: "Duplicate GPU detected"
+        # (since 2.30 "Multiple Ranks are using the same GPU", src/init.cc). Gloo copies through
+        # main memory.
+        has_own_gpu = scaling.num_gpus_per_worker >= 1
+        return self.backend or default_backend(gpu=has_own_gpu, tpu=scaling.use_tpu)
 
 
 def default_backend(*, gpu: bool, tpu: bool) -> str:

@@ -68,7 +68,7 @@ def join_launcher_group(config: TorchConfig) -> Iterator[LauncherGroup | None]:
         # torchrun starts one process per GPU and expects each to select the GPU of its local rank.
         has_gpus = torch.cuda.is_available()
         if has_gpus:
-            torch.cuda.set_device(ranks.local_rank)
+            torch.cuda.set_device(gpu_of_local_rank(ranks.local_rank, torch.cuda.device_count()))
         timeout = datetime.timedelta(seconds=config.timeout_s)
         dist.init_process_group(select_backend(config.backend, has_gpus=has_gpus), timeout=timeout)
     yield LauncherGroup(ranks)
@@ -110,6 +110,15 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
         local_world_size=local_world_size,
         node_rank=rank // local_world_size,
     )
+
+
+def gpu_of_local_rank(local_rank: int, visible_gpus: int) -> int:
+    """Return the number of the GPU for a process that sees this many, at least one.
+
+    The local rank with torchrun. Other launchers, such as `srun --gpus-per-task=1`, show each
+    process its own GPU only, which is number 0 there.
+    """
+    return local_rank % visible_gpus
 
 
 def select_backend(requested: str | None, *, has_gpus: bool) -> str:

@@ -308,16 +308,20 @@ class Checkpointer:
 
         Raises `ConfigError` for state that cannot be saved, already at the first step.
         """
+        from spotfit.torch.checkpoint.training_state import keep_current_gpu
+
         # The thread must not hold a reference to the Checkpointer, or it would never be collected.
         plan, slots = self._plan_save(), self._slots
         values_bytes = sum(map(len, self._encode_values(plan)))
         self._size_bytes = plan.size_bytes + values_bytes
         pieces, reserved_bytes = plan.pieces, max(_MIN_VALUES_BYTES, values_bytes)
+        current_gpu = keep_current_gpu()
 
         def allocate() -> None:
-            for slot in slots:
-                with suppress(OSError):  # the save tries again and reports the error
-                    slot.arena.reserve(pieces, values_bytes=reserved_bytes)
+            with current_gpu:  # the memory is pinned there
+                for slot in slots:
+                    with suppress(OSError):  # the save tries again and reports the error
+                        slot.arena.reserve(pieces, values_bytes=reserved_bytes)
 
         self._allocation_thread = threading.Thread(
             target=allocate, name="spotfit-arena", daemon=True

@@ -112,6 +112,9 @@ class RestoreOperation:
             backed_up = {**self._incoming, "optimizer": optimizer_states}
             self._undo_overwrite = backup_tensors(backed_up)
         self._load_plan = StateLoadPlan(self._incoming, saved)
+        # What the training has queued, such as the initialization of weights, must not overwrite
+        # what is read.
+        self._training_state.wait_for_gpus()
         return RestorePlan(
             self._load_plan.reads,
             StateCompatibility(self._load_plan.unclaimed_names, saved_names, current_names),
@@ -152,6 +155,7 @@ class RestoreOperation:
         """
         # Release the backups first: each may be as large as the state.
         self._previous_optimizer_states, self._undo_overwrite = {}, None
+        self._training_state.wait_for_gpus()
         self._log_differences(self._training_state.load_state_dict(self._incoming))
         if self._world_size == len(saved.indices):
             return self._resume(saved)

@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,8 @@ class ShmArena:
         self._segment: ShmSegment | None = None
         self._pieces: tuple[TensorPiece, ...] = ()
         self._views: list[torch.Tensor] = []
-        self._pinned_address: Any = None
+        self._unpin: weakref.finalize[[int], ShmArena] | None = None
+        """Set while the payload is pinned."""
 
     @property
     def path(self) -> Path:
@@ -76,7 +79,11 @@ class ShmArena:
         self.close()
         capacity_bytes = max((piece.end for piece in pieces), default=0)
         self._segment = self._create_segment(capacity_bytes, index_bytes)
-        self._pinned_address = _pin_memory(self._segment)
+        if (address := _pin_memory(self._segment)) is not None:
+            # Also for an arena that is collected without `close`: memory that is unmapped while it
+            # is registered cannot be registered again at this address.
+            self._unpin = weakref.finalize(self, _unpin_memory, address)
+            self._unpin.atexit = False  # the driver unpins it when the process ends
         payload = self._segment.payload
         self._views = [piece_as_tensor(one, payload[one.start : one.end]) for one in pieces]
         self._pieces = pieces
@@ -93,12 +100,15 @@ class ShmArena:
         self._segment.invalidate()
         if not tensors:
             return
-        is_pinned = self._pinned_address is not None
-        # One call for all tensors: a loop would cost a kernel launch per tensor.
-        torch._foreach_copy_(self._views, list(tensors), non_blocking=is_pinned)
-        if is_pinned:
-            # The training changes the tensors as soon as this function returns.
-            torch.cuda.current_stream().synchronize()
+        is_pinned = self._unpin is not None
+        try:
+            # One call for all tensors saves Python's overhead per tensor.
+            torch._foreach_copy_(self._views, list(tensors), non_blocking=is_pinned)
+        finally:
+            # The training changes the tensors as soon as this function returns. Each copy runs on
+            # the current stream of its tensor's GPU, which may not be the current GPU.
+            for device in {one.device for one in tensors if one.is_cuda} if is_pinned else ():
+                torch.cuda.current_stream(device).synchronize()
 
     def publish(self, index: SnapshotIndex) -> None:
         """Write the index, which makes the snapshot valid for readers in other processes.
@@ -118,8 +128,9 @@ class ShmArena:
             return
         self._views = []  # they hold references to the mapped memory
         # Before the memory is unmapped: CUDA releases pages by their address.
-        if self._pinned_address is not None:
-            _cudart().cudaHostUnregister(self._pinned_address)
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
         self._segment.close()
         self._segment.path.unlink(missing_ok=True)  # Windows refuses it while the file is mapped
         self._segment = None
@@ -161,8 +172,25 @@ def _pin_memory(segment: ShmSegment) -> int | None:
     if int(status) != 0:
         # Copies still work, but not asynchronously: they take longer.
         log.warning("checkpoint.pinning_failed", segment=str(segment.path), code=int(status))
+        _clear_last_error()
         return None
     return address
+
+
+def _unpin_memory(address: int) -> None:
+    # A forked child, such as a worker of a DataLoader, has inherited the arena but not CUDA.
+    if gpu_in_use() and int(_cudart().cudaHostUnregister(address)) != 0:
+        _clear_last_error()
+
+
+def _clear_last_error() -> None:
+    """Keep a failed call of the CUDA runtime from being reported by the training's next kernel.
+
+    The runtime keeps the error of a thread until it is read. torch reads it after each launch and
+    raises it there, and has no function that only reads it (c10/cuda/CUDAException.h).
+    """
+    with suppress(RuntimeError):
+        torch.ones(1, device="cuda")
 
 
 def _cudart() -> Any:

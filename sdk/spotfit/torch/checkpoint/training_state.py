@@ -10,6 +10,7 @@ import random  # noqa: TID251 - saves and restores the RNG of the user's code
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -83,6 +84,15 @@ class TrainingState(NamedTuple):
                 names.update(f"{prefix}.{part}" for part in parts if part != "tensors")
                 names.update(f"{prefix}.tensors.{tensor}" for tensor in parts["tensors"])
         return frozenset(names)
+
+    def wait_for_gpus(self) -> None:
+        """Block until the model's GPUs have finished all kernels and copies of all streams.
+
+        A restore writes tensors from several threads, and each thread has its own current stream:
+        neither its copies nor the kernels queued before them wait for the other streams.
+        """
+        for device in {weight.device for weight in self.model.parameters() if weight.is_cuda}:
+            torch.cuda.synchronize(device)
 
     def load_state_dict(self, state: StateDict) -> list[str]:
         """Load `state`, which has the form of `state_dict()` and may lack stateful objects.
@@ -298,7 +308,17 @@ def _insert_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 def gpu_in_use() -> bool:
     """Return whether this process has initialized CUDA; asking does not initialize it."""
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    # Not is_available(), which calls cuInit: children that are forked later could not use the GPU.
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def keep_current_gpu() -> AbstractContextManager[object]:
+    """Return a context in which another thread has the current GPU of this thread.
+
+    Every thread begins with GPU 0. Its first call of the CUDA runtime would create a context there,
+    which takes some hundred megabytes of a GPU that belongs to another worker.
+    """
+    return torch.cuda.device(torch.cuda.current_device()) if gpu_in_use() else nullcontext()
 
 
 class RejectCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lacks types
@@ -325,9 +345,10 @@ class RejectCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
 
 def rng_state() -> StateDict:
-    """Return the RNG states of Python, torch, the current GPU, and of numpy if it is imported.
+    """Return the RNG states of Python, torch, the GPUs, and of numpy if it is imported.
 
-    Of this process, as copies. The GPU's only if CUDA is initialized.
+    Of this process, as copies. Those of GPUs only if CUDA is initialized: "cuda" is that of the
+    current one, "other_cuda" those of the following visible ones, in the order of their numbers.
     """
     state: StateDict = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy.random")) is not None:
@@ -336,14 +357,19 @@ def rng_state() -> StateDict:
         state["numpy"] = (kind, keys.tolist(), position, has_gauss, gauss)
     if gpu_in_use():
         state["cuda"] = torch.cuda.get_rng_state()
+        # A worker may have several GPUs, its first one is current. Each state has 16 bytes, and
+        # reading it creates no context on its GPU.
+        following = range(torch.cuda.current_device() + 1, torch.cuda.device_count())
+        if others := [torch.cuda.get_rng_state(number) for number in following]:
+            state["other_cuda"] = others
     return state
 
 
 def set_rng_state(state: StateDict) -> None:
     """Set the RNG states of this process to `state`, which `rng_state` returned in any process.
 
-    That of the current GPU only if `state` has one and this machine has a GPU, that of numpy only
-    if `state` has one.
+    Those of GPUs only if `state` has them and this process has the GPUs, counted from its current
+    one; that of numpy only if `state` has one.
     """
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
@@ -353,3 +379,7 @@ def set_rng_state(state: StateDict) -> None:
         numpy.random.set_state(state["numpy"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+        others = state.get("other_cuda", ())
+        following = range(torch.cuda.current_device() + 1, torch.cuda.device_count())
+        for number, other in zip(following, others, strict=False):
+            torch.cuda.set_rng_state(other, number)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
-from spotfit.core.errors import MissingExtraError
+from spotfit.core.errors import ConfigError, MissingExtraError
 from spotfit.frameworks.torch import process_group as backend_of
 from spotfit.frameworks.torch.process_group import TorchFramework
 from spotfit.protocol.worker_agent import StartWorker
@@ -96,19 +97,12 @@ def test_both_init_methods_form_the_group(method: str) -> None:
     assert dist.is_initialized()
 
 
-@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
-def test_nccl_error_handling_is_enabled(backend: str) -> None:
-    assert backend_of.nccl_variables(backend, {}) == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-
-
-@pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT"])
-def test_existing_nccl_variables_are_kept(name: str) -> None:
-    assert backend_of.nccl_variables("nccl", {name: "0"}) == {}
-
-
-def test_without_nccl_no_variable_is_set() -> None:
-    assert backend_of.nccl_variables("gloo", {}) == {}
-    assert backend_of.nccl_variables("cpu:gloo", {}) == {}
+def test_torch_chooses_how_nccl_errors_are_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its default, 3, ends the process without ncclCommAbort, which may hang."""
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    monkeypatch.setattr(backend_of, "init_default_group", lambda *_: None)  # NCCL needs a GPU
+    TorchFramework().form_group(start(backend="nccl"), alone)
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
 
 
 def test_several_backends_are_accepted() -> None:
@@ -171,3 +165,10 @@ def test_leave_group_stops_waiting_after_the_timeout(monkeypatch: pytest.MonkeyP
             patch.setattr(dist, "destroy_process_group", lambda: first.recv(1))
             TorchFramework().leave_group()
         second.send(b"x")
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="needs a torch without CUDA")
+def test_a_gpu_without_a_cuda_build_of_torch_is_named() -> None:
+    worker = a_worker_start(resources={"GPU": 1}, devices=("cuda:0",))
+    with pytest.raises(ConfigError, match=r"has a GPU, but torch .* is built without CUDA"):
+        TorchFramework().form_group(worker, alone)

@@ -21,7 +21,13 @@ def test_the_parameters_are_those_of_ray_train() -> None:
 
 @pytest.mark.parametrize(
     ("scaling", "backend"),
-    [({}, "gloo"), ({"use_gpu": True}, "nccl"), ({"use_tpu": True}, "tpu_dist")],
+    [
+        ({}, "gloo"),
+        ({"use_gpu": True}, "nccl"),
+        ({"use_gpu": True, "resources_per_worker": {"GPU": 2}}, "nccl"),
+        ({"use_gpu": True, "resources_per_worker": {"GPU": 0.5}}, "gloo"),
+        ({"use_tpu": True}, "tpu_dist"),
+    ],
 )
 def test_the_default_backend_follows_the_devices(scaling: dict[str, Any], backend: str) -> None:
     assert TorchConfig().backend_for(ScalingConfig(**scaling)) == backend

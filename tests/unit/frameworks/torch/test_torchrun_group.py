@@ -12,6 +12,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.process_group import TorchFramework
 from spotfit.frameworks.torch.torch_config import TorchConfig
 from spotfit.frameworks.torch.torchrun_group import (
+    gpu_of_local_rank,
     join_launcher_group,
     ranks_from_environment,
     select_backend,
@@ -106,3 +107,9 @@ def test_the_backend_follows_the_devices(
     named: str | None, *, has_gpus: bool, backend: str
 ) -> None:
     assert select_backend(named, has_gpus=has_gpus) == backend
+
+
+@pytest.mark.parametrize(("visible", "gpu"), [(8, 5), (1, 0), (4, 1)])
+def test_the_gpu_is_one_that_the_process_sees(visible: int, gpu: int) -> None:
+    """srun --gpus-per-task=1 shows each process one GPU, whatever its local rank."""
+    assert gpu_of_local_rank(5, visible) == gpu

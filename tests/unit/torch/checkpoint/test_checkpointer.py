@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import re
 import shutil
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,10 @@ from spotfit.model.topology import Ranks
 from spotfit.policy.retry_budget import is_permanent_error
 from spotfit.testing.builders import ManualClock
 from spotfit.torch import Checkpointer, export_checkpoint, init_module
-from spotfit.torch.checkpoint import checkpointer
+from spotfit.torch.checkpoint import checkpointer, training_state
 from spotfit.torch.checkpoint.compatibility import StateCompatibility
 from spotfit.torch.checkpoint.data_position import SamplerPosition
+from spotfit.torch.checkpoint.shm_arena import ShmArena
 from spotfit.torch.checkpoint.training_state import backup_tensors
 from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession, LocalSnapshotChannel
@@ -1374,3 +1377,60 @@ def test_workers_without_a_process_group_are_rejected() -> None:
 def test_a_checkpointer_outside_of_a_training_function_is_rejected() -> None:
     with pytest.raises(SessionMisuseError):
         spotfit.torch.Checkpointer(model=nn.Linear(1, 1))
+
+
+def test_memory_is_allocated_with_the_current_gpu_of_the_training(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new thread begins with GPU 0, where pinning would create a context."""
+    entered: list[bool] = []
+    inside = threading.local()
+
+    @contextmanager
+    def keep_current_gpu() -> Iterator[None]:
+        inside.it = True
+        yield
+        inside.it = False
+
+    reserve = ShmArena.reserve
+
+    def recording(arena: ShmArena, *args: Any, **options: Any) -> None:
+        entered.append(getattr(inside, "it", False))
+        reserve(arena, *args, **options)
+
+    monkeypatch.setattr(training_state, "keep_current_gpu", keep_current_gpu)
+    monkeypatch.setattr(ShmArena, "reserve", recording)
+    process = TrainingProcess(every=100)
+    process.train(1)
+    assert process.ckpt._allocation_thread is not None
+    process.ckpt._allocation_thread.join()
+    assert entered == [True, True]
+
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_a_restore_waits_for_what_the_training_has_queued(
+    session: LocalSession, device: str
+) -> None:
+    """The chunks are copied by other threads, which do not know the training's stream."""
+
+    def start() -> tuple[nn.Linear, Checkpointer]:
+        model = nn.Linear(512, 512, device=device)
+        return model, Checkpointer(model=model, every=10**6)
+
+    before, first = start()
+    first.step()
+    first.save()
+    after, second = start()
+    is_gpu = device == "cuda"
+    with torch.cuda.stream(torch.cuda.Stream()) if is_gpu else nullcontext():  # type: ignore[no-untyped-call]
+        if is_gpu:
+            torch.cuda._sleep(10**9)  # type: ignore[no-untyped-call]  # half a second
+        after.weight.detach().zero_()
+        assert second.restore() is not None
+        assert torch.equal(after.weight.cpu(), before.weight.cpu())

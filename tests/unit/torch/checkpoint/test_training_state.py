@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections import Counter, OrderedDict
 from typing import Any, NamedTuple
 
@@ -211,3 +213,44 @@ def test_random_numbers_repeat_after_restoring_the_rng_state() -> None:
     set_rng_state(before)
     assert draw() == first
     assert ("cuda" in before) == gpu_in_use()
+
+
+def test_whether_a_gpu_is_in_use_is_answered_without_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`is_available()` initializes the driver, after which a fork cannot use the GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("the driver was asked"))
+    assert gpu_in_use() == torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+GPU_FREE_CHECK = """
+import os, torch
+from pathlib import Path
+from spotfit.fork_server.server import open_gpu_files
+from spotfit.torch.checkpoint.training_state import gpu_in_use
+print(gpu_in_use(), bool(open_gpu_files(Path("/proc/self/fd"))))
+pid = os.fork()
+if pid == 0:
+    torch.ones(1, device="cuda")
+    os._exit(0)
+print(os.waitpid(pid, 0)[1])
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_fork_is_usable_after_the_question() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", GPU_FREE_CHECK], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.split() == ["False", "False", "0"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_random_numbers_of_a_workers_second_gpu_repeat() -> None:
+    torch.ones(1, device="cuda")
+    before = rng_state()
+    first = torch.rand(3, device="cuda:1").tolist()
+    set_rng_state(before)
+    assert torch.rand(3, device="cuda:1").tolist() == first

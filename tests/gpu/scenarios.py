@@ -1,0 +1,279 @@
+"""Training functions of the GPU tests. Each also runs on a CPU, where a GPU is not requested."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import spotfit
+from spotfit.fork_server.server import open_gpu_files
+from spotfit.torch import (
+    Checkpointer,
+    enable_reproducibility,
+    get_device,
+    prepare_data_loader,
+    prepare_model,
+)
+
+Config = dict[str, Any]
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its size is read
+EPOCHS = 2
+SAMPLES, BATCH = 96, 8
+"""Twelve steps per epoch with one worker, six with two."""
+SAVE_EVERY = 3
+_UPLOAD_POLL_S = 0.05
+
+
+def train(config: Config) -> dict[str, Any]:
+    """Train with dropout, die once at each step of `kill_at`; return a digest of the state.
+
+    Each start of a worker is recorded in `starts.jsonl`, each step in `steps.jsonl`.
+    """
+    rank = spotfit.get_context().get_world_rank()
+    device = get_device()
+    enable_reproducibility(config["seed"])
+    model = prepare_model(a_model(), parallel_strategy=config.get("strategy", "ddp"))
+    torch.manual_seed(config["seed"] + rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = prepare_data_loader(DataLoader(some_data(), batch_size=BATCH, shuffle=True))
+    ckpt = Checkpointer(model=model, optimizer=optimizer, loader=loader, every=SAVE_EVERY)
+    began = time.time()
+    restored = ckpt.restore()
+    record(
+        config,
+        "starts",
+        rank=rank,
+        step=ckpt.steps,
+        source=restored.source if restored else "",
+        restore_s=time.time() - began,
+        **memory_in_use(device),
+        **parent_process(),
+    )
+    for epoch in range(restored.epoch if restored else 0, EPOCHS):
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        for inputs, labels in loader:
+            loss = nn.functional.mse_loss(model(inputs), labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            average = loss.detach()
+            dist.all_reduce(average)  # with one worker DDP has no collectives
+            ckpt.step({"loss": average.item()})
+            record(config, "steps", rank=rank, step=ckpt.steps, at=time.time())
+            die_once(config, rank, ckpt.steps)
+    return {
+        "digest": digest(state_tensors(model, optimizer)),
+        "devices": sorted({str(tensor.device) for tensor in model.parameters()}),
+        "backend": dist.get_backend(),
+        "world_size": dist.get_world_size(),
+    }
+
+
+def a_model() -> nn.Module:
+    """A small network with a convolution, whose backward pass is not deterministic by default."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(512, 64),
+        nn.Linear(64, 1),
+    )
+
+
+def some_data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(SAMPLES, 64, generator=generator)
+    return TensorDataset(inputs, inputs.mean(1, keepdim=True))
+
+
+def die_once(config: Config, rank: int, step: int) -> None:
+    """SIGKILL this process, rank 0, at the steps of `kill_at`, `kills` times at each of them."""
+    marks = Path(config["marks"])
+    if rank != 0 or step not in config.get("kill_at", ()):
+        return
+    for number in range(config.get("kills", 1)):
+        mark = marks / f"killed-{config['label']}-{step}-{number}"
+        if not mark.exists():
+            mark.touch()
+            record(config, "kills", step=step, at=time.time())
+            # The other ranks wait in the next step's collective, without this one.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def save_often(config: Config) -> dict[str, Any]:
+    """Measure how long saves block, and a copy of as many bytes to pinned memory."""
+    device = get_device()
+    torch.manual_seed(0)
+    layers = [
+        nn.Linear(config["width"], config["width"], bias=False) for _ in range(config["layers"])
+    ]
+    model = prepare_model(nn.Sequential(*layers), parallel_strategy=config["strategy"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    inputs = torch.rand(8, config["width"], device=device)
+    ckpt = Checkpointer(model=model, optimizer=optimizer, every="10m", save_at_end=False)
+    ckpt.restore()
+    save_s: list[float] = []
+    copy_s: list[float] = []
+    target: list[torch.Tensor] = []
+    for round_ in range(config["rounds"] + 1):
+        optimizer.zero_grad()
+        model(inputs).square().sum().backward()
+        optimizer.step()
+        ckpt.step()
+        if round_ == 0:  # the optimizer has created its state
+            target = pinned_copies(state_tensors(model, optimizer))
+        copy_s.append(seconds_to_copy(state_tensors(model, optimizer), target, device))
+        synchronize(device)
+        began = time.perf_counter()
+        ckpt.save()
+        save_s.append(time.perf_counter() - began)
+        wait_for_uploads(ckpt)
+    is_pinned = all(slot.arena._unpin is not None for slot in ckpt._slots)
+    return {
+        "save_s": median(save_s[1:]),  # the first allocates memory
+        "copy_s": median(copy_s[1:]),
+        "bytes": sum(one.nbytes for one in target),
+        "is_pinned": is_pinned,
+    }
+
+
+def pinned_copies(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return memory for copies of the tensors, pinned if they are on a GPU."""
+    return [torch.empty(one.shape, dtype=one.dtype, pin_memory=one.is_cuda) for one in tensors]
+
+
+def seconds_to_copy(
+    tensors: list[torch.Tensor], target: list[torch.Tensor], device: torch.device
+) -> float:
+    synchronize(device)
+    began = time.perf_counter()
+    for source, copy in zip(tensors, target, strict=True):
+        copy.copy_(source, non_blocking=True)
+    synchronize(device)
+    return time.perf_counter() - began
+
+
+def wait_for_uploads(ckpt: Checkpointer) -> None:
+    """A save waits while both slots are uploaded, which is not what is measured."""
+    for slot in ckpt._slots:
+        while slot.report_index is not None and ckpt._channel.status_of(slot.report_index) in (
+            "submitted",
+            "uploaded",
+        ):
+            time.sleep(_UPLOAD_POLL_S)
+
+
+def share_a_device(config: Config) -> dict[str, Any]:
+    """Average the gradients of all workers; return where that happened and the weights' digest."""
+    torch.manual_seed(0)
+    rank = spotfit.get_context().get_world_rank()
+    model = prepare_model(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.rand(4, 8, device=get_device())).sum().backward()
+        optimizer.step()
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, digest([one.detach() for one in model.parameters()]))
+    devices: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(devices, physical_device(get_device()))
+    return {"backend": dist.get_backend(), "digests": digests, "devices": devices}
+
+
+def physical_device(device: torch.device) -> str:
+    """Return a name of the device that is the same in all processes of the machine."""
+    if device.type != "cuda":
+        return "cpu"
+    properties = torch.cuda.get_device_properties(device)
+    return str(getattr(properties, "uuid", f"{properties.name} {device}"))  # torch 2.5
+
+
+# --- readings -------------------------------------------------------------------------------------
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return this rank's part of all weights and of the optimizer's state, in a fixed order."""
+    states = [
+        value
+        for weight in model.parameters()
+        # Sorted: a restored state may have its entries in another order.
+        for value in (weight, *(value for _, value in sorted(optimizer.state[weight].items())))
+        if isinstance(value, torch.Tensor)
+    ]
+    return [getattr(one, "_local_tensor", one).detach() for one in states]
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def memory_in_use(device: torch.device) -> dict[str, int]:
+    """Return the bytes in use on the whole device, in /dev/shm and by the node's agent."""
+    device_bytes = 0
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        device_bytes = total - free
+    shm = os.statvfs(SHARED_MEMORY)
+    return {
+        "device_bytes": device_bytes,
+        "shm_bytes": (shm.f_blocks - shm.f_bfree) * shm.f_frsize,
+        "agent_bytes": resident_bytes(agent_pid()),
+    }
+
+
+def agent_pid() -> int:
+    """Return the agent: the first ancestor that is not a fork server."""
+    pid = os.getppid()
+    while process_name(pid) == "spotfit-forksrv":
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
+def process_name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def parent_process() -> dict[str, Any]:
+    """Return what forked this worker, and the GPU files that it has open."""
+    pid = os.getppid()
+    return {"parent": process_name(pid), "parent_gpus": open_gpu_files(Path(f"/proc/{pid}/fd"))}
+
+
+def record(config: Config, kind: str, **facts: Any) -> None:
+    """Append a line that survives this process."""
+    path = Path(config["marks"]) / f"{kind}-{config['label']}.jsonl"
+    with path.open("a") as file:
+        file.write(json.dumps(facts) + "\n")
+
+
+def recorded(marks: Path, kind: str, label: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (marks / f"{kind}-{label}.jsonl").read_text().splitlines()]

@@ -1,0 +1,122 @@
+"""The run of `make gpu`: rows, time limit and exit status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu
+from benchmarks.gpu_table import Figure, Row
+
+TESTS = """
+import pytest
+
+def test_it_measures(record_property):
+    record_property("figure", {"name": "copy", "value": 2.0, "unit": "s", "at_most": 3.0})
+
+def test_it_misses_its_goal(record_property):
+    record_property("figure", {"name": "copy", "value": 4.0, "unit": "s", "at_most": 3.0})
+    assert 4.0 <= 3.0
+
+@pytest.mark.skipif(True, reason="needs two GPUs")
+def test_it_is_skipped():
+    pass
+
+@pytest.fixture
+def dirty():
+    yield
+    raise RuntimeError("something was left")
+
+def test_it_leaves_something(dirty):
+    pass
+"""
+
+
+def rows_of(folder: Path, program: str = TESTS, **options: Any) -> list[Row]:
+    """Run the tests in another process, as pytest cannot run in itself; return its rows."""
+    (folder / "test_rows.py").write_text(program)
+    code = (
+        "import pytest, sys; from benchmarks.gpu import RowCollector\n"
+        f"collector = RowCollector({options.get('limit_s', 60)})\n"
+        f"pytest.main(['-q', '-p', 'no:cacheprovider', '-c', '/dev/null', {str(folder)!r}], "
+        "plugins=[collector])\n"
+        "print('ROWS', repr(collector.rows))"
+    )
+    root = Path(gpu.__file__).parents[1]
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    ).stdout
+    rows: list[Row] = eval(output.rpartition("ROWS ")[2], {"Row": Row, "Figure": Figure})  # noqa: S307
+    return rows
+
+
+def test_each_test_is_a_row_with_its_figures_and_reason(tmp_path: Path) -> None:
+    measures, misses, skipped, leaves = rows_of(tmp_path)
+    assert measures == Row("it measures", "passed", "", [Figure("copy", 2.0, "s", 3.0)])
+    assert (misses.outcome, misses.figures) == ("failed", [Figure("copy", 4.0, "s", 3.0)])
+    assert "4.0 <= 3.0" in misses.reason
+    assert (skipped.outcome, skipped.reason) == ("skipped", "needs two GPUs")
+    assert (leaves.outcome, leaves.reason) == ("failed", "RuntimeError: something was left")
+
+
+def test_a_file_that_cannot_be_imported_is_a_failed_row(tmp_path: Path) -> None:
+    (row,) = rows_of(tmp_path, "import a_package_that_is_missing")
+    assert row.outcome == "failed"
+    assert "a_package_that_is_missing" in row.reason
+
+
+def test_without_time_left_tests_are_skipped(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, "def test_one(): assert False", limit_s=1)
+    assert [(row.outcome, row.reason) for row in rows] == [
+        ("skipped", "the time of this run is over")
+    ]
+
+
+@pytest.mark.parametrize(("own_s", "expected_s"), [(None, 100.0), (30, 30.0), (400, 100.0)])
+def test_a_test_gets_at_most_the_time_that_is_left(own_s: float | None, expected_s: float) -> None:
+    added: list[pytest.MarkDecorator] = []
+    own = None if own_s is None else pytest.mark.timeout(own_s).mark
+    item: Any = SimpleNamespace(
+        get_closest_marker=lambda _: own, add_marker=lambda mark, append=True: added.append(mark)
+    )
+    gpu.RowCollector(100.0, now=lambda: 0.0).pytest_runtest_protocol(item)
+    assert [(mark.name, mark.args) for mark in added] == [("timeout", (expected_s,))]
+
+
+def a_torch(*, cuda: str | None, available: bool) -> Any:
+    return SimpleNamespace(
+        __version__="2.13.0",
+        version=SimpleNamespace(cuda=cuda, hip=None),
+        cuda=SimpleNamespace(is_available=lambda: available),
+    )
+
+
+def test_the_reason_for_no_gpu_is_one_sentence() -> None:
+    assert "is built without CUDA" in gpu.why_no_gpu(a_torch(cuda=None, available=False))
+    assert "finds no GPU" in gpu.why_no_gpu(a_torch(cuda="13.0", available=False))
+    assert gpu.why_no_gpu(a_torch(cuda="13.0", available=True)) == ""
+
+
+def test_without_a_gpu_the_status_is_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", a_torch(cuda="13.0", available=False))
+    assert gpu.main([]) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_torch_the_status_is_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert gpu.main([]) == 3
+
+
+def test_every_file_with_gpu_tests_is_run() -> None:
+    files = gpu.files_with_gpu_tests(gpu.ROOT / "tests")
+    names = [path.name for path in files]
+    assert {"test_shm_arena.py", "test_prepare.py", "test_data_loader.py"} <= set(names)
+    assert names[-1] == "test_gpu.py", "the longest last"
