@@ -19,6 +19,7 @@ from spotfit.ledger import journal
 from spotfit.model.events import JournalEntry
 from spotfit.model.spec import RunTiming
 from spotfit.model.view import JournalView, fold
+from spotfit.store.api import Store
 from spotfit_localsim.virtual.engine import Engine, patched_attribute
 from spotfit_localsim.virtual.invariants import InvariantViolation
 from spotfit_localsim.virtual.market import SimMarketConfig
@@ -121,17 +122,17 @@ def shared_folds() -> Iterator[None]:
 class _FoldCache:
     """Decoded entries by their bytes, and views by their slot."""
 
-    def __init__(self, read: Callable[[int, bytes, str], JournalEntry]) -> None:
+    def __init__(self, read: Callable[[int, bytes, Store], JournalEntry]) -> None:
         self._read = read
         self._entries: dict[tuple[int, bytes], JournalEntry] = {}
         self._views: dict[int, JournalView] = {}
         self._folded: dict[tuple[int, int], JournalView] = {}
 
-    def read(self, slot: int, body: bytes, url: str) -> JournalEntry:
+    def read(self, slot: int, body: bytes, store: Store) -> JournalEntry:
         key = (slot, body)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = self._read(slot, body, url)
+            entry = self._entries[key] = self._read(slot, body, store)
         return entry
 
     def fold(self, view: JournalView, entry: JournalEntry) -> JournalView:
