@@ -50,7 +50,12 @@ def node_status(job: Mapping[str, Any]) -> NodeStatus:
     # The list of attempts may contain the running one, which has no end time yet.
     ended = sum(bool(attempt.get("stoppedAt")) for attempt in attempts)
     # A job that allows a single attempt is never reported as on its last one: it has no retries.
-    return NodeStatus(state=state, reason=reason, is_last_attempt=1 < allowed <= ended + 1)
+    return NodeStatus(
+        state=state,
+        reason=reason,
+        is_last_attempt=1 < allowed <= ended + 1,
+        exit_code=_exit_code(job) if state in (NodeState.GONE, NodeState.FAILED) else None,
+    )
 
 
 def pending_reason(job: Mapping[str, Any], *, now_ms: int, pending_timeout_s: float) -> str:

@@ -118,6 +118,7 @@ def _end_status(ended: Mapping[str, Any]) -> NodeStatus:
     return NodeStatus(
         state=NodeState.GONE if is_clean else NodeState.FAILED,
         reason=f"{reason} ({suffix})" if suffix else reason,
+        exit_code=code,
     )
 
 

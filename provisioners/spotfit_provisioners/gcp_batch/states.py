@@ -82,7 +82,7 @@ def node_status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeS
         return NodeStatus(state=state)
     event = _last_event_description(task) or "the agent exited"
     exit_reason = HOST_LOST_EXIT_CODES.get(code, f"exit code {code}")
-    return NodeStatus(state=state, reason=f"{event} ({exit_reason})")
+    return NodeStatus(state=state, reason=f"{event} ({exit_reason})", exit_code=code)
 
 
 def pending_reason(job: Mapping[str, Any]) -> str:

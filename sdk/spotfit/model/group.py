@@ -74,6 +74,19 @@ class NodeState(enum.StrEnum):
     """A new request may succeed, for example in another zone."""
 
 
+class Unreachable(enum.StrEnum):
+    """What a machine could not reach, so that its agent has never joined."""
+
+    STORAGE = "storage"
+    """The storage does not answer: there is no route to it, or it is unavailable."""
+    ACCESS = "access"
+    """The storage refuses: another region, no such bucket, no credentials or no permission."""
+    RUN = "run"
+    """The storage that the machine opens has no journal of the run."""
+    LEADER = "leader"
+    """The leader, which renews its lease meanwhile, does not answer."""
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One machine of a group. `reason` is the backend's own text."""
 
@@ -81,6 +94,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     is_last_attempt: bool = False
     """Whether a backend that restarts lost machines has used up the restarts of this one."""
+    exit_code: int | None = None
+    """Exit code of the agent of a terminated machine, if the backend reports it."""
 
     # WAITING is not terminated, also not after RUNNING: the backend has requeued the machine.
     @property

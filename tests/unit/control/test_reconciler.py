@@ -30,11 +30,12 @@ from spotfit.model.events import (
     NodeLost,
     ValidationRequest,
 )
-from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus
+from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus, Unreachable
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import ValidationSpec
 from spotfit.policy.actions import Wait
 from spotfit.provision.api import MachineOutput, Refusal, Traits
+from spotfit.provision.launch import AgentExitCode
 from spotfit.store.api import Store
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
@@ -425,6 +426,42 @@ def test_a_loss_without_a_stored_crash_has_the_reason_of_the_backend() -> None:
     reconcile(harness)
     (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
     assert (lost.crash, lost.reason) == (None, "exit code 70")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "what"),
+    [
+        (AgentExitCode.STORAGE_UNREACHABLE, Unreachable.STORAGE),
+        (AgentExitCode.STORAGE_REFUSED, Unreachable.ACCESS),
+        (AgentExitCode.RUN_NOT_FOUND, Unreachable.RUN),
+        (AgentExitCode.LEADER_UNREACHABLE, Unreachable.LEADER),
+        (AgentExitCode.NODE_UNUSABLE, None),
+        (None, None),
+    ],
+)
+def test_exit_code_says_what_a_machine_could_not_reach(
+    exit_code: int | None, what: Unreachable | None
+) -> None:
+    harness = harness_with_failed_machine()
+    failed = NodeStatus(state=NodeState.FAILED, reason="exited", exit_code=exit_code)
+    harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
+    reconcile(harness)
+    (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
+    assert lost.unreachable is what
+    assert [one.unreachable for one in harness.writer.view.unreachable_machines] == (
+        [what] if what else []
+    )
+
+
+def test_a_storage_outage_that_the_leader_has_met_is_not_a_fault_of_the_machine() -> None:
+    harness = harness_with_failed_machine()
+    code = AgentExitCode.STORAGE_UNREACHABLE
+    failed = NodeStatus(state=NodeState.FAILED, reason="exited", exit_code=code)
+    harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
+    harness.writer.last_failure_at = -60.0
+    reconcile(harness)
+    (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
+    assert lost.unreachable is None
 
 
 def test_a_loss_is_recorded_after_the_crash_was_looked_up() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import AgentCrash, FailureCause, LeaderElected, NodeLost
-from spotfit.model.group import NodeState, NodeStatus
+from spotfit.model.group import NodeState, NodeStatus, Unreachable
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import RunTiming
 from spotfit.model.topology import Notice
@@ -25,6 +25,7 @@ from spotfit.policy.capacity import (
     requeueable_members,
     usable_members,
     with_crash,
+    with_unreachable,
     workers_to_request,
 )
 from spotfit.testing.builders import (
@@ -349,6 +350,20 @@ def test_a_loss_without_a_crash_of_its_agent_is_unchanged(crash: AgentCrash | No
 def test_a_crash_before_the_backend_restarted_the_machine_is_not_counted_again(view: View) -> None:
     for lost in (LOST, replace(LOST, agent=None, cause=None)):
         assert with_crash(view, lost, an_agent_crash(1)) == lost
+
+
+def test_what_an_agent_could_not_reach_explains_the_loss_of_its_machine() -> None:
+    report = an_agent_crash(1, unreachable=Unreachable.LEADER, traceback_text="no TCP")
+    never_joined = replace(LOST, agent=None)
+    assert with_crash(a_view(), never_joined, report) == replace(
+        never_joined, reason="no TCP", cause=None, unreachable=Unreachable.LEADER
+    )
+
+
+def test_the_loss_of_a_machine_whose_agent_joined_has_no_such_explanation() -> None:
+    report = an_agent_crash(1, unreachable=Unreachable.LEADER)
+    assert with_crash(a_view(), LOST, report) == LOST
+    assert with_unreachable(LOST, Unreachable.STORAGE) == LOST
 
 
 def test_the_pause_after_failed_starts_does_not_grow_with_the_machines() -> None:
