@@ -99,7 +99,13 @@ class SkyPilotProvisioner:
 
     def _handle(self, plan: GroupPlan) -> GroupHandle:
         detail = {"nodes": plan.num_nodes, "launch_mode": plan.body["launch_mode"]}
-        return GroupHandle(token=plan.token, provisioner=self.name, name=plan.token, detail=detail)
+        return GroupHandle(
+            token=plan.token,
+            provisioner=self.name,
+            name=plan.token,
+            detail=detail,
+            network=plan.body.get("network", ""),
+        )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         names = _node_names(handle)

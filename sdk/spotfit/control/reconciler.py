@@ -37,7 +37,7 @@ from spotfit.policy.actions import (
     SubmitGroup,
     Wait,
 )
-from spotfit.policy.capacity import with_crash, with_unreachable
+from spotfit.policy.capacity import network_in_use, with_crash, with_unreachable
 from spotfit.policy.scheduler import next_action
 from spotfit.provision.api import Provisioner, Refusal, fetch_machine_output, find_group
 from spotfit.provision.launch import AgentLaunchSpec, find_unreachable
@@ -285,6 +285,8 @@ class Reconciler:
             run_url=self._launch.run_url,
             run_name=spec.name,
             role=machine_request.role,
+            network=network_in_use(self._journal_writer.view),
+            refused_networks=self._journal_writer.view.refused_networks,
         )
         # `plan` calls no cloud API, so it may precede the entry; `submit` must not.
         planned = GroupPlanned(

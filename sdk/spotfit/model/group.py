@@ -28,6 +28,11 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     run_url: str = ""
     run_name: str = ""
     role: Role = "train"
+    network: str = ""
+    """`GroupHandle.network` of the machines of the run that stand; '' if any network may be used.
+    A backend places all machines of the request there: others could not connect to the leader."""
+    refused_networks: tuple[str, ...] = ()
+    """Networks that had no machine since the last round was opened, the latest one last."""
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +57,9 @@ class GroupHandle(msgspec.Struct, frozen=True, kw_only=True):
     provisioner: str
     name: str
     detail: dict[str, Any] = {}
+    network: str = ""
+    """The region or infrastructure of its machines, in the backend's terms, if the backend may use
+    several whose machines cannot connect to each other; else ''."""
 
 
 class NodeState(enum.StrEnum):

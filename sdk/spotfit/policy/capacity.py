@@ -138,6 +138,20 @@ def _slots_without(view: View, excluded: AbstractSet[tuple[Token, int]]) -> int:
     )
 
 
+def network_in_use(view: View) -> str:
+    """Return the network in which further machines must be placed; '' if any may be used.
+
+    That of the oldest group that has a machine which is not lost. Machines of two networks cannot
+    connect to each other, so a run stays in one until none of its machines remains there.
+    """
+    networks = (
+        group.handle.network
+        for group in view.groups.values()
+        if group.handle is not None and not group.is_released and group.active_nodes
+    )
+    return next(filter(None, networks), "")
+
+
 def workers_to_request(view: View, missing: int) -> int:
     """Return the number of workers of the next request, of the `missing` ones (at least 1).
 

@@ -20,6 +20,7 @@ from spotfit.core.errors import (
 from spotfit.core.ids import Token
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
+    FailureCause,
     FitEnded,
     FitStarted,
     GroupPlanned,
@@ -112,6 +113,27 @@ def test_a_request_is_planned_submitted_and_recorded() -> None:
     assert LAUNCH.secret.encode() not in b"".join(
         harness.ledger.store.get(found.key) for found in harness.ledger.store.list()
     )
+
+
+def test_a_request_names_the_network_of_the_run_and_those_without_a_machine() -> None:
+    harness = LeaderHarness()
+    plan = harness.cloud.plan(a_request(TOKEN, 1))
+    for token, network in (("t-east", "east"), ("t-west", "west")):
+        request = a_request(Token(token), 1)
+        handle = GroupHandle(token=Token(token), provisioner="local", name="g", network=network)
+        harness.write(
+            GroupPlanned(request=request, plan=replace(plan, token=Token(token))),
+            GroupSubmitted(token=Token(token), handle=handle),
+        )
+    refused = NodeLost(
+        token=Token("t-east"), node=0, agent=None, reason="none", cause=FailureCause.PREEMPTION
+    )
+    harness.write(refused)
+    harness.writer.request_read()
+    harness.writer.advance(0.0)
+    harness.steps(100.0)
+    planned = [event for event in harness.events if isinstance(event, GroupPlanned)][-1]
+    assert (planned.request.network, planned.request.refused_networks) == ("west", ("east",))
 
 
 def test_a_validation_machine_has_its_own_role() -> None:

@@ -112,7 +112,7 @@ def server() -> Server:
 
 
 def make_provisioner(server: Server, **options: Any) -> SkyPilotProvisioner:
-    provisioner = SkyPilotProvisioner.with_options(**options)
+    provisioner = SkyPilotProvisioner.with_options(**{"infra": ("aws/us-east-1",), **options})
     provisioner._client = server
     return provisioner
 
@@ -139,6 +139,10 @@ def node_states(status: GroupStatus) -> list[NodeState]:
 
 
 # ── managed jobs ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_handle_names_the_region_of_all_machines(server: Server) -> None:
+    assert submit_group(make_provisioner(server)).network == "aws/us-east-1"
 
 
 def test_group_has_one_single_node_job_per_machine(server: Server) -> None:
@@ -316,7 +320,7 @@ def test_unknown_cluster_is_gone(server: Server) -> None:
 
 def test_notice_source_follows_the_cloud_of_the_machine(server: Server) -> None:
     assert make_provisioner(server).traits.notice_sources == ("machine", "signal")
-    assert make_provisioner(server).traits.notice_s == 0.0
+    assert make_provisioner(server, infra=()).traits.notice_s == 0.0
     assert make_provisioner(server, infra=("aws/us-east-1",)).traits.notice_sources == (
         "machine",
         "signal",
