@@ -55,6 +55,8 @@ def plan(request: GroupRequest, options: SkyPilotOptions) -> GroupPlan:
             "launch_mode": options.launch_mode,
             "task": task,
             **({"network": network} if network else {}),
+            # Only if no machine stands, the run may move to another infrastructure.
+            **({"may_move": True} if network and network != request.network else {}),
         },
     )
 
