@@ -20,10 +20,10 @@ from spotfit_localsim.clouds.provisioner import SimProvisioner
 from spotfit_localsim.live import network_faults
 from spotfit_localsim.live.chaos import faulty_store_proxy
 from spotfit_localsim.live.network_faults import BucketRegion
-from tests.live.cloud import eventually, events_of
+from tests.live.cloud import events_of, eventually
 
 pytestmark = [
-    pytest.mark.real_time("machines give up after 30 s"),
+    pytest.mark.real_time("machines exit after 30 s"),
     pytest.mark.timeout(240),
 ]
 

@@ -66,5 +66,5 @@ def machine_environment(firewall: str, black_hole: BlackHole, own: str) -> Mappi
             "PYTHONPATH": os.pathsep.join(paths),
         }
     host, port = black_hole.address
-    proxies = {name: f"http://{host}:{port}" for name in _PROXY_VARIABLES}
+    proxies = dict.fromkeys(_PROXY_VARIABLES, f"http://{host}:{port}")
     return {**proxies, **{name.lower(): text for name, text in proxies.items()}, "NO_PROXY": ""}

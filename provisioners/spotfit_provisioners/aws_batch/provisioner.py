@@ -93,7 +93,9 @@ class AwsBatchProvisioner:
         # If all queues are exhausted, the last one is used: the job waits there for capacity.
         usable = self._queues_in(plan.body.get("region", ""), plan.body["queues"])
         if not usable:
-            return Refusal(f"no queue is in region {plan.body['region']}, as the run's machines are")
+            return Refusal(
+                f"no queue is in region {plan.body['region']}, as the run's machines are"
+            )
         queues = self._order_queues(usable, plan.num_nodes)
         queue = next((queue for queue in queues if not self._is_exhausted(queue)), queues[-1])
         client, name = self._resolve_queue(queue)

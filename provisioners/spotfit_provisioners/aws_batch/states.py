@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.provision.launch import AgentExitCode
+from spotfit.provision.launch import AgentExitCode, describe_exit_code
 
 STATES: Mapping[str, NodeState] = {
     "SUBMITTED": NodeState.WAITING,
@@ -99,7 +99,7 @@ def _end_reason(job: Mapping[str, Any]) -> str:
     # The job repeats the reason of its last attempt, so equal texts are printed once.
     text = "; ".join(dict.fromkeys(filter(None, reasons)))
     code = _exit_code(job)
-    return text if code is None else f"{text or 'the agent exited'} (exit code {code})"
+    return text if code is None else f"{text or 'the agent exited'} ({describe_exit_code(code)})"
 
 
 def _exit_code(job: Mapping[str, Any]) -> int | None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spotfit.model.group import GroupStatus, NodeState, NodeStatus
+from spotfit.provision.launch import describe_exit_code
 from spotfit_provisioners.kubernetes.render import INDEX_LABEL
 
 PHASES: Mapping[str, NodeState] = {
@@ -134,7 +135,7 @@ def _end_reason(pod: Mapping[str, Any] | None) -> str:
         for condition in status.get("conditions") or []
         if condition.get("type") == "DisruptionTarget"
     ]
-    codes = [f"exit code {code}" for code in _exit_codes(pod)]
+    codes = [describe_exit_code(code) for code in _exit_codes(pod)]
     own = [str(status.get("reason") or ""), str(status.get("message") or "")]
     return "; ".join(filter(None, [*disruptions, *own, *codes]))
 

@@ -82,7 +82,11 @@ class SkyPilotOptions:
         errors = ErrorCollector()
         errors.check(
             lambda: check_minimums(
-                self, workers_per_node=1, disk_gib=0, pending_timeout_s=0, above_zero=["request_timeout_s"]
+                self,
+                workers_per_node=1,
+                disk_gib=0,
+                pending_timeout_s=0,
+                above_zero=["request_timeout_s"],
             )
         )
         for problem, remedy in problems.items():

@@ -134,7 +134,7 @@ class SkyPilotProvisioner:
     def _refuse_late(self, handle: GroupHandle, status: GroupStatus) -> GroupStatus:
         """Refuse a group that waits in one infrastructure, so that the next one is tried.
 
-        SkyPilot itself would wait there for ever: all machines of the group have to be in one.
+        SkyPilot itself would wait there indefinitely: all machines of the group have to be in one.
         """
         is_waiting = all(node.state is NodeState.WAITING for node in status.nodes)
         has_other = any(one != handle.network for one in self.options.infra)

@@ -237,7 +237,9 @@ class LeaderConnection:
         """
         dial, renewed_ago_s = self._dial, now - self._lease_renewed_at
         is_late = now - dial.started_at >= timing.reach_timeout_s and dial.attempts >= _MIN_ATTEMPTS
-        is_alive = dial.started_at < self._lease_renewed_at and renewed_ago_s < timing.lease_timeout_s
+        is_alive = (
+            dial.started_at < self._lease_renewed_at and renewed_ago_s < timing.lease_timeout_s
+        )
         own = self._transport.address
         if self._has_joined or not is_late or not is_alive or dial.address == own:
             return ""

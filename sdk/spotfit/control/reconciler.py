@@ -57,8 +57,11 @@ _RELEASE_RETRY_S = 2.0
 # What a machine that starts no agent has printed last: enough for a traceback of Python.
 _MAX_OUTPUT_LINES = 20
 _MAX_OUTPUT_CHARS = 500  # per line
+# Log services of clouds are some seconds behind: Docker's driver for CloudWatch sends lines every
+# 5 s (https://docs.docker.com/engine/logging/drivers/awslogs/).
+_OUTPUT_WAIT_S, _OUTPUT_POLL_S = 10.0, 3.0
 
-# A machine gives up after 30 s without the storage, and its backend reports that up to a minute
+# A machine exits after 30 s without the storage, and its backend reports that up to a minute
 # later. An error of the storage here within this time may have the same cause.
 _STORAGE_OUTAGE_S = 120.0
 
@@ -106,6 +109,7 @@ class Reconciler:
         self._planned_tokens: set[Token] = set()
         """Groups that this process has planned: no other process has submitted them before."""
         self._retry_at: dict[Token, float] = {}
+        self._output_awaited_since: dict[tuple[Token, int], float] = {}
         self._looked_up_tokens: set[Token] = set()
         """Pending groups that were looked up since the end of the fit."""
 
@@ -218,14 +222,17 @@ class Reconciler:
         if result is None:
             reason = f"looking up why {lost.token}/{lost.node} was lost"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
-        # A machine that failed to boot delays the next request like a refusal.
-        if lost.agent is None:
-            self._record_refusal(lost.token, now)
         # Combined with the loss as it is decided now: the call may be of an earlier decision.
         crash, output = result.value
         explained = with_crash(self._journal_writer.view, lost, crash)
         if explained.unreachable is None:
             explained = with_unreachable(explained, self._unreachable(lost, now))
+            # The agent could store no report: what it printed last is the only one.
+            if explained.unreachable and not output and self._may_get_output(lost, now):
+                return False, Wait(now + _OUTPUT_POLL_S, "reading the output of a lost machine")
+        # A machine that failed to boot delays the next request like a refusal.
+        if lost.agent is None:
+            self._record_refusal(lost.token, now)
         self._journal_writer.write(replace(explained, output=output), now)
         return True, _no_wait(now)
 
@@ -246,6 +253,11 @@ class Reconciler:
             return crash, ()
         lines = [line for output in outputs[-1:] for line in output.lines]
         return crash, tuple(self._launch.without_secrets(one)[:_MAX_OUTPUT_CHARS] for one in lines)
+
+    def _may_get_output(self, lost: NodeLost, now: float) -> bool:
+        """Whether the backend may still receive what the machine printed."""
+        since = self._output_awaited_since.setdefault((lost.token, lost.node), now)
+        return self._provisioner.traits.keeps_output and now - since < _OUTPUT_WAIT_S
 
     def _unreachable(self, lost: NodeLost, now: float) -> Unreachable | None:
         """What the machine could not reach, by the exit code that the backend reports."""

@@ -315,7 +315,9 @@ def with_crash(view: View, lost: NodeLost, crash: AgentCrash | None) -> NodeLost
     if crash is None or lost.agent not in (None, crash.agent):
         return lost
     if crash.unreachable is not None:
-        return lost if lost.agent else with_unreachable(lost, crash.unreachable, crash.traceback_text)
+        return (
+            lost if lost.agent else with_unreachable(lost, crash.unreachable, crash.traceback_text)
+        )
     recorded = view.agent_crashes.latest
     if crash.agent in view.lost_agents or (recorded and recorded.agent == crash.agent):
         return lost

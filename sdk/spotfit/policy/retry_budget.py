@@ -45,7 +45,7 @@ _UNREACHABLE_TEXTS: Mapping[Unreachable, tuple[str, str]] = {
     Unreachable.ACCESS: (
         "the storage of the run",
         "Check that the bucket in storage_path exists, that its region is the one in the URL "
-        "(?region=...), and that the role or the credentials of the machines may read and write it.",
+        "(?region=...), and that the role or credentials of the machines may read and write it.",
     ),
     Unreachable.RUN: (
         "the run in its storage",

@@ -23,8 +23,8 @@ AGENT_COMMAND = ("python", "-m", "spotfit.agent")
 class AgentExitCode(enum.IntEnum):
     """Exit code of an agent process. A scheduler may requeue the agent only after `DRAINED`."""
 
-    # 64 (EX_USAGE), 66 (EX_NOINPUT), 68 (EX_NOHOST), 69 (EX_UNAVAILABLE), 70 (EX_SOFTWARE),
-    # 75 (EX_TEMPFAIL) and 77 (EX_NOPERM) follow sysexits.h.
+    # Codes from 64 to 78 follow sysexits.h: EX_USAGE, EX_NOINPUT, EX_NOHOST, EX_UNAVAILABLE,
+    # EX_SOFTWARE, EX_TEMPFAIL and EX_NOPERM.
     # DRAINED has a code of its own because schedulers requeue by exit code. Codes above 128 stand
     # for signals.
     DONE = 0

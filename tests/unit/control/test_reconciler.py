@@ -461,7 +461,7 @@ def test_a_loss_without_a_stored_crash_has_the_reason_of_the_backend() -> None:
         (None, None),
     ],
 )
-def test_exit_code_says_what_a_machine_could_not_reach(
+def test_exit_code_shows_what_a_machine_could_not_reach(
     exit_code: int | None, what: Unreachable | None
 ) -> None:
     harness = harness_with_failed_machine()
@@ -588,3 +588,42 @@ def test_the_output_of_a_machine_is_recorded_without_the_run_key() -> None:
 )
 def test_a_failed_start_without_output_is_recorded(cloud: FakeProvisioner) -> None:
     assert record_failed_start(cloud).output == ()
+
+
+class LateOutputProvisioner(OutputKeepingProvisioner):
+    """A backend that receives the output of its machines after some reads."""
+
+    def __init__(self, reads: int) -> None:
+        super().__init__(("AuthorizationHeaderMalformed",))
+        self.reads = reads
+
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        self.reads -= 1
+        found = super().fetch_machine_output(handle, node, max_lines=max_lines)
+        return found if self.reads < 0 else []
+
+
+def losses_after(cloud: FakeProvisioner, *moments: float) -> list[NodeLost]:
+    """Reconcile at these times, with a machine that the storage has refused."""
+    harness = harness_with_failed_machine()
+    harness.leader = Reconciler(harness.writer, cloud, LAUNCH, harness.calls, token_factory())
+    code = AgentExitCode.STORAGE_REFUSED
+    failed = NodeStatus(state=NodeState.FAILED, reason="exited", exit_code=code)
+    harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
+    for now in moments:
+        harness.leader.reconcile(harness.with_observations(NO_MEMBERS), now)
+    return [event for event in harness.events if isinstance(event, NodeLost)]
+
+
+def test_output_that_a_log_service_receives_late_explains_an_unreachable_storage() -> None:
+    assert losses_after(LateOutputProvisioner(reads=1), 100.0) == []
+    (lost,) = losses_after(LateOutputProvisioner(reads=1), 100.0, 103.0)
+    assert lost.output == ("AuthorizationHeaderMalformed",)
+
+
+def test_output_that_never_arrives_is_not_awaited_for_long() -> None:
+    assert losses_after(LateOutputProvisioner(reads=9), 100.0, 109.9) == []
+    (lost,) = losses_after(LateOutputProvisioner(reads=9), 100.0, 110.0)
+    assert (lost.output, lost.unreachable) == ((), Unreachable.ACCESS)

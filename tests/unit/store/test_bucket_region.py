@@ -18,7 +18,7 @@ class S3Server(BaseHTTPRequestHandler):
     region: ClassVar[str] = "eu-west-1"
     requests: ClassVar[list[tuple[str, str, str]]]
 
-    def do_HEAD(self) -> None:  # noqa: N802  # http.server's name
+    def do_HEAD(self) -> None:  # http.server's name
         authorization = self.headers.get("authorization", "")
         self.requests.append((self.command, self.path, authorization))
         self.send_response(self.status)

@@ -128,9 +128,7 @@ def test_replacement_is_placed_in_the_region_of_the_standing_machines() -> None:
         (("gcp/us-central1", "aws/us-east-1"), "gcp/us-central1"),
     ],
 )
-def test_region_without_capacity_is_tried_again_last(
-    refused: tuple[str, ...], chosen: str
-) -> None:
+def test_region_without_capacity_is_tried_again_last(refused: tuple[str, ...], chosen: str) -> None:
     request = structs.replace(a_request(2), refused_networks=refused)
     assert set(infra_of(request, *REGIONS)) == {chosen}
 
@@ -153,14 +151,17 @@ def test_gpus_without_an_accelerator_are_rejected() -> None:
     assert "accelerator=" in error_info.value.do
 
 
-@pytest.mark.parametrize("name", ["plain", "all_options", "clusters", "several_machines", "instance_type"])
+@pytest.mark.parametrize(
+    "name", ["plain", "all_options", "clusters", "several_machines", "instance_type"]
+)
 def test_skypilot_parses_the_task(name: str) -> None:
     sky = pytest.importorskip("sky", reason="SkyPilot is not installed; `make sky-api`")
     body = msgspec.json.decode((GOLDEN / f"plan_{name}.json").read_bytes())["body"]["task"]
     task = sky.Task.from_yaml_config({**body, "name": "t-1-0", "secrets": {"A": "x"}})
     assert task.num_nodes == 1
     assert all(
-        one.use_spot != (name == "clusters") or name in ("all_options", "several_machines") for one in task.resources
+        one.use_spot != (name == "clusters") or name in ("all_options", "several_machines")
+        for one in task.resources
     )
     if name == "all_options":
         assert [str(one.cloud) for one in task.resources] == ["AWS", "GCP", "AWS", "GCP"]

@@ -71,7 +71,9 @@ def test_squeue_line_is_parsed() -> None:
         ),
         (
             SlurmTask(1, 0, "FAILED", "NonZeroExitCode", 66),
-            NodeStatus(state=NodeState.FAILED, reason=f"FAILED, {describe_exit_code(66)}", exit_code=66),
+            NodeStatus(
+                state=NodeState.FAILED, reason=f"FAILED, {describe_exit_code(66)}", exit_code=66
+            ),
         ),
         (
             SlurmTask(1, 0, "A_NEW_ONE", "None"),

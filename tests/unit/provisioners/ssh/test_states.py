@@ -37,7 +37,10 @@ def test_every_agent_exit_is_mapped() -> None:
         ("over", NodeStatus(state=NodeState.GONE, reason="killed, or its host was rebooted")),
         ("over 0", NodeStatus(state=NodeState.GONE, reason="its agent has exited", exit_code=0)),
         ("over 85", NodeStatus(state=NodeState.GONE, reason="exit code 85", exit_code=85)),
-        ("over 66", NodeStatus(state=NodeState.FAILED, reason=describe_exit_code(66), exit_code=66)),
+        (
+            "over 66",
+            NodeStatus(state=NodeState.FAILED, reason=describe_exit_code(66), exit_code=66),
+        ),
         ("over 70", NodeStatus(state=NodeState.FAILED, reason="exit code 70", exit_code=70)),
         ("over 127", NodeStatus(state=NodeState.FAILED, reason="exit code 127", exit_code=127)),
         ("over 137", NodeStatus(state=NodeState.GONE, reason="ended by signal 9")),
