@@ -5,6 +5,7 @@ The bucket is an S3 server that rejects requests for another region as S3 does; 
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 import spotfit
 from spotfit.core.errors import ControllerError
-from spotfit.model.events import NodeLost
+from spotfit.model.events import GroupSubmitted, NodeLost, RoundOpened
 from spotfit.model.group import Unreachable
 from spotfit_localsim.clouds.provisioner import SimProvisioner
 from spotfit_localsim.live import network_faults
@@ -132,3 +133,43 @@ def test_machines_that_cannot_reach_each_other_end_the_run_with_the_remedy(
     assert {one.unreachable for one in lost} == {Unreachable.LEADER}
     assert "did not reach the leader at 127.1.0." in text
     assert len(another_region.machines) <= 4
+
+
+def test_replacement_waits_for_capacity_in_the_region_of_the_standing_machine(
+    tmp_path: Path,
+) -> None:
+    queues = "sim-east-1:east,sim-west-1:west"  # the simulator has one list of queues
+    sim = SimProvisioner.with_options(cloud="aws_batch", root=str(tmp_path / "cloud"))
+    sim.start_simulator()
+    handle = spotfit.DataParallelTrainer(
+        train_until_marked,
+        train_loop_config={"mark": str(tmp_path / "enough")},
+        scaling_config=spotfit.ScalingConfig(num_workers=2),
+        run_config=spotfit.RunConfig(storage_path=str(tmp_path / "runs"), name="run"),
+        provisioner=f"sim://aws_batch?root={sim.root}&queues={queues}",
+    ).submit()
+    url = f"{tmp_path}/runs/run"
+    eventually(lambda: any(isinstance(event, RoundOpened) for event in events_of(url)))
+    sim.call_simulator("trouble", {"kind": "capacity", "times": 1_000_000})
+    sim.call_simulator("reclaim", {"notice": False})
+
+    def replacements() -> list[GroupSubmitted]:
+        return [event for event in events_of(url) if isinstance(event, GroupSubmitted)][1:]
+
+    replacement = eventually(replacements)[0]
+    eventually(lambda: sim.observe(replacement.handle).refusal)
+    asked = sum(sim.call_simulator("asked").values())
+    # The leader observes it several times; pending_timeout_s is 0 here.
+    eventually(lambda: sum(sim.call_simulator("asked").values()) > asked + 60)
+    assert {one.handle.network for one in replacements()} == {"sim-east-1"}
+    sim.call_simulator("trouble", {"kind": "capacity", "times": 0})
+    (tmp_path / "enough").touch()
+    assert handle.result(120.0).return_value == 2
+    eventually(lambda: all(m["state"] == "over" for m in sim.call_simulator("machines")))
+    sim.call_simulator("leave", {"machines": True})
+
+
+def train_until_marked(config: dict[str, Any]) -> int:
+    while not spotfit.collective.broadcast_from_rank_zero(Path(config["mark"]).exists()):
+        time.sleep(0.05)
+    return spotfit.get_context().get_world_size()
