@@ -157,9 +157,9 @@ def test_replacement_waits_for_capacity_in_the_region_of_the_standing_machine(
         return [event for event in events_of(url) if isinstance(event, GroupSubmitted)][1:]
 
     eventually(replacements)
-    asked = sum(sim.call_simulator("asked").values())
+    before = sum(sim.call_simulator("asked").values())
     # The leader observes the group many times; pending_timeout_s is 0 on a simulated cloud.
-    eventually(lambda: sum(sim.call_simulator("asked").values()) > asked + 60)
+    eventually(lambda: sum(sim.call_simulator("asked").values()) > before + 60)
     assert {one.handle.network for one in replacements()} == {"sim-east-1"}
     sim.call_simulator("trouble", {"kind": "capacity", "times": 0})
     (tmp_path / "enough").touch()
