@@ -53,6 +53,12 @@ def test_outputs_of_a_stack_are_a_profile(path: Any) -> None:
     assert stack.kind_of(stack.outputs["storage_path"]["value"]) == "string"
 
 
+def test_storage_path_of_s3_names_the_region_of_the_bucket() -> None:
+    (bucket,) = [module for module in MODULES if module.name == "bucket_s3"]
+    value = unquoted(load_folder(bucket).outputs["storage_path"]["value"])
+    assert value.endswith("?region=${aws_s3_bucket.runs.region}")
+
+
 @pytest.mark.parametrize("one", FOLDERS, ids=name_of)
 def test_every_terraform_folder_has_its_files(one: TerraformFolder) -> None:
     for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf"):

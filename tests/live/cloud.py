@@ -42,6 +42,19 @@ def eventually(condition: Callable[[], ResultT], *, within_s: float = TIMEOUT_S)
     return result
 
 
+def events_of(url: str) -> list[JournalEvent]:
+    """Return all journal entries of the run."""
+    result: list[JournalEvent] = []
+
+    def take(_slot: int, _body: bytes, entry: JournalEntry) -> None:
+        result.append(entry.event)
+
+    journal = Journal(open_store(url), ignore_view_cache=True)
+    journal.on_entry = take
+    journal.catch_up()
+    return result
+
+
 class LiveTestCloud:
     """Buckets, machines and runs of one test."""
 
@@ -103,15 +116,7 @@ class LiveTestCloud:
 
     def events(self, name: str = "run") -> list[JournalEvent]:
         """All journal entries."""
-        result: list[JournalEvent] = []
-
-        def take(_slot: int, _body: bytes, entry: JournalEntry) -> None:
-            result.append(entry.event)
-
-        journal = Journal(open_store(self.url(name)), ignore_view_cache=True)
-        journal.on_entry = take
-        journal.catch_up()
-        return result
+        return events_of(self.url(name))
 
     def rounds_opened(self, name: str = "run") -> list[RoundOpened]:
         return [event for event in self.events(name) if isinstance(event, RoundOpened)]

@@ -674,7 +674,7 @@ class AwsBatchCloud:
 
     def task_environment(self, machine: SimulatedMachine) -> Mapping[str, str]:
         return {
-            "AWS_REGION": REGION,
+            **({"AWS_REGION": REGION} if self.datacenter.sets_region else {}),
             # This process may have disabled it for its own clients.
             "AWS_EC2_METADATA_DISABLED": "false",
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": (

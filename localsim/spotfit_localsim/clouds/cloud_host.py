@@ -139,6 +139,8 @@ class Datacenter:
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held by each method that changes a machine."""
     machines: dict[int, SimulatedMachine] = field(default_factory=dict)
+    sets_region: bool = False
+    """Whether the cloud names its region in the environment of machines."""
     _children: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _output_sizes: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
     """(time, output size) of each machine, for delayed logs. Not stored: after a restart all
@@ -321,7 +323,8 @@ class Datacenter:
         kept = {
             name: text
             for name, text in inherited.items()
-            if not name.startswith("SPOTFIT_") or name in _INHERITED_VARIABLES
+            if name in _INHERITED_VARIABLES
+            or not (name.startswith("SPOTFIT_") or name in _LAPTOP_VARIABLES)
         }
         environment = {
             **kept,
@@ -397,6 +400,9 @@ class Datacenter:
 
 SIM_ROOT_ENV = "SPOTFIT_SIM_ROOT"
 """Environment variable of every machine: the directory of its cloud."""
+_LAPTOP_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
+"""Settings of the computer that calls `fit()`, which no cloud passes to its machines. Endpoints
+and keys of buckets are inherited: they stand for the network and the role of a machine."""
 _INHERITED_VARIABLES = ("SPOTFIT_LOG_LEVEL", "SPOTFIT_FORK")
 
 

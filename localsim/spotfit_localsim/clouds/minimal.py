@@ -213,7 +213,8 @@ class PlainProvisioner:
                 # Without a code the machine was preempted or stopped; with one its agent failed.
                 state = NodeState.FAILED if machine["code"] not in (None, 0) else NodeState.GONE
             reason = machine["reason"] if machine["state"] == "over" else ""
-            nodes.append(NodeStatus(state=state, reason=reason))
+            code = machine["code"] if machine["state"] == "over" else None
+            nodes.append(NodeStatus(state=state, reason=reason, exit_code=code))
         return GroupStatus(nodes=tuple(nodes))
 
     def cancel(self, handle: GroupHandle) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import did_you_mean
 from spotfit_localsim.clouds.capacity import MarketOptions
+from spotfit_localsim.clouds.firewall import FIREWALLS
 
 CLOUDS = {
     "aws_batch": "spotfit_localsim.clouds.aws_batch:AwsBatchCloud",
@@ -37,6 +38,12 @@ class SimOptions(MarketOptions):
     """The simulator exits after this time without machines and requests."""
     observe_s: float = 0.2
     """The polling interval that the provisioner recommends."""
+    firewall: str = ""
+    """'machines': machines cannot connect to each other. 'storage': they cannot reach the bucket.
+    '': neither."""
+    sets_region: bool = False
+    """Whether machines of `aws_batch` have AWS_REGION. ECS agents set it since 1.104.0 only:
+    https://github.com/aws/amazon-ecs-agent/pull/4946."""
 
     def __post_init__(self) -> None:
         # Not super(): slots=True creates a second class, and super() would refer to the first.
@@ -44,3 +51,6 @@ class SimOptions(MarketOptions):
         if self.cloud not in CLOUDS:
             hint = did_you_mean(self.cloud, CLOUDS)
             raise ConfigError(f"There is no simulated cloud {self.cloud!r}. {hint}")
+        if self.firewall not in FIREWALLS:
+            hint = did_you_mean(self.firewall, FIREWALLS)
+            raise ConfigError(f"SimOptions(firewall={self.firewall!r}) is not supported. {hint}")

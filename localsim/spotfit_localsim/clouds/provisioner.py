@@ -18,7 +18,7 @@ import msgspec
 
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, ProvisionError
-from spotfit.host import env
+from spotfit.host import env, plugins
 from spotfit.host.system import SystemClock
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus
 from spotfit.provision.api import (
@@ -32,7 +32,12 @@ from spotfit.provision.api import (
     run_check,
 )
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.profile import open_provisioner, parse_options
+from spotfit.provision.profile import (
+    PROVISIONER_ENTRY_POINTS,
+    non_default_options,
+    open_provisioner,
+    parse_options,
+)
 from spotfit_localsim.clouds.cloud_host import SIM_ROOT_ENV, short_digest, write_atomically
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import CONTROL_PREFIX, load_cloud
@@ -114,7 +119,10 @@ class SimProvisioner:
             access = load_cloud(self.options.cloud).client_access(url)
             env.set_defaults(access.environment)
             all_options = {**access.options, **self._cloud_options}
-            self._cached_provisioner = (url, open_provisioner(self.options.cloud, all_options))
+            # The options may be text, from a string such as 'sim://aws_batch?queues=a,b'.
+            kind = plugins.load(PROVISIONER_ENTRY_POINTS, self.options.cloud).Options
+            parsed = non_default_options(parse_options(kind, all_options))
+            self._cached_provisioner = (url, open_provisioner(self.options.cloud, parsed))
         return self._cached_provisioner[1]
 
     # --- the simulator -----------------------------------------------------------------------

@@ -40,6 +40,7 @@ from spotfit_localsim.clouds.cloud_host import (
     SimulatedMachine,
     write_atomically,
 )
+from spotfit_localsim.clouds.firewall import BlackHole, machine_environment
 from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 from spotfit_localsim.clouds.options import CLOUDS, SimOptions
@@ -71,6 +72,8 @@ class Simulator:
             write_atomically(started_at, str(system.wall_ms() / 1000).encode())
         self.market = RealTimeMarket(options, started_s=float(started_at.read_text()))
         self.datacenter = Datacenter.open(root, self.market)
+        self.datacenter.sets_region = options.sets_region
+        self._black_hole = BlackHole() if options.firewall else None
         self._lock = self.datacenter.lock
         self.faults = ApiFaults()
         kind = load_cloud(options.cloud)
@@ -115,6 +118,8 @@ class Simulator:
         self.server.close()
         for server in self._metadata_servers.values():
             server.close()
+        if self._black_hole is not None:
+            self._black_hole.close()
 
     def _save_state(self) -> None:
         body = encode(self.cloud.state)
@@ -129,7 +134,14 @@ class Simulator:
         return {
             **self.cloud.client_access(self.server.url).environment,
             **self.cloud.task_environment(machine),
+            **self._firewall_environment(machine),
         }
+
+    def _firewall_environment(self, machine: SimulatedMachine) -> Mapping[str, str]:
+        if self._black_hole is None:
+            return {}
+        own = self.datacenter.host(machine)
+        return machine_environment(self.options.firewall, self._black_hole, own)
 
     def _open_metadata(self, machine: SimulatedMachine) -> int:
         def answer(request: WireRequest) -> WireResponse:

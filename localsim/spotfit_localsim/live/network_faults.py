@@ -7,6 +7,7 @@ URL. Control requests:
     PUT /-/faults          set the fault probabilities
     PUT /-/stall           stall all requests for a time
     PUT /-/hold            hold writes below a folder until another folder, or '', is set
+    PUT /-/region          answer requests that are signed for another region as S3 does
     GET /-/request_counts  the number of requests by kind
 """
 
@@ -33,6 +34,7 @@ from spotfit_localsim.random_streams import RandomStream, SeededStreams
 FAULTS_PATH = "/-/faults"
 STALL_PATH = "/-/stall"
 HOLD_PATH = "/-/hold"
+REGION_PATH = "/-/region"
 REQUEST_COUNTS_PATH = "/-/request_counts"
 _POLL_INTERVAL_S = 0.1
 # RFC 9110, 7.6.1: they describe one connection; the host is that of the proxy.
@@ -69,6 +71,15 @@ class NetworkFaults(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
+class BucketRegion(msgspec.Struct, frozen=True):
+    """Where the buckets of the server are."""
+
+    name: str = ""
+    """Such as "eu-west-1"; '' accepts requests for any region."""
+    is_announced: bool = True
+    """Whether requests without credentials are answered with the region, too."""
+
+
 def no_faults() -> NetworkFaults:
     """Return faults with all probabilities 0."""
     return NetworkFaults()
@@ -82,6 +93,7 @@ class RequestFaultInjector:
         self._lock = threading.Lock()
         self.request_counts: Counter[str] = Counter()
         self._held_folder = ""
+        self.region = BucketRegion()
         self.set_faults(no_faults())
 
     def set_faults(self, faults: NetworkFaults) -> None:
@@ -163,6 +175,7 @@ _CONFLICT_BODY = (
     b"<Error><Code>ConditionalRequestConflict</Code><Message>The conditional request cannot "
     b"succeed due to a conflicting operation against this resource.</Message></Error>"
 )
+_SCOPE_LENGTH = 5
 _DENIED_BODY = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
@@ -188,12 +201,18 @@ class FaultyProxyHandler(BaseHTTPRequestHandler):
             self.fault_injector.hold_writes(msgspec.json.decode(body, type=str))
             self._reply(200, {}, b"")
             return
+        if self.path == REGION_PATH:
+            self.fault_injector.region = msgspec.json.decode(body, type=BucketRegion)
+            self._reply(200, {}, b"")
+            return
         if self.path == REQUEST_COUNTS_PATH:
             self._reply(200, {}, encode(dict(self.fault_injector.request_counts)))
             return
         self.fault_injector.request_counts[
             "LIST" if "list-type=" in self.path else self.command
         ] += 1
+        if self._reject_region():
+            return
         # Before the outcome is drawn: a held request uses up no fault.
         self.fault_injector.wait_for_hold(self.command, self.path)
         outcome = self.fault_injector.draw_outcome()
@@ -223,6 +242,30 @@ class FaultyProxyHandler(BaseHTTPRequestHandler):
             response = self.fault_injector.damage(response)
         with contextlib.suppress(ConnectionError):  # the client has timed out
             self._reply(status, headers, response)
+
+    def _reject_region(self) -> bool:
+        """Answer a request without a signature, or with one for another region."""
+        region = self.fault_injector.region
+        if not region.name:
+            return False
+        # AWS4-HMAC-SHA256 Credential=<key>/<date>/<region>/s3/aws4_request, …
+        scope = self.headers.get("Authorization", "").partition("Credential=")[2].split("/")
+        if len(scope) < _SCOPE_LENGTH:
+            # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html: "regardless of
+            # the permissions on the bucket".
+            headers = {"x-amz-bucket-region": region.name} if region.is_announced else {}
+            self._reply(403, headers, _DENIED_BODY)
+            return True
+        if scope[2] == region.name:
+            return False
+        # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+        message = (
+            "<Error><Code>AuthorizationHeaderMalformed</Code><Message>The authorization header is "
+            f"malformed; the region '{scope[2]}' is wrong; expecting '{region.name}'</Message>"
+            f"<Region>{region.name}</Region></Error>"
+        )
+        self._reply(400, {"x-amz-bucket-region": region.name}, message.encode())
+        return True
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward  # noqa: N815  # names of the base class
 
@@ -287,6 +330,11 @@ def start_stall(address: str, seconds: float) -> None:
 def hold_writes(address: str, folder: str) -> None:
     """Hold writes below folders of that name at the proxy; '' releases them."""
     _call_control(address, HOLD_PATH, encode(folder))
+
+
+def set_region(address: str, region: BucketRegion) -> None:
+    """Place the buckets of the proxy at that address in a region."""
+    _call_control(address, REGION_PATH, encode(region))
 
 
 def fetch_request_counts(address: str) -> dict[str, int]:

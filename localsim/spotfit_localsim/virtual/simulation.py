@@ -222,7 +222,7 @@ class SimWorld:
                 instance,
                 "its agent exited",
                 closes_connections=True,
-                failed=error is not None or bool(node.agent.start_error),
+                failed=error is not None or node.agent.start_failure is not None,
             )
 
         process = self._create_process("a", on_exit)

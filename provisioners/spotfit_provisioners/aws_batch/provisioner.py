@@ -11,7 +11,7 @@ State of the queues, per provisioner object:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -91,7 +91,12 @@ class AwsBatchProvisioner:
         if handle is not None:
             return handle
         # If all queues are exhausted, the last one is used: the job waits there for capacity.
-        queues = self._order_queues(plan.body["queues"], plan.num_nodes)
+        usable = self._queues_in(plan.body.get("region", ""), plan.body["queues"])
+        if not usable:
+            return Refusal(
+                f"no queue is in region {plan.body['region']}, as the run's machines are"
+            )
+        queues = self._order_queues(usable, plan.num_nodes)
         queue = next((queue for queue in queues if not self._is_exhausted(queue)), queues[-1])
         client, name = self._resolve_queue(queue)
         environment = launch.environment_for(
@@ -123,8 +128,14 @@ class AwsBatchProvisioner:
             jobs = client.list_jobs_by_name(name, plan.token)
             if jobs:
                 detail = {"nodes": plan.num_nodes, "region": client.region, "queue": name}
+                if "region" in plan.body:
+                    detail["must_stay"] = True
                 return GroupHandle(
-                    token=plan.token, provisioner=self.name, name=jobs[0]["jobId"], detail=detail
+                    token=plan.token,
+                    provisioner=self.name,
+                    name=jobs[0]["jobId"],
+                    detail=detail,
+                    network=client.region,
                 )
         return None
 
@@ -164,7 +175,10 @@ class AwsBatchProvisioner:
     ) -> GroupStatus:
         """Refuse the group if another queue has not been tried; otherwise keep it waiting."""
         self._exhausted_queues.add((handle.detail["region"], handle.detail["queue"]))
-        untried = [queue for queue in self.options.queues if not self._is_exhausted(queue)]
+        # Machines of the run stand in this region, and those of another one could not reach them.
+        region = handle.detail["region"] if handle.detail.get("must_stay") else ""
+        queues = self._queues_in(region, self.options.queues)
+        untried = [queue for queue in queues if not self._is_exhausted(queue)]
         # A queue starts the job as soon as it has capacity, so staying costs nothing.
         if not untried:
             return GroupStatus(nodes=waiting, refusal=reason)
@@ -221,6 +235,10 @@ class AwsBatchProvisioner:
             return sorted(queues, key=lambda queue: prices[region_of[queue]])
         scores = spot_placement_scores(regions, types, node_count, endpoint)
         return sorted(queues, key=lambda queue: -scores.get(region_of[queue], 0))
+
+    def _queues_in(self, region: str, queues: Sequence[str]) -> list[str]:
+        """Return the queues in that region, or all for ''."""
+        return [one for one in queues if region in ("", self._resolve_queue(one)[0].region)]
 
     def _resolve_queue(self, queue: str) -> tuple[AwsBatchClient, str]:
         """Return the client of the queue's region, and the queue's name without the region."""

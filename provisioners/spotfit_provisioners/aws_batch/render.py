@@ -45,6 +45,8 @@ def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
         "definition": {"jobDefinitionName": content_addressed_name(definition), **definition},
         "queues": list(options.queues),
         "tags": {"spotfit:run": to_label(request.run_name or "run"), **options.tags},
+        # The region of each queue is resolved by `submit`: the default one is read from files.
+        **({"region": request.network} if request.network else {}),
     }
     return GroupPlan(
         token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body

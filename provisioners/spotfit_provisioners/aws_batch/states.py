@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.provision.launch import AgentExitCode
+from spotfit.provision.launch import AgentExitCode, describe_exit_code
 
 STATES: Mapping[str, NodeState] = {
     "SUBMITTED": NodeState.WAITING,
@@ -50,7 +50,12 @@ def node_status(job: Mapping[str, Any]) -> NodeStatus:
     # The list of attempts may contain the running one, which has no end time yet.
     ended = sum(bool(attempt.get("stoppedAt")) for attempt in attempts)
     # A job that allows a single attempt is never reported as on its last one: it has no retries.
-    return NodeStatus(state=state, reason=reason, is_last_attempt=1 < allowed <= ended + 1)
+    return NodeStatus(
+        state=state,
+        reason=reason,
+        is_last_attempt=1 < allowed <= ended + 1,
+        exit_code=_exit_code(job) if state in (NodeState.GONE, NodeState.FAILED) else None,
+    )
 
 
 def pending_reason(job: Mapping[str, Any], *, now_ms: int, pending_timeout_s: float) -> str:
@@ -94,7 +99,7 @@ def _end_reason(job: Mapping[str, Any]) -> str:
     # The job repeats the reason of its last attempt, so equal texts are printed once.
     text = "; ".join(dict.fromkeys(filter(None, reasons)))
     code = _exit_code(job)
-    return text if code is None else f"{text or 'the agent exited'} (exit code {code})"
+    return text if code is None else f"{text or 'the agent exited'} ({describe_exit_code(code)})"
 
 
 def _exit_code(job: Mapping[str, Any]) -> int | None:

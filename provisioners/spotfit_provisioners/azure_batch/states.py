@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.provision.launch import AgentExitCode
+from spotfit.provision.launch import AgentExitCode, describe_exit_code
 
 TASK_STATES: Mapping[str, NodeState] = {
     "active": NodeState.WAITING,
@@ -114,10 +114,11 @@ def _end_status(ended: Mapping[str, Any]) -> NodeStatus:
     # The details say why a container could not be started; without an exit code they are all
     # there is.
     details = ", ".join(str(entry.get("value", "")) for entry in failure.get("details") or [])
-    suffix = details if code is None else f"exit code {code}"
+    suffix = details if code is None else describe_exit_code(code)
     return NodeStatus(
         state=NodeState.GONE if is_clean else NodeState.FAILED,
         reason=f"{reason} ({suffix})" if suffix else reason,
+        exit_code=code,
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.provision.launch import AgentExitCode
+from spotfit.provision.launch import AgentExitCode, describe_exit_code
 
 TASK_STATES: Mapping[str, NodeState] = {
     "STATE_UNSPECIFIED": NodeState.WAITING,
@@ -81,8 +81,8 @@ def node_status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeS
     if code is None:
         return NodeStatus(state=state)
     event = _last_event_description(task) or "the agent exited"
-    exit_reason = HOST_LOST_EXIT_CODES.get(code, f"exit code {code}")
-    return NodeStatus(state=state, reason=f"{event} ({exit_reason})")
+    exit_reason = HOST_LOST_EXIT_CODES.get(code, describe_exit_code(code))
+    return NodeStatus(state=state, reason=f"{event} ({exit_reason})", exit_code=code)
 
 
 def pending_reason(job: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spotfit.model.group import GroupStatus, NodeState, NodeStatus
+from spotfit.provision.launch import describe_exit_code
 from spotfit_provisioners.kubernetes.render import INDEX_LABEL
 
 PHASES: Mapping[str, NodeState] = {
@@ -97,7 +98,11 @@ def _node_status(
     if index in completed:
         return NodeStatus(state=NodeState.GONE, reason="its agent has exited")
     if index in failed:
-        return NodeStatus(state=NodeState.FAILED, reason=_end_reason(pod) or "its agent has failed")
+        return NodeStatus(
+            state=NodeState.FAILED,
+            reason=_end_reason(pod) or "its agent has failed",
+            exit_code=next(iter(_exit_codes(pod)), None),
+        )
     if pod is None:
         return NodeStatus(state=NodeState.WAITING)
     phase = (pod.get("status") or {}).get("phase", "Pending")
@@ -130,13 +135,18 @@ def _end_reason(pod: Mapping[str, Any] | None) -> str:
         for condition in status.get("conditions") or []
         if condition.get("type") == "DisruptionTarget"
     ]
-    ends = [
-        (container.get("state") or {}).get("terminated") or {}
-        for container in status.get("containerStatuses") or []
-    ]
-    codes = [f"exit code {end['exitCode']}" for end in ends if end.get("exitCode") is not None]
+    codes = [describe_exit_code(code) for code in _exit_codes(pod)]
     own = [str(status.get("reason") or ""), str(status.get("message") or "")]
     return "; ".join(filter(None, [*disruptions, *own, *codes]))
+
+
+def _exit_codes(pod: Mapping[str, Any] | None) -> list[int]:
+    """Return the exit codes of the containers that have terminated; the agent's is the only one."""
+    ends = [
+        (container.get("state") or {}).get("terminated") or {}
+        for container in ((pod or {}).get("status") or {}).get("containerStatuses") or []
+    ]
+    return [int(end["exitCode"]) for end in ends if end.get("exitCode") is not None]
 
 
 def _pod_pending_reason(pod: Mapping[str, Any]) -> str:

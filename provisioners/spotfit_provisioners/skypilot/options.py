@@ -58,6 +58,9 @@ class SkyPilotOptions:
     endpoint: str = ""
     """URL of the API server: 'https://sky.example.com'. '' uses SkyPilot's configuration, which
     does not exist on the machines."""
+    pending_timeout_s: float = 600.0
+    """How long the machines of a run with several wait in one entry of `infra` before the next one
+    is tried."""
     request_timeout_s: float = 600.0
     """Time limit for a request. The first one may start a controller, which takes minutes."""
 
@@ -79,7 +82,11 @@ class SkyPilotOptions:
         errors = ErrorCollector()
         errors.check(
             lambda: check_minimums(
-                self, workers_per_node=1, disk_gib=0, above_zero=["request_timeout_s"]
+                self,
+                workers_per_node=1,
+                disk_gib=0,
+                pending_timeout_s=0,
+                above_zero=["request_timeout_s"],
             )
         )
         for problem, remedy in problems.items():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+from spotfit.core.clock import Clock
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
-from spotfit.host import log
+from spotfit.host import log, system
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -28,7 +29,7 @@ _UNKNOWN_MACHINE = NodeStatus(state=NodeState.GONE, reason="SkyPilot does not kn
 # them from the cloud's metadata service.
 _NOTICE_S = {"aws": 120.0, "azure": 30.0, "gcp": 30.0}
 
-_SITES = {"slurm", "ssh", "k8s", "kubernetes"}
+_SITES = set(render.ONE_NETWORK)
 """Infrastructures whose machines may mount a shared file system."""
 
 _CLOUD_ALIASES = {"k8s": "kubernetes"}
@@ -42,6 +43,9 @@ class SkyPilotProvisioner:
 
     def __init__(self, options: SkyPilotOptions) -> None:
         self.options = options
+        self._clock: Clock = system.SystemClock()
+        self._waiting_since_s: dict[Token, float] = {}
+        """When each group was first observed to wait for capacity."""
         self._client = SkyPilotClient(options.endpoint, request_timeout_s=options.request_timeout_s)
 
     @classmethod
@@ -99,7 +103,15 @@ class SkyPilotProvisioner:
 
     def _handle(self, plan: GroupPlan) -> GroupHandle:
         detail = {"nodes": plan.num_nodes, "launch_mode": plan.body["launch_mode"]}
-        return GroupHandle(token=plan.token, provisioner=self.name, name=plan.token, detail=detail)
+        if plan.body.get("may_move"):
+            detail["may_move"] = True
+        return GroupHandle(
+            token=plan.token,
+            provisioner=self.name,
+            name=plan.token,
+            detail=detail,
+            network=plan.body.get("network", ""),
+        )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         names = _node_names(handle)
@@ -109,7 +121,8 @@ class SkyPilotProvisioner:
             jobs = [oldest.get(name) for name in names]
             known = tuple(states.job_status(job) if job else _UNKNOWN_MACHINE for job in jobs)
             reasons = (states.refusal_reason(job) for job in jobs if job)
-            return GroupStatus(nodes=known, refusal=next(filter(None, reasons), ""))
+            refusal = next(filter(None, reasons), "")
+            return self._refuse_late(handle, GroupStatus(nodes=known, refusal=refusal))
         up = self._client.cluster_states(names)
         statuses = tuple(
             states.cluster_status(up[name]) if name in up else self._missing_cluster_status(name)
@@ -117,6 +130,24 @@ class SkyPilotProvisioner:
         )
         reasons = (node.reason for node in statuses if node.state is NodeState.REFUSED)
         return GroupStatus(nodes=statuses, refusal=next(reasons, ""))
+
+    def _refuse_late(self, handle: GroupHandle, status: GroupStatus) -> GroupStatus:
+        """Refuse a group that waits in one infrastructure, so that the next one is tried.
+
+        SkyPilot itself would wait there indefinitely: all machines of the group have to be in one.
+        """
+        is_waiting = all(node.state is NodeState.WAITING for node in status.nodes)
+        has_other = any(one != handle.network for one in self.options.infra)
+        if not (is_waiting and status.refusal and has_other and handle.detail.get("may_move")):
+            self._waiting_since_s.pop(handle.token, None)
+            return status
+        now_s = self._clock.now()
+        waited_s = now_s - self._waiting_since_s.setdefault(handle.token, now_s)
+        if waited_s < self.options.pending_timeout_s:
+            return status
+        reason = f"{handle.network} has no machines for {waited_s:.0f} s: {status.refusal}"
+        refused = NodeStatus(state=NodeState.REFUSED, reason=reason)
+        return GroupStatus(nodes=(refused,) * len(status.nodes), refusal=status.refusal)
 
     def cancel(self, handle: GroupHandle) -> None:
         """Cancel the managed jobs, or abort pending launches and tear down the clusters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from spotfit.core.errors import ConfigError
@@ -18,6 +18,8 @@ MAX_NODES = 500
 """Each machine is a managed job; one jobs controller does not manage more."""
 SECRET_VARIABLES = ("SPOTFIT_RUN_SECRET", "SPOTFIT_STORAGE_KEYS")
 """Passed as SkyPilot secrets, which only the task can read."""
+ONE_NETWORK = ("k8s", "kubernetes", "slurm", "ssh")
+"""Infrastructures without regions, whose machines are in one network."""
 ENDPOINT_VARIABLE = "SKYPILOT_API_SERVER_ENDPOINT"
 NO_LOCAL_SERVER_VARIABLE = "SKYPILOT_DISABLE_LOCAL_API_SERVER"
 
@@ -27,6 +29,9 @@ def plan(request: GroupRequest, options: SkyPilotOptions) -> GroupPlan:
     hardware.check_resources(request.resources_per_worker, backend="SkyPilot")
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=MAX_NODES, backend="SkyPilot")
+    # Jobs are placed one by one, and each would choose for itself.
+    network = _choose_network(request, options) if request.total_workers > slots else ""
+    infra = (network,) if network else options.infra
     task: dict[str, Any] = {
         "num_nodes": 1,
         "run": _agent_script(options),
@@ -37,7 +42,7 @@ def plan(request: GroupRequest, options: SkyPilotOptions) -> GroupPlan:
             **({ENDPOINT_VARIABLE: options.endpoint} if options.endpoint else {}),
             **options.environment,
         },
-        "resources": _resources(request, options),
+        "resources": _resources(request, options, infra=infra),
     }
     if options.setup:
         task["setup"] = "\n".join(options.setup)
@@ -46,7 +51,13 @@ def plan(request: GroupRequest, options: SkyPilotOptions) -> GroupPlan:
         provisioner=BACKEND,
         num_nodes=nodes,
         slots_per_node=slots,
-        body={"launch_mode": options.launch_mode, "task": task},
+        body={
+            "launch_mode": options.launch_mode,
+            "task": task,
+            **({"network": network} if network else {}),
+            # Only if no machine stands, the run may move to another infrastructure.
+            **({"may_move": True} if network and network != request.network else {}),
+        },
     )
 
 
@@ -83,15 +94,42 @@ def _agent_script(options: SkyPilotOptions) -> str:
     )
 
 
-def _resources(request: GroupRequest, options: SkyPilotOptions) -> dict[str, Any]:
+def _choose_network(request: GroupRequest, options: SkyPilotOptions) -> str:
+    """Return the entry of `infra` for all machines of a group. Raises `ConfigError`.
+
+    That of the machines that stand. Otherwise the first one that has not refused since the last
+    round, or the one that refused first.
+    """
+    if request.network:
+        return request.network
+    # SkyPilot opens ports between the machines of one VPC, which has one region, and "finds
+    # available spot resources across regions and clouds" for each job:
+    # https://docs.skypilot.co/en/v0.6.1/examples/managed-jobs.html
+    wide = [one for one in options.infra if "/" not in one and one.lower() not in ONE_NETWORK]
+    if wide or not options.infra:
+        what = f"{wide[0]!r} has several regions" if wide else "it is not set"
+        raise ConfigError(
+            f"SkyPilotOptions(infra={options.infra!r}): {what}, and machines of two regions cannot "
+            "connect to each other. This run needs more than one machine.",
+            do="Set entries with a region, such as infra=('aws/us-east-1', 'gcp/us-central1'). A "
+            "run uses one of them at a time.",
+        )
+    refused = request.refused_networks
+    usable = [one for one in options.infra if one not in refused]
+    return usable[0] if usable else min(options.infra, key=refused.index)
+
+
+def _resources(
+    request: GroupRequest, options: SkyPilotOptions, *, infra: Sequence[str]
+) -> dict[str, Any]:
     """Return the resources; several candidates become an ordered or unordered list."""
     common = dict(_common_resources(request, options))
     use_spot = {"only": (True,), "preferred": (True, False), "never": (False,)}[options.spot]
     # Every infrastructure with spot machines, before any with on-demand machines.
     candidates: list[dict[str, Any]] = [
-        {"use_spot": spot} | ({"infra": infra} if infra else {})
+        {"use_spot": spot} | ({"infra": entry} if entry else {})
         for spot in use_spot
-        for infra in options.infra or ("",)
+        for entry in infra or ("",)
     ]
     if len(candidates) == 1:
         return {**common, **candidates[0]}

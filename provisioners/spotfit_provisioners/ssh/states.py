@@ -32,6 +32,9 @@ EXIT_STATES: Mapping[int, NodeState] = {
     AgentExitCode.RELEASED: NodeState.GONE,
     AgentExitCode.NODE_UNUSABLE: NodeState.FAILED,
     AgentExitCode.RUN_NOT_FOUND: NodeState.FAILED,
+    AgentExitCode.LEADER_UNREACHABLE: NodeState.FAILED,
+    AgentExitCode.STORAGE_UNREACHABLE: NodeState.FAILED,
+    AgentExitCode.STORAGE_REFUSED: NodeState.FAILED,
     AgentExitCode.CRASHED: NodeState.FAILED,
 }
 """States by the agent's exit codes. Other codes are those of a shell that could not start it."""
@@ -87,4 +90,5 @@ def exit_status(exit_code: int) -> NodeStatus:
     return NodeStatus(
         state=state,
         reason="its agent has exited" if exit_code == 0 else describe_exit_code(exit_code),
+        exit_code=exit_code,
     )

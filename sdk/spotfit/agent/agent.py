@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from msgspec.structs import replace
 
@@ -41,10 +41,16 @@ from spotfit.control.background_calls import RetryingCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
-from spotfit.core.errors import JournalError, StoreError
+from spotfit.core.errors import (
+    JournalError,
+    StoreError,
+    StorePermissionError,
+    TransientStoreError,
+)
 from spotfit.host import log
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import JournalEntry, LeaderElected
+from spotfit.model.group import Unreachable
 from spotfit.model.spec import RunSpec, RunTiming
 from spotfit.model.topology import Member
 from spotfit.model.view import View
@@ -68,13 +74,22 @@ from spotfit.provision.launch import AgentLaunchSpec
 # Before the run is known and after the leader was lost: an election should take milliseconds.
 FAST_POLL_S = 0.05
 _FAST_POLL_DURATION_S = 3.0
-# An agent that cannot read the run at all exits after this time, and the run sees a failed start. A
+# An agent that cannot read the run at all exits after this time, and two of them end the run. A
 # machine that has read it waits much longer (`orphan_timeout_s`), because it has something to lose.
-# NFS clients may hide a new directory for some seconds. Three such starts, the most that a run
-# makes, end within three minutes if machines boot quickly.
+# NFS clients may hide a new directory for some seconds, and a role or its metadata service may not
+# be ready when the machine is.
 _FIRST_READ_TIMEOUT_S = 30.0
+# For errors that no waiting cures, such as another region or a missing bucket.
+_PERMANENT_ERROR_TIMEOUT_S = 5.0
 # Lower bound on the leader's poll interval, whatever the run's timing.
 _LEADER_POLL_S = 0.1
+
+
+class StartFailure(NamedTuple):
+    """Why an agent exits that has never joined the run."""
+
+    what: Unreachable
+    reason: str
 
 
 class JournalPoller:
@@ -89,7 +104,7 @@ class JournalPoller:
         """When the last read was requested."""
         self._fast_poll_until = 0.0
         self._started_at = float("inf")
-        self._store_error: str | None = None
+        self._store_error: StoreError | None = None
         """The last error of the store, until a read succeeds: each error is logged once."""
 
     @property
@@ -127,8 +142,9 @@ class JournalPoller:
             if self._writer.last_read_at == now:
                 self._store_error = None
         except StoreError as error:
-            if self._store_error != error.message:
-                self._store_error = error.message
+            is_known = self._store_error is not None and self._store_error.message == error.message
+            self._store_error = error
+            if not is_known:
                 log.warning("store.error", reason=error.message)
 
     def next_poll_at(self, now: float, *, is_leading: bool, is_connected: bool) -> float:
@@ -147,32 +163,36 @@ class JournalPoller:
             return self.polled_at + max(_LEADER_POLL_S, interval_s)
         return self.polled_at + (self.timing.lease_timeout_s if is_connected else interval_s)
 
-    def first_read_error(self, now: float) -> str:
-        """Return why the journal was not read within 30 s of the first `poll`; '' if it was.
+    def start_failure(self, now: float) -> StartFailure | None:
+        """Return why this machine cannot serve the run; None if it can, or may soon.
 
-        Also '' while no call of the store has failed: it may only be slow.
+        Called while no journal was read. After 30 s of errors of the store, or 5 s of an error that
+        no waiting cures; and after 30 s in which the store was readable and had no journal of the
+        run: `fit()` has written its first entry before it requested the machine. None while no
+        call of the store has failed: it may only be slow.
         """
-        is_late = now - self._started_at > _FIRST_READ_TIMEOUT_S
-        if self._writer.last_read_at > float("-inf") or not is_late or self._store_error is None:
-            return ""
-        url = self._writer.ledger.store.url
-        return (
-            f"The run in {url} was not readable within {_FIRST_READ_TIMEOUT_S:.0f} s: "
-            f"{self._store_error}\n  What to do: Check that machines can reach the storage, and "
-            "that their credentials or role may read it."
-        )
-
-    def is_run_missing(self, now: float) -> bool:
-        """Whether the run's directory was readable for 30 s and has no journal of the run.
-
-        Then this machine does not share the directory: `fit()` has written the first entry before
-        it requested the machine. False for a bucket, which all machines reach under one URL.
-        """
-        ledger = self._writer.ledger
-        is_directory = ledger.store.url.startswith(("/", "file:"))
+        ledger, error = self._writer.ledger, self._store_error
         was_read = self._writer.last_read_at >= self._started_at
-        is_late = now - self._started_at >= _FIRST_READ_TIMEOUT_S
-        return is_directory and was_read and is_late and ledger.journal_view.next_slot == 0
+        if was_read:
+            if now - self._started_at < _FIRST_READ_TIMEOUT_S or ledger.journal_view.next_slot:
+                return None
+            reason = f"{ledger.store.url} has no journal of the run, as this machine opens it"
+            return StartFailure(Unreachable.RUN, reason)
+        if error is None:
+            return None
+        # Missing credentials are of both kinds: a role may appear late, but an outage it is not.
+        is_refused = isinstance(error, StorePermissionError) or not isinstance(
+            error, TransientStoreError
+        )
+        may_recover = isinstance(error, (StorePermissionError, TransientStoreError))
+        timeout_s = _FIRST_READ_TIMEOUT_S if may_recover else _PERMANENT_ERROR_TIMEOUT_S
+        if now - self._started_at <= timeout_s:
+            return None
+        reason = (
+            f"the run in {ledger.store.url} was not readable within {timeout_s:.0f} s: "
+            f"{error.message}"
+        )
+        return StartFailure(Unreachable.ACCESS if is_refused else Unreachable.STORAGE, reason)
 
     def start_fast_polling(self, now: float) -> None:
         """Read the journal at the next `poll`, and often for 3 s, because a new entry is likely.
@@ -239,12 +259,10 @@ class Agent:
         self._now = 0.0
         self.is_abandoned = False
         """Whether the agent exits because the journal does not (or no longer) list this node."""
-        self.start_error = ""
-        """Why the agent exits without having read the run; '' otherwise."""
+        self.start_failure: StartFailure | None = None
+        """Why the agent exits without ever having joined the run; None otherwise."""
         self.is_drained = False
         """Whether the agent exits because the preemption deadline has passed."""
-        self.is_run_missing = False
-        """Whether the agent exits because this machine does not share the run's directory."""
         ledger.set_entry_listener(self._on_journal_entry)
 
     # --- one tick ----------------------------------------------------------------------------
@@ -268,9 +286,8 @@ class Agent:
         )
         view = self._ledger.journal_view
         if not isinstance(view, View):
-            self.start_error = self._journal_poller.first_read_error(now)
-            self.is_run_missing = self._journal_poller.is_run_missing(now)
-            must_exit = self.start_error or self.is_run_missing or self._is_orphaned()
+            self.start_failure = self._journal_poller.start_failure(now)
+            must_exit = self.start_failure is not None or self._is_orphaned()
             return self._shut_down(now) if must_exit else now + FAST_POLL_S
         self._prepare(view.spec)
         self._apply_view()
@@ -490,6 +507,13 @@ class Agent:
         if is_unknown or self._ledger.agent_id in view.lost_agents or self._is_orphaned():
             self.is_abandoned = True
             return True
+        if self._leader is None and view.fit_end is None:
+            reason = self._leader_connection.unreachable_leader(
+                self._journal_poller.timing, self._now
+            )
+            self.start_failure = StartFailure(Unreachable.LEADER, reason) if reason else None
+            if self.start_failure is not None:
+                return True
         if (
             self._now >= self._node_notice.deadline
             and view.fit_end is None

@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from spotfit.agent.agent import Agent
+from spotfit.agent.agent import Agent, StartFailure
 from spotfit.agent.log_shipper import LogShipper
 from spotfit.agent.notices.sources import open_notice_source
 from spotfit.agent.ports import BackendHookRunner, CallbackRunner, NoticeSource, Validator
@@ -36,11 +36,13 @@ from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import MAX_CRASH_TEXT_CHARS, AgentCrash
+from spotfit.model.group import Unreachable
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member
+from spotfit.policy.retry_budget import unreachable_remedy
 from spotfit.protocol.agent_sidecar import SidecarInit
 from spotfit.provision.api import Provisioner
-from spotfit.provision.launch import AgentAssignment, AgentExitCode
+from spotfit.provision.launch import UNREACHABLE_EXIT_CODES, AgentAssignment, AgentExitCode
 from spotfit.provision.profile import open_provisioner
 from spotfit.security.run_key import RunKey, make_tls_contexts
 from spotfit.sidecar.backend_hooks import ProcessBackendHookRunner
@@ -193,23 +195,31 @@ def _run_agent(
     log.info(
         "agent.exited", agent=node.agent_id, abandoned=agent.is_abandoned, drained=agent.is_drained
     )
-    return _exit_code(agent, launch.run_url)
+    if (failure := agent.start_failure) is not None:
+        remedy = unreachable_remedy(failure.what)
+        log.error("agent.refused", what=failure.what, reason=failure.reason, do=remedy)
+        # Before the connections are closed. Without the storage, only the exit code is left.
+        if failure.what is Unreachable.LEADER:
+            _publish_crash(assignment, _make_report(assignment, node.agent_id, failure))
+        return UNREACHABLE_EXIT_CODES[failure.what]
+    return _exit_code(agent)
 
 
-def _exit_code(agent: Agent, run_url: str) -> AgentExitCode:
-    if agent.start_error:
-        log.error("agent.refused", reason=agent.start_error)
-        return AgentExitCode.NODE_UNUSABLE
-    if agent.is_run_missing:
-        log.error(
-            "agent.run_not_found",
-            url=run_url,
-            reason="this directory has no journal of the run on this machine, which thus does not "
-            "share it with the computer that called fit()",
-            do="set RunConfig(storage_path=...) to a bucket, or to a directory that all machines "
-            "mount",
-        )
-        return AgentExitCode.RUN_NOT_FOUND
+def _make_report(
+    assignment: AgentAssignment, agent_id: AgentId, failure: StartFailure
+) -> AgentCrash:
+    """Return what the agent could not reach in the form in which the leader reads it."""
+    return AgentCrash(
+        agent=agent_id,
+        token=assignment.token,
+        node=assignment.node,
+        signature=f"unreachable {failure.what}",
+        traceback_text=failure.reason[:MAX_CRASH_TEXT_CHARS],
+        unreachable=failure.what,
+    )
+
+
+def _exit_code(agent: Agent) -> AgentExitCode:
     # Schedulers requeue an agent by its exit code, and only after `DRAINED`.
     if agent.is_drained:
         return AgentExitCode.DRAINED

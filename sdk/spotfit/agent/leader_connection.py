@@ -5,6 +5,7 @@
 | disconnected | `connect` with a known leader                 | connected                        |
 | connected    | lost, closed by the peer (1st)                | disconnected, reconnects at once |
 | connected    | lost, closed by the peer (2nd, same address)  | disconnected, leader vanished    |
+| connected    | the same, but it was elected again since      | disconnected, reconnects later   |
 | connected    | lost by a timeout, or no message for too long | disconnected, reconnects later   |
 | connected    | `JoinRejected`: the peer is not the leader    | disconnected, reconnects later   |
 
@@ -13,7 +14,10 @@ Without a connection the leader's lease in the bucket is the only sign that the 
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -28,6 +32,25 @@ from spotfit.protocol.agent_leader import ConnectionHeartbeat, Join, NodeWarm
 
 # Two attempts a second: short against an election, and harmless to a leader that restarts.
 _RECONNECT_DELAY_S = 0.5
+_MIN_ATTEMPTS = 2
+
+
+class _Term(NamedTuple):
+    """A term of a leader."""
+
+    agent: AgentId | None
+    epoch: int
+
+
+@dataclass
+class _Dial:
+    """The attempts to connect to one leader."""
+
+    leader: _Term
+    started_at: float
+    address: str = ""
+    attempts: int = 0
+    last_error: str = ""
 
 
 class LeaderConnection:
@@ -58,6 +81,12 @@ class LeaderConnection:
         self._lease = 0
         self._is_reading_lease = False
         self._observation: LeaderObservation | None = None
+        self._has_joined = False
+        """Whether a leader on another machine has ever answered."""
+        self._dial = _Dial(_Term(None, 0), started_at=math.inf)
+        self._lease_renewed_at = float("-inf")
+        self._vanished_epochs: dict[AgentId, int] = {}
+        """The term in which each leader was last considered to have vanished."""
 
     def leader_observation(self, now: float) -> LeaderObservation:
         """Return what this agent has observed of the leader's health, the input of an election.
@@ -80,6 +109,8 @@ class LeaderConnection:
         self._last_message_at = now
         self._has_response = True
         self._retried_address = None
+        # A message of this agent to itself as the leader shows nothing about the network.
+        self._has_joined = self._has_joined or self.address != self._transport.address
 
     def on_rejected(self, now: float) -> None:
         """Disconnect from a peer that has answered `JoinRejected`: it is not the leader of the run.
@@ -110,15 +141,19 @@ class LeaderConnection:
             return False
         self.address = None
         observation = self.leader_observation(now)
+        self._dial.last_error = lost.reason
         is_second_attempt = self._retried_address == lost.address
-        has_vanished = lost.closed_by_peer and is_second_attempt
+        has_vanished = lost.closed_by_peer and is_second_attempt and not self._refuses_while_alive
+        leader, epoch = self._dial.leader
+        if has_vanished and leader is not None:
+            self._vanished_epochs[leader] = epoch
         self._observation = replace(
             observation,
             vanished_at=now if has_vanished else observation.vanished_at,
             is_connected=False,
         )
         # A reset may come from a middlebox: try once more at once. After a timeout, wait.
-        if lost.closed_by_peer:
+        if lost.closed_by_peer and (has_vanished or not is_second_attempt):
             self._retried_address = lost.address
         else:
             self._connect_at = now + _RECONNECT_DELAY_S
@@ -138,6 +173,10 @@ class LeaderConnection:
         # Its host refused two connections in a row: only an election helps.
         if has_vanished and self._retried_address == address:
             return False
+        assert view.leader is not None
+        if self._dial.leader != (leader := _Term(view.leader.leader, view.leader.epoch)):
+            self._dial = _Dial(leader, started_at=now, address=address)
+        self._dial.attempts += 1
         self.address = address
         self._last_message_at, self._has_response = now, False
         self._heartbeat_at = now + timing.heartbeat_interval_s
@@ -180,6 +219,37 @@ class LeaderConnection:
         """Event-loop time in seconds at which `check_heartbeat` must be called again."""
         return self._heartbeat_at
 
+    @property
+    def _refuses_while_alive(self) -> bool:
+        """Whether the leader was elected again after its port had appeared to be closed.
+
+        A firewall that answers for it, with RST or ICMP, would otherwise cause endless elections.
+        """
+        leader, epoch = self._dial.leader
+        return leader is not None and self._vanished_epochs.get(leader, epoch) < epoch
+
+    def unreachable_leader(self, timing: RunTiming, now: float) -> str:
+        """Return why this machine cannot join: its network; '' if that is not certain.
+
+        A sentence if no leader has ever answered this agent, and the present one did not answer
+        for `timing.reach_timeout_s`, at least two attempts long, and has renewed its lease
+        meanwhile. A leader that was lost renews no lease.
+        """
+        dial, renewed_ago_s = self._dial, now - self._lease_renewed_at
+        is_late = now - dial.started_at >= timing.reach_timeout_s and dial.attempts >= _MIN_ATTEMPTS
+        is_alive = (
+            dial.started_at < self._lease_renewed_at and renewed_ago_s < timing.lease_timeout_s
+        )
+        own = self._transport.address
+        if self._has_joined or not is_late or not is_alive or dial.address == own:
+            return ""
+        error = dial.last_error or "no answer"
+        return (
+            f"the agent at {own} did not reach the leader at {dial.address} by TCP in "
+            f"{dial.attempts} attempts within {timing.reach_timeout_s:.0f} s ({error}), although "
+            "the leader renewed its lease in the storage"
+        )
+
     # --- the lease ---------------------------------------------------------------------------
 
     def observe_leader(
@@ -212,7 +282,11 @@ class LeaderConnection:
             # A read that failed says nothing about the leader: the bucket may be unavailable.
             if result is not None and result.error is None:
                 # A counter, because clocks of two machines are never compared.
+                has_changed = result.value > self._lease
                 self._observation = after_lease_read(
-                    self.leader_observation(now), now, has_changed=result.value > self._lease
+                    self.leader_observation(now), now, has_changed=has_changed
                 )
+                # The first value that is read may be old.
+                if has_changed and self._lease:
+                    self._lease_renewed_at = now
                 self._lease = max(self._lease, result.value)

@@ -151,7 +151,8 @@ def format_event(event: JournalEvent) -> str:
         case FitEnded(outcome=outcome, reason=reason, last_save_error=save_error):
             unsaved = f"; its last save failed{_last_line(save_error)}" if save_error else ""
             unmatched = f"; {event.missing_reports}" if event.missing_reports else ""
-            return f"run {outcome}" + (f": {reason}" if reason else "") + unsaved + unmatched
+            text = f"run {outcome}" + (f": {reason}" if reason else "") + unsaved + unmatched
+            return f"{text}. {event.remedy}" if event.remedy else text
         case CheckpointCommitted(name=name, size_bytes=size_bytes, reason=reason):
             text = f"checkpoint {name} committed ({format_bytes(size_bytes)})"
             return f"{text}: {reason}" if reason else text

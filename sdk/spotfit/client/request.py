@@ -63,7 +63,12 @@ from spotfit.provision.profile import (
     resolve_options,
 )
 from spotfit.store.api import Store
-from spotfit.store.factory import new_probe_folder, probe_create, reopen_store
+from spotfit.store.factory import (
+    new_probe_folder,
+    probe_create,
+    reopen_store,
+    with_bucket_region,
+)
 from spotfit.store.url import is_local_path
 
 
@@ -422,7 +427,8 @@ def run_preflight(request: FitRequest) -> PreflightResult:
         checks.check(lambda: _check_directory_is_shared(storage, request.run, provisioner))
     # The checks below write to the store; they need a valid name and come last.
     checks.raise_all()
-    store = storage.subtree(name)
+    # Before the probe, so that it tests the URL that machines open.
+    store = with_bucket_region(storage).subtree(name)
     # The probe comes first: it retries temporary failures, the other check does not.
     _probe_store(store)
     _check_reachable(store)

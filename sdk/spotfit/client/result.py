@@ -114,7 +114,9 @@ def build_run_error(
             if first is not None and first.pickle_key is not None and key is not None:
                 return ControllerError(_load_exception(first, store, key, clock))
             text = f"{ended.reason}\n{first.message if first else ''}".strip()
-            return ControllerError(SpotfitError(text, do=_machine_remedy(ended, store)))
+            return ControllerError(
+                SpotfitError(text, do=ended.remedy or _machine_remedy(ended, store))
+            )
         case _:
             return TrainingFailedError(
                 f"The run in {store.url} failed: {ended.reason}",

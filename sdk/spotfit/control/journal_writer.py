@@ -62,6 +62,8 @@ class JournalWriter:
         self._store_error: StoreError | None = None
         self.last_read_at = -_NEVER
         """When the journal was last read to its end."""
+        self.last_failure_at = -_NEVER
+        """When a request to the store last failed."""
 
     @property
     def view(self) -> View:
@@ -216,6 +218,7 @@ class JournalWriter:
             raise error
         # Kept for `advance`: this may have been called by `write`, which must not raise it.
         self._store_error = error
+        self.last_failure_at = now
         self._back_off(now)
 
     def _back_off(self, now: float) -> None:

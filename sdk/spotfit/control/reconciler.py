@@ -27,7 +27,7 @@ from spotfit.model.events import (
     JournalEvent,
     NodeLost,
 )
-from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus, NodeState
+from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus, NodeState, Unreachable
 from spotfit.model.leader_state import LeaderState
 from spotfit.policy.actions import (
     AppendEvent,
@@ -37,10 +37,10 @@ from spotfit.policy.actions import (
     SubmitGroup,
     Wait,
 )
-from spotfit.policy.capacity import with_crash
+from spotfit.policy.capacity import network_in_use, with_crash, with_unreachable
 from spotfit.policy.scheduler import next_action
 from spotfit.provision.api import Provisioner, Refusal, fetch_machine_output, find_group
-from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.launch import AgentLaunchSpec, find_unreachable
 
 # A finished background call wakes the leader (`ThreadedCalls`); polling is a safety net.
 _PENDING_CALL_POLL_S = 0.05
@@ -57,6 +57,13 @@ _RELEASE_RETRY_S = 2.0
 # What a machine that starts no agent has printed last: enough for a traceback of Python.
 _MAX_OUTPUT_LINES = 20
 _MAX_OUTPUT_CHARS = 500  # per line
+# Log services of clouds are some seconds behind: Docker's driver for CloudWatch sends lines every
+# 5 s (https://docs.docker.com/engine/logging/drivers/awslogs/).
+_OUTPUT_WAIT_S, _OUTPUT_POLL_S = 10.0, 3.0
+
+# A machine exits after 30 s without the storage, and its backend reports that up to a minute
+# later. An error of the storage here within this time may have the same cause.
+_STORAGE_OUTAGE_S = 120.0
 
 # Wait of an idle reconciler. Nothing changes any more; the caller normally exits before.
 _IDLE_WAIT_S = 3600.0
@@ -102,6 +109,7 @@ class Reconciler:
         self._planned_tokens: set[Token] = set()
         """Groups that this process has planned: no other process has submitted them before."""
         self._retry_at: dict[Token, float] = {}
+        self._output_awaited_since: dict[tuple[Token, int], float] = {}
         self._looked_up_tokens: set[Token] = set()
         """Pending groups that were looked up since the end of the fit."""
 
@@ -214,12 +222,17 @@ class Reconciler:
         if result is None:
             reason = f"looking up why {lost.token}/{lost.node} was lost"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
-        # A machine that failed to boot delays the next request like a refusal.
-        if lost.agent is None:
-            self._record_refusal(lost.token, now)
         # Combined with the loss as it is decided now: the call may be of an earlier decision.
         crash, output = result.value
         explained = with_crash(self._journal_writer.view, lost, crash)
+        if explained.unreachable is None:
+            explained = with_unreachable(explained, self._unreachable(lost, now))
+            # The agent could store no report: what it printed last is the only one.
+            if explained.unreachable and not output and self._may_get_output(lost, now):
+                return False, Wait(now + _OUTPUT_POLL_S, "reading the output of a lost machine")
+        # A machine that failed to boot delays the next request like a refusal.
+        if lost.agent is None:
+            self._record_refusal(lost.token, now)
         self._journal_writer.write(replace(explained, output=output), now)
         return True, _no_wait(now)
 
@@ -227,7 +240,8 @@ class Reconciler:
         """Return the crash and, of a failed start, the output of the machine; blocks."""
         crash = self._journal_writer.ledger.read_crash(lost.token, lost.node)
         handle = self._journal_writer.view.groups[lost.token].handle
-        if not lost.is_failed_start or handle is None:
+        is_explained = crash is not None and crash.unreachable is not None
+        if not lost.is_failed_start or handle is None or is_explained:
             return crash, ()
         # Now: releasing the group may delete the output.
         try:
@@ -239,6 +253,20 @@ class Reconciler:
             return crash, ()
         lines = [line for output in outputs[-1:] for line in output.lines]
         return crash, tuple(self._launch.without_secrets(one)[:_MAX_OUTPUT_CHARS] for one in lines)
+
+    def _may_get_output(self, lost: NodeLost, now: float) -> bool:
+        """Whether the backend may still receive what the machine printed."""
+        since = self._output_awaited_since.setdefault((lost.token, lost.node), now)
+        return self._provisioner.traits.keeps_output and now - since < _OUTPUT_WAIT_S
+
+    def _unreachable(self, lost: NodeLost, now: float) -> Unreachable | None:
+        """What the machine could not reach, by the exit code that the backend reports."""
+        group_status = self.group_statuses.get(lost.token)
+        statuses = group_status.nodes[lost.node : lost.node + 1] if group_status else ()
+        what = next((find_unreachable(one.exit_code) for one in statuses), None)
+        # An outage of the storage, which this process has met as well, is no fault of the machine.
+        has_failed = now - self._journal_writer.last_failure_at <= _STORAGE_OUTAGE_S
+        return None if has_failed and what is not Unreachable.RUN else what
 
     def _warn_about_open_groups(self, reason: str) -> None:
         groups = self._journal_writer.view.groups
@@ -269,6 +297,8 @@ class Reconciler:
             run_url=self._launch.run_url,
             run_name=spec.name,
             role=machine_request.role,
+            network=network_in_use(self._journal_writer.view),
+            refused_networks=self._journal_writer.view.refused_networks,
         )
         # `plan` calls no cloud API, so it may precede the entry; `submit` must not.
         planned = GroupPlanned(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from spotfit.core.ids import AgentId, RunId, Token
-from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, Unreachable
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Notice, Round
 
@@ -71,6 +71,8 @@ class AgentCrash(msgspec.Struct, frozen=True, kw_only=True):
     equal for errors with the same cause on different machines."""
     traceback_text: str
     """The end of the traceback, at most `MAX_CRASH_TEXT_CHARS` characters."""
+    unreachable: Unreachable | None = None
+    """What an agent that never joined could not reach. `traceback_text` is a sentence then."""
 
 
 MAX_CRASH_TEXT_CHARS = 4000
@@ -138,6 +140,8 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     """Whether the backend reports that it ended with an error before its agent joined."""
     output: tuple[str, ...] = ()
     """For a failed start, the last lines that the machine printed, if the backend has them."""
+    unreachable: Unreachable | None = None
+    """What the machine could not reach before its agent joined."""
 
 
 class GroupsReleased(msgspec.Struct, frozen=True, kw_only=True, tag="groups_released"):
@@ -317,6 +321,8 @@ class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
     failed_machine: str = ""
     """The machine "<group token>/<node index>" that crashed or started no agent, if the fit ended
     for that."""
+    remedy: str = ""
+    """What to do, as a sentence; '' if the reason does not tell."""
 
 
 # Separate from FitEnded, so that the result of the training cannot be lost while validations run.

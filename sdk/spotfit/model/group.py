@@ -28,6 +28,11 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     run_url: str = ""
     run_name: str = ""
     role: Role = "train"
+    network: str = ""
+    """`GroupHandle.network` of the machines of the run that stand; '' if any network may be used.
+    A backend places all machines of the request there: others could not connect to the leader."""
+    refused_networks: tuple[str, ...] = ()
+    """Networks that had no machine since the last round was opened, the latest one last."""
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +57,9 @@ class GroupHandle(msgspec.Struct, frozen=True, kw_only=True):
     provisioner: str
     name: str
     detail: dict[str, Any] = {}
+    network: str = ""
+    """The region or infrastructure of its machines, in the backend's terms, if the backend may use
+    several whose machines cannot connect to each other; else ''."""
 
 
 class NodeState(enum.StrEnum):
@@ -74,6 +82,19 @@ class NodeState(enum.StrEnum):
     """A new request may succeed, for example in another zone."""
 
 
+class Unreachable(enum.StrEnum):
+    """What a machine could not reach, so that its agent has never joined."""
+
+    STORAGE = "storage"
+    """The storage does not answer: there is no route to it, or it is unavailable."""
+    ACCESS = "access"
+    """The storage refuses: another region, no such bucket, no credentials or no permission."""
+    RUN = "run"
+    """The storage that the machine opens has no journal of the run."""
+    LEADER = "leader"
+    """The leader, which renews its lease meanwhile, does not answer."""
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One machine of a group. `reason` is the backend's own text."""
 
@@ -81,6 +102,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     is_last_attempt: bool = False
     """Whether a backend that restarts lost machines has used up the restarts of this one."""
+    exit_code: int | None = None
+    """Exit code of the agent of a terminated machine, if the backend reports it."""
 
     # WAITING is not terminated, also not after RUNNING: the backend has requeued the machine.
     @property

@@ -52,6 +52,10 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     # before.
     orphan_timeout_s: float = 900.0
     """An agent that can reach neither a leader nor the bucket for this time exits."""
+    # A leader that has just died is replaced before, because its lease expires (`lease_timeout_s`).
+    reach_timeout_s: float = 30.0
+    """An agent that never joined exits if a leader that renews its lease does not answer for this
+    time."""
     # Agents that are connected to the leader receive copies of the entries instead.
     journal_poll_interval_s: float = 1.0
     """Interval at which processes without a connection to the leader read the journal."""

@@ -203,6 +203,12 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     fit has ever started."""
     last_failed_start: NodeLost | None = None
     agent_crashes: AgentCrashes = AgentCrashes()
+    refused_networks: tuple[str, ...] = ()
+    """`GroupHandle.network` of groups that got no machine since a round was last opened, the
+    latest one last."""
+    unreachable_machines: tuple[NodeLost, ...] = ()
+    """Losses of machines that could not reach the storage or the leader, since a round was last
+    opened or closed."""
     former_leader: AgentId | None = None
     """The leader before the current one in this fit."""
     missing_agents: dict[AgentId, MissingAgent] = {}
@@ -542,7 +548,14 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
     if event.agent is None and event.cause is FailureCause.PREEMPTION:
         # The backend withdrew a granted machine. A group counts as one refusal, not one per node.
         added = 0 if group.lost_nodes else 1
-        return replace(after, refusals=view.refusals + added, last_refusal=event.reason)
+        network = group.handle.network if group.handle is not None else ""
+        others = tuple(one for one in view.refused_networks if one != network)
+        return replace(
+            after,
+            refusals=view.refusals + added,
+            last_refusal=event.reason,
+            refused_networks=(*others, network) if network else others,
+        )
     # A machine that never had an agent ended no round: it counts as a boot failure only.
     if event.agent is None:
         return _count_boot_failure(after, event)
@@ -556,7 +569,11 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
 
 
 def _count_boot_failure(view: JournalView, event: NodeLost) -> JournalView:
-    after = replace(view, boot_failures=view.boot_failures + 1)
+    after = replace(
+        view,
+        boot_failures=view.boot_failures + 1,
+        unreachable_machines=view.unreachable_machines + ((event,) if event.unreachable else ()),
+    )
     if not event.is_failed_start or view.has_started_agent:
         return after
     # Machines of one group fail for the same reason: a group counts as one failed start.
@@ -703,6 +720,8 @@ def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
         view,
         round=None,
         last_round_closed=event,
+        # A run that makes progress outlives replacements that reach nothing.
+        unreachable_machines=(),
         missing_agents={**view.missing_agents, **_missing_agents(view, event)},
         failure_counts={**view.failure_counts, cause: view.failure_counts.get(cause, 0) + 1},
         rounds_without_progress=view.rounds_without_progress
@@ -753,6 +772,8 @@ def _open_round(view: JournalView, opened: Round) -> JournalView:
         has_started_agent=True,
         failed_starts=0,
         last_failed_start=None,
+        refused_networks=(),
+        unreachable_machines=(),
         # An agent that takes part again was not lost.
         missing_agents={
             agent: one for agent, one in view.missing_agents.items() if agent not in assigned

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import AgentCrash, FailureCause, NodeLost, ValidationStarted
-from spotfit.model.group import NodeState, Role
+from spotfit.model.group import NodeState, Role, Unreachable
 from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.topology import NodeAssignment
 from spotfit.model.view import View
@@ -136,6 +136,20 @@ def _slots_without(view: View, excluded: AbstractSet[tuple[Token, int]]) -> int:
         for node in group.active_nodes
         if (token, node) not in excluded
     )
+
+
+def network_in_use(view: View) -> str:
+    """Return the network in which further machines must be placed; '' if any may be used.
+
+    That of the oldest group that has a machine which is not lost. Machines of two networks cannot
+    connect to each other, so a run stays in one until none of its machines remains there.
+    """
+    networks = (
+        group.handle.network
+        for group in view.groups.values()
+        if group.handle is not None and not group.is_released and group.active_nodes
+    )
+    return next(filter(None, networks), "")
 
 
 def workers_to_request(view: View, missing: int) -> int:
@@ -295,10 +309,15 @@ def with_crash(view: View, lost: NodeLost, crash: AgentCrash | None) -> NodeLost
 
     A crash is charged to the platform, whatever the backend reports: a machine whose agent has
     exited ends, too, and was not preempted. `crash` may be of an earlier agent of the machine, or
-    recorded already because the backend has restarted the machine, and is ignored then.
+    recorded already because the backend has restarted the machine, and is ignored then. A report
+    of what an agent could not reach explains only the loss of a machine whose agent never joined.
     """
     if crash is None or lost.agent not in (None, crash.agent):
         return lost
+    if crash.unreachable is not None:
+        return (
+            lost if lost.agent else with_unreachable(lost, crash.unreachable, crash.traceback_text)
+        )
     recorded = view.agent_crashes.latest
     if crash.agent in view.lost_agents or (recorded and recorded.agent == crash.agent):
         return lost
@@ -308,6 +327,16 @@ def with_crash(view: View, lost: NodeLost, crash: AgentCrash | None) -> NodeLost
         cause=None if lost.agent is None else FailureCause.PLATFORM,
         crash=crash,
     )
+
+
+def with_unreachable(lost: NodeLost, what: Unreachable | None, reason: str = "") -> NodeLost:
+    """Return the loss of a machine whose agent never joined, with what it could not reach. Pure.
+
+    Unchanged for None, and for a loss with an agent. `reason` replaces that of the backend.
+    """
+    if what is None or lost.agent is not None:
+        return lost
+    return replace(lost, unreachable=what, cause=None, reason=reason or lost.reason)
 
 
 def _disconnect_reason(

@@ -8,13 +8,16 @@ state of the machine (docs/decisions/0018).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from spotfit.core.errors import InfrastructureError, SpotfitError, TransientStoreError
 from spotfit.core.ids import AgentId
 from spotfit.model.events import FailureCause, FitEnded, PreemptedNodes, RankFailure, RoundClosed
+from spotfit.model.group import Unreachable
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.topology import NodeAssignment, Round
 from spotfit.model.view import View
@@ -29,6 +32,32 @@ _PERMANENT_REASON = "not retried, the failure is permanent"
 MAX_AGENT_CRASHES = 2
 MAX_EQUAL_CRASHES = 1
 MAX_FAILED_STARTS = 2
+# One machine may be in a wrong network or have lost it. Two show that a further one would cost
+# money for the same result.
+MAX_UNREACHABLE = 1
+
+_UNREACHABLE_TEXTS: Mapping[Unreachable, tuple[str, str]] = {
+    Unreachable.STORAGE: (
+        "the storage of the run",
+        "Give the network of the machines a route to the storage (an endpoint, a gateway or NAT), "
+        "and permit HTTPS in its firewall or security group.",
+    ),
+    Unreachable.ACCESS: (
+        "the storage of the run",
+        "Check that the bucket in storage_path exists, that its region is the one in the URL "
+        "(?region=...), and that the role or credentials of the machines may read and write it.",
+    ),
+    Unreachable.RUN: (
+        "the run in its storage",
+        "Set RunConfig(storage_path=...) to a bucket, or to a directory that all machines mount.",
+    ),
+    Unreachable.LEADER: (
+        "the leader of the run",
+        "Open TCP between the machines, for all ports, in their security group, firewall or "
+        "network policy, and place them in one network.",
+    ),
+}
+"""What was not reached, in words, and the remedy."""
 
 
 class FailureDiagnosis(NamedTuple):
@@ -273,6 +302,31 @@ def fit_ended_by_failed_starts(view: View) -> FitEnded | None:
     )
     text = lost.crash.traceback_text if lost.crash else "\n".join(lost.output)
     return _ended_by_platform(reason, text, f"{lost.token}/{lost.node}")
+
+
+def unreachable_remedy(what: Unreachable) -> str:
+    """Return what a user can do if machines cannot reach this, as a sentence."""
+    return _UNREACHABLE_TEXTS[what][1]
+
+
+def fit_ended_by_unreachable(view: View) -> FitEnded | None:
+    """Return the failed end of a fit whose machines cannot reach the storage or the leader.
+
+    That is after two such machines since a round was last opened or closed, or one if
+    `FailureLimits.platform` is 0. None otherwise. `metrics` is left to the caller.
+    """
+    losses = view.unreachable_machines
+    if len(losses) <= _own_limit(view, MAX_UNREACHABLE):
+        return None
+    lost = losses[-1]
+    assert lost.unreachable is not None
+    what, remedy = _UNREACHABLE_TEXTS[lost.unreachable]
+    names = ", ".join(f"{one.token}/{one.node}" for one in losses)
+    reason = f"{len(losses)} machines ({names}) could not reach {what}, the last: {lost.reason}"
+    output = next((one.output for one in reversed(losses) if one.output), ())
+    machine_name = f"{lost.token}/{lost.node}"
+    ended = _ended_by_platform(reason, "\n".join(output), machine_name)
+    return replace(ended, remedy=remedy)
 
 
 def last_line(traceback_text: str) -> str:

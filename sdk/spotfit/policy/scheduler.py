@@ -140,6 +140,10 @@ def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
     reason = view.final_refusal or capacity.boot_failure_reason(view)
     if reason is not None and capacity.has_too_few_slots(view, state):
         yield AppendEvent(_failed_event(reason, state))
+    # At once, although others may still boot: the run needs more machines than those.
+    unreachable = retry_budget.fit_ended_by_unreachable(view)
+    if unreachable is not None and capacity.has_too_few_slots(view, state):
+        yield AppendEvent(_with_metrics(unreachable, state))
     # Other machines may still start an agent.
     failed_start = retry_budget.fit_ended_by_failed_starts(view)
     if failed_start is not None and pending_slots(view, state) == 0:
@@ -211,6 +215,9 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
     missing = capacity.missing_workers(view, state)
     # After a final refusal the run continues with the machines it has.
     is_over = _is_training_over(view) or retry_budget.fit_ended_by_failed_starts(view) is not None
+    # A round that runs does not end; further machines are requested with growing pauses.
+    if view.round is None and retry_budget.fit_ended_by_unreachable(view) is not None:
+        is_over = True
     if missing <= 0 or is_over or view.final_refusal is not None:
         return
     request_at = capacity.next_request_at(view, state)

@@ -15,7 +15,7 @@ import msgspec
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token, parse_name
-from spotfit.model.group import GroupRequest
+from spotfit.model.group import GroupRequest, Unreachable
 
 AGENT_COMMAND = ("python", "-m", "spotfit.agent")
 
@@ -23,7 +23,8 @@ AGENT_COMMAND = ("python", "-m", "spotfit.agent")
 class AgentExitCode(enum.IntEnum):
     """Exit code of an agent process. A scheduler may requeue the agent only after `DRAINED`."""
 
-    # 64 (EX_USAGE), 66 (EX_NOINPUT), 70 (EX_SOFTWARE) and 75 (EX_TEMPFAIL) follow sysexits.h.
+    # Codes from 64 to 78 follow sysexits.h: EX_USAGE, EX_NOINPUT, EX_NOHOST, EX_UNAVAILABLE,
+    # EX_SOFTWARE, EX_TEMPFAIL and EX_NOPERM.
     # DRAINED has a code of its own because schedulers requeue by exit code. Codes above 128 stand
     # for signals.
     DONE = 0
@@ -31,20 +32,45 @@ class AgentExitCode(enum.IntEnum):
     NODE_UNUSABLE = 64
     """The assignment cannot be carried out on this machine."""
     RUN_NOT_FOUND = 66
-    """The directory of the run has no journal on this machine, which does not share it."""
+    """The storage that this machine opens has no journal of the run."""
+    LEADER_UNREACHABLE = 68
+    """The leader is alive, and does not answer this machine."""
+    STORAGE_UNREACHABLE = 69
+    """The storage does not answer this machine."""
     CRASHED = 70
     """An error in spotfit; the agent's log has the traceback."""
     RELEASED = 75
     """The run continues without this machine."""
+    STORAGE_REFUSED = 77
+    """The storage refuses this machine: region, bucket, credentials or permission."""
     DRAINED = 85
     """The machine is being preempted while it is still a member of the run."""
 
 
 def describe_exit_code(exit_code: int) -> str:
     """Return an agent's exit code in words, for `NodeStatus.reason`: 'exit code 1'."""
-    if exit_code == AgentExitCode.RUN_NOT_FOUND:
-        return f"exit code {exit_code}: the storage_path of the run is not shared with this machine"
-    return f"exit code {exit_code}"
+    words = _EXIT_CODE_WORDS.get(exit_code)
+    return f"exit code {exit_code}" + (f": {words}" if words else "")
+
+
+_EXIT_CODE_WORDS: Mapping[int, str] = {
+    AgentExitCode.RUN_NOT_FOUND: "the storage_path of the run is not shared with this machine",
+    AgentExitCode.LEADER_UNREACHABLE: "this machine cannot reach the leader",
+    AgentExitCode.STORAGE_UNREACHABLE: "this machine cannot reach the storage",
+    AgentExitCode.STORAGE_REFUSED: "the storage refuses this machine",
+}
+UNREACHABLE_EXIT_CODES: Mapping[Unreachable, AgentExitCode] = {
+    Unreachable.STORAGE: AgentExitCode.STORAGE_UNREACHABLE,
+    Unreachable.ACCESS: AgentExitCode.STORAGE_REFUSED,
+    Unreachable.RUN: AgentExitCode.RUN_NOT_FOUND,
+    Unreachable.LEADER: AgentExitCode.LEADER_UNREACHABLE,
+}
+"""Exit codes of agents that have never joined, by what they could not reach."""
+
+
+def find_unreachable(exit_code: int | None) -> Unreachable | None:
+    """Return what the agent with this exit code could not reach; None for other codes."""
+    return next((what for what, code in UNREACHABLE_EXIT_CODES.items() if code == exit_code), None)
 
 
 @dataclass(frozen=True, slots=True)

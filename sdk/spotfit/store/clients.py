@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 _CALL_TIMEOUT = timedelta(seconds=10)
 # A part of 8 MiB or more over a slow link. Interrupting it would lose the bytes sent so far.
 _TRANSFER_TIMEOUT = timedelta(minutes=5)
-_S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""Environment variables with the URL of an S3 server; the first one that is set applies."""
 _UNSIGNED_PAYLOAD_VARIABLE = "AWS_UNSIGNED_PAYLOAD"
 
 
@@ -94,7 +95,7 @@ def _s3_config(root: RootUrl) -> dict[str, Any]:
     # Hashing each body for its signature takes a third of an upload's CPU time. TLS already
     # protects the body in transit; over http the signature is its only protection (0039).
     # Without an endpoint in the root, obstore reads it from the same variables.
-    addresses = (root.endpoint, *map(env.lookup, _S3_ENDPOINT_VARIABLES))
+    addresses = (root.endpoint, *map(env.lookup, S3_ENDPOINT_VARIABLES))
     uses_tls = not next(filter(None, addresses), "").startswith("http://")
     if uses_tls and env.lookup(_UNSIGNED_PAYLOAD_VARIABLE) is None:
         config["unsigned_payload"] = True

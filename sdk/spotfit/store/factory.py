@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Barrier
@@ -65,6 +66,23 @@ def open_store(
             from spotfit.store.objects import ObjectStore
 
             return ObjectStore(root, retry_policy, credentials=credentials)
+
+
+def with_bucket_region(store: Store) -> Store:
+    """Return the store with the region of its S3 bucket in its URL, which machines open.
+
+    The same store if the URL needs no region, or if it is unknown; see `resolve_region`, which
+    sends a request.
+    """
+    if not store.url.startswith("s3://"):  # also spares the import of the bucket driver
+        return store
+    from spotfit.store.bucket_region import resolve_region
+
+    root = RootUrl.parse(store.url)
+    region = resolve_region(root)
+    if not region:
+        return store
+    return open_store(replace(root, region=region), credentials=_explicit_credentials(store))
 
 
 def reopen_store(store: Store) -> Store:

@@ -1151,7 +1151,8 @@ def test_an_agent_that_never_reads_its_run_exits_with_the_reason() -> None:
     assert lost.agent.tick(100.0) is not None
     assert lost.agent.tick(130.0) is not None
     assert lost.agent.tick(130.1) is None
-    assert "not readable within 30 s" in lost.agent.start_error
+    assert lost.agent.start_failure is not None
+    assert "not readable within 30 s" in lost.agent.start_failure.reason
 
 
 def test_a_result_that_cannot_be_stored_does_not_block_the_agent() -> None:

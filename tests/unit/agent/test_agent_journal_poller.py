@@ -7,9 +7,10 @@ import pytest
 from spotfit.agent.agent import FAST_POLL_S, JournalPoller
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.journal_writer import JournalWriter
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.errors import StoreError, StorePermissionError, TransientStoreError
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import FitStarted
+from spotfit.model.group import Unreachable
 from spotfit.model.spec import RunTiming
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_spec, an_agent_id
@@ -20,18 +21,13 @@ TIMING = RunTiming(journal_poll_interval_s=2.0, lease_timeout_s=20.0)
 class FlakyReadStore(MemoryStore):
     """A store whose reads fail on demand."""
 
-    is_down = False
+    url = "s3://runs/digits"
+    error: StoreError | None = None
 
     def get(self, key: str) -> bytes:
-        if self.is_down:
-            raise TransientStoreError("no answer")
+        if self.error is not None:
+            raise self.error
         return super().get(key)
-
-
-class DirectoryStore(FlakyReadStore):
-    """A store in memory that looks like a directory."""
-
-    url = "/shared/runs/digits"
 
 
 def make_poller(
@@ -82,58 +78,76 @@ def test_fast_polling_reads_at_once_and_ends_after_a_while() -> None:
 
 def test_an_unavailable_store_is_no_contact() -> None:
     poller, store = make_poller()
-    store.is_down = True
+    store.error = TransientStoreError("no answer")
     poll(poller, 100.0)
     poll(poller, 130.0)
     assert poller.last_contact_at == 100.0  # the start
-    store.is_down = False
+    store.error = None
     poll(poller, 200.0)
     assert poller.last_contact_at == 200.0
 
 
-def test_a_journal_that_was_never_read_is_an_error_after_30_s() -> None:
+def test_a_storage_without_an_answer_is_unreachable_after_30_s() -> None:
     poller, store = make_poller()
-    store.is_down = True
+    store.error = TransientStoreError("no answer")
     poll(poller, 100.0)
-    assert poller.first_read_error(130.0) == ""
-    assert "no answer" in poller.first_read_error(130.1)
+    assert poller.start_failure(130.0) is None
+    failure = poller.start_failure(130.1)
+    assert failure is not None
+    assert failure.what is Unreachable.STORAGE
+    assert "within 30 s: no answer" in failure.reason
 
 
-def test_an_outage_after_the_first_read_is_no_start_error() -> None:
+def test_an_error_that_no_waiting_cures_is_reported_after_5_s() -> None:
     poller, store = make_poller()
+    store.error = StoreError("the bucket is in another region")
     poll(poller, 100.0)
-    store.is_down = True
-    poll(poller, 105.0)
-    assert poller.first_read_error(200.0) == ""
+    assert poller.start_failure(105.0) is None
+    failure = poller.start_failure(105.1)
+    assert failure is not None
+    assert failure.what is Unreachable.ACCESS
+    assert "another region" in failure.reason
 
 
-def test_a_first_read_that_is_only_slow_is_no_start_error() -> None:
-    poller, _ = make_poller()
-    assert poller.first_read_error(200.0) == ""
-
-
-def test_a_directory_without_the_run_is_missing_after_30_seconds() -> None:
-    poller, _ = make_poller(DirectoryStore())
+def test_denied_access_is_reported_after_30_s_because_roles_may_appear_late() -> None:
+    poller, store = make_poller()
+    store.error = StorePermissionError("denied")
     poll(poller, 100.0)
-    assert not poller.is_run_missing(129.9)
-    assert poller.is_run_missing(130.0)
+    assert poller.start_failure(130.0) is None
+    failure = poller.start_failure(130.1)
+    assert failure is not None
+    assert failure.what is Unreachable.ACCESS
 
 
-def test_a_bucket_without_the_run_is_not_missing() -> None:
-    poller, _ = make_poller()
-    poll(poller, 100.0)
-    assert not poller.is_run_missing(500.0)
-
-
-def test_a_directory_with_the_run_is_not_missing() -> None:
-    poller, store = make_poller(DirectoryStore())
+def test_an_outage_after_the_first_read_is_no_start_failure() -> None:
+    poller, store = make_poller()
     start_fit(store)
     poll(poller, 100.0)
-    assert not poller.is_run_missing(500.0)
+    store.error = TransientStoreError("no answer")
+    poll(poller, 105.0)
+    assert poller.start_failure(200.0) is None
 
 
-def test_a_directory_that_cannot_be_read_is_not_missing() -> None:
-    poller, store = make_poller(DirectoryStore())
-    store.is_down = True
+def test_a_first_read_that_is_only_slow_is_no_start_failure() -> None:
+    poller, _ = make_poller()
+    assert poller.start_failure(200.0) is None
+
+
+@pytest.mark.parametrize("url", ["/shared/runs/digits", "s3://runs/digits"])
+def test_a_storage_without_the_run_is_reported_after_30_seconds(url: str) -> None:
+    store = FlakyReadStore()
+    store.url = url
+    poller, _ = make_poller(store)
     poll(poller, 100.0)
-    assert not poller.is_run_missing(500.0), "the file system may be mounted later"
+    assert poller.start_failure(129.9) is None
+    failure = poller.start_failure(130.0)
+    assert failure is not None
+    assert failure.what is Unreachable.RUN
+    assert url in failure.reason
+
+
+def test_a_storage_with_the_run_is_no_start_failure() -> None:
+    poller, store = make_poller()
+    start_fit(store)
+    poll(poller, 100.0)
+    assert poller.start_failure(500.0) is None

@@ -124,7 +124,7 @@ def test_a_machine_that_does_not_share_the_directory_of_the_run_exits_with_the_r
     code = driver.serve(assignment(tmp_path / "run"), fork_servers=fork_servers)
     assert code == AgentExitCode.RUN_NOT_FOUND
     printed = capsys.readouterr().err
-    assert f"agent.run_not_found url={tmp_path}/run" in printed
+    assert f"{tmp_path}/run has no journal of the run" in printed
     assert "a directory that all machines mount" in printed
 
 

@@ -248,3 +248,82 @@ def test_observations_are_reset_for_a_new_leader() -> None:
     harness.process_events(2.1)
     observation = harness.observe(50.0, OTHER)
     assert (observation.lease_changed_at, observation.vanished_at) == (50.0, None)
+
+
+# --- a leader that is alive and does not answer --------------------------------------------------
+
+
+def dial_for(harness: Harness, seconds: int, *, renews_lease: bool = True) -> None:
+    """Let the agent dial its leader from 1.0 on, as its ticks do."""
+    for now in range(1, 1 + seconds):
+        harness.connect(float(now))
+        harness.process_events(float(now))
+        if renews_lease and now % 5 == 0:
+            harness.leader.renew_lease()
+        harness.observe(float(now))
+
+
+def test_a_leader_that_is_alive_and_never_answers_is_reported_after_30_s() -> None:
+    harness = Harness()
+    harness.infrastructure.network.silence_host(a_member(0).host)
+    dial_for(harness, 30)
+    assert harness.connection.unreachable_leader(TIMING, 30.9) == ""
+    reason = harness.connection.unreachable_leader(TIMING, 31.0)
+    assert f"{a_member(1).coordinator_address} did not reach the leader at {LEADER_ADDRESS}" in (
+        reason
+    )
+
+
+def test_a_leader_that_has_died_is_not_reported() -> None:
+    harness = Harness()
+    harness.infrastructure.network.silence_host(a_member(0).host)
+    dial_for(harness, 40, renews_lease=False)
+    assert harness.connection.unreachable_leader(TIMING, 41.0) == ""
+
+
+def test_a_leader_that_died_while_it_was_dialled_is_not_reported() -> None:
+    harness = Harness()
+    harness.infrastructure.network.silence_host(a_member(0).host)
+    dial_for(harness, 11)
+    assert harness.connection.unreachable_leader(TIMING, 41.0) == ""
+
+
+def test_a_leader_that_has_answered_before_is_not_reported() -> None:
+    harness = Harness()
+    harness.connect(0.5)
+    harness.connection.on_message(0.5)
+    harness.infrastructure.network.silence_host(a_member(0).host)
+    harness.net.reset_connections()
+    dial_for(harness, 40)
+    assert harness.connection.unreachable_leader(TIMING, 41.0) == ""
+
+
+def test_the_time_starts_again_with_another_leader() -> None:
+    harness = Harness()
+    harness.infrastructure.network.silence_host(a_member(0).host)
+    dial_for(harness, 25)
+    harness.connection.disconnect()
+    harness.connect(26.0, OTHER)
+    assert harness.connection.unreachable_leader(TIMING, 35.0) == ""
+
+
+def test_a_leader_that_is_elected_again_is_not_considered_to_have_vanished() -> None:
+    """A firewall that answers for it with a reset must not cause endless elections."""
+    harness = Harness()
+    harness.peer.close()
+    harness.connect(1.0)
+    harness.process_events(1.0)
+    harness.connect(1.1)
+    harness.process_events(1.1)
+    assert harness.connection.leader_observation(1.1).vanished_at == 1.1
+    harness.connection.reset_observation()
+    again = a_view(
+        leader=LeaderElected(
+            leader=an_agent_id(0), epoch=3, coordinator_address=a_member(0).coordinator_address
+        )
+    )
+    for now in (2.0, 2.1, 2.2, 3.0):
+        harness.connect(now, again)
+        harness.process_events(now)
+    assert harness.connection.leader_observation(3.0).vanished_at is None
+    assert len(harness.net.dialed) == 5, "the third refusal in a row is not retried at once"

@@ -20,6 +20,7 @@ from spotfit.core.errors import (
 from spotfit.core.ids import Token
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
+    FailureCause,
     FitEnded,
     FitStarted,
     GroupPlanned,
@@ -30,11 +31,12 @@ from spotfit.model.events import (
     NodeLost,
     ValidationRequest,
 )
-from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus
+from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus, Unreachable
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import ValidationSpec
 from spotfit.policy.actions import Wait
 from spotfit.provision.api import MachineOutput, Refusal, Traits
+from spotfit.provision.launch import AgentExitCode
 from spotfit.store.api import Store
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
@@ -111,6 +113,27 @@ def test_a_request_is_planned_submitted_and_recorded() -> None:
     assert LAUNCH.secret.encode() not in b"".join(
         harness.ledger.store.get(found.key) for found in harness.ledger.store.list()
     )
+
+
+def test_a_request_names_the_network_of_the_run_and_those_without_a_machine() -> None:
+    harness = LeaderHarness()
+    plan = harness.cloud.plan(a_request(TOKEN, 1))
+    for token, network in (("t-east", "east"), ("t-west", "west")):
+        request = a_request(Token(token), 1)
+        handle = GroupHandle(token=Token(token), provisioner="local", name="g", network=network)
+        harness.write(
+            GroupPlanned(request=request, plan=replace(plan, token=Token(token))),
+            GroupSubmitted(token=Token(token), handle=handle),
+        )
+    refused = NodeLost(
+        token=Token("t-east"), node=0, agent=None, reason="none", cause=FailureCause.PREEMPTION
+    )
+    harness.write(refused)
+    harness.writer.request_read()
+    harness.writer.advance(0.0)
+    harness.steps(100.0)
+    planned = [event for event in harness.events if isinstance(event, GroupPlanned)][-1]
+    assert (planned.request.network, planned.request.refused_networks) == ("west", ("east",))
 
 
 def test_a_validation_machine_has_its_own_role() -> None:
@@ -427,6 +450,42 @@ def test_a_loss_without_a_stored_crash_has_the_reason_of_the_backend() -> None:
     assert (lost.crash, lost.reason) == (None, "exit code 70")
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "what"),
+    [
+        (AgentExitCode.STORAGE_UNREACHABLE, Unreachable.STORAGE),
+        (AgentExitCode.STORAGE_REFUSED, Unreachable.ACCESS),
+        (AgentExitCode.RUN_NOT_FOUND, Unreachable.RUN),
+        (AgentExitCode.LEADER_UNREACHABLE, Unreachable.LEADER),
+        (AgentExitCode.NODE_UNUSABLE, None),
+        (None, None),
+    ],
+)
+def test_exit_code_shows_what_a_machine_could_not_reach(
+    exit_code: int | None, what: Unreachable | None
+) -> None:
+    harness = harness_with_failed_machine()
+    failed = NodeStatus(state=NodeState.FAILED, reason="exited", exit_code=exit_code)
+    harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
+    reconcile(harness)
+    (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
+    assert lost.unreachable is what
+    assert [one.unreachable for one in harness.writer.view.unreachable_machines] == (
+        [what] if what else []
+    )
+
+
+def test_a_storage_outage_that_the_leader_has_met_is_not_a_fault_of_the_machine() -> None:
+    harness = harness_with_failed_machine()
+    code = AgentExitCode.STORAGE_UNREACHABLE
+    failed = NodeStatus(state=NodeState.FAILED, reason="exited", exit_code=code)
+    harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
+    harness.writer.last_failure_at = -60.0
+    reconcile(harness)
+    (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
+    assert lost.unreachable is None
+
+
 def test_a_loss_is_recorded_after_the_crash_was_looked_up() -> None:
     calls = DeferredCalls()
     harness = harness_with_failed_machine(calls)
@@ -529,3 +588,42 @@ def test_the_output_of_a_machine_is_recorded_without_the_run_key() -> None:
 )
 def test_a_failed_start_without_output_is_recorded(cloud: FakeProvisioner) -> None:
     assert record_failed_start(cloud).output == ()
+
+
+class LateOutputProvisioner(OutputKeepingProvisioner):
+    """A backend that receives the output of its machines after some reads."""
+
+    def __init__(self, reads: int) -> None:
+        super().__init__(("AuthorizationHeaderMalformed",))
+        self.reads = reads
+
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        self.reads -= 1
+        found = super().fetch_machine_output(handle, node, max_lines=max_lines)
+        return found if self.reads < 0 else []
+
+
+def losses_after(cloud: FakeProvisioner, *moments: float) -> list[NodeLost]:
+    """Reconcile at these times, with a machine that the storage has refused."""
+    harness = harness_with_failed_machine()
+    harness.leader = Reconciler(harness.writer, cloud, LAUNCH, harness.calls, token_factory())
+    code = AgentExitCode.STORAGE_REFUSED
+    failed = NodeStatus(state=NodeState.FAILED, reason="exited", exit_code=code)
+    harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
+    for now in moments:
+        harness.leader.reconcile(harness.with_observations(NO_MEMBERS), now)
+    return [event for event in harness.events if isinstance(event, NodeLost)]
+
+
+def test_output_that_a_log_service_receives_late_explains_an_unreachable_storage() -> None:
+    assert losses_after(LateOutputProvisioner(reads=1), 100.0) == []
+    (lost,) = losses_after(LateOutputProvisioner(reads=1), 100.0, 103.0)
+    assert lost.output == ("AuthorizationHeaderMalformed",)
+
+
+def test_output_that_never_arrives_is_not_awaited_for_long() -> None:
+    assert losses_after(LateOutputProvisioner(reads=9), 100.0, 109.9) == []
+    (lost,) = losses_after(LateOutputProvisioner(reads=9), 100.0, 110.0)
+    assert (lost.output, lost.unreachable) == ((), Unreachable.ACCESS)

@@ -11,20 +11,22 @@ from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import AgentCrash, FailureCause, LeaderElected, NodeLost
-from spotfit.model.group import NodeState, NodeStatus
+from spotfit.model.group import NodeState, NodeStatus, Unreachable
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import RunTiming
 from spotfit.model.topology import Notice
-from spotfit.model.view import AgentCrashes, View
+from spotfit.model.view import AgentCrashes, MachineGroup, View
 from spotfit.policy.capacity import (
     boot_failure_reason,
     find_lost_nodes,
     missing_workers,
+    network_in_use,
     next_request_at,
     pending_slots,
     requeueable_members,
     usable_members,
     with_crash,
+    with_unreachable,
     workers_to_request,
 )
 from spotfit.testing.builders import (
@@ -349,6 +351,46 @@ def test_a_loss_without_a_crash_of_its_agent_is_unchanged(crash: AgentCrash | No
 def test_a_crash_before_the_backend_restarted_the_machine_is_not_counted_again(view: View) -> None:
     for lost in (LOST, replace(LOST, agent=None, cause=None)):
         assert with_crash(view, lost, an_agent_crash(1)) == lost
+
+
+def group_in(network: str, **fields: Any) -> MachineGroup:
+    group = a_group(**fields)
+    assert group.handle is not None
+    return replace(group, handle=replace(group.handle, network=network))
+
+
+@pytest.mark.parametrize(
+    ("groups", "network"),
+    [
+        ([], ""),
+        ([group_in("")], ""),
+        ([group_in("east")], "east"),
+        ([group_in("east"), group_in("west")], "east"),
+        ([replace(group_in("east"), lost_nodes=frozenset({0, 1})), group_in("west")], "west"),
+        ([replace(group_in("east"), lost_nodes=frozenset({0}))], "east"),
+        ([replace(group_in("east"), is_released=True)], ""),
+        ([replace(group_in("east"), handle=None)], ""),
+    ],
+)
+def test_a_run_stays_in_the_network_of_its_standing_machines(
+    groups: list[MachineGroup], network: str
+) -> None:
+    by_token = {Token(f"t-{n}"): group for n, group in enumerate(groups)}
+    assert network_in_use(a_view(groups=by_token)) == network
+
+
+def test_what_an_agent_could_not_reach_explains_the_loss_of_its_machine() -> None:
+    report = an_agent_crash(1, unreachable=Unreachable.LEADER, traceback_text="no TCP")
+    never_joined = replace(LOST, agent=None)
+    assert with_crash(a_view(), never_joined, report) == replace(
+        never_joined, reason="no TCP", cause=None, unreachable=Unreachable.LEADER
+    )
+
+
+def test_the_loss_of_a_machine_whose_agent_joined_has_no_such_explanation() -> None:
+    report = an_agent_crash(1, unreachable=Unreachable.LEADER)
+    assert with_crash(a_view(), LOST, report) == LOST
+    assert with_unreachable(LOST, Unreachable.STORAGE) == LOST
 
 
 def test_the_pause_after_failed_starts_does_not_grow_with_the_machines() -> None:

@@ -23,7 +23,7 @@ from spotfit.model.events import (
     RankFailure,
     RoundClosed,
 )
-from spotfit.model.group import NodeState
+from spotfit.model.group import NodeState, Unreachable
 from spotfit.model.spec import FailureLimits
 from spotfit.model.view import AgentCrashes, View
 from spotfit.policy.retry_budget import (
@@ -31,9 +31,11 @@ from spotfit.policy.retry_budget import (
     fit_ended_by_budget,
     fit_ended_by_crashes,
     fit_ended_by_failed_starts,
+    fit_ended_by_unreachable,
     is_permanent_error,
     preempted_nodes,
     round_closed_by_failure,
+    unreachable_remedy,
 )
 from spotfit.testing.builders import (
     TOKEN,
@@ -476,6 +478,40 @@ def test_the_output_of_a_machine_that_started_no_agent_is_in_the_failure() -> No
     ended = fit_ended_by_failed_starts(replace(view, last_failed_start=printed))
     assert ended is not None
     assert (ended.failures[0].message, ended.failed_machine) == ("a\nb", "t-1/1")
+
+
+def view_with_unreachable(*kinds: Unreachable, platform: int = -1) -> View:
+    losses = tuple(
+        NodeLost(token=TOKEN, node=n, agent=None, reason="no answer", unreachable=kind)
+        for n, kind in enumerate(kinds)
+    )
+    spec = a_spec(failure_limits=FailureLimits(platform=platform))
+    return a_view(spec=spec, groups={}, unreachable_machines=losses)
+
+
+@pytest.mark.parametrize("what", list(Unreachable))
+def test_two_machines_that_reach_nothing_end_the_run_with_the_remedy(what: Unreachable) -> None:
+    assert fit_ended_by_unreachable(view_with_unreachable(what)) is None
+    ended = fit_ended_by_unreachable(view_with_unreachable(what, what))
+    assert ended is not None
+    assert (ended.cause, ended.failed_machine) == (FailureCause.PLATFORM, "t-1/1")
+    assert ended.remedy == unreachable_remedy(what)
+    assert ended.reason.startswith("2 machines (t-1/0, t-1/1) could not reach the ")
+    assert ended.reason.endswith(": no answer")
+
+
+def test_one_unreachable_machine_ends_a_run_without_retries() -> None:
+    view = view_with_unreachable(Unreachable.LEADER, platform=0)
+    assert fit_ended_by_unreachable(view) is not None
+
+
+def test_the_output_of_an_unreachable_machine_is_in_the_failure() -> None:
+    view = view_with_unreachable(Unreachable.ACCESS, Unreachable.ACCESS)
+    first, last = view.unreachable_machines
+    printed = replace(first, output=("AuthorizationHeaderMalformed",))
+    ended = fit_ended_by_unreachable(replace(view, unreachable_machines=(printed, last)))
+    assert ended is not None
+    assert ended.failures[0].message == "AuthorizationHeaderMalformed"
 
 
 def test_a_changed_leader_leaves_the_agents_missing_that_do_not_connect() -> None:

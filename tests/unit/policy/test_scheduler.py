@@ -24,7 +24,7 @@ from spotfit.model.events import (
     RoundOpened,
     TrainingFunctionStarted,
 )
-from spotfit.model.group import NodeState
+from spotfit.model.group import NodeState, Unreachable
 from spotfit.model.leader_state import (
     Failing,
     LeaderState,
@@ -247,6 +247,24 @@ def test_machines_that_start_no_agent_end_the_run() -> None:
 def test_after_failed_starts_the_run_waits_for_machines_that_still_boot() -> None:
     booting = replace(NO_AGENT, groups={OTHER: a_group(token=OTHER, nodes=1)})
     assert isinstance(next_action(booting, a_leader_state(members={}), NOW), Wait)
+
+
+UNREACHABLE = NodeLost(
+    token=TOKEN, node=1, agent=None, reason="no answer", unreachable=Unreachable.LEADER
+)
+NO_NETWORK = a_view(groups={TOKEN: a_group(nodes=1)}, unreachable_machines=(UNREACHABLE,) * 2)
+
+
+def test_unreachable_machines_end_a_run_without_enough_others() -> None:
+    event = event_of(NO_NETWORK, a_leader_state(members=member_statuses(a_member_status(0))))
+    assert isinstance(event, FitEnded)
+    assert event.remedy
+
+
+def test_unreachable_machines_do_not_end_a_run_that_may_start_without_them() -> None:
+    enough = replace(NO_NETWORK, spec=a_spec(min_workers=1, max_workers=2, is_elastic=True))
+    action = next_action(enough, a_leader_state(members={}), NOW)
+    assert isinstance(action, Wait)
 
 
 def test_a_loss_is_recorded_before_the_budget_is_checked() -> None:

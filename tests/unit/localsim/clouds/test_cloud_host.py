@@ -69,10 +69,13 @@ def test_variables_of_the_client_do_not_reach_a_machine(
     datacenter: Datacenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_RUN_SECRET", "client secret")
+    monkeypatch.setenv("AWS_REGION", "client region")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "client region")
     machine = rent(datacenter, ["/bin/sh", "-c", "env"])
     until(datacenter, lambda: not machine.is_active)
     output = datacenter.output(machine)
     assert "client secret" not in output
+    assert "client region" not in output
     assert f"{SIM_ROOT_ENV}={datacenter.root}" in output
     assert f"PATH={Path(sys.executable).parent}:" in output, (
         "the image provides the client's Python"

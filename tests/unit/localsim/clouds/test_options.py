@@ -20,6 +20,11 @@ def test_unknown_cloud_is_reported_with_the_nearest_name() -> None:
         SimOptions(cloud="plan")
 
 
+def test_unknown_firewall_is_reported_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="'machines'"):
+        SimOptions(firewall="machine")
+
+
 def test_invalid_market_options_are_rejected() -> None:
     with pytest.raises(ConfigError, match="boot_s"):
         SimOptions(boot_s=-1.0)

@@ -11,12 +11,14 @@ import pytest
 
 from spotfit.testing.builders import ManualClock
 from spotfit_localsim.live.network_faults import (
+    BucketRegion,
     NetworkFaults,
     RequestFaultInjector,
     create_proxy,
     fetch_request_counts,
     hold_writes,
     set_faults,
+    set_region,
     start_stall,
 )
 
@@ -251,6 +253,36 @@ def test_client_timeout_does_not_break_the_proxy(server: ThreadingHTTPServer) ->
         gate.opened.set()
         assert send_request(f"{host}:{port}").status == 201
         proxy.shutdown()
+
+
+def sign_for(region: str) -> dict[str, str]:
+    credential = f"key/20260101/{region}/s3/aws4_request"
+    return {"Authorization": f"AWS4-HMAC-SHA256 Credential={credential}, Signature=0"}
+
+
+def request_signed(address: str, headers: dict[str, str]) -> tuple[int, str, bytes]:
+    """Return the status, the region in the header, and the body."""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=TIMEOUT_S)
+    with contextlib.closing(connection):
+        connection.request("GET", "/bucket", headers=headers)
+        response = connection.getresponse()
+        return response.status, response.getheader("x-amz-bucket-region", ""), response.read()
+
+
+def test_bucket_answers_requests_for_another_region_as_s3_does(address: str) -> None:
+    set_region(address, BucketRegion("eu-west-1"))
+    status, region, body = request_signed(address, sign_for("us-east-1"))
+    assert (status, region) == (400, "eu-west-1")
+    assert b"<Code>AuthorizationHeaderMalformed</Code>" in body
+    assert request_signed(address, sign_for("eu-west-1"))[0] == 201, "forwarded"
+
+
+@pytest.mark.parametrize(("announced", "region"), [(True, "eu-west-1"), (False, "")])
+def test_request_without_credentials_shows_the_region(
+    address: str, announced: bool, region: str
+) -> None:
+    set_region(address, BucketRegion("eu-west-1", is_announced=announced))
+    assert request_signed(address, {})[:2] == (403, region)
 
 
 def test_same_seed_gives_the_same_faults() -> None:

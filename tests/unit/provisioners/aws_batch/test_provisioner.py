@@ -14,6 +14,7 @@ from spotfit.core.errors import MissingExtraError
 from spotfit.core.ids import Token
 from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
+from spotfit.provision.api import Refusal
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.clouds import aws_batch as simulated_cloud
 from spotfit_localsim.clouds.aws_batch import AwsBatchCloud
@@ -45,10 +46,15 @@ def open_provisioner(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
 
 
 def submit_running(
-    provisioner: AwsBatchProvisioner, tmp_path: Path, command: str, token: str = REQUEST.token
+    provisioner: AwsBatchProvisioner,
+    tmp_path: Path,
+    command: str,
+    token: str = REQUEST.token,
+    *,
+    network: str = "",
 ) -> GroupHandle:
     """Submit a group whose machine runs `command` instead of an agent."""
-    plan = provisioner.plan(GroupRequest(token=Token(token), num_workers=1, total_workers=1))
+    plan = provisioner.plan(replace(REQUEST, token=Token(token), network=network))
     plan.body["definition"]["containerProperties"]["command"] = ["/bin/sh", "-c", command]
     launch = AgentLaunchSpec(str(tmp_path), new_run_id(), "secret")
     handle = provisioner.submit(plan, launch)
@@ -168,6 +174,46 @@ def test_region_of_a_queue_is_its_prefix_or_in_its_arn() -> None:
 
 EAST, WEST = "sim-east-1", "sim-west-1"
 TWO_REGIONS: dict[str, Any] = {"queues": ("east", f"{WEST}:west"), "instance_types": ("a", "b")}
+
+
+@pytest.mark.parametrize(("network", "queue"), [("", "east"), (EAST, "east"), (WEST, "west")])
+def test_replacement_is_submitted_in_the_region_of_the_standing_machines(
+    sim: Simulator, tmp_path: Path, network: str, queue: str
+) -> None:
+    provisioner = open_provisioner(sim, **TWO_REGIONS)
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100", network=network)
+    assert (handle.detail["queue"], handle.network) == (queue, WEST if queue == "west" else EAST)
+
+
+def test_replacement_without_capacity_waits_in_the_region_of_the_standing_machines(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    provisioner = open_provisioner(sim, **TWO_REGIONS)
+    sim.faults.inject("capacity", 1_000_000)
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100", network=EAST)
+    until(lambda: provisioner.observe(handle).refusal)
+    assert not provisioner.observe(handle).is_terminated, "another region has a queue, too"
+    again = submit_running(provisioner, tmp_path, "exec sleep 100", "t-again", network=EAST)
+    assert again.detail["queue"] == "east"
+
+
+def test_replacement_moves_to_another_queue_of_the_same_region(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    provisioner = open_provisioner(sim, queues=(f"{EAST}:spot", f"{WEST}:spot", f"{EAST}:other"))
+    sim.faults.inject("capacity", 1_000_000)
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100", network=EAST)
+    until(lambda: provisioner.observe(handle).is_terminated)
+    again = submit_running(provisioner, tmp_path, "exec sleep 100", "t-again", network=EAST)
+    assert (again.detail["region"], again.detail["queue"]) == (EAST, "other")
+
+
+def test_region_without_a_queue_is_refused(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = open_provisioner(sim)
+    plan = provisioner.plan(replace(REQUEST, network="elsewhere-1"))
+    answer = provisioner.submit(plan, AgentLaunchSpec(str(tmp_path), new_run_id(), "secret"))
+    assert isinstance(answer, Refusal)
+    assert "elsewhere-1" in answer.reason
 
 
 @pytest.mark.parametrize(("east", "first"), [("0.9", "west"), ("0.1", "east")])

@@ -50,6 +50,12 @@ def test_job_is_mapped_to_a_node_state(job: dict[str, Any], state: NodeState, re
     assert reason in result.reason
 
 
+def test_exit_code_of_the_agent_is_reported() -> None:
+    ended = ended_attempt("Essential container in task exited", AgentExitCode.STORAGE_REFUSED)
+    assert node_status(ended).exit_code == AgentExitCode.STORAGE_REFUSED
+    assert node_status({**ended, "status": "RUNNING"}).exit_code is None, "an earlier attempt"
+
+
 @pytest.mark.parametrize(
     ("attempts", "ended", "under_way", "last"),
     [(10, 8, 0, False), (10, 8, 1, False), (10, 9, 0, True), (10, 9, 1, True), (1, 0, 0, False)],

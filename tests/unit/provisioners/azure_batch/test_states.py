@@ -63,6 +63,11 @@ def test_task_is_mapped_to_a_node_state(
     assert (result.state, result.reason) == (state, reason)
 
 
+def test_exit_code_of_the_agent_is_reported() -> None:
+    task = failed("FailureExitCode", AgentExitCode.STORAGE_REFUSED)
+    assert node_status(ACTIVE, task, {}).exit_code == AgentExitCode.STORAGE_REFUSED
+
+
 @pytest.mark.parametrize("of_node", LOST)
 def test_lost_node_is_pending_in_every_node_state(of_node: str) -> None:
     """Azure reports a preempted node as `unusable` first; its task is requeued."""

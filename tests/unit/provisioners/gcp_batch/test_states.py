@@ -63,6 +63,11 @@ def test_task_is_mapped_to_a_node_state(
     assert reason in result.reason
 
 
+def test_exit_code_of_the_agent_is_reported() -> None:
+    task = a_task("FAILED", an_event("t1", AgentExitCode.STORAGE_REFUSED))
+    assert node_status(a_job("FAILED"), task).exit_code == AgentExitCode.STORAGE_REFUSED
+
+
 def test_succeeded_task_ignores_earlier_exit_codes() -> None:
     """The event of a success has no execution, and events of failures remain."""
     task = a_task("SUCCEEDED", an_event("t1", 50001, PREEMPTED), an_event("t2", 0))

@@ -99,6 +99,7 @@ def test_failure_reason_of_a_machine_is_reported() -> None:
     pod = a_pod("Failed", reason="Evicted", message="out of disk", containerStatuses=ended)
     (node,) = group_status(a_job(failedIndexes="0"), [pod]).nodes
     assert node.reason == "Evicted; out of disk; exit code 70"
+    assert node.exit_code == 70
 
 
 def test_pending_reason_is_reported() -> None:

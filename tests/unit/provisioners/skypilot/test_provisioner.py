@@ -17,6 +17,7 @@ from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
 from spotfit.provision.api import MachineOutput
 from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.testing.builders import ManualClock
 from spotfit_provisioners.skypilot.client import LaunchFailure, SkyPilotClient, SkyPilotRequest
 from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
 from spotfit_provisioners.skypilot.states import SkyPilotJob
@@ -112,7 +113,7 @@ def server() -> Server:
 
 
 def make_provisioner(server: Server, **options: Any) -> SkyPilotProvisioner:
-    provisioner = SkyPilotProvisioner.with_options(**options)
+    provisioner = SkyPilotProvisioner.with_options(**{"infra": ("aws/us-east-1",), **options})
     provisioner._client = server
     return provisioner
 
@@ -139,6 +140,10 @@ def node_states(status: GroupStatus) -> list[NodeState]:
 
 
 # ── managed jobs ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_handle_names_the_region_of_all_machines(server: Server) -> None:
+    assert submit_group(make_provisioner(server)).network == "aws/us-east-1"
 
 
 def test_group_has_one_single_node_job_per_machine(server: Server) -> None:
@@ -200,6 +205,45 @@ def test_missing_capacity_is_reported(server: Server) -> None:
     handle = submit_group(provisioner)
     server.set_state(2, "FAILED_NO_RESOURCE", "no p4d")
     assert provisioner.observe(handle).refusal == "FAILED_NO_RESOURCE: no p4d"
+
+
+TWO_REGIONS = ("aws/us-east-1", "gcp/us-central1")
+
+
+def make_waiting(server: Server, **request: Any) -> tuple[SkyPilotProvisioner, GroupHandle]:
+    """Return a group of two machines that has waited for capacity for 599 s."""
+    provisioner = make_provisioner(server, infra=TWO_REGIONS)
+    provisioner._clock = clock = ManualClock()
+    plan = provisioner.plan(
+        GroupRequest(token=Token("t-1"), num_workers=2, total_workers=2, **request)
+    )
+    handle = provisioner.submit(plan, LAUNCH)
+    assert isinstance(handle, GroupHandle)
+    for number in (1, 2):
+        server.set_state(number, "PENDING", "Job is in backoff")
+    assert node_states(provisioner.observe(handle)) == [NodeState.WAITING] * 2
+    clock.wait(599.0)
+    assert node_states(provisioner.observe(handle)) == [NodeState.WAITING] * 2
+    clock.wait(1.0)
+    return provisioner, handle
+
+
+def test_group_without_capacity_moves_to_the_next_region(server: Server) -> None:
+    provisioner, handle = make_waiting(server)
+    status = provisioner.observe(handle)
+    assert node_states(status) == [NodeState.REFUSED] * 2
+    assert status.nodes[0].reason.startswith("aws/us-east-1 has no machines for 600 s: ")
+
+
+def test_replacement_waits_in_the_region_of_the_standing_machines(server: Server) -> None:
+    provisioner, handle = make_waiting(server, network="aws/us-east-1")
+    assert node_states(provisioner.observe(handle)) == [NodeState.WAITING] * 2
+
+
+def test_group_with_a_machine_does_not_move(server: Server) -> None:
+    provisioner, handle = make_waiting(server)
+    server.set_state(1, "RUNNING")
+    assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
 
 
 def test_released_group_leaves_no_jobs(server: Server) -> None:
@@ -316,7 +360,7 @@ def test_unknown_cluster_is_gone(server: Server) -> None:
 
 def test_notice_source_follows_the_cloud_of_the_machine(server: Server) -> None:
     assert make_provisioner(server).traits.notice_sources == ("machine", "signal")
-    assert make_provisioner(server).traits.notice_s == 0.0
+    assert make_provisioner(server, infra=()).traits.notice_s == 0.0
     assert make_provisioner(server, infra=("aws/us-east-1",)).traits.notice_sources == (
         "machine",
         "signal",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
@@ -21,7 +23,7 @@ from tests.unit.provisioners import golden
 GOLDEN = Path(__file__).parent / "golden"
 
 ALL_OPTIONS = SkyPilotOptions(
-    infra=("aws/us-east-1", "gcp"),
+    infra=("aws/us-east-1", "gcp/us-central1"),
     infra_order="given",
     spot="preferred",
     accelerator="A100",
@@ -37,6 +39,9 @@ ALL_OPTIONS = SkyPilotOptions(
 )
 
 
+REGIONS = ("aws/us-east-1", "gcp/us-central1")
+
+
 def a_request(workers: int = 4, **resources: float) -> GroupRequest:
     return GroupRequest(
         token=Token("t-0123456789ab"),
@@ -50,12 +55,17 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
 @pytest.mark.parametrize(
     ("name", "request_", "options"),
     [
-        ("plain", a_request(), SkyPilotOptions()),
-        ("all_options", a_request(8, GPU=1.0, CPU=6.0, memory=2.0**34), ALL_OPTIONS),
+        ("plain", a_request(1), SkyPilotOptions()),
+        ("all_options", a_request(4, GPU=1.0, CPU=6.0, memory=2.0**34), ALL_OPTIONS),
         (
             "clusters",
-            a_request(2, CPU=2.0),
+            a_request(1, CPU=2.0),
             SkyPilotOptions(launch_mode="clusters", infra=("aws", "azure"), spot="never"),
+        ),
+        (
+            "several_machines",
+            a_request(2, CPU=2.0),
+            SkyPilotOptions(infra=REGIONS, spot="preferred"),
         ),
         ("instance_type", a_request(1, GPU=8.0), SkyPilotOptions(instance_type="p4d.24xlarge")),
     ],
@@ -71,7 +81,7 @@ def render_task(options: SkyPilotOptions) -> dict[str, Any]:
     launch = AgentLaunchSpec(
         "s3://b/run", RunId("r-1"), "the secret itself", storage_credentials="keys"
     )
-    plan = render.plan(a_request(2), options)
+    plan = render.plan(a_request(2), replace(options, infra=REGIONS))
     return render.task_request(plan, 1, launch.environment_for(plan.token, 1, plan.slots_per_node))
 
 
@@ -93,20 +103,65 @@ def test_machines_do_not_start_an_api_server() -> None:
     assert remote[render.ENDPOINT_VARIABLE] == "https://sky"
 
 
+def infra_of(request: GroupRequest, *infra: str) -> list[str]:
+    """Return the infrastructure in which the machines of the request may be placed."""
+    task = render.plan(request, SkyPilotOptions(infra=infra, spot="preferred")).body["task"]
+    resources = task["resources"]
+    return [one["infra"] for one in resources.get("any_of", [resources])]
+
+
+def test_machines_of_a_run_are_placed_in_one_region() -> None:
+    assert infra_of(a_request(1), *REGIONS) == [*REGIONS, *REGIONS]
+    assert set(infra_of(a_request(2), *REGIONS)) == {"aws/us-east-1"}
+
+
+def test_replacement_is_placed_in_the_region_of_the_standing_machines() -> None:
+    request = structs.replace(a_request(2), network="gcp/us-central1")
+    assert set(infra_of(request, *REGIONS)) == {"gcp/us-central1"}
+
+
+@pytest.mark.parametrize(
+    ("refused", "chosen"),
+    [
+        (("aws/us-east-1",), "gcp/us-central1"),
+        (("aws/us-east-1", "gcp/us-central1"), "aws/us-east-1"),
+        (("gcp/us-central1", "aws/us-east-1"), "gcp/us-central1"),
+    ],
+)
+def test_region_without_capacity_is_tried_again_last(refused: tuple[str, ...], chosen: str) -> None:
+    request = structs.replace(a_request(2), refused_networks=refused)
+    assert set(infra_of(request, *REGIONS)) == {chosen}
+
+
+@pytest.mark.parametrize("infra", [(), ("aws",), ("slurm", "gcp")])
+def test_machines_that_could_be_placed_in_several_regions_are_rejected(
+    infra: tuple[str, ...],
+) -> None:
+    with pytest.raises(ConfigError, match="cannot connect to each other"):
+        infra_of(a_request(2), *infra)
+
+
+def test_infrastructure_without_regions_is_one_network() -> None:
+    assert set(infra_of(a_request(2), "k8s")) == {"k8s"}
+
+
 def test_gpus_without_an_accelerator_are_rejected() -> None:
     with pytest.raises(ConfigError, match="GPU type") as error_info:
         render.plan(a_request(1, GPU=1.0), SkyPilotOptions())
     assert "accelerator=" in error_info.value.do
 
 
-@pytest.mark.parametrize("name", ["plain", "all_options", "clusters", "instance_type"])
+@pytest.mark.parametrize(
+    "name", ["plain", "all_options", "clusters", "several_machines", "instance_type"]
+)
 def test_skypilot_parses_the_task(name: str) -> None:
     sky = pytest.importorskip("sky", reason="SkyPilot is not installed; `make sky-api`")
     body = msgspec.json.decode((GOLDEN / f"plan_{name}.json").read_bytes())["body"]["task"]
     task = sky.Task.from_yaml_config({**body, "name": "t-1-0", "secrets": {"A": "x"}})
     assert task.num_nodes == 1
     assert all(
-        one.use_spot != (name == "clusters") or name == "all_options" for one in task.resources
+        one.use_spot != (name == "clusters") or name in ("all_options", "several_machines")
+        for one in task.resources
     )
     if name == "all_options":
         assert [str(one.cloud) for one in task.resources] == ["AWS", "GCP", "AWS", "GCP"]

@@ -67,11 +67,13 @@ def test_squeue_line_is_parsed() -> None:
         ),
         (
             SlurmTask(1, 0, "FAILED", "NonZeroExitCode", 70),
-            NodeStatus(state=NodeState.FAILED, reason="FAILED, exit code 70"),
+            NodeStatus(state=NodeState.FAILED, reason="FAILED, exit code 70", exit_code=70),
         ),
         (
             SlurmTask(1, 0, "FAILED", "NonZeroExitCode", 66),
-            NodeStatus(state=NodeState.FAILED, reason=f"FAILED, {describe_exit_code(66)}"),
+            NodeStatus(
+                state=NodeState.FAILED, reason=f"FAILED, {describe_exit_code(66)}", exit_code=66
+            ),
         ),
         (
             SlurmTask(1, 0, "A_NEW_ONE", "None"),
