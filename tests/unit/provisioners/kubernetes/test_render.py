@@ -89,7 +89,7 @@ def test_cpu_worker_has_limits_equal_to_its_requests() -> None:
 
 
 def test_memory_limit_that_would_kill_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="Kubernetes would kill .* memory limit of 2048 MiB"):
+    with pytest.raises(ConfigError, match=r"Kubernetes would kill .* memory limit of 2048 MiB"):
         plan(a_request(1, GPU=1.0, memory=2**31), OPTIONS)
 
 

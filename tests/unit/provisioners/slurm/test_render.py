@@ -78,7 +78,7 @@ def test_workers_that_request_only_gpus_get_four_cpus_per_gpu() -> None:
 
 
 def test_memory_limit_that_would_kill_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="Slurm would kill .* memory limit of 2048 MiB"):
+    with pytest.raises(ConfigError, match=r"Slurm would kill .* memory limit of 2048 MiB"):
         plan(a_request(1, GPU=1.0, memory=2.0**31), SlurmOptions())
 
 
