@@ -29,6 +29,9 @@ STATES: Mapping[str, NodeState] = {
 # The retry rule "Host EC2*" in render.py matches the same prefix:
 # https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html
 _HOST_LOST_PREFIX = "Host EC2"
+# "OutOfMemoryError: Container killed due to memory usage":
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/stopped-task-error-codes.html
+_OUT_OF_MEMORY = "OutOfMemoryError"
 _CLEAN_EXIT_CODES = (AgentExitCode.RELEASED, AgentExitCode.DRAINED, AgentExitCode.DONE)
 
 
@@ -50,7 +53,12 @@ def node_status(job: Mapping[str, Any]) -> NodeStatus:
     # The list of attempts may contain the running one, which has no end time yet.
     ended = sum(bool(attempt.get("stoppedAt")) for attempt in attempts)
     # A job that allows a single attempt is never reported as on its last one: it has no retries.
-    return NodeStatus(state=state, reason=reason, is_last_attempt=1 < allowed <= ended + 1)
+    return NodeStatus(
+        state=state,
+        reason=reason,
+        is_last_attempt=1 < allowed <= ended + 1,
+        out_of_memory=state is NodeState.FAILED and _OUT_OF_MEMORY in reason,
+    )
 
 
 def pending_reason(job: Mapping[str, Any], *, now_ms: int, pending_timeout_s: float) -> str:

@@ -94,4 +94,8 @@ def _node_status(task: SlurmTask | None) -> NodeStatus:
         )
     code = describe_exit_code(task.exit_code) if task.exit_code else ""
     reason = "" if task.reason in ("None", "NonZeroExitCode") else task.reason
-    return NodeStatus(state=state, reason=", ".join(filter(None, (task.state, reason, code))))
+    return NodeStatus(
+        state=state,
+        reason=", ".join(filter(None, (task.state, reason, code))),
+        out_of_memory=task.state == "OUT_OF_MEMORY",
+    )

@@ -42,6 +42,15 @@ def read_memory_usage(root: Path = Path("/")) -> MemoryUsage | None:
     return machine
 
 
+def read_machine_memory(root: Path = Path("/")) -> int | None:
+    """Return the memory of the machine in bytes, beyond the limit of a container; None if unknown.
+
+    `root` is for tests.
+    """
+    machine = _read_machine_usage(root)
+    return None if machine is None else machine.limit_bytes
+
+
 def read_oom_kill_count(root: Path = Path("/")) -> int | None:
     """Return how many processes the kernel has killed for lack of memory; None if unknown.
 

@@ -81,6 +81,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     is_last_attempt: bool = False
     """Whether a backend that restarts lost machines has used up the restarts of this one."""
+    out_of_memory: bool = False
+    """Whether it was killed because its processes exceeded the memory limit of its container."""
 
     # WAITING is not terminated, also not after RUNNING: the backend has requeued the machine.
     @property

@@ -6,14 +6,14 @@ import pytest
 
 from spotfit.core.errors import ConfigError
 from spotfit_provisioners.aws_batch.instance_types import GPU_INSTANCES, gpu_share
-from spotfit_provisioners.job_fields.hardware import DEFAULT_GPU_SHARE
+from spotfit_provisioners.job_fields.hardware import DEFAULT_GPU_SHARE, GpuShare
 
 
 def test_share_fits_the_smallest_of_the_instance_types() -> None:
     share = gpu_share(("g5.12xlarge", "g5.xlarge", "p4d.24xlarge"), 1)
-    assert share == (4, 14)
+    assert share == GpuShare(4, 14)
     # A machine with 4 GPUs does not run on a g5.xlarge.
-    assert gpu_share(("g5.12xlarge", "g5.xlarge", "p4d.24xlarge"), 4) == (12, 42)
+    assert gpu_share(("g5.12xlarge", "g5.xlarge", "p4d.24xlarge"), 4) == GpuShare(12, 42)
 
 
 def test_unknown_instance_types_get_the_default_share() -> None:
