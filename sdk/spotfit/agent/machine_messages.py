@@ -53,8 +53,8 @@ class MachineMessages:
                 f"{_format_names([one.machine_name for one in sharing])} share one instance "
                 f"({instance}): its preemption ends all of them at once; {copies}. What to do: "
                 f"Set workers_per_node={workers} in the backend's options, so that one machine "
-                "uses the instance, or request so many CPUs or so much memory in "
-                "resources_per_worker that an instance has room for one machine only."
+                "uses the instance, or request more than half of an instance's CPUs or memory in "
+                "resources_per_worker."
             )
 
 

@@ -20,9 +20,6 @@ from spotfit.core.input_checks import ErrorCollector
 from spotfit.host import env, machine, memory
 from spotfit.model.topology import MachineSize
 
-# Data loaders and NCCL exchange data in /dev/shm; containers often limit it to 64 MiB.
-_SHM_DIR = Path("/dev/shm")  # noqa: S108
-
 
 class NodeReport(msgspec.Struct, frozen=True):
     """The resources of a machine. Printed as JSON: fields are added, never renamed."""
@@ -87,12 +84,13 @@ def inspect_node() -> NodeReport:
 
 def measure_size() -> MachineSize:
     """Return what the processes of this machine may use: in a container its limits."""
-    usage = memory.read_memory_usage()
+    usage, shared = memory.read_memory_usage(), memory.SHARED_MEMORY_DIR
     return MachineSize(
         cpus=machine.cpu_count(),
         memory_bytes=usage.limit_bytes if usage is not None else 0,
         machine_memory_bytes=memory.read_machine_memory() or 0,
-        shared_memory_bytes=shutil.disk_usage(_SHM_DIR).total if _SHM_DIR.is_dir() else 0,
+        # Data loaders and NCCL exchange data there; containers often limit it to 64 MiB.
+        shared_memory_bytes=shutil.disk_usage(shared).total if shared.is_dir() else 0,
         gpus=len(machine.devices()),
     )
 

@@ -35,8 +35,7 @@ from typing import Self
 from spotfit.checkpoint.format import SnapshotIndex, decode_index, encode_index
 from spotfit.core.errors import IntegrityError
 from spotfit.core.units import format_bytes
-from spotfit.host.memory import read_memory_usage
-from spotfit.host.owned_dirs import SHARED_MEMORY_DIR
+from spotfit.host.memory import SHARED_MEMORY_DIR, read_memory_usage
 
 _REMEDY = "No action is needed: a restore tries the next copy or checkpoint."
 

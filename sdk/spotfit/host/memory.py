@@ -9,6 +9,8 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
+SHARED_MEMORY_DIR = Path("/dev/shm")  # noqa: S108 - there is no other name for it
+
 # Above this share of the limit, a SIGKILL that spotfit has not sent is probably due to memory.
 _NEARLY_FULL = 0.9
 
