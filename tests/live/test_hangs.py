@@ -106,5 +106,11 @@ def test_round_without_progress_continues_if_only_observed(
     monkeypatch.setenv("SPOTFIT_HANG_CONFIRM_DURATION_S", "1")
     handle = cloud.submit(train, config={"url": cloud.url()})
     assert handle.result(60).return_value == "only slow"
-    [line] = eventually(lambda: [line for line in handle.logs() if line.startswith("(run)")])
-    assert "in train" in stacks(cloud, line)
+
+    def run_lines() -> list[str]:
+        lines = [line for line in handle.logs() if line.startswith("(run)")]
+        return lines if len(lines) > 1 else []
+
+    size, report = eventually(run_lines)
+    assert "GiB memory" in size
+    assert "in train" in stacks(cloud, report)

@@ -27,7 +27,7 @@ import msgspec
 
 from spotfit.host import system
 from spotfit_localsim.clouds.api import ClientAccess
-from spotfit_localsim.clouds.cloud_host import Datacenter, SimulatedMachine
+from spotfit_localsim.clouds.cloud_host import OUT_OF_MEMORY, Datacenter, SimulatedMachine
 from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
@@ -58,6 +58,8 @@ zero:
 https://github.com/nextflow-io/nextflow/issues/7479.
 """
 _EXIT_REASON = "Essential container in task exited"
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/stopped-task-error-codes.html
+_OUT_OF_MEMORY_REASON = "OutOfMemoryError: Container killed due to memory usage"
 
 
 class AwsBatchChildJob(msgspec.Struct):
@@ -604,11 +606,25 @@ class AwsBatchCloud:
             if job.size:
                 environment["AWS_BATCH_JOB_ARRAY_INDEX"] = str(index)
                 environment["AWS_BATCH_JOB_ARRAY_SIZE"] = str(job.size)
-            machine = self.datacenter.rent(task, command, environment)
+            needs = self._resource_requirements(job)
+            machine = self.datacenter.rent(
+                task,
+                command,
+                environment,
+                memory_limit_mib=needs.get("MEMORY"),
+                gpus=needs.get("GPU", 0),
+            )
         # Reported until a machine is rented; the client decides when to stop waiting.
         child.status_reason = "" if machine else _NO_CAPACITY_REASON
         if machine is not None:
             child.machine, child.status = machine.number, "STARTING"
+
+    def _resource_requirements(self, job: AwsBatchJob) -> dict[str, int]:
+        container = self.state.definitions[job.definition]["containerProperties"]
+        return {
+            one["type"]: int(float(one["value"]))
+            for one in container.get("resourceRequirements", [])
+        }
 
     def _record_end(
         self, job: AwsBatchJob, child: AwsBatchChildJob, machine: SimulatedMachine
@@ -622,6 +638,8 @@ class AwsBatchCloud:
             reason = _EXIT_REASON
             # 128 + SIGKILL, for a job that was terminated.
             container["exitCode"] = 137 if machine.exit_code is None else machine.exit_code
+        if machine.end_reason == OUT_OF_MEMORY:
+            container["reason"] = _OUT_OF_MEMORY_REASON
         child.attempts.append(
             {
                 "container": container,

@@ -32,6 +32,10 @@ class MarketOptions:
     """The fraction of preemptions with a notice."""
     reclaims_per_hour: float = 0.0
     """Preemption rate of each machine."""
+    memory_limits: bool = False
+    """Whether a machine is killed whose processes use more memory than its container may."""
+    machines_per_instance: int = 1
+    """How many machines, as containers, are placed on one instance. Each is preempted alone."""
 
     def __post_init__(self) -> None:
         below = [
@@ -43,6 +47,10 @@ class MarketOptions:
             raise ConfigError(
                 f"Market options must not be negative, and speed must not be 0: "
                 f"{', '.join(below) or 'speed'}."
+            )
+        if self.machines_per_instance < 1:
+            raise ConfigError(
+                f"machines_per_instance={self.machines_per_instance} must be at least 1."
             )
 
 

@@ -8,6 +8,7 @@ States of a machine:
     up       | the command exits, or its process dies        | over
     up       | stop() or a preemption notice: a grace period | up, killed at `kill_due_s`
     up       | `kill_due_s` is reached, or preempted without notice | over
+    up       | uses more memory than its container may (`memory_limits`) | over
 
 The state of each machine is stored in its directory, so a restarted simulator finds its machines.
 """
@@ -34,7 +35,12 @@ from spotfit.core.codec import encode
 from spotfit.host import env, system
 from spotfit_localsim.clouds.capacity import RealTimeMarket
 from spotfit_localsim.random_streams import SeededStreams
-from spotfit_provisioners.local.processes import ProcessIdentity, find_process, kill_process_tree
+from spotfit_provisioners.local.processes import (
+    ProcessIdentity,
+    descendant_pids,
+    find_process,
+    kill_process_tree,
+)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -77,12 +83,16 @@ class SimulatedMachine(msgspec.Struct):
     kill_due_s: float | None = None
     """When it will be killed."""
     end_reason: str = ""
-    """Why it ended or will end: `RECLAIMED`, `STOPPED`, `ENDED` or `LOST`."""
+    """Why it ended or will end: `RECLAIMED`, `STOPPED`, `ENDED`, `LOST` or `OUT_OF_MEMORY`."""
     pending_signal: int | None = None
     """A signal to deliver as soon as the command runs."""
     exit_code: int | None = None
     """Exit code of the command; None if it was killed or still runs."""
     ended_at_s: float | None = None
+    memory_limit_mib: int | None = None
+    """Memory that its container may use; None without a limit."""
+    gpus: int = 0
+    memory_measured_at_s: float = 0.0
 
     @property
     def is_active(self) -> bool:
@@ -103,6 +113,10 @@ class SimulatedMachine(msgspec.Struct):
 
 
 RECLAIMED, STOPPED, ENDED, LOST = "reclaimed", "stopped", "ended", "lost"
+OUT_OF_MEMORY = "out of memory"
+_KILLED_EXIT_CODE = 137  # 128 + SIGKILL
+# Measuring takes a millisecond per process.
+_MEMORY_INTERVAL_S = 0.2
 
 
 @dataclass
@@ -161,9 +175,19 @@ class Datacenter:
 
     @_locked
     def rent(
-        self, task: str, command: Sequence[str], environment: Mapping[str, str]
+        self,
+        task: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        memory_limit_mib: int | None = None,
+        gpus: int = 0,
     ) -> SimulatedMachine | None:
-        """Rent a machine that runs the command after its boot; None without capacity."""
+        """Rent a machine that runs the command after its boot; None without capacity.
+
+        `memory_limit_mib` is the limit of its container, `gpus` the number of GPUs that its agent
+        finds.
+        """
         now = _now_s()
         if len(list(self.active_machines())) >= self.market.capacity_at(now):
             return None
@@ -179,6 +203,8 @@ class Datacenter:
             boot_due_s=now + self.market.draw_boot_s(stream),
             lifetime_s=self.market.draw_lifetime_s(stream),
             gets_notice=self.market.draw_notice(stream),
+            memory_limit_mib=memory_limit_mib,
+            gpus=gpus,
         )
         self.machines[number] = machine
         self._persist(machine)
@@ -305,6 +331,8 @@ class Datacenter:
                 self._terminate(machine, RECLAIMED if reclaimed else ENDED)
             elif machine.kill_due_s is not None and now >= machine.kill_due_s:
                 self._terminate(machine, machine.end_reason)
+            elif self._exceeds_memory_limit(machine, now):
+                self._terminate(machine, OUT_OF_MEMORY)
             elif machine.pending_signal is not None:
                 self.send_signal(machine, signal.Signals(machine.pending_signal))
             elif machine.lifetime_s is not None and now >= machine.boot_due_s + machine.lifetime_s:
@@ -313,6 +341,17 @@ class Datacenter:
         unnoticed = [m for m in self.active_machines() if m.noticed_at_s is None]
         for machine in unnoticed[max(0, self.market.capacity_at(now)) :]:
             self.reclaim(machine, notice=machine.gets_notice)
+
+    def _exceeds_memory_limit(self, machine: SimulatedMachine, now: float) -> bool:
+        limit_mib, process = machine.memory_limit_mib, ProcessIdentity.parse(machine.pid)
+        is_due = now - machine.memory_measured_at_s >= _MEMORY_INTERVAL_S
+        if limit_mib is None or process is None or not is_due:
+            return False
+        machine.memory_measured_at_s = now
+        return (
+            self.market.options.memory_limits
+            and memory_bytes_of_tree(process.pid) > limit_mib * 2**20
+        )
 
     def _boot(self, machine: SimulatedMachine) -> None:
         directory = self._machine_dir(machine)
@@ -332,6 +371,10 @@ class Datacenter:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', '')}",
             SIM_ROOT_ENV: str(self.root),
             "SPOTFIT_HOST": self.host(machine),
+            # All machines run under one kernel, and thus have one boot id.
+            "SPOTFIT_INSTANCE": self._instance_id(machine),
+            # Instead of the GPUs that a driver lists in /proc.
+            "SPOTFIT_DEVICES": ",".join(f"cuda:{n}" for n in range(machine.gpus)),
             "SPOTFIT_SCRATCH": str(directory / "tmp"),
             "TMPDIR": str(directory / "tmp"),
             **self.hooks.environment(machine),
@@ -348,6 +391,10 @@ class Datacenter:
         machine.pid = str(find_process(child.pid) or "")
         machine.state = "up"
         self._persist(machine)
+
+    def _instance_id(self, machine: SimulatedMachine) -> str:
+        number = (machine.number - 1) // self.market.options.machines_per_instance
+        return f"sim-{number:06d}"
 
     def _is_running(self, machine: SimulatedMachine) -> bool:
         child = self._children.get(machine.number)
@@ -370,6 +417,8 @@ class Datacenter:
         # Written by the init script; missing if the machine was killed before its command ended.
         with contextlib.suppress(FileNotFoundError, ValueError):
             machine.exit_code = int((self._machine_dir(machine) / "ended").read_text())
+        if reason == OUT_OF_MEMORY:
+            machine.exit_code = _KILLED_EXIT_CODE
         machine.state, machine.ended_at_s = "over", _now_s()
         # An agent that ended without an exit code was killed from outside.
         machine.end_reason = LOST if reason == ENDED and machine.exit_code is None else reason
@@ -404,6 +453,22 @@ _LAPTOP_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """Settings of the computer that calls `fit()`, which no cloud passes to its machines. Endpoints
 and keys of buckets are inherited: they stand for the network and the role of a machine."""
 _INHERITED_VARIABLES = ("SPOTFIT_LOG_LEVEL", "SPOTFIT_FORK")
+
+
+def memory_bytes_of_tree(pid: int) -> int:
+    """Return the memory of a process and its descendants; pages that they share count once.
+
+    0 on systems other than Linux. Processes that end meanwhile are left out.
+    """
+    size_bytes = 0
+    for one in (pid, *descendant_pids(pid)):
+        # PermissionError and ProcessLookupError: the process is ending.
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines():
+                # The proportional set size: shared pages are divided by their processes.
+                if line.startswith("Pss:"):
+                    size_bytes += int(line.split()[1]) * 1024
+    return size_bytes
 
 
 def write_atomically(path: Path, body: bytes) -> None:

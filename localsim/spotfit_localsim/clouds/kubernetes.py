@@ -27,7 +27,7 @@ import msgspec
 
 from spotfit.host import env, system
 from spotfit_localsim.clouds.api import ClientAccess
-from spotfit_localsim.clouds.cloud_host import Datacenter, SimulatedMachine
+from spotfit_localsim.clouds.cloud_host import OUT_OF_MEMORY, Datacenter, SimulatedMachine
 from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
@@ -484,7 +484,15 @@ class KubernetesCloud:
         if not self.faults.is_active("capacity"):
             command = pod["spec"]["containers"][0]["command"]
             # The environment is built when the machine boots, from the pod as it is then.
-            machine = self.datacenter.rent(pod["metadata"]["name"], command, {})
+            limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+            memory = limits.get("memory")
+            machine = self.datacenter.rent(
+                pod["metadata"]["name"],
+                command,
+                {},
+                memory_limit_mib=None if memory is None else _quantity_mib(memory),
+                gpus=int(limits.get("nvidia.com/gpu", 0)),
+            )
         unschedulable = {
             "type": "PodScheduled",
             "status": "False",
@@ -509,7 +517,10 @@ class KubernetesCloud:
         # 128 + SIGKILL: the container was killed with its node or after the grace period.
         code = 137 if machine.exit_code is None else machine.exit_code
         status["phase"] = "Succeeded" if code == 0 else "Failed"
-        terminated = {"exitCode": code, "finishedAt": _now_text()}
+        # Since Kubernetes 1.28, all processes of the container are killed (memory.oom.group).
+        is_out_of_memory = machine.end_reason == OUT_OF_MEMORY
+        reason = "OOMKilled" if is_out_of_memory else "Error" if code else "Completed"
+        terminated = {"exitCode": code, "reason": reason, "finishedAt": _now_text()}
         container = pod["spec"]["containers"][0]
         status["containerStatuses"] = [
             {
@@ -568,6 +579,16 @@ def _rule_matches(rule: Mapping[str, Any], pod: KubernetesObject) -> bool:
         return any(code in rule_codes["values"] for code in codes)
     # The operator NotIn ignores code 0, as documented.
     return any(code not in rule_codes["values"] for code in codes if code != 0)
+
+
+def _quantity_mib(text: str) -> int:
+    """Parse a quantity of memory such as '2048Mi', '2Gi', '2G' or '2147483648'."""
+    # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+    number = text.rstrip("KMGTikm")
+    unit = text[len(number) :]
+    base, exponents = (1024 if unit.endswith("i") else 1000), {"": 0, "k": 1, "K": 1, "M": 2}
+    exponents |= {"G": 3, "T": 4}
+    return int(float(number) * base ** exponents[unit.removesuffix("i")] / 2**20)
 
 
 def _add_disruption_condition(status: KubernetesObject, reason: str, message: str) -> None:

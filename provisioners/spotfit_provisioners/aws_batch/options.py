@@ -33,7 +33,8 @@ class AwsBatchOptions:
     # 1.75 instead of the 2 GiB per core of compute-optimised instances: the host's own system
     # needs the rest, and a job that requests all of it is never started.
     memory_per_cpu_gib: float = 1.75
-    """Memory per CPU core if `resources_per_worker` has no "memory"."""
+    """Memory per CPU core if `resources_per_worker` has no "memory". Workers with GPUs get at least
+    the memory that instances have per GPU; see `instance_types`."""
     shared_memory_mib: int = 0
     """Size of /dev/shm, which data loaders and NCCL need; 0: half of the memory."""
     job_role: str = ""
@@ -41,8 +42,9 @@ class AwsBatchOptions:
     execution_role: str = ""
     """ARN of the role that pulls the image and writes logs."""
     instance_types: tuple[str, ...] = ()
-    """Instance types whose prices or scores are compared. EC2 gives low scores to fewer than
-    three types."""
+    """Instance types of the compute environments. Their prices or scores are compared; EC2 gives
+    low scores to fewer than three types. Workers that request only GPUs get the vCPUs and 7/8 of
+    the memory that the smallest of these types has per GPU, else 4 vCPUs and 14 GiB per GPU."""
     attempts: int = 10
     """How often Batch starts the agent of a machine, restarts after a lost host included; 1 to
     10."""

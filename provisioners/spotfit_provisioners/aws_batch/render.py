@@ -8,6 +8,7 @@ from typing import Any
 from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
+from spotfit_provisioners.aws_batch.instance_types import gpu_share
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.job_fields import hardware
 from spotfit_provisioners.job_fields.names import content_addressed_name, to_label
@@ -82,8 +83,18 @@ def child_job_ids(job_id: str, nodes: int) -> list[str]:
 
 def _job_definition(request: GroupRequest, options: AwsBatchOptions) -> dict[str, Any]:
     slots, per_worker = options.workers_per_node, request.resources_per_worker
-    cpus, gpus = hardware.count_cpus(per_worker, slots), hardware.count_gpus(per_worker, slots)
-    memory = hardware.required_memory_mib(per_worker, slots, per_cpu_gib=options.memory_per_cpu_gib)
+    gpus = hardware.count_gpus(per_worker, slots)
+    share = gpu_share(options.instance_types, gpus)
+    cpus = hardware.count_cpus(per_worker, slots, share=share)
+    memory = hardware.required_memory_mib(
+        per_worker, slots, per_cpu_gib=options.memory_per_cpu_gib, share=share
+    )
+    shared_memory = options.shared_memory_mib or memory // 2
+    # MEMORY is a hard limit: "If your container attempts to exceed the memory specified, the
+    # container is terminated" (ResourceRequirement in the API's model).
+    hardware.check_memory_limit(
+        per_worker, slots, limit_mib=memory, shared_memory_mib=shared_memory, backend="AWS Batch"
+    )
     needs = [("VCPU", cpus), ("MEMORY", memory), *([("GPU", gpus)] if gpus else [])]
     roles = {"jobRoleArn": options.job_role, "executionRoleArn": options.execution_role}
     container = {
@@ -92,7 +103,7 @@ def _job_definition(request: GroupRequest, options: AwsBatchOptions) -> dict[str
         "resourceRequirements": [{"type": kind, "value": str(n)} for kind, n in needs],
         "linuxParameters": {
             # In MiB. Docker's default of 64 MiB is too small for data loaders and NCCL.
-            "sharedMemorySize": options.shared_memory_mib or memory // 2,
+            "sharedMemorySize": shared_memory,
             # As process 1 the agent would have to reap orphans, and would ignore default signals.
             "initProcessEnabled": True,
         },

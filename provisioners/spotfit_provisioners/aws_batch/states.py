@@ -29,6 +29,9 @@ STATES: Mapping[str, NodeState] = {
 # The retry rule "Host EC2*" in render.py matches the same prefix:
 # https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html
 _HOST_LOST_PREFIX = "Host EC2"
+# "OutOfMemoryError: Container killed due to memory usage":
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/stopped-task-error-codes.html
+_OUT_OF_MEMORY = "OutOfMemoryError"
 _CLEAN_EXIT_CODES = (AgentExitCode.RELEASED, AgentExitCode.DRAINED, AgentExitCode.DONE)
 
 
@@ -55,6 +58,7 @@ def node_status(job: Mapping[str, Any]) -> NodeStatus:
         reason=reason,
         is_last_attempt=1 < allowed <= ended + 1,
         exit_code=_exit_code(job) if state in (NodeState.GONE, NodeState.FAILED) else None,
+        out_of_memory=state is NodeState.FAILED and _OUT_OF_MEMORY in reason,
     )
 
 

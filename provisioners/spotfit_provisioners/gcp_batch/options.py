@@ -53,9 +53,10 @@ class GcpBatchOptions:
     workers_per_node: int = 1
     """Number of workers per machine."""
     memory_per_cpu_gib: float = 3.0
-    """Memory per CPU core if `resources_per_worker` has no "memory"."""
+    """Memory per CPU core if `resources_per_worker` has no "memory". If Batch chooses the machine
+    type, workers with GPUs get at least 4 CPUs and 14 GiB per GPU."""
     shared_memory_mib: int = 0
-    """Size of /dev/shm, which data loaders and NCCL need; 0: half of the memory."""
+    """Size of /dev/shm, which data loaders and NCCL need; 0: that of the VM, half of its memory."""
     max_retries: int = MAX_RETRIES
     """How often Batch restarts the agent of a machine after a lost VM, at most 10."""
     notice_s: float = 0.0

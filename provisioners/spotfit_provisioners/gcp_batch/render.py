@@ -94,12 +94,14 @@ def request_id(token: Token) -> str:
 def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> dict[str, Any]:
     # Google's JSON APIs represent 64-bit integers as strings.
     slots, per_worker = options.workers_per_node, request.resources_per_worker
-    memory = hardware.required_memory_mib(per_worker, slots, per_cpu_gib=options.memory_per_cpu_gib)
+    share = _gpu_share(options)
+    memory = hardware.required_memory_mib(
+        per_worker, slots, per_cpu_gib=options.memory_per_cpu_gib, share=share
+    )
     needs: dict[str, Any] = {
-        "cpuMilli": str(1000 * hardware.count_cpus(per_worker, slots)),
+        "cpuMilli": str(1000 * hardware.count_cpus(per_worker, slots, share=share)),
         "memoryMib": str(memory),
     }
-    shared_mib = options.shared_memory_mib or memory // 2
     gpus = hardware.count_gpus(per_worker, slots)
     # Without a notice period, agents use the default of their own.
     grace = {"SPOTFIT_SIGNAL_GRACE_S": f"{options.notice_s + SHUTDOWN_S:g}"}
@@ -112,7 +114,7 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
             "runnables": [
                 # Other VM images may have neither this firewall nor the command.
                 {"script": {"text": _OPEN_FIREWALL_COMMAND}, "ignoreExitStatus": True},
-                {"container": _container(options, shared_mib=shared_mib, gpus=gpus)},
+                {"container": _container(options, gpus=gpus)},
             ],
             "computeResource": needs,
             "maxRetryCount": options.max_retries,
@@ -124,10 +126,24 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
     }
 
 
-def _container(options: GcpBatchOptions, *, shared_mib: int, gpus: int) -> dict[str, Any]:
+def _gpu_share(options: GcpBatchOptions) -> hardware.GpuShare:
+    """Return the requested share of a machine per GPU; it selects the machine type if none is set.
+
+    Containers have no limits: they use the whole VM.
+    """
+    if options.machine_type or options.instance_template:
+        # Batch does not schedule tasks that need more than the machine has.
+        return hardware.GpuShare(cpus=1, memory_gib=options.memory_per_cpu_gib)
+    return hardware.DEFAULT_GPU_SHARE
+
+
+def _container(options: GcpBatchOptions, *, gpus: int) -> dict[str, Any]:
+    # Docker's /dev/shm has 64 MiB. That of the host has half of the VM's memory.
+    shared = options.shared_memory_mib
+    shared_flag = f"--shm-size={shared}m" if shared else "--ipc=host"
     # Containers get the devices of GPUs on Container-Optimized OS only with --privileged:
     # https://docs.cloud.google.com/batch/docs/create-run-job-gpus
-    flags = ["--network=host", "--init", f"--shm-size={shared_mib}m"]
+    flags = ["--network=host", "--init", shared_flag]
     return {
         "imageUri": options.image,
         "entrypoint": AGENT_COMMAND[0],

@@ -40,11 +40,13 @@ class KubernetesOptions:
     workers_per_node: int = 1
     """Number of workers per pod."""
     memory_per_cpu_gib: float = 2.0
-    """Memory per CPU core if `resources_per_worker` has no "memory"."""
+    """Memory per CPU core if `resources_per_worker` has no "memory". Workers that request only GPUs
+    request 3 CPUs and 10 GiB per GPU, and may use all CPUs and all memory of their node."""
     gpu_resource: str = "nvidia.com/gpu"
     """Resource name of GPUs."""
     shared_memory_mib: int = 0
-    """Size of /dev/shm; 0: half of the memory."""
+    """Size of /dev/shm; 0: half of the memory limit, without a limit all that the node has for
+    pods."""
     service_account: str = ""
     """Service account of the agents. It needs access to the bucket and permission to create
     Jobs."""

@@ -140,8 +140,6 @@ def _job_manifest(
 def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
     label, value, is_tainted = _SPOT_NODES[options.flavour]
     taint = {"key": label, "operator": "Equal", "value": value, "effect": "NoSchedule"}
-    memory = _memory_mib(request, options)
-    shared = options.shared_memory_mib or memory // 2
     named = {
         "serviceAccountName": options.service_account,
         "priorityClassName": options.priority_class,
@@ -156,20 +154,14 @@ def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
         "subdomain": request.token,
         "terminationGracePeriodSeconds": int(options.termination_grace_s),
         "containers": [_container(request, options)],
-        # Container runtimes give /dev/shm 64 MiB. This volume counts towards the memory limit.
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Mi"}}],
+        "volumes": [_shared_memory_volume(request, options)],
         **{name: value for name, value in named.items() if value},
     }
 
 
 def _container(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
-    slots, per_worker = options.workers_per_node, request.resources_per_worker
-    gpus = hardware.count_gpus(per_worker, slots)
-    needs = {
-        "cpu": str(hardware.count_cpus(per_worker, slots)),
-        "memory": f"{_memory_mib(request, options)}Mi",
-        **({options.gpu_resource: str(gpus)} if gpus else {}),
-    }
+    needs = _requests(request, options)
+    names = _limited_resources(request, options)
     return {
         "name": CONTAINER_NAME,
         "image": options.image,
@@ -183,11 +175,52 @@ def _container(request: GroupRequest, options: KubernetesOptions) -> dict[str, A
             {"name": "SPOTFIT_SIGNAL_GRACE_S", "value": str(options.termination_grace_s)},
         ],
         "envFrom": [{"secretRef": {"name": request.token}}],
-        # Equal, so that the pods have the QoS class Guaranteed and are evicted last. GPUs cannot be
-        # overcommitted at all.
-        "resources": {"requests": needs, "limits": needs},
+        "resources": {"requests": needs, "limits": {name: needs[name] for name in names}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108  # of the pod
     }
+
+
+def _requests(request: GroupRequest, options: KubernetesOptions) -> dict[str, str]:
+    slots, per_worker = options.workers_per_node, request.resources_per_worker
+    gpus = hardware.count_gpus(per_worker, slots)
+    cpus = hardware.count_cpus(per_worker, slots, share=hardware.KUBERNETES_GPU_SHARE)
+    return {
+        "cpu": str(cpus),
+        "memory": f"{_memory_mib(request, options)}Mi",
+        **({options.gpu_resource: str(gpus)} if gpus else {}),
+    }
+
+
+def _limited_resources(request: GroupRequest, options: KubernetesOptions) -> tuple[str, ...]:
+    """Return the names of the resources whose requests are limits as well."""
+    per_worker = request.resources_per_worker
+    if not hardware.count_gpus(per_worker, options.workers_per_node):
+        # All, so that the pods have the QoS class Guaranteed and are evicted last.
+        return ("cpu", "memory")
+    # A limit on CPUs throttles data loaders, and one on memory kills, while the rest of a node with
+    # GPUs is idle. GPUs have limits only:
+    # https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/
+    return (*(("memory",) if "memory" in per_worker else ()), options.gpu_resource)
+
+
+def _shared_memory_volume(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
+    """Return the volume for /dev/shm, to which container runtimes give 64 MiB only."""
+    size_mib = options.shared_memory_mib
+    if "memory" in _limited_resources(request, options):
+        limit_mib = _memory_mib(request, options)
+        size_mib = size_mib or limit_mib // 2
+        # The pages of the volume count towards the limit:
+        # https://kubernetes.io/docs/concepts/storage/volumes/#emptydir
+        hardware.check_memory_limit(
+            request.resources_per_worker,
+            options.workers_per_node,
+            limit_mib=limit_mib,
+            shared_memory_mib=size_mib,
+            backend="Kubernetes",
+        )
+    # Without a limit, the volume may take the memory that the node has for pods.
+    limit = {"sizeLimit": f"{size_mib}Mi"} if size_mib else {}
+    return {"name": "shm", "emptyDir": {"medium": "Memory", **limit}}
 
 
 def _memory_mib(request: GroupRequest, options: KubernetesOptions) -> int:
@@ -195,4 +228,5 @@ def _memory_mib(request: GroupRequest, options: KubernetesOptions) -> int:
         request.resources_per_worker,
         options.workers_per_node,
         per_cpu_gib=options.memory_per_cpu_gib,
+        share=hardware.KUBERNETES_GPU_SHARE,
     )

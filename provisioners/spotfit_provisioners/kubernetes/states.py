@@ -31,6 +31,8 @@ PHASES: Mapping[str, NodeState] = {
 QUOTA_MESSAGE = "exceeded quota"
 """Part of the admission error of a pod that exceeds a ResourceQuota of the namespace."""
 
+# https://kubernetes.io/docs/tasks/configure-pod-container/assign-memory-resource/
+_OUT_OF_MEMORY = "OOMKilled"
 # Waiting reasons of a container that starts normally, for example while its image is pulled.
 _STARTING_REASONS = ("", "ContainerCreating", "PodInitializing")
 
@@ -101,6 +103,7 @@ def _node_status(
         return NodeStatus(
             state=NodeState.FAILED,
             reason=_end_reason(pod) or "its agent has failed",
+            out_of_memory=_is_out_of_memory(pod),
             exit_code=next(iter(_exit_codes(pod)), None),
         )
     if pod is None:
@@ -122,8 +125,23 @@ def _node_status(
         return NodeStatus(state=NodeState.WAITING, reason="its node is unreachable")
     if state in (NodeState.GONE, NodeState.FAILED):
         # The Job controller has not processed the end yet, and may still replace the pod.
-        return NodeStatus(state=NodeState.WAITING, reason=_end_reason(pod))
+        return NodeStatus(
+            state=NodeState.WAITING,
+            reason=_end_reason(pod),
+            out_of_memory=_is_out_of_memory(pod),
+        )
     return NodeStatus(state=state)
+
+
+def _is_out_of_memory(pod: Mapping[str, Any] | None) -> bool:
+    """Whether the kernel has killed the container at its memory limit."""
+    return any(end.get("reason") == _OUT_OF_MEMORY for end in _container_ends(pod))
+
+
+def _container_ends(pod: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """Return the field `state.terminated` of every container; {} of one that runs."""
+    statuses = ((pod or {}).get("status") or {}).get("containerStatuses") or []
+    return [(container.get("state") or {}).get("terminated") or {} for container in statuses]
 
 
 def _end_reason(pod: Mapping[str, Any] | None) -> str:
@@ -135,18 +153,24 @@ def _end_reason(pod: Mapping[str, Any] | None) -> str:
         for condition in status.get("conditions") or []
         if condition.get("type") == "DisruptionTarget"
     ]
-    codes = [describe_exit_code(code) for code in _exit_codes(pod)]
+    ends = _container_ends(pod)
+    codes = [_end_text(end) for end in ends if end.get("exitCode") is not None]
     own = [str(status.get("reason") or ""), str(status.get("message") or "")]
     return "; ".join(filter(None, [*disruptions, *own, *codes]))
 
 
 def _exit_codes(pod: Mapping[str, Any] | None) -> list[int]:
     """Return the exit codes of the containers that have terminated; the agent's is the only one."""
-    ends = [
-        (container.get("state") or {}).get("terminated") or {}
-        for container in ((pod or {}).get("status") or {}).get("containerStatuses") or []
-    ]
+    ends = _container_ends(pod)
     return [int(end["exitCode"]) for end in ends if end.get("exitCode") is not None]
+
+
+def _end_text(terminated: Mapping[str, Any]) -> str:
+    """For example "OOMKilled (exit code 137)", from a ContainerStateTerminated."""
+    code = describe_exit_code(int(terminated["exitCode"]))
+    reason = str(terminated.get("reason") or "")
+    # The other reasons, such as Error and Completed, say no more than the code.
+    return f"{reason} ({code})" if reason == _OUT_OF_MEMORY else code
 
 
 def _pod_pending_reason(pod: Mapping[str, Any]) -> str:

@@ -173,6 +173,8 @@ class LocalProvisioner:
         inherited = machine_pool.inherited_environment()
         environment = {
             **launch.environment_for(plan.token, number, plan.slots_per_node),
+            # Its machines are preempted one by one, although they share this computer.
+            "SPOTFIT_INSTANCE": f"{plan.token}/{number}",
             **machine_pool.ownership_variables(self._cloud_dir, inherited),
             "SPOTFIT_NOTICES": ",".join(_NOTICE_SOURCES),
             "SPOTFIT_NOTICE_FILE": str(node.notice_path),

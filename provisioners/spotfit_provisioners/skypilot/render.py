@@ -149,11 +149,13 @@ def _common_resources(request: GroupRequest, options: SkyPilotOptions) -> Iterat
     if options.instance_type:
         yield "instance_type", options.instance_type
     else:
-        # '+' is "at least": an exact number would exclude most instance types.
-        yield "cpus", f"{hardware.count_cpus(per_worker, slots)}+"
-        if "memory" in per_worker:
-            gib = hardware.required_memory_mib(per_worker, slots, per_cpu_gib=0.0) / 1024
-            yield "memory", f"{math.ceil(gib)}+"
+        # '+' is "at least": an exact number would exclude most instance types. SkyPilot may start a
+        # pod of Kubernetes with exactly this size.
+        share = hardware.KUBERNETES_GPU_SHARE
+        yield "cpus", f"{hardware.count_cpus(per_worker, slots, share=share)}+"
+        memory_mib = hardware.required_memory_mib(per_worker, slots, per_cpu_gib=0.0, share=share)
+        if memory_mib:
+            yield "memory", f"{math.ceil(memory_mib / 1024)}+"
     if gpus and options.accelerator:
         yield "accelerators", f"{options.accelerator}:{gpus}"
     if options.image:

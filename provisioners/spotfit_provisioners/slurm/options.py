@@ -33,7 +33,8 @@ class SlurmOptions:
     workers_per_node: int = 1
     """Number of workers per task."""
     memory_per_cpu_gib: float = 0.0
-    """Memory per CPU core if `resources_per_worker` has no "memory"; 0: the cluster's default."""
+    """Memory per CPU core if `resources_per_worker` has no "memory"; 0: the cluster's default.
+    Workers that request only GPUs get 4 CPUs per GPU."""
     modules: tuple[str, ...] = ()
     """Environment modules to load before an agent starts."""
     setup: tuple[str, ...] = ()

@@ -44,7 +44,14 @@ def _sbatch_arguments(request: GroupRequest, options: SlurmOptions, nodes: int) 
     slots, per_worker = options.workers_per_node, request.resources_per_worker
     gpus = hardware.count_gpus(per_worker, slots)
     per_cpu_gib = options.memory_per_cpu_gib
-    memory_mib = hardware.required_memory_mib(per_worker, slots, per_cpu_gib=per_cpu_gib)
+    share = hardware.GpuShare(hardware.DEFAULT_GPU_SHARE.cpus, memory_gib=0)
+    memory_mib = hardware.required_memory_mib(
+        per_worker, slots, per_cpu_gib=per_cpu_gib, share=share
+    )
+    has_limit = "memory" in per_worker or per_cpu_gib > 0
+    if has_limit:
+        # With ConstrainRAMSpace, --mem is a limit: https://slurm.schedmd.com/cgroup.conf.html
+        hardware.check_memory_limit(per_worker, slots, limit_mib=memory_mib, backend="Slurm")
     optional = {
         "partition": ",".join(options.partitions),
         "account": options.account,
@@ -55,7 +62,7 @@ def _sbatch_arguments(request: GroupRequest, options: SlurmOptions, nodes: int) 
         "time": options.time,
         "gres": f"{options.gres}:{gpus}" if gpus else "",
         # Otherwise the cluster's default (DefMemPerCPU, DefMemPerNode).
-        "mem": f"{memory_mib}M" if "memory" in per_worker or per_cpu_gib else "",
+        "mem": f"{memory_mib}M" if has_limit else "",
         "chdir": options.work_dir,
         "output": options.output,
     }

@@ -98,4 +98,5 @@ def _node_status(task: SlurmTask | None) -> NodeStatus:
         state=state,
         reason=", ".join(filter(None, (task.state, reason, code))),
         exit_code=task.exit_code or None,
+        out_of_memory=task.state == "OUT_OF_MEMORY",
     )

@@ -20,6 +20,7 @@ from spotfit.agent.agent import Agent, StartFailure
 from spotfit.agent.log_shipper import LogShipper
 from spotfit.agent.notices.sources import open_notice_source
 from spotfit.agent.ports import BackendHookRunner, CallbackRunner, NoticeSource, Validator
+from spotfit.agent.selfcheck import measure_size
 from spotfit.agent.snapshot_registry import SnapshotRegistry
 from spotfit.agent.tls_transport import TlsTransport
 from spotfit.agent.worker_pool import ProcessWorkerPool
@@ -87,6 +88,8 @@ def serve(
     May be called again in the same process. Signals are only handled in the main thread.
     """
     env.unset(env.RUN_SECRET.name)  # child processes must not inherit the run's key
+    # First: the output of a machine that is too small may end at any later line.
+    log.info("agent.machine", size=str(measure_size()), instance=machine.instance_id())
     fork_servers = fork_servers or shared_fork_servers()
     agent_id = system.new_agent_id()
     try:
@@ -418,6 +421,8 @@ def _make_member(
         python=machine.python_version(),
         pid=machine.pid(),
         peer_store_address=peer_store_address,
+        instance=machine.instance_id(),
+        size=measure_size(),
     )
 
 

@@ -502,7 +502,8 @@ class NodeServices(Protocol):
     def write_run_log(self, text: str) -> None:
         """Append a line to the log of the run itself, which the console of `fit()` shows.
 
-        Called by the leader, for example with the report of a hang. Does not block.
+        Called by the leader, for example with the report of a hang, or with the size of machines.
+        Does not block.
         """
         ...
 

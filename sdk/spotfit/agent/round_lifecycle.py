@@ -31,6 +31,7 @@ from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
 from spotfit.agent.collectives import OutgoingFrame
 from spotfit.agent.hang_detector import HangDetector, HangReport
 from spotfit.agent.leader_context import LeaderServices, Observations
+from spotfit.agent.machine_messages import MachineMessages
 from spotfit.agent.ports import AgentTransport
 from spotfit.agent.previous_rounds import PreviousRounds
 from spotfit.agent.report_matching import MatchedReport, ReportSink
@@ -391,6 +392,7 @@ class RoundLifecycle:
         """By ready checkpoint, the number of reports to write before its commit."""
         self._reports_before_saves: dict[str, int] = {}
         """By named checkpoint, the number of reports that had been added when it was named."""
+        self._machine_messages = MachineMessages()
         self._early_messages: list[tuple[AgentId, QueueableMessage]] = []
         """Messages about a round whose entry is being written and not confirmed yet."""
 
@@ -609,6 +611,7 @@ class RoundLifecycle:
         self.open_round = open_round = self._create_open_round(opened, now)
         self._checkpoint_gc.scan_for_debris(self._ledger.view, before_round=opened.number)
         self._roster.assign_round(opened.assignments, opened.number)
+        self._describe_machines(opened)
         self.failing_since = None
         self._observations.record()
         for assignment in opened.assignments:
@@ -621,6 +624,15 @@ class RoundLifecycle:
         for agent, message in messages:
             if message.round == opened.number and agent in self._roster.members:
                 self.on_message(agent, message, now)
+
+    def _describe_machines(self, opened: Round) -> None:
+        statuses = map(self._roster.members.get, (one.agent for one in opened.assignments))
+        members = [status.member for status in statuses if status is not None]
+        for text in (
+            *self._machine_messages.describe_sizes(members),
+            *self._machine_messages.warn_of_shared_instances(opened.assignments),
+        ):
+            self._services.node_services.write_run_log(text)
 
     def _create_open_round(self, opened: Round, now: float) -> OpenRound:
         spec, services = self._ledger.view.spec, self._services

@@ -17,10 +17,8 @@ from spotfit.agent.tls_transport import listen
 from spotfit.code import version_check
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
-from spotfit.host import env, machine
-
-# Data loaders and NCCL exchange data in /dev/shm; containers often limit it to 64 MiB.
-_SHM_DIR = Path("/dev/shm")  # noqa: S108
+from spotfit.host import env, machine, memory
+from spotfit.model.topology import MachineSize
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -36,12 +34,16 @@ class NodeReport(msgspec.Struct, frozen=True):
     user: int
     """User ID of the agent; 0 is root."""
     cpus: int
+    memory_bytes: int
+    """The limit of the container if it has one; 0: unknown."""
     devices: tuple[str, ...]
     """Accelerators that are available to workers."""
     scratch_bytes: int
     """Free bytes in the agent's scratch directory (SPOTFIT_SCRATCH)."""
     shared_memory_bytes: int
     """Size of /dev/shm; 0 if it does not exist."""
+    instance: str
+    """Id of the instance; equal on machines that are containers of one instance. '': unknown."""
     problems: tuple[str, ...] = ()
     """Reasons why an agent could not serve on this machine; empty if it could."""
 
@@ -57,6 +59,7 @@ def inspect_node() -> NodeReport:
     # Bound as the agent would, then closed: an address of another machine or a taken port fails.
     errors.check(lambda: listen(machine.own_address(), env.read(env.PORT)).close())
     scratch_bytes = errors.check(_free_scratch_bytes)
+    size = measure_size()
     local = version_check.local_environment()
     packages = {
         version_check.distribution_name(package.name): package.version
@@ -68,12 +71,27 @@ def inspect_node() -> NodeReport:
         platform=local.platform,
         packages=dict(sorted(packages.items())),
         user=os.getuid(),
-        cpus=machine.cpu_count(),
+        cpus=size.cpus,
+        memory_bytes=size.memory_bytes,
         devices=machine.devices(),
         scratch_bytes=scratch_bytes or 0,
-        shared_memory_bytes=shutil.disk_usage(_SHM_DIR).total if _SHM_DIR.is_dir() else 0,
+        shared_memory_bytes=size.shared_memory_bytes,
+        instance=machine.instance_id(),
         # An invalid setting is reported by several checks; list it once.
         problems=tuple(dict.fromkeys(map(str, errors.errors))),
+    )
+
+
+def measure_size() -> MachineSize:
+    """Return what the processes of this machine may use: in a container its limits."""
+    usage, shared = memory.read_memory_usage(), memory.SHARED_MEMORY_DIR
+    return MachineSize(
+        cpus=machine.cpu_count(),
+        memory_bytes=usage.limit_bytes if usage is not None else 0,
+        machine_memory_bytes=memory.read_machine_memory() or 0,
+        # Data loaders and NCCL exchange data there; containers often limit it to 64 MiB.
+        shared_memory_bytes=shutil.disk_usage(shared).total if shared.is_dir() else 0,
+        gpus=len(machine.devices()),
     )
 
 

@@ -21,6 +21,7 @@ one. A segment that a dead writer left is therefore either empty or a complete s
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -33,6 +34,8 @@ from typing import Self
 
 from spotfit.checkpoint.format import SnapshotIndex, decode_index, encode_index
 from spotfit.core.errors import IntegrityError
+from spotfit.core.units import format_bytes
+from spotfit.host.memory import SHARED_MEMORY_DIR, read_memory_usage
 
 _REMEDY = "No action is needed: a restore tries the next copy or checkpoint."
 
@@ -41,6 +44,7 @@ _PAGE = 4096
 _HEAD = struct.Struct("<8sQQI")
 _MAGIC = b"spotfit1"
 _ZEROS_BYTES = 2**20
+_RESERVED_SHARE = 0.05
 
 
 class ShmSegment:
@@ -178,8 +182,11 @@ def create_allocated_file(path: Path, size_bytes: int) -> Iterator[int]:
 
     All of its space is reserved at once. For segments and shared rings. Raises `OSError` if there
     is not enough memory or the file exists. After an `OSError` of the reservation or the block the
-    new file is removed.
+    new file is removed. A file in /dev/shm must leave 5 % of the memory free: without a limit of
+    its own, as in a pod, /dev/shm may be as large as the memory.
     """
+    if path.is_relative_to(SHARED_MEMORY_DIR):
+        _require_free_memory(size_bytes)
     # O_EXCL: another process may have mapped an existing file, and would see it change.
     binary = getattr(os, "O_BINARY", 0)  # Windows translates line ends otherwise
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | binary, 0o600)
@@ -191,6 +198,17 @@ def create_allocated_file(path: Path, size_bytes: int) -> Iterator[int]:
         raise
     finally:
         os.close(file)
+
+
+def _require_free_memory(size_bytes: int) -> None:
+    """Raise `OSError` if allocating that much could end with a kill for lack of memory."""
+    usage = read_memory_usage()
+    if usage is None:
+        return
+    free_bytes = (1 - _RESERVED_SHARE) * usage.limit_bytes - usage.used_bytes
+    if size_bytes > free_bytes:
+        needed, free = format_bytes(size_bytes), format_bytes(max(0.0, free_bytes))
+        raise OSError(errno.ENOSPC, f"{needed} are needed, and {free} of the memory may be used")
 
 
 def reserve_space(file: int, size_bytes: int) -> None:

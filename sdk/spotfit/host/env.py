@@ -80,6 +80,12 @@ SIGNAL_GRACE_S = EnvVar(
     0.0,
     "seconds between SIGTERM, or a preemption notice without a deadline, and the machine's end",
 )
+INSTANCE = EnvVar(
+    "SPOTFIT_INSTANCE",
+    str,
+    "",
+    "id of this machine's instance; nodes with equal ids are lost together",
+)
 KUBERNETES_NODE = EnvVar(
     "SPOTFIT_KUBERNETES_NODE", str, "", "in a pod: name of its node, watched for eviction taints"
 )

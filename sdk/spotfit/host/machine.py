@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import platform
 import re
@@ -18,6 +19,7 @@ if sys.platform != "win32":
     import fcntl
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: get the address of an interface
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _GPU_UUID_PREFIXES = ("GPU-", "MIG-")
 _GPU_NODE = re.compile(r"nvidia\d+")  # not nvidiactl, nvidia-uvm and nvidia-modeset
 # TEST-NET-1 (RFC 5737): connecting a UDP socket selects a route and sends no packet.
@@ -66,16 +68,49 @@ def interface_with_address(address: str) -> str | None:
     return None
 
 
-def cpu_count() -> int:
+def instance_id() -> str:
+    """Return an id of the instance of this machine: equal for the containers of one instance.
+
+    SPOTFIT_INSTANCE if set, in a pod the name of its node, else the kernel's boot id; '' if that is
+    unknown.
+    """
+    if configured := env.read(env.INSTANCE) or env.read(env.KUBERNETES_NODE):
+        return configured
+    try:
+        # One per running kernel, generated at the first read and not namespaced, so the containers
+        # of an instance read the same (`sysctl_bootid` in drivers/char/random.c). The kubelet
+        # reports it as `status.nodeInfo.bootID`.
+        return _BOOT_ID.read_text().strip()
+    except OSError:  # not Linux, or a sandbox that hides it
+        return ""
+
+
+def cpu_count(root: Path = Path("/")) -> int:
     """Return the number of processors that this process may use, at least 1.
 
     Where the system allows it, the processors that a container or batch system withholds are left
-    out.
+    out. `root` is for tests.
     """
     # Containers and batch systems restrict a process to some of the machine's processors.
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    quota = _cpu_quota(root / "sys/fs/cgroup")
+    return count if quota is None else max(1, min(count, math.ceil(quota)))
+
+
+def _cpu_quota(cgroup: Path) -> float | None:
+    """Return how many processors the control group may use on average; None without a quota."""
+    # Of version 2: "200000 100000", or "max 100000". Of version 1: one number per file, or -1.
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        try:
+            amounts = " ".join((cgroup / name).read_text() for name in names).split()
+        except OSError:
+            continue
+        if len(amounts) == 2 and all(map(str.isdecimal, amounts)) and int(amounts[1]):
+            return int(amounts[0]) / int(amounts[1])
+    return None
 
 
 def devices() -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
+SHARED_MEMORY_DIR = Path("/dev/shm")  # noqa: S108 - there is no other name for it
+
 # Above this share of the limit, a SIGKILL that spotfit has not sent is probably due to memory.
 _NEARLY_FULL = 0.9
 
@@ -40,6 +42,15 @@ def read_memory_usage(root: Path = Path("/")) -> MemoryUsage | None:
             cache_bytes = _read_fields(folder / "memory.stat").get("inactive_file", 0)
             return MemoryUsage(max(0, used_bytes - cache_bytes), limit_bytes)
     return machine
+
+
+def read_machine_memory(root: Path = Path("/")) -> int | None:
+    """Return the memory of the machine in bytes, beyond the limit of a container; None if unknown.
+
+    `root` is for tests.
+    """
+    machine = _read_machine_usage(root)
+    return None if machine is None else machine.limit_bytes
 
 
 def read_oom_kill_count(root: Path = Path("/")) -> int | None:

@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from spotfit.host import log
-
-SHARED_MEMORY_DIR = Path("/dev/shm")  # noqa: S108 - there is no other name for it
+from spotfit.host.memory import SHARED_MEMORY_DIR as SHARED_MEMORY_DIR
 
 
 def remove_orphaned_shared_memory() -> None:

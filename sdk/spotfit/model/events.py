@@ -130,8 +130,9 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     reason: str
     cause: FailureCause | None = None
     """PREEMPTION if the machine is gone, PLATFORM if it runs but its agent is unreachable, or if
-    its agent crashed. A round that was closed without a known cause is recharged to it. For a node
-    that never had an agent, PREEMPTION means that the backend withdrew a machine it had granted."""
+    its agent crashed, WORKER if it was killed for exceeding its memory limit. A round that was
+    closed without a known cause is recharged to it. For a node that never had an agent, PREEMPTION
+    means that the backend withdrew a machine it had granted."""
     machine_returned: bool = False
     """Only the agent is lost: the backend restarted the machine with a new agent."""
     crash: AgentCrash | None = None

@@ -104,6 +104,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a backend that restarts lost machines has used up the restarts of this one."""
     exit_code: int | None = None
     """Exit code of the agent of a terminated machine, if the backend reports it."""
+    out_of_memory: bool = False
+    """Whether it was killed because its processes exceeded the memory limit of its container."""
 
     # WAITING is not terminated, also not after RUNNING: the backend has requeued the machine.
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from spotfit.core.ids import AgentId, Token
+from spotfit.core.units import format_bytes, format_count
 
 # --- Identifiers of training-state snapshots ------------------------------------------------------
 
@@ -38,6 +39,32 @@ class SnapshotShard(msgspec.Struct, frozen=True, kw_only=True, order=True):
     snapshot."""
 
 
+class MachineSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What the processes of an agent's machine may use, for messages."""
+
+    cpus: int
+    memory_bytes: int
+    """The limit of the container if it has one; 0: unknown."""
+    machine_memory_bytes: int = 0
+    """Memory of the whole machine; 0: unknown."""
+    shared_memory_bytes: int = 0
+    """Size of /dev/shm."""
+    gpus: int = 0
+
+    def __str__(self) -> str:
+        """For example "4 CPUs, 15.4 GiB memory, 7.0 GiB /dev/shm, 1 GPU"."""
+        memory = f"{format_bytes(self.memory_bytes)} memory"
+        if 0 < self.memory_bytes < self.machine_memory_bytes:
+            memory += f" (limit of the container; {format_bytes(self.machine_memory_bytes)} in all)"
+        parts = [
+            format_count(self.cpus, "CPU"),
+            memory if self.memory_bytes else "unknown memory",
+            f"{format_bytes(self.shared_memory_bytes)} /dev/shm",
+            format_count(self.gpus, "GPU") if self.gpus else "no GPU",
+        ]
+        return ", ".join(parts)
+
+
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """An agent's offer to take part in rounds: its addresses and worker slots."""
 
@@ -56,6 +83,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     peer_store_address: str = ""
     """host:port of its peer snapshot server; '' if it stores no replicas of peers."""
+    instance: str = ""
+    """Id of the instance that the machine is, or is a container of; '' if unknown."""
+    size: MachineSize | None = None
 
     def assign(self, *, node_rank: int, first_rank: int, num_workers: int) -> NodeAssignment:
         """Return the assignment of `num_workers` world ranks from `first_rank` on to this node.
@@ -72,6 +102,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
             token=self.token,
             node=self.node,
             peer_store_address=self.peer_store_address,
+            instance=self.instance,
         )
 
 
@@ -88,6 +119,12 @@ class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """Index of its machine within the group `token`."""
     peer_store_address: str = ""
     """host:port of its peer snapshot server; '' if there is none."""
+    instance: str = ""
+    """Id of the instance that the machine is, or is a container of; '' if unknown."""
+
+    def shares_instance(self, other: NodeAssignment) -> bool:
+        """Whether both machines are containers of one instance, which is lost as a whole."""
+        return bool(self.instance) and self.instance == other.instance
 
     @property
     def ranks(self) -> range:

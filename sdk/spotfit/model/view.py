@@ -42,6 +42,7 @@ from spotfit.model.events import (
     NodeLost,
     PreemptedNodes,
     PreemptionNoticed,
+    RankFailure,
     RoundClosed,
     RoundOpened,
     TrainingEnded,
@@ -627,9 +628,12 @@ def _recharge_closed_round(view: JournalView, event: NodeLost, agent: AgentId) -
         return replace(view, missing_agents=others)
     before, is_preempted = missing.cause, event.cause is FailureCause.PREEMPTION
     of_round = {a: one for a, one in others.items() if one.round_number == missing.round_number}
-    # A preemption is revised only if the agents of all lost machines have crashed.
-    all_crashed = event.crash is not None and not missing.has_preempted_peer and not of_round
-    is_revised = before in _UNKNOWN_CAUSES or (before is FailureCause.PREEMPTION and all_crashed)
+    # A preemption is revised only if all lost machines have ended for another reason.
+    is_own_end = event.crash is not None or event.cause is FailureCause.WORKER
+    has_other_reason = is_own_end and not missing.has_preempted_peer and not of_round
+    is_revised = before in _UNKNOWN_CAUSES or (
+        before is FailureCause.PREEMPTION and has_other_reason
+    )
     cause = event.cause if is_revised else before
     updated = {
         a: replace(one, cause=cause, has_preempted_peer=one.has_preempted_peer or is_preempted)
@@ -674,7 +678,14 @@ def _revised_end(view: JournalView, event: NodeLost, missing: MissingAgent) -> R
         else None
     )
     reason = f"{closed.reason}; {missing.machine_name} is lost: {event.reason}"
-    return replace(closed, cause=event.cause, reason=reason, preempted=preempted)
+    failures = closed.failures
+    if event.cause is FailureCause.WORKER:
+        # The errors of other ranks follow from the loss of these.
+        message = f"The machine {missing.machine_name} ended: {event.reason}"
+        failures = tuple(
+            RankFailure(rank=rank, kind="died", message=message) for rank in missing.ranks
+        )
+    return replace(closed, cause=event.cause, reason=reason, preempted=preempted, failures=failures)
 
 
 def _with_preempted_node(

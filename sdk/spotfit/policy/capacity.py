@@ -19,7 +19,13 @@ from spotfit.model.group import NodeState, Role, Unreachable
 from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.topology import NodeAssignment
 from spotfit.model.view import View
-from spotfit.policy.failure_detection import NodeLiveness, disconnected_since, node_liveness
+from spotfit.policy.failure_detection import (
+    NodeLiveness,
+    disconnected_since,
+    end_reason,
+    memory_kill,
+    node_liveness,
+)
 from spotfit.policy.retry_budget import last_line
 
 # After the end of a fit or the loss of their node, agents read that entry, stop their workers, free
@@ -278,7 +284,7 @@ def _loss_while_disconnected(
     # Empty if the backend has not reported the node yet.
     statuses = group_status.nodes[node : node + 1] if group_status else ()
     if any(status.is_terminated for status in statuses):
-        reason: str | None = statuses[0].reason or f"the backend reports it as {statuses[0].state}"
+        reason: str | None = end_reason(statuses[0])
     elif agent is None or state.is_headless:
         timeout_s, since = view.spec.timing.boot_timeout_s, state.granted_at.get(token, math.inf)
         absence = "its agent did not join"
@@ -363,7 +369,8 @@ def _loss_cause(
 ) -> FailureCause | None:
     """PLATFORM if the backend reports the machine as running, otherwise PREEMPTION.
 
-    None for a node that never booted, unless the backend withdrew the granted machine: a boot
+    WORKER if it was killed for exceeding its memory limit: so would its replacements be. None for a
+    node that never booted, unless the backend withdrew the granted machine: a boot
     failure ends no round, so there is no budget to charge.
     """
     if agent is None:
@@ -371,6 +378,8 @@ def _loss_cause(
         statuses = group_status.nodes[node : node + 1] if group_status else ()
         is_refused = any(status.state is NodeState.REFUSED for status in statuses)
         return FailureCause.PREEMPTION if is_refused else None
+    if memory_kill(state, token, node) is not None:
+        return FailureCause.WORKER
     # An agent that never connected to this leader is missing since its election.
     since = disconnected_since(view, state, agent)
     since = state.leading_since if since is None else since

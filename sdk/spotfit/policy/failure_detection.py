@@ -26,7 +26,7 @@ from typing import NamedTuple
 from spotfit.core.ids import AgentId, Token
 from spotfit.core.units import format_ranks
 from spotfit.model.events import FailureCause, RankFailure, RoundClosed
-from spotfit.model.group import NodeState
+from spotfit.model.group import NodeState, NodeStatus
 from spotfit.model.leader_state import LeaderState, RoundProgress, Training
 from spotfit.model.spec import HangDetectionConfig
 from spotfit.model.topology import NodeAssignment
@@ -192,6 +192,28 @@ def node_liveness(state: LeaderState, token: Token, node: int, since: float) -> 
     # WAITING after its agent was connected: the backend has requeued the machine.
     is_running = group_status.nodes[node].state is NodeState.RUNNING
     return NodeLiveness.RUNNING if is_running else NodeLiveness.TERMINATED
+
+
+def end_reason(status: NodeStatus) -> str:
+    """Return why the backend has ended a machine, for a machine that has ended; with a remedy if
+    it was killed for exceeding its memory limit."""
+    reason = status.reason or f"the backend reports it as {status.state}"
+    if not status.out_of_memory:
+        return reason
+    return (
+        f"its processes exceeded the memory limit of their container ({reason}). What to do: "
+        'Request more memory per worker, with "memory" in resources_per_worker, in bytes'
+    )
+
+
+def memory_kill(state: LeaderState, token: Token, node: int) -> NodeStatus | None:
+    """Return the status of a machine that was killed for exceeding its memory limit, else None.
+
+    `node` is its index in the group `token`. None while the backend does not report it.
+    """
+    group_status = state.group_statuses.get(token)
+    statuses = group_status.nodes[node : node + 1] if group_status else ()
+    return next((status for status in statuses if status.out_of_memory), None)
 
 
 def is_machine_lost(view: View, state: LeaderState, assignment: NodeAssignment) -> bool:

@@ -167,8 +167,13 @@ def _replicated_at(
     view: View, state: LeaderState, training: Training, leaving: list[NodeAssignment]
 ) -> float | None:
     """When the leaving nodes had replicated one snapshot, taken after their notices, to nodes that
-    stay; None if a shard is missing. Nodes that stay hold their own shards."""
-    staying = {one.peer_store_address for one in training.round.assignments if one not in leaving}
+    stay; None if a shard is missing. Nodes that stay hold their own shards. The other nodes of an
+    instance that leaves do not stay: their own notices arrive later."""
+    staying = {
+        one.peer_store_address
+        for one in training.round.assignments
+        if one not in leaving and not any(one.shares_instance(other) for other in leaving)
+    }
     replicas = [training.replica_locations.get(rank) for one in leaving for rank in one.ranks]
     safe = [one for one in replicas if one is not None and one.peer_store_address in staying]
     if len(safe) < len(replicas) or len({replica.step for replica in safe}) != 1:

@@ -164,19 +164,35 @@ def assign_replica_peers(
 ) -> dict[AgentId, AgentId]:
     """Return by agent the peer that stores the replicas of its snapshots: the next one in a ring.
 
-    The ring is ordered by node rank. Agents in `leaving`, those with a preemption notice, store no
-    replicas. An agent without such a peer, as on a single node, is missing in the result. Every
-    node computes the same result.
+    The ring is ordered by node rank. Agents in `leaving`, those with a preemption notice, and the
+    agents of the same instance store no replicas; the latter do if there is no other peer. An agent
+    without a peer, as on a single node, is missing in the result. Every node computes the same
+    result.
     """
     # A ring gives every node one replica to store, so that memory and bandwidth are balanced.
-    ring = [one.agent for one in sorted(assignments, key=lambda one: one.node_rank)]
+    ring = _order_ring(assignments)
     peers: dict[AgentId, AgentId] = {}
-    for n, agent in enumerate(ring):
-        others = [*ring[n + 1 :], *ring[:n]]
-        peer = next((other for other in others if other not in leaving), None)
+    for n, assignment in enumerate(ring):
+        staying = [one for one in (*ring[n + 1 :], *ring[:n]) if one.agent not in leaving]
+        elsewhere = (one for one in staying if not one.shares_instance(assignment))
+        # A replica on the same instance survives the loss of a container, but not of the instance.
+        peer = next(elsewhere, next(iter(staying), None))
         if peer is not None:
-            peers[agent] = peer
+            peers[assignment.agent] = peer.agent
     return peers
+
+
+def _order_ring(assignments: Iterable[NodeAssignment]) -> list[NodeAssignment]:
+    """Order by node rank, except that instances with several nodes take turns.
+
+    Then the next node is on another instance, so that no node stores two replicas.
+    """
+    seen: Counter[str] = Counter()
+    turns: list[tuple[int, NodeAssignment]] = []
+    for one in sorted(assignments, key=lambda one: one.node_rank):
+        turns.append((seen[one.instance] if one.instance else 0, one))
+        seen[one.instance] += 1
+    return [one for _, one in sorted(turns, key=lambda turn: turn[0])]  # stable
 
 
 def _nearest_source(

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from spotfit.core.errors import InfrastructureError, SpotfitError, TransientStoreError
 from spotfit.core.ids import AgentId
 from spotfit.model.events import FailureCause, FitEnded, PreemptedNodes, RankFailure, RoundClosed
-from spotfit.model.group import Unreachable
+from spotfit.model.group import NodeStatus, Unreachable
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.topology import NodeAssignment, Round
 from spotfit.model.view import View
-from spotfit.policy.failure_detection import is_machine_lost, is_missing
+from spotfit.policy.failure_detection import end_reason, is_machine_lost, is_missing, memory_kill
 
 _PERMANENT_REASON = "not retried, the failure is permanent"
 
@@ -174,8 +174,23 @@ def _error_text(failure: RankFailure) -> str:
 def _closed_by_disconnect(
     view: View, state: LeaderState, round_: Round, failures: tuple[RankFailure, ...]
 ) -> RoundClosed:
-    """PREEMPTION if a machine is lost, PLATFORM if only agents are lost, otherwise NETWORK."""
+    """PREEMPTION if a machine is lost, PLATFORM if only agents are lost, otherwise NETWORK.
+
+    WORKER if all lost machines were killed for exceeding their memory limits.
+    """
     assignments = round_.assignments
+    if killed := _killed_for_memory(view, state, round_):
+        machines = _format_machine_names([assignment for assignment, _ in killed])
+        return RoundClosed(
+            round_number=round_.number,
+            cause=FailureCause.WORKER,
+            reason=f"{machines} ended: {end_reason(killed[0][1])}",
+            failures=tuple(
+                RankFailure(rank=rank, kind="died", message=f"Its machine ended: {end_reason(end)}")
+                for assignment, end in killed
+                for rank in assignment.ranks
+            ),
+        )
     if lost := [one for one in assignments if is_machine_lost(view, state, one)]:
         preempted = [one for one in assignments if one in lost or one.agent in view.notices]
         return RoundClosed(
@@ -202,6 +217,16 @@ def _closed_by_disconnect(
         failures=_with_lost_ranks(missing, "is disconnected", failures),
         missing_agents=_missing_agents(state, round_),
     )
+
+
+def _killed_for_memory(
+    view: View, state: LeaderState, round_: Round
+) -> list[tuple[NodeAssignment, NodeStatus]]:
+    """The lost machines with their ends, if all exceeded their memory limits; else none."""
+    lost = [one for one in round_.assignments if is_machine_lost(view, state, one)]
+    kills = [(one, memory_kill(state, one.token, one.node)) for one in lost]
+    killed = [(one, status) for one, status in kills if status is not None]
+    return killed if len(killed) == len(lost) else []
 
 
 def fit_ended_by_unusable_node(failure: RankFailure) -> FitEnded:

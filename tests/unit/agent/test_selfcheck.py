@@ -41,3 +41,17 @@ def test_a_port_in_use_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SPOTFIT_PORT", str(taken.getsockname()[1]))
         (problem,) = selfcheck.inspect_node().problems
     assert "cannot listen" in problem
+
+
+def test_the_size_is_that_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTFIT_DEVICES", "cuda:0,cuda:1")
+    monkeypatch.setenv("SPOTFIT_INSTANCE", "i-1")
+    size, report = selfcheck.measure_size(), selfcheck.inspect_node()
+    assert size.gpus == 2
+    assert 0 < size.memory_bytes <= size.machine_memory_bytes
+    assert (report.cpus, report.memory_bytes, report.shared_memory_bytes, report.instance) == (
+        size.cpus,
+        size.memory_bytes,
+        size.shared_memory_bytes,
+        "i-1",
+    )

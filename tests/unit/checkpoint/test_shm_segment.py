@@ -14,6 +14,7 @@ from spotfit.checkpoint import shm_segment
 from spotfit.checkpoint.format import SnapshotIndex
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.errors import IntegrityError
+from spotfit.host.memory import MemoryUsage
 from tests.unit.checkpoint.snapshots import random_bytes, write_segment
 
 
@@ -68,6 +69,24 @@ def test_without_memory_no_file_is_left(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Errno"):
         ShmSegment.create(tmp_path / "s", 2**50)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("used", "is_refused"), [(85, False), (94, True)])
+def test_a_segment_in_shared_memory_leaves_memory_free(
+    used: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot is then written to the disk, and the container is not killed."""
+    mib = 2**20
+    usage = MemoryUsage(used * mib, 100 * mib)
+    monkeypatch.setattr(shm_segment, "read_memory_usage", lambda: usage)
+    ShmSegment.create(tmp_path / "on-disk", 4 * mib).close()
+    monkeypatch.setattr(shm_segment, "SHARED_MEMORY_DIR", tmp_path)
+    if is_refused:
+        with pytest.raises(OSError, match=r"5.0 MiB are needed, and 1.0 MiB of the memory may be"):
+            ShmSegment.create(tmp_path / "s", 4 * mib)
+        assert not (tmp_path / "s").exists()
+    else:
+        ShmSegment.create(tmp_path / "s", 4 * mib).close()
 
 
 def test_a_segment_is_allocated_without_posix_fallocate(

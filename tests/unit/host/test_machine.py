@@ -1,5 +1,7 @@
 """Properties of this machine."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,48 @@ def test_without_gpus_none_is_visible() -> None:
 
 def test_cpu_count_is_positive() -> None:
     assert machine.cpu_count() >= 1
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu.max": "9900000 100000\n"}, 8),
+        ({}, 8),
+    ],
+)
+def test_the_cpu_quota_of_a_container_limits_the_processors(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert machine.cpu_count(write(tmp_path, files)) == expected
+
+
+def test_processes_of_one_kernel_have_the_same_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPOTFIT_KUBERNETES_NODE", raising=False)
+    monkeypatch.delenv("SPOTFIT_INSTANCE", raising=False)
+    own = machine.instance_id()
+    code = "from spotfit.host import machine; print(machine.instance_id())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (
+        own == other.stdout.strip() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    )
+
+
+def test_a_configured_instance_precedes_the_node_of_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTFIT_KUBERNETES_NODE", "ip-10-0-0-1")
+    assert machine.instance_id() == "ip-10-0-0-1"
+    monkeypatch.setenv("SPOTFIT_INSTANCE", "i-1")
+    assert machine.instance_id() == "i-1"

@@ -9,6 +9,7 @@ import pytest
 from spotfit.host.memory import (
     MemoryMonitor,
     MemoryUsage,
+    read_machine_memory,
     read_memory_usage,
     read_oom_kill_count,
 )
@@ -38,6 +39,12 @@ def container(used_gib: float, limit: str) -> dict[str, str]:
 def test_the_limit_of_a_container_precedes_that_of_the_machine(tmp_path: Path) -> None:
     write(tmp_path, machine(64, 32) | container(21, str(32 * GIB)))
     assert read_memory_usage(tmp_path) == MemoryUsage(20 * GIB, 32 * GIB), "without cached files"
+
+
+def test_the_memory_of_the_machine_includes_that_beyond_the_limit(tmp_path: Path) -> None:
+    write(tmp_path, machine(64, 32) | container(21, str(32 * GIB)))
+    assert read_machine_memory(tmp_path) == 64 * GIB
+    assert read_machine_memory(tmp_path / "not-linux") is None
 
 
 @pytest.mark.parametrize("limit", ["max", str(2**63)])

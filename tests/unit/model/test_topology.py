@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from spotfit.model.topology import PreemptionInfo
+from spotfit.model.topology import MachineSize, PreemptionInfo
 from spotfit.testing.builders import a_member, a_round, an_agent_id
 
 ROUND = a_round(members=[a_member(0, slots=2), a_member(1, slots=3)])
@@ -20,6 +20,31 @@ def test_ranks_are_consecutive_over_the_nodes() -> None:
         *[an_agent_id(0)] * 2,
         *[an_agent_id(1)] * 3,
     ]
+
+
+def test_a_size_states_the_limit_of_the_container_and_the_machine() -> None:
+    gib = 2**30
+    size = MachineSize(
+        cpus=4,
+        memory_bytes=14 * gib,
+        machine_memory_bytes=15 * gib,
+        shared_memory_bytes=7 * gib,
+        gpus=1,
+    )
+    memory = "14.0 GiB memory (limit of the container; 15.0 GiB in all)"
+    assert str(size) == f"4 CPUs, {memory}, 7.0 GiB /dev/shm, 1 GPU"
+    unlimited = MachineSize(cpus=1, memory_bytes=15 * gib, machine_memory_bytes=15 * gib)
+    assert str(unlimited) == "1 CPU, 15.0 GiB memory, 0 B /dev/shm, no GPU"
+
+
+def test_an_unknown_instance_is_shared_with_no_machine() -> None:
+    members = [a_member(0), a_member(1), a_member(2, instance="i"), a_member(3, instance="i")]
+    a, b, c, d = a_round(members=members).assignments
+    assert (a.shares_instance(b), b.shares_instance(c), c.shares_instance(d)) == (
+        False,
+        False,
+        True,
+    )
 
 
 def test_an_agent_without_assignment_gives_none() -> None:

@@ -541,6 +541,18 @@ def test_a_crash_revises_a_round_that_was_charged_to_preemption() -> None:
     assert view.rounds_without_progress == 1
 
 
+@pytest.mark.parametrize("closed", [CUT, AS_PREEMPTION])
+def test_a_memory_limit_revises_the_cause_and_the_failures(closed: RoundClosed) -> None:
+    """The backend may report the reason after the end of the machine."""
+    one = replace(closed, missing_agents=(an_agent_id(0),))
+    lost = lost_node(0, cause=FailureCause.WORKER)
+    view = fold_events(*GRANTED, RoundOpened(round=a_round(1)), one, lost)
+    assert view.failure_counts == {FailureCause.WORKER: 1}
+    assert view.last_round_closed is not None
+    (failure,) = view.last_round_closed.failures
+    assert (failure.rank, failure.message) == (0, "The machine t-1/0 ended: gone")
+
+
 def test_a_round_that_lost_another_machine_stays_a_preemption() -> None:
     both = replace(AS_PREEMPTION, missing_agents=(an_agent_id(0), an_agent_id(1)))
     opened = (*GRANTED, RoundOpened(round=a_round(1)), both)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import AgentCrash, FailureCause, LeaderElected, NodeLost
-from spotfit.model.group import NodeState, NodeStatus, Unreachable
+from spotfit.model.group import GroupStatus, NodeState, NodeStatus, Unreachable
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import RunTiming
 from spotfit.model.topology import Notice
@@ -277,6 +277,21 @@ def test_the_cause_of_a_lost_agent_follows_the_report_of_its_machine(
     view = replace(IN_ROUND, notices=notices, notice_slots=dict.fromkeys(notices, 9))
     (lost,) = find_lost_nodes(view, observations, NOW + 5.1)
     assert (lost.agent, lost.cause) == (an_agent_id(1), cause)
+
+
+def test_a_machine_that_exceeded_its_memory_limit_is_charged_to_the_worker() -> None:
+    """Its replacements would be killed as well."""
+    killed = NodeStatus(state=NodeState.FAILED, reason="OOMKilled", out_of_memory=True)
+    status = GroupStatus(nodes=(NodeStatus(state=NodeState.RUNNING), killed))
+    observations = a_leader_state(
+        members=ONE_MEMBER,
+        disconnected_since={an_agent_id(1): NOW},
+        group_statuses={TOKEN: status},
+    )
+    (lost,) = find_lost_nodes(IN_ROUND, observations, NOW)
+    assert lost.cause is FailureCause.WORKER
+    assert "exceeded the memory limit of their container (OOMKilled)" in lost.reason
+    assert 'Request more memory per worker, with "memory"' in lost.reason
 
 
 def test_a_node_that_never_booted_has_no_cause() -> None:

@@ -185,6 +185,21 @@ def test_a_commit_of_an_old_snapshot_does_not_close_while_a_replica_may_follow(
         assert decision.reason == "checkpoint saved after the preemption notice; replacement ready"
 
 
+@pytest.mark.parametrize(("instance", "closes"), [("i", False), ("j", True)])
+def test_a_replica_on_the_instance_that_leaves_is_not_safe(instance: str, closes: bool) -> None:
+    """The notices of its other machines arrive a moment later."""
+    round_ = a_round(
+        members=[
+            a_member(0, peer_store_address="a:9", instance=instance),
+            a_member(1, slots=2, peer_store_address="b:9", instance="i"),
+        ]
+    )
+    training = a_training(replica_locations=replicas(109.9))
+    state = replace(state_after_commit(LEAVING, REPLACEMENT), phase=training)
+    decision = decide_replacement(with_notice(round=round_), state, 110.0)
+    assert isinstance(decision, RoundClosed) == closes
+
+
 NO_PEER_STORE = a_round(members=[a_member(0), a_member(1, slots=2, peer_store_address="b:9")])
 LARGE_SAVE = (a_committed_checkpoint("c", size_bytes=30 * 2**30),)
 """Half of it is replicated in 72 s."""

@@ -127,6 +127,32 @@ def test_each_node_replicates_to_the_next_that_stays() -> None:
     assert assign_replica_peers(group(1).assignments) == {}
 
 
+def peers_on(*instances: str) -> dict[int, int]:
+    """The number of the peer of each node; the nodes are on these instances."""
+    members = [a_member(n, instance=instance) for n, instance in enumerate(instances)]
+    peers = assign_replica_peers(a_round(5, members=members).assignments)
+    return {int(agent[1:]): int(peer[1:]) for agent, peer in peers.items()}
+
+
+def test_replicas_are_on_another_instance() -> None:
+    assert peers_on("i", "i", "j", "j") == {0: 2, 2: 1, 1: 3, 3: 0}, "one replica on each node"
+    assert peers_on("i", "i", "i", "j") == {0: 3, 3: 1, 1: 3, 2: 3}
+    assert peers_on("i", "j", "k") == peers_on("", "", "") == {0: 1, 1: 2, 2: 0}
+
+
+def test_nodes_that_all_share_an_instance_replicate_to_each_other() -> None:
+    """Against the loss of one of its containers."""
+    assert peers_on("i", "i", "i") == {0: 1, 1: 2, 2: 0}
+
+
+@given(st.lists(st.sampled_from("ijk"), min_size=1, max_size=8))
+def test_a_replica_shares_the_instance_only_if_there_is_no_other(instances: list[str]) -> None:
+    peers = peers_on(*instances)
+    for node, peer in peers.items():
+        assert peer != node
+        assert instances[peer] != instances[node] or len(set(instances)) == 1
+
+
 # --- memory recovery -----------------------------------------------------------------------------
 
 

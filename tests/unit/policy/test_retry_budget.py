@@ -23,7 +23,7 @@ from spotfit.model.events import (
     RankFailure,
     RoundClosed,
 )
-from spotfit.model.group import NodeState, Unreachable
+from spotfit.model.group import GroupStatus, NodeState, NodeStatus, Unreachable
 from spotfit.model.spec import FailureLimits
 from spotfit.model.view import AgentCrashes, View
 from spotfit.policy.retry_budget import (
@@ -120,6 +120,34 @@ def test_a_lost_node_takes_precedence_over_errors_of_peers(how: str) -> None:
     assert (closed.cause, closed.reason) == (FailureCause.PREEMPTION, "lost 1 machine (t-1/1)")
     assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost"), (0, "raised")]
     assert closed.preempted == PreemptedNodes(node_to_ranks={"t-1/1": (1,)})
+
+
+KILLED_FOR_MEMORY = NodeStatus(state=NodeState.FAILED, reason="OOMKilled", out_of_memory=True)
+
+
+def test_machines_that_exceeded_their_memory_limit_are_charged_to_the_worker() -> None:
+    status = GroupStatus(nodes=(NodeStatus(state=NodeState.RUNNING), KILLED_FOR_MEMORY))
+    state = a_leader_state(
+        members=member_statuses(a_member_status(0)),
+        disconnected_since={an_agent_id(1): 3.0},
+        group_statuses={TOKEN: status},
+    )
+    closed = round_closed_by_failure(VIEW, state, a_round(), [RAISED])
+    assert closed.cause is FailureCause.WORKER
+    assert "t-1/1 ended: its processes exceeded the memory limit" in closed.reason
+    assert [(one.rank, one.kind) for one in closed.failures] == [(1, "died")]
+    assert "OOMKilled" in closed.failures[0].message
+
+
+def test_a_preempted_machine_takes_precedence_over_a_memory_limit() -> None:
+    gone = NodeStatus(state=NodeState.GONE)
+    state = a_leader_state(
+        members={},
+        disconnected_since={an_agent_id(n): 3.0 for n in (0, 1)},
+        group_statuses={TOKEN: GroupStatus(nodes=(gone, KILLED_FOR_MEMORY))},
+    )
+    closed = round_closed_by_failure(VIEW, state, a_round(), [])
+    assert closed.cause is FailureCause.PREEMPTION
 
 
 def test_a_lost_rank_is_reported_once() -> None:

@@ -16,10 +16,12 @@ from spotfit_localsim.clouds.capacity import MarketOptions, RealTimeMarket
 from spotfit_localsim.clouds.cloud_host import (
     ENDED,
     LOST,
+    OUT_OF_MEMORY,
     SIM_ROOT_ENV,
     STOPPED,
     Datacenter,
     SimulatedMachine,
+    memory_bytes_of_tree,
 )
 from spotfit_provisioners.local.processes import ProcessIdentity
 
@@ -223,3 +225,55 @@ def test_concurrent_preemptions_end_a_machine_once(datacenter: Datacenter) -> No
     datacenter.reclaim(machine, notice=False)
     other.join()
     assert ended == [machine]
+
+
+ALLOCATES = (
+    "import time; kept = b'x' * (100 * 2**20); print('allocated', flush=True); time.sleep(60)"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is needed")
+@pytest.mark.parametrize(("limit_mib", "enforced"), [(50, True), (50, False), (500, True)])
+def test_machine_is_killed_if_it_exceeds_the_limit_of_its_container(
+    limit_mib: int, enforced: bool, tmp_path: Path
+) -> None:
+    datacenter = Datacenter(tmp_path, market_with(memory_limits=enforced))
+    command = [sys.executable, "-c", ALLOCATES]
+    machine = datacenter.rent("task", command, {}, memory_limit_mib=limit_mib)
+    assert machine is not None
+    if enforced and limit_mib < 100:
+        until(datacenter, lambda: not machine.is_active)
+        assert (machine.end_reason, machine.exit_code) == (OUT_OF_MEMORY, 137)
+    else:
+        until(datacenter, lambda: "allocated" in datacenter.output(machine))
+        measured_at_s = machine.memory_measured_at_s
+        until(datacenter, lambda: machine.memory_measured_at_s > measured_at_s)
+        assert machine.is_active
+    datacenter.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is needed")
+def test_memory_that_processes_share_counts_once(datacenter: Datacenter) -> None:
+    code = (
+        "import os, time; kept = b'x' * (200 * 2**20)\n"
+        "for _ in range(3): os.fork()\n"
+        "print('forked', flush=True); time.sleep(60)"
+    )
+    machine = rent(datacenter, [sys.executable, "-c", code])
+    until(datacenter, lambda: datacenter.output(machine).count("forked") == 8)
+    process = ProcessIdentity.parse(machine.pid)
+    assert process is not None
+    assert 200 * 2**20 < memory_bytes_of_tree(process.pid) < 400 * 2**20
+
+
+def test_machine_finds_its_gpus_and_its_instance(tmp_path: Path) -> None:
+    datacenter = Datacenter(tmp_path, market_with(machines_per_instance=2))
+    command = ["/bin/sh", "-c", "echo $SPOTFIT_DEVICES $SPOTFIT_INSTANCE"]
+    machines = [datacenter.rent("task", command, {}, gpus=2) for _ in range(3)]
+    until(datacenter, lambda: not any(datacenter.active_machines()))
+    assert [datacenter.output(machine) for machine in machines if machine] == [
+        "cuda:0,cuda:1 sim-000000\n",
+        "cuda:0,cuda:1 sim-000000\n",
+        "cuda:0,cuda:1 sim-000001\n",
+    ]
+    datacenter.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from spotfit.host.system import SystemClock
+from spotfit_localsim.clouds.kubernetes import _quantity_mib
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 
@@ -150,3 +151,9 @@ def test_kubectl_lists_pods_and_jobs(sim: Simulator, api: Any) -> None:
     )
     assert result.stdout.count("pod/job-") == 2
     assert "job.batch/job" in result.stdout
+
+
+@pytest.mark.parametrize("text", ["2048Mi", "2Gi", "1500M", "3G", "2147483648", "128974848", "1e9"])
+def test_quantities_of_memory_are_parsed_as_by_the_official_client(text: str) -> None:
+    parse = pytest.importorskip("kubernetes.utils.quantity").parse_quantity
+    assert _quantity_mib(text) == int(parse(text) / 2**20)

@@ -54,6 +54,18 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
                 tags={"team": "vision"},
             ),
         ),
+        # The usual line of Ray: ScalingConfig(num_workers=2, use_gpu=True).
+        ("gpus_only", a_request(2, GPU=1.0), OPTIONS),
+        (
+            "gpus_only_full_instance",
+            a_request(16, GPU=1.0),
+            AwsBatchOptions(
+                queues=("spot",),
+                image="registry/spotfit:1",
+                workers_per_node=8,
+                instance_types=("p4d.24xlarge", "p5.48xlarge"),
+            ),
+        ),
     ],
 )
 def test_plan_matches_its_golden_file(
@@ -113,6 +125,23 @@ def test_only_lost_hosts_and_drained_agents_are_retried() -> None:
         (a_request(), AwsBatchOptions(), "queues, image not set"),
         (a_request(4, TPU=1.0), OPTIONS, "does not support the resource TPU"),
         (a_request(10_001), OPTIONS, "allows at most 10000"),
+        (
+            a_request(1, GPU=1.0, memory=1792 * 2**20),
+            OPTIONS,
+            "AWS Batch would kill a machine with 1 GPU worker at its memory limit of 1792 MiB",
+        ),
+        (
+            a_request(1, CPU=1.0),
+            AwsBatchOptions(queues=("q",), image="i", shared_memory_mib=4096),
+            "size of 4096 MiB exceeds the memory limit of 1792 MiB",
+        ),
+        (
+            a_request(8, GPU=1.0),
+            AwsBatchOptions(
+                queues=("q",), image="i", workers_per_node=8, instance_types=("g5.12xlarge",)
+            ),
+            "have at most 4",
+        ),
     ],
 )
 def test_unsupported_requests_are_rejected(

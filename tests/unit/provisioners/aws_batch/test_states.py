@@ -56,6 +56,17 @@ def test_exit_code_of_the_agent_is_reported() -> None:
     assert node_status({**ended, "status": "RUNNING"}).exit_code is None, "an earlier attempt"
 
 
+def test_kill_for_lack_of_memory_is_recognized() -> None:
+    job = ended_attempt("Essential container in task exited", 137)
+    assert not node_status(job).out_of_memory, "killed for another reason"
+    job["attempts"][0]["container"]["reason"] = (
+        "OutOfMemoryError: Container killed due to memory usage"
+    )
+    result = node_status(job)
+    assert (result.state, result.out_of_memory) == (NodeState.FAILED, True)
+    assert result.reason.startswith("OutOfMemoryError: Container killed due to memory usage")
+
+
 @pytest.mark.parametrize(
     ("attempts", "ended", "under_way", "last"),
     [(10, 8, 0, False), (10, 8, 1, False), (10, 9, 0, True), (10, 9, 1, True), (1, 0, 0, False)],

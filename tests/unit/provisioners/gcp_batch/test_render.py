@@ -69,12 +69,26 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ("several", a_request(4, CPU=2.0), OPTIONS),
         ("gpus", a_request(8, GPU=1.0, CPU=6.0, memory=24 * 2**30), GPUS),
         ("template", a_request(2), TEMPLATE),
+        # The usual line of Ray: ScalingConfig(num_workers=2, use_gpu=True).
+        (
+            "gpus_only",
+            a_request(2, GPU=1.0),
+            GcpBatchOptions(region="r", image="i", accelerator="nvidia-tesla-t4"),
+        ),
     ],
 )
 def test_plan_matches_its_golden_file(
     name: str, request_: GroupRequest, options: GcpBatchOptions
 ) -> None:
     golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
+
+
+def test_request_fits_the_machine_type_that_the_user_has_chosen() -> None:
+    """Batch never starts a task that needs more than its machine has."""
+    options = GcpBatchOptions(region="r", image="i", machine_type="n1-standard-2", accelerator="t4")
+    (group,) = plan(a_request(1, GPU=1.0), options).body["taskGroups"]
+    needs = group["taskSpec"]["computeResource"]
+    assert needs == {"cpuMilli": "1000", "memoryMib": "3072"}
 
 
 def test_job_matches_its_golden_file_and_googles_types() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -55,12 +56,41 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
             ),
         ),
         ("aks", a_request(1), KubernetesOptions(image="i", flavour="aks")),
+        # The usual line of Ray: ScalingConfig(num_workers=2, use_gpu=True).
+        ("gpus_only", a_request(2, GPU=1.0), OPTIONS),
     ],
 )
 def test_plan_matches_its_golden_file(
     name: str, request_: GroupRequest, options: KubernetesOptions
 ) -> None:
     golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
+
+
+def planned_pod(request: GroupRequest, options: KubernetesOptions = OPTIONS) -> dict[str, Any]:
+    return dict(plan(request, options).body["spec"]["template"]["spec"])
+
+
+def test_gpu_worker_has_a_memory_limit_only_if_it_requests_memory() -> None:
+    pod = planned_pod(a_request(1, GPU=1.0))
+    assert pod["containers"][0]["resources"] == {
+        "requests": {"cpu": "3", "memory": "10240Mi", "nvidia.com/gpu": "1"},
+        "limits": {"nvidia.com/gpu": "1"},
+    }
+    assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory"}
+    pod = planned_pod(a_request(1, GPU=1.0, memory=32 * 2**30))
+    limits = {"memory": "32768Mi", "nvidia.com/gpu": "1"}
+    assert pod["containers"][0]["resources"]["limits"] == limits
+    assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16384Mi"}
+
+
+def test_cpu_worker_has_limits_equal_to_its_requests() -> None:
+    resources = planned_pod(a_request(1))["containers"][0]["resources"]
+    assert resources["limits"] == resources["requests"] == {"cpu": "1", "memory": "2048Mi"}
+
+
+def test_memory_limit_that_would_kill_is_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"Kubernetes would kill .* memory limit of 2048 MiB"):
+        plan(a_request(1, GPU=1.0, memory=2**31), OPTIONS)
 
 
 def test_run_key_is_in_a_secret_and_not_in_the_job() -> None:

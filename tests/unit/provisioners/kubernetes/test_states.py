@@ -53,6 +53,18 @@ def test_newest_pod_of_an_index_counts_until_the_job_ends(
     assert [node.state for node in group_status(job, pods).nodes] == [state]
 
 
+def test_kill_for_lack_of_memory_is_recognized_before_the_job_has_failed() -> None:
+    """Until then the leader must not attribute the end of the machine to a preemption."""
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    pod = a_pod("Failed", containerStatuses=[{"name": "agent", "state": ended}])
+    for job in (a_job(), a_job(failedIndexes="0")):
+        (node,) = group_status(job, [pod]).nodes
+        assert (node.out_of_memory, node.reason) == (True, "OOMKilled (exit code 137)")
+    ended["terminated"]["reason"] = "Error"
+    (node,) = group_status(a_job(failedIndexes="0"), [pod]).nodes
+    assert (node.out_of_memory, node.reason) == (False, "exit code 137")
+
+
 def test_unknown_phase_is_reported_as_waiting() -> None:
     (node,) = group_status(a_job(), [a_pod("Hibernating")]).nodes
     assert node.state is NodeState.WAITING

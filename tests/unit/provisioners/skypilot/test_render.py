@@ -68,6 +68,8 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
             SkyPilotOptions(infra=REGIONS, spot="preferred"),
         ),
         ("instance_type", a_request(1, GPU=8.0), SkyPilotOptions(instance_type="p4d.24xlarge")),
+        # The usual line of Ray: ScalingConfig(num_workers=2, use_gpu=True).
+        ("gpus_only", a_request(2, GPU=1.0), SkyPilotOptions(accelerator="L4")),
     ],
 )
 def test_plan_matches_its_golden_file(

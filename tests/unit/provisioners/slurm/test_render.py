@@ -71,6 +71,17 @@ def test_memory_per_cpu_is_used_without_a_memory_request() -> None:
     assert "--mem=6144M" in arguments
 
 
+def test_workers_that_request_only_gpus_get_four_cpus_per_gpu() -> None:
+    arguments = plan(a_request(2, GPU=1.0), SlurmOptions(workers_per_node=2)).body["arguments"]
+    assert "--cpus-per-task=8" in arguments
+    assert not any(argument.startswith("--mem=") for argument in arguments)
+
+
+def test_memory_limit_that_would_kill_is_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"Slurm would kill .* memory limit of 2048 MiB"):
+        plan(a_request(1, GPU=1.0, memory=2.0**31), SlurmOptions())
+
+
 def test_multiline_values_are_rejected() -> None:
     with pytest.raises(ConfigError, match="line breaks"):
         plan(a_request(), SlurmOptions(command_prefix="a\nb"))

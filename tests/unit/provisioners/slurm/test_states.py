@@ -95,3 +95,8 @@ def test_task_state_has_its_reason(task: SlurmTask, expected: NodeStatus) -> Non
 )
 def test_pending_reason_is_reported(reason: str, refusal: str) -> None:
     assert group_status(1, [SlurmTask(1, 0, "PENDING", reason)]).refusal == refusal
+
+
+def test_kill_for_lack_of_memory_is_recognized() -> None:
+    status = group_status(1, [SlurmTask(1, 0, "OUT_OF_MEMORY", "None", exit_code=0)])
+    assert [node.out_of_memory for node in status.nodes] == [True]
