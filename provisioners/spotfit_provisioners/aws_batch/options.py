@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
-from spotfit.provision.profile import check_minimums
+from spotfit.provision.profile import LOGIN_NAME, check_minimums
 from spotfit_provisioners.job_fields import images
+from spotfit_provisioners.job_fields.names import LabelRules, check_labels
+
+# Letters and digits of any language; `\w` without '_' is added by the set itself.
+_TAG_CHARACTERS = r"[\w\s.:/=+@-]"
+TAG_RULES = LabelRules(
+    name=re.compile(f"{_TAG_CHARACTERS}{{1,128}}"),
+    value=re.compile(f"{_TAG_CHARACTERS}{{0,256}}"),
+    reserved=("aws:", "spotfit:"),
+    max_count=40,  # of 50; spotfit has its own
+    source="https://docs.aws.amazon.com/batch/latest/userguide/using-tags.html",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +64,13 @@ class AwsBatchOptions:
     """How long a job may be RUNNABLE with a status reason before the reason is treated as a
     refusal. A compute environment that scales up from zero reports temporary reasons."""
     tags: dict[str, str] = field(default_factory=dict)
-    """Additional tags of jobs."""
+    """Additional tags of jobs and their ECS tasks. Instances have the tags of their compute
+    environment."""
+    cost_project: str = ""
+    """Value of the tag `spotfit:project` of everything that is rented, for the allocation of costs;
+    '' omits it."""
+    user: str = field(default="", metadata=LOGIN_NAME)
+    """Value of the tag `spotfit:user`; '' is the login name of the caller of `fit()`."""
     endpoint: str = ""
     """URL of the API; '' is AWS."""
 
@@ -65,6 +83,7 @@ class AwsBatchOptions:
                 "range that AWS Batch allows.",
                 do="Set attempts=10 or less. Machines that are lost more often are replaced.",
             )
+        check_labels(self.tags, TAG_RULES, option="AwsBatchOptions(tags=…)")
         check_minimums(
             self,
             workers_per_node=1,

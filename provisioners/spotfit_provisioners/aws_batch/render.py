@@ -10,12 +10,14 @@ from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.job_fields import hardware
-from spotfit_provisioners.job_fields.names import content_addressed_name, to_label
+from spotfit_provisioners.job_fields.names import allocation_labels, content_addressed_name
 
 BACKEND = "aws_batch"
 # https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html: 2 to 10,000 children
 MAX_NODES = 10_000
 ARRAY_INDEX_VARIABLE = "AWS_BATCH_JOB_ARRAY_INDEX"
+QUEUE_TAG = "spotfit:queue"
+"""Tag of jobs: the name of their queue, without region and account."""
 
 RETRY_RULES: Sequence[Mapping[str, str]] = (
     # The reason that Batch documents for a terminated spot instance.
@@ -44,7 +46,12 @@ def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
     body = {
         "definition": {"jobDefinitionName": content_addressed_name(definition), **definition},
         "queues": list(options.queues),
-        "tags": {"spotfit:run": to_label(request.run_name or "run"), **options.tags},
+        "tags": {
+            **options.tags,
+            **allocation_labels(
+                "spotfit:", run=request.run_name, user=options.user, project=options.cost_project
+            ),
+        },
     }
     return GroupPlan(
         token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
@@ -65,7 +72,12 @@ def job_request(
         "containerOverrides": {
             "environment": [{"name": name, "value": environment[name]} for name in environment]
         },
-        "tags": {**plan.body["tags"], "spotfit:token": plan.token},
+        # The policies of infra/terraform allow to terminate only jobs with the tag of their queue.
+        "tags": {
+            **plan.body["tags"],
+            "spotfit:token": plan.token,
+            QUEUE_TAG: queue.rpartition("/")[2],
+        },
         "propagateTags": True,
         **array,
         **fair,

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
-from spotfit.provision.profile import check_minimums
+from spotfit.provision.profile import LOGIN_NAME, check_minimums
 from spotfit_provisioners.job_fields import images
+from spotfit_provisioners.job_fields.names import LabelRules, check_labels
+
+LABEL_RULES = LabelRules(
+    name=re.compile(r"[^<>%&\\?/]{1,512}"),
+    value=re.compile(r".{0,256}"),
+    reserved=("spotfit-",),
+    max_count=40,  # of 50; spotfit has its own
+    source="https://learn.microsoft.com/azure/azure-resource-manager/management/tag-resources",
+)
 
 MAX_POOL_NODES = 100
 """Limit of a pool with inter-node communication:
@@ -62,7 +72,12 @@ class AzureBatchOptions:
     """URLs of blobs that are downloaded to the working directory before an agent starts;
     `identity` reads blobs that are not public."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Metadata of the jobs."""
+    """Metadata of jobs, and tags of the pool that is created."""
+    cost_project: str = ""
+    """Value of the metadata `spotfit-project` of everything that is rented, for the allocation of costs;
+    '' omits it."""
+    user: str = field(default="", metadata=LOGIN_NAME)
+    """Value of the metadata `spotfit-user`; '' is the login name of the caller of `fit()`."""
     management_endpoint: str = "https://management.azure.com"
     """URL of Azure Resource Manager, which creates pools."""
 
@@ -91,6 +106,9 @@ class AzureBatchOptions:
                 "be stored unencrypted with the run's options."
             ] = "Remove the signature from the URL, and give `identity` access to the blob."
         errors = ErrorCollector()
+        errors.check(
+            lambda: check_labels(self.labels, LABEL_RULES, option="AzureBatchOptions(labels=…)")
+        )
         errors.check(lambda: check_minimums(self, workers_per_node=1))
         for problem, remedy in problems.items():
             errors.add(ConfigError(problem, do=remedy))

@@ -16,7 +16,11 @@ from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
 from spotfit_provisioners.job_fields import hardware
-from spotfit_provisioners.job_fields.names import content_addressed_name, to_label
+from spotfit_provisioners.job_fields.names import (
+    allocation_labels,
+    content_addressed_name,
+    to_label,
+)
 
 BACKEND = "azure_batch"
 
@@ -57,7 +61,12 @@ def plan(request: GroupRequest, options: AzureBatchOptions) -> GroupPlan:
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=options.max_nodes, backend="Azure Batch")
     gpus = hardware.count_gpus(request.resources_per_worker, slots)
-    labels = {"spotfit-run": to_label(request.run_name or "run"), **options.labels}
+    labels = {
+        **options.labels,
+        **allocation_labels(
+            "spotfit-", run=request.run_name, user=options.user, project=options.cost_project
+        ),
+    }
     body: dict[str, Any] = {
         "job": {
             "id": job_id(request.token),

@@ -13,7 +13,7 @@ from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 from spotfit_provisioners.gcp_batch.states import HOST_LOST_EXIT_CODES
 from spotfit_provisioners.job_fields import hardware
-from spotfit_provisioners.job_fields.names import to_label
+from spotfit_provisioners.job_fields.names import allocation_labels, to_label
 
 BACKEND = "gcp_batch"
 TASK_INDEX_VARIABLE = "BATCH_TASK_INDEX"
@@ -59,7 +59,12 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
         )
     limit = max_nodes(options)
     nodes = count_nodes(request, slots=slots, max_nodes=limit, backend="Google Cloud Batch")
-    labels = {"spotfit-run": to_label(request.run_name or "run"), **options.labels}
+    labels = {
+        **options.labels,
+        **allocation_labels(
+            "spotfit-", run=request.run_name, user=options.user, project=options.cost_project
+        ),
+    }
     body: dict[str, Any] = {
         "taskGroups": [_task_group(request, options, nodes)],
         "allocationPolicy": _allocation_policy(request, options, labels),

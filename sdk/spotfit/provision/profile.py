@@ -31,7 +31,7 @@ import msgspec
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector, did_you_mean
-from spotfit.host import env, plugins
+from spotfit.host import env, machine, plugins
 from spotfit.provision.api import Provisioner
 
 
@@ -46,6 +46,12 @@ class ProvisionerOptions(Protocol):
 
 
 OptionsT = TypeVar("OptionsT")
+
+LOGIN_NAME: Mapping[str, str] = types.MappingProxyType({"spotfit.default": "login name"})
+"""Metadata of a dataclass field: `resolve_options` replaces '' by the login name of the caller.
+
+    user: str = field(default="", metadata=LOGIN_NAME)
+"""
 
 
 def parse_options(options_class: type[OptionsT], values_by_name: Mapping[str, Any]) -> OptionsT:
@@ -172,6 +178,10 @@ def resolve_options(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     # A variable that is set to '' counts as unset.
     from_environment = {option: text for option, text in variables.items() if text}
     values = {**options_from_profile(name), **from_environment, **overrides}
+    # Agents use the recorded options, so that replacements have the user of the caller as well.
+    for field in dataclasses.fields(options_class):
+        if field.metadata == LOGIN_NAME and not values.get(field.name):
+            values[field.name] = machine.login_name()
     return non_default_options(parse_options(options_class, values))
 
 

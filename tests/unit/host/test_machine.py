@@ -51,3 +51,15 @@ def test_without_gpus_none_is_visible() -> None:
 
 def test_cpu_count_is_positive() -> None:
     assert machine.cpu_count() >= 1
+
+
+def test_unknown_user_has_no_login_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user id without an entry in /etc/passwd."""
+
+    def fail() -> str:
+        raise OSError("No username set in the environment")
+
+    monkeypatch.setattr(machine.getpass, "getuser", fail)
+    assert machine.login_name() == ""
+    monkeypatch.setattr(machine.getpass, "getuser", lambda: "jane")
+    assert machine.login_name() == "jane"
