@@ -58,6 +58,11 @@ class AwsBatchOptions:
     attempts: int = 10
     """How often Batch starts the agent of a machine, restarts after a lost host included; 1 to
     10."""
+    log_group: str = "/aws/batch/job"
+    """CloudWatch log group of the machines. The default one of Batch keeps everything for ever."""
+    efa_devices: int = 0
+    """Number of Elastic Fabric Adapters per machine that containers use; 0: none. The compute
+    environment needs instance types and a launch template with them."""
     share_identifier: str = ""
     """Fair-share identifier, for queues with a scheduling policy."""
     pending_timeout_s: float = 600.0
@@ -89,6 +94,7 @@ class AwsBatchOptions:
             workers_per_node=1,
             shared_memory_mib=0,
             pending_timeout_s=0,
+            efa_devices=0,
             above_zero=["memory_per_cpu_gib"],
         )
         if self.queue_order != "given" and not self.instance_types:

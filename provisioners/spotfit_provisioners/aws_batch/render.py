@@ -16,6 +16,9 @@ BACKEND = "aws_batch"
 # https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html: 2 to 10,000 children
 MAX_NODES = 10_000
 ARRAY_INDEX_VARIABLE = "AWS_BATCH_JOB_ARRAY_INDEX"
+LOG_GROUP = "/aws/batch/job"
+"""The log group of Batch jobs, unless a job definition sets another one."""
+_UNLIMITED_MEMLOCK: Mapping[str, Any] = {"name": "memlock", "softLimit": -1, "hardLimit": -1}
 QUEUE_TAG = "spotfit:queue"
 """Tag of jobs: the name of their queue, without region and account."""
 
@@ -84,6 +87,18 @@ def job_request(
     }
 
 
+def _efa_devices(count: int) -> list[dict[str, Any]]:
+    # https://docs.aws.amazon.com/batch/latest/userguide/efa.html
+    paths = [f"/dev/infiniband/uverbs{number}" for number in range(count)]
+    access = ["READ", "WRITE", "MKNOD"]
+    return [{"hostPath": path, "containerPath": path, "permissions": access} for path in paths]
+
+
+def _log_configuration(group: str) -> dict[str, Any]:
+    options = {"awslogs-group": group, "awslogs-stream-prefix": "spotfit"}
+    return {"logConfiguration": {"logDriver": "awslogs", "options": options}}
+
+
 def child_job_ids(job_id: str, nodes: int) -> list[str]:
     """Return the job id of every machine of the group."""
     # The ids of children are part of the API, so no request is needed to find them.
@@ -105,7 +120,11 @@ def _job_definition(request: GroupRequest, options: AwsBatchOptions) -> dict[str
             "sharedMemorySize": options.shared_memory_mib or memory // 2,
             # As process 1 the agent would have to reap orphans, and would ignore default signals.
             "initProcessEnabled": True,
+            **({"devices": _efa_devices(options.efa_devices)} if options.efa_devices else {}),
         },
+        # RDMA pins its buffers in memory.
+        **({"ulimits": [_UNLIMITED_MEMLOCK]} if options.efa_devices else {}),
+        **(_log_configuration(options.log_group) if options.log_group != LOG_GROUP else {}),
         # An empty text is not a valid ARN.
         **{name: arn for name, arn in roles.items() if arn},
     }
