@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -27,6 +28,13 @@ class AwsBatchOptions:
     """Spot instances from AWS Batch job queues with compute environments of type SPOT."""
 
     provisioner: ClassVar[str] = "aws_batch"
+    questions: ClassVar[Mapping[str, str]] = {
+        "queues": "Job queues, separated by commas",
+        "region": "Region of the queues; empty: that of the AWS configuration",
+        "image": "Container image, in a registry that the machines can read",
+        "job_role": "ARN of the agents' role; empty: that of the instances",
+        "execution_role": "ARN of the role that pulls the image; empty: none",
+    }
 
     queues: tuple[str, ...] = ()
     """Names or ARNs of job queues; `eu-west-1:spot` is a queue of another region. A group is

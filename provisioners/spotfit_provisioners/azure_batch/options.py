@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -32,6 +33,14 @@ class AzureBatchOptions:
     """Spot nodes from an Azure Batch pool that scales to zero."""
 
     provisioner: ClassVar[str] = "azure_batch"
+    questions: ClassVar[Mapping[str, str]] = {
+        "endpoint": "URL of the Batch account, such as https://mine.westeurope.batch.azure.com",
+        "image": "Container image",
+        "registry": "Registry of the image, such as mine.azurecr.io; empty: a public one",
+        "account_id": "Resource id of the Batch account",
+        "identity": "Resource id of the managed identity of the nodes",
+        "vm_size": "VM size, such as Standard_D8ds_v5",
+    }
 
     endpoint: str = ""
     """URL of the Batch account, for example 'https://training.westeurope.batch.azure.com'.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -30,6 +31,13 @@ class GcpBatchOptions:
     """Spot VMs from Google Cloud Batch in one region."""
 
     provisioner: ClassVar[str] = "gcp_batch"
+    questions: ClassVar[Mapping[str, str]] = {
+        "project": "Project; empty: that of the credentials",
+        "region": "Region of the machines, such as us-central1",
+        "image": "Container image, in a registry that the machines can read",
+        "service_account": "Email of the agents' service account; empty: the default one",
+        "machine_type": "Machine type, such as g2-standard-8; empty: chosen by Batch",
+    }
 
     region: str = ""
     """Region of the jobs and machines, for example 'us-central1'."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -31,6 +32,13 @@ class KubernetesOptions:
     """Pods on the spot nodes of a Kubernetes cluster."""
 
     provisioner: ClassVar[str] = "kubernetes"
+    questions: ClassVar[Mapping[str, str]] = {
+        "image": "Container image, in a registry that the nodes can read",
+        "context": "Context of the kubeconfig; empty: the current one",
+        "namespace": "Namespace; empty: that of the context",
+        "flavour": "Platform of the spot nodes: eks, karpenter, gke or aks; empty: none",
+        "service_account": "Service account of the agents; empty: default",
+    }
 
     image: str = ""
     """Container image with spotfit and the imports of the training function. `{python}` and

@@ -252,7 +252,7 @@ def _find_config_files() -> list[Path]:
 def _read_config_file(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".json":
-            return _unwrap_terraform_outputs(msgspec.json.decode(path.read_bytes()))
+            return parse_terraform_outputs(path.read_bytes())
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(
@@ -261,8 +261,12 @@ def _read_config_file(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _unwrap_terraform_outputs(content: Any) -> dict[str, Any]:
-    """Return plain JSON unchanged; replace terraform's `{"value": …}` objects by their values."""
+def parse_terraform_outputs(text: bytes) -> dict[str, Any]:
+    """Return the values of `terraform output -json` by name; plain JSON is returned unchanged.
+
+    Raises `msgspec.DecodeError` if the text is not a JSON object.
+    """
+    content = msgspec.json.decode(text)
     if not isinstance(content, dict):
         raise msgspec.DecodeError("the top level is not an object")
     return {
