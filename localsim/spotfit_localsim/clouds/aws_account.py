@@ -26,9 +26,7 @@ class AwsAccountSurroundings(msgspec.Struct):
     def describe(self, action: str) -> str | None:
         """Return the response of an action of EC2 as XML; None if it is none of these."""
         own = "<groups><item><groupId>sg-1</groupId></item></groups>"
-        rule = (
-            f"<item><ipProtocol>-1</ipProtocol>{own}</item>" if self.accepts_own_members else ""
-        )
+        rule = f"<item><ipProtocol>-1</ipProtocol>{own}</item>" if self.accepts_own_members else ""
         route = (
             "<item><destinationCidrBlock>0.0.0.0/0</destinationCidrBlock><gatewayId>igw-1"
             "</gatewayId><state>active</state></item>"
@@ -60,7 +58,9 @@ class AwsAccountSurroundings(msgspec.Struct):
     def quota(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a quota of Service Quotas."""
         code = body["QuotaCode"]
-        return {"Quota": {"QuotaCode": code, "QuotaName": f"vCPUs {code}", "Value": self.vcpu_quota}}
+        return {
+            "Quota": {"QuotaCode": code, "QuotaName": f"vCPUs {code}", "Value": self.vcpu_quota}
+        }
 
     def image_index(self) -> dict[str, Any]:
         """Return the index of a multi-platform image, with the attestation of its build."""

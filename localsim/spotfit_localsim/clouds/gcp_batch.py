@@ -294,7 +294,9 @@ class GcpBatchCloud:
         return {"items": [{"name": "default", "privateIpGoogleAccess": False, **network}]}
 
     def _list_firewalls(self, request: WireRequest) -> Any:
-        network = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/global/networks/default"
+        network = (
+            f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/global/networks/default"
+        )
         return {"items": [{"network": network, **rule} for rule in self.firewall_rules]}
 
     def _get_bucket(self, request: WireRequest) -> Any:

@@ -194,7 +194,7 @@ class KubernetesCloud:
         if kind == "jobs":
             self._admit(body)
         name = body["metadata"]["name"]
-        # As in a real cluster, the standard is enforced for pods, not for the Jobs that create them.
+        # As in a real cluster, the standard is enforced for pods, not for Jobs.
         if kind == "pods" and space in self.restricted_namespaces:
             _enforce_restricted(name, body["spec"])
         # After the admission: an invalid object is refused although its name is taken.
@@ -721,7 +721,9 @@ def _enforce_restricted(name: str, pod: Mapping[str, Any]) -> None:
             one.get("allowPrivilegeEscalation") is not False for one in contexts
         ),
         "unrestricted capabilities": not added <= {"NET_BIND_SERVICE"}
-        or any("ALL" not in ((one.get("capabilities") or {}).get("drop") or []) for one in contexts),
+        or any(
+            "ALL" not in ((one.get("capabilities") or {}).get("drop") or []) for one in contexts
+        ),
         "runAsNonRoot != true": any(
             one.get("runAsNonRoot", context.get("runAsNonRoot")) is not True for one in contexts
         ),

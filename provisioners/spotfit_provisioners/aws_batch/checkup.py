@@ -257,8 +257,8 @@ class _AwsAccountChecks:
         yield AccountCheck(
             "the caller has batch:TerminateJob",
             passed=True,
-            detail="a policy may permit it only for jobs with the tag of their queue, so a job that "
-            "does not exist cannot show it",
+            detail="a policy may permit it only for jobs with the tag of their queue, so a job "
+            "that does not exist cannot show it",
             conclusive=False,
         )
         # One queue as an example: a policy that permits only some queues is not detected.

@@ -17,8 +17,11 @@ from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, sk
 from spotfit_provisioners.aws_batch import environments, render
 from spotfit_provisioners.aws_batch.client import AwsAccountClient
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
+from spotfit_provisioners.job_fields import images
 
-_REMEDY_REGION = "Use a bucket and queues of one region; traffic between regions is slow and billed."
+_REMEDY_REGION = (
+    "Use a bucket and queues of one region; traffic between regions is slow and billed."
+)
 
 
 class EnvironmentChecks:
@@ -122,14 +125,16 @@ class EnvironmentChecks:
                 do="Add a NAT gateway or the endpoints, or use subnets that assign public "
                 "addresses. s3_endpoint of infra/terraform/stacks/aws creates that of S3.",
             )
-        return f"{format_count(len(subnets), 'subnet')} {'; '.join(sorted({how for how, _ in found}))}"
+        return (
+            f"{format_count(len(subnets), 'subnet')} {'; '.join(sorted({how for how, _ in found}))}"
+        )
 
     def _check_families(self) -> str:
         """Raise `ConfigError` for GPUs that the CUDA version of a worker image does not support."""
         # Tags of worker_image/bake.sh end with the kind of the image.
-        if self._options.image.endswith("-cpu"):
+        if images.is_cpu_image(self._options.image):
             return "the image uses no GPUs"
-        if not self._options.image.endswith("-cuda"):
+        if not images.is_cuda_image(self._options.image):
             raise CheckSkippedError("the name of the image does not tell its version of CUDA")
         if old := environments.families_without_cuda_13(self._types):
             raise ConfigError(

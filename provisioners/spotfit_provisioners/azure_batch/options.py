@@ -62,10 +62,11 @@ class AzureBatchOptions:
     """Client id of the identity; needed if nodes have several identities."""
     vm_size: str = ""
     """For example 'Standard_NC4as_T4_v3'; the resources of the workers must fit into it."""
-    vm_image: str = "microsoft-dsvm:ubuntu-hpc:2204:latest"
+    # Batch ends its support of Ubuntu 22.04 on 2027-06-30: https://github.com/Azure/Batch/issues/200
+    vm_image: str = "microsoft-dsvm:ubuntu-hpc:2404:latest"
     """Publisher, offer, SKU and version of the nodes' operating system image. It must contain a
     container engine and, for GPUs, drivers."""
-    node_agent_sku: str = "batch.node.ubuntu 22.04"
+    node_agent_sku: str = "batch.node.ubuntu 24.04"
     """SKU of the Batch node agent for that image."""
     subnet: str = ""
     """Resource id of the nodes' subnet; '' is a network of Batch."""
@@ -81,10 +82,10 @@ class AzureBatchOptions:
     """URLs of blobs that are downloaded to the working directory before an agent starts;
     `identity` reads blobs that are not public."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Metadata of jobs, and tags of the pool that is created."""
+    """Additional metadata of jobs, and of the pool that is created."""
     cost_project: str = ""
-    """Value of the metadata `spotfit-project` of everything that is rented, for the allocation of costs;
-    '' omits it."""
+    """Value of the metadata `spotfit-project` of everything that is rented, for the allocation of
+    costs; '' omits it."""
     user: str = field(default="", metadata=LOGIN_NAME)
     """Value of the metadata `spotfit-user`; '' is the login name of the caller of `fit()`."""
     management_endpoint: str = "https://management.azure.com"
@@ -102,7 +103,7 @@ class AzureBatchOptions:
             problems[
                 f"AzureBatchOptions(vm_image={self.vm_image!r}) is not an image reference "
                 "of the form publisher:offer:sku:version."
-            ] = "Write for example vm_image='microsoft-dsvm:ubuntu-hpc:2204:latest'."
+            ] = "Write for example vm_image='microsoft-dsvm:ubuntu-hpc:2404:latest'."
         # Batch assigns private addresses only to nodes in a subnet of the user.
         if not self.public_ip and not self.subnet:
             problems[

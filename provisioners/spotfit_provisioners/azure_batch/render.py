@@ -157,8 +157,21 @@ def _pool_properties(options: AzureBatchOptions, formula: str) -> dict[str, Any]
         "interNodeCommunication": "Enabled",
         # A task has the whole machine, so that the loss of one affects one node of the run only.
         "taskSlotsPerNode": 1,
+        **_pool_metadata(options),
         **({"networkConfiguration": network} if options.subnet else {}),
     }
+
+
+def _pool_metadata(options: AzureBatchOptions) -> dict[str, Any]:
+    """Return the metadata by which costs of the pool are attributed; a pool is shared by runs.
+
+    Tags of the nodes would need an account with poolAllocationMode UserSubscription:
+    https://learn.microsoft.com/dotnet/api/microsoft.azure.batch.cloudpool.resourcetags
+    """
+    project = {"spotfit-project": to_label(options.cost_project)} if options.cost_project else {}
+    labels = {**options.labels, **project}
+    metadata = [{"name": name, "value": value} for name, value in labels.items()]
+    return {"metadata": metadata} if metadata else {}
 
 
 def _task(options: AzureBatchOptions, *, gpus: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, sk
 from spotfit_provisioners.gcp_batch import network
 from spotfit_provisioners.gcp_batch.client import GcpBatchClient, GcpRestClient
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
+from spotfit_provisioners.job_fields import images
 
 BATCH_PERMISSIONS = (
     "batch.jobs.create",
@@ -161,7 +162,9 @@ class _GcpAccountChecks:
         """
         if self._options.external_ip:
             return "with external addresses"
-        closed = [one["name"] for one in self._subnetworks() if not one.get("privateIpGoogleAccess")]
+        closed = [
+            one["name"] for one in self._subnetworks() if not one.get("privateIpGoogleAccess")
+        ]
         if closed:
             raise ConfigError(
                 "GcpBatchOptions(external_ip=False) needs Private Google Access, which is disabled "
@@ -177,7 +180,7 @@ class _GcpAccountChecks:
         if not gpu:
             return "no GPUs are configured"
         # Tags of worker_image/bake.sh end with the kind of the image.
-        if not self._options.image.endswith("-cuda"):
+        if not images.is_cuda_image(self._options.image):
             raise CheckSkippedError("the name of the image does not tell its version of CUDA")
         if network.lacks_cuda_13(gpu):
             raise ConfigError(

@@ -62,7 +62,11 @@ class GcpBatchOptions:
     """Name of an instance template that replaces `machine_type`, `accelerator`, `boot_disk_gb`
     and the network options; it must set the provisioning model SPOT."""
     boot_disk_gb: int = 0
-    """0 lets Batch choose."""
+    """0: 100 GB with GPUs, because a CUDA image does not fit into Batch's default; otherwise Batch
+    chooses."""
+    boot_image: str = "batch-cos"
+    """Operating system of the VMs, as Batch names it. 'batch-cos' is Container-Optimized OS, for
+    which firewall and GPU drivers are set up. '' lets Batch choose."""
     network: str = ""
     """For example 'global/networks/default'; '' is the default network."""
     subnetwork: str = ""
@@ -85,8 +89,8 @@ class GcpBatchOptions:
     labels: dict[str, str] = field(default_factory=dict)
     """Additional labels of jobs and VMs."""
     cost_project: str = ""
-    """Value of the label `spotfit-project` of everything that is rented, for the allocation of costs;
-    '' omits it."""
+    """Value of the label `spotfit-project` of everything that is rented, for the allocation of
+    costs; '' omits it."""
     user: str = field(default="", metadata=LOGIN_NAME)
     """Value of the label `spotfit-user`; '' is the login name of the caller of `fit()`."""
     endpoint: str = ""

@@ -28,6 +28,7 @@ _DRIVER_VOLUMES = (
     "/var/lib/nvidia/lib64:/usr/local/nvidia/lib64",
     "/var/lib/nvidia/bin:/usr/local/nvidia/bin",
 )
+_GPU_BOOT_DISK_GB = 100
 # Container-Optimized OS accepts only SSH connections; agents and workers connect to each other.
 # The firewall of the VPC network still applies.
 _OPEN_FIREWALL_COMMAND = "/sbin/iptables -w -A INPUT -p tcp -j ACCEPT"
@@ -155,8 +156,12 @@ def _allocation_policy(
         # Machine types such as a2, a3 and g2 include their GPUs.
         if gpus and options.accelerator:
             policy["accelerators"] = [{"type": options.accelerator, "count": str(gpus)}]
-        if options.boot_disk_gb:
-            policy["bootDisk"] = {"sizeGb": str(options.boot_disk_gb)}
+        # Without an image Batch chooses it by the job's runnables, of which one is a script.
+        disk_gb = options.boot_disk_gb or (_GPU_BOOT_DISK_GB if gpus else 0)
+        disk = {"sizeGb": str(disk_gb)} if disk_gb else {}
+        image = {"image": options.boot_image} if options.boot_image else {}
+        if disk or image:
+            policy["bootDisk"] = {**disk, **image}
         instance = {"policy": policy}
     if gpus and options.install_gpu_drivers:
         instance["installGpuDrivers"] = True

@@ -67,7 +67,10 @@ def _find_problems(overrides: Mapping[str, Any], *, container: str) -> Iterator[
     metadata, spec = overrides.get("metadata", {}), overrides.get("spec", {})
     labels = metadata.get("labels", {}) if isinstance(metadata, Mapping) else None
     if not isinstance(labels, Mapping) or not isinstance(spec, Mapping):
-        yield "metadata, its labels, and spec must be objects.", "Write {'spec': {'hostIPC': true}}."
+        yield (
+            "metadata, its labels, and spec must be objects.",
+            "Write {'spec': {'hostIPC': true}}.",
+        )
         return
     if unknown := sorted(set(metadata) - {"labels", "annotations"}):
         yield (
@@ -94,9 +97,7 @@ def _find_problems(overrides: Mapping[str, Any], *, container: str) -> Iterator[
             yield from _find_container_problems(one, at=f"the container {container}")
 
 
-def _find_container_problems(
-    container: Mapping[str, Any], *, at: str
-) -> Iterator[tuple[str, str]]:
+def _find_container_problems(container: Mapping[str, Any], *, at: str) -> Iterator[tuple[str, str]]:
     yield from _find_own_fields(container, _CONTAINER_FIELDS, at=at)
     for field, merge_key in (("env", "name"), ("volumeMounts", "mountPath")):
         entries = container.get(field, ())

@@ -53,8 +53,8 @@ class SkyPilotOptions:
     labels: dict[str, str] = field(default_factory=dict)
     """Additional labels or tags of machines, on clouds that support them."""
     cost_project: str = ""
-    """Value of the label `spotfit-project` of everything that is rented, for the allocation of costs;
-    '' omits it."""
+    """Value of the label `spotfit-project` of everything that is rented, for the allocation of
+    costs; '' omits it."""
     user: str = field(default="", metadata=LOGIN_NAME)
     """Value of the label `spotfit-user`; '' is the login name of the caller of `fit()`."""
     recovery_strategy: Literal["", "FAILOVER", "EAGER_NEXT_REGION"] = ""

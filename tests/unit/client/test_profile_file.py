@@ -60,7 +60,7 @@ def test_terraform_outputs_become_a_profile_that_fit_reads(
         "region": "eu-west-1",
         "image": IMAGE,
     }
-    assert 's3://runs/runs' in (tmp_path / "spotfit.toml").read_text()
+    assert "s3://runs/runs" in (tmp_path / "spotfit.toml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,10 @@ def test_missing_or_failing_terraform_is_reported(
     with pytest.raises(ConfigError, match="not installed"):
         read_terraform_folder(tmp_path)
     fake = tmp_path / "terraform"
-    fake.write_text('#!/bin/sh\nif [ "$1" = -chdir=/stack ]; then echo "$2 $3"; exit; fi\n'
-                    'echo "no state" >&2; exit 1\n')
+    fake.write_text(
+        '#!/bin/sh\nif [ "$1" = -chdir=/stack ]; then echo "$2 $3"; exit; fi\n'
+        'echo "no state" >&2; exit 1\n'
+    )
     fake.chmod(0o755)
     with pytest.raises(ConfigError, match="no state") as caught:
         read_terraform_folder(tmp_path)

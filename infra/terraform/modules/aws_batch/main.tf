@@ -174,7 +174,7 @@ resource "aws_batch_compute_environment" "spot" {
 
   lifecycle {
     # An environment keeps its template version: a changed template creates a new environment. Updating
-    # the environment instead would end its jobs after at most six hours
+    # the environment instead would end its jobs after 30 minutes, or five days at most
     # (https://docs.aws.amazon.com/batch/latest/APIReference/API_UpdatePolicy.html).
     create_before_destroy = true
     replace_triggered_by  = [aws_launch_template.machine.latest_version]

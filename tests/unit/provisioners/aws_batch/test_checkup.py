@@ -107,7 +107,12 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
     )
     result = failed_checks(run_checks(sim, image=f"{IMAGE}:other", execution_role=f"{EXECUTION}-2"))
     environment = result.pop("compute environment spot can run jobs")
-    for what in ("disabled", "INVALID: CLIENT_ERROR - subnet-1", "type is FARGATE_SPOT", "is 0 vCPUs"):
+    for what in (
+        "disabled",
+        "INVALID: CLIENT_ERROR - subnet-1",
+        "type is FARGATE_SPOT",
+        "is 0 vCPUs",
+    ):
         assert what in environment.detail
     assert {what: one.detail for what, one in result.items()} == {
         "the caller may rent machines": (

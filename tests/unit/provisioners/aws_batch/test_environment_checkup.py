@@ -19,19 +19,22 @@ from spotfit_provisioners.aws_batch.environment_checkup import (
 )
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 
-boto3 = pytest.importorskip("boto3")
-moto = pytest.importorskip("moto")
+pytest.importorskip("boto3")
+pytest.importorskip("moto")
+import boto3
+import moto
 from botocore.stub import Stubber
 
 REGION = "eu-west-1"
 IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/worker:0.1-py3.11-torch2.13.0-cuda"
 
 
-@pytest.fixture(autouse=True)
-def ec2(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "x")
-    with moto.mock_aws():
+@pytest.fixture(scope="module", autouse=True)
+def ec2() -> Iterator[Any]:
+    """Shared, because creating boto3 clients is slow; tests use resources of their own."""
+    with pytest.MonkeyPatch.context() as patch, moto.mock_aws():
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "x")
         calls._client.cache_clear()
         yield boto3.client("ec2", REGION)
     calls._client.cache_clear()
@@ -67,9 +70,7 @@ def test_security_group_without_own_members_is_reported(ec2: Any, network: dict[
     assert f"--group-id {network['group']}" in finding.do
     ec2.authorize_security_group_ingress(
         GroupId=network["group"],
-        IpPermissions=[
-            {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": network["group"]}]}
-        ],
+        IpPermissions=[{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": network["group"]}]}],
     )
     assert run_checks(**where)[what].passed
 
@@ -108,9 +109,7 @@ def test_private_subnet_without_routes_is_reported(ec2: Any, network: dict[str, 
         GatewayId=gateway,
     )
     assert "public addresses" in run_checks(**where)["machines of spot reach AWS"].detail
-    ec2.modify_subnet_attribute(
-        SubnetId=network["subnet"], MapPublicIpOnLaunch={"Value": True}
-    )
+    ec2.modify_subnet_attribute(SubnetId=network["subnet"], MapPublicIpOnLaunch={"Value": True})
     assert run_checks(**where)["machines of spot reach AWS"].passed
 
 
@@ -196,9 +195,9 @@ def test_index_of_an_image_names_its_architecture(architecture: str) -> None:
         for name in (architecture, "unknown")
     ]
     registry = boto3.client("ecr", REGION)
-    registry.create_repository(repositoryName="worker")
+    registry.create_repository(repositoryName=architecture)
     registry.put_image(
-        repositoryName="worker",
+        repositoryName=architecture,
         imageTag=IMAGE.rpartition(":")[2],
         imageManifest=json.dumps(
             {
@@ -212,12 +211,13 @@ def test_index_of_an_image_names_its_architecture(architecture: str) -> None:
         "computeEnvironmentName": "spot",
         "computeResources": {"type": "SPOT", "instanceTypes": ["g5"]},
     }
-    checks = [EnvironmentChecks(make_options(), REGION, environment)]
+    options = make_options(image=IMAGE.replace("/worker:", f"/{architecture}:"))
+    checks = [EnvironmentChecks(options, REGION, environment)]
     if architecture == "amd64":
-        assert check_architecture(make_options(), checks) == "amd64"
+        assert check_architecture(options, checks) == "amd64"
     else:
         with pytest.raises(ConfigError, match="exec format error"):
-            check_architecture(make_options(), checks)
+            check_architecture(options, checks)
 
 
 def test_architecture_of_a_single_image_is_in_its_configuration(
@@ -251,5 +251,3 @@ def test_architecture_of_a_single_image_is_in_its_configuration(
         client = AwsAccountClient(REGION, "")
         assert client.image_platforms("123456789012", "worker", {"imageTag": "1"}) == ["arm64"]
     assert sent == ["https://layers.example.com/x?signature=1"]
-
-

@@ -98,7 +98,5 @@ def test_agents_connect_if_a_rule_covers_them(
         ("NAM4", "us-central1", True),
     ],
 )
-def test_bucket_is_near_machines_of_its_location(
-    location: str, region: str, is_near: bool
-) -> None:
+def test_bucket_is_near_machines_of_its_location(location: str, region: str, is_near: bool) -> None:
     assert bucket_serves_region(location, region) is is_near

@@ -9,6 +9,7 @@ import pytest
 from spotfit.core.errors import ConfigError, ConfigErrors
 from spotfit_provisioners.kubernetes.pod_template import merge_pod_template
 
+SHM = "/dev/shm/"  # noqa: S108  # of a pod
 TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"spotfit.dev/run": "x"}, "annotations": {"a": "1"}},
     "spec": {
@@ -97,8 +98,8 @@ def test_the_template_is_not_changed() -> None:
             "SPOTFIT_HOST belongs to spotfit",
         ),
         (
-            {"spec": {"containers": [{"name": "agent", "volumeMounts": [{"mountPath": "/dev/shm/"}]}]}},
-            "/dev/shm/ belongs to spotfit",
+            {"spec": {"containers": [{"name": "agent", "volumeMounts": [{"mountPath": SHM}]}]}},
+            f"{SHM} belongs to spotfit",
         ),
     ],
 )
