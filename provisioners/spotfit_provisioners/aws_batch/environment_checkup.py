@@ -146,7 +146,7 @@ class EnvironmentChecks:
         gpus = environments.nvidia_families(self._types)
         if not gpus:
             raise CheckSkippedError(
-                "no family has GPUs of NVIDIA: workers with use_gpu=True would wait for ever"
+                "no family has GPUs of NVIDIA: workers with use_gpu=True would wait indefinitely"
             )
         return f"CUDA 13 supports {', '.join(gpus)}"
 

@@ -126,11 +126,8 @@ def _covers_ephemeral_ports(rule: Mapping[str, Any]) -> bool:
     if rule["IpProtocol"] == "-1":
         return True
     first, last = _EPHEMERAL_PORTS
-    return (
-        rule["IpProtocol"] == "tcp"
-        and rule.get("FromPort", 65536) <= first
-        and rule.get("ToPort", -1) >= last
-    )
+    from_port, to_port = int(rule.get("FromPort", 65536)), int(rule.get("ToPort", -1))
+    return rule["IpProtocol"] == "tcp" and from_port <= first and to_port >= last
 
 
 def route_problems(

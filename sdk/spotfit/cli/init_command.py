@@ -51,7 +51,7 @@ def init(
         raise ConfigError(
             "--terraform-output cannot be combined with --terraform.", do="Choose one of them."
         )
-    # Before the questions: nobody wants to answer them in vain.
+    # Before the questions, whose answers would be lost.
     if output.exists() and not force:
         raise ConfigError(
             f"{output} exists already.",
@@ -64,7 +64,7 @@ def init(
     elif terraform is not None:
         profile = profile_from_terraform(read_terraform_folder(terraform), str(terraform))
     else:
-        profile = _ask(provisioner)
+        profile = _prompt(provisioner)
     write_profile(check_profile(profile), output, force=force)
     storage = f" --storage {profile.storage_path}" if profile.storage_path else ""
     render.success(f"Wrote {output} for {profile.provisioner}.")
@@ -81,7 +81,7 @@ def _read(path: str) -> bytes:
         ) from error
 
 
-def _ask(provisioner: str) -> NewProfile:
+def _prompt(provisioner: str) -> NewProfile:
     if not _is_terminal():
         raise ConfigError(
             "`spotfit init` asks for settings, but standard input is not a terminal.",

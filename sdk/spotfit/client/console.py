@@ -471,8 +471,11 @@ class RunConsole:
         event_type = entry.event.__struct_config__.tag
         if isinstance(entry.event, FitEnded) and (text := self._checkpoints.flush()):
             log.info("run.checkpoints", text=text)
-        write = log.info if self._checkpoints.is_shown(entry.event) else log.debug
-        write("run.event", type=event_type, text=format_event(entry.event))
+        text = format_event(entry.event)
+        if self._checkpoints.is_shown(entry.event):
+            log.info("run.event", type=event_type, text=text)
+        else:
+            log.debug("run.event", type=event_type, text=text)
         match entry.event:
             case RoundOpened(round=opened):
                 self.follow_round(opened)

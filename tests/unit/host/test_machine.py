@@ -59,7 +59,7 @@ def test_unknown_user_has_no_login_name(monkeypatch: pytest.MonkeyPatch) -> None
     def fail() -> str:
         raise OSError("No username set in the environment")
 
-    monkeypatch.setattr(machine.getpass, "getuser", fail)
+    monkeypatch.setattr("getpass.getuser", fail)
     assert machine.login_name() == ""
-    monkeypatch.setattr(machine.getpass, "getuser", lambda: "jane")
+    monkeypatch.setattr("getpass.getuser", lambda: "jane")
     assert machine.login_name() == "jane"

@@ -51,7 +51,7 @@ resource "aws_ecr_lifecycle_policy" "worker" {
   })
 }
 
-# The group of Batch itself, /aws/batch/job, keeps the output of all jobs of the account for ever.
+# The group of Batch itself, /aws/batch/job, keeps the output of all jobs of the account indefinitely.
 resource "aws_cloudwatch_log_group" "jobs" {
   name              = "/spotfit/${var.name}"
   retention_in_days = var.log_retention_days
@@ -181,7 +181,7 @@ resource "aws_batch_compute_environment" "spot" {
 
     precondition {
       condition     = var.image_kind == "cpu" || alltrue([for type in var.instance_types : can(regex("^(g|gr|p)[0-9]", type))])
-      error_message = "image_kind = \"cuda\" needs instance_types with GPUs, for example [\"g5\", \"g6\"]: jobs with GPUs would wait for ever in other families."
+      error_message = "image_kind = \"cuda\" needs instance_types with GPUs, for example [\"g5\", \"g6\"]: jobs with GPUs would wait indefinitely in other families."
     }
 
     precondition {

@@ -40,12 +40,12 @@ def ec2() -> Iterator[Any]:
     calls._client.cache_clear()
 
 
-def run_checks(options: AwsBatchOptions | None = None, **resources: Any) -> dict[str, AccountCheck]:
+def run_checks(**resources: Any) -> dict[str, AccountCheck]:
     environment = {
         "computeEnvironmentName": "spot",
         "computeResources": {"type": "SPOT", "instanceTypes": ["g5"], **resources},
     }
-    checks = EnvironmentChecks(options or make_options(), REGION, environment)
+    checks = EnvironmentChecks(make_options(), REGION, environment)
     return {one.name: one for one in checks.run()}
 
 
@@ -175,7 +175,7 @@ def test_gpus_before_turing_are_reported_for_a_cuda_image() -> None:
     assert "p3" in finding.detail
     assert "g5" not in finding.detail
     assert run_checks(instanceTypes=["g4dn", "g5"])[what].passed
-    assert "would wait for ever" in run_checks(instanceTypes=["c7i"])[what].detail
+    assert "would wait indefinitely" in run_checks(instanceTypes=["c7i"])[what].detail
 
 
 def test_bucket_in_another_region_is_reported() -> None:
