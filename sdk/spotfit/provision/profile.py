@@ -36,7 +36,11 @@ from spotfit.provision.api import Provisioner
 
 
 class ProvisionerOptions(Protocol):
-    """The options object of a backend, such as `LocalOptions`: a frozen dataclass."""
+    """The options object of a backend, such as `LocalOptions`: a frozen dataclass.
+
+    Optionally it has `questions: ClassVar[Mapping[str, str]]`, the options that `spotfit init` asks
+    for, each with its question.
+    """
 
     provisioner: ClassVar[str]
     """The name of the backend."""
