@@ -6,6 +6,7 @@ They read more of the account than runs need. Without a permission the check is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,13 +16,23 @@ from spotfit.core.units import format_count
 from spotfit.model.group import GroupRequest
 from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, skip_if_denied
 from spotfit_provisioners.aws_batch import environments, render
-from spotfit_provisioners.aws_batch.client import AwsAccountClient
+from spotfit_provisioners.aws_batch.client import AwsAccountClient, unreadable_answer_errors
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.job_fields import images
 
 _REMEDY_REGION = (
     "Use a bucket and queues of one region; traffic between regions is slow and billed."
 )
+
+
+@contextmanager
+def _optional_read() -> Iterator[None]:
+    """Turn a failure to read into a skipped check: it does not prove that something is missing."""
+    try:
+        with skip_if_denied():
+            yield
+    except unreadable_answer_errors() as error:
+        raise CheckSkippedError(f"AWS could not be asked: {str(error).splitlines()[0]}") from error
 
 
 class EnvironmentChecks:
@@ -59,7 +70,7 @@ class EnvironmentChecks:
         classes = environments.quota_classes(self._types)
         for name in sorted(set(classes) - {""}):
             code = environments.QUOTAS[name][0 if is_spot else 1]
-            with skip_if_denied():
+            with _optional_read():
                 found = self._account.vcpu_quota(code)
             if found is not None:
                 limits[f"'{found[0]}' ({code})"] = found[1]
@@ -79,7 +90,7 @@ class EnvironmentChecks:
 
     def _check_security_groups(self) -> str:
         """Raise `ConfigError` if the firewall of the machines rejects connections among them."""
-        with skip_if_denied():
+        with _optional_read():
             ids = self._security_group_ids()
             groups = self._account.describe_ec2("security_groups", GroupIds=ids)
             subnets = self._account.describe_ec2("subnets", SubnetIds=self._subnet_ids())
@@ -111,7 +122,7 @@ class EnvironmentChecks:
 
     def _check_routes(self) -> str:
         """Raise `ConfigError` if a subnet reaches neither the registry nor the bucket."""
-        with skip_if_denied():
+        with _optional_read():
             subnets = self._account.describe_ec2("subnets", SubnetIds=self._subnet_ids())
             networks = sorted({subnet["VpcId"] for subnet in subnets})
             of_network = [{"Name": "vpc-id", "Values": networks}]
@@ -168,7 +179,7 @@ def check_architecture(options: AwsBatchOptions, checks: list[EnvironmentChecks]
     if parsed is None:
         raise CheckSkippedError(f"{options.image} is not in Amazon ECR")
     account, region, repository, image_id = parsed
-    with skip_if_denied():
+    with _optional_read():
         client = AwsAccountClient(region, options.endpoint)
         platforms = client.image_platforms(account, repository, image_id)
     if not platforms:
@@ -180,7 +191,7 @@ def check_architecture(options: AwsBatchOptions, checks: list[EnvironmentChecks]
 
 def check_bucket_region(options: AwsBatchOptions, storage: str, regions: list[str]) -> str:
     """Raise `ConfigError` if no queue is in the region of the bucket."""
-    with skip_if_denied():
+    with _optional_read():
         client = AwsAccountClient(options.region or regions[0], options.endpoint)
         found = client.bucket_region(urlsplit(storage).netloc)
     if found not in regions:

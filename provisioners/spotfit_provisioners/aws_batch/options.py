@@ -67,7 +67,8 @@ class AwsBatchOptions:
     """How often Batch starts the agent of a machine, restarts after a lost host included; 1 to
     10."""
     log_group: str = "/aws/batch/job"
-    """CloudWatch log group of the machines. The default one of Batch keeps everything indefinitely."""
+    """CloudWatch log group of the machines. The default one of Batch keeps everything
+    indefinitely."""
     efa_devices: int = 0
     """Number of Elastic Fabric Adapters per machine that containers use; 0: none. The compute
     environment needs instance types and a launch template with them."""

@@ -130,7 +130,9 @@ def test_unknown_network_is_inconclusive() -> None:
         assert (findings[what].passed, findings[what].conclusive) == (True, False)
 
 
-@pytest.mark.parametrize("code", ["AccessDeniedException", "UnauthorizedOperation"])
+@pytest.mark.parametrize(
+    "code", ["AccessDeniedException", "UnauthorizedOperation", "InternalFailure"]
+)
 def test_quota_that_may_not_be_read_is_inconclusive(ec2: Any, code: str) -> None:
     with Stubber(calls._client("service-quotas", REGION, "")) as stub:
         stub.add_client_error("get_service_quota", code)
