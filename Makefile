@@ -139,7 +139,7 @@ image-check: $(STAMP) ## the steps of the KIND=cpu (or cuda) image without Docke
 
 .PHONY: terraform
 terraform: $(STAMP) ## apply and destroy infra/terraform/stacks/aws against moto; TF_CLI_ARGS_init names providers
-	$(PYTEST) -m slow -o faulthandler_timeout=0 tests/live/test_terraform.py
+	$(PYTEST) -m slow -o faulthandler_timeout=0 tests/live/test_terraform.py tests/live/test_terraform_plans.py
 	$(PYTEST) -q tests/house/test_terraform_outputs.py
 
 .PHONY: clean

@@ -165,6 +165,24 @@ def test_image_is_tagged_and_labelled_with_its_versions(tmp_path: Path) -> None:
     assert f"torch=={torch}" in packages
 
 
+@pytest.mark.parametrize("platform", ["linux/amd64", "linux/arm64"])
+def test_image_is_built_for_the_platform_of_the_machines(tmp_path: Path, platform: str) -> None:
+    """Docker's default is the platform of this computer, which may be a laptop with ARM."""
+    write_fake_program(tmp_path / "docker", f'printf "%s\\n" "$@" > {tmp_path}/arguments')
+    chosen = {} if platform == "linux/amd64" else {"PLATFORM": platform}
+    done = subprocess.run(
+        [str(IMAGE / "bake.sh"), "cuda", "r/spotfit"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": "3.12", "BUILD": "2", **chosen},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert arguments[arguments.index("--platform") + 1] == platform
+    assert f"dev.spotfit.platform={platform}" in arguments
+    assert done.stdout.strip().endswith("-cuda-b2"), "an immutable tag cannot be pushed twice"
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -141,12 +141,20 @@ def test_doctor_passes_and_the_bucket_denies_http(
         check=False,
     )
     bad = [line for line in done.stdout.splitlines() if line.startswith("✗")]
-    assert len(bad) == 1, done.stdout + done.stderr
-    assert f"s3://{BUCKET}/runs can be written" in bad[0], (
+    assert len(bad) == 2, done.stdout + done.stderr
+    assert "reach AWS" in bad[0], "the default network of moto has no internet gateway"
+    assert f"s3://{BUCKET}/runs is writable" in bad[1], (
         "moto serves HTTP, which the bucket policy denies"
     )
-    for passed in ("the queue spotfit-spot takes jobs", "rents spot machines", "the image exists"):
-        assert passed in done.stdout
+    passed = [line for line in done.stdout.splitlines() if line.startswith("✓")]
+    for what in (
+        "job queue spotfit-spot accepts jobs",
+        "can run jobs",
+        "can connect to each other",
+        "the bucket is in the region of the queues",
+        "the image exists",
+    ):
+        assert any(what in line for line in passed), done.stdout
 
 
 def _push(image: str) -> None:
@@ -169,7 +177,12 @@ def test_agents_have_controller_and_bucket_permissions(stack: Path) -> None:
     attached = iam.list_attached_role_policies(RoleName=role.rpartition("/")[2])["AttachedPolicies"]
     assert len(attached) == 2
     statements = [one for policy in attached for one in _statements(iam, policy["PolicyArn"])]
-    allowed = {action for one in statements for action in _listed(one["Action"])}
+    by_action = {action: one for one in statements for action in _listed(one["Action"])}
+    own = {"StringEquals": {"aws:ResourceTag/spotfit:queue": "spotfit-spot"}}
+    assert by_action["batch:TerminateJob"]["Condition"] == own
+    tagged = {"StringEquals": {"aws:RequestTag/spotfit:queue": "spotfit-spot"}}
+    assert by_action["batch:TagResource"]["Condition"] == tagged
+    allowed = set(by_action)
     assert {"batch:SubmitJob", "batch:TerminateJob", "s3:PutObject", "iam:PassRole"} <= allowed
     assert not [action for action in allowed if "*" in action]
 

@@ -27,6 +27,7 @@ import msgspec
 
 from spotfit.host import system
 from spotfit_localsim.clouds.api import ClientAccess
+from spotfit_localsim.clouds.aws_account import AwsAccountSurroundings
 from spotfit_localsim.clouds.cloud_host import OUT_OF_MEMORY, Datacenter, SimulatedMachine
 from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
 from spotfit_localsim.clouds.injected_errors import ApiFaults
@@ -144,6 +145,8 @@ class AwsBatchCloud:
             "execution": _ECS_TASKS_PRINCIPAL,
         }
         """The principal that each role trusts."""
+        self.surroundings = AwsAccountSurroundings()
+        """What `spotfit doctor` reads about the machines."""
         self.images: set[str] = {"worker:sim"}
         """Images in the registry, as repository:tag."""
         self.spot_prices_usd_per_hour: dict[str, str] = {}
@@ -175,6 +178,9 @@ class AwsBatchCloud:
         target = request.headers.get("x-amz-target", "")
         try:
             self._raise_fault()
+            if request.method == "HEAD":  # HeadBucket of S3
+                region = self.surroundings.bucket_region
+                return WireResponse(200, b"", {"x-amz-bucket-region": region})
             if target:
                 return self._answer_targeted(target, request.json())
             if request.path == "/":
@@ -212,6 +218,11 @@ class AwsBatchCloud:
                 )
             message = f"The image {name} does not exist within the registry"
             return _json_response({"__type": "ImageNotFoundException", "message": message}, 400)
+        if action == "BatchGetImage":
+            manifest = msgspec.json.encode(self.surroundings.image_index()).decode()
+            return _json_response({"images": [{"imageManifest": manifest}], "failures": []})
+        if action == "GetServiceQuota":
+            return _json_response(self.surroundings.quota(body))
         raise AwsApiError("UnknownOperationException", f"{target} is not simulated")
 
     def _check_permission(self, permission: str) -> None:
@@ -377,6 +388,7 @@ class AwsBatchCloud:
             "maxvCpus": 256,
             "instanceTypes": ["g5.xlarge"],
             "subnets": ["subnet-1"],
+            "securityGroupIds": ["sg-1"],
             "allocationStrategy": "SPOT_PRICE_CAPACITY_OPTIMIZED",
         }
         environments = [
@@ -443,6 +455,8 @@ class AwsBatchCloud:
             return self._describe_spot_prices(arguments, region)
         if action == "GetSpotPlacementScores":
             return self._get_placement_scores(arguments)
+        if description := self.surroundings.describe(action):
+            return _xml_response(description)
         raise AwsApiError("InvalidAction", f"{action} is not simulated")
 
     def _describe_spot_prices(
@@ -756,12 +770,20 @@ _ACTION_NAMES = {
     "describejobqueues": "DescribeJobQueues",
     "describecomputeenvironments": "DescribeComputeEnvironments",
 }
-_TARGET_SERVICES = {"Logs_20140328": "logs", "AmazonEC2ContainerRegistry_V20150921": "ecr"}
+_TARGET_SERVICES = {
+    "Logs_20140328": "logs",
+    "AmazonEC2ContainerRegistry_V20150921": "ecr",
+    "ServiceQuotasV20190624": "servicequotas",
+}
 _ACTION_SERVICES = {
     "GetRole": "iam",
     "SimulatePrincipalPolicy": "iam",
     "DescribeSpotPriceHistory": "ec2",
     "GetSpotPlacementScores": "ec2",
+    "DescribeSecurityGroups": "ec2",
+    "DescribeSubnets": "ec2",
+    "DescribeRouteTables": "ec2",
+    "DescribeVpcEndpoints": "ec2",
 }
 
 

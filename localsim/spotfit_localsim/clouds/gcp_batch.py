@@ -125,6 +125,18 @@ class GcpBatchCloud:
         }
         self.roles = {"roles/batch.agentReporter", "roles/batch.jobsEditor"}
         """Roles of the service accounts."""
+        self.region_quotas = {"CPUS": 24.0, "PREEMPTIBLE_CPUS": 0.0, "NVIDIA_L4_GPUS": 0.0}
+        self.region_quotas["PREEMPTIBLE_NVIDIA_L4_GPUS"] = 4.0
+        self.project_quotas = {"GPUS_ALL_REGIONS": 4.0}
+        self.firewall_rules: list[dict[str, Any]] = [
+            {
+                "name": "default-allow-internal",
+                "direction": "INGRESS",
+                "allowed": [{"IPProtocol": "tcp", "ports": ["0-65535"]}],
+                "sourceRanges": ["10.128.0.0/9"],
+            }
+        ]
+        self.bucket_location = REGION.upper()
 
     @staticmethod
     def client_access(url: str) -> ClientAccess:
@@ -270,7 +282,25 @@ class GcpBatchCloud:
         if region != REGION:
             raise _not_found_error(request.path)
         base = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/zones"
-        return {"name": region, "zones": [f"{base}/{zone}" for zone in (ZONE, f"{REGION}-b")]}
+        zones = [f"{base}/{zone}" for zone in (ZONE, f"{REGION}-b")]
+        return {"name": region, "zones": zones, "quotas": _quotas(self.region_quotas)}
+
+    def _compute_project(self, request: WireRequest) -> Any:
+        return {"name": PROJECT, "quotas": _quotas(self.project_quotas)}
+
+    def _list_subnetworks(self, request: WireRequest) -> Any:
+        base = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}"
+        network = {"network": f"{base}/global/networks/default", "ipCidrRange": "10.128.0.0/20"}
+        return {"items": [{"name": "default", "privateIpGoogleAccess": False, **network}]}
+
+    def _list_firewalls(self, request: WireRequest) -> Any:
+        network = (
+            f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/global/networks/default"
+        )
+        return {"items": [{"network": network, **rule} for rule in self.firewall_rules]}
+
+    def _get_bucket(self, request: WireRequest) -> Any:
+        return {"location": self.bucket_location}
 
     def _get_compute_type(self, request: WireRequest, zone: str, name: str) -> Any:
         if zone != ZONE or name not in self.machine_types:
@@ -335,6 +365,10 @@ class GcpBatchCloud:
         ("GET", r"/v1/(?P<name>projects/[^/]+/locations/[^/]+/operations/[^/]+)", _get_operation),
         ("GET", r"/v1/projects/[^/]+/locations/(?P<region>[^/]+)", _get_location),
         ("GET", r"/compute/v1/projects/[^/]+/regions/(?P<region>[^/]+)", _compute_region),
+        ("GET", r"/compute/v1/projects/[^/]+", _compute_project),
+        ("GET", r"/compute/v1/projects/[^/]+/regions/[^/]+/subnetworks", _list_subnetworks),
+        ("GET", r"/compute/v1/projects/[^/]+/global/firewalls", _list_firewalls),
+        ("GET", r"/storage/v1/b/[^/]+", _get_bucket),
         (
             "GET",
             r"/compute/v1/projects/[^/]+/zones/(?P<zone>[^/]+)/\w+Types/(?P<name>[^/]+)",
@@ -700,3 +734,7 @@ def _paginate(request: WireRequest, name: str, items: list[Any]) -> dict[str, An
     size = int(request.query.get("pageSize") or 100) or 100
     more = {"nextPageToken": str(start + size)} if start + size < len(items) else {}
     return {name: items[start : start + size], **more}
+
+
+def _quotas(limits: dict[str, float]) -> list[dict[str, Any]]:
+    return [{"metric": name, "limit": limit, "usage": 0.0} for name, limit in limits.items()]

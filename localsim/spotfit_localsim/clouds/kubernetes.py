@@ -99,6 +99,8 @@ class KubernetesCloud:
             "priorityclasses": set(),
         }
         """Objects that exist without being created through this API."""
+        self.restricted_namespaces: set[str] = set()
+        """Namespaces with the label `pod-security.kubernetes.io/enforce: restricted`."""
 
     @staticmethod
     def client_access(url: str) -> ClientAccess:
@@ -192,6 +194,9 @@ class KubernetesCloud:
         if kind == "jobs":
             self._admit(body)
         name = body["metadata"]["name"]
+        # As in a real cluster, the standard is enforced for pods, not for Jobs.
+        if kind == "pods" and space in self.restricted_namespaces:
+            _enforce_restricted(name, body["spec"])
         # After the admission: an invalid object is refused although its name is taken.
         if f"{space}/{name}" in self.state.objects[kind]:
             raise KubernetesStatusError(409, "AlreadyExists", f'{kind} "{name}" already exists')
@@ -431,7 +436,10 @@ class KubernetesCloud:
             "metadata": {
                 "name": f"{name}-{index}-{attempts:x}{uuid.uuid4().hex[:4]}",
                 "labels": {**template["metadata"].get("labels", {}), **job_labels},
-                "annotations": {_INDEX_LABEL: str(index)},
+                "annotations": {
+                    **template["metadata"].get("annotations", {}),
+                    _INDEX_LABEL: str(index),
+                },
                 "ownerReferences": [owner],
             },
             # Stable names by index: agents of an indexed Job find each other by DNS.
@@ -712,3 +720,44 @@ _DISCOVERY: Mapping[str, KubernetesObject] = {
     "/api/v1": _render_api_resources("v1"),
     "/apis/batch/v1": _render_api_resources("batch/v1"),
 }
+
+
+def _enforce_restricted(name: str, pod: Mapping[str, Any]) -> None:
+    """Raise the error of Pod Security Admission for pods that are not 'restricted'.
+
+    https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted
+    """
+    context = pod.get("securityContext") or {}
+    contexts = [container.get("securityContext") or {} for container in pod["containers"]]
+    added = {
+        capability
+        for one in contexts
+        for capability in (one.get("capabilities") or {}).get("add") or []
+    }
+    violations = {
+        "host namespaces": any(pod.get(field) for field in ("hostNetwork", "hostPID", "hostIPC")),
+        "hostPath volumes": any("hostPath" in volume for volume in pod.get("volumes") or []),
+        "privileged": any(one.get("privileged") for one in contexts),
+        "allowPrivilegeEscalation != false": any(
+            one.get("allowPrivilegeEscalation") is not False for one in contexts
+        ),
+        "unrestricted capabilities": not added <= {"NET_BIND_SERVICE"}
+        or any(
+            "ALL" not in ((one.get("capabilities") or {}).get("drop") or []) for one in contexts
+        ),
+        "runAsNonRoot != true": any(
+            one.get("runAsNonRoot", context.get("runAsNonRoot")) is not True for one in contexts
+        ),
+        "seccompProfile": any(
+            (one.get("seccompProfile") or context.get("seccompProfile") or {}).get("type")
+            not in ("RuntimeDefault", "Localhost")
+            for one in contexts
+        ),
+    }
+    if found := [what for what, is_violated in violations.items() if is_violated]:
+        raise KubernetesStatusError(
+            403,
+            "Forbidden",
+            f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": '
+            f"{', '.join(found)}",
+        )

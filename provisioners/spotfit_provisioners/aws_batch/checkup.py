@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, skip_if_denied
+from spotfit_provisioners.aws_batch import environments
 from spotfit_provisioners.aws_batch.client import (
     AwsAccountClient,
     AwsBatchClient,
@@ -20,10 +21,13 @@ from spotfit_provisioners.aws_batch.client import (
     probe_permission,
     unreadable_answer_errors,
 )
+from spotfit_provisioners.aws_batch.environment_checkup import (
+    EnvironmentChecks,
+    check_architecture,
+    check_bucket_region,
+)
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
-
-LOG_GROUP = "/aws/batch/job"
-"""The log group of Batch jobs, unless a job definition sets another one."""
+from spotfit_provisioners.aws_batch.render import LOG_GROUP, QUEUE_TAG
 
 # The service that assumes the roles of containers: Batch runs jobs as ECS tasks.
 _ECS_TASKS_SERVICE = "ecs-tasks.amazonaws.com"
@@ -36,6 +40,10 @@ _REMEDY_PERMISSIONS = (
 _REMEDY_BUCKET_PERMISSIONS = (
     "Grant the permissions that infra/terraform/modules/bucket_s3 lists under 'runs'."
 )
+
+_INSTANCES = {"SPOT": "spot instances", "EC2": "on-demand instances, at their full price"}
+"""Types of compute environments that can run agents. A queue with environments of type SPOT and
+then EC2 falls back to on-demand instances."""
 
 _ORDER_PERMISSIONS = {
     "price": "ec2:DescribeSpotPriceHistory",
@@ -99,6 +107,7 @@ def check_account(
     for queue in options.queues:
         yield from _check_queue(queue, resolve_queue)
     if arns:
+        yield from _check_machines(options, storage, resolve_queue)
         checks = _AwsAccountChecks(
             options, storage, resolve_queue=resolve_queue, principal=AwsPrincipal(arns[0])
         )
@@ -130,13 +139,13 @@ def _check_queue(queue: str, resolve_queue: QueueResolver) -> Iterator[AccountCh
     for name in names:  # none if the queue accepts no jobs
         short = name.rpartition("/")[2]
         yield run_check(
-            f"compute environment {short} has spot instances",
+            f"compute environment {short} can run jobs",
             lambda n=name: _check_environment(n, queue, resolve_queue),  # type: ignore[misc]
         )
 
 
 def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> str:
-    """Raise `ConfigError` if jobs would wait indefinitely, or run on on-demand instances."""
+    """Raise `ConfigError` if jobs would wait indefinitely. Return what the instances are."""
     found = resolve_queue(queue)[0].describe_compute_environments([name])
     if not found:
         raise ConfigError(
@@ -155,19 +164,53 @@ def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> s
             "instances."
         )
     # An unmanaged environment has no computeResources, only the type 'UNMANAGED'.
-    if (kind := resources.get("type", environment.get("type"))) != "SPOT":
-        problems[f"Its type is {kind}."] = (
-            "Use environments of type SPOT; on-demand instances cost several times as much."
-        )
+    kind = str(resources.get("type", environment.get("type")))
+    if kind not in _INSTANCES:
+        problems[f"Its type is {kind}."] = "Use environments of type SPOT, or EC2 as a fallback."
     if not resources.get("maxvCpus"):
         problems["Its limit is 0 vCPUs."] = "Raise its maxvCpus."
     if problems:
         raise ConfigError(
-            f"The compute environment {name} cannot run jobs of the queue {queue} on spot "
-            f"instances. {' '.join(problems)}",
+            f"The compute environment {name} cannot run jobs of the queue {queue}. "
+            f"{' '.join(problems)}",
             do=" ".join(problems.values()),
         )
-    return f"up to {resources['maxvCpus']} vCPUs of {', '.join(resources['instanceTypes'])}"
+    types = ", ".join(resources["instanceTypes"])
+    return f"{_INSTANCES[kind]}: up to {resources['maxvCpus']} vCPUs of {types}"
+
+
+def _check_machines(
+    options: AwsBatchOptions, storage: str, resolve_queue: QueueResolver
+) -> Iterator[AccountCheck]:
+    """Check quotas, network, regions and image of the compute environments that can be read."""
+    regions: list[str] = []
+    found: dict[tuple[str, str], EnvironmentChecks] = {}
+
+    def read() -> None:
+        for queue in options.queues:
+            client, name = resolve_queue(queue)
+            order = (client.find_queue(name) or {}).get("computeEnvironmentOrder", [])
+            regions.append(client.region)
+            for one in client.describe_compute_environments(
+                [entry["computeEnvironment"] for entry in order]
+            ):
+                if one.get("computeResources", {}).get("type") in _INSTANCES:
+                    key = (client.region, one["computeEnvironmentName"])
+                    found[key] = EnvironmentChecks(options, client.region, one)
+
+    # What cannot be read has been reported by the checks of the queues.
+    run_check("", read)
+    for checks in found.values():
+        yield from checks.run()
+    if storage.startswith("s3://") and regions:
+        yield run_check(
+            "the bucket is in the region of the queues",
+            lambda: check_bucket_region(options, storage, list(dict.fromkeys(regions))),
+        )
+    yield run_check(
+        "the image is built for the processors of the machines",
+        lambda: check_architecture(options, list(found.values())),
+    )
 
 
 # --- rights, roles, logs and the image --------------------------------------------------------
@@ -211,6 +254,13 @@ class _AwsAccountChecks:
         if simulated.conclusive or not simulated.passed:
             yield simulated
             return
+        yield AccountCheck(
+            "the caller has batch:TerminateJob",
+            passed=True,
+            detail="a policy may permit it only for jobs with the tag of their queue, so a job "
+            "that does not exist cannot show it",
+            conclusive=False,
+        )
         # One queue as an example: a policy that permits only some queues is not detected.
         for queue in self._options.queues[:1]:
             client, name = self._resolve_queue(queue)
@@ -296,7 +346,10 @@ class _AwsAccountChecks:
         definition, job = f"{prefix}:job-definition/spotfit-0", f"{prefix}:job/0"
         yield AwsRequiredPermissions(("batch:SubmitJob",), (queue, definition))
         yield AwsRequiredPermissions(("batch:RegisterJobDefinition",), (definition,))
-        yield AwsRequiredPermissions(("batch:TagResource", "batch:TerminateJob"), (job,))
+        # The policies of infra/terraform permit both only with the tag of the queue.
+        queue_name = queue.rpartition("/")[2]
+        tags = {f"aws:{source}/{QUEUE_TAG}": queue_name for source in ("RequestTag", "ResourceTag")}
+        yield AwsRequiredPermissions(("batch:TagResource", "batch:TerminateJob"), (job,), tags)
         # These actions support no resource-level permissions.
         reads = ("DescribeJobDefinitions", "DescribeJobQueues", "DescribeJobs", "ListJobs")
         yield AwsRequiredPermissions(tuple(f"batch:{action}" for action in reads), ("*",))
@@ -307,7 +360,7 @@ class _AwsAccountChecks:
         if passed := tuple(filter(None, roles)):
             service = {"iam:PassedToService": _ECS_TASKS_SERVICE}
             yield AwsRequiredPermissions(("iam:PassRole",), passed, service)
-        stream = f"arn:{partition}:logs:{place}:log-group:{LOG_GROUP}:log-stream:x"
+        stream = f"arn:{partition}:logs:{place}:log-group:{self._options.log_group}:log-stream:x"
         yield AwsRequiredPermissions(("logs:GetLogEvents",), (stream,))
 
     def _bucket_permissions(self) -> Iterator[AwsRequiredPermissions]:
@@ -338,21 +391,29 @@ class _AwsAccountChecks:
         return f"{AwsPrincipal(arn).role_name}, by {_ECS_TASKS_SERVICE}"
 
     def _check_log_group(self) -> str:
+        group = self._options.log_group
         with skip_if_denied():
-            exists = self._account.has_log_group(LOG_GROUP)
-        return LOG_GROUP if exists else f"{LOG_GROUP} will be created with the first job"
+            exists = self._account.has_log_group(group)
+        if exists:
+            return group
+        # Batch creates only its own group; jobs of others would fail to start.
+        if group != LOG_GROUP:
+            raise ConfigError(
+                f"AwsBatchOptions(log_group={group!r}): the log group does not exist.",
+                do="`aws logs create-log-group`, or apply infra/terraform/stacks/aws.",
+            )
+        return f"{group} will be created with the first job"
 
     def _check_image(self) -> str:
         """Raise `ConfigError` if the image is missing. Checks only images in Amazon ECR."""
         image = self._options.image
-        host, _, path = image.partition("/")
-        labels = host.split(".")  # <account>.dkr.ecr.<region>.amazonaws.com
-        if labels[1:3] != ["dkr", "ecr"]:
+        parsed = environments.parse_ecr_image(image)
+        if parsed is None:
             raise CheckSkippedError(f"{image} is not in Amazon ECR")
-        repository, image_id = _parse_image_path(path)
+        account, region, repository, image_id = parsed
         with skip_if_denied():
-            exists = AwsAccountClient(labels[3], self._options.endpoint).has_image(
-                labels[0], repository, image_id
+            exists = AwsAccountClient(region, self._options.endpoint).has_image(
+                account, repository, image_id
             )
         if not exists:
             raise ConfigError(
@@ -378,12 +439,3 @@ def _allows_service(policy: Mapping[str, Any], service: str) -> bool:
         if statement.get("Effect") == "Allow" and service in allowed:
             return True
     return False
-
-
-def _parse_image_path(path: str) -> tuple[str, dict[str, str]]:
-    """Return the repository and the ECR image id of 'repository:tag' or 'repository@digest'."""
-    repository, _, digest = path.partition("@")
-    if digest:
-        return repository.partition(":")[0], {"imageDigest": digest}  # a digest overrides a tag
-    repository, _, tag = path.partition(":")
-    return repository, {"imageTag": tag or "latest"}

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.host import log, system
 from spotfit.host.plugins import require_module
@@ -36,6 +38,12 @@ _QUOTA_CODES = ("ServiceQuotaExceededException", "LimitExceededException")
 _CLIENT_ERROR_CODES = ("ClientException", "ValidationException")
 # Returned when the daily number of different spot placement score queries is exceeded.
 _SCORE_LIMIT_CODE = "MaxConfigLimitExceeded"
+_MANIFEST_TYPES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
 _QUOTA_WORDS = ("limit", "quota", "exceed")
 
 
@@ -120,10 +128,6 @@ class AwsBatchClient:
             lambda: batch.submit_job(
                 jobName=_NONEXISTENT_NAME, jobQueue=queue, jobDefinition=_NONEXISTENT_NAME
             ),
-        )
-        yield (
-            "batch:TerminateJob",
-            lambda: batch.terminate_job(jobId=str(uuid.UUID(int=0)), reason=_NONEXISTENT_NAME),
         )
         yield "batch:DescribeJobs", lambda: batch.describe_jobs(jobs=[str(uuid.UUID(int=0))])
         yield "batch:ListJobs", lambda: batch.list_jobs(jobQueue=queue, maxResults=1)
@@ -222,6 +226,83 @@ class AwsAccountClient:
             ):
                 return False
         return True
+
+    def vcpu_quota(self, code: str) -> tuple[str, float] | None:
+        """Return name and value of a quota of EC2; None if the region does not have it."""
+        quotas = self._client("service-quotas")
+        names = {"ServiceCode": "ec2", "QuotaCode": code}
+        with _translate_errors("read a quota (servicequotas:GetServiceQuota)"):
+            try:
+                quota = quotas.get_service_quota(**names)["Quota"]
+            except quotas.exceptions.NoSuchResourceException:
+                # An account that never changed the quota may have only the default value.
+                try:
+                    quota = quotas.get_aws_default_service_quota(**names)["Quota"]
+                except quotas.exceptions.NoSuchResourceException:
+                    return None
+        return str(quota["QuotaName"]), float(quota["Value"])
+
+    def describe_ec2(self, kind: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Return all pages of a description of EC2, such as 'security_groups'."""
+        operation = f"describe_{kind}"
+        key = "".join(word.capitalize() for word in kind.split("_"))
+        action = f"ec2:{''.join(word.capitalize() for word in operation.split('_'))}"
+        with _translate_errors(f"read the network of the machines ({action})"):
+            pages = self._client("ec2").get_paginator(operation).paginate(**arguments)
+            return [dict(one) for page in pages for one in page[key]]
+
+    def launch_template(self, template: Mapping[str, str]) -> dict[str, Any]:
+        """Return the data of the launch template that a compute environment refers to."""
+        names = {"launchTemplateId": "LaunchTemplateId", "launchTemplateName": "LaunchTemplateName"}
+        given = {names[key]: value for key, value in template.items() if key in names}
+        version = template.get("version") or "$Default"
+        with _translate_errors("read a launch template (ec2:DescribeLaunchTemplateVersions)"):
+            found = self._client("ec2").describe_launch_template_versions(
+                **given, Versions=[version]
+            )["LaunchTemplateVersions"]
+        return dict(found[0]["LaunchTemplateData"]) if found else {}
+
+    def bucket_region(self, bucket: str) -> str:
+        """Return the region of the bucket."""
+        errors = require_module("botocore.exceptions", extra="aws")
+        with _translate_errors("find the region of the bucket (s3:ListBucket)"):
+            try:
+                headers = self._client("s3").head_bucket(Bucket=bucket)["ResponseMetadata"]
+            except errors.ClientError as error:
+                # S3 names the region also if it denies access or wants another region.
+                headers = error.response.get("ResponseMetadata", {})
+                if "x-amz-bucket-region" not in headers.get("HTTPHeaders", {}):
+                    raise
+        return str(headers["HTTPHeaders"]["x-amz-bucket-region"])
+
+    def image_platforms(
+        self, account: str, repository: str, image_id: Mapping[str, str]
+    ) -> list[str]:
+        """Return the architectures of an image in ECR, such as 'amd64'; empty if not known.
+
+        An index lists them; a single image has its architecture in its configuration.
+        """
+        registry = self._client("ecr")
+        where = {"registryId": account, "repositoryName": repository}
+        with _translate_errors("read an image (ecr:BatchGetImage)"):
+            found = registry.batch_get_image(
+                **where, imageIds=[dict(image_id)], acceptedMediaTypes=list(_MANIFEST_TYPES)
+            )["images"]
+        manifest = msgspec.json.decode(found[0]["imageManifest"]) if found else {}
+        if "manifests" in manifest:
+            platforms = [one.get("platform", {}) for one in manifest["manifests"]]
+            # Attestations of the build are entries of an unknown platform.
+            names = [str(one.get("architecture", "unknown")) for one in platforms]
+            return [name for name in names if name != "unknown"]
+        digest = manifest.get("config", {}).get("digest")
+        if not digest:
+            return []
+        with _translate_errors("read an image (ecr:GetDownloadUrlForLayer)"):
+            url = registry.get_download_url_for_layer(**where, layerDigest=digest)["downloadUrl"]
+        session = require_module("botocore.httpsession", extra="aws").URLLib3Session(timeout=20)
+        request = require_module("botocore.awsrequest", extra="aws").AWSRequest("GET", url)
+        configuration = msgspec.json.decode(session.send(request.prepare()).content)
+        return [str(configuration["architecture"])] if "architecture" in configuration else []
 
     def _client(self, service: str) -> Any:
         return _client(service, self._region, self._endpoint)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
-from spotfit.provision.profile import check_minimums
+from spotfit.provision.profile import LOGIN_NAME, check_minimums
 from spotfit_provisioners.job_fields import images
+from spotfit_provisioners.job_fields.names import LabelRules, check_labels
+
+# Letters and digits of any language; `\w` without '_' is added by the set itself.
+_TAG_CHARACTERS = r"[\w\s.:/=+@-]"
+TAG_RULES = LabelRules(
+    name=re.compile(f"{_TAG_CHARACTERS}{{1,128}}"),
+    value=re.compile(f"{_TAG_CHARACTERS}{{0,256}}"),
+    reserved=("aws:", "spotfit:"),
+    max_count=40,  # of 50; spotfit has its own
+    source="https://docs.aws.amazon.com/batch/latest/userguide/using-tags.html",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +28,13 @@ class AwsBatchOptions:
     """Spot instances from AWS Batch job queues with compute environments of type SPOT."""
 
     provisioner: ClassVar[str] = "aws_batch"
+    questions: ClassVar[Mapping[str, str]] = {
+        "queues": "Job queues, separated by commas",
+        "region": "Region of the queues; empty: that of the AWS configuration",
+        "image": "Container image, in a registry that the machines can read",
+        "job_role": "ARN of the agents' role; empty: that of the instances",
+        "execution_role": "ARN of the role that pulls the image; empty: none",
+    }
 
     queues: tuple[str, ...] = ()
     """Names or ARNs of job queues; `eu-west-1:spot` is a queue of another region. A group is
@@ -48,13 +68,25 @@ class AwsBatchOptions:
     attempts: int = 10
     """How often Batch starts the agent of a machine, restarts after a lost host included; 1 to
     10."""
+    log_group: str = "/aws/batch/job"
+    """CloudWatch log group of the machines. The default one of Batch keeps everything
+    indefinitely."""
+    efa_devices: int = 0
+    """Number of Elastic Fabric Adapters per machine that containers use; 0: none. The compute
+    environment needs instance types and a launch template with them."""
     share_identifier: str = ""
     """Fair-share identifier, for queues with a scheduling policy."""
     pending_timeout_s: float = 600.0
     """How long a job may be RUNNABLE with a status reason before the reason is treated as a
     refusal. A compute environment that scales up from zero reports temporary reasons."""
     tags: dict[str, str] = field(default_factory=dict)
-    """Additional tags of jobs."""
+    """Additional tags of jobs and their ECS tasks. Instances have the tags of their compute
+    environment."""
+    cost_project: str = ""
+    """Value of the tag `spotfit:project` of everything that is rented, for the allocation of costs;
+    '' omits it."""
+    user: str = field(default="", metadata=LOGIN_NAME)
+    """Value of the tag `spotfit:user`; '' is the login name of the caller of `fit()`."""
     endpoint: str = ""
     """URL of the API; '' is AWS."""
 
@@ -67,11 +99,13 @@ class AwsBatchOptions:
                 "range that AWS Batch allows.",
                 do="Set attempts=10 or less. Machines that are lost more often are replaced.",
             )
+        check_labels(self.tags, TAG_RULES, option="AwsBatchOptions(tags=…)")
         check_minimums(
             self,
             workers_per_node=1,
             shared_memory_mib=0,
             pending_timeout_s=0,
+            efa_devices=0,
             above_zero=["memory_per_cpu_gib"],
         )
         if self.queue_order != "given" and not self.instance_types:

@@ -27,7 +27,6 @@ from spotfit.model.group import (
 from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_provisioners.aws_batch import checkup, render, states
-from spotfit_provisioners.aws_batch.checkup import LOG_GROUP
 from spotfit_provisioners.aws_batch.client import (
     AwsAccountClient,
     AwsBatchClient,
@@ -211,8 +210,8 @@ class AwsBatchProvisioner:
         account = AwsAccountClient(region, self.options.endpoint)
         return [
             MachineOutput(
-                f"attempt {number}, {LOG_GROUP} {stream}",
-                tuple(account.read_log(LOG_GROUP, stream, max_lines)),
+                f"attempt {number}, {self.options.log_group} {stream}",
+                tuple(account.read_log(self.options.log_group, stream, max_lines)),
             )
             for number, stream in enumerate(states.log_streams(job or {}), 1)
         ]

@@ -11,12 +11,17 @@ from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.aws_batch.instance_types import gpu_share
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.job_fields import hardware
-from spotfit_provisioners.job_fields.names import content_addressed_name, to_label
+from spotfit_provisioners.job_fields.names import allocation_labels, content_addressed_name
 
 BACKEND = "aws_batch"
 # https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html: 2 to 10,000 children
 MAX_NODES = 10_000
 ARRAY_INDEX_VARIABLE = "AWS_BATCH_JOB_ARRAY_INDEX"
+LOG_GROUP = "/aws/batch/job"
+"""The log group of Batch jobs, unless a job definition sets another one."""
+_UNLIMITED_MEMLOCK: Mapping[str, Any] = {"name": "memlock", "softLimit": -1, "hardLimit": -1}
+QUEUE_TAG = "spotfit:queue"
+"""Tag of jobs: the name of their queue, without region and account."""
 
 RETRY_RULES: Sequence[Mapping[str, str]] = (
     # The reason that Batch documents for a terminated spot instance.
@@ -45,7 +50,12 @@ def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
     body = {
         "definition": {"jobDefinitionName": content_addressed_name(definition), **definition},
         "queues": list(options.queues),
-        "tags": {"spotfit:run": to_label(request.run_name or "run"), **options.tags},
+        "tags": {
+            **options.tags,
+            **allocation_labels(
+                "spotfit:", run=request.run_name, user=options.user, project=options.cost_project
+            ),
+        },
         # The region of each queue is resolved by `submit`: the default one is read from files.
         **({"region": request.network} if request.network else {}),
     }
@@ -68,11 +78,28 @@ def job_request(
         "containerOverrides": {
             "environment": [{"name": name, "value": environment[name]} for name in environment]
         },
-        "tags": {**plan.body["tags"], "spotfit:token": plan.token},
+        # The policies of infra/terraform allow to terminate only jobs with the tag of their queue.
+        "tags": {
+            **plan.body["tags"],
+            "spotfit:token": plan.token,
+            QUEUE_TAG: queue.rpartition("/")[2],
+        },
         "propagateTags": True,
         **array,
         **fair,
     }
+
+
+def _efa_devices(count: int) -> list[dict[str, Any]]:
+    # https://docs.aws.amazon.com/batch/latest/userguide/efa.html
+    paths = [f"/dev/infiniband/uverbs{number}" for number in range(count)]
+    access = ["READ", "WRITE", "MKNOD"]
+    return [{"hostPath": path, "containerPath": path, "permissions": access} for path in paths]
+
+
+def _log_configuration(group: str) -> dict[str, Any]:
+    options = {"awslogs-group": group, "awslogs-stream-prefix": "spotfit"}
+    return {"logConfiguration": {"logDriver": "awslogs", "options": options}}
 
 
 def child_job_ids(job_id: str, nodes: int) -> list[str]:
@@ -106,7 +133,11 @@ def _job_definition(request: GroupRequest, options: AwsBatchOptions) -> dict[str
             "sharedMemorySize": shared_memory,
             # As process 1 the agent would have to reap orphans, and would ignore default signals.
             "initProcessEnabled": True,
+            **({"devices": _efa_devices(options.efa_devices)} if options.efa_devices else {}),
         },
+        # RDMA pins its buffers in memory.
+        **({"ulimits": [_UNLIMITED_MEMLOCK]} if options.efa_devices else {}),
+        **(_log_configuration(options.log_group) if options.log_group != LOG_GROUP else {}),
         # An empty text is not a valid ARN.
         **{name: arn for name, arn in roles.items() if arn},
     }

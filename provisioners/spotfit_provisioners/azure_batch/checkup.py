@@ -17,7 +17,8 @@ REMEDY_NO_POOL = (
     "Correct AzureBatchOptions(pool=…), or create the pool as docs/guides/azure_batch.md shows, or "
     "set account_id, vm_size and identity so that spotfit creates it."
 )
-_BATCH_API_VERSION = "2024-07-01"
+# Older versions are announced to be retired: https://github.com/Azure/Batch/issues/140
+_BATCH_API_VERSION = "2025-06-01"
 _IDENTITY_API_VERSION = "2023-01-31"
 _PERMISSIONS_API_VERSION = "2022-04-01"
 _NO_ACCOUNT = "account_id is not set, so Azure Resource Manager cannot be queried"

@@ -19,7 +19,8 @@ from spotfit.provision.api import last_lines
 _REQUEST_TIMEOUT_S = 20.0
 # A limit of the API: https://learn.microsoft.com/rest/api/batchservice/task/add-collection
 _TASKS_PER_REQUEST = 100
-_MANAGEMENT_VERSION = "2024-07-01"
+# Older versions are announced to be retired: https://github.com/Azure/Batch/issues/140
+_MANAGEMENT_VERSION = "2025-06-01"
 # Answers to a change of a job that has ended, or ends: the intended state is reached already.
 _JOB_ENDED_CODES = ("JobBeingTerminated", "JobBeingDeleted", "JobCompleted", "JobNotActive")
 # The node was removed, the files were deleted after their retention time, or the task waits.

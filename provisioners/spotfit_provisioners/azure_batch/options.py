@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
-from spotfit.provision.profile import check_minimums
+from spotfit.provision.profile import LOGIN_NAME, check_minimums
 from spotfit_provisioners.job_fields import images
+from spotfit_provisioners.job_fields.names import LabelRules, check_labels
+
+LABEL_RULES = LabelRules(
+    name=re.compile(r"[^<>%&\\?/]{1,512}"),
+    value=re.compile(r".{0,256}"),
+    reserved=("spotfit-",),
+    max_count=40,  # of 50; spotfit has its own
+    source="https://learn.microsoft.com/azure/azure-resource-manager/management/tag-resources",
+)
 
 MAX_POOL_NODES = 100
 """Limit of a pool with inter-node communication:
@@ -22,6 +33,14 @@ class AzureBatchOptions:
     """Spot nodes from an Azure Batch pool that scales to zero."""
 
     provisioner: ClassVar[str] = "azure_batch"
+    questions: ClassVar[Mapping[str, str]] = {
+        "endpoint": "URL of the Batch account, such as https://mine.westeurope.batch.azure.com",
+        "image": "Container image",
+        "registry": "Registry of the image, such as mine.azurecr.io; empty: a public one",
+        "account_id": "Resource id of the Batch account",
+        "identity": "Resource id of the managed identity of the nodes",
+        "vm_size": "VM size, such as Standard_D8ds_v5",
+    }
 
     endpoint: str = ""
     """URL of the Batch account, for example 'https://training.westeurope.batch.azure.com'.
@@ -43,10 +62,11 @@ class AzureBatchOptions:
     """Client id of the identity; needed if nodes have several identities."""
     vm_size: str = ""
     """For example 'Standard_NC4as_T4_v3'; the resources of the workers must fit into it."""
-    vm_image: str = "microsoft-dsvm:ubuntu-hpc:2204:latest"
+    # Batch ends its support of Ubuntu 22.04 on 2027-06-30: https://github.com/Azure/Batch/issues/200
+    vm_image: str = "microsoft-dsvm:ubuntu-hpc:2404:latest"
     """Publisher, offer, SKU and version of the nodes' operating system image. It must contain a
     container engine and, for GPUs, drivers."""
-    node_agent_sku: str = "batch.node.ubuntu 22.04"
+    node_agent_sku: str = "batch.node.ubuntu 24.04"
     """SKU of the Batch node agent for that image."""
     subnet: str = ""
     """Resource id of the nodes' subnet; '' is a network of Batch."""
@@ -62,7 +82,12 @@ class AzureBatchOptions:
     """URLs of blobs that are downloaded to the working directory before an agent starts;
     `identity` reads blobs that are not public."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Metadata of the jobs."""
+    """Additional metadata of jobs, and of the pool that is created."""
+    cost_project: str = ""
+    """Value of the metadata `spotfit-project` of everything that is rented, for the allocation of
+    costs; '' omits it."""
+    user: str = field(default="", metadata=LOGIN_NAME)
+    """Value of the metadata `spotfit-user`; '' is the login name of the caller of `fit()`."""
     management_endpoint: str = "https://management.azure.com"
     """URL of Azure Resource Manager, which creates pools."""
 
@@ -78,7 +103,7 @@ class AzureBatchOptions:
             problems[
                 f"AzureBatchOptions(vm_image={self.vm_image!r}) is not an image reference "
                 "of the form publisher:offer:sku:version."
-            ] = "Write for example vm_image='microsoft-dsvm:ubuntu-hpc:2204:latest'."
+            ] = "Write for example vm_image='microsoft-dsvm:ubuntu-hpc:2404:latest'."
         # Batch assigns private addresses only to nodes in a subnet of the user.
         if not self.public_ip and not self.subnet:
             problems[
@@ -91,6 +116,9 @@ class AzureBatchOptions:
                 "be stored unencrypted with the run's options."
             ] = "Remove the signature from the URL, and give `identity` access to the blob."
         errors = ErrorCollector()
+        errors.check(
+            lambda: check_labels(self.labels, LABEL_RULES, option="AzureBatchOptions(labels=…)")
+        )
         errors.check(lambda: check_minimums(self, workers_per_node=1))
         for problem, remedy in problems.items():
             errors.add(ConfigError(problem, do=remedy))

@@ -16,7 +16,11 @@ from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
 from spotfit_provisioners.job_fields import hardware
-from spotfit_provisioners.job_fields.names import content_addressed_name, to_label
+from spotfit_provisioners.job_fields.names import (
+    allocation_labels,
+    content_addressed_name,
+    to_label,
+)
 
 BACKEND = "azure_batch"
 
@@ -57,7 +61,12 @@ def plan(request: GroupRequest, options: AzureBatchOptions) -> GroupPlan:
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=options.max_nodes, backend="Azure Batch")
     gpus = hardware.count_gpus(request.resources_per_worker, slots)
-    labels = {"spotfit-run": to_label(request.run_name or "run"), **options.labels}
+    labels = {
+        **options.labels,
+        **allocation_labels(
+            "spotfit-", run=request.run_name, user=options.user, project=options.cost_project
+        ),
+    }
     body: dict[str, Any] = {
         "job": {
             "id": job_id(request.token),
@@ -148,8 +157,21 @@ def _pool_properties(options: AzureBatchOptions, formula: str) -> dict[str, Any]
         "interNodeCommunication": "Enabled",
         # A task has the whole machine, so that the loss of one affects one node of the run only.
         "taskSlotsPerNode": 1,
+        **_pool_metadata(options),
         **({"networkConfiguration": network} if options.subnet else {}),
     }
+
+
+def _pool_metadata(options: AzureBatchOptions) -> dict[str, Any]:
+    """Return the metadata by which costs of the pool are attributed; a pool is shared by runs.
+
+    Tags of the nodes would need an account with poolAllocationMode UserSubscription:
+    https://learn.microsoft.com/dotnet/api/microsoft.azure.batch.cloudpool.resourcetags
+    """
+    project = {"spotfit-project": to_label(options.cost_project)} if options.cost_project else {}
+    labels = {**options.labels, **project}
+    metadata = [{"name": name, "value": value} for name, value in labels.items()]
+    return {"metadata": metadata} if metadata else {}
 
 
 def _task(options: AzureBatchOptions, *, gpus: int) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-from spotfit.core.errors import ConfigError, ProvisionPermissionError
+from spotfit.core.errors import ConfigError, ProvisionPermissionError, QuotaError
 from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, skip_if_denied
+from spotfit_provisioners.gcp_batch import network
 from spotfit_provisioners.gcp_batch.client import GcpBatchClient, GcpRestClient
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
+from spotfit_provisioners.job_fields import images
 
 BATCH_PERMISSIONS = (
     "batch.jobs.create",
@@ -35,7 +37,7 @@ _REMEDY_ROLES = (
 
 
 def check_account(
-    options: GcpBatchOptions, open_client: Callable[[], GcpBatchClient]
+    options: GcpBatchOptions, open_client: Callable[[], GcpBatchClient], storage: str = ""
 ) -> Iterator[AccountCheck]:
     """Run all checks; without valid credentials only the first one."""
     clients: list[GcpBatchClient] = []
@@ -47,14 +49,16 @@ def check_account(
     yield run_check("Google Cloud credentials are valid", connect)
     for client in clients:
         yield run_check(f"jobs can be listed in {options.region}", client.check_access)
-        yield from _GcpAccountChecks(options, client).run()
+        yield from _GcpAccountChecks(options, client, storage).run()
 
 
 class _GcpAccountChecks:
     """Checks that need a client."""
 
-    def __init__(self, options: GcpBatchOptions, client: GcpBatchClient) -> None:
+    def __init__(self, options: GcpBatchOptions, client: GcpBatchClient, storage: str) -> None:
         self._options = options
+        self._bucket = storage.partition("://")[2].split("/")[0].split("?")[0]
+        self._has_bucket = storage.startswith(("gs://", "gcs://"))
         self._project = client.project
         self._services = GcpRestClient(options.endpoint)
 
@@ -72,6 +76,137 @@ class _GcpAccountChecks:
         yield run_check("the agents' service account can be used", self._check_service_account)
         yield run_check("agents have the required roles", self._check_agent_roles)
         yield run_check("the image exists", self._check_image)
+        yield run_check("the quota allows a machine", self._check_quota)
+        yield run_check("machines can connect to each other", self._check_firewall)
+        yield run_check("machines reach Google Cloud", self._check_routes)
+        yield run_check("the GPUs can run the image", self._check_gpu)
+        if self._has_bucket:
+            yield run_check("the bucket is near the machines", self._check_bucket_location)
+
+    # --- quotas and network ------------------------------------------------------------------
+
+    def _check_quota(self) -> str:
+        """Raise `QuotaError` if the quotas do not allow one machine."""
+        options = self._options
+        gpu = network.gpu_type(options.machine_type, options.accelerator)
+        with skip_if_denied():
+            region = self._get_compute_resource(f"regions/{options.region}") or {}
+            path = f"/compute/v1/projects/{self._project}"
+            project = self._services.get("compute", path, "read the quotas") or {}
+        # The number of machines, their cores and GPUs follow from a run; this is the least one.
+        short, enough = network.missing_quotas(
+            region.get("quotas", []),
+            project.get("quotas", []),
+            cpus=options.workers_per_node,
+            gpus=1 if gpu else 0,
+            gpu=gpu,
+        )
+        if short:
+            raise QuotaError(
+                f"The quotas of {self._project} in {options.region} do not allow a machine: "
+                f"{'; '.join(short)}. New projects have no quota for GPUs.",
+                do="Request higher values under IAM & Admin → Quotas, or `gcloud beta quotas "
+                "preferences create`.",
+            )
+        if not enough:
+            raise CheckSkippedError("Compute Engine does not name the quotas of the region")
+        return "; ".join(enough)
+
+    def _subnetworks(self) -> list[dict[str, Any]]:
+        """Return the subnetworks of the machines' network in the region."""
+        if self._options.instance_template:
+            raise CheckSkippedError("the network is that of the instance template")
+        path = f"/compute/v1/projects/{self._project}/regions/{self._options.region}/subnetworks"
+        with skip_if_denied():
+            found = self._services.get("compute", path, "list subnetworks") or {}
+        own = self._options.subnetwork.rpartition("/")[2]
+        return [
+            one
+            for one in found.get("items", [])
+            if str(one["network"]).rpartition("/")[2] == self._network and own in ("", one["name"])
+        ]
+
+    @property
+    def _network(self) -> str:
+        return self._options.network.rpartition("/")[2] or "default"
+
+    def _check_firewall(self) -> str:
+        """Raise `ConfigError` if no firewall rule lets agents connect to each other."""
+        subnetworks = self._subnetworks()
+        path = f"/compute/v1/projects/{self._project}/global/firewalls"
+        with skip_if_denied():
+            found = self._services.get("compute", path, "list firewall rules") or {}
+            account = self._service_account_email()
+        is_open = network.is_open_between_agents(
+            found.get("items", []),
+            network=self._network,
+            account=account,
+            ranges=[str(one["ipCidrRange"]) for one in subnetworks],
+        )
+        if is_open is None:
+            raise CheckSkippedError("only rules for network tags allow connections")
+        if not is_open:
+            raise ConfigError(
+                f"No firewall rule of the network {self._network} lets machines with the service "
+                f"account {account} connect to each other, so agents cannot reach each other.",
+                do=f"`gcloud compute firewall-rules create spotfit-agents --network {self._network}"
+                f" --allow tcp --source-service-accounts {account} "
+                f"--target-service-accounts {account}`, or apply infra/terraform/stacks/gcp.",
+            )
+        return f"network {self._network}"
+
+    def _check_routes(self) -> str:
+        """Raise `ConfigError` if machines without public address have no access to Google's APIs.
+
+        https://docs.cloud.google.com/vpc/docs/private-google-access
+        """
+        if self._options.external_ip:
+            return "with external addresses"
+        closed = [
+            one["name"] for one in self._subnetworks() if not one.get("privateIpGoogleAccess")
+        ]
+        if closed:
+            raise ConfigError(
+                "GcpBatchOptions(external_ip=False) needs Private Google Access, which is disabled "
+                f"in {', '.join(closed)}: machines could not reach the bucket and the registry.",
+                do=f"`gcloud compute networks subnets update {closed[0]} --region "
+                f"{self._options.region} --enable-private-ip-google-access`.",
+            )
+        return "by Private Google Access"
+
+    def _check_gpu(self) -> str:
+        """Raise `ConfigError` for GPUs that the CUDA version of a worker image does not support."""
+        gpu = network.gpu_type(self._options.machine_type, self._options.accelerator)
+        if not gpu:
+            return "no GPUs are configured"
+        # Tags of worker_image/bake.sh end with the kind of the image.
+        if not images.is_cuda_image(self._options.image):
+            raise CheckSkippedError("the name of the image does not tell its version of CUDA")
+        if network.lacks_cuda_13(gpu):
+            raise ConfigError(
+                f"CUDA 13, with which the worker image is built, does not support {gpu}.",
+                do="Choose a newer GPU, such as nvidia-tesla-t4 or nvidia-l4, or build an image "
+                "with CUDA 12.",
+            )
+        return f"CUDA 13 supports {gpu}"
+
+    def _check_bucket_location(self) -> str:
+        """Raise `ConfigError` if the bucket is in another region."""
+        path = f"/storage/v1/b/{quote(self._bucket, safe='')}?fields=location"
+        with skip_if_denied():
+            found = self._services.get("storage", path, "read the bucket")
+        if found is None:
+            raise ConfigError(
+                f"The bucket {self._bucket} does not exist.", do="Create it, or correct --storage."
+            )
+        location = str(found.get("location", ""))
+        if not network.bucket_serves_region(location, self._options.region):
+            raise ConfigError(
+                f"The bucket {self._bucket} is in {location}, but the machines are in "
+                f"{self._options.region}; traffic between regions is slow and billed.",
+                do="Use a bucket in the region of the machines.",
+            )
+        return location
 
     # --- regions and machines ----------------------------------------------------------------
 

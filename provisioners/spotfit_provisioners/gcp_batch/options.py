@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
-from spotfit.provision.profile import check_minimums
+from spotfit.provision.profile import LOGIN_NAME, check_minimums
 from spotfit_provisioners.job_fields import images
+from spotfit_provisioners.job_fields.names import LabelRules, check_labels
+
+# https://docs.cloud.google.com/batch/docs/organize-resources-using-labels reserves the prefixes.
+LABEL_RULES = LabelRules(
+    name=re.compile(r"[a-z][a-z0-9_-]{0,62}"),
+    value=re.compile(r"[a-z0-9_-]{0,63}"),
+    reserved=("goog-", "google-", "spotfit-"),
+    max_count=54,  # of 64; spotfit and Batch have their own
+    source="https://docs.cloud.google.com/resource-manager/docs/labels-overview",
+)
 
 # https://docs.cloud.google.com/batch/docs/automate-task-retries: 0 to 10
 MAX_RETRIES = 10
@@ -19,6 +31,13 @@ class GcpBatchOptions:
     """Spot VMs from Google Cloud Batch in one region."""
 
     provisioner: ClassVar[str] = "gcp_batch"
+    questions: ClassVar[Mapping[str, str]] = {
+        "project": "Project; empty: that of the credentials",
+        "region": "Region of the machines, such as us-central1",
+        "image": "Container image, in a registry that the machines can read",
+        "service_account": "Email of the agents' service account; empty: the default one",
+        "machine_type": "Machine type, such as g2-standard-8; empty: chosen by Batch",
+    }
 
     region: str = ""
     """Region of the jobs and machines, for example 'us-central1'."""
@@ -43,7 +62,11 @@ class GcpBatchOptions:
     """Name of an instance template that replaces `machine_type`, `accelerator`, `boot_disk_gb`
     and the network options; it must set the provisioning model SPOT."""
     boot_disk_gb: int = 0
-    """0 lets Batch choose."""
+    """0: 100 GB with GPUs, because a CUDA image does not fit into Batch's default; otherwise Batch
+    chooses."""
+    boot_image: str = "batch-cos"
+    """Operating system of the VMs, as Batch names it. 'batch-cos' is Container-Optimized OS, for
+    which firewall and GPU drivers are set up. '' lets Batch choose."""
     network: str = ""
     """For example 'global/networks/default'; '' is the default network."""
     subnetwork: str = ""
@@ -66,6 +89,11 @@ class GcpBatchOptions:
     """Write agents' output to Cloud Logging as well."""
     labels: dict[str, str] = field(default_factory=dict)
     """Additional labels of jobs and VMs."""
+    cost_project: str = ""
+    """Value of the label `spotfit-project` of everything that is rented, for the allocation of
+    costs; '' omits it."""
+    user: str = field(default="", metadata=LOGIN_NAME)
+    """Value of the label `spotfit-user`; '' is the login name of the caller of `fit()`."""
     endpoint: str = ""
     """URL of the API; '' is Google's. Credentials are not sent to http:// URLs."""
 
@@ -92,6 +120,9 @@ class GcpBatchOptions:
                 f"with {', '.join(conflicts)}: the template defines these properties."
             ] = f"Remove {', '.join(conflicts)}, or remove instance_template."
         errors = ErrorCollector()
+        errors.check(
+            lambda: check_labels(self.labels, LABEL_RULES, option="GcpBatchOptions(labels=…)")
+        )
         errors.check(
             lambda: check_minimums(
                 self,

@@ -115,8 +115,8 @@ class GcpBatchProvisioner:
         return [MachineOutput(f"{source}{retry}", tuple(lines)) for retry, lines in entries.items()]
 
     def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
-        """Check credentials, region, machines, permissions, the service account and the image."""
-        yield from checkup.check_account(self.options, self._client)
+        """Check credentials, region, machines, permissions, quotas, the network and the image."""
+        yield from checkup.check_account(self.options, self._client, storage)
 
     def _client(self) -> GcpBatchClient:
         return _client_for_region(self.options.project, self.options.region, self.options.endpoint)

@@ -13,7 +13,7 @@ from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 from spotfit_provisioners.gcp_batch.states import HOST_LOST_EXIT_CODES
 from spotfit_provisioners.job_fields import hardware
-from spotfit_provisioners.job_fields.names import to_label
+from spotfit_provisioners.job_fields.names import allocation_labels, to_label
 
 BACKEND = "gcp_batch"
 TASK_INDEX_VARIABLE = "BATCH_TASK_INDEX"
@@ -28,6 +28,7 @@ _DRIVER_VOLUMES = (
     "/var/lib/nvidia/lib64:/usr/local/nvidia/lib64",
     "/var/lib/nvidia/bin:/usr/local/nvidia/bin",
 )
+_GPU_BOOT_DISK_GB = 100
 # Container-Optimized OS accepts only SSH connections; agents and workers connect to each other.
 # The firewall of the VPC network still applies.
 _OPEN_FIREWALL_COMMAND = "/sbin/iptables -w -A INPUT -p tcp -j ACCEPT"
@@ -59,7 +60,12 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
         )
     limit = max_nodes(options)
     nodes = count_nodes(request, slots=slots, max_nodes=limit, backend="Google Cloud Batch")
-    labels = {"spotfit-run": to_label(request.run_name or "run"), **options.labels}
+    labels = {
+        **options.labels,
+        **allocation_labels(
+            "spotfit-", run=request.run_name, user=options.user, project=options.cost_project
+        ),
+    }
     body: dict[str, Any] = {
         "taskGroups": [_task_group(request, options, nodes)],
         "allocationPolicy": _allocation_policy(request, options, labels),
@@ -166,8 +172,12 @@ def _allocation_policy(
         # Machine types such as a2, a3 and g2 include their GPUs.
         if gpus and options.accelerator:
             policy["accelerators"] = [{"type": options.accelerator, "count": str(gpus)}]
-        if options.boot_disk_gb:
-            policy["bootDisk"] = {"sizeGb": str(options.boot_disk_gb)}
+        # Without an image Batch chooses it by the job's runnables, of which one is a script.
+        disk_gb = options.boot_disk_gb or (_GPU_BOOT_DISK_GB if gpus else 0)
+        disk = {"sizeGb": str(disk_gb)} if disk_gb else {}
+        image = {"image": options.boot_image} if options.boot_image else {}
+        if disk or image:
+            policy["bootDisk"] = {**disk, **image}
         instance = {"policy": policy}
     if gpus and options.install_gpu_drivers:
         instance["installGpuDrivers"] = True

@@ -44,6 +44,21 @@ def parse_image_software(image: str) -> Software:
     return Software(python=python[1], packages=versions)
 
 
+def is_cuda_image(image: str) -> bool:
+    """Return whether the tag names an image of `worker_image/bake.sh cuda`."""
+    return "cuda" in _tag_parts(image)
+
+
+def is_cpu_image(image: str) -> bool:
+    """Return whether the tag names an image of `worker_image/bake.sh cpu`."""
+    return "cpu" in _tag_parts(image)
+
+
+def _tag_parts(image: str) -> list[str]:
+    tag = image.rpartition("/")[2].partition(":")[2]
+    return tag.partition("@")[0].split("-")
+
+
 def _installed_version(name: str, image: str) -> str:
     if name == "python":
         # Images of one minor version are compatible: pickled bytecode depends on it only.

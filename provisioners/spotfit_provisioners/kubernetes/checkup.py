@@ -8,7 +8,7 @@ from functools import partial
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.api import AccountCheck, run_check, skip_if_denied
+from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, skip_if_denied
 from spotfit_provisioners.kubernetes import render
 from spotfit_provisioners.kubernetes.client import KubernetesClient, KubernetesPermission
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
@@ -29,8 +29,15 @@ PROVISION_PERMISSIONS = (
 )
 """Permissions of the caller, and of the agents, which submit replacements."""
 
+CREATE_PODS_PERMISSION = KubernetesPermission("create", "", "pods")
+"""Lets the doctor send a pod as a dry run. Runs do not need it: the Job controller creates pods."""
+
 READ_NODES_PERMISSION = KubernetesPermission("get", "", "nodes", is_cluster_wide=True)
 """Lets agents read the taints of their node. Without it SIGTERM is their only notice."""
+
+_REQUEST = GroupRequest(
+    token=Token("t-checkup"), num_workers=1, total_workers=1, run_name="checkup"
+)
 
 _REMEDY_BIND_ROLE = "Bind the role in infra/terraform/modules/kubernetes to"
 
@@ -77,6 +84,7 @@ def _check_cluster(cluster: KubernetesClient, options: KubernetesOptions) -> Ite
             lambda k=kind, n=name, d=do: _check_exists(cluster, k, name=n, do=d),  # type: ignore[misc]
         )
     yield run_check("a Job is admitted", lambda: _check_job_admission(cluster, options))
+    yield run_check("its pods are admitted", lambda: _check_pod_admission(cluster, options))
 
 
 def _referenced_objects(options: KubernetesOptions) -> Iterator[tuple[str, str, str]]:
@@ -134,8 +142,16 @@ def _check_exists(cluster: KubernetesClient, kind: str, *, name: str, do: str) -
 
 def _check_job_admission(cluster: KubernetesClient, options: KubernetesOptions) -> str:
     """Send a Job as a dry run, which checks quotas, policies and webhooks."""
-    request = GroupRequest(
-        token=Token("t-checkup"), num_workers=1, total_workers=1, run_name="checkup"
-    )
-    cluster.dry_run_job(render.plan(request, options).body)
+    cluster.dry_run(render.plan(_REQUEST, options).body)
     return "a dry run of one machine is admitted"
+
+
+def _check_pod_admission(cluster: KubernetesClient, options: KubernetesOptions) -> str:
+    """Send a pod as a dry run: Pod Security Admission and most quotas apply to pods only."""
+    if not cluster.is_allowed(CREATE_PODS_PERMISSION):
+        raise CheckSkippedError(
+            "the caller may not create pods, so whether the Pod Security Standard and the quotas "
+            "of the namespace admit them is not determined"
+        )
+    cluster.dry_run(render.pod_manifest(render.plan(_REQUEST, options)))
+    return f"a dry run of one pod is admitted, with pod_security={options.pod_security!r}"

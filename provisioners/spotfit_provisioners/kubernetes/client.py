@@ -191,11 +191,23 @@ class KubernetesClient:
         with _translate_errors(f"read the {kind} {name}"):
             return _none_if_missing(reads[kind]) is not None
 
-    def dry_run_job(self, job: Mapping[str, Any]) -> None:
-        """Create the Job as a dry run. Raises the error with which the cluster rejects it."""
-        with _translate_errors("create a Job"):
-            self._batch.create_namespaced_job(
-                self.namespace, dict(job), dry_run="All", **_RAW_RESPONSE
+    def dry_run(self, body: Mapping[str, Any]) -> None:
+        """Create the Job or Pod as a dry run. Raises the error with which the cluster rejects it.
+
+        Unknown fields are errors, which the API server otherwise ignores with a warning.
+        """
+        create: Mapping[str, Callable[..., Any]] = {
+            "Job": self._batch.create_namespaced_job,
+            "Pod": self._core.create_namespaced_pod,
+        }
+        kind = body["kind"]
+        with _translate_errors(f"create a {kind}"):
+            create[kind](
+                self.namespace,
+                dict(body),
+                dry_run="All",
+                field_validation="Strict",
+                **_RAW_RESPONSE,
             )
 
 
@@ -292,6 +304,15 @@ def to_provision_error(action: str, status: int, message: str) -> ProvisionError
             f"The ResourceQuota of the namespace is exceeded while trying to {action}: {message}",
             do="Request a larger ResourceQuota from the administrators of the cluster, or use "
             "fewer or smaller machines.",
+        )
+    # https://kubernetes.io/docs/concepts/security/pod-security-admission/ rejects pods, not Jobs.
+    if status == 403 and "violates PodSecurity" in message:
+        return ProvisionError(
+            f"The Pod Security Standard of the namespace rejects the request to {action}: "
+            f"{message}",
+            do="Remove what the message names from KubernetesOptions(pod_template=…), keep "
+            "pod_security='restricted', or use a namespace with a less strict label "
+            "pod-security.kubernetes.io/enforce.",
         )
     if status == 403:
         return ProvisionPermissionError(

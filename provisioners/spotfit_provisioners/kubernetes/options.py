@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
-from spotfit.provision.profile import check_minimums
+from spotfit.provision.profile import LOGIN_NAME, check_minimums
 from spotfit_provisioners.job_fields import images
+from spotfit_provisioners.job_fields.names import LabelRules, check_labels
+
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_DNS_PREFIX = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
+LABEL_RULES = LabelRules(
+    name=re.compile(f"(?:{_DNS_PREFIX}/)?{_NAME}"),
+    value=re.compile(f"(?:{_NAME})?"),
+    reserved=("spotfit.dev/", "batch.kubernetes.io/"),
+    source="https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/"
+    "#syntax-and-character-set",
+)
 
 _DEFAULT_GRACE_S = 30.0  # the default of Kubernetes
 # https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
@@ -19,6 +32,13 @@ class KubernetesOptions:
     """Pods on the spot nodes of a Kubernetes cluster."""
 
     provisioner: ClassVar[str] = "kubernetes"
+    questions: ClassVar[Mapping[str, str]] = {
+        "image": "Container image, in a registry that the nodes can read",
+        "context": "Context of the kubeconfig; empty: the current one",
+        "namespace": "Namespace; empty: that of the context",
+        "flavour": "Platform of the spot nodes: eks, karpenter, gke or aks; empty: none",
+        "service_account": "Service account of the agents; empty: default",
+    }
 
     image: str = ""
     """Container image with spotfit and the imports of the training function. `{python}` and
@@ -61,6 +81,23 @@ class KubernetesOptions:
     more by default, else 30 s."""
     labels: dict[str, str] = field(default_factory=dict)
     """Additional labels of Jobs and pods."""
+    cost_project: str = ""
+    """Value of the label `spotfit.dev/project` of everything that is rented, for the allocation of
+    costs; '' omits it."""
+    user: str = field(default="", metadata=LOGIN_NAME)
+    """Value of the label `spotfit.dev/user`; '' is the login name of the caller of `fit()`."""
+    extra_resources: dict[str, int] = field(default_factory=dict)
+    """Further resources of a pod, for example {'vpc.amazonaws.com/efa': 4} or {'rdma/hca': 1}."""
+    ephemeral_storage_gib: float = 2.0
+    """Requested space on the disk of the node; 0 requests none. Not a limit."""
+    pod_security: Literal["restricted", "none"] = "restricted"
+    """'restricted': pods satisfy the Pod Security Standard of that name, and the image must run as
+    a user other than root. 'none' sets no security context."""
+    pod_template: dict[str, Any] = field(default_factory=dict)
+    """Overrides of the pod template, with `metadata` and `spec` as in a manifest. Lists are merged
+    by name as in `kubectl patch`; the agents' container is named 'agent'."""
+    finished_ttl_s: int = 7 * 24 * 3600
+    """How long a Job is kept after its end, with the logs of its pods."""
 
     @property
     def termination_grace_s(self) -> float:
@@ -71,11 +108,14 @@ class KubernetesOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image", images.resolve_image(self.image))
+        check_labels(self.labels, LABEL_RULES, option="KubernetesOptions(labels=…)")
         check_minimums(
             self,
             workers_per_node=1,
             shared_memory_mib=0,
             grace_s=0,
+            ephemeral_storage_gib=0,
+            finished_ttl_s=0,
             above_zero=["memory_per_cpu_gib"],
         )
         if self.server and self.context:

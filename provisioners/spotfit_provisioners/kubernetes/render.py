@@ -5,6 +5,7 @@ Checked against golden files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,15 +13,16 @@ from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.job_fields import hardware
-from spotfit_provisioners.job_fields.names import to_label
+from spotfit_provisioners.job_fields.names import allocation_labels
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
+from spotfit_provisioners.kubernetes.pod_template import merge_pod_template
 
 BACKEND = "kubernetes"
 MAX_NODES = 10_000
 CONTAINER_NAME = "agent"
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 TOKEN_LABEL = "spotfit.dev/token"  # noqa: S105  # the name of a label
-RUN_LABEL = "spotfit.dev/run"
+LABEL_PREFIX = "spotfit.dev/"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 
@@ -31,6 +33,26 @@ _SPOT_NODES: Mapping[str, tuple[str, str, bool]] = {
     "karpenter": ("karpenter.sh/capacity-type", "spot", False),
     "gke": ("cloud.google.com/gke-spot", "true", True),
     "aks": ("kubernetes.azure.com/scalesetpriority", "spot", True),
+}
+
+# A node that looks under-used must not be removed: the replacement of its pod would take minutes,
+# and as often as the autoscaler consolidates. Announced spot interruptions are not affected.
+# https://karpenter.sh/docs/concepts/disruption/#pod-level-controls
+# https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md
+_NO_CONSOLIDATION: Mapping[str, str] = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+
+# Pods without these are rejected by the Pod Security Standard 'restricted':
+# https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted
+_RESTRICTED_POD: Mapping[str, Any] = {
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_RESTRICTED_CONTAINER: Mapping[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
 }
 
 # A disrupted or drained pod is replaced without counting as a failure. Any other exit fails the
@@ -69,9 +91,11 @@ def plan(request: GroupRequest, options: KubernetesOptions) -> GroupPlan:
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=MAX_NODES, backend="Kubernetes")
     labels = {
-        TOKEN_LABEL: request.token,
-        RUN_LABEL: to_label(request.run_name or "run"),
         **options.labels,
+        **allocation_labels(
+            LABEL_PREFIX, run=request.run_name, user=options.user, project=options.cost_project
+        ),
+        TOKEN_LABEL: request.token,
     }
     return GroupPlan(
         token=request.token,
@@ -130,10 +154,32 @@ def _job_manifest(
             # Only when a pod has ended, so that two pods never have the same index. Required with
             # a failure policy.
             "podReplacementPolicy": "Failed",
+            "ttlSecondsAfterFinished": options.finished_ttl_s,
             # Kueue resumes the Job when its queue has admitted it.
             **({"suspend": True} if kueue else {}),
-            "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(request, options)},
+            "template": _pod_template(request, options, labels),
         },
+    }
+
+
+def _pod_template(
+    request: GroupRequest, options: KubernetesOptions, labels: Mapping[str, str]
+) -> dict[str, Any]:
+    template = {
+        "metadata": {"labels": dict(labels), "annotations": dict(_NO_CONSOLIDATION)},
+        "spec": _pod(request, options),
+    }
+    return merge_pod_template(template, options.pod_template, container=CONTAINER_NAME)
+
+
+def pod_manifest(plan: GroupPlan) -> dict[str, Any]:
+    """Return one pod of the group, for a dry run: some admission rules apply to pods only."""
+    template = plan.body["spec"]["template"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": plan.token, **template["metadata"]},
+        "spec": template["spec"],
     }
 
 
@@ -146,6 +192,7 @@ def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
         "nodeSelector": {**({label: value} if label else {}), **options.node_selector},
         "tolerations": [*([taint] if is_tainted else []), *map(dict, options.tolerations)],
         "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
+        "securityContext": dict(_RESTRICTED_POD) if options.pod_security == "restricted" else {},
     }
     return {
         # Required with a failure policy: a lost container ends its pod.
@@ -162,6 +209,9 @@ def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
 def _container(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
     needs = _requests(request, options)
     names = _limited_resources(request, options)
+    disk_gib = options.ephemeral_storage_gib
+    disk = {"ephemeral-storage": f"{math.ceil(disk_gib * 1024)}Mi"} if disk_gib else {}
+    restricted = options.pod_security == "restricted"
     return {
         "name": CONTAINER_NAME,
         "image": options.image,
@@ -175,8 +225,12 @@ def _container(request: GroupRequest, options: KubernetesOptions) -> dict[str, A
             {"name": "SPOTFIT_SIGNAL_GRACE_S", "value": str(options.termination_grace_s)},
         ],
         "envFrom": [{"secretRef": {"name": request.token}}],
-        "resources": {"requests": needs, "limits": {name: needs[name] for name in names}},
+        "resources": {
+            "requests": {**needs, **disk},
+            "limits": {name: needs[name] for name in names},
+        },
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108  # of the pod
+        **({"securityContext": dict(_RESTRICTED_CONTAINER)} if restricted else {}),
     }
 
 
@@ -188,6 +242,7 @@ def _requests(request: GroupRequest, options: KubernetesOptions) -> dict[str, st
         "cpu": str(cpus),
         "memory": f"{_memory_mib(request, options)}Mi",
         **({options.gpu_resource: str(gpus)} if gpus else {}),
+        **{name: str(count) for name, count in options.extra_resources.items()},
     }
 
 
@@ -196,11 +251,12 @@ def _limited_resources(request: GroupRequest, options: KubernetesOptions) -> tup
     per_worker = request.resources_per_worker
     if not hardware.count_gpus(per_worker, options.workers_per_node):
         # All, so that the pods have the QoS class Guaranteed and are evicted last.
-        return ("cpu", "memory")
+        return ("cpu", "memory", *options.extra_resources)
     # A limit on CPUs throttles data loaders, and one on memory kills, while the rest of a node with
-    # GPUs is idle. GPUs have limits only:
-    # https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/
-    return (*(("memory",) if "memory" in per_worker else ()), options.gpu_resource)
+    # GPUs is idle. GPUs and other extended resources need limits, as they cannot be overcommitted:
+    # https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#extended-resources
+    memory = ("memory",) if "memory" in per_worker else ()
+    return (*memory, options.gpu_resource, *options.extra_resources)
 
 
 def _shared_memory_volume(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
-from spotfit.provision.profile import check_minimums
+from spotfit.provision.profile import LOGIN_NAME, check_minimums
 
 _CHOICES = {
     "launch_mode": ("jobs", "clusters"),
@@ -51,7 +51,12 @@ class SkyPilotOptions:
     """Environment variables of the agents. Must not contain secrets: they are stored unencrypted
     with the run."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Labels or tags of machines, on clouds that support them."""
+    """Additional labels or tags of machines, on clouds that support them."""
+    cost_project: str = ""
+    """Value of the label `spotfit-project` of everything that is rented, for the allocation of
+    costs; '' omits it."""
+    user: str = field(default="", metadata=LOGIN_NAME)
+    """Value of the label `spotfit-user`; '' is the login name of the caller of `fit()`."""
     recovery_strategy: Literal["", "FAILOVER", "EAGER_NEXT_REGION"] = ""
     """SkyPilot's recovery strategy for lost machines; '' is its default. 'FAILOVER' tries the
     region of the lost machine first."""

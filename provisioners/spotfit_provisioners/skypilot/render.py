@@ -11,6 +11,7 @@ from spotfit.core.ids import Token
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.job_fields import hardware
+from spotfit_provisioners.job_fields.names import allocation_labels
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
 
 BACKEND = "skypilot"
@@ -162,8 +163,10 @@ def _common_resources(request: GroupRequest, options: SkyPilotOptions) -> Iterat
         yield "image_id", options.image
     if options.disk_gib:
         yield "disk_size", options.disk_gib
-    if options.labels:
-        yield "labels", dict(options.labels)
+    labels = allocation_labels(
+        "spotfit-", run=request.run_name, user=options.user, project=options.cost_project
+    )
+    yield "labels", {**options.labels, **labels}
     if options.launch_mode == "jobs":
         # After a lost machine and after a drained agent, but not after errors.
         rules = {"max_restarts_on_errors": 0, "recover_on_exit_codes": [int(AgentExitCode.DRAINED)]}

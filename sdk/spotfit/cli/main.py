@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from spotfit.cli import checkpoint_commands, json_fields, render
+from spotfit.cli import checkpoint_commands, init_command, json_fields, render
 from spotfit.client.console import read_event_lines, read_events
 from spotfit.client.keyring import RunKeyring, open_authenticated
 from spotfit.client.request import default_provisioner, parse_provisioner
@@ -70,6 +70,7 @@ app = typer.Typer(
     cls=_CommandGroup, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False
 )
 app.add_typer(checkpoint_commands.app, name="checkpoints")
+app.command("init")(init_command.init)
 
 
 def _print_version(is_requested: bool) -> None:  # noqa: FBT001 - called by typer

@@ -29,7 +29,7 @@ from spotfit.core.units import (
     format_seconds,
     strip_control_characters,
 )
-from spotfit.host import log
+from spotfit.host import log, system
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
 from spotfit.ledger.keys import RUN_RANK, format_log_source
@@ -393,6 +393,62 @@ def _describe_wait(view: View) -> str:
     return f"{text}; last refusal: {view.last_refusal}" if view.last_refusal else text
 
 
+def _format_elapsed(view: View) -> str:
+    """Return "after 12 min: ", or '' if the start of the run is not known."""
+    elapsed_s = (system.wall_ms() - view.fit_started_at_ms) / 1000
+    return f"after {format_seconds(elapsed_s)}: " if view.fit_started_at_ms > 0 else ""
+
+
+class CheckpointThrottle:
+    """Decides which events of checkpoints are shown: the first one, then a count each minute.
+
+    A run may commit a checkpoint every second. Failures and deletions by hand are other events.
+    """
+
+    def __init__(self) -> None:
+        self._is_quiet = False
+        self._quiet_until: float | None = None
+        self._count = 0
+        self._latest = ""
+
+    def is_shown(self, event: JournalEvent) -> bool:
+        """Return whether the event is shown by itself; count it otherwise."""
+        if isinstance(event, CheckpointDropped):
+            return not self._is_quiet
+        if not isinstance(event, CheckpointCommitted):
+            return True
+        if self._is_quiet:
+            self._count += 1
+            self._latest = event.name
+            return False
+        self._is_quiet = True
+        return True
+
+    def next_message(self, now: float) -> str:
+        """Return a sentence about the checkpoints that were not shown, once a minute; else ''.
+
+        `now` is in seconds of monotonic time. After a minute without checkpoints, the next one is
+        shown again.
+        """
+        if not self._is_quiet:
+            return ""
+        if self._quiet_until is None:
+            self._quiet_until = now + PROGRESS_INTERVAL_S
+        if now < self._quiet_until:
+            return ""
+        self._quiet_until = None
+        self._is_quiet = self._count > 0
+        return self.flush()
+
+    def flush(self) -> str:
+        """Return a sentence about the checkpoints that were not shown; '' if there are none."""
+        if not self._count:
+            return ""
+        text = f"{format_count(self._count, 'checkpoint')} committed, the latest is {self._latest}"
+        self._count = 0
+        return text
+
+
 class RunConsole:
     """Prints worker output of a run, prefixed with the rank, and logs the events of its journal."""
 
@@ -402,6 +458,7 @@ class RunConsole:
         self._progress_at = -math.inf
         self._shown_progress = ""
         self._progress_reader = ProgressReader(store)
+        self._checkpoints = CheckpointThrottle()
         # Agents that store their last output before their group is released: validators, and those
         # of healthy machines that were replaced.
         self._leaving: dict[Token, set[AgentId]] = {}
@@ -409,10 +466,17 @@ class RunConsole:
     def on_entry(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
         """Log a journal entry at level INFO, and follow the output of the agents that it names.
 
+        Checkpoints that follow each other within a minute are counted, and logged at level DEBUG.
         Called by the handle for each new entry, in journal order.
         """
         event_type = entry.event.__struct_config__.tag
-        log.info("run.event", type=event_type, text=format_event(entry.event))
+        if isinstance(entry.event, FitEnded) and (text := self._checkpoints.flush()):
+            log.info("run.checkpoints", text=text)
+        text = format_event(entry.event)
+        if self._checkpoints.is_shown(entry.event):
+            log.info("run.event", type=event_type, text=text)
+        else:
+            log.debug("run.event", type=event_type, text=text)
         match entry.event:
             case RoundOpened(round=opened):
                 self.follow_round(opened)
@@ -454,11 +518,13 @@ class RunConsole:
             log.info("run.waiting", text=text)
 
     def show_progress(self, view: View, now: float) -> None:
-        """Log step, speed and metrics of the latest report, at most once a minute.
+        """Log elapsed time, step, speed and metrics of the latest report, at most once a minute.
 
         Called at each poll, like `show_reminder`. Reads the store once a minute while a round is
         open; logs nothing without a new report. A `StoreError` is logged as a warning.
         """
+        if text := self._checkpoints.next_message(now):
+            log.info("run.checkpoints", text=text)
         if view.round is None or now < self._progress_at:
             return
         is_first_poll = self._progress_at == -math.inf
@@ -471,7 +537,7 @@ class RunConsole:
             log.warning("output.unreadable", reason=error.message)
             return
         if text not in (self._shown_progress, format_progress(ReportedProgress())):
-            log.info("run.progress", text=text)
+            log.info("run.progress", text=f"{_format_elapsed(view)}{text}")
             self._shown_progress = text
 
     def follow_round(self, round_: Round) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import ipaddress
 import math
 import os
@@ -40,6 +41,16 @@ def own_address() -> str:
         except OSError:  # the machine has no network
             return "127.0.0.1"
         return str(probe.getsockname()[0])
+
+
+def login_name() -> str:
+    """Return the name of the user of this process; '' if the system does not know it."""
+    try:
+        return getpass.getuser()
+    # A container may run as a user id without entry: KeyError until Python 3.12, then OSError.
+    # ImportError: the system has no user database (Windows without USERNAME).
+    except (KeyError, OSError, ImportError):
+        return ""
 
 
 def interface_with_address(address: str) -> str | None:

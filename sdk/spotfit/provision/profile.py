@@ -31,12 +31,16 @@ import msgspec
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector, did_you_mean
-from spotfit.host import env, plugins
+from spotfit.host import env, machine, plugins
 from spotfit.provision.api import Provisioner
 
 
 class ProvisionerOptions(Protocol):
-    """The options object of a backend, such as `LocalOptions`: a frozen dataclass."""
+    """The options object of a backend, such as `LocalOptions`: a frozen dataclass.
+
+    Optionally it has `questions: ClassVar[Mapping[str, str]]`, the options that `spotfit init` asks
+    for, each with its question.
+    """
 
     provisioner: ClassVar[str]
     """The name of the backend."""
@@ -46,6 +50,12 @@ class ProvisionerOptions(Protocol):
 
 
 OptionsT = TypeVar("OptionsT")
+
+LOGIN_NAME: Mapping[str, str] = types.MappingProxyType({"spotfit.default": "login name"})
+"""Metadata of a dataclass field: `resolve_options` replaces '' by the login name of the caller.
+
+    user: str = field(default="", metadata=LOGIN_NAME)
+"""
 
 
 def parse_options(options_class: type[OptionsT], values_by_name: Mapping[str, Any]) -> OptionsT:
@@ -172,6 +182,10 @@ def resolve_options(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     # A variable that is set to '' counts as unset.
     from_environment = {option: text for option, text in variables.items() if text}
     values = {**options_from_profile(name), **from_environment, **overrides}
+    # Agents use the recorded options, so that replacements have the user of the caller as well.
+    for field in dataclasses.fields(options_class):
+        if field.metadata == LOGIN_NAME and not values.get(field.name):
+            values[field.name] = machine.login_name()
     return non_default_options(parse_options(options_class, values))
 
 
@@ -242,7 +256,7 @@ def _find_config_files() -> list[Path]:
 def _read_config_file(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".json":
-            return _unwrap_terraform_outputs(msgspec.json.decode(path.read_bytes()))
+            return parse_terraform_outputs(path.read_bytes())
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(
@@ -251,8 +265,12 @@ def _read_config_file(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _unwrap_terraform_outputs(content: Any) -> dict[str, Any]:
-    """Return plain JSON unchanged; replace terraform's `{"value": …}` objects by their values."""
+def parse_terraform_outputs(text: bytes) -> dict[str, Any]:
+    """Return the values of `terraform output -json` by name; plain JSON is returned unchanged.
+
+    Raises `msgspec.DecodeError` if the text is not a JSON object.
+    """
+    content = msgspec.json.decode(text)
     if not isinstance(content, dict):
         raise msgspec.DecodeError("the top level is not an object")
     return {

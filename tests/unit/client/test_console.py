@@ -6,16 +6,26 @@ import sys
 
 import pytest
 
-from spotfit.client.console import RunConsole, WaitReminder, WorkerLogTailer, format_log_line
+from spotfit.client.console import (
+    CheckpointThrottle,
+    RunConsole,
+    WaitReminder,
+    WorkerLogTailer,
+    format_log_line,
+)
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import Token
+from spotfit.host import system
 from spotfit.ledger import keys
 from spotfit.ledger.keys import VALIDATION_RANK
 from spotfit.model.events import (
+    CheckpointCommitted,
+    CheckpointDropped,
     FailureCause,
     FitEnded,
     GroupsReleased,
+    JournalEvent,
     NodeLost,
     RoundOpened,
     ValidationRequest,
@@ -362,6 +372,54 @@ def test_the_progress_is_shown_once_a_minute(caplog: pytest.LogCaptureFixture) -
     assert caplog.records[0].msg == "output.unreadable"
     store.fails_at = ""
     assert shown(330.0) == ["step 8, loss=0.25"]
+
+
+def test_the_progress_has_the_elapsed_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", logger="spotfit")
+    store = MemoryStore()
+    write_report(store, 0, step=7)
+    console = RunConsole(store)
+    view = a_view(round=a_round(), fit_started_at_ms=1_000)
+    monkeypatch.setattr(system, "wall_ms", lambda: 91_000)
+    for now in (0.0, 61.0):
+        console.show_progress(view, now)
+    assert [vars(one)["text"] for one in caplog.records] == ["after 90 s: step 7"]
+
+
+def committed(name: str) -> CheckpointCommitted:
+    return CheckpointCommitted(
+        name=name, round=1, report_index=0, metrics={}, ranks=(0,), size_bytes=1
+    )
+
+
+def test_checkpoints_are_shown_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="spotfit")
+    console, view = RunConsole(MemoryStore()), a_view()
+
+    def shown(now: float, *events: JournalEvent) -> list[str]:
+        caplog.clear()
+        for event in events:
+            console.on_entry(0, b"", an_entry(event))
+        console.show_progress(view, now)
+        return [vars(one)["text"] for one in caplog.records]
+
+    assert shown(0.0, committed("c1")) == ["checkpoint c1 committed (1 B)"]
+    assert shown(1.0, committed("c2"), CheckpointDropped(name="c1", reason="x")) == []
+    assert shown(30.0, committed("c3")) == []
+    assert shown(61.0) == ["2 checkpoints committed, the latest is c3"]
+    assert shown(62.0, committed("c4")) == []
+    ended = FitEnded(outcome="finished", reason="")
+    assert shown(63.0, ended) == ["1 checkpoint committed, the latest is c4", "run finished"]
+
+
+def test_a_checkpoint_after_a_quiet_minute_is_shown() -> None:
+    throttle = CheckpointThrottle()
+    event = committed("c")
+    assert throttle.is_shown(event)
+    assert [throttle.next_message(now) for now in (0.0, 61.0)] == ["", ""]
+    assert throttle.is_shown(event)
 
 
 def test_without_a_round_no_progress_is_read() -> None:

@@ -132,3 +132,15 @@ def test_a_configured_instance_precedes_the_node_of_a_pod(monkeypatch: pytest.Mo
     assert machine.instance_id() == "ip-10-0-0-1"
     monkeypatch.setenv("SPOTFIT_INSTANCE", "i-1")
     assert machine.instance_id() == "i-1"
+
+
+def test_unknown_user_has_no_login_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user id without an entry in /etc/passwd."""
+
+    def fail() -> str:
+        raise OSError("No username set in the environment")
+
+    monkeypatch.setattr("getpass.getuser", fail)
+    assert machine.login_name() == ""
+    monkeypatch.setattr("getpass.getuser", lambda: "jane")
+    assert machine.login_name() == "jane"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.errors import ConfigError
+from spotfit.host import machine
 from spotfit.provision.profile import provisioner_from_profile, resolve_options
 
 PROFILE = """
@@ -88,3 +89,13 @@ def test_invalid_file_is_reported(folder: Path, text: str, message: str) -> None
     (folder / "spotfit.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         resolve_options("local", {})
+
+
+@pytest.mark.usefixtures("folder")
+def test_user_is_the_login_name_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is recorded with the options, so that agents on machines use the same."""
+    monkeypatch.setattr(machine, "login_name", lambda: "jane")
+    assert resolve_options("kubernetes", {})["user"] == "jane"
+    assert resolve_options("kubernetes", {"user": "team"})["user"] == "team"
+    monkeypatch.setattr(machine, "login_name", lambda: "")
+    assert "user" not in resolve_options("kubernetes", {})

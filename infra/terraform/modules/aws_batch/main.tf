@@ -9,8 +9,11 @@ locals {
   # Older providers call `region` `name`; both have the id.
   region  = data.aws_region.here.id
   account = data.aws_caller_identity.here.account_id
+  queue   = "${var.name}-spot"
   tags    = merge({ "spotfit" = var.name }, var.tags)
-  baked   = "${aws_ecr_repository.worker.repository_url}:{spotfit}-py{python}-torch{torch}-${var.image_kind}"
+  # Of own images the architecture is not known.
+  types = var.image != "" ? [] : var.instance_types
+  baked = "${aws_ecr_repository.worker.repository_url}:{spotfit}-py{python}-torch{torch}-${var.image_kind}"
 }
 
 # --- the image ------------------------------------------------------------------------------------
@@ -26,6 +29,35 @@ resource "aws_ecr_repository" "worker" {
   }
 }
 
+# The registry keeps the images of recent versions; those of running jobs must not be among the others.
+resource "aws_ecr_lifecycle_policy" "worker" {
+  repository = aws_ecr_repository.worker.name
+
+  policy = jsonencode({
+    rules = [
+      {
+        rulePriority = 1
+        description  = "Layers of interrupted pushes."
+        selection    = { tagStatus = "untagged", countType = "sinceImagePushed", countUnit = "days", countNumber = 7 }
+        action       = { type = "expire" }
+      },
+      {
+        rulePriority = 2
+        description  = "The oldest images."
+        selection    = { tagStatus = "any", countType = "imageCountMoreThan", countNumber = var.kept_images }
+        action       = { type = "expire" }
+      },
+    ]
+  })
+}
+
+# The group of Batch itself, /aws/batch/job, keeps the output of all jobs of the account indefinitely.
+resource "aws_cloudwatch_log_group" "jobs" {
+  name              = "/spotfit/${var.name}"
+  retention_in_days = var.log_retention_days
+  tags              = local.tags
+}
+
 # --- machines -------------------------------------------------------------------------------------
 
 resource "aws_security_group" "agents" {
@@ -36,6 +68,16 @@ resource "aws_security_group" "agents" {
 
   ingress {
     description = "from members of this group"
+    from_port   = 0
+    to_port     = 0
+    protocol    = "-1"
+    self        = true
+  }
+
+  # EFA accepts traffic only by a rule that names the group:
+  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
+  egress {
+    description = "to members of this group"
     from_port   = 0
     to_port     = 0
     protocol    = "-1"
@@ -77,10 +119,32 @@ resource "aws_launch_template" "machine" {
     }
   }
 
+  # An adapter per network card; only the first one has an IP address of the machine's subnet.
+  dynamic "network_interfaces" {
+    for_each = range(var.efa_interfaces)
+
+    content {
+      device_index          = network_interfaces.value == 0 ? 0 : 1
+      network_card_index    = network_interfaces.value
+      interface_type        = "efa"
+      security_groups       = [aws_security_group.agents.id]
+      delete_on_termination = "true"
+    }
+  }
+
   tag_specifications {
     resource_type = "volume"
     tags          = local.tags
   }
+}
+
+# EFA needs machines in one cluster placement group, which is in one zone.
+resource "aws_placement_group" "cluster" {
+  count = var.cluster_placement || var.efa_interfaces > 0 ? 1 : 0
+
+  name     = "${var.name}-cluster"
+  strategy = "cluster"
+  tags     = local.tags
 }
 
 resource "aws_batch_compute_environment" "spot" {
@@ -96,9 +160,11 @@ resource "aws_batch_compute_environment" "spot" {
     max_vcpus           = var.max_vcpus
     instance_type       = var.instance_types
     instance_role       = aws_iam_instance_profile.machine.arn
-    security_group_ids  = [aws_security_group.agents.id]
-    subnets             = var.subnet_ids
-    tags                = local.tags
+    # EC2 rejects security groups beside network interfaces, which have their own.
+    security_group_ids = var.efa_interfaces > 0 ? null : [aws_security_group.agents.id]
+    placement_group    = one(aws_placement_group.cluster[*].name)
+    subnets            = var.subnet_ids
+    tags               = local.tags
 
     launch_template {
       launch_template_id = aws_launch_template.machine.id
@@ -106,17 +172,34 @@ resource "aws_batch_compute_environment" "spot" {
     }
   }
 
-  # An environment keeps its template version: a changed template creates a new environment.
   lifecycle {
+    # An environment keeps its template version: a changed template creates a new environment. Updating
+    # the environment instead would end its jobs after 30 minutes, or five days at most
+    # (https://docs.aws.amazon.com/batch/latest/APIReference/API_UpdatePolicy.html).
     create_before_destroy = true
     replace_triggered_by  = [aws_launch_template.machine.latest_version]
+
+    precondition {
+      condition     = var.image_kind == "cpu" || alltrue([for type in var.instance_types : can(regex("^(g|gr|p)[0-9]", type))])
+      error_message = "image_kind = \"cuda\" needs instance_types with GPUs, for example [\"g5\", \"g6\"]: jobs with GPUs would wait indefinitely in other families."
+    }
+
+    precondition {
+      condition     = var.image_kind == "cpu" || alltrue([for type in local.types : !can(regex("^(p2|p3|p3dn|g2|g3|g3s|g4ad)(\\.|$)", type))])
+      error_message = "The image is built with CUDA 13, which supports GPUs from Turing (g4dn) on. p2, p3 and g3 have older ones, and g4ad has GPUs of AMD."
+    }
+
+    precondition {
+      condition     = alltrue([for type in local.types : !can(regex("^(a1|p6e-gb[0-9]+|[a-z]+[0-9]+[a-z]*g[a-z]*)(\\.|$)", type))])
+      error_message = "The image is built for x86-64, but instance_types contains families with Graviton processors (arm64)."
+    }
   }
 
   depends_on = [aws_iam_role_policy_attachment.machine]
 }
 
 resource "aws_batch_job_queue" "spot" {
-  name     = "${var.name}-spot"
+  name     = local.queue
   state    = "ENABLED"
   priority = 1
   tags     = local.tags
@@ -207,7 +290,6 @@ data "aws_iam_policy_document" "controller" {
     actions = [
       "batch:RegisterJobDefinition",
       "batch:SubmitJob",
-      "batch:TagResource",
     ]
     resources = [
       aws_batch_job_queue.spot.arn,
@@ -216,10 +298,29 @@ data "aws_iam_policy_document" "controller" {
     ]
   }
 
+  # Job ids are random, so jobs of this queue are recognised by a tag that submitted jobs must have.
   statement {
-    sid       = "LetGo"
+    sid       = "TagOwnJobs"
+    actions   = ["batch:TagResource"]
+    resources = ["${local.arn}:batch:${local.region}:${local.account}:job/*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:RequestTag/spotfit:queue"
+      values   = [local.queue]
+    }
+  }
+
+  statement {
+    sid       = "LetGoOfOwnJobs"
     actions   = ["batch:TerminateJob"]
     resources = ["${local.arn}:batch:${local.region}:${local.account}:job/*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/spotfit:queue"
+      values   = [local.queue]
+    }
   }
 
   statement {
@@ -237,7 +338,7 @@ data "aws_iam_policy_document" "controller" {
   statement {
     sid       = "ReadWhatAgentsPrinted"
     actions   = ["logs:GetLogEvents"]
-    resources = ["${local.arn}:logs:${local.region}:${local.account}:log-group:/aws/batch/job:*"]
+    resources = ["${aws_cloudwatch_log_group.jobs.arn}:*"]
   }
 }
 

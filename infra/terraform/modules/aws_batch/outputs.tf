@@ -25,6 +25,16 @@ output "execution_role" {
   value       = aws_iam_role.execution.arn
 }
 
+output "log_group" {
+  description = "CloudWatch log group of the machines."
+  value       = aws_cloudwatch_log_group.jobs.name
+}
+
+output "efa_devices" {
+  description = "Elastic Fabric Adapters per machine."
+  value       = var.efa_interfaces
+}
+
 # Not options.
 
 output "other_repository" {
@@ -38,6 +48,6 @@ output "other_controller_policy_arn" {
 }
 
 output "other_security_group" {
-  description = "Service account of the agents."
+  description = "Security group of the machines."
   value       = aws_security_group.agents.id
 }

@@ -54,6 +54,30 @@ variable "image_kind" {
   }
 }
 
+variable "efa_interfaces" {
+  description = "Elastic Fabric Adapters per machine, as many as its instance type has network cards; 0: none. More than one needs private subnets with a NAT gateway or endpoints."
+  type        = number
+  default     = 0
+}
+
+variable "cluster_placement" {
+  description = "Whether machines are placed close to each other, in one zone; always with efa_interfaces. Spot capacity is scarcer."
+  type        = bool
+  default     = false
+}
+
+variable "kept_images" {
+  description = "Number of images that the registry keeps."
+  type        = number
+  default     = 30
+}
+
+variable "log_retention_days" {
+  description = "How long the output of machines is kept."
+  type        = number
+  default     = 30
+}
+
 variable "service_role" {
   description = "ARN of the service role of Batch; '' is AWSServiceRoleForBatch."
   type        = string

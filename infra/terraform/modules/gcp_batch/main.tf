@@ -30,6 +30,26 @@ resource "google_artifact_registry_repository" "worker" {
     immutable_tags = true
   }
 
+  # Images of recent versions are kept; those of running jobs must not be among the others.
+  cleanup_policies {
+    id     = "old"
+    action = "DELETE"
+
+    condition {
+      tag_state  = "ANY"
+      older_than = "7776000s" # 90 days
+    }
+  }
+
+  cleanup_policies {
+    id     = "recent"
+    action = "KEEP"
+
+    most_recent_versions {
+      keep_count = var.kept_images
+    }
+  }
+
   depends_on = [google_project_service.needed]
 }
 

@@ -67,6 +67,12 @@ variable "image_kind" {
   }
 }
 
+variable "kept_images" {
+  description = "Number of images that the registry keeps, however old they are."
+  type        = number
+  default     = 30
+}
+
 variable "labels" {
   description = "Labels or tags of all resources."
   type        = map(string)

@@ -4,10 +4,12 @@ locals {
   labels = merge({ "app.kubernetes.io/name" = "spotfit" }, var.labels)
 }
 
+# The standard rejects pods that could take over their node. Those of spotfit satisfy 'restricted', unless
+# KubernetesOptions(pod_template=…) adds, for example, the capability IPC_LOCK for RDMA.
 resource "kubernetes_namespace_v1" "runs" {
   metadata {
     name   = var.namespace
-    labels = local.labels
+    labels = merge(local.labels, { "pod-security.kubernetes.io/enforce" = var.pod_security })
   }
 }
 

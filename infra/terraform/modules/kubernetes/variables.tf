@@ -32,6 +32,12 @@ variable "service_account_annotations" {
   default     = {}
 }
 
+variable "pod_security" {
+  description = "Pod Security Standard of the namespace: restricted, baseline or privileged."
+  type        = string
+  default     = "restricted"
+}
+
 variable "users" {
   description = "Names of users who call fit()."
   type        = list(string)

@@ -36,12 +36,25 @@ resource "kubernetes_cron_job_v1" "sweep" {
 
             security_context {
               run_as_non_root = true
+
+              seccomp_profile {
+                type = "RuntimeDefault"
+              }
             }
 
             container {
               name    = "sweep"
               image   = var.image
               command = ["spotfit", "sweep", each.value.url]
+
+              # As the Pod Security Standard 'restricted' requires.
+              security_context {
+                allow_privilege_escalation = false
+
+                capabilities {
+                  drop = ["ALL"]
+                }
+              }
 
               env {
                 name = "SPOTFIT_RUN_SECRET"

@@ -25,11 +25,27 @@ locals {
   subnet_ids = length(var.subnet_ids) > 0 ? var.subnet_ids : data.aws_subnets.all.ids
 }
 
+data "aws_route_tables" "all" {
+  count  = var.s3_endpoint ? 1 : 0
+  vpc_id = local.vpc_id
+}
+
+resource "aws_vpc_endpoint" "s3" {
+  count = var.s3_endpoint ? 1 : 0
+
+  vpc_id            = local.vpc_id
+  vpc_endpoint_type = "Gateway"
+  service_name      = "com.amazonaws.${var.region}.s3"
+  route_table_ids   = data.aws_route_tables.all[0].ids
+  tags              = merge({ Name = "${var.name}-s3" }, var.tags)
+}
+
 module "bucket" {
   source = "../../modules/bucket_s3"
 
   name      = var.bucket
   deletable = var.deletable
+  tags      = var.tags
 }
 
 module "batch" {
@@ -43,6 +59,10 @@ module "batch" {
   max_vcpus          = var.max_vcpus
   image              = var.image
   image_kind         = var.image_kind
+  efa_interfaces     = var.efa_interfaces
+  cluster_placement  = var.cluster_placement
+  log_retention_days = var.log_retention_days
+  tags               = var.tags
   service_role       = var.service_role
   deletable          = var.deletable
 }
@@ -52,6 +72,7 @@ module "sweeper" {
   count  = length(var.swept_runs) > 0 ? 1 : 0
 
   name               = var.name
+  tags               = var.tags
   runs               = var.swept_runs
   image              = var.sweeper_image
   job_role           = module.batch.job_role

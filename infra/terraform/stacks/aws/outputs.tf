@@ -11,6 +11,8 @@ output "aws_batch" {
     image          = module.batch.image
     job_role       = module.batch.job_role
     execution_role = module.batch.execution_role
+    log_group      = module.batch.log_group
+    efa_devices    = module.batch.efa_devices
   }
 }
 

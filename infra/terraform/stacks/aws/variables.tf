@@ -50,6 +50,36 @@ variable "image_kind" {
   default     = "cpu"
 }
 
+variable "efa_interfaces" {
+  description = "Elastic Fabric Adapters per machine; 0: none."
+  type        = number
+  default     = 0
+}
+
+variable "cluster_placement" {
+  description = "Whether machines are placed close to each other, in one zone."
+  type        = bool
+  default     = false
+}
+
+variable "s3_endpoint" {
+  description = "Whether to create a gateway endpoint for S3 in the network, which is free: without it, private subnets reach the bucket through a NAT gateway, which charges per GiB. A network can have one."
+  type        = bool
+  default     = false
+}
+
+variable "log_retention_days" {
+  description = "How long the output of machines is kept."
+  type        = number
+  default     = 30
+}
+
+variable "tags" {
+  description = "Tags of all resources and machines."
+  type        = map(string)
+  default     = {}
+}
+
 variable "swept_runs" {
   description = "Runs of modules/sweeper_aws; empty: no sweeper is created."
   type = map(object({

@@ -16,6 +16,7 @@ module "cluster" {
   namespace                   = var.namespace
   image                       = var.image
   flavour                     = var.flavour
+  pod_security                = var.pod_security
   service_account_annotations = var.service_account_annotations
   users                       = var.users
   groups                      = var.groups

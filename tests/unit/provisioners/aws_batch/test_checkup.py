@@ -68,11 +68,20 @@ def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, AccountCheck]:
 def test_sound_account_passes_all_checks(sim: Simulator) -> None:
     findings = run_checks(sim)
     assert not failed_checks(findings)
-    assert all(one.conclusive for one in findings.values())
+    # The name of the image does not tell its version of CUDA.
+    assert [what for what, one in findings.items() if not one.conclusive] == [
+        "machines of spot can run the image"
+    ]
     assert list(findings) == [
         "AWS credentials are valid",
         "job queue spot accepts jobs",
-        "compute environment spot has spot instances",
+        "compute environment spot can run jobs",
+        "the quota of spot allows a machine",
+        "machines of spot can connect to each other",
+        "machines of spot reach AWS",
+        "machines of spot can run the image",
+        "the bucket is in the region of the queues",
+        "the image is built for the processors of the machines",
         "the caller may rent machines",
         "the agents' role can be assumed",
         "agents may rent machines",
@@ -90,15 +99,20 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
         "state": "DISABLED",
         "status": "INVALID",
         "statusReason": "CLIENT_ERROR - subnet-1 does not exist",
-        "computeResources": {"type": "EC2", "maxvCpus": 0, "instanceTypes": ["g5.xlarge"]},
+        "computeResources": {"type": "FARGATE_SPOT", "maxvCpus": 0, "instanceTypes": ["g5.xlarge"]},
     }
     sim.cloud.roles["agents"] = "ec2.amazonaws.com"  # type: ignore[attr-defined]
     sim.faults.deny_permissions(
         ["batch:TerminateJob", "agents s3:PutObject", "agents s3:DeleteObject"]
     )
     result = failed_checks(run_checks(sim, image=f"{IMAGE}:other", execution_role=f"{EXECUTION}-2"))
-    environment = result.pop("compute environment spot has spot instances")
-    for what in ("disabled", "INVALID: CLIENT_ERROR - subnet-1", "type is EC2", "is 0 vCPUs"):
+    environment = result.pop("compute environment spot can run jobs")
+    for what in (
+        "disabled",
+        "INVALID: CLIENT_ERROR - subnet-1",
+        "type is FARGATE_SPOT",
+        "is 0 vCPUs",
+    ):
         assert what in environment.detail
     assert {what: one.detail for what, one in result.items()} == {
         "the caller may rent machines": (
@@ -205,6 +219,7 @@ def test_denied_descriptions_are_inconclusive(sim: Simulator) -> None:
         "agents have the required permissions",
         "machine output is stored",
         "the image exists",
+        "machines of spot can run the image",
     }
     assert not run_checks(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
 
@@ -264,13 +279,76 @@ def test_trust_policy_is_checked(policy: dict[str, Any], is_allowed: bool) -> No
     assert checkup._allows_service(policy, "s") is is_allowed
 
 
-@pytest.mark.parametrize(
-    ("path", "repository", "which"),
-    [
-        ("a/b:1", "a/b", {"imageTag": "1"}),
-        ("a", "a", {"imageTag": "latest"}),
-        ("a:1@sha256:00", "a", {"imageDigest": "sha256:00"}),
-    ],
-)
-def test_image_reference_is_parsed(path: str, repository: str, which: dict[str, str]) -> None:
-    assert checkup._parse_image_path(path) == (repository, which)
+def test_on_demand_environment_is_described_as_a_fallback(sim: Simulator) -> None:
+    """A queue with environments of type SPOT and EC2 is AWS's own way to fall back."""
+    sim.cloud.compute_environment_overrides["spot"] = {  # type: ignore[attr-defined]
+        "computeResources": {"type": "EC2", "maxvCpus": 64, "instanceTypes": ["g5.xlarge"]},
+    }
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
+    detail = findings["compute environment spot can run jobs"].detail
+    assert detail == "on-demand instances, at their full price: up to 64 vCPUs of g5.xlarge"
+
+
+def test_surroundings_of_machines_are_checked_together(sim: Simulator) -> None:
+    surroundings = sim.cloud.surroundings  # type: ignore[attr-defined]
+    surroundings.vcpu_quota = 0.0
+    surroundings.accepts_own_members = False
+    surroundings.has_public_addresses = False
+    surroundings.image_architecture = "arm64"
+    surroundings.bucket_region = "us-east-1"
+    result = failed_checks(run_checks(sim))
+    assert {what: one.detail.partition(",")[0] for what, one in result.items()} == {
+        "the quota of spot allows a machine": "The quota of EC2 in sim-east-1 is too small for one "
+        "machine of spot",
+        "machines of spot can connect to each other": "The security groups sg-1 of spot do not "
+        "accept TCP connections from their own members",
+        "machines of spot reach AWS": "Machines of spot cannot reach the bucket",
+        "the bucket is in the region of the queues": "The bucket of s3://bucket/runs is in "
+        "us-east-1",
+        "the image is built for the processors of the machines": "The image is built for arm64",
+    }
+    assert all(one.do for one in result.values())
+
+
+def test_surroundings_that_may_not_be_read_are_inconclusive(sim: Simulator) -> None:
+    denied = ("SecurityGroups", "Subnets", "RouteTables", "VpcEndpoints")
+    sim.faults.deny_permissions(
+        [
+            *(f"ec2:Describe{kind}" for kind in denied),
+            "servicequotas:GetServiceQuota",
+            "ecr:BatchGetImage",
+        ]
+    )
+    findings = run_checks(sim)
+    assert not failed_checks(findings)
+    assert {what for what, one in findings.items() if not one.conclusive} == {
+        "the quota of spot allows a machine",
+        "machines of spot can connect to each other",
+        "machines of spot reach AWS",
+        "machines of spot can run the image",
+        "the image is built for the processors of the machines",
+    }
+
+
+def test_missing_log_group_of_the_user_is_reported(sim: Simulator) -> None:
+    """Batch creates only its own log group; jobs with another one fail to start."""
+    [(what, finding)] = failed_checks(run_checks(sim, log_group="/spotfit/mine")).items()
+    assert what == "machine output is stored"
+    assert "create-log-group" in finding.do
+
+
+def test_simulated_termination_has_the_tag_of_the_queue(
+    sim: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policies of infra/terraform permit to terminate only jobs with this tag."""
+    contexts: dict[str, Any] = {}
+
+    def record(_: Any, __: str, *, actions: Any, resources: Any, context: Any) -> list[str]:
+        contexts.update(dict.fromkeys(actions, context))
+        return []
+
+    monkeypatch.setattr(calls.AwsAccountClient, "list_denied_actions", record)
+    run_checks(sim)
+    assert contexts["batch:TerminateJob"]["aws:ResourceTag/spotfit:queue"] == "spot"
+    assert contexts["batch:TagResource"]["aws:RequestTag/spotfit:queue"] == "spot"

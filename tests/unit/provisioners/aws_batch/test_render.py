@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,3 +150,70 @@ def test_unsupported_requests_are_rejected(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         plan(request_, options)
+
+
+def container(**options: Any) -> dict[str, Any]:
+    body = plan(a_request(), AwsBatchOptions(queues=("spot",), image="i", **options)).body
+    properties: dict[str, Any] = body["definition"]["containerProperties"]
+    return properties
+
+
+def test_containers_get_the_efa_devices_and_unlimited_locked_memory() -> None:
+    """https://docs.aws.amazon.com/batch/latest/userguide/efa.html."""
+    properties = container(efa_devices=2)
+    first, second = properties["linuxParameters"]["devices"]
+    assert first == {
+        "hostPath": "/dev/infiniband/uverbs0",
+        "containerPath": "/dev/infiniband/uverbs0",
+        "permissions": ["READ", "WRITE", "MKNOD"],
+    }
+    assert second["hostPath"] == "/dev/infiniband/uverbs1"
+    assert properties["ulimits"] == [{"name": "memlock", "softLimit": -1, "hardLimit": -1}]
+    assert "devices" not in container()["linuxParameters"]
+
+
+def test_log_group_of_the_user_is_in_the_job_definition() -> None:
+    logs = container(log_group="/spotfit/mine")["logConfiguration"]
+    assert logs["logDriver"] == "awslogs"
+    assert logs["options"]["awslogs-group"] == "/spotfit/mine"
+    assert "logConfiguration" not in container()
+
+
+@pytest.mark.parametrize("queue", ["spot", "arn:aws:batch:eu-west-1:1:job-queue/spot"])
+def test_jobs_have_the_tag_of_their_queue_and_labels_for_costs(queue: str) -> None:
+    options = AwsBatchOptions(
+        queues=("spot",), image="i", user="Jane", cost_project="vision", tags={"team": "a"}
+    )
+    request = job_request(
+        plan(a_request(), options), queue=queue, definition="d", environment={}, share=""
+    )
+    assert request["tags"] == {
+        "team": "a",
+        "spotfit:run": "digits-1",
+        "spotfit:user": "jane",
+        "spotfit:project": "vision",
+        "spotfit:token": "t-0123456789ab",
+        "spotfit:queue": "spot",
+    }
+    assert request["propagateTags"] is True
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"efa_devices": 4, "log_group": "/spotfit/x", "tags": {"a": "b"}, "user": "jane"}],
+)
+def test_requests_pass_the_validation_of_botocore(options: dict[str, Any]) -> None:
+    loaders = pytest.importorskip("botocore.loaders")
+    from botocore.model import ServiceModel
+    from botocore.validate import ParamValidator
+
+    model = ServiceModel(loaders.Loader().load_service_model("batch", "service-2"))
+    planned = plan(a_request(8), AwsBatchOptions(queues=("spot",), image="i", **options))
+    job = job_request(planned, queue="spot", definition="d", environment={"A": "b"}, share="s")
+    for operation, arguments in (
+        ("RegisterJobDefinition", planned.body["definition"]),
+        ("SubmitJob", job),
+    ):
+        shape = model.operation_model(operation).input_shape
+        report = ParamValidator().validate(arguments, shape)
+        assert not report.has_errors(), report.generate_report()

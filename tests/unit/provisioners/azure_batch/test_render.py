@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,30 @@ def test_unsupported_requests_are_rejected(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         plan(request_, options)
+
+
+def test_jobs_and_pools_have_metadata_for_costs() -> None:
+    """A pool is shared by runs and users, so it has only the project and labels of the user."""
+    options = replace(MADE, user="Jane", cost_project="Vision", labels={"team": "a"})
+    body = plan(a_request(), options).body
+    assert {entry["name"]: entry["value"] for entry in body["job"]["metadata"]} == {
+        "team": "a",
+        "spotfit-run": "digits-1",
+        "spotfit-user": "jane",
+        "spotfit-project": "vision",
+    }
+    assert body["pool"]["body"]["properties"]["metadata"] == [
+        {"name": "team", "value": "a"},
+        {"name": "spotfit-project", "value": "vision"},
+    ]
+    assert pool_id(options) == pool_id(replace(options, user="Joe"))
+    assert pool_id(options) != pool_id(replace(options, cost_project="Other"))
+
+
+def test_nodes_run_an_image_that_batch_supports_beyond_june_2027() -> None:
+    """Support of Ubuntu 22.04 ends: https://github.com/Azure/Batch/issues/200."""
+    configuration = plan(a_request(), MADE).body["pool"]["body"]["properties"][
+        "deploymentConfiguration"
+    ]["virtualMachineConfiguration"]
+    assert configuration["imageReference"]["sku"] == "2404"
+    assert configuration["nodeAgentSkuId"] == "batch.node.ubuntu 24.04"

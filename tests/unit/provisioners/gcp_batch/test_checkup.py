@@ -41,7 +41,7 @@ def run_checks(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
     access = GcpBatchCloud.client_access(sim.server.url)
     result = {"image": f"{IMAGE}:sim", "machine_type": "g2-standard-8", **options}
     provisioner = GcpBatchProvisioner.with_options(**{**access.options, **result})
-    return {one.name: one for one in provisioner.check_account()}
+    return {one.name: one for one in provisioner.check_account("gs://bucket/runs")}
 
 
 def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
@@ -52,7 +52,10 @@ def failed_checks(findings: dict[str, AccountCheck]) -> dict[str, str]:
 def test_sound_project_passes_all_checks(sim: Simulator) -> None:
     findings = run_checks(sim, accelerator="nvidia-l4", service_account="")
     assert not failed_checks(findings)
-    assert all(one.conclusive for one in findings.values())
+    # The name of the image does not tell its version of CUDA.
+    assert [what for what, one in findings.items() if not one.conclusive] == [
+        "the GPUs can run the image"
+    ]
     assert findings["Google Cloud credentials are valid"].detail == f"project {PROJECT}"
     assert findings["the machine type is available"].detail == f"{REGION}-a"
     assert (
@@ -135,6 +138,8 @@ def test_denied_queries_are_inconclusive(sim: Simulator) -> None:
         "the machine type is available",
         "agents have the required roles",
         "the image exists",
+        "the quota allows a machine",
+        "the GPUs can run the image",
     }
     assert not run_checks(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
 
@@ -171,3 +176,31 @@ def test_missing_credentials_are_reported(sim: Simulator) -> None:
 )
 def test_image_reference_is_parsed_to_a_registry_path(image: str, path: str | None) -> None:
     assert checkup._artifact_registry_path(image) == path
+
+
+def test_network_quotas_and_bucket_are_checked_together(sim: Simulator) -> None:
+    cloud: Any = sim.cloud
+    cloud.project_quotas["GPUS_ALL_REGIONS"] = 0.0
+    cloud.region_quotas["PREEMPTIBLE_NVIDIA_L4_GPUS"] = 0.0
+    cloud.firewall_rules = []
+    cloud.bucket_location = "EUROPE-WEST4"
+    result = failed_checks(run_checks(sim, external_ip=False))
+    quota = result.pop("the quota allows a machine")
+    assert "GPUS_ALL_REGIONS is 0, needed 1; PREEMPTIBLE_NVIDIA_L4_GPUS is 0, needed 1" in quota
+    assert "lets machines with the service account" in result.pop(
+        "machines can connect to each other"
+    )
+    assert "Private Google Access, which is disabled in default" in result.pop(
+        "machines reach Google Cloud"
+    )
+    assert "is in EUROPE-WEST4" in result.pop("the bucket is near the machines")
+    assert not result
+
+
+def test_gpus_that_cuda_13_does_not_support_are_reported(sim: Simulator) -> None:
+    sim.cloud.images["worker"].add("1-cuda")  # type: ignore[attr-defined]
+    sim.cloud.machine_types |= {"n1-standard-8", "nvidia-tesla-v100"}  # type: ignore[attr-defined]
+    old = {"machine_type": "n1-standard-8", "accelerator": "nvidia-tesla-v100"}
+    [(what, detail)] = failed_checks(run_checks(sim, image=f"{IMAGE}:1-cuda", **old)).items()
+    assert what == "the GPUs can run the image"
+    assert "nvidia-tesla-v100" in detail

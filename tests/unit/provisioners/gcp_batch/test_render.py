@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -151,3 +152,31 @@ def test_unsupported_requests_are_rejected(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         plan(request_, options)
+
+
+def test_vms_run_the_image_for_which_firewall_and_drivers_are_set_up() -> None:
+    """Values of `AllocationPolicy.Disk.image` are listed in its documentation."""
+    [instance] = plan(a_request(), OPTIONS).body["allocationPolicy"]["instances"]
+    assert instance["policy"]["bootDisk"] == {"image": "batch-cos"}
+    batch_v1 = pytest.importorskip("google.cloud.batch_v1")
+    assert "batch-cos" in str(batch_v1.AllocationPolicy.Disk.__doc__)
+    chosen = plan(a_request(), replace(OPTIONS, boot_image=""))
+    assert "bootDisk" not in chosen.body["allocationPolicy"]["instances"][0]["policy"]
+
+
+def test_boot_disk_has_space_for_a_cuda_image() -> None:
+    options = replace(GPUS, boot_disk_gb=0)
+    [instance] = plan(a_request(4, GPU=1.0), options).body["allocationPolicy"]["instances"]
+    assert instance["policy"]["bootDisk"]["sizeGb"] == "100"
+
+
+def test_jobs_and_vms_have_labels_for_costs() -> None:
+    options = replace(OPTIONS, user="Jane.Doe", cost_project="Vision 2")
+    body = plan(a_request(), options).body
+    expected = {
+        "spotfit-run": "digits-1",
+        "spotfit-user": "jane-doe",
+        "spotfit-project": "vision-2",
+    }
+    assert body["allocationPolicy"]["labels"] == expected
+    assert body["labels"] == {**expected, "spotfit-token": "t-0123456789ab"}

@@ -76,3 +76,13 @@ def test_options_contain_the_resolved_image() -> None:
     assert (
         AwsBatchOptions(image="registry/spotfit:py{python}").image == f"registry/spotfit:py{MINOR}"
     )
+
+
+@pytest.mark.parametrize("suffix", ["", "-b2", "@sha256:00"])
+def test_kind_of_a_baked_image_is_recognized(suffix: str) -> None:
+    cuda = f"registry:5000/spotfit-cpu:0.1.0-py3.12-torch2.13.0-cuda{suffix}"
+    assert images.is_cuda_image(cuda)
+    assert not images.is_cpu_image(cuda)
+    assert images.is_cpu_image(cuda.replace("-cuda", "-cpu"))
+    assert images.parse_image_software(cuda).packages["torch"] == "2.13.0"
+    assert not images.is_cuda_image("registry/cuda")

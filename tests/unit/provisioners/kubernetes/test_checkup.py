@@ -44,6 +44,7 @@ def test_permissive_cluster_passes_all_checks(sim: Simulator) -> None:
         f"the caller may {permission.description}" for permission in PROVISION_PERMISSIONS
     } <= set(findings)
     assert findings["a Job is admitted"].detail == "a dry run of one machine is admitted"
+    assert findings["its pods are admitted"].detail.startswith("a dry run of one pod is admitted")
     assert not any(sim.cloud.state.objects.values()), "a dry run creates no objects"
 
 
@@ -107,3 +108,30 @@ def test_missing_credentials_do_not_stop_other_checks(sim: Simulator) -> None:
     result = failed_checks(run_checks(sim))
     assert "authentication failed" in result["the caller may create jobs"]
     assert "authentication failed" in result["a Job is admitted"]
+
+
+def test_pods_are_admitted_to_a_restricted_namespace(sim: Simulator) -> None:
+    sim.cloud.restricted_namespaces.add("default")  # type: ignore[attr-defined]
+    assert not failed_checks(run_checks(sim))
+
+
+def test_pod_that_the_security_standard_rejects_is_reported_although_its_job_is_admitted(
+    sim: Simulator,
+) -> None:
+    """Pod Security Admission enforces the standard for pods only."""
+    sim.cloud.restricted_namespaces.add("default")  # type: ignore[attr-defined]
+    findings = run_checks(sim, pod_security="none")
+    assert findings["a Job is admitted"].passed
+    [(what, detail)] = failed_checks(findings).items()
+    assert what == "its pods are admitted"
+    assert 'violates PodSecurity "restricted' in detail
+    assert "pod_security='restricted'" in findings[what].do
+
+
+def test_admission_of_pods_is_not_determined_without_permission_to_create_them(
+    sim: Simulator,
+) -> None:
+    sim.faults.deny_permissions(["create pods"])
+    finding = run_checks(sim)["its pods are admitted"]
+    assert (finding.passed, finding.conclusive) == (True, False)
+    assert "may not create pods" in finding.detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from spotfit_provisioners.kubernetes.options import KubernetesOptions
 from spotfit_provisioners.kubernetes.render import (
     INDEX_VARIABLE,
     plan,
+    pod_manifest,
     secret_manifest,
     service_manifest,
 )
@@ -73,7 +75,12 @@ def planned_pod(request: GroupRequest, options: KubernetesOptions = OPTIONS) -> 
 def test_gpu_worker_has_a_memory_limit_only_if_it_requests_memory() -> None:
     pod = planned_pod(a_request(1, GPU=1.0))
     assert pod["containers"][0]["resources"] == {
-        "requests": {"cpu": "3", "memory": "10240Mi", "nvidia.com/gpu": "1"},
+        "requests": {
+            "cpu": "3",
+            "memory": "10240Mi",
+            "nvidia.com/gpu": "1",
+            "ephemeral-storage": "2048Mi",
+        },
         "limits": {"nvidia.com/gpu": "1"},
     }
     assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory"}
@@ -85,7 +92,8 @@ def test_gpu_worker_has_a_memory_limit_only_if_it_requests_memory() -> None:
 
 def test_cpu_worker_has_limits_equal_to_its_requests() -> None:
     resources = planned_pod(a_request(1))["containers"][0]["resources"]
-    assert resources["limits"] == resources["requests"] == {"cpu": "1", "memory": "2048Mi"}
+    assert resources["limits"] == {"cpu": "1", "memory": "2048Mi"}
+    assert resources["requests"] == {**resources["limits"], "ephemeral-storage": "2048Mi"}
 
 
 def test_memory_limit_that_would_kill_is_rejected() -> None:
@@ -124,3 +132,100 @@ def test_missing_image_names_the_option() -> None:
     with pytest.raises(ConfigError, match="image") as error_info:
         plan(a_request(), KubernetesOptions())
     assert "SPOTFIT_KUBERNETES_IMAGE" in error_info.value.do
+
+
+def pod_template(options: KubernetesOptions) -> dict[str, Any]:
+    template: dict[str, Any] = plan(a_request(), options).body["spec"]["template"]
+    return template
+
+
+def test_autoscalers_do_not_consolidate_the_nodes_of_pods() -> None:
+    """Names: https://karpenter.sh/docs/concepts/disruption/ and the FAQ of the autoscaler."""
+    assert pod_template(OPTIONS)["metadata"]["annotations"] == {
+        "karpenter.sh/do-not-disrupt": "true",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    }
+
+
+def test_pods_satisfy_the_restricted_pod_security_standard() -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted."""
+    pod = pod_template(OPTIONS)["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert all(set(volume) <= {"name", "emptyDir"} for volume in pod["volumes"])
+
+
+def test_pod_security_none_sets_no_security_context() -> None:
+    pod = pod_template(KubernetesOptions(image="i", pod_security="none"))["spec"]
+    assert "securityContext" not in pod
+    assert "securityContext" not in pod["containers"][0]
+
+
+def test_jobs_pods_secrets_and_services_have_labels_for_costs() -> None:
+    options = KubernetesOptions(image="i", user="Jane.Doe", cost_project="Vision 2")
+    planned = plan(a_request(), options)
+    expected = {
+        "spotfit.dev/run": "digits-1",
+        "spotfit.dev/user": "jane-doe",
+        "spotfit.dev/project": "vision-2",
+        "spotfit.dev/token": "t-0123456789ab",
+    }
+    manifests = (planned.body, secret_manifest(planned, {}), service_manifest(planned))
+    labelled = [*(one["metadata"]["labels"] for one in manifests)]
+    labelled.append(planned.body["spec"]["template"]["metadata"]["labels"])
+    assert labelled == [expected] * 4
+
+
+def test_further_resources_are_requested_and_limited() -> None:
+    options = KubernetesOptions(image="i", extra_resources={"vpc.amazonaws.com/efa": 4})
+    resources = pod_template(options)["spec"]["containers"][0]["resources"]
+    assert resources["limits"]["vpc.amazonaws.com/efa"] == "4"
+    assert resources["requests"]["vpc.amazonaws.com/efa"] == "4"
+    assert resources["requests"]["ephemeral-storage"] == "2048Mi"
+    assert "ephemeral-storage" not in resources["limits"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        OPTIONS,
+        KubernetesOptions(
+            image="i",
+            flavour="aks",
+            priority_class="low",
+            image_pull_secrets=("x",),
+            extra_resources={"rdma/hca": 1},
+            pod_template={
+                "metadata": {"annotations": {"a": "b"}},
+                "spec": {
+                    "containers": [{"name": "agent", "securityContext": {"privileged": False}}],
+                    "volumes": [{"name": "data", "hostPath": {"path": "/data"}}],
+                },
+            },
+        ),
+    ],
+)
+def test_manifests_have_only_fields_and_types_of_the_client_library(
+    options: KubernetesOptions,
+) -> None:
+    """The models of the client are generated from the OpenAPI document of Kubernetes."""
+    client = pytest.importorskip("kubernetes.client")
+    planned = plan(a_request(), options)
+    manifests = {
+        "V1Job": planned.body,
+        "V1Secret": secret_manifest(planned, {"A": "b"}),
+        "V1Service": service_manifest(planned),
+        "V1Pod": pod_manifest(planned),
+    }
+    api = client.ApiClient()
+    for model, manifest in manifests.items():
+        response = SimpleNamespace(data=msgspec.json.encode(manifest).decode())
+        try:
+            parsed = api.deserialize(response, model)
+        except TypeError:  # newer generators have the content type as third argument
+            parsed = api.deserialize(response.data, model, "application/json")
+        assert api.sanitize_for_serialization(parsed) == manifest, model

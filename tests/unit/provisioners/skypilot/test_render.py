@@ -69,7 +69,11 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         ),
         ("instance_type", a_request(1, GPU=8.0), SkyPilotOptions(instance_type="p4d.24xlarge")),
         # The usual line of Ray: ScalingConfig(num_workers=2, use_gpu=True).
-        ("gpus_only", a_request(2, GPU=1.0), SkyPilotOptions(accelerator="L4")),
+        (
+            "gpus_only",
+            a_request(2, GPU=1.0),
+            SkyPilotOptions(accelerator="L4", infra=("aws/us-east-1",)),
+        ),
     ],
 )
 def test_plan_matches_its_golden_file(
