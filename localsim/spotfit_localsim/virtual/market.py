@@ -25,6 +25,8 @@ class SimMarketConfig:
     """The fraction of machines whose agent never starts."""
     failed_start_probability: float = 0.0
     """The fraction of machines that end with an error instead of starting their agent."""
+    restarts_per_machine: int = 0
+    """How often the API restarts the agent of a preempted machine on another one, by itself."""
     rejects_when_full: bool = False
     """Whether a request without capacity is refused instead of queued."""
     refusal_probability: float = 0.0

@@ -48,6 +48,7 @@ from spotfit.model.events import JournalEntry, LeaderElected
 from spotfit.model.spec import RunSpec, RunTiming
 from spotfit.model.topology import Member
 from spotfit.model.view import View
+from spotfit.policy import capacity
 from spotfit.policy.election import leadership_claim
 from spotfit.protocol.agent_leader import (
     AbortRound,
@@ -243,6 +244,8 @@ class Agent:
         """Why the agent exits without having read the run; '' otherwise."""
         self.is_drained = False
         """Whether the agent exits because the preemption deadline has passed."""
+        self.is_replaced = False
+        """Whether it then has a replacement, so that its backend need not restart the machine."""
         self.is_run_missing = False
         """Whether the agent exits because this machine does not share the run's directory."""
         ledger.set_entry_listener(self._on_journal_entry)
@@ -496,6 +499,7 @@ class Agent:
             and not self._round_participant.has_workers  # they may still save a checkpoint
         ):
             self.is_drained = True
+            self.is_replaced = capacity.is_replaced(view, self._member.token, self._member.node)
             return True
         if view.fit_end is not None:
             return self._leader is None or self._leader.is_finished

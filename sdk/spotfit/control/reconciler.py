@@ -162,6 +162,11 @@ class Reconciler:
         )
 
     @property
+    def requeues_itself(self) -> bool:
+        """Whether the backend restarts lost machines by itself, see `Traits.requeues_itself`."""
+        return self._provisioner.traits.requeues_itself
+
+    @property
     def all_groups_terminated(self) -> bool:
         """Whether machines were granted and the backend reports every one of them as terminated.
 
