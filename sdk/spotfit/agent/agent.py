@@ -48,7 +48,7 @@ from spotfit.model.events import JournalEntry, LeaderElected
 from spotfit.model.spec import RunSpec, RunTiming
 from spotfit.model.topology import Member
 from spotfit.model.view import View
-from spotfit.policy import capacity
+from spotfit.policy import capacity, preemption
 from spotfit.policy.election import leadership_claim
 from spotfit.protocol.agent_leader import (
     AbortRound,
@@ -292,8 +292,10 @@ class Agent:
         return max(now, min([*wake_times, *self._component_wakes(now)]))
 
     def _component_wakes(self, now: float) -> Iterator[float]:
-        if self._node_notice.deadline > now:
-            yield self._node_notice.deadline
+        if self._node_notice.notice is not None and self._node_notice.deadline > now:
+            margin_s = preemption.exit_margin_s(self._node_notice.notice)
+            deadline = self._node_notice.deadline
+            yield deadline - margin_s if deadline - margin_s > now else deadline
         yield self._journal_poller.next_poll_at(
             now,
             is_leading=self._leader is not None,
@@ -493,13 +495,8 @@ class Agent:
         if is_unknown or self._ledger.agent_id in view.lost_agents or self._is_orphaned():
             self.is_abandoned = True
             return True
-        if (
-            self._now >= self._node_notice.deadline
-            and view.fit_end is None
-            and not self._round_participant.has_workers  # they may still save a checkpoint
-        ):
+        if self._must_leave(view):
             self.is_drained = True
-            self.is_replaced = capacity.is_replaced(view, self._member.token, self._member.node)
             return True
         if view.fit_end is not None:
             return self._leader is None or self._leader.is_finished
@@ -509,6 +506,18 @@ class Agent:
         validation = view.current_validation
         is_validating = validation is not None and validation.agent == self._ledger.agent_id
         return group is not None and group.role == "train" and not is_validating
+
+    def _must_leave(self, view: View) -> bool:
+        """Whether the preemption deadline has passed, or is near and this node is replaced."""
+        notice = self._node_notice.notice
+        # Its workers may still save a checkpoint.
+        if notice is None or view.fit_end is not None or self._round_participant.has_workers:
+            return False
+        deadline = self._node_notice.deadline
+        if self._now < deadline - preemption.exit_margin_s(notice):
+            return False
+        self.is_replaced = capacity.is_replaced(view, self._member.token, self._member.node)
+        return self.is_replaced or self._now >= deadline
 
     def _is_orphaned(self) -> bool:
         """Whether neither the leader nor the bucket was reached for `orphan_timeout_s`."""

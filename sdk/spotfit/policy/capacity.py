@@ -188,20 +188,38 @@ def _is_requeued(state: LeaderState, token: Token, node: int) -> bool:
 def surplus_groups(view: View, state: LeaderState) -> list[Token]:
     """Return granted groups for workers that are not needed: none of their agents is connected.
 
-    Only if the connected machines that stay hold `max_workers`: either a replacement was requested
-    and the backend has restarted the lost machine as well, or the reverse.
+    Either a replacement was requested and the backend has restarted the lost machine as well, or
+    the reverse. Groups with a machine that runs are returned only once the connected machines that
+    stay hold `max_workers`: until then, any of them may be the first to join.
     """
-    if state.is_headless or not state.requeues_itself or not _is_complete(view, state):
+    if state.is_headless or not state.requeues_itself:
         return []
+    surplus = -missing_workers(view, state)
+    is_complete = _is_complete(view, state)
     connected = {status.member.token for status in state.members.values()}
-    return [
-        token
-        for token, group in view.groups.items()
-        if group.role == "train"
-        and group.handle is not None
-        and group.active_nodes
-        and token not in connected
-    ]
+    found: list[Token] = []
+    # First the groups of restarted machines, which were started last.
+    for token in sorted(view.groups, key=lambda t: not view.groups[t].lost_agent_by_restarted_node):
+        group = view.groups[token]
+        slots = len(group.active_nodes) * group.plan.slots_per_node
+        is_candidate = group.role == "train" and group.handle is not None and slots > 0
+        if not is_candidate or token in connected or slots > surplus:
+            continue
+        if is_complete or (_has_restarts(view) and _is_waiting(state, token)):
+            found.append(token)
+            surplus -= slots
+    return found
+
+
+def _has_restarts(view: View) -> bool:
+    return any(group.lost_agent_by_restarted_node for group in view.groups.values())
+
+
+def _is_waiting(state: LeaderState, token: Token) -> bool:
+    """Whether the backend has reported the group, and none of its machines runs."""
+    group_status = state.group_statuses.get(token)
+    nodes = group_status.nodes if group_status is not None else ()
+    return bool(nodes) and all(node.state is NodeState.WAITING for node in nodes)
 
 
 def _is_complete(view: View, state: LeaderState) -> bool:
