@@ -35,6 +35,8 @@ class SimMarketConfig:
     """The fraction of lost machines whose kernel closes its connections; others become silent."""
     status_lag_s: FloatRange = (0.5, 5.0)
     """How long the API reports a terminated machine as running."""
+    read_lag_s: float = 0.0
+    """How long the API does not show a group after it was requested."""
     lost_response_probability: float = 0.0
     """The fraction of API calls that are executed but whose response is lost."""
     latency_s: FloatRange = (0.05, 0.4)

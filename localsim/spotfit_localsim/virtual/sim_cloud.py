@@ -93,6 +93,8 @@ class SimInstanceGroup:
     lost_instances: list[SimInstance] = field(default_factory=list)
     """Preempted instances that have a successor."""
     is_released: bool = False
+    visible_at: float = 0.0
+    """From when on reads show the group."""
 
 
 class InstanceObserver(Protocol):
@@ -155,7 +157,8 @@ class SimCloud:
             SimInstance(plan.token, node, plan.slots_per_node, launch)
             for node in range(plan.num_nodes)
         ]
-        self.groups[plan.token] = SimInstanceGroup(plan, instances)
+        visible_at = self._engine.now + self._market.config.read_lag_s
+        self.groups[plan.token] = SimInstanceGroup(plan, instances, visible_at=visible_at)
         self._log("cloud", f"accepted {plan.num_nodes} machines for {plan.token}")
         self._engine.schedule_after(0.0, self._allocate)
         return None
@@ -163,7 +166,7 @@ class SimCloud:
     def status(self, token: Token, nodes: int) -> GroupStatus:
         """Return the status of the group that the API reports."""
         group = self.groups.get(token)
-        if group is None:
+        if group is None or not self.is_visible(token):
             return missing_group_status(nodes)
         now = self._engine.now
         # Billing starts when capacity is allocated, so an unbilled instance waits.
@@ -175,6 +178,11 @@ class SimCloud:
         return GroupStatus(
             nodes=tuple(instance.status(now) for instance in group.instances), refusal=refusal
         )
+
+    def is_visible(self, token: Token) -> bool:
+        """Return whether reads show the group."""
+        group = self.groups.get(token)
+        return group is not None and self._engine.now >= group.visible_at
 
     def release(self, token: Token) -> None:
         """Terminate all instances of the group."""
@@ -383,6 +391,7 @@ class SimCloudProvisioner:
             notice_s=market.notice_s,
             requeues_itself=market.restarts_per_machine > 0,
             status_lag_s=market.status_lag_s[1],
+            read_lag_s=market.read_lag_s,
             notice_sources=("sim",),
         )
 
@@ -404,7 +413,7 @@ class SimCloudProvisioner:
     def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
         """Return the group of the token."""
         self._send_request(plan.token)
-        is_known = plan.token in self._cloud.groups
+        is_known = self._cloud.is_visible(plan.token)
         self._receive_response()
         return self._handle(plan) if is_known else None
 

@@ -198,7 +198,7 @@ class Reconciler:
         result = self._background_calls.run(f"observe {token}", observe)
         if result is None or result.error is not None:
             return result is not None
-        status = self._without_unlisted(token, result.value, now)
+        status = self._without_unlisted(token, result.value)
         # Certain only for the time before the call, less the backend's own delay.
         as_of = self._observation_started_at - self._provisioner.traits.status_lag_s
         self.status_as_of = {**self.status_as_of, token: as_of}
@@ -211,9 +211,10 @@ class Reconciler:
             self.granted_at = {**self.granted_at, token: now}
         return True
 
-    def _without_unlisted(self, token: Token, status: GroupStatus, now: float) -> GroupStatus:
+    def _without_unlisted(self, token: Token, status: GroupStatus) -> GroupStatus:
         """The status, in which machines that the backend may not list yet are not GONE."""
-        is_certain = now - self._held_since[token] >= self._provisioner.traits.read_lag_s
+        age_s = self._observation_started_at - self._held_since[token]
+        is_certain = age_s >= self._provisioner.traits.read_lag_s
         if is_certain or all(node.is_known for node in status.nodes):
             return status
         previous = self.group_statuses.get(token)
@@ -342,7 +343,10 @@ class Reconciler:
         """From when on a group that a look-up has not found was never granted."""
         if token in self._planned_tokens and token not in self._submitted_tokens:
             return float("-inf")
-        return self._looked_up_at[token] + self._provisioner.traits.read_lag_s
+        read_lag_s = self._provisioner.traits.read_lag_s
+        # The call whose answer is collected now may have been made up to one interval ago.
+        delay_s = read_lag_s + _MAX_LOOK_UP_DELAY_S if read_lag_s else 0.0
+        return self._looked_up_at[token] + delay_s
 
     def _retry_later(self, token: Token, error: Exception, now: float) -> Wait:
         # Whether the cloud has executed the request is unknown. It is repeated with the same token:

@@ -188,44 +188,28 @@ def _is_requeued(state: LeaderState, token: Token, node: int) -> bool:
 def surplus_groups(view: View, state: LeaderState) -> list[Token]:
     """Return granted groups for workers that are not needed: none of their agents is connected.
 
-    Either a replacement was requested and the backend has restarted the lost machine as well, or
-    the reverse. Groups with a machine that runs are returned only once the connected machines that
-    stay hold `max_workers`: until then, any of them may be the first to join.
+    Only if the connected machines that stay hold `max_workers`: either a replacement was requested
+    and the backend has restarted the lost machine as well, or the reverse. Until then, any of them
+    may be the first to join.
     """
-    if state.is_headless or not state.requeues_itself:
+    if state.is_headless or not state.requeues_itself or not _is_complete(view, state):
         return []
-    surplus = -missing_workers(view, state)
-    is_complete = _is_complete(view, state)
     connected = {status.member.token for status in state.members.values()}
-    found: list[Token] = []
-    # First the groups of restarted machines, which were started last.
-    for token in sorted(view.groups, key=lambda t: not view.groups[t].lost_agent_by_restarted_node):
-        group = view.groups[token]
-        slots = len(group.active_nodes) * group.plan.slots_per_node
-        is_candidate = group.role == "train" and group.handle is not None and slots > 0
-        if not is_candidate or token in connected or slots > surplus:
-            continue
-        if is_complete or (_has_restarts(view) and _is_waiting(state, token)):
-            found.append(token)
-            surplus -= slots
-    return found
+    return [
+        token
+        for token, group in view.groups.items()
+        if group.role == "train"
+        and group.handle is not None
+        and group.active_nodes
+        and token not in connected
+    ]
 
 
-def _has_restarts(view: View) -> bool:
-    return any(group.lost_agent_by_restarted_node for group in view.groups.values())
-
-
-def _is_waiting(state: LeaderState, token: Token) -> bool:
-    """Whether the backend has reported the group, and none of its machines runs."""
-    group_status = state.group_statuses.get(token)
-    nodes = group_status.nodes if group_status is not None else ()
-    return bool(nodes) and all(node.state is NodeState.WAITING for node in nodes)
-
-
-def _is_complete(view: View, state: LeaderState) -> bool:
-    """Whether the connected machines that stay hold `max_workers`."""
+def _is_complete(view: View, state: LeaderState, *, without: AgentId | None = None) -> bool:
+    """Whether the connected machines that stay, other than `without`, hold `max_workers`."""
     staying = requeueable_members(view, state)
-    return sum(status.member.slots for status in staying) >= view.spec.max_workers
+    slots = sum(one.member.slots for one in staying if one.member.agent != without)
+    return slots >= view.spec.max_workers
 
 
 def workers_to_request(view: View, missing: int) -> int:
@@ -323,7 +307,7 @@ def _loss_while_connected(
             reason = "it was replaced after its preemption notice"
         elif is_train and is_full and is_last_attempt(state, token, node):
             reason = "it was replaced because its backend would not restart it again"
-        elif is_train and is_full and state.requeues_itself and agent != state.agent_id:
+        elif is_train and _is_surplus_member(view, state, agent):
             reason = _NOT_NEEDED
     if reason is not None:
         return NodeLost(token=token, node=node, agent=agent, reason=reason)
@@ -346,6 +330,21 @@ def _last_assigned(view: View) -> list[NodeAssignment | ValidationStarted]:
     """The nodes of the last round and of the current validation; a node may occur twice."""
     assignments = view.last_round.assignments if view.last_round else ()
     return [*assignments, *([view.current_validation] if view.current_validation else ())]
+
+
+def _is_surplus_member(view: View, state: LeaderState, agent: AgentId) -> bool:
+    """Whether an agent without a part in the round is not needed for the next one either.
+
+    A replacement and a machine that its backend has restarted may join at the same time.
+    """
+    if not state.requeues_itself or agent == state.agent_id or view.round is None:
+        return False
+    own = state.members[agent].member
+    # Its predecessor on the machine may be lost already, although its connection has not ended.
+    has_predecessor = any(
+        (one.token, one.node) == (own.token, own.node) for one in view.round.assignments
+    )
+    return not has_predecessor and _is_complete(view, state, without=agent)
 
 
 def _loss_while_disconnected(

@@ -57,11 +57,11 @@ _COMMIT_POLL_S = 1.0
 # workers cleanly is then still possible, and resuming from memory needs the node's replicas only.
 _DEADLINE_MARGIN_S = 2.0
 
-# An agent that has a replacement exits this long before the deadline, or a tenth of its notice if
+# An agent that has a replacement exits this long before the deadline, or a fifth of its notice if
 # that is shorter: otherwise its backend would restart the lost machine as well. It stops its
 # workers and stores its last log lines before.
-_EXIT_MARGIN_S = 3.0
-_EXIT_MARGIN_FRACTION = 0.1
+_EXIT_MARGIN_S = 5.0
+_EXIT_MARGIN_FRACTION = 0.2
 
 # Safety margins on the estimated duration of the final save: a fifth for varying throughput, and a
 # second for the manifests and the journal entry, which are written after the last upload.
