@@ -217,14 +217,13 @@ class Reconciler:
         is_certain = age_s >= self._provisioner.traits.read_lag_s
         if is_certain or all(node.is_known for node in status.nodes):
             return status
-        previous = self.group_statuses.get(token)
         # What a read has shown may be missing in the next one, which another server answers.
-        known = previous.nodes if previous else (NodeStatus(state=NodeState.WAITING),) * len(
-            status.nodes
-        )
+        previous = self.group_statuses.get(token)
+        shown = dict(enumerate(previous.nodes)) if previous is not None else {}
+        waiting = NodeStatus(state=NodeState.WAITING)
         nodes = tuple(
-            node if node.is_known else before
-            for node, before in zip(status.nodes, known, strict=True)
+            node if node.is_known else shown.get(index, waiting)
+            for index, node in enumerate(status.nodes)
         )
         return replace(status, nodes=nodes)
 
