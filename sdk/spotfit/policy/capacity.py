@@ -62,6 +62,7 @@ _MIN_BACKOFF_S = 0.5
 # row.
 _MAX_BOOT_FAILURES_PER_NODE = 20
 
+_REPLACED = "it was replaced after its preemption notice"
 _NOT_NEEDED = "all workers have other machines"
 
 
@@ -299,12 +300,14 @@ def _loss_while_connected(
         is_stopping = state.members[agent].running_round is not None
         if is_stopping and now - state.phase.since > view.spec.timing.stop_timeout_s:
             reason = "its workers did not stop in time"
+        elif _is_replaced_before_round(view, state, agent):
+            reason = _REPLACED
     elif view.round.assignment_of(agent) is None:
         is_train = view.groups[token].role == "train"
         is_full = view.round.world_size >= view.spec.max_workers
         # A round that was opened before the notice may have had no place for the agent.
         if view.notice_slots.get(agent, math.inf) <= view.round_opened_slot:
-            reason = "it was replaced after its preemption notice"
+            reason = _REPLACED
         elif is_train and is_full and is_last_attempt(state, token, node):
             reason = "it was replaced because its backend would not restart it again"
         elif is_train and _is_surplus_member(view, state, agent):
@@ -330,6 +333,17 @@ def _last_assigned(view: View) -> list[NodeAssignment | ValidationStarted]:
     """The nodes of the last round and of the current validation; a node may occur twice."""
     assignments = view.last_round.assignments if view.last_round else ()
     return [*assignments, *([view.current_validation] if view.current_validation else ())]
+
+
+def _is_replaced_before_round(view: View, state: LeaderState, agent: AgentId) -> bool:
+    """Whether an agent with a notice may exit before the next round is opened without it.
+
+    Its backend would restart the machine if the notice ended before.
+    """
+    status = state.members[agent]
+    is_idle = status.running_round is None and status.uploading_round is None
+    is_leaving = agent in view.notices and agent != state.agent_id
+    return state.requeues_itself and is_leaving and is_idle and _is_complete(view, state)
 
 
 def _is_surplus_member(view: View, state: LeaderState, agent: AgentId) -> bool:

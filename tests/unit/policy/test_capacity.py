@@ -541,6 +541,21 @@ def test_a_surplus_agent_is_lost_but_not_a_replacement() -> None:
     assert losses(noticed, state) == {}
 
 
+def test_a_replaced_agent_is_lost_between_rounds_once_its_uploads_have_ended() -> None:
+    """Its backend would restart the machine if its notice ended before the next round."""
+    view = a_view(notices={an_agent_id(1): a_notice()})
+    joined = a_member_status(2, member=a_member(2, token=Token("t-r"), node=0))
+    view = replace(view, groups={**view.groups, Token("t-r"): a_group(token=Token("t-r"), nodes=1)})
+    members = member_statuses(a_member_status(0), a_member_status(1), joined)
+    state = a_leader_state(members=members, requeues_itself=True)
+    assert losses(view, state) == {1: "it was replaced after its preemption notice"}
+    assert losses(view, replace(state, requeues_itself=False)) == {}
+    assert losses(view, replace(state, agent_id=an_agent_id(1))) == {}, "it hands over first"
+    uploading = a_member_status(1, uploading_round=1)
+    busy = replace(state, members=member_statuses(a_member_status(0), uploading, joined))
+    assert losses(view, busy) == {}
+
+
 def test_a_new_agent_is_kept_while_its_predecessor_is_still_connected() -> None:
     """The connection of a host that has lost its power ends only after a timeout."""
     successor = a_member_status(2, member=a_member(1, agent=AgentId("newcomer")))
