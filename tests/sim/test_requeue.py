@@ -88,5 +88,3 @@ def test_late_reads_rent_no_second_machine(*, with_notice: bool) -> None:
         scenario = one_loss("follower", with_notice=with_notice, capacity=10, read_lag_s=50.0)
         result = simulate(scenario, seed)
         assert (result.outcome, result.machine_count) == ("finished", 3), seed
-
-

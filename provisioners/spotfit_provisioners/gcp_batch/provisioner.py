@@ -45,8 +45,8 @@ class GcpBatchProvisioner:
             notice_s=self.options.notice_s,
             requeues_itself=self.options.max_retries > 0,
             observe_interval_s=10.0,
-            # https://google.aip.dev/121 requires that a Get shows a completed Create, but Batch does
-            # not promise it, and its tasks appear later than the job.
+            # https://google.aip.dev/121 requires that a Get shows a completed Create, but Batch
+            # does not promise it, and its tasks appear later than the job.
             read_lag_s=60.0,
             notice_sources=("gcp", "signal"),
             shared_directories="never",

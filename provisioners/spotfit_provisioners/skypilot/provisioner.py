@@ -63,7 +63,7 @@ class SkyPilotProvisioner:
             notice_s=min(_NOTICE_S[cloud] for cloud in clouds) if all_send_notices else 0.0,
             requeues_itself=self.options.launch_mode == "jobs",
             observe_interval_s=20.0,
-            # A launch is a background request of SkyPilot's server: its job or cluster appears late.
+            # A launch is a background request of SkyPilot's server: its job appears late.
             read_lag_s=60.0,
             notice_sources=("machine", "signal"),
             shared_directories="never" if configured and not configured & _SITES else "possibly",

@@ -112,8 +112,9 @@ def missing_group_status(
 ) -> GroupStatus:
     """Return the status of a group that the backend has no record of: `num_nodes` GONE machines.
 
-    They are not `is_known`, so that a group that was submitted a moment ago counts as waiting. For implementations of `Provisioner.observe`. `reason` is shown as the reason of each loss, such
-    as "Slurm does not know the job".
+    They are not `is_known`, so that a group that was submitted a moment ago counts as waiting.
+    For implementations of `Provisioner.observe`. `reason` is shown as the reason of each loss,
+    such as "Slurm does not know the job".
     """
     return GroupStatus(
         nodes=tuple(

@@ -166,7 +166,8 @@ def find_group(
     For a request whose outcome is unknown, and whose machines are to be released. A backend that
     can look up a token implements `find_group(plan, launch)`, which starts nothing. For others the
     request is repeated, which may start machines: the caller then cancels them. None also if that
-    is refused, and for `Traits.read_lag_s` after the submission: the caller asks again. Blocks on the backend's API, and raises what `submit` raises.
+    is refused, and for `Traits.read_lag_s` after the submission: the caller asks again. Blocks on
+    the backend's API, and raises what `submit` raises.
     """
     # Not a part of the protocol, so that it has four calls only (decision 0006).
     method = getattr(provisioner, "find_group", None)

@@ -481,9 +481,7 @@ def test_a_restart_that_the_backend_reports_loses_only_the_agent() -> None:
     (lost,) = find_lost_nodes(FORMING, state, NOW + 5.1)
     assert (lost.agent, lost.machine_returned) == (an_agent_id(1), True)
     assert lost.cause is FailureCause.PREEMPTION
-    assert (
-        lost.reason == "Host EC2 (instance i-1) terminated.; its backend restarts the machine"
-    )
+    assert lost.reason == "Host EC2 (instance i-1) terminated.; its backend restarts the machine"
     certain = replace(state, status_as_of={TOKEN: NOW})
     assert losses(FORMING, certain, NOW + 0.1).keys() == {1}
 
@@ -500,9 +498,7 @@ def test_a_machine_on_its_last_attempt_is_replaced_after_the_rejoin_timeout() ->
 
 
 def test_a_restarting_machine_counts_until_the_boot_timeout() -> None:
-    state = a_requeueing_state(
-        NodeState.RUNNING, NodeState.WAITING, loss_recorded_at={TOKEN: NOW}
-    )
+    state = a_requeueing_state(NodeState.RUNNING, NodeState.WAITING, loss_recorded_at={TOKEN: NOW})
     assert missing_workers(RESTARTING, state) == 0
     assert losses(RESTARTING, state, NOW + 900.0) == {}
     (lost,) = find_lost_nodes(RESTARTING, state, NOW + 901.0)

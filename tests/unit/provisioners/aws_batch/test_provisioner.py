@@ -15,11 +15,11 @@ from spotfit.core.ids import Token
 from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.testing.builders import ManualClock
 from spotfit_localsim.clouds import aws_batch as simulated_cloud
 from spotfit_localsim.clouds.aws_batch import AwsBatchCloud
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
-from spotfit.testing.builders import ManualClock
 from spotfit_provisioners.aws_batch import client as calls
 from spotfit_provisioners.aws_batch import provisioner as provisioner_module
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
