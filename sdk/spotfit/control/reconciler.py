@@ -198,9 +198,10 @@ class Reconciler:
         result = self._background_calls.run(f"observe {token}", observe)
         if result is None or result.error is not None:
             return result is not None
-        status = self._without_unlisted(token, result.value)
+        traits = self._provisioner.traits
+        status = self._without_unlisted(token, result.value, traits.read_lag_s)
         # Certain only for the time before the call, less the backend's own delay.
-        as_of = self._observation_started_at - self._provisioner.traits.status_lag_s
+        as_of = self._observation_started_at - traits.status_lag_s
         self.status_as_of = {**self.status_as_of, token: as_of}
         previous = self.group_statuses.get(token)
         if status.refusal and (previous is None or previous.refusal != status.refusal):
@@ -211,10 +212,12 @@ class Reconciler:
             self.granted_at = {**self.granted_at, token: now}
         return True
 
-    def _without_unlisted(self, token: Token, status: GroupStatus) -> GroupStatus:
+    def _without_unlisted(
+        self, token: Token, status: GroupStatus, read_lag_s: float
+    ) -> GroupStatus:
         """The status, in which machines that the backend may not list yet are not GONE."""
         age_s = self._observation_started_at - self._held_since[token]
-        is_certain = age_s >= self._provisioner.traits.read_lag_s
+        is_certain = age_s >= read_lag_s
         if is_certain or all(node.is_known for node in status.nodes):
             return status
         # What a read has shown may be missing in the next one, which another server answers.
