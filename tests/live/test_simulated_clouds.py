@@ -47,10 +47,10 @@ def uninterrupted_result(steps: int = CONFIG["steps"]) -> str:
 class CloudHarness:
     """A simulated cloud and a bucket."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.sim = SimProvisioner.with_options(
-            cloud=name, root=str(folder / "cloud"), boot_s=0.1, notice_s=4.0, idle_s=60.0
-        )
+    def __init__(self, name: str, folder: Path, **options: Any) -> None:
+        usual = {"cloud": name, "root": str(folder / "cloud"), "idle_s": 60.0}
+        usual |= {"boot_s": 0.1, "notice_s": 4.0}
+        self.sim = SimProvisioner.with_options(**usual | options)
         self.provisioner = f"sim://{name}?root={self.sim.root}"
         self.storage = folder / "runs"
 
@@ -115,6 +115,34 @@ def test_preemptions_with_and_without_notice_do_not_change_the_result(
     assert handle.result().return_value == uninterrupted_result()
     assert harness.view.failure_counts == {FailureCause.PREEMPTION: 2}
     eventually(harness.no_machine_exists)
+
+
+@pytest.mark.parametrize(
+    ("notice", "options"),
+    [
+        (False, {}),
+        # Long, so that the machine leaves in time on a loaded computer.
+        (True, {"notice_s": 30.0}),
+        (False, {"lag_s": 3.0}),
+    ],
+    ids=["no notice", "notice", "late reads"],
+)
+def test_one_loss_rents_one_machine(
+    name: str, tmp_path: Path, options: dict[str, Any], *, notice: bool
+) -> None:
+    """Neither the restart by the backend nor a read that lags rents a further machine."""
+    harness = CloudHarness(name, tmp_path, **options)
+    harness.sim.start_simulator()
+    try:
+        handle = harness.trainer().submit()
+        eventually(lambda: harness.saved(5))
+        lost = harness.running_machine()
+        harness.sim.call_simulator("reclaim", {"notice": notice, "machine": lost})
+        assert handle.result().return_value == uninterrupted_result()
+        assert len(harness.sim.call_simulator("machines")) == 3
+        eventually(harness.no_machine_exists)
+    finally:
+        harness.sim.call_simulator("leave", {"machines": True})
 
 
 def test_restarted_simulator_restores_its_machines(harness: CloudHarness) -> None:

@@ -42,6 +42,14 @@ class SimulatedCloud(Protocol):
         """Answer one request of a client in the cloud's own format, including errors."""
         ...
 
+    def is_lagging_read(self, request: WireRequest) -> bool:
+        """Return whether the answer may be out of date by the option `lag_s`.
+
+        Those are the reads of jobs and of the states of their machines. They must not change
+        `state`.
+        """
+        ...
+
     def tick(self) -> None:
         """Start waiting tasks and record ended ones. Called after the tick of the datacenter."""
         ...

@@ -199,6 +199,9 @@ class AwsBatchCloud:
         except AwsApiError as complaint:
             return complaint.reply(xml=request.path == "/" and not target)
 
+    def is_lagging_read(self, request: WireRequest) -> bool:
+        return request.path in ("/v1/listjobs", "/v1/describejobs")
+
     def _answer_targeted(self, target: str, body: dict[str, Any]) -> WireResponse:
         """Answer services that name the action in the header x-amz-target."""
         service, _, action = target.partition(".")

@@ -71,6 +71,7 @@ class AzureBatchTask(msgspec.Struct):
     created: str
     state_changed: str
     state: str = "active"
+    previous_state: str = ""
     node: str = ""
     start_count: int = 0
     """Number of machines that were rented for it."""
@@ -114,6 +115,7 @@ class AzureBatchPool(msgspec.Struct):
     resize_errors: list[dict[str, Any]] = []
     autoscale_run: dict[str, Any] = {}
     samples: list[float] = []
+    preempted_samples: list[float] = []
     sampled_s: float = 0.0
     evaluated_s: float = 0.0
     is_deleting: bool = False
@@ -188,6 +190,11 @@ class AzureBatchCloud:
             return self._dispatch(request)
         except AzureApiError as complaint:
             return complaint.reply_as_management() if by_management else complaint.reply()
+
+    def is_lagging_read(self, request: WireRequest) -> bool:
+        # Not pools, whose names are chosen by the client.
+        is_of_batch = request.path.startswith("/jobs") or request.path.endswith("/nodes")
+        return request.method == "GET" and is_of_batch
 
     def _dispatch(self, request: WireRequest) -> WireResponse:
         requested_method = "GET" if request.method == "HEAD" else request.method
@@ -497,6 +504,7 @@ class AzureBatchCloud:
             "creationTime": task.created,
             "state": task.state,
             "stateTransitionTime": task.state_changed,
+            **({"previousState": task.previous_state} if task.previous_state else {}),
             "executionInfo": task.execution,
             **where,
         }
@@ -633,6 +641,8 @@ class AzureBatchCloud:
                 tasks = [task for job in active_jobs for task in job.tasks.values()]
                 pending = sum(task.state in ("active", "running") for task in tasks)
                 pool.samples = [*pool.samples, float(pending)][-_MAX_SAMPLES:]
+                preempted = sum(node.state == "preempted" for node in pool.nodes)
+                pool.preempted_samples = [*pool.preempted_samples, float(preempted)][-_MAX_SAMPLES:]
             if now >= pool.evaluated_s + _EVALUATION_INTERVAL_S:
                 self._evaluate(pool)
 
@@ -640,7 +650,11 @@ class AzureBatchCloud:
         """Evaluate the formula; a failure changes nothing, or raises if `is_strict`."""
         pool.evaluated_s = _now_s()
         try:
-            results = evaluate(pool.body["autoScaleFormula"], {"$PendingTasks": pool.samples})
+            metrics = {
+                "$PendingTasks": pool.samples,
+                "$PreemptedNodeCount": pool.preempted_samples,
+            }
+            results = evaluate(pool.body["autoScaleFormula"], metrics)
         except FormulaError as failure:
             if is_strict:
                 raise AzureApiError(400, "AutoScalingFormulaSyntaxError", str(failure)) from None
@@ -928,6 +942,8 @@ def _complete_task(task: AzureBatchTask, code: int | None) -> None:
 
 def _set_state(item: AzureBatchJob | AzureBatchTask, state: str) -> None:
     if item.state != state:
+        if isinstance(item, AzureBatchTask):
+            item.previous_state = item.state
         item.state, item.state_changed = state, _now_text()
 
 

@@ -162,6 +162,9 @@ class GcpBatchCloud:
             return complaint.reply()
         return WireResponse.json(_with_numeric_states(content) if as_numbers else content)
 
+    def is_lagging_read(self, request: WireRequest) -> bool:
+        return request.method == "GET" and "/jobs" in request.path
+
     def _dispatch(self, request: WireRequest) -> Any:
         for method, pattern, operation in self._operations:
             match = re.fullmatch(pattern, request.path)

@@ -121,6 +121,11 @@ class KubernetesCloud:
         except KubernetesStatusError as refused:
             return refused.reply
 
+    def is_lagging_read(self, request: WireRequest) -> bool:
+        # The API server shows every completed write; controllers and kubelets follow with a delay:
+        # https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
+        return request.method == "GET" and request.path.endswith("/pods")
+
     def _raise_fault(self) -> None:
         if self.faults.take("throttled"):
             raise KubernetesStatusError(

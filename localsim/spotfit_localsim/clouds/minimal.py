@@ -87,6 +87,9 @@ class PlainCloud:
         ]
         return WireResponse.json({"machines": rendered})
 
+    def is_lagging_read(self, request: WireRequest) -> bool:
+        return request.method == "GET"
+
     def tick(self) -> None:
         for token, group in self.state.groups.items():
             for number, environment in enumerate(group.environments):

@@ -36,6 +36,9 @@ class SimOptions(MarketOptions):
     """Directory of the simulator's state; '' is a per-user directory for each set of options."""
     idle_s: float = 60.0
     """The simulator exits after this time without machines and requests."""
+    lag_s: float = 0.0
+    """Reads show submitted jobs, and changes of their states, only after this time, in seconds.
+    Writes take effect at once."""
     observe_s: float = 0.2
     """The polling interval that the provisioner recommends."""
     firewall: str = ""
@@ -48,6 +51,8 @@ class SimOptions(MarketOptions):
     def __post_init__(self) -> None:
         # Not super(): slots=True creates a second class, and super() would refer to the first.
         MarketOptions.__post_init__(self)
+        if self.lag_s < 0:
+            raise ConfigError("The option lag_s of a simulated cloud must not be negative.")
         if self.cloud not in CLOUDS:
             hint = did_you_mean(self.cloud, CLOUDS)
             raise ConfigError(f"There is no simulated cloud {self.cloud!r}. {hint}")

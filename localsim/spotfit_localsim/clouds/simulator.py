@@ -85,6 +85,8 @@ class Simulator:
             body = (root / "state.json").read_bytes()
             self.cloud.state = msgspec.json.decode(body, type=kind.State)
         self._saved_state = encode(self.cloud.state)
+        self._past_states = [(_now(), self._saved_state)]
+        """The last encoded states, each with the time of its change, for reads that lag."""
         for machine in self.datacenter.active_machines():
             # Their tasks still use the metadata service of the earlier process.
             if machine.metadata_port:
@@ -127,6 +129,8 @@ class Simulator:
         if body != self._saved_state:
             write_atomically(self.root / "state.json", body)
             self._saved_state = body
+            if self.options.lag_s:
+                self._past_states.append((_now(), body))
 
     # --- machines ----------------------------------------------------------------------------
 
@@ -172,9 +176,23 @@ class Simulator:
         # Neither counted by the cloud nor executed: the request did not reach it.
         if self.faults.take("unavailable"):
             return WireResponse(503)
+        if self.options.lag_s and self.cloud.is_lagging_read(request):
+            return self._answer_from_past(request)
         reply = self.cloud.answer_request(request)
         self._save_state()
         return reply
+
+    def _answer_from_past(self, request: WireRequest) -> WireResponse:
+        """Answer a read from the state `lag_s` ago, or from that at the start."""
+        seen_until = _now() - self.options.lag_s
+        while len(self._past_states) > 1 and self._past_states[1][0] <= seen_until:
+            del self._past_states[0]
+        present = self.cloud.state
+        self.cloud.state = msgspec.json.decode(self._past_states[0][1], type=type(present))
+        try:
+            return self.cloud.answer_request(request)
+        finally:
+            self.cloud.state = present
 
     def _run_control_action(self, action: str, arguments: Mapping[str, Any]) -> Any:
         if action == "machines":

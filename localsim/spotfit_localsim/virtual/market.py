@@ -25,6 +25,8 @@ class SimMarketConfig:
     """The fraction of machines whose agent never starts."""
     failed_start_probability: float = 0.0
     """The fraction of machines that end with an error instead of starting their agent."""
+    restarts_per_machine: int = 0
+    """How often the API restarts the agent of a preempted machine on another one, by itself."""
     rejects_when_full: bool = False
     """Whether a request without capacity is refused instead of queued."""
     refusal_probability: float = 0.0
@@ -33,6 +35,8 @@ class SimMarketConfig:
     """The fraction of lost machines whose kernel closes its connections; others become silent."""
     status_lag_s: FloatRange = (0.5, 5.0)
     """How long the API reports a terminated machine as running."""
+    read_lag_s: float = 0.0
+    """How long the API does not show a group after it was requested."""
     lost_response_probability: float = 0.0
     """The fraction of API calls that are executed but whose response is lost."""
     latency_s: FloatRange = (0.05, 0.4)

@@ -573,6 +573,15 @@ def random_scenario(seed: int) -> Scenario:
     # The first ones detect the known-wrong variants.
     elif seed >= 1000 and seed % 16 in (3, 5):
         scenario = _add_hostile_bucket(scenario, SeededStreams(seed).stream("answers"))
+    # Seeds of their own, so that the others keep their market.
+    if seed % 5 in (1, 3):
+        rng_of_cloud = SeededStreams(seed).stream("restarts")
+        market = replace(
+            scenario.market,
+            restarts_per_machine=rng_of_cloud.choice([0, 1, 3, 10]),
+            read_lag_s=rng_of_cloud.choice([0.0, 3.0, 20.0]),
+        )
+        scenario = replace(scenario, market=market)
     # Half of the seeds validate; the others keep the scenario they had before validations existed.
     if seed % 4 in (0, 3):
         return _add_validations(scenario, SeededStreams(seed).stream("validations"))

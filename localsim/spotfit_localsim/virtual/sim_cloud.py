@@ -44,10 +44,18 @@ class SimInstance:
     reason: str = ""
     has_failed: bool = False
     notice: Notice | PreemptionRisk | None = None
+    start_number: int = 1
+    """Counts the instances of the node, from 1."""
+    is_requeued: bool = False
+    """Whether the cloud starts another instance for the node after this one has terminated."""
+    is_last_attempt: bool = False
+    predecessor_reason: str = ""
+    """Why the previous instance of the node was terminated."""
 
     @property
     def name(self) -> str:
-        return f"{self.token}.{self.node}"
+        retry = f"#{self.start_number}" if self.start_number > 1 else ""
+        return f"{self.token}.{self.node}{retry}"
 
     @property
     def is_active(self) -> bool:
@@ -57,10 +65,16 @@ class SimInstance:
     def status(self, now: float) -> NodeStatus:
         """Return the status that the API reports, which lags behind a termination."""
         if self.terminated_at is not None and now >= self.termination_visible_at:
+            if self.is_requeued:
+                return NodeStatus(state=NodeState.WAITING, reason=self.reason)
             return NodeStatus(
                 state=NodeState.FAILED if self.has_failed else NodeState.GONE, reason=self.reason
             )
-        return NodeStatus(state=NodeState.RUNNING if self.is_up else NodeState.WAITING)
+        return NodeStatus(
+            state=NodeState.RUNNING if self.is_up else NodeState.WAITING,
+            reason="" if self.is_up else self.predecessor_reason,
+            is_last_attempt=self.is_last_attempt,
+        )
 
     def billed_s(self, now: float) -> float:
         """Return the billed duration."""
@@ -75,6 +89,12 @@ class SimInstanceGroup:
 
     plan: GroupPlan
     instances: list[SimInstance] = field(default_factory=list)
+    """The newest instance of each node."""
+    lost_instances: list[SimInstance] = field(default_factory=list)
+    """Preempted instances that have a successor."""
+    is_released: bool = False
+    visible_at: float = 0.0
+    """From when on reads show the group."""
 
 
 class InstanceObserver(Protocol):
@@ -137,7 +157,8 @@ class SimCloud:
             SimInstance(plan.token, node, plan.slots_per_node, launch)
             for node in range(plan.num_nodes)
         ]
-        self.groups[plan.token] = SimInstanceGroup(plan, instances)
+        visible_at = self._engine.now + self._market.config.read_lag_s
+        self.groups[plan.token] = SimInstanceGroup(plan, instances, visible_at=visible_at)
         self._log("cloud", f"accepted {plan.num_nodes} machines for {plan.token}")
         self._engine.schedule_after(0.0, self._allocate)
         return None
@@ -145,7 +166,7 @@ class SimCloud:
     def status(self, token: Token, nodes: int) -> GroupStatus:
         """Return the status of the group that the API reports."""
         group = self.groups.get(token)
-        if group is None:
+        if group is None or not self.is_visible(token):
             return missing_group_status(nodes)
         now = self._engine.now
         # Billing starts when capacity is allocated, so an unbilled instance waits.
@@ -158,12 +179,18 @@ class SimCloud:
             nodes=tuple(instance.status(now) for instance in group.instances), refusal=refusal
         )
 
+    def is_visible(self, token: Token) -> bool:
+        """Return whether reads show the group."""
+        group = self.groups.get(token)
+        return group is not None and self._engine.now >= group.visible_at
+
     def release(self, token: Token) -> None:
         """Terminate all instances of the group."""
         group = self.groups.get(token)
         if group is not None:
 
             def terminate_all() -> None:
+                group.is_released = True
                 for instance in group.instances:
                     self.terminate(instance, "released", closes_connections=True)
 
@@ -184,6 +211,7 @@ class SimCloud:
                 closes_connections=self._market.stream.bernoulli(
                     self._market.config.clean_close_probability
                 ),
+                requeues=True,
             )
             return
         notice_s = self._market.config.notice_s
@@ -191,13 +219,24 @@ class SimCloud:
         self._log(instance.name, f"receives a preemption notice: {notice_s:.0f} s left")
         self._engine.schedule_after(
             notice_s,
-            lambda: self.terminate(instance, "reclaimed after its notice", closes_connections=True),
+            lambda: self.terminate(
+                instance, "reclaimed after its notice", closes_connections=True, requeues=True
+            ),
         )
 
     def terminate(
-        self, instance: SimInstance, reason: str, *, closes_connections: bool, failed: bool = False
+        self,
+        instance: SimInstance,
+        reason: str,
+        *,
+        closes_connections: bool,
+        failed: bool = False,
+        requeues: bool = False,
     ) -> None:
-        """Terminate the instance and end its billing."""
+        """Terminate the instance and end its billing.
+
+        With `requeues`, a market with `restarts_per_machine` starts another one for its node.
+        """
         if not instance.is_active:
             return
         now = self._engine.now
@@ -209,12 +248,39 @@ class SimCloud:
         )
         instance.reason = reason
         instance.has_failed = failed
+        restarts = self._market.config.restarts_per_machine
+        is_held = not self.groups[instance.token].is_released
+        if requeues and is_held and instance.start_number <= restarts:
+            instance.is_requeued = True
+            self._engine.schedule_at(
+                instance.termination_visible_at, partial(self._requeue, instance)
+            )
         self._log(
             instance.name, f"is terminated: {reason}{'' if closes_connections else ' (silently)'}"
         )
         # Without an agent there is nothing to terminate.
         if self.observer is not None and instance.is_up:
             self.observer.on_instance_terminated(instance, closes_connections=closes_connections)
+        self._engine.schedule_after(0.0, self._allocate)
+
+    def _requeue(self, lost: SimInstance) -> None:
+        """Start another instance for the node of a preempted one."""
+        group = self.groups[lost.token]
+        if group.is_released:
+            lost.is_requeued = False
+            return
+        number = lost.start_number + 1
+        group.lost_instances.append(lost)
+        group.instances[lost.node] = SimInstance(
+            lost.token,
+            lost.node,
+            lost.slots,
+            lost.launch,
+            start_number=number,
+            is_last_attempt=number > self._market.config.restarts_per_machine,
+            predecessor_reason=lost.reason,
+        )
+        self._log("cloud", f"restarts {lost.name}")
         self._engine.schedule_after(0.0, self._allocate)
 
     def schedule_allocation(self) -> None:
@@ -239,7 +305,18 @@ class SimCloud:
         """Billed seconds of all instances."""
         now = self._engine.now
         return sum(
-            instance.billed_s(now) for group in self.groups.values() for instance in group.instances
+            instance.billed_s(now)
+            for group in self.groups.values()
+            for instance in (*group.instances, *group.lost_instances)
+        )
+
+    @property
+    def billed_count(self) -> int:
+        """Number of instances that were ever billed."""
+        return sum(
+            instance.billed_from is not None
+            for group in self.groups.values()
+            for instance in (*group.instances, *group.lost_instances)
         )
 
     # --- capacity ----------------------------------------------------------------------------
@@ -311,7 +388,11 @@ class SimCloudProvisioner:
     def traits(self) -> Traits:
         market = self._market.config
         return Traits(
-            notice_s=market.notice_s, status_lag_s=market.status_lag_s[1], notice_sources=("sim",)
+            notice_s=market.notice_s,
+            requeues_itself=market.restarts_per_machine > 0,
+            status_lag_s=market.status_lag_s[1],
+            read_lag_s=market.read_lag_s,
+            notice_sources=("sim",),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
@@ -332,7 +413,7 @@ class SimCloudProvisioner:
     def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
         """Return the group of the token."""
         self._send_request(plan.token)
-        is_known = plan.token in self._cloud.groups
+        is_known = self._cloud.is_visible(plan.token)
         self._receive_response()
         return self._handle(plan) if is_known else None
 

@@ -163,6 +163,7 @@ class SimWorld:
         result.event_count = self.engine.event_count
         result.requests = self.bucket.total_requests
         result.machine_seconds = sum(cloud.machine_seconds for cloud in self.clouds.values())
+        result.machine_count = sum(cloud.billed_count for cloud in self.clouds.values())
         result.steps_repeated = self._training.executed_steps - self._training.max_step
         result.top_level_folders = frozenset(
             key.partition("/")[0] for key in self.bucket.objects
@@ -223,6 +224,8 @@ class SimWorld:
                 "its agent exited",
                 closes_connections=True,
                 failed=error is not None or node.agent.start_failure is not None,
+                # As its exit code `DRAINED`.
+                requeues=node.agent.is_drained and not node.agent.is_replaced,
             )
 
         process = self._create_process("a", on_exit)

@@ -60,6 +60,8 @@ class SimulationResult:
     """Store requests by kind."""
     agent_seconds: float = 0.0
     machine_seconds: float = 0.0
+    machine_count: int = 0
+    """Number of instances that were billed."""
     steps_repeated: int = 0
     top_level_folders: frozenset[str] = frozenset()
     """Folders in the run's bucket prefix at the end, without spotfit's own."""

@@ -105,6 +105,16 @@ class AwsBatchClient:
         with _translate_errors("terminate a job"):
             self._batch.terminate_job(jobId=job_id, reason=reason)
 
+    def terminate_job_if_known(self, job_id: str, reason: str) -> None:
+        """Terminate a job that reads do not show; no error if it does not exist."""
+        try:
+            self.terminate_job(job_id, reason)
+        except ProvisionPermissionError:
+            raise
+        except ProvisionError:
+            # The only parameters are the id and the reason.
+            log.info("aws_batch.unknown_job_not_terminated", job=job_id)
+
     def find_queue(self, name: str) -> dict[str, Any] | None:
         """Return the description of a job queue, or None if it does not exist."""
         with _translate_errors("describe job queues"):

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
+from spotfit.core.clock import Clock
 from spotfit.host import log, system
+from spotfit.host.system import SystemClock
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -36,7 +38,10 @@ from spotfit_provisioners.aws_batch.client import (
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.job_fields import images
 
-_UNKNOWN_JOB = NodeStatus(state=NodeState.GONE, reason="AWS Batch does not know the job")
+_UNKNOWN_JOB = NodeStatus(
+    state=NodeState.GONE, reason="AWS Batch does not know the job", is_known=False
+)
+_ENDED_STATES = ("SUCCEEDED", "FAILED")
 _TERMINATION_REASON = "released by spotfit"
 
 
@@ -46,10 +51,14 @@ class AwsBatchProvisioner:
     name = render.BACKEND
     Options: ClassVar = AwsBatchOptions
 
-    def __init__(self, options: AwsBatchOptions) -> None:
+    def __init__(self, options: AwsBatchOptions, clock: Clock | None = None) -> None:
         self.options = options
         self._exhausted_queues: set[tuple[str, str]] = set()
         """Region and name of queues that have exceeded `pending_timeout_s`."""
+        self._clock = clock or SystemClock()
+        self._first_observed_at: dict[str, float] = {}
+        self._checked_tokens: set[str] = set()
+        """Groups whose duplicates were looked for after `Traits.read_lag_s`."""
         self._waiting_tokens: set[str] = set()
         """Groups observed as waiting. Only their start proves that a queue has capacity again."""
 
@@ -66,6 +75,10 @@ class AwsBatchProvisioner:
             notice_s=120.0,
             requeues_itself=self.options.attempts > 1,
             observe_interval_s=10.0,
+            # Nothing promises that ListJobs and DescribeJobs show a job that SubmitJob has created;
+            # users have seen that they do not: https://github.com/Netflix/metaflow/pull/543,
+            # https://github.com/apache/airflow/pull/37552
+            read_lag_s=60.0,
             notice_sources=("aws", "signal"),
             shared_directories="never",
             keeps_output=True,
@@ -107,7 +120,7 @@ class AwsBatchProvisioner:
         # The environment contains the run key, so it is passed as an override: job definitions are
         # kept indefinitely, and shared by the runs of equal requests.
         definition = client.register_definition(plan.body["definition"])
-        client.submit_job(
+        job_id = client.submit_job(
             render.job_request(
                 plan,
                 queue=name,
@@ -116,8 +129,8 @@ class AwsBatchProvisioner:
                 share=self.options.share_identifier,
             )
         )
-        self._terminate_duplicates(plan.token, queues)
-        return self.find_group(plan, launch) or Refusal("AWS Batch does not list the submitted job")
+        own = self._handle(plan, client, queue=name, job_id=job_id)
+        return self._keep_oldest(plan, own)
 
     def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
         """Return the oldest job whose name is the token, in any queue of the plan."""
@@ -126,29 +139,36 @@ class AwsBatchProvisioner:
             client, name = self._resolve_queue(queue)
             jobs = client.list_jobs_by_name(name, plan.token)
             if jobs:
-                detail = {"nodes": plan.num_nodes, "region": client.region, "queue": name}
-                if "region" in plan.body:
-                    detail["must_stay"] = True
-                return GroupHandle(
-                    token=plan.token,
-                    provisioner=self.name,
-                    name=jobs[0]["jobId"],
-                    detail=detail,
-                    network=client.region,
-                )
+                return self._handle(plan, client, queue=name, job_id=jobs[0]["jobId"])
         return None
 
+    def _handle(
+        self, plan: GroupPlan, client: AwsBatchClient, *, queue: str, job_id: str
+    ) -> GroupHandle:
+        detail = {"nodes": plan.num_nodes, "region": client.region, "queue": queue}
+        if "region" in plan.body:
+            detail["must_stay"] = True
+        return GroupHandle(
+            token=plan.token,
+            provisioner=self.name,
+            name=job_id,
+            detail=detail,
+            network=client.region,
+        )
+
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        client = _client_for_region(handle.detail["region"], self.options.endpoint)
+        client = self._client_of(handle)
         nodes = int(handle.detail["nodes"])
         ids = render.child_job_ids(handle.name, nodes)
         descriptions = client.describe_jobs(ids)
         found = [descriptions.get(job_id) for job_id in ids]
-        # Batch creates the children of an array job some time after its submission. Until then the
-        # parent stands for all of them.
-        if not any(found) and nodes > 1:
+        # Batch creates the children of an array job some time after its submission, and reads may
+        # show only a part of them. Until then the parent stands for them.
+        if not all(found) and nodes > 1:
             parent = client.describe_jobs([handle.name]).get(handle.name)
-            found = [parent] * nodes if parent is not None else found
+            found = [job or parent for job in found]
+        if any(found):
+            self._terminate_twins(handle)
         statuses = tuple(states.node_status(job) if job else _UNKNOWN_JOB for job in found)
         jobs = [job for job in found if job]
         timeout_s, now_ms = self.options.pending_timeout_s, system.wall_ms()
@@ -195,9 +215,12 @@ class AwsBatchProvisioner:
     def cancel(self, handle: GroupHandle) -> None:
         """Terminate the job; terminating an array job terminates its children."""
         # SIGTERM, and SIGKILL after the stop timeout of ECS, by default 30 s.
-        client = _client_for_region(handle.detail["region"], self.options.endpoint)
+        client = self._client_of(handle)
         job = client.describe_jobs([handle.name]).get(handle.name)
-        if job is not None and job["status"] not in ("SUCCEEDED", "FAILED"):
+        if job is None:
+            # Either Batch has deleted its record, or does not show it yet.
+            client.terminate_job_if_known(handle.name, _TERMINATION_REASON)
+        elif job["status"] not in _ENDED_STATES:
             client.terminate_job(handle.name, _TERMINATION_REASON)
 
     def fetch_machine_output(
@@ -244,24 +267,51 @@ class AwsBatchProvisioner:
         region, name = _parse_queue(queue)
         return _client_for_region(region or self.options.region, self.options.endpoint), name
 
-    def _terminate_duplicates(self, token: str, queues: list[str]) -> None:
-        """Terminate all jobs of the token but one.
+    def _keep_oldest(self, plan: GroupPlan, own: GroupHandle) -> GroupHandle:
+        """Return the group to keep of those with the token; terminate `own` if it is another one.
 
         Needed because `submit_job` has no idempotency token, so two concurrent submissions create
-        two jobs. Every process keeps the same job: the oldest of the first listed queue.
+        two jobs. Every process keeps the oldest job of the first listed queue. The lookup may not
+        show the own job yet, whose id Batch has returned: it counts as the youngest then.
         """
-        jobs = [
-            (client, job)
-            for queue in self.options.queues
-            if queue in queues
+        oldest = self._list_by_token(plan.token, plan.body["queues"])[:1]
+        for client, queue, job in oldest:
+            if job["jobId"] != own.name:
+                self._terminate_twin(self._client_of(own), plan.token, own.name)
+                return self._handle(plan, client, queue=queue, job_id=job["jobId"])
+        return own
+
+    def _terminate_twins(self, handle: GroupHandle) -> None:
+        """Terminate other jobs of the token, once, when the lookup shows every one of them.
+
+        The handle is that of the journal: no process manages the machines of the others.
+        """
+        first_observed_at = self._first_observed_at.setdefault(handle.token, self._clock.now())
+        is_due = self._clock.now() - first_observed_at >= self.traits.read_lag_s
+        if not is_due or handle.token in self._checked_tokens:
+            return
+        self._checked_tokens.add(handle.token)
+        for client, _, job in self._list_by_token(handle.token, self.options.queues):
+            if job["jobId"] != handle.name and job["status"] not in _ENDED_STATES:
+                self._terminate_twin(client, handle.token, job["jobId"])
+
+    def _list_by_token(
+        self, token: str, queues: Sequence[str]
+    ) -> list[tuple[AwsBatchClient, str, dict[str, Any]]]:
+        """Return client, queue and summary of the token's listed jobs, oldest of a queue first."""
+        return [
+            (client, name, job)
+            for queue in queues
             for client, name in [self._resolve_queue(queue)]
             for job in client.list_jobs_by_name(name, token)
         ]
-        for client, job in jobs[1:]:
-            log.warning("aws_batch.duplicate_job_terminated", token=token, job=job["jobId"])
-            client.terminate_job(
-                job["jobId"], "duplicate of a concurrent submission; the older job is kept"
-            )
+
+    def _terminate_twin(self, client: AwsBatchClient, token: str, job_id: str) -> None:
+        log.warning("aws_batch.duplicate_job_terminated", token=token, job=job_id)
+        client.terminate_job(job_id, "duplicate of a concurrent submission; another job is kept")
+
+    def _client_of(self, handle: GroupHandle) -> AwsBatchClient:
+        return _client_for_region(handle.detail["region"], self.options.endpoint)
 
 
 def _parse_queue(queue: str) -> tuple[str, str]:

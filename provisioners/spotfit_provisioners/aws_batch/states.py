@@ -48,7 +48,10 @@ def node_status(job: Mapping[str, Any]) -> NodeStatus:
     )
     if state == NodeState.FAILED and (is_host_lost or _exit_code(job) in _CLEAN_EXIT_CODES):
         state = NodeState.GONE
-    reason = _end_reason(job) if state in (NodeState.GONE, NodeState.FAILED) else ""
+    # Of a waiting job, why its last attempt has ended: Batch retries it.
+    has_ended = state in (NodeState.GONE, NodeState.FAILED)
+    is_retried = state is NodeState.WAITING and bool(attempts)
+    reason = _end_reason(job) if has_ended or is_retried else ""
     allowed = int((job.get("retryStrategy") or {}).get("attempts", 1))
     # The list of attempts may contain the running one, which has no end time yet.
     ended = sum(bool(attempt.get("stoppedAt")) for attempt in attempts)

@@ -103,7 +103,7 @@ class AzureBatchClient:
 
     def list_tasks(self, job_id: str) -> dict[str, dict[str, Any]]:
         """Return the descriptions of the job's tasks by id."""
-        fields = ["id", "state", "executionInfo", "nodeInfo"]
+        fields = ["id", "state", "previousState", "executionInfo", "nodeInfo"]
         tasks: dict[str, dict[str, Any]] = {}
         with _translate_errors("list tasks"), _ignore_missing():
             for task in self._service.list_tasks(job_id, select=fields):

@@ -50,6 +50,8 @@ class AzureBatchProvisioner:
             notice_s=30.0,
             requeues_itself=True,
             observe_interval_s=10.0,
+            # The REST reference promises nothing about reads after writes.
+            read_lag_s=60.0,
             notice_sources=("azure", "signal"),
             # They may mount a file share.
             shared_directories="possibly" if self.options.container_options else "never",
@@ -120,7 +122,8 @@ class AzureBatchProvisioner:
         # Deleting would free the id, and a delayed submission would create the group again.
         client = self._client()
         job = client.find_job(handle.name)
-        if job is not None and job["state"] not in _ENDED_STATES:
+        # Also if a read does not show the job (yet).
+        if job is None or job["state"] not in _ENDED_STATES:
             client.terminate_job(handle.name)
 
     def fetch_machine_output(

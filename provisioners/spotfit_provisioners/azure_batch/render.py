@@ -107,16 +107,21 @@ def task_request(plan: GroupPlan, number: int, environment: Mapping[str, str]) -
 def autoscale_formula(max_nodes: int, *, initial_nodes: int = 0) -> str:
     """Return the formula: one node per waiting or running task, `initial_nodes` without samples.
 
-    Running tasks are completed before their nodes are removed.
-    https://learn.microsoft.com/azure/batch/batch-automatic-scaling
+    A preempted node stays in the pool and counts against its target until Azure has a machine for
+    it again, which may take hours: another node is added for it, also beyond `max_nodes`. Running
+    tasks are completed before their nodes are removed.
+    https://learn.microsoft.com/azure/batch/batch-automatic-scaling#preempted-nodes
+    https://github.com/nextflow-io/nextflow/issues/5545
     """
     # The maximum of the latest sample and of the last 2 minutes: new tasks count at once, and a
     # single missing sample does not remove nodes.
     seen = "$PendingTasks.GetSample(1), $PendingTasks.GetSample(TimeInterval_Minute * 2)"
     return (
         f"wanted = $PendingTasks.Count() < 1 ? {initial_nodes} : max(0, {seen});\n"
+        "preempted = $PreemptedNodeCount.Count() < 1 ? 0 : "
+        "max(0, $PreemptedNodeCount.GetSample(1));\n"
         "$TargetDedicatedNodes = 0;\n"
-        f"$TargetLowPriorityNodes = min({max_nodes}, wanted);\n"
+        f"$TargetLowPriorityNodes = min({max_nodes}, wanted) + (wanted > 0 ? preempted : 0);\n"
         "$NodeDeallocationOption = taskcompletion;"
     )
 

@@ -62,6 +62,7 @@ preempted nodes are reported so for a while, and Batch recovers unreachable node
 _CLEAN_EXIT_CODES = (AgentExitCode.RELEASED, AgentExitCode.DRAINED, AgentExitCode.DONE)
 # https://learn.microsoft.com/rest/api/batchservice/batch-status-and-error-codes
 _TERMINATED_CODE = "TaskEnded"
+_REQUEUED_REASON = "its node was preempted or is unusable"
 
 
 def node_status(
@@ -72,8 +73,13 @@ def node_status(
     state = NodeState.WAITING if task is None else TASK_STATES.get(task["state"], NodeState.WAITING)
     if state == NodeState.WAITING and not CAN_START_TASKS.get(job["state"], True):
         return NodeStatus(state=NodeState.GONE, reason=f"its job is {job['state']}")
-    if task is None or state == NodeState.WAITING:
+    if task is None:
         return NodeStatus(state=state)
+    if state == NodeState.WAITING:
+        # Batch reports no reason, but requeues a task only if its node is lost:
+        # https://learn.microsoft.com/azure/batch/batch-spot-vms
+        is_requeued = task.get("previousState") == "running"
+        return NodeStatus(state=state, reason=_REQUEUED_REASON if is_requeued else "")
     if state == NodeState.RUNNING:
         node = nodes.get(task.get("nodeInfo", {}).get("nodeId", ""))
         # A node that is not listed (any more) does not contradict the state of the task.

@@ -45,6 +45,9 @@ class GcpBatchProvisioner:
             notice_s=self.options.notice_s,
             requeues_itself=self.options.max_retries > 0,
             observe_interval_s=10.0,
+            # https://google.aip.dev/121 requires that a Get shows a completed Create, but Batch
+            # does not promise it, and its tasks appear later than the job.
+            read_lag_s=60.0,
             notice_sources=("gcp", "signal"),
             shared_directories="never",
             keeps_output=self.options.cloud_logging,
@@ -97,7 +100,8 @@ class GcpBatchProvisioner:
         # Deleting would free the id, and a delayed submission would create the group again.
         client = self._client_for_handle(handle)
         job = client.find_job(handle.name)
-        if job is not None and job["status"]["state"] not in _ENDED_STATES:
+        # Also if a read does not show the job (yet).
+        if job is None or job["status"]["state"] not in _ENDED_STATES:
             client.cancel_job(handle.name)
 
     def fetch_machine_output(

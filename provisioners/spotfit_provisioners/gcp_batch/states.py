@@ -70,9 +70,14 @@ def node_status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeS
     if state == NodeState.WAITING and not CAN_START_TASKS.get(job_state, True):
         reason = _last_event_description(job) or f"its job is {job_state}"
         return NodeStatus(state=NodeState.GONE, reason=reason)
-    if task is None or state not in (NodeState.GONE, NodeState.FAILED):
+    if task is None:
+        return NodeStatus(state=state)
+    if state not in (NodeState.GONE, NodeState.FAILED):
         return NodeStatus(
-            state=state, is_last_attempt=task is not None and _is_last_attempt(job, task)
+            state=state,
+            # Of a waiting task, why its last attempt has ended: Batch retries it.
+            reason=_end_reason(task) if state == NodeState.WAITING else "",
+            is_last_attempt=_is_last_attempt(job, task),
         )
     # A task that a lost VM or the release of the agent ended is not a failure of the run.
     code = None if state == NodeState.GONE else _exit_code(task)
@@ -80,9 +85,7 @@ def node_status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeS
         state = NodeState.GONE
     if code is None:
         return NodeStatus(state=state)
-    event = _last_event_description(task) or "the agent exited"
-    exit_reason = HOST_LOST_EXIT_CODES.get(code, describe_exit_code(code))
-    return NodeStatus(state=state, reason=f"{event} ({exit_reason})", exit_code=code)
+    return NodeStatus(state=state, reason=_end_reason(task), exit_code=code)
 
 
 def pending_reason(job: Mapping[str, Any]) -> str:
@@ -102,6 +105,22 @@ def _exit_code(task: Mapping[str, Any]) -> int | None:
         for event in _sort_events(task["status"].get("status_events", []))
     ]
     return next((int(code) for code in reversed(codes) if code), None)
+
+
+def _end_reason(task: Mapping[str, Any]) -> str:
+    """Return why the last execution that has failed has ended; '' if none has."""
+    failed = [
+        event
+        for event in _sort_events(task["status"].get("status_events", []))
+        if (event.get("task_execution") or {}).get("exit_code")
+    ]
+    if not failed:
+        return ""
+    code = int(failed[-1]["task_execution"]["exit_code"])
+    description = str(failed[-1].get("description", "")) or "the agent exited"
+    exit_reason = HOST_LOST_EXIT_CODES.get(code)
+    suffix = f"exit code {code}: {exit_reason}" if exit_reason else describe_exit_code(code)
+    return f"{description} ({suffix})"
 
 
 def _is_last_attempt(job: Mapping[str, Any], task: Mapping[str, Any]) -> bool:

@@ -47,6 +47,9 @@ class KubernetesProvisioner:
             requeues_itself=True,
             observe_interval_s=5.0,
             status_lag_s=_STATUS_LAG_S,
+            # Reads without a resource version show every completed write:
+            # https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
+            read_lag_s=0.0,
             notice_sources=("signal", "kubernetes", "machine"),
             shared_directories="never",
             keeps_output=True,

@@ -55,10 +55,18 @@ _RESTRICTED_CONTAINER: Mapping[str, Any] = {
     "capabilities": {"drop": ["ALL"]},
 }
 
-# A disrupted or drained pod is replaced without counting as a failure. Any other exit fails the
-# index of the pod, and no other index. The first matching rule applies:
-# https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy
+# A disrupted or drained pod is replaced without counting as a failure, unless the run continues
+# without it. Any other exit fails the index of the pod, and no other index. The first matching rule
+# applies: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy
 _FAILURE_RULES: tuple[Mapping[str, Any], ...] = (
+    {
+        "action": "FailIndex",
+        "onExitCodes": {
+            "containerName": CONTAINER_NAME,
+            "operator": "In",
+            "values": [int(AgentExitCode.RELEASED)],
+        },
+    },
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {
         "action": "Ignore",

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from spotfit.model.group import GroupStatus, NodeState, NodeStatus
 from spotfit.provision.launch import describe_exit_code
 from spotfit_provisioners.kubernetes.render import INDEX_LABEL
@@ -48,14 +50,24 @@ def group_status(
     # A replaced pod stays in the list until it is deleted, so an index may have several. Times in
     # RFC 3339 with equal precision sort as texts.
     newest: dict[int, Mapping[str, Any]] = {}
+    previous: dict[int, Mapping[str, Any]] = {}
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
-        newest[int(pod["metadata"]["labels"].get(INDEX_LABEL, 0))] = pod
+        index = int(pod["metadata"]["labels"].get(INDEX_LABEL, 0))
+        if index in newest:
+            previous[index] = newest[index]
+        newest[index] = pod
     status = job.get("status") or {}
     completed = parse_indexes(status.get("completedIndexes"))
     failed = parse_indexes(status.get("failedIndexes"))
     statuses = tuple(
         _node_status(index, newest.get(index), completed=completed, failed=failed)
         for index in range(nodes)
+    )
+    statuses = tuple(
+        replace(status, reason=_end_reason(previous[index]))
+        if status.state is NodeState.WAITING and not status.reason and index in previous
+        else status
+        for index, status in enumerate(statuses)
     )
     # Events outlive their cause: an old creation error is irrelevant once all pods exist.
     is_missing_pods = any(

@@ -60,6 +60,7 @@ class LocalProvisioner:
             notice_s=self.options.notice_s,
             observe_interval_s=_OBSERVE_INTERVAL_S,
             status_lag_s=_STATUS_LAG_S,
+            read_lag_s=0.0,
             notice_sources=_NOTICE_SOURCES,
             shared_directories="always",
             keeps_output=True,

@@ -24,7 +24,9 @@ from spotfit_provisioners.skypilot.client import SkyPilotClient
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from spotfit_provisioners.skypilot.states import SkyPilotJob
 
-_UNKNOWN_MACHINE = NodeStatus(state=NodeState.GONE, reason="SkyPilot does not know it")
+_UNKNOWN_MACHINE = NodeStatus(
+    state=NodeState.GONE, reason="SkyPilot does not know it", is_known=False
+)
 # Preemption notices of clouds, in seconds. SkyPilot itself forwards no notices, so machines read
 # them from the cloud's metadata service.
 _NOTICE_S = {"aws": 120.0, "azure": 30.0, "gcp": 30.0}
@@ -65,6 +67,8 @@ class SkyPilotProvisioner:
             notice_s=min(_NOTICE_S[cloud] for cloud in clouds) if all_send_notices else 0.0,
             requeues_itself=self.options.launch_mode == "jobs",
             observe_interval_s=20.0,
+            # A launch is a background request of SkyPilot's server: its job appears late.
+            read_lag_s=60.0,
             notice_sources=("machine", "signal"),
             shared_directories="never" if configured and not configured & _SITES else "possibly",
             keeps_output=True,

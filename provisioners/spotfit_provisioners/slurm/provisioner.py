@@ -43,6 +43,8 @@ class SlurmProvisioner:
             notice_s=self.options.grace_s,
             requeues_itself=True,
             observe_interval_s=10.0,
+            # One process, slurmctld, answers sbatch, squeue and scontrol from its own memory.
+            read_lag_s=0.0,
             notice_sources=("machine", "signal"),
             keeps_output=True,
         )

@@ -85,7 +85,9 @@ def group_status(nodes: int, tasks: Iterable[SlurmTask]) -> GroupStatus:
 
 def _node_status(task: SlurmTask | None) -> NodeStatus:
     if task is None:
-        return NodeStatus(state=NodeState.GONE, reason="Slurm does not know the task")
+        return NodeStatus(
+            state=NodeState.GONE, reason="Slurm does not know the task", is_known=False
+        )
     # A state of a newer Slurm must not look like the end of the machine.
     state = STATES.get(task.state, NodeState.WAITING)
     if state in (NodeState.RUNNING, NodeState.WAITING):

@@ -69,6 +69,7 @@ class SshProvisioner:
             notice_s=self.options.grace_s,
             observe_interval_s=5.0,
             status_lag_s=5.0,
+            read_lag_s=0.0,
             notice_sources=("machine", "signal"),
             keeps_output=True,
         )

@@ -54,6 +54,7 @@ from spotfit.model.group import Unreachable
 from spotfit.model.spec import RunSpec, RunTiming
 from spotfit.model.topology import Member
 from spotfit.model.view import View
+from spotfit.policy import capacity, preemption
 from spotfit.policy.election import leadership_claim
 from spotfit.protocol.agent_leader import (
     AbortRound,
@@ -263,6 +264,8 @@ class Agent:
         """Why the agent exits without ever having joined the run; None otherwise."""
         self.is_drained = False
         """Whether the agent exits because the preemption deadline has passed."""
+        self.is_replaced = False
+        """Whether it then has a replacement, so that its backend need not restart the machine."""
         ledger.set_entry_listener(self._on_journal_entry)
 
     # --- one tick ----------------------------------------------------------------------------
@@ -306,8 +309,10 @@ class Agent:
         return max(now, min([*wake_times, *self._component_wakes(now)]))
 
     def _component_wakes(self, now: float) -> Iterator[float]:
-        if self._node_notice.deadline > now:
-            yield self._node_notice.deadline
+        if self._node_notice.notice is not None and self._node_notice.deadline > now:
+            margin_s = preemption.exit_margin_s(self._node_notice.notice)
+            deadline = self._node_notice.deadline
+            yield deadline - margin_s if deadline - margin_s > now else deadline
         yield self._journal_poller.next_poll_at(
             now,
             is_leading=self._leader is not None,
@@ -514,11 +519,7 @@ class Agent:
             self.start_failure = StartFailure(Unreachable.LEADER, reason) if reason else None
             if self.start_failure is not None:
                 return True
-        if (
-            self._now >= self._node_notice.deadline
-            and view.fit_end is None
-            and not self._round_participant.has_workers  # they may still save a checkpoint
-        ):
+        if self._must_leave(view):
             self.is_drained = True
             return True
         if view.fit_end is not None:
@@ -529,6 +530,18 @@ class Agent:
         validation = view.current_validation
         is_validating = validation is not None and validation.agent == self._ledger.agent_id
         return group is not None and group.role == "train" and not is_validating
+
+    def _must_leave(self, view: View) -> bool:
+        """Whether the preemption deadline has passed, or is near and this node is replaced."""
+        notice = self._node_notice.notice
+        # Its workers may still save a checkpoint.
+        if notice is None or view.fit_end is not None or self._round_participant.has_workers:
+            return False
+        deadline = self._node_notice.deadline
+        if self._now < deadline - preemption.exit_margin_s(notice):
+            return False
+        self.is_replaced = capacity.is_replaced(view, self._member.token, self._member.node)
+        return self.is_replaced or self._now >= deadline
 
     def _is_orphaned(self) -> bool:
         """Whether neither the leader nor the bucket was reached for `orphan_timeout_s`."""

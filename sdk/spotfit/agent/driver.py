@@ -224,9 +224,9 @@ def _make_report(
 
 def _exit_code(agent: Agent) -> AgentExitCode:
     # Schedulers requeue an agent by its exit code, and only after `DRAINED`.
-    if agent.is_drained:
+    if agent.is_drained and not agent.is_replaced:
         return AgentExitCode.DRAINED
-    return AgentExitCode.RELEASED if agent.is_abandoned else AgentExitCode.DONE
+    return AgentExitCode.RELEASED if agent.is_abandoned or agent.is_drained else AgentExitCode.DONE
 
 
 def _open_node(

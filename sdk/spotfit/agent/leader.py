@@ -144,6 +144,7 @@ class Leader:
             LeaderState(
                 agent_id=ledger.agent_id,
                 releases_on_agent_exit=services.releases_on_agent_exit,
+                requeues_itself=services.reconciler.requeues_itself,
                 leading_since=now,
                 validation_changed_at=now,
             )

@@ -59,6 +59,7 @@ class HeadlessLeader:
         self._state = LeaderState(
             agent_id=ledger.agent_id,
             is_headless=True,
+            requeues_itself=reconciler.requeues_itself,
             leading_since=now,
             phase=NoRound(since=now),
         )

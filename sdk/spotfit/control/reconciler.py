@@ -27,7 +27,14 @@ from spotfit.model.events import (
     JournalEvent,
     NodeLost,
 )
-from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus, NodeState, Unreachable
+from spotfit.model.group import (
+    GroupHandle,
+    GroupRequest,
+    GroupStatus,
+    NodeState,
+    NodeStatus,
+    Unreachable,
+)
 from spotfit.model.leader_state import LeaderState
 from spotfit.policy.actions import (
     AppendEvent,
@@ -110,8 +117,13 @@ class Reconciler:
         """Groups that this process has planned: no other process has submitted them before."""
         self._retry_at: dict[Token, float] = {}
         self._output_awaited_since: dict[tuple[Token, int], float] = {}
-        self._looked_up_tokens: set[Token] = set()
-        """Pending groups that were looked up since the end of the fit."""
+        self._looked_up_at: dict[Token, float] = {}
+        """When each pending group was first looked up since the end of the fit."""
+        self._submitted_tokens: set[Token] = set()
+        """Groups for which this process has called `submit`."""
+        # Of this process: the time of the submission is of another machine's clock.
+        self._held_since: dict[Token, float] = {}
+        """When this process submitted each group, or first observed it."""
 
     def reconcile(self, state: LeaderState, now: float) -> tuple[bool, Wait]:
         """Decide one action with `policy.scheduler.next_action` and execute it.
@@ -156,6 +168,8 @@ class Reconciler:
         `group_statuses`, `status_as_of` and `granted_at`. A failed call leaves the previous status.
         """
         held = self._held_groups()
+        for token in held:
+            self._held_since.setdefault(token, now)
         # A new interval starts only after all calls of the last one were answered: a slow backend
         # must not accumulate calls.
         if not self._unobserved:
@@ -168,6 +182,11 @@ class Reconciler:
             for token in self._unobserved
             if token in held and not self._observe_group(token, held[token], now)
         )
+
+    @property
+    def requeues_itself(self) -> bool:
+        """Whether the backend restarts lost machines by itself, see `Traits.requeues_itself`."""
+        return self._provisioner.traits.requeues_itself
 
     @property
     def all_groups_terminated(self) -> bool:
@@ -194,9 +213,10 @@ class Reconciler:
         result = self._background_calls.run(f"observe {token}", observe)
         if result is None or result.error is not None:
             return result is not None
-        status: GroupStatus = result.value
+        traits = self._provisioner.traits
+        status = self._without_unlisted(token, result.value, traits.read_lag_s)
         # Certain only for the time before the call, less the backend's own delay.
-        as_of = self._observation_started_at - self._provisioner.traits.status_lag_s
+        as_of = self._observation_started_at - traits.status_lag_s
         self.status_as_of = {**self.status_as_of, token: as_of}
         previous = self.group_statuses.get(token)
         if status.refusal and (previous is None or previous.refusal != status.refusal):
@@ -206,6 +226,24 @@ class Reconciler:
         if token not in self.granted_at and any(n.state == NodeState.RUNNING for n in status.nodes):
             self.granted_at = {**self.granted_at, token: now}
         return True
+
+    def _without_unlisted(
+        self, token: Token, status: GroupStatus, read_lag_s: float
+    ) -> GroupStatus:
+        """The status, in which machines that the backend may not list yet are not GONE."""
+        age_s = self._observation_started_at - self._held_since[token]
+        is_certain = age_s >= read_lag_s
+        if is_certain or all(node.is_known for node in status.nodes):
+            return status
+        # What a read has shown may be missing in the next one, which another server answers.
+        previous = self.group_statuses.get(token)
+        shown = dict(enumerate(previous.nodes)) if previous is not None else {}
+        waiting = NodeStatus(state=NodeState.WAITING)
+        nodes = tuple(
+            node if node.is_known else shown.get(index, waiting)
+            for index, node in enumerate(status.nodes)
+        )
+        return replace(status, nodes=nodes)
 
     def observe_soon(self) -> None:
         """Let the next `observe` query the backend at once, without waiting for its interval.
@@ -309,9 +347,9 @@ class Reconciler:
 
     def _submit_group(self, token: Token, now: float) -> tuple[bool, Wait]:
         view = self._journal_writer.view
-        if view.fit_end is not None and token not in self._looked_up_tokens:
+        if view.fit_end is not None and token not in self._looked_up_at:
             # At once: a caller waits for the end.
-            self._looked_up_tokens.add(token)
+            self._looked_up_at[token] = now
             self._retry_at.pop(token, None)
         retry_at = self._retry_at.get(token, now)
         if now < retry_at:
@@ -320,6 +358,8 @@ class Reconciler:
         # After the end no machines are requested, only those that an earlier call may have got.
         # Under the same name: the result of a call in flight is awaited first.
         call = partial(find_group, self._provisioner) if view.fit_end else self._provisioner.submit
+        if view.fit_end is None:
+            self._submitted_tokens.add(token)
         result = self._background_calls.run(f"submit {token}", partial(call, plan, self._launch))
         if result is None:
             reason = f"requesting {plan.num_nodes} machines"
@@ -328,9 +368,24 @@ class Reconciler:
         # A denied look-up does not show that nothing was granted.
         if result.error is not None and (not is_final or view.fit_end is not None):
             return False, self._retry_later(token, result.error, now)
+        if view.fit_end is not None and result.error is None and result.value is None:
+            certain_at = self._absence_certain_at(token)
+            if now < certain_at:
+                self._retry_at[token] = min(certain_at, now + _MAX_LOOK_UP_DELAY_S)
+                return False, Wait(self._retry_at[token], "the backend may list the group late")
+        self._held_since[token] = now
         self._journal_writer.write(self._submit_event(token, result, now), now)
         self.observe_soon()
         return True, _no_wait(now)
+
+    def _absence_certain_at(self, token: Token) -> float:
+        """From when on a group that a look-up has not found was never granted."""
+        if token in self._planned_tokens and token not in self._submitted_tokens:
+            return float("-inf")
+        read_lag_s = self._provisioner.traits.read_lag_s
+        # The call whose answer is collected now may have been made up to one interval ago.
+        delay_s = read_lag_s + _MAX_LOOK_UP_DELAY_S if read_lag_s else 0.0
+        return self._looked_up_at[token] + delay_s
 
     def _retry_later(self, token: Token, error: Exception, now: float) -> Wait:
         # Whether the cloud has executed the request is unknown. It is repeated with the same token:

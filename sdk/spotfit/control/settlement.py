@@ -35,6 +35,9 @@ _PENDING_CALL_POLL_S = 0.1
 _MIN_RETRY_DELAY_S = 2.0
 _MAX_RETRY_DELAY_S = 300.0
 
+# Interval of look-ups of a group that its backend may list late.
+_LOOK_UP_INTERVAL_S = 5.0
+
 _NEVER = float("inf")
 
 
@@ -63,6 +66,8 @@ class GroupSettler:
         """Known outcomes that the journal may not contain yet."""
         # Of this process only: another one may have the credentials that this one lacks.
         self._failures: dict[Token, int] = {}
+        self._absent_since: dict[Token, float] = {}
+        """When each group was first looked up without being found."""
         self._retry_at: dict[Token, float] = {}
 
     def settle(self, now: float) -> None:
@@ -116,14 +121,17 @@ class GroupSettler:
         )
         return next(due, None)
 
-    def _release(self, unsettled: UnsettledGroup) -> bool:
-        """Cancel the group at its own backend; return whether the backend knows it."""
+    def _release(self, unsettled: UnsettledGroup) -> tuple[bool, float]:
+        """Cancel the group at its own backend; return whether the backend knows it.
+
+        And `Traits.read_lag_s`, for which the backend may not know it although it exists.
+        """
         provisioner = self._open_provisioner(unsettled.provisioner, unsettled.provisioner_options)
         group = unsettled.group
         handle = group.handle or find_group(provisioner, group.plan, self._launch)
         if handle is not None:
             provisioner.cancel(handle)
-        return handle is not None
+        return handle is not None, provisioner.traits.read_lag_s
 
     def _on_result(
         self, token: Token, group: UnsettledGroup, result: BackgroundResult, now: float
@@ -134,8 +142,12 @@ class GroupSettler:
             self._retry_at[token] = now + delay_s
             if failures == 1:
                 _warn_about(token, group, result.error)
-        elif result.value:
+            return
+        is_known, read_lag_s = result.value
+        if is_known:
             self._outcomes[token] = GroupsReleased(token=token)
+        elif now < self._absent_since.setdefault(token, now) + read_lag_s:
+            self._retry_at[token] = now + _LOOK_UP_INTERVAL_S
         else:
             reason = f"{group.provisioner} has no machines for it; an earlier fit left it open"
             self._outcomes[token] = GroupRefused(token=token, reason=reason)

@@ -134,7 +134,8 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     closed without a known cause is recharged to it. For a node that never had an agent, PREEMPTION
     means that the backend withdrew a machine it had granted."""
     machine_returned: bool = False
-    """Only the agent is lost: the backend restarted the machine with a new agent."""
+    """Only the agent is lost: the backend has restarted the machine with a new agent, or restarts
+    it."""
     crash: AgentCrash | None = None
     """The error with which its agent has ended, if the agent stored one."""
     is_failed_start: bool = False

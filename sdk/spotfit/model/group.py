@@ -106,6 +106,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Exit code of the agent of a terminated machine, if the backend reports it."""
     out_of_memory: bool = False
     """Whether it was killed because its processes exceeded the memory limit of its container."""
+    is_known: bool = True
+    """False for a GONE machine of which the backend has no record: it may have ended long ago, or
+    reads do not show it yet, see `Traits.read_lag_s`."""
 
     # WAITING is not terminated, also not after RUNNING: the backend has requeued the machine.
     @property
@@ -134,11 +137,15 @@ def missing_group_status(
 ) -> GroupStatus:
     """Return the status of a group that the backend has no record of: `num_nodes` GONE machines.
 
-    For implementations of `Provisioner.observe`. `reason` is shown as the reason of each loss, such
-    as "Slurm does not know the job".
+    They are not `is_known`, so that a group that was submitted a moment ago counts as waiting.
+    For implementations of `Provisioner.observe`. `reason` is shown as the reason of each loss,
+    such as "Slurm does not know the job".
     """
     return GroupStatus(
-        nodes=tuple(NodeStatus(state=NodeState.GONE, reason=reason) for _ in range(num_nodes))
+        nodes=tuple(
+            NodeStatus(state=NodeState.GONE, reason=reason, is_known=False)
+            for _ in range(num_nodes)
+        )
     )
 
 

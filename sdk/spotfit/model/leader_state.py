@@ -202,6 +202,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this leader has no round coordinator, and thus no agents: it manages machines."""
     releases_on_agent_exit: bool = True
     """Whether a machine terminates, and stops costing money, when its agent exits."""
+    requeues_itself: bool = False
+    """Whether the backend restarts lost machines by itself, see `Traits.requeues_itself`."""
     leading_since: float = 0.0
     members: dict[AgentId, MemberStatus] = {}
     disconnected_since: dict[AgentId, float] = {}

@@ -35,6 +35,10 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     # A member that connects later is recorded as lost and replaced.
     rejoin_timeout_s: float = 5.0
     """Time for the members of the last round to connect to a new leader."""
+    # Clouds notice a lost host within a minute, and report its state up to a minute late.
+    restart_report_timeout_s: float = 120.0
+    """Time within which a backend that restarts lost machines by itself must have reported the
+    restart of one, or its end, before a replacement is requested."""
     # Large accelerator machines take up to 10 minutes to boot and to pull an image.
     boot_timeout_s: float = 900.0
     """A machine that runs without its agent joining for this time counts as lost."""

@@ -112,6 +112,9 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str | None = None
     is_released: bool = False
     lost_nodes: frozenset[int] = frozenset()
+    lost_agent_by_restarted_node: dict[int, AgentId] = {}
+    """The nodes that the backend has restarted, or restarts, and whose new agents have not taken
+    part in a round; with the agent that is lost."""
     role: Role = "train"
     planned_slot: int = -1
     """The slot of its `GroupPlanned`."""
@@ -542,8 +545,16 @@ def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
 def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
     view = _count_crash(view, event, event.crash) if event.crash is not None else view
     group = view.groups[event.token]
+    restarted = {
+        node: agent
+        for node, agent in group.lost_agent_by_restarted_node.items()
+        if node != event.node
+    }
+    if event.machine_returned and event.agent is not None:
+        restarted[event.node] = event.agent
     nodes = group.lost_nodes if event.machine_returned else group.lost_nodes | {event.node}
-    after = _with_group(view, event.token, replace(group, lost_nodes=nodes))
+    changed = replace(group, lost_nodes=nodes, lost_agent_by_restarted_node=restarted)
+    after = _with_group(view, event.token, changed)
     if event.agent is None and group.role == "validate":
         return replace(after, validator_refusals=view.validator_refusals + 1)
     if event.agent is None and event.cause is FailureCause.PREEMPTION:
@@ -758,8 +769,9 @@ def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
 def _open_round(view: JournalView, opened: Round) -> JournalView:
     # Remove closed groups, lost agents and their notices: the view of a run of many weeks must not
     # grow with the number of preemptions.
+    nodes = {(one.token, one.node) for one in opened.assignments}
     groups = {
-        token: group
+        token: _without_restarts(group, [node for t, node in nodes if t == token])
         for token, group in view.groups.items()
         if not group.is_released and group.refusal is None
     }
@@ -795,6 +807,15 @@ def _open_round(view: JournalView, opened: Round) -> JournalView:
         notices=notices,
         notice_slots={agent: view.notice_slots[agent] for agent in notices},
     )
+
+
+def _without_restarts(group: MachineGroup, assigned_nodes: Iterable[int]) -> MachineGroup:
+    """The group after agents on these nodes have taken part in a round."""
+    restarted = group.lost_agent_by_restarted_node
+    if not (known := restarted.keys() & set(assigned_nodes)):
+        return group
+    others = {node: agent for node, agent in restarted.items() if node not in known}
+    return replace(group, lost_agent_by_restarted_node=others)
 
 
 def _apply_checkpoint_event(

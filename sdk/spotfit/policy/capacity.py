@@ -1,8 +1,22 @@
 """Capacity: how many workers need machines, which machines can be used, and which are lost.
 
 A node is lost when its backend reports it as terminated, when its agent stays disconnected, when it
-does not boot, or when a round was opened without it after its notice. `find_lost_nodes` reports
-each lost node once, with the reason.
+does not boot, or when a round was opened without it. `find_lost_nodes` reports each lost node once,
+with the reason.
+
+If a backend restarts lost machines by itself, only the agent is lost, and no replacement is
+requested unless the restarted machine does not join in time (docs/decisions/0051):
+
+    state of a node        | event                                       | next
+    -----------------------|---------------------------------------------|------------------------
+    its agent disconnected | the backend reports it as WAITING           | restarting
+    its agent disconnected | a new agent joins                           | connected
+    its agent disconnected | the backend reports its end                 | lost
+    its agent disconnected | `restart_report_timeout_s`, no report       | lost
+    restarting             | a new agent joins                           | connected
+    restarting             | the backend reports its end                 | lost
+    restarting             | `boot_timeout_s`                            | lost
+    restarting             | all workers have other machines             | lost
 """
 
 from __future__ import annotations
@@ -53,6 +67,9 @@ _MIN_BACKOFF_S = 0.5
 # not change. The limit is high because a bad host or a slow registry can fail several boots in a
 # row.
 _MAX_BOOT_FAILURES_PER_NODE = 20
+
+_REPLACED = "it was replaced after its preemption notice"
+_NOT_NEEDED = "all workers have other machines"
 
 
 def usable_members(view: View, state: LeaderState, role: Role = "train") -> list[MemberStatus]:
@@ -117,6 +134,19 @@ def has_too_few_slots(view: View, state: LeaderState) -> bool:
     return joined + pending_slots(view, state) < max(1, view.spec.min_workers)
 
 
+def is_replaced(view: View, token: Token, node: int) -> bool:
+    """Whether all workers have machines without that one, connected or granted. Pure.
+
+    `node` is its index in the group `token`. Machines of the last round with a preemption notice do
+    not count. Called by an agent whose preemption deadline has passed: if so, its backend need not
+    restart the machine.
+    """
+    assignments = view.last_round.assignments if view.last_round else ()
+    leaving = {(one.token, one.node) for one in assignments if one.agent in view.notices}
+    slots = _slots_without(view, leaving | {(token, node)}, granted_only=True)
+    return slots >= view.spec.max_workers
+
+
 def missing_workers(view: View, state: LeaderState) -> int:
     """Return `max_workers` minus the worker slots of machines that run or were requested.
 
@@ -127,18 +157,25 @@ def missing_workers(view: View, state: LeaderState) -> int:
     if not state.is_headless:
         joined = sum(status.member.slots for status in requeueable_members(view, state))
         return view.spec.max_workers - joined - pending_slots(view, state)
-    # A headless leader has no members: every node counts that is not lost and has no notice.
+    # A headless leader has no members: every node counts that is not lost and has no notice, or
+    # that the backend will restart after its preemption.
     assignments = view.last_round.assignments if view.last_round else ()
-    leaving = {(one.token, one.node) for one in assignments if one.agent in view.notices}
+    leaving = {
+        (one.token, one.node)
+        for one in assignments
+        if one.agent in view.notices and not _is_requeued(state, one.token, one.node)
+    }
     return view.spec.max_workers - _slots_without(view, leaving)
 
 
-def _slots_without(view: View, excluded: AbstractSet[tuple[Token, int]]) -> int:
+def _slots_without(
+    view: View, excluded: AbstractSet[tuple[Token, int]], *, granted_only: bool = False
+) -> int:
     """Worker slots of all machines for workers that may run, other than the excluded ones."""
     return sum(
         group.plan.slots_per_node
         for token, group in view.groups.items()
-        if group.role == "train"
+        if group.role == "train" and (group.handle is not None or not granted_only)
         for node in group.active_nodes
         if (token, node) not in excluded
     )
@@ -156,6 +193,44 @@ def network_in_use(view: View) -> str:
         if group.handle is not None and not group.is_released and group.active_nodes
     )
     return next(filter(None, networks), "")
+
+
+def _is_requeued(state: LeaderState, token: Token, node: int) -> bool:
+    """Whether the backend restarts the machine when it is lost, as far as its reports say."""
+    group_status = state.group_statuses.get(token)
+    statuses = group_status.nodes[node : node + 1] if group_status else ()
+    # WAITING on the last attempt: that attempt is still to come.
+    return state.requeues_itself and not any(
+        status.is_terminated or (status.is_last_attempt and status.state is not NodeState.WAITING)
+        for status in statuses
+    )
+
+
+def surplus_groups(view: View, state: LeaderState) -> list[Token]:
+    """Return granted groups for workers that are not needed: none of their agents is connected.
+
+    Only if the connected machines that stay hold `max_workers`: either a replacement was requested
+    and the backend has restarted the lost machine as well, or the reverse. Until then, any of them
+    may be the first to join.
+    """
+    if state.is_headless or not state.requeues_itself or not _is_complete(view, state):
+        return []
+    connected = {status.member.token for status in state.members.values()}
+    return [
+        token
+        for token, group in view.groups.items()
+        if group.role == "train"
+        and group.handle is not None
+        and group.active_nodes
+        and token not in connected
+    ]
+
+
+def _is_complete(view: View, state: LeaderState, *, without: AgentId | None = None) -> bool:
+    """Whether the connected machines that stay, other than `without`, hold `max_workers`."""
+    staying = requeueable_members(view, state)
+    slots = sum(one.member.slots for one in staying if one.member.agent != without)
+    return slots >= view.spec.max_workers
 
 
 def workers_to_request(view: View, missing: int) -> int:
@@ -245,14 +320,18 @@ def _loss_while_connected(
         is_stopping = state.members[agent].running_round is not None
         if is_stopping and now - state.phase.since > view.spec.timing.stop_timeout_s:
             reason = "its workers did not stop in time"
+        elif _is_replaced_before_round(view, state, agent):
+            reason = _REPLACED
     elif view.round.assignment_of(agent) is None:
         is_train = view.groups[token].role == "train"
         is_full = view.round.world_size >= view.spec.max_workers
         # A round that was opened before the notice may have had no place for the agent.
         if view.notice_slots.get(agent, math.inf) <= view.round_opened_slot:
-            reason = "it was replaced after its preemption notice"
+            reason = _REPLACED
         elif is_train and is_full and is_last_attempt(state, token, node):
             reason = "it was replaced because its backend would not restart it again"
+        elif is_train and _is_surplus_member(view, state, agent):
+            reason = _NOT_NEEDED
     if reason is not None:
         return NodeLost(token=token, node=node, agent=agent, reason=reason)
     # The loss of the agent that ran there before is not recorded yet.
@@ -276,6 +355,32 @@ def _last_assigned(view: View) -> list[NodeAssignment | ValidationStarted]:
     return [*assignments, *([view.current_validation] if view.current_validation else ())]
 
 
+def _is_replaced_before_round(view: View, state: LeaderState, agent: AgentId) -> bool:
+    """Whether an agent with a notice may exit before the next round is opened without it.
+
+    Its backend would restart the machine if the notice ended before.
+    """
+    status = state.members[agent]
+    is_idle = status.running_round is None and status.uploading_round is None
+    is_leaving = agent in view.notices and agent != state.agent_id
+    return state.requeues_itself and is_leaving and is_idle and _is_complete(view, state)
+
+
+def _is_surplus_member(view: View, state: LeaderState, agent: AgentId) -> bool:
+    """Whether an agent without a part in the round is not needed for the next one either.
+
+    A replacement and a machine that its backend has restarted may join at the same time.
+    """
+    if not state.requeues_itself or agent == state.agent_id or view.round is None:
+        return False
+    own = state.members[agent].member
+    # Its predecessor on the machine may be lost already, although its connection has not ended.
+    has_predecessor = any(
+        (one.token, one.node) == (own.token, own.node) for one in view.round.assignments
+    )
+    return not has_predecessor and _is_complete(view, state, without=agent)
+
+
 def _loss_while_disconnected(
     view: View, state: LeaderState, now: float, *, token: Token, node: int, agent: AgentId | None
 ) -> NodeLost | None:
@@ -283,17 +388,15 @@ def _loss_while_disconnected(
     group_status = state.group_statuses.get(token)
     # Empty if the backend has not reported the node yet.
     statuses = group_status.nodes[node : node + 1] if group_status else ()
+    is_restarting = _is_restarting(view, token, node=node, agent=agent)
+    # The new agent has not joined.
+    agent = None if is_restarting else agent
     if any(status.is_terminated for status in statuses):
         reason: str | None = end_reason(statuses[0])
     elif agent is None or state.is_headless:
-        timeout_s, since = view.spec.timing.boot_timeout_s, state.granted_at.get(token, math.inf)
-        absence = "its agent did not join"
-        if state.is_headless:
-            # No agent connects to a headless leader, but a running one would have been elected
-            # within a lease timeout, which is much shorter.
-            since = max(since, state.leading_since)
-            absence = "none of its agents took the lead"
-        reason = f"{absence} within {timeout_s:.0f} s" if now - since > timeout_s else None
+        reason = _absence_reason(view, state, now, token=token, is_restarting=is_restarting)
+    elif _is_requeued(state, token, node):
+        return _loss_before_restart(view, state, now, token=token, node=node, agent=agent)
     else:
         reason = _disconnect_reason(view, state, now, token=token, node=node, agent=agent)
     if reason is None:
@@ -307,6 +410,70 @@ def _loss_while_disconnected(
         reason=reason,
         cause=cause,
         is_failed_start=agent is None and has_failed,
+    )
+
+
+def _is_restarting(view: View, token: Token, *, node: int, agent: AgentId | None) -> bool:
+    """Whether the backend restarts the node, whose last known agent is `agent`, after its loss."""
+    restarted = view.groups[token].lost_agent_by_restarted_node
+    return node in restarted and agent in (None, restarted[node])
+
+
+def _absence_reason(
+    view: View, state: LeaderState, now: float, *, token: Token, is_restarting: bool
+) -> str | None:
+    """Why a node without an agent is lost; None if its agent may still join."""
+    timeout_s, since = view.spec.timing.boot_timeout_s, state.granted_at.get(token, math.inf)
+    absence = "its agent did not join"
+    if is_restarting:
+        # Also while it waits for capacity: a new request may get a machine elsewhere.
+        since = state.loss_recorded_at.get(token, state.leading_since)
+        absence = "the machine that its backend restarts did not join"
+        if _is_complete(view, state):
+            return _NOT_NEEDED
+    if state.is_headless:
+        # No agent connects to a headless leader, but a running one would have been elected
+        # within a lease timeout, which is much shorter.
+        since = max(since, state.leading_since)
+        absence = "none of its agents took the lead"
+    return f"{absence} within {timeout_s:.0f} s" if now - since > timeout_s else None
+
+
+def _loss_before_restart(
+    view: View, state: LeaderState, now: float, *, token: Token, node: int, agent: AgentId
+) -> NodeLost | None:
+    """The loss of a disconnected agent whose backend restarts the machine if that is lost.
+
+    None until the backend has reported what became of the machine.
+    """
+    timing = view.spec.timing
+    since = disconnected_since(view, state, agent)
+    since = state.leading_since if since is None else since
+    group_status = state.group_statuses.get(token)
+    statuses = group_status.nodes[node : node + 1] if group_status else ()
+    is_waiting = any(status.state is NodeState.WAITING for status in statuses)
+    # The report may be older than the machine, and the connection may only be interrupted.
+    is_certain = node_liveness(state, token, node=node, since=since) is NodeLiveness.TERMINATED
+    restarts = is_waiting and (is_certain or now - since > timing.rejoin_timeout_s)
+    timeout_s = max(timing.rejoin_timeout_s, timing.restart_report_timeout_s)
+    if restarts:
+        reason = f"{statuses[0].reason or 'its machine was lost'}; its backend restarts the machine"
+    elif _is_complete(view, state):
+        reason = f"its agent disconnected; {_NOT_NEEDED}"
+    elif now - since > timeout_s:
+        reason = (
+            f"its agent did not reconnect within {timeout_s:.0f} s, and its backend did not "
+            "restart the machine"
+        )
+    else:
+        return None
+    return NodeLost(
+        token=token,
+        node=node,
+        agent=agent,
+        reason=reason,
+        cause=_loss_cause(view, state, token=token, node=node, agent=agent),
+        machine_returned=restarts,
     )
 
 

@@ -10,6 +10,8 @@ the round (`replace_preempted_nodes`), rank 0 decides when to save (`decide_fina
     replacement ready, no save since the notice   | commit, or replica on nodes that stay| closed
     replacement ready, old snapshot in flight     | commit of a newer one, or replica    | closed
     replacement ready                             | `_DEADLINE_MARGIN_S` before deadline | closed
+    replacement granted and saved; a backend that | `exit_margin_s` before the deadline  | closed
+    restarts machines                             |                                      |
 
 Closing directly after a save loses no steps (docs/decisions/0014); a replica on a peer that stays
 is as good as a commit, because the next round resumes from memory (docs/decisions/0037).
@@ -26,11 +28,12 @@ from spotfit.core.units import format_seconds
 from spotfit.model.events import FailureCause, RoundClosed
 from spotfit.model.failure_model import SaveCostEstimate
 from spotfit.model.leader_state import LeaderState, Training
-from spotfit.model.topology import NodeAssignment
+from spotfit.model.topology import NodeAssignment, Notice
 from spotfit.model.view import View
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import (
     is_last_attempt,
+    is_replaced,
     pending_slots,
     requeueable_members,
     usable_members,
@@ -53,6 +56,12 @@ _COMMIT_POLL_S = 1.0
 # The round is closed this long before the deadline, even without a fresh commit: stopping the
 # workers cleanly is then still possible, and resuming from memory needs the node's replicas only.
 _DEADLINE_MARGIN_S = 2.0
+
+# An agent that has a replacement exits this long before the deadline, or a fifth of its notice if
+# that is shorter: otherwise its backend would restart the lost machine as well. It stops its
+# workers and stores its last log lines before.
+_EXIT_MARGIN_S = 5.0
+_EXIT_MARGIN_FRACTION = 0.2
 
 # Safety margins on the estimated duration of the final save: a fifth for varying throughput, and a
 # second for the manifests and the journal entry, which are written after the last upload.
@@ -147,8 +156,18 @@ def replace_preempted_nodes(
     replicated_at = _replicated_at(view, state, training, leaving=leaving)
     is_committed = _is_saved_since_notice(view, [assignment.agent for assignment in leaving])
     is_saved = is_committed or replicated_at is not None
+    if is_saved and state.requeues_itself and _must_exit(view, state, leaving, now=now):
+        return RoundClosed(
+            round_number=training.round.number,
+            cause=FailureCause.PREEMPTION,
+            reason="the preemption deadline is near, and a replacement was granted",
+            preempted=preempted_nodes(leaving, view),
+            state_replicated=replicated_at is not None,
+        )
     if not is_saved or not is_replacement_ready(view, state):
-        return Wait(deadline, f"{len(leaving)} nodes leave in {deadline - now:.0f} s")
+        margin_s = exit_margin_s(view.notices[leaving[0].agent]) if state.requeues_itself else 0.0
+        wake_at = deadline - margin_s if now < deadline - margin_s else deadline
+        return Wait(wake_at, f"{len(leaving)} nodes leave in {deadline - now:.0f} s")
     if (
         now >= deadline - _DEADLINE_MARGIN_S
         or (replicated_at is not None and now - replicated_at <= _FRESH_COMMIT_S)
@@ -446,6 +465,27 @@ def _warm_slots(view: View, state: LeaderState) -> int:
 
 def _is_saved_since_notice(view: View, agents: list[AgentId]) -> bool:
     return all(view.latest_committed_slot > view.notice_slots[agent] for agent in agents)
+
+
+def exit_margin_s(notice: Notice) -> float:
+    """Return how long before its deadline an agent with that notice exits if it is replaced.
+
+    In seconds. It then exits by itself, and its backend does not restart the machine.
+    """
+    notice_s = DEFAULT_NOTICE_S if notice.seconds_left is None else notice.seconds_left
+    return min(_EXIT_MARGIN_S, _EXIT_MARGIN_FRACTION * notice_s)
+
+
+def _must_exit(
+    view: View, state: LeaderState, leaving: list[NodeAssignment], *, now: float
+) -> bool:
+    """Whether a leaving node has to exit now so that its backend does not restart it."""
+    grace_s = view.spec.failure_limits.preemption_grace_s
+    return any(
+        now >= _deadline(view, state, one.agent) - grace_s - exit_margin_s(view.notices[one.agent])
+        and is_replaced(view, one.token, one.node)
+        for one in leaving
+    )
 
 
 def _deadline(view: View, state: LeaderState, agent: AgentId) -> float:

@@ -231,6 +231,9 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     # The request of a group may outlive its machines and would launch replacements.
     connected = {one.member.token for one in state.members.values()}
+    surplus = capacity.surplus_groups(view, state)
+    if surplus:
+        yield ReleaseGroups(surplus[0], tuple(surplus[1:]))
     for token, group in view.groups.items():
         if group.handle is None or group.is_released or group.active_nodes:
             continue

@@ -71,6 +71,9 @@ class Traits:
     """Minimum time between two useful calls of `observe`, in seconds."""
     status_lag_s: float = 60.0
     """How long the backend may still report RUNNING after a machine has terminated."""
+    read_lag_s: float = 60.0
+    """How long `observe` and `find_group` may not see a group after its submission, in seconds; 0
+    if reads show every completed write. The leader then takes unknown machines for waiting ones."""
     notice_sources: tuple[str, ...] = ("signal",)
     """Names of the preemption notice sources that agents on its machines watch."""
     shared_directories: Literal["always", "possibly", "never"] = "possibly"
@@ -131,13 +134,15 @@ class Provisioner(Protocol):
     def observe(self, handle: GroupHandle) -> GroupStatus:
         """Return the present state of every node of the group, in the order of node indices.
 
-        The nodes of an unknown group are GONE. May be out of date by `Traits.status_lag_s`.
+        The nodes of an unknown group are GONE and not `is_known`. May be out of date by
+        `Traits.status_lag_s`.
         """
 
     def cancel(self, handle: GroupHandle) -> None:
         """Request termination of all machines of the group without waiting for it.
 
-        No error for a group that is unknown or has ended.
+        No error for a group that is unknown or has ended. Also terminates a group that reads do not
+        show yet.
         """
 
 
@@ -162,7 +167,8 @@ def find_group(
     For a request whose outcome is unknown, and whose machines are to be released. A backend that
     can look up a token implements `find_group(plan, launch)`, which starts nothing. For others the
     request is repeated, which may start machines: the caller then cancels them. None also if that
-    is refused. Blocks on the backend's API, and raises what `submit` raises.
+    is refused, and for `Traits.read_lag_s` after the submission: the caller asks again. Blocks on
+    the backend's API, and raises what `submit` raises.
     """
     # Not a part of the protocol, so that it has four calls only (decision 0006).
     method = getattr(provisioner, "find_group", None)

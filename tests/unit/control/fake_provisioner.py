@@ -29,7 +29,8 @@ class FakeProvisioner:
     name = "local"
 
     def __init__(self, **traits: Any) -> None:
-        self.traits = Traits(**traits)
+        # Its reads show every completed write, unless a test says otherwise.
+        self.traits = Traits(**{"read_lag_s": 0.0, **traits})
         self.groups: dict[Token, list[NodeStatus]] = {}
         self.submitted_tokens: list[Token] = []
         self.launches: list[AgentLaunchSpec] = []

@@ -26,6 +26,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.spec import RunTiming
 from spotfit.policy.election import CLEANUP_LEASE_TIMEOUT_S
+from spotfit.provision.api import Traits
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
     RUN_ID,
@@ -269,6 +270,26 @@ def test_pending_groups_that_were_not_granted_are_not_requested_after_the_end() 
     assert driver.view.groups[TOKEN].refusal == "the fit ended before it was granted"
     assert harness.cloud.submitted_tokens == [TOKEN]
     assert harness.cloud.looked_up_tokens == [TOKEN]
+
+
+def test_a_request_that_reads_show_late_is_looked_up_until_it_is_found() -> None:
+    harness = start_run()
+    harness.cloud.traits = Traits(read_lag_s=60.0)
+    driver = harness.headless()
+    harness.cloud.submit_results = [ConnectionError("no answer")]
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS, FitEnded(outcome="cancelled"))
+    now = 200.0
+    while not harness.cloud.looked_up_tokens:
+        driver.tick(now)
+        now += 1.0
+    driver.tick(now)
+    assert driver.view.groups[TOKEN].is_pending, "it may be shown later"
+    harness.cloud.submit(driver.view.groups[TOKEN].plan, LAUNCH)  # from now on it is shown
+    for second in range(1, 20):
+        driver.tick(now + second)
+    assert driver.view.groups[TOKEN].is_released
+    assert harness.cloud.groups == {}
 
 
 def test_after_the_end_the_leader_gets_time_to_release_machines() -> None:

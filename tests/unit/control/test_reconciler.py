@@ -350,6 +350,39 @@ def test_status_as_of_accounts_for_the_status_lag(monkeypatch: pytest.MonkeyPatc
     assert harness.leader.status_as_of == {Token("t-1"): 9.5, Token("t-2"): 9.5}
 
 
+def test_a_group_that_reads_do_not_show_yet_is_waiting() -> None:
+    harness = LeaderHarness()
+    harness.cloud.traits = Traits(read_lag_s=60.0)
+    harness.steps(100.0)
+    machines = harness.cloud.groups.pop(TOKEN)
+    for now in (101.0, 159.0):
+        harness.leader.observe(now, every_s=1.0)
+        states = [node.state for node in harness.leader.group_statuses[TOKEN].nodes]
+        assert states == [NodeState.WAITING] * len(states)
+        assert not harness.leader.all_groups_terminated
+    harness.cloud.groups[TOKEN] = machines
+    harness.leader.observe(159.5, every_s=0.1)
+    assert harness.leader.group_statuses[TOKEN].nodes == tuple(machines)
+    del harness.cloud.groups[TOKEN]
+    harness.leader.observe(159.8, every_s=0.1)
+    # The fake reports one unknown machine.
+    nodes = harness.leader.group_statuses[TOKEN].nodes
+    assert nodes == (machines[0],), "another server answered"
+    harness.leader.observe(160.0, every_s=0.1)
+    assert harness.leader.all_groups_terminated
+
+
+def test_a_new_leader_waits_for_the_lag_of_reads_from_its_first_observation() -> None:
+    first = LeaderHarness()
+    first.steps()
+    second = LeaderHarness(store=first.ledger.store)
+    second.cloud.traits = Traits(read_lag_s=60.0)
+    second.leader.observe(500.0, every_s=1.0)
+    assert not second.leader.all_groups_terminated
+    second.leader.observe(560.0, every_s=1.0)
+    assert second.leader.all_groups_terminated
+
+
 def test_a_failed_observation_changes_nothing() -> None:
     harness = two_groups(SynchronousCalls())
     harness.leader.observe(0.0, every_s=10.0)

@@ -612,6 +612,19 @@ def test_a_restarted_agent_that_crashes_again_is_a_second_incident() -> None:
     assert view.agent_crashes.by_signature == {"s": 2}
 
 
+def test_a_restarted_node_stays_active_until_its_new_agent_takes_part_in_a_round() -> None:
+    restarted = replace(crashed_node(0), crash=None, machine_returned=True)
+    view = fold_events(*LEADER_LOST, restarted)
+    group = view.groups[restarted.token]
+    assert group.is_node_active(0)
+    assert group.lost_agent_by_restarted_node == {0: restarted.agent}
+    opened = fold_events(*LEADER_LOST, restarted, RoundOpened(round=a_round(2)))
+    assert opened.groups[restarted.token].lost_agent_by_restarted_node == {}
+    lost = fold_events(*LEADER_LOST, restarted, replace(restarted, machine_returned=False))
+    group = lost.groups[restarted.token]
+    assert (group.is_node_active(0), group.lost_agent_by_restarted_node) == (False, {})
+
+
 @pytest.mark.parametrize(("age_s", "incidents"), [(CRASH_FREE_S - 1, 1), (CRASH_FREE_S, 0)])
 def test_crashes_are_forgotten_after_a_long_round(age_s: float, incidents: int) -> None:
     crashed = (*LEADER_LOST, crashed_node(0), RoundOpened(round=a_round(2)))

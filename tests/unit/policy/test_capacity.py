@@ -19,11 +19,13 @@ from spotfit.model.view import AgentCrashes, MachineGroup, View
 from spotfit.policy.capacity import (
     boot_failure_reason,
     find_lost_nodes,
+    is_replaced,
     missing_workers,
     network_in_use,
     next_request_at,
     pending_slots,
     requeueable_members,
+    surplus_groups,
     usable_members,
     with_crash,
     with_unreachable,
@@ -494,6 +496,146 @@ def test_a_headless_leader_waits_for_an_agent_to_take_the_lead() -> None:
     assert late == dict.fromkeys((0, 1), "none of its agents took the lead within 900 s")
     gone = replace(headless, group_statuses={TOKEN: a_group_status(NodeState.GONE, NodeState.GONE)})
     assert losses(IN_ROUND, gone).keys() == {0, 1}
+
+
+# --- machines that their backend restarts --------------------------------------------------------
+
+RESTARTS_S = 120.0
+RESTARTING = a_view(
+    spec=a_spec(timing=TIMING),
+    groups={TOKEN: a_group(lost_agent_by_restarted_node={1: an_agent_id(1)})},
+)
+
+
+def a_requeueing_state(*states: NodeState, **fields: Any) -> LeaderState:
+    """The state of a leader whose only connected agent is a0; a1 was lost at `NOW`."""
+    usual: dict[str, Any] = {
+        "members": ONE_MEMBER,
+        "requeues_itself": True,
+        "last_agent_by_node": {(TOKEN, 1): an_agent_id(1)},
+        "disconnected_since": {an_agent_id(1): NOW},
+        "group_statuses": {TOKEN: a_group_status(*states)},
+        "status_as_of": {TOKEN: NOW - 60.0},
+    }
+    return a_leader_state(**{**usual, **fields})
+
+
+def test_a_machine_that_its_backend_may_restart_is_not_replaced_before_it_is_reported() -> None:
+    state = a_requeueing_state()
+    for now in (NOW + 5.1, NOW + RESTARTS_S):
+        assert losses(FORMING, state, now) == {}
+    assert missing_workers(FORMING, state) == 0
+    (lost,) = find_lost_nodes(FORMING, state, NOW + RESTARTS_S + 0.1)
+    assert lost.machine_returned is False
+    assert "its backend did not restart the machine" in lost.reason
+
+
+def test_a_restart_that_the_backend_reports_loses_only_the_agent() -> None:
+    waiting = NodeStatus(state=NodeState.WAITING, reason="Host EC2 (instance i-1) terminated.")
+    status = GroupStatus(nodes=(NodeStatus(state=NodeState.RUNNING), waiting))
+    state = a_requeueing_state(group_statuses={TOKEN: status})
+    assert losses(FORMING, state, NOW + 5.0) == {}, "the report may be older than the machine"
+    (lost,) = find_lost_nodes(FORMING, state, NOW + 5.1)
+    assert (lost.agent, lost.machine_returned) == (an_agent_id(1), True)
+    assert lost.cause is FailureCause.PREEMPTION
+    assert lost.reason == "Host EC2 (instance i-1) terminated.; its backend restarts the machine"
+    certain = replace(state, status_as_of={TOKEN: NOW})
+    assert losses(FORMING, certain, NOW + 0.1).keys() == {1}
+
+
+def test_a_machine_that_its_backend_does_not_restart_is_lost_at_its_report() -> None:
+    state = a_requeueing_state(NodeState.RUNNING, NodeState.GONE)
+    (lost,) = find_lost_nodes(FORMING, state, NOW)
+    assert lost.machine_returned is False
+
+
+def test_a_machine_on_its_last_attempt_is_replaced_after_the_rejoin_timeout() -> None:
+    state = a_requeueing_state(group_statuses={TOKEN: a_final_group_status(1)})
+    assert losses(FORMING, state, NOW + 5.1) == {1: "its agent did not reconnect within 5 s"}
+
+
+def test_a_restarting_machine_counts_until_the_boot_timeout() -> None:
+    state = a_requeueing_state(NodeState.RUNNING, NodeState.WAITING, loss_recorded_at={TOKEN: NOW})
+    assert missing_workers(RESTARTING, state) == 0
+    assert losses(RESTARTING, state, NOW + 900.0) == {}
+    (lost,) = find_lost_nodes(RESTARTING, state, NOW + 901.0)
+    assert (lost.agent, lost.machine_returned) == (None, False)
+    assert lost.reason == "the machine that its backend restarts did not join within 900 s"
+
+
+def test_a_restarting_machine_is_lost_if_all_workers_have_others() -> None:
+    other = a_member_status(2, member=a_member(2, token=Token("t-other"), node=0))
+    groups = {**RESTARTING.groups, Token("t-other"): a_group(token=Token("t-other"), nodes=1)}
+    state = a_requeueing_state(members=member_statuses(a_member_status(0), other))
+    found = losses(replace(RESTARTING, groups=groups), state)
+    assert found == {1: "all workers have other machines"}
+
+
+def test_a_group_without_connected_agents_is_surplus_once_all_workers_have_machines() -> None:
+    spare = Token("t-spare")
+    view = a_view(groups={TOKEN: a_group(), spare: a_group(token=spare, nodes=1)})
+    state = a_leader_state(requeues_itself=True)
+    assert surplus_groups(view, state) == [spare]
+    assert surplus_groups(view, replace(state, requeues_itself=False)) == []
+    assert surplus_groups(view, replace(state, members=ONE_MEMBER)) == []
+    noticed = replace(view, notices={an_agent_id(1): a_notice()})
+    assert surplus_groups(noticed, state) == [], "it replaces the machine with the notice"
+
+
+def test_a_surplus_agent_is_lost_but_not_a_replacement() -> None:
+    spare = Token("t-spare")
+    groups = {TOKEN: a_group(), spare: a_group(token=spare, nodes=1)}
+    view = a_view(groups=groups, round=a_round())
+    extra = a_member_status(2, member=a_member(2, token=spare, node=0))
+    members = member_statuses(a_member_status(0), a_member_status(1), extra)
+    state = a_leader_state(members=members, requeues_itself=True)
+    assert [lost.token for lost in find_lost_nodes(view, state, NOW)] == [spare]
+    noticed = replace(view, notices={an_agent_id(1): a_notice()})
+    assert losses(noticed, state) == {}
+
+
+def test_a_replaced_agent_is_lost_between_rounds_once_its_uploads_have_ended() -> None:
+    """Its backend would restart the machine if its notice ended before the next round."""
+    view = a_view(notices={an_agent_id(1): a_notice()})
+    joined = a_member_status(2, member=a_member(2, token=Token("t-r"), node=0))
+    view = replace(view, groups={**view.groups, Token("t-r"): a_group(token=Token("t-r"), nodes=1)})
+    members = member_statuses(a_member_status(0), a_member_status(1), joined)
+    state = a_leader_state(members=members, requeues_itself=True)
+    assert losses(view, state) == {1: "it was replaced after its preemption notice"}
+    assert losses(view, replace(state, requeues_itself=False)) == {}
+    assert losses(view, replace(state, agent_id=an_agent_id(1))) == {}, "it hands over first"
+    uploading = a_member_status(1, uploading_round=1)
+    busy = replace(state, members=member_statuses(a_member_status(0), uploading, joined))
+    assert losses(view, busy) == {}
+
+
+def test_a_new_agent_is_kept_while_its_predecessor_is_still_connected() -> None:
+    """The connection of a host that has lost its power ends only after a timeout."""
+    successor = a_member_status(2, member=a_member(1, agent=AgentId("newcomer")))
+    members = member_statuses(a_member_status(0), a_member_status(1), successor)
+    state = a_leader_state(members=members, requeues_itself=True)
+    assert losses(a_view(round=a_round()), state) == {}
+
+
+@pytest.mark.parametrize(
+    ("groups", "replaced"),
+    [
+        ({TOKEN: a_group()}, False),
+        ({TOKEN: a_group(), Token("t-r"): a_group(token=Token("t-r"), nodes=1)}, True),
+        ({TOKEN: a_group(), Token("t-r"): a_group(token=Token("t-r"), handle=None)}, False),
+    ],
+    ids=["no request", "granted", "requested"],
+)
+def test_an_agent_is_replaced_once_a_replacement_is_granted(groups: Any, *, replaced: bool) -> None:
+    view = a_view(groups=groups, last_round=a_round(), notices={an_agent_id(1): a_notice()})
+    assert is_replaced(view, TOKEN, 1) is replaced
+
+
+def test_a_headless_leader_leaves_a_preempted_machine_to_its_backend() -> None:
+    view = replace(IN_ROUND, notices={an_agent_id(1): a_notice()})
+    headless = a_requeueing_state(members={}, is_headless=True)
+    assert missing_workers(view, headless) == 0
+    assert missing_workers(view, replace(headless, requeues_itself=False)) == 1
 
 
 def test_a_status_with_too_few_nodes_leaves_the_other_nodes_unknown() -> None:

@@ -142,6 +142,26 @@ def test_the_round_continues_until_saved_and_replaced_or_the_deadline(
         assert decision.until == (158.0 if "next save" in outcome else 160.0)
 
 
+@pytest.mark.parametrize(
+    ("saved", "requeues", "now", "closes"),
+    [(True, True, 155.5, True), (True, True, 154.0, False), (True, False, 155.5, False)],
+    ids=["near the deadline", "earlier", "its backend restarts nothing"],
+)
+def test_a_node_with_a_granted_replacement_leaves_before_its_backend_restarts_it(
+    now: float, *, saved: bool, requeues: bool, closes: bool
+) -> None:
+    state = replace(state_after_commit(LEAVING), requeues_itself=requeues)
+    decision = decide_replacement(with_notice(saved=saved), state, now)
+    assert isinstance(decision, RoundClosed) is closes
+    without = with_notice(saved=saved, groups={TOKEN: a_group()})
+    assert isinstance(decide_replacement(without, state, now), Wait), "no replacement was granted"
+
+
+def test_an_unsaved_node_uses_all_of_its_notice() -> None:
+    state = replace(state_after_commit(LEAVING), requeues_itself=True)
+    assert isinstance(decide_replacement(with_notice(saved=False), state, 159.0), Wait)
+
+
 REPLICATED = a_round(
     members=[a_member(0, peer_store_address="a:9"), a_member(1, slots=2, peer_store_address="b:9")]
 )

@@ -50,6 +50,19 @@ def test_machine_summary_contains_no_secrets(tmp_path: Path) -> None:
         assert (status, reclaimed["end_reason"]) == (200, "reclaimed")
 
 
+def test_reads_show_a_group_after_the_lag(tmp_path: Path) -> None:
+    clock = SystemClock()
+    with running_simulator(tmp_path, SimOptions(boot_s=0.0, lag_s=0.5)) as simulator:
+        created_at = clock.now()
+        assert send_request(simulator, "POST", "/groups/t-1", TASK)[0] == 200
+        assert send_request(simulator, "GET", "/groups/t-1")[0] == 404
+        assert wait_until_up(simulator), "it takes effect at once"
+        while send_request(simulator, "GET", "/groups/t-1")[0] == 404:
+            assert clock.now() < created_at + 20
+            clock.wait(0.02)
+        assert clock.now() - created_at >= 0.5
+
+
 def test_state_and_address_survive_a_restart(tmp_path: Path) -> None:
     with running_simulator(tmp_path, SimOptions()) as simulator:
         simulator.faults.inject("capacity", 0)

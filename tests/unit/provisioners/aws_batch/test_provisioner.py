@@ -16,12 +16,14 @@ from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.provision.api import Refusal
 from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.testing.builders import ManualClock
 from spotfit_localsim.clouds import aws_batch as simulated_cloud
 from spotfit_localsim.clouds.aws_batch import AwsBatchCloud
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.aws_batch import client as calls
 from spotfit_provisioners.aws_batch import provisioner as provisioner_module
+from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
 
 pytest.importorskip("boto3")
@@ -88,6 +90,71 @@ def test_older_job_of_concurrent_submissions_stays(
         second = submit_running(provisioner, tmp_path, "exec sleep 100")
     assert second == first
     until(lambda: len(list(sim.datacenter.active_machines())) == 1)
+
+
+@pytest.fixture
+def late_sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
+    """A simulator whose reads show nothing during a test."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
+    for cache in (calls._client, provisioner_module._client_for_region):
+        cache.cache_clear()
+    options = SimOptions(cloud="aws_batch", boot_s=0.0, lag_s=1000.0)
+    with running_simulator(tmp_path / "late", options) as simulator:
+        yield simulator
+
+
+def test_the_handle_of_a_job_does_not_depend_on_its_listing(
+    late_sim: Simulator, tmp_path: Path
+) -> None:
+    handle = submit_running(open_provisioner(late_sim), tmp_path, "exec sleep 100")
+    assert list(_cloud(late_sim).state.jobs) == [handle.name]
+
+
+def test_a_job_that_is_not_described_yet_is_unknown_and_can_be_cancelled(
+    late_sim: Simulator, tmp_path: Path
+) -> None:
+    provisioner = open_provisioner(late_sim)
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
+    assert [node.is_known for node in provisioner.observe(handle).nodes] == [False]
+    assert provisioner.traits.read_lag_s > 0
+    provisioner.cancel(handle)
+    assert _cloud(late_sim).state.jobs[handle.name].termination_reason
+
+
+def test_duplicates_that_were_listed_late_are_terminated(
+    sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes submit the token, and neither lists the job of the other."""
+    clock = ManualClock()
+    access = AwsBatchCloud.client_access(sim.server.url)
+    provisioner = AwsBatchProvisioner(AwsBatchOptions(**access.options), clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(calls.AwsBatchClient, "list_jobs_by_name", lambda *_: [])
+        first = submit_running(provisioner, tmp_path, "exec sleep 100")
+        second = submit_running(provisioner, tmp_path, "exec sleep 100")
+    assert first != second
+    jobs = _cloud(sim).state.jobs
+    provisioner.observe(second)
+    assert not jobs[first.name].termination_reason, "it may be the only one that is listed"
+    clock.wait(provisioner.traits.read_lag_s)
+    provisioner.observe(second)
+    assert jobs[first.name].termination_reason
+    assert not jobs[second.name].termination_reason
+
+
+def test_a_retried_job_states_why_its_last_attempt_has_ended(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    provisioner = open_provisioner(sim)
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100")
+    until(lambda: [m for m in sim.datacenter.active_machines() if m.state == "up"])
+    sim.market.max_machines = 0
+    sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=False)
+    until(lambda: _attempts(sim))
+    (node,) = provisioner.observe(handle).nodes
+    assert node.state is NodeState.WAITING
+    assert "Host EC2 (instance i-" in node.reason
 
 
 def test_agent_of_a_lost_host_is_restarted_up_to_the_limit(sim: Simulator, tmp_path: Path) -> None:
@@ -327,8 +394,13 @@ def test_output_of_each_attempt_is_read_when_available(
     assert provisioner.fetch_machine_output(handle, 0, max_lines=1)[1].lines == ("attempt 2",)
 
 
+def _cloud(sim: Simulator) -> AwsBatchCloud:
+    assert isinstance(sim.cloud, AwsBatchCloud)
+    return sim.cloud
+
+
 def _attempts(sim: Simulator) -> list[Any]:
-    (job,) = sim.cloud.state.jobs.values()
+    (job,) = _cloud(sim).state.jobs.values()
     return list(job.children[0].attempts)
 
 

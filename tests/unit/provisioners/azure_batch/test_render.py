@@ -110,10 +110,23 @@ def test_groups_with_equal_machines_share_a_pool() -> None:
 def test_autoscale_formula_follows_the_number_of_tasks(
     samples: Sequence[float], target: int
 ) -> None:
-    result = evaluate(autoscale_formula(20, initial_nodes=3), {"$PendingTasks": samples})
+    metrics = {"$PendingTasks": samples, "$PreemptedNodeCount": []}
+    result = evaluate(autoscale_formula(20, initial_nodes=3), metrics)
     assert result["$TargetLowPriorityNodes"] == target
     assert result["$TargetDedicatedNodes"] == 0
     assert result["$NodeDeallocationOption"] == "taskcompletion"
+
+
+@pytest.mark.parametrize(
+    ("pending", "preempted", "target"), [(2, 0, 2), (2, 1, 3), (20, 2, 22), (0, 2, 0)]
+)
+def test_autoscale_formula_adds_a_node_for_each_preempted_one(
+    pending: int, preempted: int, target: int
+) -> None:
+    """Preempted nodes stay in the pool, where they count against its target."""
+    metrics = {"$PendingTasks": [pending] * 9, "$PreemptedNodeCount": [0, preempted]}
+    result = evaluate(autoscale_formula(20), metrics)
+    assert result["$TargetLowPriorityNodes"] == target
 
 
 class Machine:

@@ -122,3 +122,11 @@ def test_pending_reason_of_a_pool(
     assert found.startswith(expected)
     assert bool(found) is bool(expected)
     assert "Time" not in found
+
+
+def test_a_requeued_task_states_that_its_node_is_lost() -> None:
+    requeued = {**a_task("active"), "previousState": "running"}
+    result = node_status(ACTIVE, requeued, {})
+    expected = (NodeState.WAITING, "its node was preempted or is unusable")
+    assert (result.state, result.reason) == expected
+    assert node_status(ACTIVE, a_task("active"), {}).reason == ""

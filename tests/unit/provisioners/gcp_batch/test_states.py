@@ -43,6 +43,12 @@ def an_event(at: str, code: int, description: str = "Task state is updated") -> 
         ("QUEUED", None, NodeState.WAITING, ""),
         ("SCHEDULED", a_task("PENDING"), NodeState.WAITING, ""),
         ("RUNNING", a_task("ASSIGNED"), NodeState.WAITING, ""),
+        (
+            "RUNNING",
+            a_task("PENDING", an_event("t1", 50001)),
+            NodeState.WAITING,
+            "exit code 50001: the Spot VM was preempted",
+        ),
         ("RUNNING", a_task("RUNNING"), NodeState.RUNNING, ""),
         ("RUNNING", a_task("SOMETHING_NEW"), NodeState.WAITING, ""),
         ("SUCCEEDED", a_task("SUCCEEDED"), NodeState.GONE, ""),

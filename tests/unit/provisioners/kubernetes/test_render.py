@@ -113,7 +113,11 @@ def test_run_key_is_in_a_secret_and_not_in_the_job() -> None:
 
 
 def test_only_disruptions_and_drained_agents_restart_a_pod() -> None:
-    disrupted, drained, final = plan(a_request(), OPTIONS).body["spec"]["podFailurePolicy"]["rules"]
+    rules = plan(a_request(), OPTIONS).body["spec"]["podFailurePolicy"]["rules"]
+    released, disrupted, drained, final = rules
+    # Before the disruption: the agent of a disrupted pod exits if the run has replaced it.
+    assert released["action"] == "FailIndex"
+    assert released["onExitCodes"]["values"] == [int(AgentExitCode.RELEASED)]
     assert disrupted["action"] == drained["action"] == "Ignore"
     assert drained["onExitCodes"]["values"] == [int(AgentExitCode.DRAINED)]
     assert final["action"] == "FailIndex"

@@ -142,3 +142,10 @@ def test_image_pull_error_is_reported(waiting: dict[str, str], expected: str) ->
 )
 def test_completed_indices_are_parsed(text: str | None, found: set[int]) -> None:
     assert parse_indexes(text) == found
+
+
+def test_a_new_pod_states_why_the_previous_one_has_ended() -> None:
+    condition = {"type": "DisruptionTarget", "reason": "DeletionByTaintManager", "message": "gone"}
+    disrupted = a_pod("Failed", created_at="1", conditions=[condition])
+    (node,) = group_status(a_job(), [disrupted, a_pod("Pending", created_at="2")]).nodes
+    assert (node.state, node.reason) == (NodeState.WAITING, "DeletionByTaintManager: gone")

@@ -81,7 +81,7 @@ def test_squeue_line_is_parsed() -> None:
         ),
         (
             SlurmTask(1, 7, "RUNNING", "None"),
-            NodeStatus(state=NodeState.GONE, reason="Slurm does not know the task"),
+            NodeStatus(state=NodeState.GONE, reason="Slurm does not know the task", is_known=False),
         ),
     ],
 )
