@@ -27,7 +27,8 @@ class AwsBatchOptions:
     """Container image with spotfit and the imports of the training function. `{python}` and
     `{torch}` in its name are replaced by the caller's versions; see `job_fields.images`."""
     region: str = ""
-    """'' uses the region of the caller's AWS configuration."""
+    """'' uses the region of the caller: AWS_REGION, AWS_DEFAULT_REGION, or that of the profile. It is
+    recorded in the run, so that machines request their replacements in the same region."""
     workers_per_node: int = 1
     """Number of workers per machine."""
     # 1.75 instead of the 2 GiB per core of compute-optimised instances: the host's own system

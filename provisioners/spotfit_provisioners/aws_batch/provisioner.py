@@ -12,6 +12,7 @@ State of the queues, per provisioner object:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -31,6 +32,7 @@ from spotfit_provisioners.aws_batch.checkup import LOG_GROUP
 from spotfit_provisioners.aws_batch.client import (
     AwsAccountClient,
     AwsBatchClient,
+    configured_region,
     lowest_spot_price_usd,
     spot_placement_scores,
 )
@@ -72,6 +74,13 @@ class AwsBatchProvisioner:
             keeps_output=True,
             software=images.parse_image_software(self.options.image),
         )
+
+    @staticmethod
+    def resolve_defaults(options: AwsBatchOptions) -> AwsBatchOptions:
+        """Return the options with the region of this process, for queues that have none."""
+        if options.region or all(_parse_queue(queue)[0] for queue in options.queues):
+            return options
+        return replace(options, region=configured_region())
 
     def open_client(self) -> None:
         """Import boto3 and check that each queue has a region. Sends no request."""

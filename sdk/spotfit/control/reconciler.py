@@ -50,6 +50,9 @@ _MIN_RETRY_DELAY_S = 0.1
 _MAX_RETRY_DELAY_S = 30.0
 # The same for look-ups of a pending request after the end of the fit.
 _MAX_LOOK_UP_DELAY_S = 5.0
+# How long a request with an unknown outcome is repeated although the backend rejects it: as long as
+# new requests after a round, see `capacity.final_refusal_reason`.
+_MAX_REJECTED_S = 600.0
 
 # Delay before failed cancel calls are repeated.
 _RELEASE_RETRY_S = 2.0
@@ -102,6 +105,8 @@ class Reconciler:
         self._planned_tokens: set[Token] = set()
         """Groups that this process has planned: no other process has submitted them before."""
         self._retry_at: dict[Token, float] = {}
+        self._rejected_since: dict[Token, float] = {}
+        """When the last series of rejections of a request with an unknown outcome began."""
         self._looked_up_tokens: set[Token] = set()
         """Pending groups that were looked up since the end of the fit."""
 
@@ -294,7 +299,7 @@ class Reconciler:
         if result is None:
             reason = f"requesting {plan.num_nodes} machines"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
-        is_final = result.error is not None and self._is_final(result.error, token)
+        is_final = result.error is not None and self._is_final(result.error, token, now)
         # A denied look-up does not show that nothing was granted.
         if result.error is not None and (not is_final or view.fit_end is not None):
             return False, self._retry_later(token, result.error, now)
@@ -314,14 +319,21 @@ class Reconciler:
         log.warning("submit.retrying", token=token, tries=tries, reason=reason)
         return Wait(retry_at, f"retrying the request: {reason}")
 
-    def _is_final(self, error: Exception, token: Token) -> bool:
-        """Return whether repeating the request is pointless, and nothing was granted for it."""
-        if isinstance(error, ProvisionError):
-            return True
-        # Invalid options or a missing client library: no request was sent. Not if this request, or
-        # one of an earlier leader, may have been granted: a refused group is never released.
+    def _is_final(self, error: Exception, token: Token, now: float) -> bool:
+        """Return whether repeating the request is pointless, and nothing was granted for it.
+
+        Rejections, invalid options and a missing client library. A request that may have been
+        granted to an earlier try or leader is repeated for `_MAX_REJECTED_S` first: a refused group
+        is never released.
+        """
+        if not isinstance(error, (ProvisionError, ConfigError, MissingExtraError)):
+            self._rejected_since.pop(token, None)
+            return False
         is_first_try = token in self._planned_tokens and token not in self._submit_tries
-        return is_first_try and isinstance(error, (ConfigError, MissingExtraError))
+        has_trained = self._journal_writer.view.round_opened_slot >= 0
+        if is_first_try or (isinstance(error, ProvisionError) and not has_trained):
+            return True
+        return now - self._rejected_since.setdefault(token, now) >= _MAX_REJECTED_S
 
     def _submit_event(self, token: Token, result: BackgroundResult, now: float) -> JournalEvent:
         """An error is final here (`_is_final`); a refusal may be temporary.
@@ -329,6 +341,7 @@ class Reconciler:
         A value of None is the result of a look-up after the end: there are no machines.
         """
         if result.error is not None:
+            self._record_refusal(token, now)
             return GroupRefused(token=token, reason=_format_error(result.error), is_final=True)
         if isinstance(result.value, Refusal):
             self._record_refusal(token, now)

@@ -112,7 +112,11 @@ class GroupSubmitted(msgspec.Struct, frozen=True, kw_only=True, tag="group_submi
 
 
 class GroupRefused(msgspec.Struct, frozen=True, kw_only=True, tag="group_refused"):
-    """The backend rejected the request. With `is_final`, a new request would be rejected, too."""
+    """The backend rejected the request. With `is_final`, a new request is likely to be, too.
+
+    That ends a fit without a round. A later one is repeated for some minutes: credentials expire
+    and are renewed, and quotas are shared with other runs.
+    """
 
     token: Token
     reason: str

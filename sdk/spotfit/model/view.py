@@ -193,7 +193,11 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """Refused requests since the last granted group."""
     last_refusal: str | None = None
     final_refusal: str | None = None
-    """The reason of a refusal after which further requests are pointless, such as a quota of 0."""
+    """The reason of a refusal after which further requests are pointless, such as a quota of 0.
+    Only before the first round of the fit: later, see `permanent_refusals`."""
+    permanent_refusals: int = 0
+    """Consecutive requests since a round of the fit was opened, which the backend has refused for a
+    reason that usually does not change, such as missing permissions."""
     boot_failures: int = 0
     """Consecutive machines lost before their agent took part in a round."""
     has_started_agent: bool = False
@@ -493,7 +497,7 @@ def _apply_group_event(
                 # `validator_refusals` is reset only when a validation starts there: such machines
                 # may also fail while booting, which counts as a refusal.
                 return submitted
-            return replace(submitted, refusals=0, last_refusal=None)
+            return replace(submitted, refusals=0, permanent_refusals=0, last_refusal=None)
         case GroupRefused(token=token):
             if token in view.unsettled_groups:
                 return _without_settled(view, [token])
@@ -524,11 +528,14 @@ def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
             if event.is_final
             else view.final_validator_refusal,
         )
+    # A fit whose machines have trained had valid credentials and quota: it may have them again.
+    has_trained = view.round_opened_slot >= 0
     return replace(
         refused,
         refusals=view.refusals + 1,
+        permanent_refusals=view.permanent_refusals + 1 if event.is_final and has_trained else 0,
         last_refusal=event.reason,
-        final_refusal=event.reason if event.is_final else view.final_refusal,
+        final_refusal=event.reason if event.is_final and not has_trained else view.final_refusal,
     )
 
 

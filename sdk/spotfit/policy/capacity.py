@@ -42,6 +42,10 @@ FINAL_CALLS_TIMEOUT_S = 90.0
 # once a minute loses little time and stays far below API rate limits.
 _MAX_BACKOFF_S = 60.0
 _MIN_BACKOFF_S = 0.5
+# With these pauses the next refusal comes after more than ten minutes: 1, 2, 4, … s, then 60 s.
+# Credentials are renewed and permissions propagate within that time:
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
+_MAX_PERMANENT_REFUSALS = 15
 
 # Machines that end while booting usually have a wrong image or no permissions, which a retry does
 # not change. The limit is high because a bad host or a slow registry can fail several boots in a
@@ -166,6 +170,17 @@ def next_request_at(view: View, state: LeaderState) -> float:
         return float("-inf")
     # The exponent is limited so that 2.0**failures cannot overflow after a week of refusals.
     return state.refused_at + min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
+
+
+def final_refusal_reason(view: View) -> str | None:
+    """Return why further requests for machines of workers are pointless, else None.
+
+    At once before the first round of the fit: a wrong configuration must not wait. Afterwards the
+    refusal must persist for ten minutes of requests; see `View.permanent_refusals`.
+    """
+    if view.permanent_refusals > _MAX_PERMANENT_REFUSALS:
+        return view.last_refusal
+    return view.final_refusal
 
 
 def boot_failure_reason(view: View) -> str | None:

@@ -137,7 +137,7 @@ def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
     # While validations are pending the training has already ended; missing machines do not fail it.
     if view.pending_fit_end is not None or view.round is not None:
         return
-    reason = view.final_refusal or capacity.boot_failure_reason(view)
+    reason = capacity.final_refusal_reason(view) or capacity.boot_failure_reason(view)
     if reason is not None and capacity.has_too_few_slots(view, state):
         yield AppendEvent(_failed_event(reason, state))
     # Other machines may still start an agent.
@@ -209,7 +209,8 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
     if state.disconnected_since or former_missing:
         yield Wait(now + _AGENT_POLL_S, "waiting for disconnected agents")
     missing = capacity.missing_workers(view, state)
-    # After a final refusal the run continues with the machines it has.
+    # After a final refusal the run continues with the machines it has. One that has trained keeps
+    # asking: it may need the machines after a later loss.
     is_over = _is_training_over(view) or retry_budget.fit_ended_by_failed_starts(view) is not None
     if missing <= 0 or is_over or view.final_refusal is not None:
         return

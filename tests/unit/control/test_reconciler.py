@@ -20,6 +20,7 @@ from spotfit.core.errors import (
 from spotfit.core.ids import Token
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
+    FailureCause,
     FitEnded,
     FitStarted,
     GroupPlanned,
@@ -28,6 +29,8 @@ from spotfit.model.events import (
     JournalEvent,
     LeaderElected,
     NodeLost,
+    RoundClosed,
+    RoundOpened,
     ValidationRequest,
 )
 from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus
@@ -43,6 +46,7 @@ from spotfit.testing.builders import (
     a_committed_checkpoint,
     a_leader_state,
     a_request,
+    a_round,
     a_spec,
     an_agent_crash,
     an_agent_id,
@@ -197,6 +201,65 @@ def test_a_request_of_another_leader_is_repeated_despite_a_missing_library() -> 
     second.cloud.submit_results = [MISSING]
     second.steps()
     assert second.event_names == ["GroupPlanned"]
+
+
+DENIED = ProvisionPermissionError("AWS authentication failed: UnrecognizedClientException")
+
+
+def harness_after_a_round() -> LeaderHarness:
+    """A leader whose two machines trained in a round that has ended, and are lost."""
+    harness = LeaderHarness()
+    harness.steps()
+    harness.write(
+        RoundOpened(round=a_round()),
+        RoundClosed(round_number=1, cause=FailureCause.PREEMPTION, reason="lost 2 machines"),
+        *(
+            NodeLost(token=TOKEN, node=n, agent=an_agent_id(n), reason="reclaimed")
+            for n in range(2)
+        ),
+        GroupsReleased(token=TOKEN),
+    )
+    harness.writer.request_read()
+    harness.writer.advance(0.0)
+    harness.events.clear()
+    return harness
+
+
+@pytest.mark.parametrize("error", [DENIED, QuotaError("0 of 0"), ConfigError("No AWS region.")])
+def test_rejected_replacements_are_requested_again_until_the_backend_accepts(
+    error: SpotfitError,
+) -> None:
+    harness, now = harness_after_a_round(), 0.0
+    harness.cloud.submit_results = [error] * 8
+    shown = set()
+    while not isinstance(harness.events and harness.events[-1], GroupSubmitted):
+        now = max(now + 0.1, harness.steps(now).until)
+        shown.add(harness.ledger.view.last_refusal)
+        assert harness.ledger.view.fit_end is None
+    assert str(error) in shown, "the user sees why it waits"
+    assert (harness.ledger.view.permanent_refusals, harness.ledger.view.last_refusal) == (0, None)
+
+
+def test_rejected_replacements_end_the_run_after_ten_minutes() -> None:
+    harness, now = harness_after_a_round(), 0.0
+    harness.cloud.submit_results = [DENIED] * 99
+    until = 0.0
+    while (ended := harness.ledger.view.fit_end) is None:
+        now = max(now + 0.1, until)
+        until = harness.steps(now).until
+    assert 600.0 <= now <= 700.0
+    assert ended.reason == str(DENIED)
+
+
+def test_a_rejected_request_that_may_have_been_granted_is_repeated_with_its_token() -> None:
+    """A group that is recorded as refused is never released."""
+    harness, now = harness_after_a_round(), 0.0
+    harness.cloud.submit_results = [ConnectionError("reset"), *[DENIED] * 5]
+    while harness.cloud.submit_results:
+        now = max(now + 0.1, harness.steps(now).until)
+    harness.steps(max(now, harness.steps(now).until))
+    assert [type(event) for event in harness.events] == [GroupPlanned, GroupSubmitted]
+    assert set(harness.cloud.submitted_tokens[1:]) == {Token("t-2")}
 
 
 def test_a_submit_with_unknown_outcome_is_repeated_with_the_same_token() -> None:
