@@ -9,7 +9,9 @@ from spotfit.model.events import (
     FailureCause,
     FitEnded,
     FitStarted,
+    GroupRefused,
     LeaderElected,
+    NodeLost,
     RoundClosed,
     RoundOpened,
 )
@@ -38,8 +40,11 @@ from spotfit_localsim.virtual.scenario_library import (
     elastic_machine_loss,
     elastic_shrink_grow,
     hanging_rank,
+    invalid_credentials,
     laptop_dies,
     no_agent_starts,
+    partial_capacity,
+    partial_capacity_without_driver,
     plain,
     preemption_with_notice,
     random_save_scenario,
@@ -279,6 +284,40 @@ def test_machines_that_start_no_agent_end_the_run_within_three_minutes(seeds: ra
         assert result.view.fit_end is not None
         assert "its agent exited with code 1" in result.view.fit_end.reason
         assert result.duration_s < 180
+
+
+@pytest.mark.parametrize(
+    "scenario", [partial_capacity, partial_capacity_without_driver], ids=lambda one: one.name
+)
+def test_a_partial_capacity_is_released_and_requested_again(
+    scenario: Scenario, seeds: range
+) -> None:
+    for seed in seeds:
+        result = simulate(scenario, seed)
+        unused = [
+            one.event
+            for one in result.entries
+            if isinstance(one.event, NodeLost) and one.event.is_unused
+        ]
+        assert {one.token for one in unused} >= {"t1"}
+        reasons = " ".join(one.reason for one in unused)
+        assert "the backend reports: waiting for capacity" in reasons
+        # Holding the two machines until the third one comes would cost two for the whole time.
+        assert result.machine_seconds < 1.6 * result.duration_s
+        assert result.outcome == "finished"
+
+
+def test_invalid_credentials_during_a_replacement_do_not_change_the_result(seeds: range) -> None:
+    undisturbed = replace(invalid_credentials, market=SimMarketConfig(), events=())
+    for seed in seeds:
+        result = simulate(invalid_credentials, seed)
+        refused = [one.event for one in result.entries if isinstance(one.event, GroupRefused)]
+        assert refused
+        assert all("credentials" in one.reason for one in refused)
+        assert result.view.fit_end is not None
+        expected = simulate(undisturbed, seed).view.fit_end
+        assert expected is not None
+        assert result.view.fit_end.metrics == expected.metrics
 
 
 def test_run_without_capacity_does_not_end(seeds: range) -> None:

@@ -107,6 +107,35 @@ hostile_bucket = Scenario(
     events=(ReclaimMachine(AtStep(12), "leader"), FreezeAgent(AtStep(30), 40.0, "leader")),
 )
 
+# Two of three machines are granted; they are released and requested again until a third one is
+# available.
+partial_capacity = Scenario(
+    "partial_capacity",
+    num_workers=3,
+    slots_per_machine=1,
+    market=SimMarketConfig(capacity=CapacityTrace("two of three", ((0.0, 2), (500.0, 3)))),
+    timing=RunTiming(partial_capacity_timeout_s=25.0, partial_capacity_pause_s=40.0),
+    faults_duration_s=900.0,
+)
+
+# The same without the client that called fit(): the leader requests again before it gives up its
+# own machine.
+partial_capacity_without_driver = replace(
+    partial_capacity,
+    name="partial_capacity_without_driver",
+    laptop=LaptopConfig(dies_at_s=30.0, sweep_interval_s=None),
+)
+
+# The credentials are invalid for 30 s while one of two machines is replaced.
+invalid_credentials = Scenario(
+    "invalid_credentials",
+    num_workers=2,
+    slots_per_machine=1,
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(invalid_credentials_s=(40.0, 70.0)),
+    events=(ReclaimMachine(AtTime(39.0), "follower"),),
+)
+
 # The run shrinks to one machine, which is leader and only worker, and grows again.
 lone_survivor = Scenario(
     "lone_survivor",
@@ -483,6 +512,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     plain,
     spot_storm,
     zone_outage,
+    partial_capacity,
+    partial_capacity_without_driver,
+    invalid_credentials,
     slow_bucket,
     flawed_bucket,
     hostile_bucket,

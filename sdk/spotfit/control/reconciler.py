@@ -94,7 +94,7 @@ class Reconciler:
         # The following attributes are copied to the `LeaderState` fields of the same names.
         self.group_statuses: dict[Token, GroupStatus] = {}
         self.status_as_of: dict[Token, float] = {}
-        self.granted_at: dict[Token, float] = {}
+        self.granted_at: dict[tuple[Token, int], float] = {}
         self.refused_at: float | None = None
         self.validator_refused_at: float | None = None
         # Cancelled at the backend, but not recorded yet: one entry records all of one release.
@@ -200,8 +200,13 @@ class Reconciler:
             log.warning("group.waiting", token=token, reason=status.refusal)
         if previous != status:
             self.group_statuses = {**self.group_statuses, token: status}
-        if token not in self.granted_at and any(n.state == NodeState.RUNNING for n in status.nodes):
-            self.granted_at = {**self.granted_at, token: now}
+        running = {
+            (token, n) for n, one in enumerate(status.nodes) if one.state == NodeState.RUNNING
+        }
+        known = {
+            one: at for one, at in self.granted_at.items() if one[0] != token or one in running
+        }
+        self.granted_at = dict.fromkeys(running, now) | known
         return True
 
     def observe_soon(self) -> None:
@@ -219,8 +224,9 @@ class Reconciler:
         if result is None:
             reason = f"looking up why {lost.token}/{lost.node} was lost"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
-        # A machine that failed to boot delays the next request like a refusal.
-        if lost.agent is None:
+        # A machine that failed to boot, or was granted too few others, delays the next request like
+        # a refusal.
+        if lost.agent is None or lost.is_unused:
             self._record_refusal(lost.token, now)
         # Combined with the loss as it is decided now: the call may be of an earlier decision.
         crash, output = result.value

@@ -123,6 +123,14 @@ class GroupRefused(msgspec.Struct, frozen=True, kw_only=True, tag="group_refused
     is_final: bool = False
 
 
+class GroupWaiting(msgspec.Struct, frozen=True, kw_only=True, tag="group_waiting"):
+    """The backend's reason why machines of the group do not run yet; '' once they do. For display
+    only."""
+
+    token: Token
+    reason: str
+
+
 class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     """One node of a group is permanently lost."""
 
@@ -142,6 +150,9 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     """Whether the backend reports that it ended with an error before its agent joined."""
     output: tuple[str, ...] = ()
     """For a failed start, the last lines that the machine printed, if the backend has them."""
+    is_unused: bool = False
+    """Whether the leader gives the machine up because the backend granted too few for a round: all
+    are requested again, after a pause."""
 
 
 class GroupsReleased(msgspec.Struct, frozen=True, kw_only=True, tag="groups_released"):
@@ -338,6 +349,7 @@ JournalEvent = (
     | GroupPlanned
     | GroupSubmitted
     | GroupRefused
+    | GroupWaiting
     | NodeLost
     | GroupsReleased
     | PreemptionNoticed

@@ -36,6 +36,7 @@ from spotfit.model.events import (
     GroupRefused,
     GroupsReleased,
     GroupSubmitted,
+    GroupWaiting,
     JournalEntry,
     JournalEvent,
     LeaderElected,
@@ -116,6 +117,8 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The slot of its `GroupPlanned`."""
     has_failed_start: bool = False
     """Whether a machine ended with an error before its agent joined."""
+    waiting_reason: str = ""
+    """The backend's reason why machines of it do not run yet; '' if it has given none."""
 
     @property
     def is_pending(self) -> bool:
@@ -198,6 +201,11 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     permanent_refusals: int = 0
     """Consecutive requests since a round of the fit was opened, which the backend has refused for a
     reason that usually does not change, such as missing permissions."""
+    partial_releases: int = 0
+    """How often machines were given up because too few were granted, since the last round."""
+    partial_release_slot: int = -1
+    """The slot of the first loss of the last such release; -1 if there was none since the last
+    round."""
     boot_failures: int = 0
     """Consecutive machines lost before their agent took part in a round."""
     has_started_agent: bool = False
@@ -306,6 +314,24 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
         return _VALIDATION_STATUSES[self.validation_results[checkpoint.uid].status]
 
     @property
+    def waiting_reason(self) -> str:
+        """Why machines are missing, in words of the backend; '' if it has given no reason.
+
+        The last refusal since a grant, else the reason of a group that waits.
+        """
+        reasons = (group.waiting_reason for group in self.groups.values() if not group.is_closed)
+        return self.last_refusal or next(filter(None, reasons), "")
+
+    @property
+    def is_capacity_released(self) -> bool:
+        """Whether too few machines were granted and given up, and none were requested since."""
+        released = self.partial_release_slot
+        return released >= 0 and not any(
+            group.role == "train" and group.planned_slot > released and not group.is_closed
+            for group in self.groups.values()
+        )
+
+    @property
     def is_round_starting(self) -> bool:
         """Whether a round is open in which not all ranks have called the training function.
 
@@ -385,6 +411,8 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _elect_leader(view, event)
         case GroupPlanned() | GroupSubmitted() | GroupRefused() | GroupsReleased() | NodeLost():
             return _apply_group_event(view, event)
+        case GroupWaiting(token=token, reason=reason):
+            return _with_group(view, token, replace(view.groups[token], waiting_reason=reason))
         case PreemptionNoticed(agent=agent, notice=notice):
             # The slot of the first notice is kept: what was saved after it stays saved, even if a
             # second notice announces an earlier deadline.
@@ -544,6 +572,8 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
     group = view.groups[event.token]
     nodes = group.lost_nodes if event.machine_returned else group.lost_nodes | {event.node}
     after = _with_group(view, event.token, replace(group, lost_nodes=nodes))
+    if event.is_unused:
+        return _give_up_node(after, event)
     if event.agent is None and group.role == "validate":
         return replace(after, validator_refusals=view.validator_refusals + 1)
     if event.agent is None and event.cause is FailureCause.PREEMPTION:
@@ -560,6 +590,21 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
         platform_outages=view.platform_outages | outage,
     )
     return _recharge_closed_round(after, event, event.agent)
+
+
+def _give_up_node(view: JournalView, event: NodeLost) -> JournalView:
+    lost_agents = view.lost_agents | ({event.agent} if event.agent else set())
+    after = replace(view, lost_agents=lost_agents)
+    # The losses of one release count once.
+    if view.groups[event.token].planned_slot < view.partial_release_slot:
+        return after
+    return replace(
+        after,
+        refusals=view.refusals + 1,
+        last_refusal=event.reason,
+        partial_releases=view.partial_releases + 1,
+        partial_release_slot=view.next_slot,
+    )
 
 
 def _count_boot_failure(view: JournalView, event: NodeLost) -> JournalView:
@@ -757,6 +802,8 @@ def _open_round(view: JournalView, opened: Round) -> JournalView:
         round_startup_s=None,
         # A round proves that machines can boot and join.
         boot_failures=0,
+        partial_releases=0,
+        partial_release_slot=-1,
         has_started_agent=True,
         failed_starts=0,
         last_failed_start=None,

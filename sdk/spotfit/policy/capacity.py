@@ -8,6 +8,7 @@ each lost node once, with the reason.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
@@ -42,6 +43,8 @@ FINAL_CALLS_TIMEOUT_S = 90.0
 # once a minute loses little time and stays far below API rate limits.
 _MAX_BACKOFF_S = 60.0
 _MIN_BACKOFF_S = 0.5
+# Longest pause after machines were released because too few were granted.
+_MAX_RELEASE_PAUSE_S = 3600.0
 # With these pauses the next refusal comes after more than ten minutes: 1, 2, 4, … s, then 60 s.
 # Credentials are renewed and permissions propagate within that time:
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
@@ -123,6 +126,8 @@ def missing_workers(view: View, state: LeaderState) -> int:
     headless leader, to which no agent connects, those with a notice do not.
     """
     if not state.is_headless:
+        if view.is_capacity_released:
+            return view.spec.max_workers  # the leader's own machine is released, too
         joined = sum(status.member.slots for status in requeueable_members(view, state))
         return view.spec.max_workers - joined - pending_slots(view, state)
     # A headless leader has no members: every node counts that is not lost and has no notice.
@@ -161,15 +166,30 @@ def next_request_at(view: View, state: LeaderState) -> float:
     """Return the earliest time of the next request, in seconds of the leader's `Clock.now()`.
 
     `-math.inf` (at once) without refusals and boot failures since the last success, and for a new
-    leader; otherwise exponential backoff of 1 to 60 s after the last one.
+    leader; otherwise exponential backoff of 1 to 60 s after the last one. Minutes after machines
+    were released because too few were granted, counted from the election for a new leader.
     """
     # Few failed starts end the run, so that their pauses need not grow with the number of machines.
     boot_failures = view.failed_starts or view.boot_failures
     failures = max(view.refusals, boot_failures)
+    if view.is_capacity_released:
+        refused_at = state.leading_since if state.refused_at is None else state.refused_at
+        shortest_s = view.spec.timing.partial_capacity_pause_s
+        pause_s = shortest_s * 2.0 ** min(view.partial_releases - 1, 10)
+        return refused_at + min(_MAX_RELEASE_PAUSE_S, pause_s) * (0.5 + release_jitter(view))
     if state.refused_at is None or failures == 0:
         return float("-inf")
     # The exponent is limited so that 2.0**failures cannot overflow after a week of refusals.
     return state.refused_at + min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
+
+
+def release_jitter(view: View) -> float:
+    """Return a number from 0 to 1 that differs between runs, and between the releases of one run.
+
+    Two runs that hold parts of one quota must not release and request at the same times.
+    """
+    text = f"{view.run_id} {view.partial_releases}"
+    return zlib.crc32(text.encode()) / 2**32
 
 
 def final_refusal_reason(view: View) -> str | None:
@@ -281,7 +301,8 @@ def _loss_while_disconnected(
     if any(status.is_terminated for status in statuses):
         reason: str | None = statuses[0].reason or f"the backend reports it as {statuses[0].state}"
     elif agent is None or state.is_headless:
-        timeout_s, since = view.spec.timing.boot_timeout_s, state.granted_at.get(token, math.inf)
+        timeout_s = view.spec.timing.boot_timeout_s
+        since = state.granted_at.get((token, node), math.inf)
         absence = "its agent did not join"
         if state.is_headless:
             # No agent connects to a headless leader, but a running one would have been elected

@@ -46,6 +46,7 @@ from spotfit.policy import (
     capacity,
     election,
     failure_detection,
+    partial_capacity,
     preemption,
     retention,
     retry_budget,
@@ -200,6 +201,23 @@ def _record_notices_and_commits(
 
 def _record_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     for lost in capacity.find_lost_nodes(view, state, now):
+        yield AppendEvent(lost)
+
+
+def _record_waiting_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    # In the journal, because the user's process does not observe the backend.
+    change = partial_capacity.waiting_reason_change(view, state)
+    if view.round is None and change is not None:
+        yield AppendEvent(change)
+
+
+def _release_partial_capacity(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    if view.round is not None or _is_training_over(view):
+        return
+    lost = partial_capacity.partial_capacity_loss(view, state, now)
+    if isinstance(lost, Wait):
+        yield lost
+    elif lost is not None:
         yield AppendEvent(lost)
 
 
@@ -506,6 +524,9 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     # Before _end_over_failure_budget: a loss may revise the cause of the closed round. Before
     # _replace_lost_nodes: a lost node counts as missing only once it is recorded.
     _record_lost_nodes,
+    _record_waiting_groups,
+    # Before _replace_lost_nodes, which requests all machines again.
+    _release_partial_capacity,
     _record_function_start,
     _end_over_failure_budget,
     validation_schedule.end_after_validations,

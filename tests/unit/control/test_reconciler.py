@@ -435,11 +435,16 @@ def test_all_groups_are_terminated_only_if_the_backend_reports_each() -> None:
     assert seen == [False, False, True, False], "unobserved, one running, none running, one pending"
 
 
-def test_granted_at_is_the_first_observation_of_a_running_machine() -> None:
+def test_granted_at_is_the_first_observation_of_each_running_machine() -> None:
     harness = two_groups(SynchronousCalls())
     for now in (5.0, 50.0):
         harness.leader.observe(now, every_s=10.0)
-    assert harness.leader.granted_at == {Token("t-1"): 5.0, Token("t-2"): 5.0}
+    assert harness.leader.granted_at == {(Token("t-1"), 0): 5.0, (Token("t-2"), 0): 5.0}
+    # The backend restarts the first one.
+    for now, node_state in ((60.0, NodeState.WAITING), (70.0, NodeState.RUNNING)):
+        harness.cloud.groups[Token("t-1")][0] = NodeStatus(state=node_state)
+        harness.leader.observe(now, every_s=10.0)
+    assert harness.leader.granted_at == {(Token("t-1"), 0): 70.0, (Token("t-2"), 0): 5.0}
 
 
 def test_an_event_that_lost_its_slot_is_decided_again() -> None:
