@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spotfit.model.events import (
+    CancelRequested,
     CheckpointCommitted,
     FailureCause,
     FitEnded,
@@ -50,6 +51,8 @@ from spotfit_localsim.virtual.scenario_library import (
     random_save_scenario,
     random_scenario,
     save_at_end,
+    time_budget,
+    time_budget_while_waiting,
     uneven_end,
     uploads_outlive_workers,
     worker_crashes_within_budget,
@@ -305,6 +308,30 @@ def test_a_partial_capacity_is_released_and_requested_again(
         # Holding the two machines until the third one comes would cost two for the whole time.
         assert result.machine_seconds < 1.6 * result.duration_s
         assert result.outcome == "finished"
+
+
+def test_a_run_ends_by_its_time_budget_and_saves_first(seeds: range) -> None:
+    for seed in seeds:
+        result = simulate(time_budget, seed)
+        assert sum(isinstance(one.event, LeaderElected) for one in result.entries) > 2
+        ended = result.view.fit_end
+        assert ended is not None
+        assert ended.is_time_budget
+        assert ended.reason == "the time budget of 2.0 min is used up"
+        [request] = [one for one in result.entries if isinstance(one.event, CancelRequested)]
+        assert request.event == CancelRequested(reason=ended.reason, save=True, is_time_budget=True)
+        elapsed = [one.elapsed_s for one in result.entries]
+        assert elapsed == sorted(elapsed), "also over changes of the leader"
+        # A machine that boots while no process follows the journal counts from its start.
+        assert 119.9 <= result.duration_s < 150.0
+
+
+def test_a_run_that_waits_for_machines_ends_by_its_time_budget(seeds: range) -> None:
+    for seed in seeds:
+        result = simulate(time_budget_while_waiting, seed)
+        assert result.view.fit_end is not None
+        assert result.view.fit_end.is_time_budget
+        assert 60.0 <= result.duration_s < 75.0
 
 
 def test_invalid_credentials_during_a_replacement_do_not_change_the_result(seeds: range) -> None:

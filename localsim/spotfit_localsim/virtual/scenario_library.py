@@ -126,6 +126,23 @@ partial_capacity_without_driver = replace(
     laptop=LaptopConfig(dies_at_s=30.0, sweep_interval_s=None),
 )
 
+# The run is ended by its time budget, although its leader is lost several times before.
+time_budget = Scenario(
+    "time_budget",
+    workload=Workload(steps=1000, save_every=6, uses_snapshots=True),
+    time_budget_s=120.0,
+    events=tuple(ReclaimMachine(AtTime(at_s), "leader") for at_s in (25.0, 60.0, 95.0)),
+    expected_outcome="cancelled",
+)
+
+# The same while too few machines are available for a round.
+time_budget_while_waiting = Scenario(
+    "time_budget_while_waiting",
+    market=SimMarketConfig(capacity=CapacityTrace("one", ((0.0, 1),))),
+    time_budget_s=60.0,
+    expected_outcome="cancelled",
+)
+
 # The credentials are invalid for 30 s while one of two machines is replaced.
 invalid_credentials = Scenario(
     "invalid_credentials",
@@ -515,6 +532,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     partial_capacity,
     partial_capacity_without_driver,
     invalid_credentials,
+    time_budget,
+    time_budget_while_waiting,
     slow_bucket,
     flawed_bucket,
     hostile_bucket,

@@ -41,11 +41,15 @@ def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=MAX_NODES, backend="AWS Batch")
     definition = _job_definition(request, options)
-    body = {
+    body: dict[str, Any] = {
         "definition": {"jobDefinitionName": content_addressed_name(definition), **definition},
         "queues": list(options.queues),
         "tags": {"spotfit:run": to_label(request.run_name or "run"), **options.tags},
     }
+    if request.time_limit_s is not None:
+        # Of every attempt, from its start; at least 60 s:
+        # https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
+        body["timeout"] = {"attemptDurationSeconds": max(60, request.time_limit_s)}
     return GroupPlan(
         token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
@@ -58,6 +62,8 @@ def job_request(
     # AWS rejects array jobs of size 1, and share identifiers without a scheduling policy.
     array = {"arrayProperties": {"size": plan.num_nodes}} if plan.num_nodes > 1 else {}
     fair = {"shareIdentifier": share} if share else {}
+    # Not in the job definition, which the groups of a run share.
+    timeout = {"timeout": plan.body["timeout"]} if "timeout" in plan.body else {}
     return {
         "jobName": plan.token,
         "jobQueue": queue,
@@ -69,6 +75,7 @@ def job_request(
         "propagateTags": True,
         **array,
         **fair,
+        **timeout,
     }
 
 

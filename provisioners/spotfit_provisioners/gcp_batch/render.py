@@ -100,6 +100,7 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
         "memoryMib": str(memory),
     }
     shared_mib = options.shared_memory_mib or memory // 2
+    limit_s = request.time_limit_s
     gpus = hardware.count_gpus(per_worker, slots)
     # Without a notice period, agents use the default of their own.
     grace = {"SPOTFIT_SIGNAL_GRACE_S": f"{options.notice_s + SHUTDOWN_S:g}"}
@@ -120,6 +121,9 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
                 {"action": "RETRY_TASK", "actionCondition": {"exitCodes": list(RETRIED_EXIT_CODES)}}
             ],
             **({"environment": {"variables": grace}} if options.notice_s else {}),
+            # Of every attempt of a task, from its start:
+            # https://docs.cloud.google.com/batch/docs/limit-run-time
+            **({"maxRunDuration": f"{limit_s}s"} if limit_s is not None else {}),
         },
     }
 

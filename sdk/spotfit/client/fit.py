@@ -81,6 +81,7 @@ _CHANGEABLE_SETTINGS = {
     "retention": "checkpoint_config",
     "log_level": "logging_config",
     "has_callbacks": "callbacks",
+    "time_budget_s": "time_budget_s",
     "validation": "validation_config",
     "provisioner": "provisioner",
     "provisioner_options": "provisioner",

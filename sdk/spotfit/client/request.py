@@ -154,6 +154,7 @@ class FitRequest:
             collective_timeout_s=env.read(env.COLLECTIVE_TIMEOUT_S) or None,  # 0: no timeout
             collective_warn_interval_s=env.read(env.COLLECTIVE_WARN_INTERVAL_S),
             log_level=self.run.logging_config.log_level,
+            time_budget_s=self.run.time_budget_s,
             has_callbacks=any(each.has_event_methods() for each in self.run.callbacks or ()),
             has_backend_hooks=hooks is not None,
             share_devices=hooks is not None and hooks.share_cuda_visible_devices,

@@ -7,6 +7,7 @@ paid twice (docs/decisions/0006): `GroupPlanned` is appended with a new token, t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import assert_never
@@ -39,6 +40,7 @@ from spotfit.policy.actions import (
 )
 from spotfit.policy.capacity import with_crash
 from spotfit.policy.scheduler import next_action
+from spotfit.policy.time_budget import BACKEND_TIME_LIMIT_MARGIN_S
 from spotfit.provision.api import Provisioner, Refusal, fetch_machine_output, find_group
 from spotfit.provision.launch import AgentLaunchSpec
 
@@ -122,6 +124,7 @@ class Reconciler:
         call. Their errors are retried, or recorded as a refusal if they are final, and
         not raised. `is_idle` is True once nothing is left to do.
         """
+        state = replace(state, elapsed_s=self._journal_writer.elapsed_s(now))
         action = next_action(self._journal_writer.view, state, now)
         match action:
             case Wait():
@@ -269,6 +272,10 @@ class Reconciler:
 
     def _plan_group(self, machine_request: RequestMachines, now: float) -> None:
         spec = self._journal_writer.view.spec
+        time_limit_s = None
+        if spec.time_budget_s is not None:
+            left_s = spec.time_budget_s - self._journal_writer.elapsed_s(now)
+            time_limit_s = math.ceil(max(0.0, left_s) + BACKEND_TIME_LIMIT_MARGIN_S)
         resources = spec.resources_per_worker
         if machine_request.role == "validate" and spec.validation is not None:
             resources = spec.validation.resources
@@ -280,6 +287,7 @@ class Reconciler:
             run_url=self._launch.run_url,
             run_name=spec.name,
             role=machine_request.role,
+            time_limit_s=time_limit_s,
         )
         # `plan` calls no cloud API, so it may precede the entry; `submit` must not.
         planned = GroupPlanned(

@@ -309,6 +309,8 @@ class CancelRequested(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_req
     reason: str
     save: bool = False
     """Whether a Checkpointer of the run saves first. Entries of versions without it do not."""
+    is_time_budget: bool = False
+    """Whether the leader requested it because the time budget of the run is used up."""
 
 
 class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
@@ -332,6 +334,8 @@ class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
     failed_machine: str = ""
     """The machine "<group token>/<node index>" that crashed or started no agent, if the fit ended
     for that."""
+    is_time_budget: bool = False
+    """Whether it was cancelled because the time budget of the run is used up."""
 
 
 # Separate from FitEnded, so that the result of the training cannot be lost while validations run.
@@ -378,3 +382,6 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     # A limit for forged entries only: greater numbers are no valid arguments of a calendar.
     written_at_ms: Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] = 0
     format_version: int = 1
+    elapsed_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """How long the fit has lasted at least, as measured by the monotonic clocks of its leaders;
+    0 if unknown (docs/decisions/0053)."""

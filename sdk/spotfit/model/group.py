@@ -28,6 +28,9 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     run_url: str = ""
     run_name: str = ""
     role: Role = "train"
+    time_limit_s: int | None = None
+    """After this time the backend ends the machines by itself, a second line of defence if their
+    agents do not respond; None for never."""
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):

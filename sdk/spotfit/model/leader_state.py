@@ -203,6 +203,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     releases_on_agent_exit: bool = True
     """Whether a machine terminates, and stops costing money, when its agent exits."""
     leading_since: float = 0.0
+    elapsed_s: float = 0.0
+    """How long the fit has lasted at least; see `JournalEntry.elapsed_s`."""
     members: dict[AgentId, MemberStatus] = {}
     disconnected_since: dict[AgentId, float] = {}
     """Agents that are disconnected, with the time of the disconnect."""

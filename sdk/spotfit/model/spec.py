@@ -137,6 +137,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`CodeBundleRef` as plain data: object keys of the sealed function, callbacks and code."""
     provisioner: str = "local"
     provisioner_options: dict[str, Any] = {}
+    time_budget_s: float | None = None
+    """The longest duration of the fit, in all rounds and including waits for machines; None for no
+    limit."""
     storage_url: str = ""
     """URL of the run's root directory, as the machines open it."""
     relax_collectives: bool = False

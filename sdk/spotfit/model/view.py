@@ -265,6 +265,10 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     cancel_reason: str | None = None
     saves_before_cancel: bool = False
     """Whether a requested cancellation waits for a save of a Checkpointer."""
+    is_time_budget_used: bool = False
+    """Whether the requested cancellation follows from `RunSpec.time_budget_s`."""
+    elapsed_s: float = 0.0
+    """How long the fit has lasted at least when the last entry was written."""
     fit_end: FitEnded | None = None
     # For display only: they are of the clocks of two machines.
     fit_started_at_ms: int = 0
@@ -400,7 +404,12 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView:
         after = replace(after, fit_started_at_ms=entry.written_at_ms)
     if isinstance(entry.event, FitEnded):
         after = replace(after, fit_ended_at_ms=entry.written_at_ms)
-    return replace(after, next_slot=view.next_slot + 1, run_id=view.run_id or entry.run_id)
+    return replace(
+        after,
+        next_slot=view.next_slot + 1,
+        run_id=view.run_id or entry.run_id,
+        elapsed_s=max(after.elapsed_s, entry.elapsed_s),
+    )
 
 
 def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> JournalView:
@@ -431,10 +440,15 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _apply_checkpoint_event(view, event)
         case TrainingEnded(fit_end=fit_end):
             return replace(view, pending_fit_end=fit_end, round=None)
-        case CancelRequested(reason=reason, save=save):
+        case CancelRequested(reason=reason, save=save, is_time_budget=is_time_budget):
             # A request without a save also ends the wait of an earlier one, never the reverse.
             saves = save and (view.cancel_reason is None or view.saves_before_cancel)
-            return replace(view, cancel_reason=reason, saves_before_cancel=saves)
+            return replace(
+                view,
+                cancel_reason=reason,
+                saves_before_cancel=saves,
+                is_time_budget_used=is_time_budget,
+            )
         case FitEnded():
             # Groups stay in the view until they are released.
             return replace(view, fit_end=event, round=None, current_validation=None)

@@ -50,6 +50,7 @@ from spotfit.policy import (
     preemption,
     retention,
     retry_budget,
+    time_budget,
     validation_schedule,
 )
 from spotfit.policy.actions import (
@@ -117,6 +118,14 @@ def _submit_pending_groups(view: View, state: LeaderState, now: float) -> Iterat
             yield SubmitGroup(token)
 
 
+def _end_at_time_budget(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    end = time_budget.end_of_time_budget(view, state, now)
+    if isinstance(end, Wait):
+        yield end
+    elif end is not None:
+        yield AppendEvent(end)
+
+
 def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """End a cancelled run, and one that no retry can continue."""
     if view.cancel_reason is not None:
@@ -124,7 +133,10 @@ def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
         if saved_by is None or now >= saved_by:
             yield AppendEvent(
                 FitEnded(
-                    outcome="cancelled", reason=view.cancel_reason, metrics=state.latest_metrics
+                    outcome="cancelled",
+                    reason=view.cancel_reason,
+                    metrics=state.latest_metrics,
+                    is_time_budget=view.is_time_budget_used,
                 )
             )
         else:
@@ -515,6 +527,7 @@ def _with_metrics(fit_end: FitEnded, state: LeaderState) -> FitEnded:
 
 
 _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
+    _end_at_time_budget,
     _end_at_once,
     # Before _close_round: a complete checkpoint of a failing round must be committed.
     _record_notices_and_commits,

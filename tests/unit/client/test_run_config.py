@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,17 @@ def test_all_errors_are_reported_together() -> None:
         "dictionary, not str",
     ):
         assert word in str(raised.value)
+
+
+@pytest.mark.parametrize("budget", [5400, 5400.0, timedelta(hours=1.5)])
+def test_a_time_budget_is_in_seconds(budget: Any) -> None:
+    assert RunConfig(time_budget_s=budget).time_budget_s == 5400.0
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, math.inf, math.nan, True, "72h", timedelta()])
+def test_an_invalid_time_budget_is_rejected(budget: Any) -> None:
+    with pytest.raises(ConfigError, match="time_budget_s must be a number of seconds"):
+        RunConfig(time_budget_s=budget)
 
 
 def test_worker_runtime_env_is_copied() -> None:

@@ -77,6 +77,7 @@ def test_the_golden_journal_folds_to_the_expected_view() -> None:
     assert view.lost_agents == {"a-9"}, "reset by the next round"
     assert view.cancel_reason == "cancel() was called"
     assert isinstance(view.fit_end, FitEnded)
+    assert (view.fit_end.is_time_budget, view.elapsed_s) == (True, 3600.5)
     assert view.fit_end.result_key == ".spotfit/results/1-0.pkl"
     assert view.fit_end.preempted == PreemptedNodes(
         node_to_ranks={"t-1/0": (0, 1)}, deadline_ms=1_767_225_720_000, drain_timed_out=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
@@ -120,3 +121,22 @@ def test_unsupported_requests_are_rejected(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         plan(request_, options)
+
+
+def test_a_time_limit_is_the_timeout_of_each_attempt() -> None:
+    planned = plan(replace(a_request(4), time_limit_s=7200), OPTIONS)
+    result = job_request(planned, queue="spot", definition="arn:1", environment={}, share="")
+    golden.check_golden(result, GOLDEN / "job_time_limit.json")
+    definition = plan(a_request(4), OPTIONS).body["definition"]
+    assert planned.body["definition"] == definition, "shared by the groups of a run"
+    shortest = plan(replace(a_request(4), time_limit_s=5), OPTIONS)
+    assert shortest.body["timeout"] == {"attemptDurationSeconds": 60}, "the least that AWS allows"
+
+
+def test_a_time_limit_is_valid_for_botocore() -> None:
+    session = pytest.importorskip("botocore.session").get_session()
+    validate = pytest.importorskip("botocore.validate")
+    planned = plan(replace(a_request(4), time_limit_s=7200), OPTIONS)
+    result = job_request(planned, queue="spot", definition="arn:1", environment={}, share="")
+    shape = session.get_service_model("batch").operation_model("SubmitJob").input_shape
+    assert not validate.ParamValidator().validate(result, shape).has_errors()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
@@ -185,3 +186,11 @@ def test_unsupported_requests_are_rejected(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         plan(request_, options)
+
+
+def test_a_time_limit_is_the_wall_clock_time_of_the_task() -> None:
+    planned = plan(replace(a_request(2), time_limit_s=7200), THERE)
+    golden.check_golden(planned, GOLDEN / "plan_time_limit.json")
+    duration = planned.body["task"]["constraints"]["maxWallClockTime"]
+    isodate = pytest.importorskip("isodate")
+    assert isodate.parse_duration(duration).total_seconds() == 7200.0

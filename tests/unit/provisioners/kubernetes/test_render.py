@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
@@ -94,3 +95,9 @@ def test_missing_image_names_the_option() -> None:
     with pytest.raises(ConfigError, match="image") as error_info:
         plan(a_request(), KubernetesOptions())
     assert "SPOTFIT_KUBERNETES_IMAGE" in error_info.value.do
+
+
+def test_a_time_limit_is_the_deadline_of_the_job() -> None:
+    planned = plan(replace(a_request(2), time_limit_s=7200), KubernetesOptions(image="i"))
+    golden.check_golden(planned, GOLDEN / "plan_time_limit.json")
+    assert planned.body["spec"]["activeDeadlineSeconds"] == 7200
