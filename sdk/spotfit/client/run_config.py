@@ -6,7 +6,7 @@ import math
 import os
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,20 +72,20 @@ class RunConfig:
     stop: Any = DEPRECATED
     progress_reporter: Any = DEPRECATED
     log_to_file: Any = DEPRECATED
-    time_budget_s: float | timedelta | None = None
+    time_budget_s: float | timedelta | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         # Before the other checks: a script with a removed field was written for older versions.
         removed = {name: getattr(self, name) for name in _REMOVED_FIELDS}
         reject_deprecated_arguments("RunConfig", removed, replacements=_REMOVED_FIELDS)
         errors = ErrorCollector()
-        for field, config_type in _CONFIG_TYPES:
-            value = getattr(self, field)
+        for option, config_type in _CONFIG_TYPES:
+            value = getattr(self, option)
             if value is None:
-                setattr(self, field, config_type())
+                setattr(self, option, config_type())
             elif not isinstance(value, config_type):
-                text = f"Invalid `{field}` type: {qualified_type_name(value)}."
-                remedy = f"Write RunConfig({field}=spotfit.{config_type.__name__}(...))."
+                text = f"Invalid `{option}` type: {qualified_type_name(value)}."
+                remedy = f"Write RunConfig({option}=spotfit.{config_type.__name__}(...))."
                 errors.add(ConfigError(text, do=remedy))
         self.callbacks = errors.check(lambda: _check_callbacks(self.callbacks))
         self.worker_runtime_env = errors.check(lambda: _check_runtime_env(self.worker_runtime_env))

@@ -12,13 +12,14 @@ import pytest
 
 from spotfit.checkpoint.checkpoint_dir import store_path
 from spotfit.client.run_config import RunConfig, open_run_storage
-from spotfit.core.errors import ConfigErrors
+from spotfit.core.errors import ConfigError, ConfigErrors
 from spotfit.model.config import CheckpointConfig, FailureConfig, LoggingConfig, SyncConfig
 from spotfit.model.user_callback import UserCallback
 
 
 def test_positional_arguments_are_those_of_ray_train() -> None:
-    assert list(inspect.signature(RunConfig).parameters) == [
+    parameters = inspect.signature(RunConfig).parameters.values()
+    assert [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY] == [
         "name",
         "storage_path",
         "storage_filesystem",
