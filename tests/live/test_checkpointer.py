@@ -237,8 +237,8 @@ def test_a_run_that_is_ended_by_its_time_budget_saves_and_resumes(cloud: LiveTes
             ckpt.step()
 
     options: dict[str, Any] = {"workers": 2, "name": "run", "trainer_type": TorchTrainer}
-    with pytest.raises(TimeBudgetExceededError, match="time budget of 30 s is used up"):
-        cloud.fit(train_until_ended, time_budget_s=30.0, **options)
+    with pytest.raises(TimeBudgetExceededError, match="time budget of 45 s is used up"):
+        cloud.fit(train_until_ended, time_budget_s=45.0, **options)
     saved = cloud.view().latest_checkpoint
     assert saved is not None
     assert saved.step is not None
