@@ -17,7 +17,7 @@ from spotfit.core.errors import (
     QuotaError,
     SpotfitError,
 )
-from spotfit.core.ids import Token
+from spotfit.core.ids import RunId, Token
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     FailureCause,
@@ -33,11 +33,12 @@ from spotfit.model.events import (
     RoundOpened,
     ValidationRequest,
 )
-from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus
+from spotfit.model.group import GroupHandle, GroupPlan, GroupStatus, NodeState, NodeStatus
 from spotfit.model.leader_state import LeaderState, NoRound
-from spotfit.model.spec import ValidationSpec
+from spotfit.model.spec import RunTiming, ValidationSpec
 from spotfit.policy.actions import Wait
 from spotfit.provision.api import MachineOutput, Refusal, Traits
+from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.store.api import Store
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
@@ -64,15 +65,23 @@ NO_MEMBERS = LeaderState(agent_id=an_agent_id(0))
 class LeaderHarness:
     """A reconciler with its ledger, a fake provisioner, and the appended events in order."""
 
-    def __init__(self, *, calls: Any = None, store: Store | None = None, **spec: Any) -> None:
-        self.cloud = FakeProvisioner()
+    def __init__(
+        self,
+        *,
+        calls: Any = None,
+        store: Store | None = None,
+        cloud: FakeProvisioner | None = None,
+        run_id: RunId = RUN_ID,
+        **spec: Any,
+    ) -> None:
+        self.cloud = cloud or FakeProvisioner()
         self.events: list[JournalEvent] = []
-        self.ledger = Ledger(store or MemoryStore(), RUN_ID, an_agent_id(0))
+        self.ledger = Ledger(store or MemoryStore(), run_id, an_agent_id(0))
         self.ledger.set_entry_listener(lambda _slot, _body, entry: self.events.append(entry.event))
         self.calls = calls or SynchronousCalls()
         if store is None:
             self.write(
-                FitStarted(spec=a_spec(**spec)),
+                FitStarted(spec=a_spec(run_id=run_id, **spec)),
                 LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address=None),
             )
         else:
@@ -96,6 +105,7 @@ class LeaderHarness:
         return replace(
             observations,
             group_statuses=self.leader.group_statuses,
+            granted_at=self.leader.granted_at,
             refused_at=self.leader.refused_at,
             validator_refused_at=self.leader.validator_refused_at,
         )
@@ -597,3 +607,68 @@ def test_the_output_of_a_machine_is_recorded_without_the_run_key() -> None:
 )
 def test_a_failed_start_without_output_is_recorded(cloud: FakeProvisioner) -> None:
     assert record_failed_start(cloud).output == ()
+
+
+class SharedQuota:
+    """Machines of several runs, granted in the order of the requests, as far as a quota allows."""
+
+    def __init__(self, machines: int) -> None:
+        self._free = machines
+        self._clouds: list[FakeProvisioner] = []
+
+    def attach(self, cloud: FakeProvisioner) -> None:
+        self._clouds.append(cloud)
+
+    def grant(self) -> None:
+        groups = [group for cloud in self._clouds for group in cloud.groups.values()]
+        nodes = [node for group in groups for node in group]
+        free = self._free - sum(node.state is NodeState.RUNNING for node in nodes)
+        for group in groups:
+            for index, node in enumerate(group):
+                if node.state is NodeState.WAITING and free > 0:
+                    group[index], free = NodeStatus(state=NodeState.RUNNING), free - 1
+
+
+class WaitingProvisioner(FakeProvisioner):
+    """Machines wait until `SharedQuota.grant` lets them run."""
+
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        self.groups.setdefault(plan.token, [NodeStatus(state=NodeState.WAITING)] * plan.num_nodes)
+        return super().submit(plan, launch)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_two_runs_that_hold_parts_of_one_quota_do_not_deadlock(seed: int) -> None:
+    """Each run needs all three machines of the quota; whichever gets them would train."""
+    quota, runs, now = SharedQuota(3), [], 0.0
+    for number in range(2):
+        run_id = RunId(f"{seed:016x}{number:016x}")
+        # No agents join here, which must not end the wait.
+        timing = RunTiming(boot_timeout_s=1e9)
+        cloud = WaitingProvisioner()
+        harness = LeaderHarness(cloud=cloud, run_id=run_id, max_workers=3, timing=timing)
+        quota.attach(harness.cloud)
+        runs.append(harness)
+    for harness in runs:
+        harness.steps(now)
+    # The machines that the two runs get first: two and one.
+    runs[0].cloud.groups[TOKEN][0] = NodeStatus(state=NodeState.RUNNING)
+    runs[1].cloud.groups[TOKEN][0] = NodeStatus(state=NodeState.RUNNING)
+    quota.grant()
+    while now < 4 * 3600.0:
+        now += 10.0
+        quota.grant()
+        for harness in runs:
+            harness.leader.observe(now, every_s=1.0)
+            harness.steps(now, HEADLESS)
+        if any(is_complete(harness) for harness in runs):
+            return
+    pytest.fail("neither run has got its machines within four hours")
+
+
+def is_complete(harness: LeaderHarness) -> bool:
+    groups = harness.cloud.groups.values()
+    return any([node.state for node in group] == [NodeState.RUNNING] * 3 for group in groups)
+
+
+HEADLESS = LeaderState(agent_id=an_agent_id(0), is_headless=True)
