@@ -7,8 +7,8 @@ each lost node once, with the reason.
 
 from __future__ import annotations
 
+import hashlib
 import math
-import zlib
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
@@ -189,7 +189,8 @@ def release_jitter(view: View) -> float:
     Two runs that hold parts of one quota must not release and request at the same times.
     """
     text = f"{view.run_id} {view.partial_releases}"
-    return zlib.crc32(text.encode()) / 2**32
+    # Not a CRC, which gives similar ids similar numbers.
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") / 2**32
 
 
 def final_refusal_reason(view: View) -> str | None:

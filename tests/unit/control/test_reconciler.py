@@ -610,10 +610,10 @@ def test_a_failed_start_without_output_is_recorded(cloud: FakeProvisioner) -> No
 
 
 class SharedQuota:
-    """Machines of several runs, granted in the order of the requests, as far as a quota allows."""
+    """Machines of several runs, granted to waiting groups in turn, as far as a quota allows."""
 
     def __init__(self, machines: int) -> None:
-        self._free = machines
+        self._machines = machines
         self._clouds: list[FakeProvisioner] = []
 
     def attach(self, cloud: FakeProvisioner) -> None:
@@ -622,10 +622,10 @@ class SharedQuota:
     def grant(self) -> None:
         groups = [group for cloud in self._clouds for group in cloud.groups.values()]
         nodes = [node for group in groups for node in group]
-        free = self._free - sum(node.state is NodeState.RUNNING for node in nodes)
-        for group in groups:
-            for index, node in enumerate(group):
-                if node.state is NodeState.WAITING and free > 0:
+        free = self._machines - sum(node.state is NodeState.RUNNING for node in nodes)
+        for index in range(self._machines):
+            for group in groups:
+                if free > 0 and group[index].state is NodeState.WAITING:
                     group[index], free = NodeStatus(state=NodeState.RUNNING), free - 1
 
 
@@ -651,10 +651,6 @@ def test_two_runs_that_hold_parts_of_one_quota_do_not_deadlock(seed: int) -> Non
         runs.append(harness)
     for harness in runs:
         harness.steps(now)
-    # The machines that the two runs get first: two and one.
-    runs[0].cloud.groups[TOKEN][0] = NodeStatus(state=NodeState.RUNNING)
-    runs[1].cloud.groups[TOKEN][0] = NodeStatus(state=NodeState.RUNNING)
-    quota.grant()
     while now < 4 * 3600.0:
         now += 10.0
         quota.grant()
