@@ -466,7 +466,7 @@ class InvariantChecker:
     def _check_loss(self, event: NodeLost) -> str | None:
         groups = self.reference_view.groups
         if event.is_unused and self.reference_view.round is not None:
-            return f"{event.token}.{event.node} was given up in a round"
+            return f"{event.token}.{event.node} was released in a round"
         # A node that is lost twice would be replaced and charged twice.
         if event.token not in groups or event.node not in groups[event.token].active_nodes:
             return f"{event.token}.{event.node} was not active"

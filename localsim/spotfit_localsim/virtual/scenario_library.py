@@ -118,7 +118,7 @@ partial_capacity = Scenario(
     faults_duration_s=900.0,
 )
 
-# The same without the client that called fit(): the leader requests again before it gives up its
+# The same without the client that called fit(): the leader requests again before it releases its
 # own machine.
 partial_capacity_without_driver = replace(
     partial_capacity,

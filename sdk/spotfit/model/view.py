@@ -202,7 +202,7 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive requests since a round of the fit was opened, which the backend has refused for a
     reason that usually does not change, such as missing permissions."""
     partial_releases: int = 0
-    """How often machines were given up because too few were granted, since the last round."""
+    """How often machines were released because too few were granted, since the last round."""
     partial_release_slot: int = -1
     """The slot of the first loss of the last such release; -1 if there was none since the last
     round."""
@@ -328,7 +328,7 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_capacity_released(self) -> bool:
-        """Whether too few machines were granted and given up, and none were requested since."""
+        """Whether too few machines were granted and released, and none were requested since."""
         released = self.partial_release_slot
         return released >= 0 and not any(
             group.role == "train" and group.planned_slot > released and not group.is_closed
@@ -587,7 +587,7 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
     nodes = group.lost_nodes if event.machine_returned else group.lost_nodes | {event.node}
     after = _with_group(view, event.token, replace(group, lost_nodes=nodes))
     if event.is_unused:
-        return _give_up_node(after, event)
+        return _release_unused_node(after, event)
     if event.agent is None and group.role == "validate":
         return replace(after, validator_refusals=view.validator_refusals + 1)
     if event.agent is None and event.cause is FailureCause.PREEMPTION:
@@ -606,7 +606,7 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
     return _recharge_closed_round(after, event, event.agent)
 
 
-def _give_up_node(view: JournalView, event: NodeLost) -> JournalView:
+def _release_unused_node(view: JournalView, event: NodeLost) -> JournalView:
     lost_agents = view.lost_agents | ({event.agent} if event.agent else set())
     after = replace(view, lost_agents=lost_agents)
     # The losses of one release count once.

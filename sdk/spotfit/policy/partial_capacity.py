@@ -11,7 +11,7 @@ all again after a pause (`capacity.next_request_at`), from another queue if the 
     released              | the pause is over: all are requested     | requested
     requested             | the backend accepts the request          | too few are granted
 
-While released, the leader keeps its own machine, which it gives up once the request is accepted:
+While released, the leader keeps its own machine, which it releases once the request is accepted:
 the machines of the new request continue the run, and no other process may exist that would.
 """
 
@@ -36,7 +36,7 @@ class _Machine(NamedTuple):
 
 
 def partial_capacity_loss(view: View, state: LeaderState, now: float) -> NodeLost | Wait | None:
-    """Return the next machine to give up, or a `Wait` for the timeout; None without any. Pure.
+    """Return the next machine to release, or a `Wait` for the timeout; None without any. Pure.
 
     Called by the scheduler while no round is open; it appends the loss. `now` is the leader's
     `Clock.now()` in seconds.
@@ -79,7 +79,7 @@ def _expiry(view: View, state: LeaderState) -> Wait | None:
 
 
 def _is_superseded(view: View, own: _Machine) -> bool:
-    """Whether the others were given up, and the backend has accepted the next request."""
+    """Whether the others were released, and the backend has accepted the next request."""
     released = view.partial_release_slot
     requested = sum(
         group.plan.slots_per_node * len(group.active_nodes)

@@ -1,4 +1,4 @@
-"""Partial capacity: machines that wait for others are given up, and requested again."""
+"""Partial capacity: machines that wait for others are released, and requested again."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def state_of(*joined: int, **fields: Any) -> LeaderState:
 
 
 def released(view: View, state: LeaderState, now: float = TIMEOUT_S) -> tuple[View, list[NodeLost]]:
-    """Give machines up until nothing is left to give up."""
+    """Give machines up until nothing is left to release."""
     losses = []
     while isinstance(lost := partial_capacity_loss(view, state, now), NodeLost):
         losses.append(lost)
@@ -78,7 +78,7 @@ def released(view: View, state: LeaderState, now: float = TIMEOUT_S) -> tuple[Vi
     return view, losses
 
 
-def test_granted_machines_are_given_up_after_the_timeout() -> None:
+def test_granted_machines_are_released_after_the_timeout() -> None:
     early = partial_capacity_loss(VIEW, state_of(0, 1), 899.0)
     assert isinstance(early, Wait)
     assert 900.0 <= early.until <= TIMEOUT_S
@@ -106,7 +106,7 @@ def test_a_leader_without_a_machine_gives_all_up() -> None:
     ],
     ids=["all are there", "none costs money", "headless, none", "the third boots", "unknown"],
 )
-def test_nothing_is_given_up(view: View, state: LeaderState) -> None:
+def test_nothing_is_released(view: View, state: LeaderState) -> None:
     assert partial_capacity_loss(view, state, TIMEOUT_S) is None
 
 
@@ -128,7 +128,7 @@ def test_the_timeout_counts_from_the_last_change(state: LeaderState) -> None:
     assert waited.until >= 1900.0
 
 
-def test_machines_of_a_round_are_never_given_up() -> None:
+def test_machines_of_a_round_are_never_released() -> None:
     view = fold_events(RoundOpened(round=a_round()), view=VIEW)
     assert isinstance(next_action(view, state_of(0, 1), TIMEOUT_S), Wait)
 
