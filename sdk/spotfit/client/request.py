@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,6 +129,7 @@ class FitRequest:
         assert failure is not None
         assert checkpoint is not None
         assert self.run.logging_config is not None
+        assert not isinstance(self.run.time_budget_s, timedelta)  # converted to seconds
         return RunSpec(
             run_id=run_id,
             name=name,

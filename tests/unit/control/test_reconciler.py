@@ -241,7 +241,7 @@ def test_rejected_replacements_are_requested_again_until_the_backend_accepts(
 ) -> None:
     harness, now = harness_after_a_round(), 0.0
     harness.cloud.submit_results = [error] * 8
-    shown = set()
+    shown: set[str | None] = set()
     while not isinstance(harness.events and harness.events[-1], GroupSubmitted):
         now = max(now + 0.1, harness.steps(now).until)
         shown.add(harness.ledger.view.last_refusal)
@@ -640,7 +640,8 @@ class WaitingProvisioner(FakeProvisioner):
 @pytest.mark.parametrize("seed", range(8))
 def test_two_runs_that_hold_parts_of_one_quota_do_not_deadlock(seed: int) -> None:
     """Each run needs all three machines of the quota; whichever gets them would train."""
-    quota, runs, now = SharedQuota(3), [], 0.0
+    quota, now = SharedQuota(3), 0.0
+    runs: list[LeaderHarness] = []
     for number in range(2):
         run_id = RunId(f"{seed:016x}{number:016x}")
         # No agents join here, which must not end the wait.

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.model.events import CancelRequested, FitEnded
+from spotfit.model.view import View
 from spotfit.policy.actions import AppendEvent, Wait
 from spotfit.policy.scheduler import next_action
 from spotfit.policy.time_budget import AGENT_MARGIN_S, end_of_time_budget, is_overdue
@@ -25,8 +26,7 @@ def test_a_fit_without_a_budget_never_ends_by_it() -> None:
 
 
 @pytest.mark.parametrize("view", [VIEW, replace(VIEW, round=None)], ids=["in a round", "waiting"])
-def test_a_used_up_budget_cancels_the_fit_after_a_save(view: object) -> None:
-    assert isinstance(view, type(VIEW))
+def test_a_used_up_budget_cancels_the_fit_after_a_save(view: View) -> None:
     action = next_action(view, a_leader_state(elapsed_s=3600.0), 50.0)
     assert action == AppendEvent(CancelRequested(reason=REASON, save=True, is_time_budget=True))
 
