@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spotfit.core.errors import RunCancelledError as RunCancelledError
     from spotfit.core.errors import SessionMisuseError as SessionMisuseError
     from spotfit.core.errors import SpotfitError as SpotfitError
+    from spotfit.core.errors import TimeBudgetExceededError as TimeBudgetExceededError
     from spotfit.core.errors import TrainingFailedError as TrainingFailedError
     from spotfit.core.errors import WorkerGroupError as WorkerGroupError
     from spotfit.frameworks.backend_config import BackendConfig as BackendConfig
@@ -83,6 +84,7 @@ _PUBLIC_NAME_MODULES = {
     "SpotfitError": "core.errors",
     "SyncConfig": "model.config",
     "TRAIN_DATASET_KEY": "model.config",
+    "TimeBudgetExceededError": "core.errors",
     "TrainContext": "worker.training_api",
     "TrainingFailedError": "core.errors",
     "UserCallback": "model.user_callback",

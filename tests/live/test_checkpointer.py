@@ -21,7 +21,12 @@ from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.client.console import read_event_lines
 from spotfit.client.run_handle import RunHandle
 from spotfit.client.trainer import TorchTrainer
-from spotfit.core.errors import ConfigError, IntegrityError, RunCancelledError
+from spotfit.core.errors import (
+    ConfigError,
+    IntegrityError,
+    RunCancelledError,
+    TimeBudgetExceededError,
+)
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.topology import NodeAssignment, SnapshotId
 from spotfit.store.factory import open_store
@@ -219,6 +224,26 @@ def test_a_cancelled_run_loses_no_step(cloud: LiveTestCloud) -> None:
         handle.result(60)
     cloud.fit(train_until_cancelled, workers=2, name="run", trainer_type=TorchTrainer)
     assert int((cloud.marks / "resumed").read_text()) >= at_request
+
+
+def test_a_run_that_is_ended_by_its_time_budget_saves_and_resumes(cloud: LiveTestCloud) -> None:
+    def train_until_ended(config: Config) -> None:
+        model = prepare_model(nn.Linear(2, 2))
+        ckpt = Checkpointer(model=model, every=10**6)
+        restored = ckpt.restore()
+        (Path(config["marks"]) / "resumed").write_text(str(restored.step if restored else 0))
+        for _ in range(10**6 if restored is None else 0):
+            time.sleep(0.01)
+            ckpt.step()
+
+    options: dict[str, Any] = {"workers": 2, "name": "run", "trainer_type": TorchTrainer}
+    with pytest.raises(TimeBudgetExceededError, match="time budget of 45 s is used up"):
+        cloud.fit(train_until_ended, time_budget_s=45.0, **options)
+    saved = cloud.view().latest_checkpoint
+    assert saved is not None
+    assert saved.step is not None
+    cloud.fit(train_until_ended, **options)
+    assert int((cloud.marks / "resumed").read_text()) == saved.step > 0
 
 
 def test_workers_killed_right_after_a_snapshot_resume_from_memory(cloud: LiveTestCloud) -> None:

@@ -165,6 +165,39 @@ def test_run_waits_for_simulated_capacity(harness: CloudHarness) -> None:
     assert handle.result().return_value == uninterrupted_result()
 
 
+def test_a_run_with_too_few_machines_shows_the_reason_of_the_cloud(
+    harness: CloudHarness, name: str
+) -> None:
+    if name == "plain":
+        pytest.skip("this cloud gives no reason")
+    harness.sim.call_simulator("capacity", {"machines": 1})
+    handle = harness.trainer().submit()
+    reason = eventually(lambda: harness.view.waiting_reason)
+    assert any(words in reason for words in _CAPACITY_REASONS), reason
+    harness.sim.call_simulator("capacity", {"machines": None})
+    assert handle.result().return_value == uninterrupted_result()
+
+
+_CAPACITY_REASONS = (
+    "INSUFFICIENT_INSTANCE_CAPACITY",
+    "ZONE_RESOURCE_POOL_EXHAUSTED",
+    "AllocationFailed",
+    "Insufficient cpu",
+)
+
+
+def test_invalid_credentials_during_a_replacement_do_not_change_the_result(
+    harness: CloudHarness,
+) -> None:
+    handle = harness.trainer().submit()
+    eventually(lambda: harness.saved(5))
+    fault = {"kind": "credentials", "duration_s": 8.0}
+    harness.sim.call_simulator("trouble", fault)
+    harness.sim.call_simulator("reclaim", {"notice": False, "machine": harness.running_machine()})
+    assert handle.result().return_value == uninterrupted_result()
+    eventually(harness.no_machine_exists)
+
+
 @pytest.mark.parametrize("kind", ["quota", "permission", "credentials"])
 def test_permanent_error_ends_the_run_with_its_reason(harness: CloudHarness, kind: str) -> None:
     harness.sim.call_simulator("trouble", {"kind": kind, "times": 1_000_000})

@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 
 from spotfit.model.events import (
+    CancelRequested,
     CheckpointCommitted,
     FailureCause,
     FitEnded,
     FitStarted,
+    GroupRefused,
     LeaderElected,
+    NodeLost,
     RoundClosed,
     RoundOpened,
 )
@@ -38,13 +41,18 @@ from spotfit_localsim.virtual.scenario_library import (
     elastic_machine_loss,
     elastic_shrink_grow,
     hanging_rank,
+    invalid_credentials,
     laptop_dies,
     no_agent_starts,
+    partial_capacity,
+    partial_capacity_without_driver,
     plain,
     preemption_with_notice,
     random_save_scenario,
     random_scenario,
     save_at_end,
+    time_budget,
+    time_budget_while_waiting,
     uneven_end,
     uploads_outlive_workers,
     worker_crashes_within_budget,
@@ -279,6 +287,64 @@ def test_machines_that_start_no_agent_end_the_run_within_three_minutes(seeds: ra
         assert result.view.fit_end is not None
         assert "its agent exited with code 1" in result.view.fit_end.reason
         assert result.duration_s < 180
+
+
+@pytest.mark.parametrize(
+    "scenario", [partial_capacity, partial_capacity_without_driver], ids=lambda one: one.name
+)
+def test_a_partial_capacity_is_released_and_requested_again(
+    scenario: Scenario, seeds: range
+) -> None:
+    for seed in seeds:
+        result = simulate(scenario, seed)
+        unused = [
+            one.event
+            for one in result.entries
+            if isinstance(one.event, NodeLost) and one.event.is_unused
+        ]
+        assert {one.token for one in unused} >= {"t1"}
+        reasons = " ".join(one.reason for one in unused)
+        assert "the backend reports: waiting for capacity" in reasons
+        # Holding the two machines until the third one comes would cost two for the whole time.
+        assert result.machine_seconds < 1.6 * result.duration_s
+        assert result.outcome == "finished"
+
+
+def test_a_run_ends_by_its_time_budget_and_saves_first(seeds: range) -> None:
+    for seed in seeds:
+        result = simulate(time_budget, seed)
+        assert sum(isinstance(one.event, LeaderElected) for one in result.entries) > 2
+        ended = result.view.fit_end
+        assert ended is not None
+        assert ended.is_time_budget
+        assert ended.reason == "the time budget of 2.0 min is used up"
+        [request] = [one for one in result.entries if isinstance(one.event, CancelRequested)]
+        assert request.event == CancelRequested(reason=ended.reason, save=True, is_time_budget=True)
+        elapsed = [one.elapsed_s for one in result.entries]
+        assert elapsed == sorted(elapsed), "also over changes of the leader"
+        # A machine that boots while no process follows the journal counts from its start.
+        assert 119.9 <= result.duration_s < 150.0
+
+
+def test_a_run_that_waits_for_machines_ends_by_its_time_budget(seeds: range) -> None:
+    for seed in seeds:
+        result = simulate(time_budget_while_waiting, seed)
+        assert result.view.fit_end is not None
+        assert result.view.fit_end.is_time_budget
+        assert 60.0 <= result.duration_s < 75.0
+
+
+def test_invalid_credentials_during_a_replacement_do_not_change_the_result(seeds: range) -> None:
+    undisturbed = replace(invalid_credentials, market=SimMarketConfig(), events=())
+    for seed in seeds:
+        result = simulate(invalid_credentials, seed)
+        refused = [one.event for one in result.entries if isinstance(one.event, GroupRefused)]
+        assert refused
+        assert all("credentials" in one.reason for one in refused)
+        assert result.view.fit_end is not None
+        expected = simulate(undisturbed, seed).view.fit_end
+        assert expected is not None
+        assert result.view.fit_end.metrics == expected.metrics
 
 
 def test_run_without_capacity_does_not_end(seeds: range) -> None:

@@ -136,6 +136,8 @@ class AwsBatchCloud:
         self.datacenter = datacenter
         self.faults = faults
         self.state = AwsBatchState()
+        self._blocked_queues: set[str] = set()
+        """Queues in which a job waits since the start of this tick."""
         self.queue_overrides: dict[str, dict[str, Any]] = {}
         """Fields that differ from those of a valid queue, by name: {'state': 'DISABLED'}."""
         self.compute_environment_overrides: dict[str, dict[str, Any]] = {}
@@ -586,6 +588,7 @@ class AwsBatchCloud:
     # --- tick --------------------------------------------------------------------------------
 
     def tick(self) -> None:
+        self._blocked_queues.clear()
         for job in self.state.jobs.values():
             for index, child in enumerate(job.children):
                 if child.status in ("SUCCEEDED", "FAILED"):
@@ -607,9 +610,13 @@ class AwsBatchCloud:
     def _start_child(self, job: AwsBatchJob, index: int, child: AwsBatchChildJob) -> None:
         child.status = "RUNNABLE"
         machine = None
+        # A reason is given only for the job at the head of a queue:
+        # https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
+        is_head = job.queue not in self._blocked_queues
         # Checked first: AWS reports it although there is capacity.
         if self.faults.is_active("misconfiguration"):
-            child.status_reason = _MISCONFIGURATION_REASON
+            self._blocked_queues.add(job.queue)
+            child.status_reason = _MISCONFIGURATION_REASON if is_head else ""
             return
         if not self.faults.is_active("capacity"):
             task = f"{job.child_id(index)}#{len(child.attempts)}"
@@ -632,9 +639,11 @@ class AwsBatchCloud:
                 gpus=needs.get("GPU", 0),
             )
         # Reported until a machine is rented; the client decides when to stop waiting.
-        child.status_reason = "" if machine else _NO_CAPACITY_REASON
+        child.status_reason = "" if machine or not is_head else _NO_CAPACITY_REASON
         if machine is not None:
             child.machine, child.status = machine.number, "STARTING"
+        else:
+            self._blocked_queues.add(job.queue)
 
     def _resource_requirements(self, job: AwsBatchJob) -> dict[str, int]:
         container = self.state.definitions[job.definition]["containerProperties"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, get_args
 
+from spotfit.core.clock import Clock
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import did_you_mean
+from spotfit.host.system import SystemClock
 
 ApiFaultKind = Literal[
     "quota",
@@ -26,21 +28,30 @@ that a job can never run, which it also does for a while for jobs that will run.
 class ApiFaults:
     """The number of requests that each kind of fault will still hit, and denied permissions."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._remaining: dict[ApiFaultKind, int] = {}
+        self._until: dict[ApiFaultKind, float] = {}
+        """When the faults that hit every request for a time are over."""
         self._denied_permissions: frozenset[str] = frozenset()
 
-    def inject(self, kind: str, times: int) -> None:
-        """Fail the next `times` requests; 0 stops it. Raises `ConfigError` for an unknown kind."""
+    def inject(self, kind: str, times: int, *, duration_s: float = 0.0) -> None:
+        """Fail the next `times` requests, and all for `duration_s`; 0 and 0 stop it.
+
+        Raises `ConfigError` for an unknown kind.
+        """
         # A misspelt kind would inject nothing, and the test would pass.
         if kind not in get_args(ApiFaultKind):
             raise ConfigError(
                 f"Unknown fault {kind!r}. {did_you_mean(kind, get_args(ApiFaultKind))}"
             )
         self._remaining[kind] = times  # type: ignore[index]  # checked a line above
+        self._until[kind] = self._clock.now() + duration_s  # type: ignore[index]
 
     def take(self, kind: ApiFaultKind) -> bool:
         """Return whether the fault hits this request, and count the request."""
+        if self._is_lasting(kind):
+            return True
         # Not below 0: a fault that is over stays over.
         remaining = self._remaining.get(kind, 0)
         if remaining > 0:
@@ -49,7 +60,10 @@ class ApiFaults:
 
     def is_active(self, kind: ApiFaultKind) -> bool:
         """Return whether the fault is pending, without counting a request."""
-        return self._remaining.get(kind, 0) > 0
+        return self._remaining.get(kind, 0) > 0 or self._is_lasting(kind)
+
+    def _is_lasting(self, kind: ApiFaultKind) -> bool:
+        return kind in self._until and self._clock.now() < self._until[kind]
 
     def deny_permissions(self, permissions: Iterable[str]) -> None:
         """Deny these permissions from now on; an empty set allows everything.

@@ -209,7 +209,9 @@ class Simulator:
             self.market.max_machines = arguments["machines"]
             return {}
         if action == "trouble":
-            self.faults.inject(arguments["kind"], int(arguments.get("times", 1)))
+            duration_s = float(arguments.get("duration_s", 0.0))
+            times = int(arguments.get("times", 0 if duration_s else 1))
+            self.faults.inject(arguments["kind"], times, duration_s=duration_s)
             return {}
         if action == "forbid":
             self.faults.deny_permissions(arguments["rights"])

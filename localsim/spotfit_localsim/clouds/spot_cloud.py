@@ -96,12 +96,17 @@ class SpotCloud:
         """Limit the number of machines from now on; None for no limit."""
         self.provider.call_simulator("capacity", {"machines": machines})
 
-    def fail_requests(self, kind: str, *, times: int = 1) -> None:
-        """Fail the next `times` requests to the cloud.
+    def fail_requests(
+        self, kind: str, *, times: int | None = None, duration_s: float = 0.0
+    ) -> None:
+        """Fail the next `times` requests to the cloud, and all requests for `duration_s`.
 
         `kind` is 'quota', 'permission', 'credentials', 'capacity', 'throttled' or 'unavailable'.
+        Without `times`, one request fails, or none besides those within `duration_s`.
         """
-        self.provider.call_simulator("trouble", {"kind": kind, "times": times})
+        number = (0 if duration_s else 1) if times is None else times
+        arguments = {"kind": kind, "times": number, "duration_s": duration_s}
+        self.provider.call_simulator("trouble", arguments)
 
     # --- state -------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from spotfit.model.events import (
     GroupRefused,
     GroupsReleased,
     GroupSubmitted,
+    GroupWaiting,
     JournalEntry,
     LeaderElected,
     NodeLost,
@@ -406,6 +407,7 @@ class InvariantChecker:
         event: GroupPlanned
         | GroupSubmitted
         | GroupRefused
+        | GroupWaiting
         | NodeLost
         | GroupsReleased
         | PreemptionNoticed
@@ -428,6 +430,9 @@ class InvariantChecker:
                 # journal.
                 pending = token in view.groups and view.groups[token].is_pending
                 return None if pending else f"{token} was not pending"
+            case GroupWaiting(token=token):
+                is_open = token in view.groups and not view.groups[token].is_closed
+                return None if is_open else f"{token} does not wait"
             case NodeLost():
                 return self._check_loss(event)
             case GroupsReleased(token=token, other_tokens=others):
@@ -460,6 +465,8 @@ class InvariantChecker:
 
     def _check_loss(self, event: NodeLost) -> str | None:
         groups = self.reference_view.groups
+        if event.is_unused and self.reference_view.round is not None:
+            return f"{event.token}.{event.node} was released in a round"
         # A node that is lost twice would be replaced and charged twice.
         if event.token not in groups or event.node not in groups[event.token].active_nodes:
             return f"{event.token}.{event.node} was not active"

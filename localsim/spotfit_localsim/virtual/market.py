@@ -40,6 +40,8 @@ class SimMarketConfig:
     lost_response_probability: float = 0.0
     """The fraction of API calls that are executed but whose response is lost."""
     latency_s: FloatRange = (0.05, 0.4)
+    invalid_credentials_s: FloatRange | None = None
+    """From when until when every API call is rejected; None for never."""
     capacity: CapacityTrace | None = None
     """Capacity over time; None for no limit."""
 
@@ -97,6 +99,11 @@ class SimMarket:
         probability = self.config.failed_start_probability
         # No draw without the fault: scenarios without it keep their random streams.
         return not self._faults_stopped and probability > 0 and self.stream.bernoulli(probability)
+
+    def are_credentials_invalid(self, now: float) -> bool:
+        """Return whether the API rejects the credentials at `now`."""
+        period_s = self.config.invalid_credentials_s
+        return period_s is not None and period_s[0] <= now < period_s[1]
 
     def should_lose_response(self) -> bool:
         """Draw whether the response of an API call is lost."""

@@ -167,6 +167,7 @@ class Scenario:
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     hang_detection: HangDetectionConfig = field(default_factory=HangDetectionConfig)
     timing: RunTiming = field(default_factory=RunTiming)
+    time_budget_s: float | None = None
     laptop: LaptopConfig = field(default_factory=LaptopConfig)
     next_fit: NextFit | None = None
     events: tuple[ScenarioEvent, ...] = ()

@@ -107,6 +107,52 @@ hostile_bucket = Scenario(
     events=(ReclaimMachine(AtStep(12), "leader"), FreezeAgent(AtStep(30), 40.0, "leader")),
 )
 
+# Two of three machines are granted; they are released and requested again until a third one is
+# available.
+partial_capacity = Scenario(
+    "partial_capacity",
+    num_workers=3,
+    slots_per_machine=1,
+    market=SimMarketConfig(capacity=CapacityTrace("two of three", ((0.0, 2), (500.0, 3)))),
+    timing=RunTiming(partial_capacity_timeout_s=25.0, partial_capacity_pause_s=40.0),
+    faults_duration_s=900.0,
+)
+
+# The same without the client that called fit(): the leader requests again before it releases its
+# own machine.
+partial_capacity_without_driver = replace(
+    partial_capacity,
+    name="partial_capacity_without_driver",
+    laptop=LaptopConfig(dies_at_s=30.0, sweep_interval_s=None),
+)
+
+# The run is ended by its time budget, although its leader is lost several times before.
+time_budget = Scenario(
+    "time_budget",
+    workload=Workload(steps=1000, save_every=6, uses_snapshots=True),
+    time_budget_s=120.0,
+    events=tuple(ReclaimMachine(AtTime(at_s), "leader") for at_s in (25.0, 60.0, 95.0)),
+    expected_outcome="cancelled",
+)
+
+# The same while too few machines are available for a round.
+time_budget_while_waiting = Scenario(
+    "time_budget_while_waiting",
+    market=SimMarketConfig(capacity=CapacityTrace("one", ((0.0, 1),))),
+    time_budget_s=60.0,
+    expected_outcome="cancelled",
+)
+
+# The credentials are invalid for 30 s while one of two machines is replaced.
+invalid_credentials = Scenario(
+    "invalid_credentials",
+    num_workers=2,
+    slots_per_machine=1,
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(invalid_credentials_s=(40.0, 70.0)),
+    events=(ReclaimMachine(AtTime(39.0), "follower"),),
+)
+
 # The run shrinks to one machine, which is leader and only worker, and grows again.
 lone_survivor = Scenario(
     "lone_survivor",
@@ -483,6 +529,11 @@ SCENARIOS: tuple[Scenario, ...] = (
     plain,
     spot_storm,
     zone_outage,
+    partial_capacity,
+    partial_capacity_without_driver,
+    invalid_credentials,
+    time_budget,
+    time_budget_while_waiting,
     slow_bucket,
     flawed_bucket,
     hostile_bucket,

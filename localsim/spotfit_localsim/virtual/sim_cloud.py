@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from spotfit.core.errors import ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import (
     GroupHandle,
@@ -134,6 +135,11 @@ class SimCloud:
         """Number of billed instances."""
         for moment in market.capacity_change_times():
             engine.schedule_at(moment, self._apply_capacity_change)
+
+    @property
+    def are_credentials_invalid(self) -> bool:
+        """Whether every call is rejected at present."""
+        return self._market.are_credentials_invalid(self._engine.now)
 
     # --- API ---------------------------------------------------------------------------------
 
@@ -440,6 +446,8 @@ class SimCloudProvisioner:
         self._process.simulate_call(
             self._market.stream.uniform_in(self._market.config.latency_s) / 2
         )
+        if self._cloud.are_credentials_invalid:
+            raise ProvisionPermissionError("the cloud does not recognise the credentials")
         self._cloud.receive(token)
 
     def _receive_response(self) -> None:

@@ -293,6 +293,7 @@ class SimWorld:
             storage_url="sim://run",
             hang_detection=scenario.hang_detection,
             timing=scenario.timing,
+            time_budget_s=scenario.time_budget_s,
             validation=validation,
         )
 

@@ -16,6 +16,7 @@ from spotfit.model.events import (
     GroupRefused,
     GroupsReleased,
     GroupSubmitted,
+    GroupWaiting,
     JournalEntry,
     JournalEvent,
     LeaderElected,
@@ -108,6 +109,10 @@ def describe_event(event: JournalEvent) -> str:
             return f"submitted {token}"
         case GroupRefused(token=token, reason=reason, is_final=final):
             return f"refused {token}{' permanently' if final else ''}: {reason}"
+        case GroupWaiting(token=token, reason=reason):
+            return f"{token} waits: {reason}" if reason else f"{token} runs"
+        case NodeLost(token=token, node=node, agent=agent, reason=reason, is_unused=True):
+            return f"released unused {token}.{node} ({agent}): {reason}"
         case NodeLost(token=token, node=node, agent=agent, reason=reason):
             return f"lost {token}.{node} ({agent}): {reason}"
         case GroupsReleased(token=token, other_tokens=others):

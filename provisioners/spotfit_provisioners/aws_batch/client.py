@@ -14,8 +14,14 @@ from typing import Any
 
 import msgspec
 
-from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
-from spotfit.host import log, system
+from spotfit.core.errors import (
+    ConfigError,
+    MissingExtraError,
+    ProvisionError,
+    ProvisionPermissionError,
+    QuotaError,
+)
+from spotfit.host import env, log, system
 from spotfit.host.plugins import require_module
 
 _DESCRIBE_LIMIT = 100  # job ids per DescribeJobs call, a limit of the API
@@ -389,6 +395,20 @@ def caller_arn(region: str, endpoint: str) -> str:
         return str(_client("sts", region, endpoint).get_caller_identity()["Arn"])
 
 
+def configured_region() -> str:
+    """Return the region of AWS_REGION, AWS_DEFAULT_REGION or the profile of this process; or ''.
+
+    '' also if boto3 is not installed, which is reported once it is needed.
+    """
+    # boto3 reads only AWS_DEFAULT_REGION. The other AWS SDKs read AWS_REGION, which is documented:
+    # https://docs.aws.amazon.com/sdkref/latest/guide/feature-region.html
+    if region := env.lookup("AWS_REGION"):
+        return region
+    with contextlib.suppress(MissingExtraError):
+        return str(require_module("boto3.session", extra="aws").Session().region_name or "")
+    return env.lookup("AWS_DEFAULT_REGION") or ""
+
+
 @cache
 def _client(service: str, region: str, endpoint: str) -> Any:
     # A session of its own: boto3's default session is not thread-safe.
@@ -400,7 +420,10 @@ def _client(service: str, region: str, endpoint: str) -> Any:
     errors = require_module("botocore.exceptions", extra="aws")
     try:
         return session.client(
-            service, region_name=region or None, endpoint_url=endpoint or None, config=config
+            service,
+            region_name=region or env.lookup("AWS_REGION") or None,
+            endpoint_url=endpoint or None,
+            config=config,
         )
     except errors.NoRegionError as error:
         raise ConfigError(

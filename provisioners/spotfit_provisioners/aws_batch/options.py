@@ -47,7 +47,8 @@ class AwsBatchOptions:
     """Container image with spotfit and the imports of the training function. `{python}` and
     `{torch}` in its name are replaced by the caller's versions; see `job_fields.images`."""
     region: str = ""
-    """'' uses the region of the caller's AWS configuration."""
+    """'' uses the region of the caller: AWS_REGION, AWS_DEFAULT_REGION, or that of the profile. It
+    is recorded in the run, so that machines request their replacements in the same region."""
     workers_per_node: int = 1
     """Number of workers per machine."""
     # 1.75 instead of the 2 GiB per core of compute-optimised instances: the host's own system
@@ -77,8 +78,9 @@ class AwsBatchOptions:
     share_identifier: str = ""
     """Fair-share identifier, for queues with a scheduling policy."""
     pending_timeout_s: float = 600.0
-    """How long a job may be RUNNABLE with a status reason before the reason is treated as a
-    refusal. A compute environment that scales up from zero reports temporary reasons."""
+    """How long a job may be RUNNABLE before that is treated as a refusal, with a status reason or,
+    if another queue is left, without. A compute environment that scales up from zero reports
+    temporary reasons."""
     tags: dict[str, str] = field(default_factory=dict)
     """Additional tags of jobs and their ECS tasks. Instances have the tags of their compute
     environment."""

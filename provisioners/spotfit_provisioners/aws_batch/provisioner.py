@@ -4,7 +4,8 @@ State of the queues, per provisioner object:
 
     state      | event                                                  | next
     -----------|--------------------------------------------------------|----------
-    usable     | a group waited longer than pending_timeout_s in it     | exhausted
+    usable     | a group, or a part of one, waited longer than          | exhausted
+               | pending_timeout_s in it                                |
     exhausted  | a waiting group starts to run, in any queue            | usable
     exhausted  | all queues are exhausted: the last one is used         | exhausted
 """
@@ -12,6 +13,7 @@ State of the queues, per provisioner object:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -32,6 +34,7 @@ from spotfit_provisioners.aws_batch import checkup, render, states
 from spotfit_provisioners.aws_batch.client import (
     AwsAccountClient,
     AwsBatchClient,
+    configured_region,
     lowest_spot_price_usd,
     spot_placement_scores,
 )
@@ -84,6 +87,13 @@ class AwsBatchProvisioner:
             keeps_output=True,
             software=images.parse_image_software(self.options.image),
         )
+
+    @staticmethod
+    def resolve_defaults(options: AwsBatchOptions) -> AwsBatchOptions:
+        """Return the options with the region of this process, for queues that have none."""
+        if options.region or all(_parse_queue(queue)[0] for queue in options.queues):
+            return options
+        return replace(options, region=configured_region())
 
     def open_client(self) -> None:
         """Import boto3 and check that each queue has a region. Sends no request."""
@@ -176,10 +186,14 @@ class AwsBatchProvisioner:
             states.pending_reason(job, now_ms=now_ms, pending_timeout_s=timeout_s) for job in jobs
         )
         refusal = next(filter(None, reasons), "")
+        waited_s = states.longest_runnable_s(jobs, now_ms=now_ms)
+        has_waited = waited_s > 0 and waited_s >= timeout_s
+        # Batch gives a reason only for the first job of a queue.
+        if has_waited and not refusal:
+            refusal = f"no machine for {waited_s:.0f} s; AWS Batch gives no reason"
         if all(status.state is NodeState.WAITING for status in statuses):
             self._waiting_tokens.add(handle.token)
-            waited_s = max((states.waiting_time_s(job, now_ms=now_ms) for job in jobs), default=0.0)
-            if refusal and waited_s >= timeout_s:
+            if has_waited:
                 return self._try_next_queue(handle, statuses, refusal)
             return GroupStatus(nodes=statuses, refusal=refusal)
         has_started = any(status.state is NodeState.RUNNING for status in statuses)
@@ -187,6 +201,9 @@ class AwsBatchProvisioner:
         if has_started and handle.token in self._waiting_tokens:
             self._exhausted_queues.clear()
         self._waiting_tokens.discard(handle.token)
+        # Children that run are kept; the machines that the run requests next are in another queue.
+        if has_waited:
+            self._exhausted_queues.add((handle.detail["region"], handle.detail["queue"]))
         return GroupStatus(nodes=statuses, refusal=refusal)
 
     def _try_next_queue(

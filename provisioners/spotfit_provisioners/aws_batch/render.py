@@ -47,7 +47,7 @@ def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=MAX_NODES, backend="AWS Batch")
     definition = _job_definition(request, options)
-    body = {
+    body: dict[str, Any] = {
         "definition": {"jobDefinitionName": content_addressed_name(definition), **definition},
         "queues": list(options.queues),
         "tags": {
@@ -59,6 +59,10 @@ def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
         # The region of each queue is resolved by `submit`: the default one is read from files.
         **({"region": request.network} if request.network else {}),
     }
+    if request.time_limit_s is not None:
+        # Of every attempt, from its start; at least 60 s:
+        # https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
+        body["timeout"] = {"attemptDurationSeconds": max(60, request.time_limit_s)}
     return GroupPlan(
         token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
@@ -71,6 +75,8 @@ def job_request(
     # AWS rejects array jobs of size 1, and share identifiers without a scheduling policy.
     array = {"arrayProperties": {"size": plan.num_nodes}} if plan.num_nodes > 1 else {}
     fair = {"shareIdentifier": share} if share else {}
+    # Not in the job definition, which the groups of a run share.
+    timeout = {"timeout": plan.body["timeout"]} if "timeout" in plan.body else {}
     return {
         "jobName": plan.token,
         "jobQueue": queue,
@@ -87,6 +93,7 @@ def job_request(
         "propagateTags": True,
         **array,
         **fair,
+        **timeout,
     }
 
 

@@ -11,7 +11,7 @@ FAILED                                  | GONE if the host was lost or the agent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spotfit.model.group import NodeState, NodeStatus
@@ -79,6 +79,12 @@ def pending_reason(job: Mapping[str, Any], *, now_ms: int, pending_timeout_s: fl
     if reason.startswith("CAPACITY:") or waiting_time_s(job, now_ms=now_ms) >= pending_timeout_s:
         return reason
     return ""
+
+
+def longest_runnable_s(jobs: Sequence[Mapping[str, Any]], *, now_ms: int) -> float:
+    """Return the longest `waiting_time_s` of the jobs that wait for a machine; 0 without any."""
+    runnable = (job for job in jobs if job["status"] == "RUNNABLE")
+    return max((waiting_time_s(job, now_ms=now_ms) for job in runnable), default=0.0)
 
 
 def waiting_time_s(job: Mapping[str, Any], *, now_ms: int) -> float:

@@ -76,7 +76,7 @@ def plan(request: GroupRequest, options: AzureBatchOptions) -> GroupPlan:
             "onTaskFailure": "noaction",
             "metadata": [{"name": name, "value": value} for name, value in labels.items()],
         },
-        "task": _task(options, gpus=gpus),
+        "task": _task(options, gpus=gpus, time_limit_s=request.time_limit_s),
         **({"pool": pool_request(options, initial_nodes=nodes)} if options.can_create_pool else {}),
     }
     return GroupPlan(
@@ -179,7 +179,9 @@ def _pool_metadata(options: AzureBatchOptions) -> dict[str, Any]:
     return {"metadata": metadata} if metadata else {}
 
 
-def _task(options: AzureBatchOptions, *, gpus: int) -> dict[str, Any]:
+def _task(
+    options: AzureBatchOptions, *, gpus: int, time_limit_s: int | None = None
+) -> dict[str, Any]:
     # The host's network and shared memory: NCCL needs both, and 64 MiB of /dev/shm are too few.
     flags = ["--network=host", "--ipc=host", "--init", *(["--gpus=all"] if gpus else [])]
     client = {"AZURE_CLIENT_ID": options.identity_client_id} if options.identity_client_id else {}
@@ -201,7 +203,12 @@ def _task(options: AzureBatchOptions, *, gpus: int) -> dict[str, Any]:
         },
         # No retries: the script restarts a drained agent, and other exits are reported. Files stay
         # on the node for a day, as long as it is not scaled down.
-        "constraints": {"maxTaskRetryCount": 0, "retentionTime": "P1D"},
+        "constraints": {
+            "maxTaskRetryCount": 0,
+            "retentionTime": "P1D",
+            # Of every attempt of the task, from its start, as an ISO 8601 duration.
+            **({"maxWallClockTime": f"PT{time_limit_s}S"} if time_limit_s is not None else {}),
+        },
         "environmentSettings": _environment_settings(client),
         **({"resourceFiles": files} if files else {}),
     }

@@ -108,6 +108,7 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
         "cpuMilli": str(1000 * hardware.count_cpus(per_worker, slots, share=share)),
         "memoryMib": str(memory),
     }
+    limit_s = request.time_limit_s
     gpus = hardware.count_gpus(per_worker, slots)
     # Without a notice period, agents use the default of their own.
     grace = {"SPOTFIT_SIGNAL_GRACE_S": f"{options.notice_s + SHUTDOWN_S:g}"}
@@ -128,6 +129,9 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
                 {"action": "RETRY_TASK", "actionCondition": {"exitCodes": list(RETRIED_EXIT_CODES)}}
             ],
             **({"environment": {"variables": grace}} if options.notice_s else {}),
+            # Of every attempt of a task, from its start:
+            # https://docs.cloud.google.com/batch/docs/limit-run-time
+            **({"maxRunDuration": f"{limit_s}s"} if limit_s is not None else {}),
         },
     }
 

@@ -146,6 +146,7 @@ def service_manifest(plan: GroupPlan) -> dict[str, Any]:
 def _job_manifest(
     request: GroupRequest, options: KubernetesOptions, *, nodes: int, labels: Mapping[str, str]
 ) -> dict[str, Any]:
+    limit_s = request.time_limit_s
     kueue = {"kueue.x-k8s.io/queue-name": options.kueue_queue} if options.kueue_queue else {}
     return {
         "apiVersion": "batch/v1",
@@ -163,6 +164,8 @@ def _job_manifest(
             # a failure policy.
             "podReplacementPolicy": "Failed",
             "ttlSecondsAfterFinished": options.finished_ttl_s,
+            # From the creation of the Job, or its admission by Kueue; pending pods count, too.
+            **({"activeDeadlineSeconds": limit_s} if limit_s is not None else {}),
             # Kueue resumes the Job when its queue has admitted it.
             **({"suspend": True} if kueue else {}),
             "template": _pod_template(request, options, labels),

@@ -35,7 +35,7 @@ def plan(request: GroupRequest, options: SkyPilotOptions) -> GroupPlan:
     infra = (network,) if network else options.infra
     task: dict[str, Any] = {
         "num_nodes": 1,
-        "run": _agent_script(options),
+        "run": _agent_script(options, request.time_limit_s),
         "envs": {
             # A local API server on a machine would not know the machines of the run, and an agent
             # would rent them a second time.
@@ -80,14 +80,16 @@ def task_request(plan: GroupPlan, node: int, environment: Mapping[str, str]) -> 
     }
 
 
-def _agent_script(options: SkyPilotOptions) -> str:
+def _agent_script(options: SkyPilotOptions, time_limit_s: int | None) -> str:
     """Return the script that runs the agent; the exit code RELEASED becomes success."""
     # A cluster that was launched twice runs its task twice; the second one exits at once.
     claim = ['mkdir "${TMPDIR:-/tmp}/spotfit-$SPOTFIT_TOKEN-$SPOTFIT_NODE" || exit 0']
+    # SkyPilot limits the idle time of a machine only. The exit code 124 is not recovered.
+    timeout = () if time_limit_s is None else ("timeout", "--kill-after=60", str(time_limit_s))
     return "\n".join(
         (
             *(claim if options.launch_mode == "clusters" else ()),
-            " ".join((options.python, *AGENT_COMMAND[1:])),
+            " ".join((*timeout, options.python, *AGENT_COMMAND[1:])),
             "code=$?",
             f'if [ "$code" = {int(AgentExitCode.RELEASED)} ]; then code=0; fi',
             'exit "$code"',

@@ -59,7 +59,8 @@ def _sbatch_arguments(request: GroupRequest, options: SlurmOptions, nodes: int) 
         "constraint": options.constraint,
         "exclude": options.exclude,
         "reservation": options.reservation,
-        "time": options.time,
+        # Of every attempt, from its start. sbatch rounds up to minutes.
+        "time": options.time or _format_time(request.time_limit_s),
         "gres": f"{options.gres}:{gpus}" if gpus else "",
         # Otherwise the cluster's default (DefMemPerCPU, DefMemPerNode).
         "mem": f"{memory_mib}M" if has_limit else "",
@@ -78,6 +79,11 @@ def _sbatch_arguments(request: GroupRequest, options: SlurmOptions, nodes: int) 
         yield "--exclusive"
     # Last, because sbatch uses the last value of a repeated option.
     yield from options.extra_args
+
+
+def _format_time(seconds: int | None) -> str:
+    """Return minutes:seconds, a format of --time; '' for no limit."""
+    return "" if seconds is None else f"{seconds // 60}:{seconds % 60:02d}"
 
 
 def output_path(options: SlurmOptions, token: str, *, job: str, node: int) -> str:

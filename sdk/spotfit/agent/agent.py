@@ -54,7 +54,7 @@ from spotfit.model.group import Unreachable
 from spotfit.model.spec import RunSpec, RunTiming
 from spotfit.model.topology import Member
 from spotfit.model.view import View
-from spotfit.policy import capacity, preemption
+from spotfit.policy import capacity, preemption, time_budget
 from spotfit.policy.election import leadership_claim
 from spotfit.protocol.agent_leader import (
     AbortRound,
@@ -509,7 +509,9 @@ class Agent:
             )
         )
         # Before the fit's end is checked: such an agent has nothing to finish.
-        if is_unknown or self._ledger.agent_id in view.lost_agents or self._is_orphaned():
+        is_overdue = time_budget.is_overdue(view, self._journal_writer.elapsed_s(self._now))
+        is_lost = self._ledger.agent_id in view.lost_agents
+        if is_unknown or is_lost or is_overdue or self._is_orphaned():
             self.is_abandoned = True
             return True
         if self._leader is None and view.fit_end is None:

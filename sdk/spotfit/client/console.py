@@ -45,6 +45,7 @@ from spotfit.model.events import (
     GroupRefused,
     GroupsReleased,
     GroupSubmitted,
+    GroupWaiting,
     JournalEntry,
     JournalEvent,
     LeaderElected,
@@ -67,7 +68,13 @@ from spotfit.store.retry import repeat_read
 
 _VALIDATION_TEXTS = {"validated": "succeeded", "failed": "failed", "timeout": "timed out"}
 _MachineEvent = (
-    GroupPlanned | GroupSubmitted | GroupRefused | NodeLost | GroupsReleased | PreemptionNoticed
+    GroupPlanned
+    | GroupSubmitted
+    | GroupRefused
+    | GroupWaiting
+    | NodeLost
+    | GroupsReleased
+    | PreemptionNoticed
 )
 
 
@@ -201,6 +208,10 @@ def _format_machine_event(event: _MachineEvent) -> str:
             return f"machine request accepted: {handle.name}"
         case GroupRefused(reason=reason):
             return f"machine request refused: {reason}"
+        case GroupWaiting(token=token, reason=reason):
+            return f"machines of {token} wait: {reason}" if reason else f"machines of {token} run"
+        case NodeLost(token=token, node=node, is_unused=True, reason=reason):
+            return f"machine {token}/{node} released unused: {reason}"
         # Without an agent there is no worker output; the backend has the cause (decision 0035).
         case NodeLost(token=token, node=node, agent=None, reason=reason):
             hint = f"see its output with `spotfit logs --machine {token}/{node}`"
@@ -390,7 +401,9 @@ def _describe_wait(view: View) -> str:
         f"waiting for machines: {slots} of at least {view.spec.min_workers} workers have "
         "a running or requested machine"
     )
-    return f"{text}; last refusal: {view.last_refusal}" if view.last_refusal else text
+    if view.last_refusal:
+        return f"{text}; last refusal: {view.last_refusal}"
+    return f"{text}; the backend reports: {view.waiting_reason}" if view.waiting_reason else text
 
 
 def _format_elapsed(view: View) -> str:

@@ -81,6 +81,7 @@ _CHANGEABLE_SETTINGS = {
     "retention": "checkpoint_config",
     "log_level": "logging_config",
     "has_callbacks": "callbacks",
+    "time_budget_s": "time_budget_s",
     "validation": "validation_config",
     "provisioner": "provisioner",
     "provisioner_options": "provisioner",
@@ -466,7 +467,7 @@ def fit_locally(
     log.use_default_handler()
     # Before the peers are opened: a function with an invalid signature must not form a group.
     wants_config = takes_config(request.fn)
-    for name in ("callbacks", "worker_runtime_env"):
+    for name in ("callbacks", "worker_runtime_env", "time_budget_s"):
         if getattr(request.run, name):
             log.warning(
                 "config.ignored",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,6 +134,7 @@ class FitRequest:
         assert failure is not None
         assert checkpoint is not None
         assert self.run.logging_config is not None
+        assert not isinstance(self.run.time_budget_s, timedelta)  # converted to seconds
         return RunSpec(
             run_id=run_id,
             name=name,
@@ -159,6 +161,7 @@ class FitRequest:
             collective_timeout_s=env.read(env.COLLECTIVE_TIMEOUT_S) or None,  # 0: no timeout
             collective_warn_interval_s=env.read(env.COLLECTIVE_WARN_INTERVAL_S),
             log_level=self.run.logging_config.log_level,
+            time_budget_s=self.run.time_budget_s,
             has_callbacks=any(each.has_event_methods() for each in self.run.callbacks or ()),
             has_backend_hooks=hooks is not None,
             share_devices=hooks is not None and hooks.share_cuda_visible_devices,

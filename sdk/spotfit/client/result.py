@@ -38,6 +38,7 @@ from spotfit.core.errors import (
     ShippingError,
     SpotfitError,
     StoreError,
+    TimeBudgetExceededError,
     TrainingFailedError,
     WorkerDiedError,
     WorkerGroupError,
@@ -85,6 +86,12 @@ def build_run_error(
     to 12 s for an upload; without, their text. `clock` is for tests.
     """
     clock = clock or SystemClock()
+    if ended.is_time_budget:
+        return TimeBudgetExceededError(
+            f"The run in {store.url} was ended: {ended.reason}.",
+            do="Call fit() again with the same RunConfig(name=...) to continue from the latest "
+            "checkpoint, with a new time budget; or set a larger RunConfig(time_budget_s=...).",
+        )
     if ended.outcome == "cancelled":
         return RunCancelledError(
             f"The run in {store.url} was cancelled: {ended.reason}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,9 @@ class RunConfig:
     default `~/spotfit_results`. `storage_filesystem`: a pyarrow or fsspec file system that contains
     it.
     `worker_runtime_env`: packages and environment variables of the workers.
+    `time_budget_s`: the longest duration of one `fit()`, in seconds or as a `timedelta`, including
+    waits for machines; default no limit. At the limit a `Checkpointer` saves, the machines are
+    released, and `fit()` raises `TimeBudgetExceededError`; another `fit()` continues the run.
     Raises `ConfigError` for invalid values, and `DeprecationWarning` for removed arguments.
     """
 
@@ -67,22 +72,24 @@ class RunConfig:
     stop: Any = DEPRECATED
     progress_reporter: Any = DEPRECATED
     log_to_file: Any = DEPRECATED
+    time_budget_s: float | timedelta | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         # Before the other checks: a script with a removed field was written for older versions.
         removed = {name: getattr(self, name) for name in _REMOVED_FIELDS}
         reject_deprecated_arguments("RunConfig", removed, replacements=_REMOVED_FIELDS)
         errors = ErrorCollector()
-        for field, config_type in _CONFIG_TYPES:
-            value = getattr(self, field)
+        for option, config_type in _CONFIG_TYPES:
+            value = getattr(self, option)
             if value is None:
-                setattr(self, field, config_type())
+                setattr(self, option, config_type())
             elif not isinstance(value, config_type):
-                text = f"Invalid `{field}` type: {qualified_type_name(value)}."
-                remedy = f"Write RunConfig({field}=spotfit.{config_type.__name__}(...))."
+                text = f"Invalid `{option}` type: {qualified_type_name(value)}."
+                remedy = f"Write RunConfig({option}=spotfit.{config_type.__name__}(...))."
                 errors.add(ConfigError(text, do=remedy))
         self.callbacks = errors.check(lambda: _check_callbacks(self.callbacks))
         self.worker_runtime_env = errors.check(lambda: _check_runtime_env(self.worker_runtime_env))
+        self.time_budget_s = errors.check(lambda: _check_time_budget(self.time_budget_s))
         path: Any = self.storage_path
         if path is None:
             self.storage_path = str(Path(DEFAULT_STORAGE_PATH).expanduser())
@@ -191,6 +198,20 @@ def _check_callbacks(callbacks: Any) -> list[UserCallback]:
             do="Derive the class of the callback from UserCallback, and pass an instance.",
         )
     return list(callbacks)
+
+
+def _check_time_budget(budget: Any) -> float | None:
+    if budget is None:
+        return None
+    seconds = budget.total_seconds() if isinstance(budget, timedelta) else budget
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not math.isfinite(seconds) or seconds <= 0:
+        raise ConfigError(
+            f"RunConfig(time_budget_s={budget!r}): time_budget_s must be a number of seconds "
+            "greater than 0, or a timedelta.",
+            do="Write time_budget_s=72 * 3600 or timedelta(hours=72), or omit it for no limit.",
+        )
+    return float(seconds)
 
 
 def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:

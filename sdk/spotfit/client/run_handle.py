@@ -199,7 +199,7 @@ class RunHandle:
             machines=sum(len(group.active_nodes) for group in view.groups.values()),
             checkpoints=tuple(checkpoint.name for checkpoint in view.checkpoints),
             failures={cause.value: count for cause, count in view.failure_counts.items()},
-            reason=view.fit_end.reason if view.fit_end else view.last_refusal or "",
+            reason=view.fit_end.reason if view.fit_end else view.waiting_reason,
             save_reason=view.checkpoints[-1].reason if view.checkpoints else "",
             started_at_ms=view.fit_started_at_ms,
             ended_at_ms=view.fit_ended_at_ms,

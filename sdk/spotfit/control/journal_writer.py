@@ -60,6 +60,9 @@ class JournalWriter:
         self._failures = 0
         self._retry_at = -_NEVER
         self._store_error: StoreError | None = None
+        self._fit_count = -1
+        self._fit_started_at = 0.0
+        """When the fit `_fit_count` has started at the latest, by this process's clock."""
         self.last_read_at = -_NEVER
         """When the journal was last read to its end."""
         self.last_failure_at = -_NEVER
@@ -99,6 +102,20 @@ class JournalWriter:
         must_read = self._must_read and not self._read_in_flight
         return self._retry_at if must_offer or must_read else _NEVER
 
+    def elapsed_s(self, now: float) -> float:
+        """Return how long the fit has lasted at least, in seconds by monotonic clocks.
+
+        The time that an entry records, and the time since this process has received it: durations
+        of several processes are added, and no clocks of two machines are compared
+        (docs/decisions/0053). `now` must not decrease.
+        """
+        view = self.ledger.journal_view
+        started_at = now - view.elapsed_s
+        if view.fit_count != self._fit_count:
+            self._fit_count, self._fit_started_at = view.fit_count, started_at
+        self._fit_started_at = min(self._fit_started_at, started_at)
+        return now - self._fit_started_at
+
     def request_read(self) -> None:
         """Request a read of the journal, which the next `advance` starts; does no I/O itself.
 
@@ -133,7 +150,8 @@ class JournalWriter:
         assert self.is_settled, "the outcome of the previous entry is not known yet"
         # Encoded once: a repeated offer must be byte for byte the same entry.
         self._pending = _PendingEntry(
-            self.ledger.journal_view.next_slot, self.ledger.encode_entry(event)
+            self.ledger.journal_view.next_slot,
+            self.ledger.encode_entry(event, round(self.elapsed_s(now), 1)),
         )
         self._advance(now)
 
@@ -145,6 +163,7 @@ class JournalWriter:
         Raises `JournalError` if an entry cannot be decoded or does not fit.
         """
         self._advance(now)
+        self.elapsed_s(now)  # at the time at which the entries were received
         error, self._store_error = self._store_error, None
         if error is not None:
             raise error

@@ -7,6 +7,7 @@ paid twice (docs/decisions/0006): `GroupPlanned` is appended with a new token, t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import assert_never
@@ -46,6 +47,7 @@ from spotfit.policy.actions import (
 )
 from spotfit.policy.capacity import network_in_use, with_crash, with_unreachable
 from spotfit.policy.scheduler import next_action
+from spotfit.policy.time_budget import BACKEND_TIME_LIMIT_MARGIN_S
 from spotfit.provision.api import Provisioner, Refusal, fetch_machine_output, find_group
 from spotfit.provision.launch import AgentLaunchSpec, find_unreachable
 
@@ -57,6 +59,9 @@ _MIN_RETRY_DELAY_S = 0.1
 _MAX_RETRY_DELAY_S = 30.0
 # The same for look-ups of a pending request after the end of the fit.
 _MAX_LOOK_UP_DELAY_S = 5.0
+# How long a request with an unknown outcome is repeated although the backend rejects it: as long as
+# new requests after a round, see `capacity.final_refusal_reason`.
+_MAX_REJECTED_S = 600.0
 
 # Delay before failed cancel calls are repeated.
 _RELEASE_RETRY_S = 2.0
@@ -105,7 +110,7 @@ class Reconciler:
         # The following attributes are copied to the `LeaderState` fields of the same names.
         self.group_statuses: dict[Token, GroupStatus] = {}
         self.status_as_of: dict[Token, float] = {}
-        self.granted_at: dict[Token, float] = {}
+        self.granted_at: dict[tuple[Token, int], float] = {}
         self.refused_at: float | None = None
         self.validator_refused_at: float | None = None
         # Cancelled at the backend, but not recorded yet: one entry records all of one release.
@@ -116,6 +121,8 @@ class Reconciler:
         self._planned_tokens: set[Token] = set()
         """Groups that this process has planned: no other process has submitted them before."""
         self._retry_at: dict[Token, float] = {}
+        self._rejected_since: dict[Token, float] = {}
+        """When the last series of rejections of a request with an unknown outcome began."""
         self._output_awaited_since: dict[tuple[Token, int], float] = {}
         self._looked_up_at: dict[Token, float] = {}
         """When each pending group was first looked up since the end of the fit."""
@@ -137,6 +144,7 @@ class Reconciler:
         call. Their errors are retried, or recorded as a refusal if they are final, and
         not raised. `is_idle` is True once nothing is left to do.
         """
+        state = replace(state, elapsed_s=self._journal_writer.elapsed_s(now))
         action = next_action(self._journal_writer.view, state, now)
         match action:
             case Wait():
@@ -223,8 +231,13 @@ class Reconciler:
             log.warning("group.waiting", token=token, reason=status.refusal)
         if previous != status:
             self.group_statuses = {**self.group_statuses, token: status}
-        if token not in self.granted_at and any(n.state == NodeState.RUNNING for n in status.nodes):
-            self.granted_at = {**self.granted_at, token: now}
+        running = {
+            (token, n) for n, one in enumerate(status.nodes) if one.state == NodeState.RUNNING
+        }
+        known = {
+            one: at for one, at in self.granted_at.items() if one[0] != token or one in running
+        }
+        self.granted_at = dict.fromkeys(running, now) | known
         return True
 
     def _without_unlisted(
@@ -268,8 +281,9 @@ class Reconciler:
             # The agent could store no report: what it printed last is the only one.
             if explained.unreachable and not output and self._may_get_output(lost, now):
                 return False, Wait(now + _OUTPUT_POLL_S, "reading the output of a lost machine")
-        # A machine that failed to boot delays the next request like a refusal.
-        if lost.agent is None:
+        # A machine that failed to boot, or was granted too few others, delays the next request like
+        # a refusal.
+        if lost.agent is None or lost.is_unused:
             self._record_refusal(lost.token, now)
         self._journal_writer.write(replace(explained, output=output), now)
         return True, _no_wait(now)
@@ -324,6 +338,10 @@ class Reconciler:
 
     def _plan_group(self, machine_request: RequestMachines, now: float) -> None:
         spec = self._journal_writer.view.spec
+        time_limit_s = None
+        if spec.time_budget_s is not None:
+            left_s = spec.time_budget_s - self._journal_writer.elapsed_s(now)
+            time_limit_s = math.ceil(max(0.0, left_s) + BACKEND_TIME_LIMIT_MARGIN_S)
         resources = spec.resources_per_worker
         if machine_request.role == "validate" and spec.validation is not None:
             resources = spec.validation.resources
@@ -337,6 +355,7 @@ class Reconciler:
             role=machine_request.role,
             network=network_in_use(self._journal_writer.view),
             refused_networks=self._journal_writer.view.refused_networks,
+            time_limit_s=time_limit_s,
         )
         # `plan` calls no cloud API, so it may precede the entry; `submit` must not.
         planned = GroupPlanned(
@@ -364,7 +383,7 @@ class Reconciler:
         if result is None:
             reason = f"requesting {plan.num_nodes} machines"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
-        is_final = result.error is not None and self._is_final(result.error, token)
+        is_final = result.error is not None and self._is_final(result.error, token, now)
         # A denied look-up does not show that nothing was granted.
         if result.error is not None and (not is_final or view.fit_end is not None):
             return False, self._retry_later(token, result.error, now)
@@ -399,14 +418,21 @@ class Reconciler:
         log.warning("submit.retrying", token=token, tries=tries, reason=reason)
         return Wait(retry_at, f"retrying the request: {reason}")
 
-    def _is_final(self, error: Exception, token: Token) -> bool:
-        """Return whether repeating the request is pointless, and nothing was granted for it."""
-        if isinstance(error, ProvisionError):
-            return True
-        # Invalid options or a missing client library: no request was sent. Not if this request, or
-        # one of an earlier leader, may have been granted: a refused group is never released.
+    def _is_final(self, error: Exception, token: Token, now: float) -> bool:
+        """Return whether repeating the request is pointless, and nothing was granted for it.
+
+        Rejections, invalid options and a missing client library. A request that may have been
+        granted to an earlier try or leader is repeated for `_MAX_REJECTED_S` first: a refused group
+        is never released.
+        """
+        if not isinstance(error, (ProvisionError, ConfigError, MissingExtraError)):
+            self._rejected_since.pop(token, None)
+            return False
         is_first_try = token in self._planned_tokens and token not in self._submit_tries
-        return is_first_try and isinstance(error, (ConfigError, MissingExtraError))
+        has_trained = self._journal_writer.view.round_opened_slot >= 0
+        if is_first_try or (isinstance(error, ProvisionError) and not has_trained):
+            return True
+        return now - self._rejected_since.setdefault(token, now) >= _MAX_REJECTED_S
 
     def _submit_event(self, token: Token, result: BackgroundResult, now: float) -> JournalEvent:
         """An error is final here (`_is_final`); a refusal may be temporary.
@@ -414,6 +440,7 @@ class Reconciler:
         A value of None is the result of a look-up after the end: there are no machines.
         """
         if result.error is not None:
+            self._record_refusal(token, now)
             return GroupRefused(token=token, reason=_format_error(result.error), is_final=True)
         if isinstance(result.value, Refusal):
             self._record_refusal(token, now)

@@ -32,6 +32,7 @@ SpotfitError
 │   ├── ControllerError                  a callback, a backend hook or spotfit itself failed
 │   └── PreemptionError                  more preemptions than max_preemption_failures
 ├── RunCancelledError                    the run was cancelled
+│   └── TimeBudgetExceededError          … because its time budget is used up
 ├── WorkerDiedError                      a worker process exited without raising an exception
 ├── WorkerTimeoutError                   a worker does not respond or did not start in time
 ├── StaleWorkerGroupError                a backend hook called workers of an earlier round
@@ -247,6 +248,10 @@ class PreemptionError(TrainingFailedError):
 
 class RunCancelledError(SpotfitError):
     """The run was cancelled by its user."""
+
+
+class TimeBudgetExceededError(RunCancelledError):
+    """The run has used up `RunConfig(time_budget_s=...)`; it has saved, and can be continued."""
 
 
 class WorkerDiedError(SpotfitError):

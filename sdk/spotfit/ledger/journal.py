@@ -634,13 +634,13 @@ class Ledger:
         """
         return self._journal.append(self._make_entry(event), after)
 
-    def encode_entry(self, event: JournalEvent) -> bytes:
+    def encode_entry(self, event: JournalEvent, elapsed_s: float = 0.0) -> bytes:
         """Encode an event by this agent as the body for the slot after the present view.
 
         For `create_entry`; contains the present wall time and, with the run key, a MAC. Two calls
         may give different bytes: to repeat an offer, reuse the first result.
         """
-        return self._journal.encode_entry(self._make_entry(event))
+        return self._journal.encode_entry(self._make_entry(event, elapsed_s))
 
     def cached_view(self) -> CachedView:
         """Return the state after the entries folded so far, for `write_cached_view`.
@@ -718,7 +718,11 @@ class Ledger:
         except (NotFoundError, IntegrityError, *DECODE_ERRORS):
             return None
 
-    def _make_entry(self, event: JournalEvent) -> JournalEntry:
+    def _make_entry(self, event: JournalEvent, elapsed_s: float = 0.0) -> JournalEntry:
         return JournalEntry(
-            run_id=self.run_id, author=self.agent_id, event=event, written_at_ms=self._wall_ms()
+            run_id=self.run_id,
+            author=self.agent_id,
+            event=event,
+            written_at_ms=self._wall_ms(),
+            elapsed_s=elapsed_s,
         )

@@ -114,11 +114,23 @@ class GroupSubmitted(msgspec.Struct, frozen=True, kw_only=True, tag="group_submi
 
 
 class GroupRefused(msgspec.Struct, frozen=True, kw_only=True, tag="group_refused"):
-    """The backend rejected the request. With `is_final`, a new request would be rejected, too."""
+    """The backend rejected the request. With `is_final`, a new request is likely to be, too.
+
+    That ends a fit without a round. A later one is repeated for some minutes: credentials expire
+    and are renewed, and quotas are shared with other runs.
+    """
 
     token: Token
     reason: str
     is_final: bool = False
+
+
+class GroupWaiting(msgspec.Struct, frozen=True, kw_only=True, tag="group_waiting"):
+    """The backend's reason why machines of the group do not run yet; '' once they do. For display
+    only."""
+
+    token: Token
+    reason: str
 
 
 class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
@@ -144,6 +156,9 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     """For a failed start, the last lines that the machine printed, if the backend has them."""
     unreachable: Unreachable | None = None
     """What the machine could not reach before its agent joined."""
+    is_unused: bool = False
+    """Whether the leader gives the machine up because the backend granted too few for a round: all
+    are requested again, after a pause."""
 
 
 class GroupsReleased(msgspec.Struct, frozen=True, kw_only=True, tag="groups_released"):
@@ -300,6 +315,8 @@ class CancelRequested(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_req
     reason: str
     save: bool = False
     """Whether a Checkpointer of the run saves first. Entries of versions without it do not."""
+    is_time_budget: bool = False
+    """Whether the leader requested it because the time budget of the run is used up."""
 
 
 class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
@@ -325,6 +342,8 @@ class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
     for that."""
     remedy: str = ""
     """What to do, as a sentence; '' if the reason does not tell."""
+    is_time_budget: bool = False
+    """Whether it was cancelled because the time budget of the run is used up."""
 
 
 # Separate from FitEnded, so that the result of the training cannot be lost while validations run.
@@ -342,6 +361,7 @@ JournalEvent = (
     | GroupPlanned
     | GroupSubmitted
     | GroupRefused
+    | GroupWaiting
     | NodeLost
     | GroupsReleased
     | PreemptionNoticed
@@ -370,3 +390,6 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     # A limit for forged entries only: greater numbers are no valid arguments of a calendar.
     written_at_ms: Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] = 0
     format_version: int = 1
+    elapsed_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """How long the fit has lasted at least, as measured by the monotonic clocks of its leaders;
+    0 if unknown (docs/decisions/0053)."""

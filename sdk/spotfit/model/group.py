@@ -33,6 +33,9 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     A backend places all machines of the request there: others could not connect to the leader."""
     refused_networks: tuple[str, ...] = ()
     """Networks that had no machine since the last round was opened, the latest one last."""
+    time_limit_s: int | None = None
+    """After this time the backend ends the machines by itself, a second line of defence if their
+    agents do not respond; None for never."""
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -205,6 +205,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     requeues_itself: bool = False
     """Whether the backend restarts lost machines by itself, see `Traits.requeues_itself`."""
     leading_since: float = 0.0
+    elapsed_s: float = 0.0
+    """How long the fit has lasted at least; see `JournalEntry.elapsed_s`."""
     members: dict[AgentId, MemberStatus] = {}
     disconnected_since: dict[AgentId, float] = {}
     """Agents that are disconnected, with the time of the disconnect."""
@@ -232,8 +234,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     status_as_of: Mapping[Token, float] = {}
     """The time for which each status is certain. Backends may report a terminated machine as
     running for `Traits.status_lag_s`."""
-    granted_at: dict[Token, float] = {}
-    """When each group was first observed with a running machine."""
+    granted_at: Mapping[tuple[Token, int], float] = {}
+    """When each machine was observed to run, after it was not. Without those that do not."""
     refused_at: float | None = None
     """When a request was last refused, or a machine failed while booting."""
     latest_metrics: dict[str, Any] | None = None

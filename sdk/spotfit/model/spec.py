@@ -42,6 +42,15 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     # Large accelerator machines take up to 10 minutes to boot and to pull an image.
     boot_timeout_s: float = 900.0
     """A machine that runs without its agent joining for this time counts as lost."""
+    # As long as the slowest boots, because some backends report a machine that boots as waiting.
+    partial_capacity_timeout_s: float = 900.0
+    """Time that machines without a round wait for further ones, up to half of it longer; then all
+    are released and requested again (docs/decisions/0053)."""
+    # A run whose request is already queued gets the capacity, if clouds grant it within minutes.
+    # Doubled for every further release, up to an hour: machines that are granted meanwhile cost
+    # money without any training.
+    partial_capacity_pause_s: float = 300.0
+    """Pause before they are requested again, from half of it to half more."""
     # A round that starts too small grows only after a commit and restarts all workers, so waiting
     # for machines that are booting is cheaper.
     round_fill_timeout_s: float = 60.0
@@ -136,6 +145,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`CodeBundleRef` as plain data: object keys of the sealed function, callbacks and code."""
     provisioner: str = "local"
     provisioner_options: dict[str, Any] = {}
+    time_budget_s: float | None = None
+    """The longest duration of the fit, in all rounds and including waits for machines; None for no
+    limit."""
     storage_url: str = ""
     """URL of the run's root directory, as the machines open it."""
     relax_collectives: bool = False

@@ -36,6 +36,7 @@ from spotfit.model.events import (
     GroupRefused,
     GroupsReleased,
     GroupSubmitted,
+    GroupWaiting,
     JournalEntry,
     JournalEvent,
     LeaderElected,
@@ -120,6 +121,8 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The slot of its `GroupPlanned`."""
     has_failed_start: bool = False
     """Whether a machine ended with an error before its agent joined."""
+    waiting_reason: str = ""
+    """The backend's reason why machines of it do not run yet; '' if it has given none."""
 
     @property
     def is_pending(self) -> bool:
@@ -197,7 +200,16 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """Refused requests since the last granted group."""
     last_refusal: str | None = None
     final_refusal: str | None = None
-    """The reason of a refusal after which further requests are pointless, such as a quota of 0."""
+    """The reason of a refusal after which further requests are pointless, such as a quota of 0.
+    Only before the first round of the fit: later, see `permanent_refusals`."""
+    permanent_refusals: int = 0
+    """Consecutive requests since a round of the fit was opened, which the backend has refused for a
+    reason that usually does not change, such as missing permissions."""
+    partial_releases: int = 0
+    """How often machines were released because too few were granted, since the last round."""
+    partial_release_slot: int = -1
+    """The slot of the first loss of the last such release; -1 if there was none since the last
+    round."""
     boot_failures: int = 0
     """Consecutive machines lost before their agent took part in a round."""
     has_started_agent: bool = False
@@ -263,6 +275,10 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     cancel_reason: str | None = None
     saves_before_cancel: bool = False
     """Whether a requested cancellation waits for a save of a Checkpointer."""
+    is_time_budget_used: bool = False
+    """Whether the requested cancellation follows from `RunSpec.time_budget_s`."""
+    elapsed_s: float = 0.0
+    """How long the fit has lasted at least when the last entry was written."""
     fit_end: FitEnded | None = None
     # For display only: they are of the clocks of two machines.
     fit_started_at_ms: int = 0
@@ -310,6 +326,24 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
         if checkpoint.uid not in self.validation_results:
             return ReportedCheckpointStatus.PENDING_VALIDATION
         return _VALIDATION_STATUSES[self.validation_results[checkpoint.uid].status]
+
+    @property
+    def waiting_reason(self) -> str:
+        """Why machines are missing, in words of the backend; '' if it has given no reason.
+
+        The last refusal since a grant, else the reason of a group that waits.
+        """
+        reasons = (group.waiting_reason for group in self.groups.values() if not group.is_closed)
+        return self.last_refusal or next(filter(None, reasons), "")
+
+    @property
+    def is_capacity_released(self) -> bool:
+        """Whether too few machines were granted and released, and none were requested since."""
+        released = self.partial_release_slot
+        return released >= 0 and not any(
+            group.role == "train" and group.planned_slot > released and not group.is_closed
+            for group in self.groups.values()
+        )
 
     @property
     def is_round_starting(self) -> bool:
@@ -380,7 +414,12 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView:
         after = replace(after, fit_started_at_ms=entry.written_at_ms)
     if isinstance(entry.event, FitEnded):
         after = replace(after, fit_ended_at_ms=entry.written_at_ms)
-    return replace(after, next_slot=view.next_slot + 1, run_id=view.run_id or entry.run_id)
+    return replace(
+        after,
+        next_slot=view.next_slot + 1,
+        run_id=view.run_id or entry.run_id,
+        elapsed_s=max(after.elapsed_s, entry.elapsed_s),
+    )
 
 
 def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> JournalView:
@@ -391,6 +430,8 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _elect_leader(view, event)
         case GroupPlanned() | GroupSubmitted() | GroupRefused() | GroupsReleased() | NodeLost():
             return _apply_group_event(view, event)
+        case GroupWaiting(token=token, reason=reason):
+            return _with_group(view, token, replace(view.groups[token], waiting_reason=reason))
         case PreemptionNoticed(agent=agent, notice=notice):
             # The slot of the first notice is kept: what was saved after it stays saved, even if a
             # second notice announces an earlier deadline.
@@ -409,10 +450,15 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _apply_checkpoint_event(view, event)
         case TrainingEnded(fit_end=fit_end):
             return replace(view, pending_fit_end=fit_end, round=None)
-        case CancelRequested(reason=reason, save=save):
+        case CancelRequested(reason=reason, save=save, is_time_budget=is_time_budget):
             # A request without a save also ends the wait of an earlier one, never the reverse.
             saves = save and (view.cancel_reason is None or view.saves_before_cancel)
-            return replace(view, cancel_reason=reason, saves_before_cancel=saves)
+            return replace(
+                view,
+                cancel_reason=reason,
+                saves_before_cancel=saves,
+                is_time_budget_used=is_time_budget,
+            )
         case FitEnded():
             # Groups stay in the view until they are released.
             return replace(view, fit_end=event, round=None, current_validation=None)
@@ -503,7 +549,7 @@ def _apply_group_event(
                 # `validator_refusals` is reset only when a validation starts there: such machines
                 # may also fail while booting, which counts as a refusal.
                 return submitted
-            return replace(submitted, refusals=0, last_refusal=None)
+            return replace(submitted, refusals=0, permanent_refusals=0, last_refusal=None)
         case GroupRefused(token=token):
             if token in view.unsettled_groups:
                 return _without_settled(view, [token])
@@ -534,11 +580,14 @@ def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
             if event.is_final
             else view.final_validator_refusal,
         )
+    # A fit whose machines have trained had valid credentials and quota: it may have them again.
+    has_trained = view.round_opened_slot >= 0
     return replace(
         refused,
         refusals=view.refusals + 1,
+        permanent_refusals=view.permanent_refusals + 1 if event.is_final and has_trained else 0,
         last_refusal=event.reason,
-        final_refusal=event.reason if event.is_final else view.final_refusal,
+        final_refusal=event.reason if event.is_final and not has_trained else view.final_refusal,
     )
 
 
@@ -555,6 +604,8 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
     nodes = group.lost_nodes if event.machine_returned else group.lost_nodes | {event.node}
     changed = replace(group, lost_nodes=nodes, lost_agent_by_restarted_node=restarted)
     after = _with_group(view, event.token, changed)
+    if event.is_unused:
+        return _release_unused_node(after, event)
     if event.agent is None and group.role == "validate":
         return replace(after, validator_refusals=view.validator_refusals + 1)
     if event.agent is None and event.cause is FailureCause.PREEMPTION:
@@ -578,6 +629,21 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
         platform_outages=view.platform_outages | outage,
     )
     return _recharge_closed_round(after, event, event.agent)
+
+
+def _release_unused_node(view: JournalView, event: NodeLost) -> JournalView:
+    lost_agents = view.lost_agents | ({event.agent} if event.agent else set())
+    after = replace(view, lost_agents=lost_agents)
+    # The losses of one release count once.
+    if view.groups[event.token].planned_slot < view.partial_release_slot:
+        return after
+    return replace(
+        after,
+        refusals=view.refusals + 1,
+        last_refusal=event.reason,
+        partial_releases=view.partial_releases + 1,
+        partial_release_slot=view.next_slot,
+    )
 
 
 def _count_boot_failure(view: JournalView, event: NodeLost) -> JournalView:
@@ -792,6 +858,8 @@ def _open_round(view: JournalView, opened: Round) -> JournalView:
         round_startup_s=None,
         # A round proves that machines can boot and join.
         boot_failures=0,
+        partial_releases=0,
+        partial_release_slot=-1,
         has_started_agent=True,
         failed_starts=0,
         last_failed_start=None,

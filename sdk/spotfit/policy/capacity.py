@@ -21,6 +21,7 @@ requested unless the restarted machine does not join in time (docs/decisions/005
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -62,6 +63,12 @@ FINAL_CALLS_TIMEOUT_S = 90.0
 # once a minute loses little time and stays far below API rate limits.
 _MAX_BACKOFF_S = 60.0
 _MIN_BACKOFF_S = 0.5
+# Longest pause after machines were released because too few were granted.
+_MAX_RELEASE_PAUSE_S = 3600.0
+# With these pauses the next refusal comes after more than ten minutes: 1, 2, 4, … s, then 60 s.
+# Credentials are renewed and permissions propagate within that time:
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
+_MAX_PERMANENT_REFUSALS = 15
 
 # Machines that end while booting usually have a wrong image or no permissions, which a retry does
 # not change. The limit is high because a bad host or a slow registry can fail several boots in a
@@ -155,6 +162,8 @@ def missing_workers(view: View, state: LeaderState) -> int:
     headless leader, to which no agent connects, those with a notice do not.
     """
     if not state.is_headless:
+        if view.is_capacity_released:
+            return view.spec.max_workers  # the leader's own machine is released, too
         joined = sum(status.member.slots for status in requeueable_members(view, state))
         return view.spec.max_workers - joined - pending_slots(view, state)
     # A headless leader has no members: every node counts that is not lost and has no notice, or
@@ -185,8 +194,11 @@ def network_in_use(view: View) -> str:
     """Return the network in which further machines must be placed; '' if any may be used.
 
     That of the oldest group that has a machine which is not lost. Machines of two networks cannot
-    connect to each other, so a run stays in one until none of its machines remains there.
+    connect to each other, so a run stays in one until none of its machines remains there. Any after
+    a partial capacity was released: the leader's machine, the only one left, is given up next.
     """
+    if view.is_capacity_released:
+        return ""
     networks = (
         group.handle.network
         for group in view.groups.values()
@@ -252,15 +264,42 @@ def next_request_at(view: View, state: LeaderState) -> float:
     """Return the earliest time of the next request, in seconds of the leader's `Clock.now()`.
 
     `-math.inf` (at once) without refusals and boot failures since the last success, and for a new
-    leader; otherwise exponential backoff of 1 to 60 s after the last one.
+    leader; otherwise exponential backoff of 1 to 60 s after the last one. Minutes after machines
+    were released because too few were granted, counted from the election for a new leader.
     """
     # Few failed starts end the run, so that their pauses need not grow with the number of machines.
     boot_failures = view.failed_starts or view.boot_failures
     failures = max(view.refusals, boot_failures)
+    if view.is_capacity_released:
+        refused_at = state.leading_since if state.refused_at is None else state.refused_at
+        shortest_s = view.spec.timing.partial_capacity_pause_s
+        pause_s = shortest_s * 2.0 ** min(view.partial_releases - 1, 10)
+        return refused_at + min(_MAX_RELEASE_PAUSE_S, pause_s) * (0.5 + release_jitter(view))
     if state.refused_at is None or failures == 0:
         return float("-inf")
     # The exponent is limited so that 2.0**failures cannot overflow after a week of refusals.
     return state.refused_at + min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
+
+
+def release_jitter(view: View) -> float:
+    """Return a number from 0 to 1 that differs between runs, and between the releases of one run.
+
+    Two runs that hold parts of one quota must not release and request at the same times.
+    """
+    text = f"{view.run_id} {view.partial_releases}"
+    # Not a CRC, which gives similar ids similar numbers.
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") / 2**32
+
+
+def final_refusal_reason(view: View) -> str | None:
+    """Return why further requests for machines of workers are pointless, else None.
+
+    At once before the first round of the fit: a wrong configuration must not wait. Afterwards the
+    refusal must persist for ten minutes of requests; see `View.permanent_refusals`.
+    """
+    if view.permanent_refusals > _MAX_PERMANENT_REFUSALS:
+        return view.last_refusal
+    return view.final_refusal
 
 
 def boot_failure_reason(view: View) -> str | None:
@@ -394,7 +433,9 @@ def _loss_while_disconnected(
     if any(status.is_terminated for status in statuses):
         reason: str | None = end_reason(statuses[0])
     elif agent is None or state.is_headless:
-        reason = _absence_reason(view, state, now, token=token, is_restarting=is_restarting)
+        reason = _absence_reason(
+            view, state, now, token=token, node=node, is_restarting=is_restarting
+        )
     elif _is_requeued(state, token, node):
         return _loss_before_restart(view, state, now, token=token, node=node, agent=agent)
     else:
@@ -420,10 +461,11 @@ def _is_restarting(view: View, token: Token, *, node: int, agent: AgentId | None
 
 
 def _absence_reason(
-    view: View, state: LeaderState, now: float, *, token: Token, is_restarting: bool
+    view: View, state: LeaderState, now: float, *, token: Token, node: int, is_restarting: bool
 ) -> str | None:
     """Why a node without an agent is lost; None if its agent may still join."""
-    timeout_s, since = view.spec.timing.boot_timeout_s, state.granted_at.get(token, math.inf)
+    timeout_s = view.spec.timing.boot_timeout_s
+    since = state.granted_at.get((token, node), math.inf)
     absence = "its agent did not join"
     if is_restarting:
         # Also while it waits for capacity: a new request may get a machine elsewhere.

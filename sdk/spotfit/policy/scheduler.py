@@ -46,9 +46,11 @@ from spotfit.policy import (
     capacity,
     election,
     failure_detection,
+    partial_capacity,
     preemption,
     retention,
     retry_budget,
+    time_budget,
     validation_schedule,
 )
 from spotfit.policy.actions import (
@@ -116,6 +118,14 @@ def _submit_pending_groups(view: View, state: LeaderState, now: float) -> Iterat
             yield SubmitGroup(token)
 
 
+def _end_at_time_budget(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    end = time_budget.end_of_time_budget(view, state, now)
+    if isinstance(end, Wait):
+        yield end
+    elif end is not None:
+        yield AppendEvent(end)
+
+
 def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """End a cancelled run, and one that no retry can continue."""
     if view.cancel_reason is not None:
@@ -123,7 +133,10 @@ def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
         if saved_by is None or now >= saved_by:
             yield AppendEvent(
                 FitEnded(
-                    outcome="cancelled", reason=view.cancel_reason, metrics=state.latest_metrics
+                    outcome="cancelled",
+                    reason=view.cancel_reason,
+                    metrics=state.latest_metrics,
+                    is_time_budget=view.is_time_budget_used,
                 )
             )
         else:
@@ -137,7 +150,7 @@ def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
     # While validations are pending the training has already ended; missing machines do not fail it.
     if view.pending_fit_end is not None or view.round is not None:
         return
-    reason = view.final_refusal or capacity.boot_failure_reason(view)
+    reason = capacity.final_refusal_reason(view) or capacity.boot_failure_reason(view)
     if reason is not None and capacity.has_too_few_slots(view, state):
         yield AppendEvent(_failed_event(reason, state))
     # At once, although others may still boot: the run needs more machines than those.
@@ -207,13 +220,31 @@ def _record_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[L
         yield AppendEvent(lost)
 
 
+def _record_waiting_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    # In the journal, because the user's process does not observe the backend.
+    change = partial_capacity.waiting_reason_change(view, state)
+    if view.round is None and change is not None:
+        yield AppendEvent(change)
+
+
+def _release_partial_capacity(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    if view.round is not None or _is_training_over(view):
+        return
+    lost = partial_capacity.partial_capacity_loss(view, state, now)
+    if isinstance(lost, Wait):
+        yield lost
+    elif lost is not None:
+        yield AppendEvent(lost)
+
+
 def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     former = view.leader.lost_leader if view.leader is not None else None
     former_missing = former is not None and former not in {*state.members, *view.lost_agents}
     if state.disconnected_since or former_missing:
         yield Wait(now + _AGENT_POLL_S, "waiting for disconnected agents")
     missing = capacity.missing_workers(view, state)
-    # After a final refusal the run continues with the machines it has.
+    # After a final refusal the run continues with the machines it has. One that has trained keeps
+    # asking: it may need the machines after a later loss.
     is_over = _is_training_over(view) or retry_budget.fit_ended_by_failed_starts(view) is not None
     # A round that runs does not end; further machines are requested with growing pauses.
     if view.round is None and retry_budget.fit_ended_by_unreachable(view) is not None:
@@ -506,6 +537,7 @@ def _with_metrics(fit_end: FitEnded, state: LeaderState) -> FitEnded:
 
 
 _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
+    _end_at_time_budget,
     _end_at_once,
     # Before _close_round: a complete checkpoint of a failing round must be committed.
     _record_notices_and_commits,
@@ -515,6 +547,9 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     # Before _end_over_failure_budget: a loss may revise the cause of the closed round. Before
     # _replace_lost_nodes: a lost node counts as missing only once it is recorded.
     _record_lost_nodes,
+    _record_waiting_groups,
+    # Before _replace_lost_nodes, which requests all machines again.
+    _release_partial_capacity,
     _record_function_start,
     _end_over_failure_budget,
     validation_schedule.end_after_validations,

@@ -169,8 +169,9 @@ def resolve_options(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     They are plain data by option name. `overrides` are the options of the call; they take
     precedence over environment variables, and those over `spotfit.toml`, all read here. A backend
     without an `Options` class validates its options itself: then all are returned, and environment
-    variables are not read. Raises `ConfigError` for an unknown backend or profile, an unreadable
-    file, or invalid options.
+    variables are not read. A backend may replace defaults that depend on the calling process by
+    their values (`resolve_defaults`). Raises `ConfigError` for an unknown backend or profile, an
+    unreadable file, or invalid options.
     """
     provisioner_class = plugins.load(PROVISIONER_ENTRY_POINTS, name)
     options_class = getattr(provisioner_class, "Options", None)
@@ -186,7 +187,10 @@ def resolve_options(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     for field in dataclasses.fields(options_class):
         if field.metadata == LOGIN_NAME and not values.get(field.name):
             values[field.name] = machine.login_name()
-    return non_default_options(parse_options(options_class, values))
+    options = parse_options(options_class, values)
+    # Optional: settings that the machines would read differently, such as the caller's region.
+    resolve_defaults = getattr(provisioner_class, "resolve_defaults", None)
+    return non_default_options(options if resolve_defaults is None else resolve_defaults(options))
 
 
 def provisioner_from_profile() -> str | None:

@@ -14,6 +14,7 @@ from spotfit.core.errors import (
     HangError,
     PreemptionError,
     RunCancelledError,
+    TimeBudgetExceededError,
     TrainingFailedError,
     TransientStoreError,
     WorkerDiedError,
@@ -135,6 +136,11 @@ def test_a_pickle_of_another_type_is_not_raised() -> None:
     ("ended", "kind", "message"),
     [
         (FitEnded(outcome="cancelled", reason="Ctrl-C"), RunCancelledError, "Ctrl-C"),
+        (
+            FitEnded(outcome="cancelled", reason="the time budget", is_time_budget=True),
+            TimeBudgetExceededError,
+            "was ended: the time budget",
+        ),
         (
             FitEnded(outcome="failed", reason="4 of 3", cause=FailureCause.PREEMPTION),
             PreemptionError,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,14 @@ import pytest
 
 from spotfit.checkpoint.checkpoint_dir import store_path
 from spotfit.client.run_config import RunConfig, open_run_storage
-from spotfit.core.errors import ConfigErrors
+from spotfit.core.errors import ConfigError, ConfigErrors
 from spotfit.model.config import CheckpointConfig, FailureConfig, LoggingConfig, SyncConfig
 from spotfit.model.user_callback import UserCallback
 
 
 def test_positional_arguments_are_those_of_ray_train() -> None:
-    assert list(inspect.signature(RunConfig).parameters) == [
+    parameters = inspect.signature(RunConfig).parameters.values()
+    assert [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY] == [
         "name",
         "storage_path",
         "storage_filesystem",
@@ -117,6 +120,17 @@ def test_all_errors_are_reported_together() -> None:
         "dictionary, not str",
     ):
         assert word in str(raised.value)
+
+
+@pytest.mark.parametrize("budget", [5400, 5400.0, timedelta(hours=1.5)])
+def test_a_time_budget_is_in_seconds(budget: Any) -> None:
+    assert RunConfig(time_budget_s=budget).time_budget_s == 5400.0
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, math.inf, math.nan, True, "72h", timedelta()])
+def test_an_invalid_time_budget_is_rejected(budget: Any) -> None:
+    with pytest.raises(ConfigError, match="time_budget_s must be a number of seconds"):
+        RunConfig(time_budget_s=budget)
 
 
 def test_worker_runtime_env_is_copied() -> None:

@@ -16,7 +16,7 @@ from spotfit.core.errors import (
 )
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
-from spotfit.model.events import CancelRequested, FitStarted, JournalEvent, LeaderElected
+from spotfit.model.events import CancelRequested, FitEnded, FitStarted, JournalEvent, LeaderElected
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_spec, an_agent_id
 from tests.unit.control.fake_provisioner import DeferredCalls
@@ -165,6 +165,34 @@ def test_an_undecodable_entry_raises_after_the_earlier_ones_were_folded() -> Non
     assert not harness.is_settled()
     with pytest.raises(JournalError, match="entry 2"):
         harness.finish(0.2)
+
+
+# --- duration of the fit -------------------------------------------------------------------------
+
+
+def test_durations_of_several_processes_are_added() -> None:
+    """Their clocks are unrelated: each one counts from the entries that it has received."""
+    harness = LeaderHarness()
+    first = harness.writer
+    first.write(CANCEL, 90.0)  # the journal was read at 0
+    assert harness.ledger.view.elapsed_s == 90.0
+    second = JournalWriter(Ledger(harness.store, RUN_ID, an_agent_id(1)), SynchronousCalls())
+    second.advance(5000.0)
+    assert second.elapsed_s(5000.0) == 90.0
+    second.write(CANCEL, 5030.0)
+    assert second.ledger.view.elapsed_s == 120.0
+    first.request_read()
+    first.advance(125.0)
+    assert first.elapsed_s(125.0) == 125.0, "it has measured more itself"
+
+
+def test_the_duration_counts_from_the_start_of_each_fit() -> None:
+    harness = LeaderHarness()
+    harness.writer.write(CANCEL, 90.0)
+    harness.append_as_other(FitEnded(outcome="cancelled"), FitStarted(spec=a_spec()))
+    harness.writer.request_read()
+    harness.writer.advance(200.0)
+    assert harness.writer.elapsed_s(210.0) == 10.0
 
 
 # --- writing -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from spotfit.core.errors import (
     QuotaError,
     SpotfitError,
 )
-from spotfit.core.ids import Token
+from spotfit.core.ids import RunId, Token
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     FailureCause,
@@ -29,14 +29,23 @@ from spotfit.model.events import (
     JournalEvent,
     LeaderElected,
     NodeLost,
+    RoundClosed,
+    RoundOpened,
     ValidationRequest,
 )
-from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus, Unreachable
+from spotfit.model.group import (
+    GroupHandle,
+    GroupPlan,
+    GroupStatus,
+    NodeState,
+    NodeStatus,
+    Unreachable,
+)
 from spotfit.model.leader_state import LeaderState, NoRound
-from spotfit.model.spec import ValidationSpec
+from spotfit.model.spec import RunTiming, ValidationSpec
 from spotfit.policy.actions import Wait
 from spotfit.provision.api import MachineOutput, Refusal, Traits
-from spotfit.provision.launch import AgentExitCode
+from spotfit.provision.launch import AgentExitCode, AgentLaunchSpec
 from spotfit.store.api import Store
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
@@ -45,6 +54,7 @@ from spotfit.testing.builders import (
     a_committed_checkpoint,
     a_leader_state,
     a_request,
+    a_round,
     a_spec,
     an_agent_crash,
     an_agent_id,
@@ -62,15 +72,23 @@ NO_MEMBERS = LeaderState(agent_id=an_agent_id(0))
 class LeaderHarness:
     """A reconciler with its ledger, a fake provisioner, and the appended events in order."""
 
-    def __init__(self, *, calls: Any = None, store: Store | None = None, **spec: Any) -> None:
-        self.cloud = FakeProvisioner()
+    def __init__(
+        self,
+        *,
+        calls: Any = None,
+        store: Store | None = None,
+        cloud: FakeProvisioner | None = None,
+        run_id: RunId = RUN_ID,
+        **spec: Any,
+    ) -> None:
+        self.cloud = cloud or FakeProvisioner()
         self.events: list[JournalEvent] = []
-        self.ledger = Ledger(store or MemoryStore(), RUN_ID, an_agent_id(0))
+        self.ledger = Ledger(store or MemoryStore(), run_id, an_agent_id(0))
         self.ledger.set_entry_listener(lambda _slot, _body, entry: self.events.append(entry.event))
         self.calls = calls or SynchronousCalls()
         if store is None:
             self.write(
-                FitStarted(spec=a_spec(**spec)),
+                FitStarted(spec=a_spec(run_id=run_id, **spec)),
                 LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address=None),
             )
         else:
@@ -94,6 +112,7 @@ class LeaderHarness:
         return replace(
             observations,
             group_statuses=self.leader.group_statuses,
+            granted_at=self.leader.granted_at,
             refused_at=self.leader.refused_at,
             validator_refused_at=self.leader.validator_refused_at,
         )
@@ -220,6 +239,65 @@ def test_a_request_of_another_leader_is_repeated_despite_a_missing_library() -> 
     second.cloud.submit_results = [MISSING]
     second.steps()
     assert second.event_names == ["GroupPlanned"]
+
+
+DENIED = ProvisionPermissionError("AWS authentication failed: UnrecognizedClientException")
+
+
+def harness_after_a_round() -> LeaderHarness:
+    """A leader whose two machines trained in a round that has ended, and are lost."""
+    harness = LeaderHarness()
+    harness.steps()
+    harness.write(
+        RoundOpened(round=a_round()),
+        RoundClosed(round_number=1, cause=FailureCause.PREEMPTION, reason="lost 2 machines"),
+        *(
+            NodeLost(token=TOKEN, node=n, agent=an_agent_id(n), reason="reclaimed")
+            for n in range(2)
+        ),
+        GroupsReleased(token=TOKEN),
+    )
+    harness.writer.request_read()
+    harness.writer.advance(0.0)
+    harness.events.clear()
+    return harness
+
+
+@pytest.mark.parametrize("error", [DENIED, QuotaError("0 of 0"), ConfigError("No AWS region.")])
+def test_rejected_replacements_are_requested_again_until_the_backend_accepts(
+    error: SpotfitError,
+) -> None:
+    harness, now = harness_after_a_round(), 0.0
+    harness.cloud.submit_results = [error] * 8
+    shown: set[str | None] = set()
+    while not isinstance(harness.events and harness.events[-1], GroupSubmitted):
+        now = max(now + 0.1, harness.steps(now).until)
+        shown.add(harness.ledger.view.last_refusal)
+        assert harness.ledger.view.fit_end is None
+    assert str(error) in shown, "the user sees why it waits"
+    assert (harness.ledger.view.permanent_refusals, harness.ledger.view.last_refusal) == (0, None)
+
+
+def test_rejected_replacements_end_the_run_after_ten_minutes() -> None:
+    harness, now = harness_after_a_round(), 0.0
+    harness.cloud.submit_results = [DENIED] * 99
+    until = 0.0
+    while (ended := harness.ledger.view.fit_end) is None:
+        now = max(now + 0.1, until)
+        until = harness.steps(now).until
+    assert 600.0 <= now <= 700.0
+    assert ended.reason == str(DENIED)
+
+
+def test_a_rejected_request_that_may_have_been_granted_is_repeated_with_its_token() -> None:
+    """A group that is recorded as refused is never released."""
+    harness, now = harness_after_a_round(), 0.0
+    harness.cloud.submit_results = [ConnectionError("reset"), *[DENIED] * 5]
+    while harness.cloud.submit_results:
+        now = max(now + 0.1, harness.steps(now).until)
+    harness.steps(max(now, harness.steps(now).until))
+    assert [type(event) for event in harness.events] == [GroupPlanned, GroupSubmitted]
+    assert set(harness.cloud.submitted_tokens[1:]) == {Token("t-2")}
 
 
 def test_a_submit_with_unknown_outcome_is_repeated_with_the_same_token() -> None:
@@ -428,11 +506,16 @@ def test_all_groups_are_terminated_only_if_the_backend_reports_each() -> None:
     assert seen == [False, False, True, False], "unobserved, one running, none running, one pending"
 
 
-def test_granted_at_is_the_first_observation_of_a_running_machine() -> None:
+def test_granted_at_is_the_first_observation_of_each_running_machine() -> None:
     harness = two_groups(SynchronousCalls())
     for now in (5.0, 50.0):
         harness.leader.observe(now, every_s=10.0)
-    assert harness.leader.granted_at == {Token("t-1"): 5.0, Token("t-2"): 5.0}
+    assert harness.leader.granted_at == {(Token("t-1"), 0): 5.0, (Token("t-2"), 0): 5.0}
+    # The backend restarts the first one.
+    for now, node_state in ((60.0, NodeState.WAITING), (70.0, NodeState.RUNNING)):
+        harness.cloud.groups[Token("t-1")][0] = NodeStatus(state=node_state)
+        harness.leader.observe(now, every_s=10.0)
+    assert harness.leader.granted_at == {(Token("t-1"), 0): 70.0, (Token("t-2"), 0): 5.0}
 
 
 def test_an_event_that_lost_its_slot_is_decided_again() -> None:
@@ -660,3 +743,65 @@ def test_output_that_never_arrives_is_not_awaited_for_long() -> None:
     assert losses_after(LateOutputProvisioner(reads=9), 100.0, 109.9) == []
     (lost,) = losses_after(LateOutputProvisioner(reads=9), 100.0, 110.0)
     assert (lost.output, lost.unreachable) == ((), Unreachable.ACCESS)
+
+
+class SharedQuota:
+    """Machines of several runs, granted to waiting groups in turn, as far as a quota allows."""
+
+    def __init__(self, machines: int) -> None:
+        self._machines = machines
+        self._clouds: list[FakeProvisioner] = []
+
+    def attach(self, cloud: FakeProvisioner) -> None:
+        self._clouds.append(cloud)
+
+    def grant(self) -> None:
+        groups = [group for cloud in self._clouds for group in cloud.groups.values()]
+        nodes = [node for group in groups for node in group]
+        free = self._machines - sum(node.state is NodeState.RUNNING for node in nodes)
+        for index in range(self._machines):
+            for group in groups:
+                if free > 0 and group[index].state is NodeState.WAITING:
+                    group[index], free = NodeStatus(state=NodeState.RUNNING), free - 1
+
+
+class WaitingProvisioner(FakeProvisioner):
+    """Machines wait until `SharedQuota.grant` lets them run."""
+
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        self.groups.setdefault(plan.token, [NodeStatus(state=NodeState.WAITING)] * plan.num_nodes)
+        return super().submit(plan, launch)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_two_runs_that_hold_parts_of_one_quota_do_not_deadlock(seed: int) -> None:
+    """Each run needs all three machines of the quota; whichever gets them would train."""
+    quota, now = SharedQuota(3), 0.0
+    runs: list[LeaderHarness] = []
+    for number in range(2):
+        run_id = RunId(f"{seed:016x}{number:016x}")
+        # No agents join here, which must not end the wait.
+        timing = RunTiming(boot_timeout_s=1e9)
+        cloud = WaitingProvisioner()
+        harness = LeaderHarness(cloud=cloud, run_id=run_id, max_workers=3, timing=timing)
+        quota.attach(harness.cloud)
+        runs.append(harness)
+    for harness in runs:
+        harness.steps(now)
+    while now < 4 * 3600.0:
+        now += 10.0
+        quota.grant()
+        for harness in runs:
+            harness.leader.observe(now, every_s=1.0)
+            harness.steps(now, HEADLESS)
+        if any(is_complete(harness) for harness in runs):
+            return
+    pytest.fail("neither run has got its machines within four hours")
+
+
+def is_complete(harness: LeaderHarness) -> bool:
+    groups = harness.cloud.groups.values()
+    return any([node.state for node in group] == [NodeState.RUNNING] * 3 for group in groups)
+
+
+HEADLESS = LeaderState(agent_id=an_agent_id(0), is_headless=True)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
-from spotfit.core.ids import AgentId
+from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import FailureCause, FitEnded, JournalEntry, JournalEvent, PreemptedNodes
 from spotfit.model.view import JournalView, View, fold
 from spotfit.testing.builders import a_committed_checkpoint
@@ -71,11 +71,13 @@ def test_the_golden_journal_folds_to_the_expected_view() -> None:
         FailureCause.WORKER: 1,
     }
     assert (view.lifetimes.total_count, view.lifetimes.observed_s[3]) == (6, 0.0)
-    assert view.last_refusal == "no capacity in this zone"
+    assert view.last_refusal == "machines for 1 of at least 2 workers were granted"
+    assert view.groups[Token("t-9")].waiting_reason == "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
     assert [token for token, group in view.groups.items() if group.active_nodes] == ["t-9"]
-    assert view.lost_agents == frozenset(), "reset by the next round"
+    assert view.lost_agents == {"a-9"}, "reset by the next round"
     assert view.cancel_reason == "cancel() was called"
     assert isinstance(view.fit_end, FitEnded)
+    assert (view.fit_end.is_time_budget, view.elapsed_s) == (True, 3600.5)
     assert view.fit_end.result_key == ".spotfit/results/1-0.pkl"
     assert view.fit_end.preempted == PreemptedNodes(
         node_to_ranks={"t-1/0": (0, 1)}, deadline_ms=1_767_225_720_000, drain_timed_out=True

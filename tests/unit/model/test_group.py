@@ -26,5 +26,7 @@ def test_a_group_is_terminated_with_its_last_machine() -> None:
 
 def test_a_missing_group_has_only_gone_machines() -> None:
     status = missing_group_status(3, "expired")
-    assert status == GroupStatus(nodes=(NodeStatus(state=NodeState.GONE, reason="expired"),) * 3)
+    assert status == GroupStatus(
+        nodes=(NodeStatus(state=NodeState.GONE, reason="expired", is_known=False),) * 3
+    )
     assert status.is_terminated

@@ -396,6 +396,13 @@ def test_a_run_stays_in_the_network_of_its_standing_machines(
     assert network_in_use(a_view(groups=by_token)) == network
 
 
+def test_a_run_whose_partial_capacity_was_released_may_use_any_network() -> None:
+    """Only the leader's machine is left, and it is given up for those of the next request."""
+    view = a_view(groups={Token("t-0"): group_in("east")}, partial_release_slot=7)
+    assert view.is_capacity_released
+    assert network_in_use(view) == ""
+
+
 def test_what_an_agent_could_not_reach_explains_the_loss_of_its_machine() -> None:
     report = an_agent_crash(1, unreachable=Unreachable.LEADER, traceback_text="no TCP")
     never_joined = replace(LOST, agent=None)
@@ -418,7 +425,7 @@ def test_the_pause_after_failed_starts_does_not_grow_with_the_machines() -> None
 def test_a_node_that_does_not_join_is_lost_after_the_boot_timeout() -> None:
     never = a_leader_state(members=ONE_MEMBER)
     assert losses(FORMING, never, NOW * 10) == {}, "never granted"
-    granted = a_leader_state(members=ONE_MEMBER, granted_at={TOKEN: NOW})
+    granted = a_leader_state(members=ONE_MEMBER, granted_at={(TOKEN, n): NOW for n in range(2)})
     assert losses(FORMING, granted, NOW + 900) == {}
     assert losses(FORMING, granted, NOW + 901) == {1: "its agent did not join within 900 s"}
 
@@ -490,7 +497,9 @@ def test_a_headless_leader_waits_for_an_agent_to_take_the_lead() -> None:
         members={}, is_headless=True, group_statuses={TOKEN: a_group_status()}
     )
     assert losses(IN_ROUND, headless, NOW * 10) == {}
-    granted = replace(headless, granted_at={TOKEN: NOW}, leading_since=NOW + 100)
+    granted = replace(
+        headless, granted_at={(TOKEN, n): NOW for n in range(2)}, leading_since=NOW + 100
+    )
     assert losses(IN_ROUND, granted, NOW + 1000) == {}
     late = losses(IN_ROUND, granted, NOW + 1001)
     assert late == dict.fromkeys((0, 1), "none of its agents took the lead within 900 s")

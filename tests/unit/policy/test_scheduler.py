@@ -1028,7 +1028,7 @@ def leader_states(draw: st.DrawFn, view: View) -> LeaderState:
                 st.just(TOKEN), st.sampled_from([a_group_status(), a_group_status(NodeState.GONE)])
             )
         ),
-        granted_at=draw(st.dictionaries(st.just(TOKEN), TIMES)),
+        granted_at=draw(st.dictionaries(st.tuples(st.just(TOKEN), st.integers(0, 1)), TIMES)),
         refused_at=draw(st.none() | TIMES),
     )
 

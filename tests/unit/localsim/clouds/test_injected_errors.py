@@ -3,6 +3,7 @@
 import pytest
 
 from spotfit.core.errors import ConfigError
+from spotfit.testing.builders import ManualClock
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 
@@ -36,3 +37,14 @@ def test_permissions_are_denied_to_all_or_one_principal_and_restored() -> None:
     assert not faults.is_denied("s3:GetObject", "sim")
     faults.deny_permissions([])
     assert not faults.is_denied("batch:SubmitJob")
+
+
+def test_fault_lasts_for_the_configured_time() -> None:
+    clock = ManualClock()
+    faults = ApiFaults(clock)
+    faults.inject("credentials", 0, duration_s=30.0)
+    assert [faults.take("credentials") for _ in range(5)] == [True] * 5
+    clock.wait(29.0)
+    assert faults.is_active("credentials")
+    clock.wait(1.0)
+    assert not faults.take("credentials")

@@ -16,6 +16,7 @@ from spotfit.model.events import (
     GroupRefused,
     GroupsReleased,
     GroupSubmitted,
+    GroupWaiting,
     JournalEvent,
     LeaderElected,
     NodeLost,
@@ -57,7 +58,13 @@ EVENTS: tuple[tuple[JournalEvent, str], ...] = (
         "submitted t1",
     ),
     (GroupRefused(token=T1, reason="none left", is_final=True), "permanently: none left"),
+    (GroupWaiting(token=T1, reason="full"), "t1 waits: full"),
+    (GroupWaiting(token=T1, reason=""), "t1 runs"),
     (NodeLost(token=T1, node=1, agent=A1, reason="gone"), "lost t1.1 (a1): gone"),
+    (
+        NodeLost(token=T1, node=1, agent=A1, reason="too few", is_unused=True),
+        "released unused t1.1 (a1): too few",
+    ),
     (GroupsReleased(token=T1), "released t1"),
     (
         TrainingFunctionStarted(round_number=1, startup_s=2.0),

@@ -74,6 +74,16 @@ def test_missing_credentials_name_a_remedy(sim: Simulator, monkeypatch: pytest.M
     assert "get-caller-identity" in error_info.value.do
 
 
+@pytest.mark.parametrize("variable", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_the_region_of_the_environment_is_used(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls._client.cache_clear()
+    monkeypatch.setenv(variable, "eu-north-1")
+    assert AwsBatchClient("", "http://127.0.0.1:1").region == "eu-north-1"
+    calls._client.cache_clear()
+
+
 def test_missing_region_names_the_option() -> None:
     calls._client.cache_clear()
     with pytest.raises(ConfigError, match="region"):

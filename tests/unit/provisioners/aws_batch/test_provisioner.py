@@ -54,9 +54,18 @@ def submit_running(
     token: str = REQUEST.token,
     *,
     network: str = "",
+    workers: int = 1,
 ) -> GroupHandle:
     """Submit a group whose machine runs `command` instead of an agent."""
-    plan = provisioner.plan(replace(REQUEST, token=Token(token), network=network))
+    plan = provisioner.plan(
+        replace(
+            REQUEST,
+            token=Token(token),
+            num_workers=workers,
+            total_workers=workers,
+            network=network,
+        )
+    )
     plan.body["definition"]["containerProperties"]["command"] = ["/bin/sh", "-c", command]
     launch = AgentLaunchSpec(str(tmp_path), new_run_id(), "secret")
     handle = provisioner.submit(plan, launch)
@@ -210,6 +219,41 @@ def test_group_moves_to_the_next_queue_and_waits_in_the_last(
     assert third.detail["queue"] == "spot", (
         "all queues are available again after a machine was granted"
     )
+
+
+def test_a_group_behind_another_one_moves_to_the_next_queue_without_a_reason(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    """AWS Batch explains only why the first job of a queue waits."""
+    sim.market.max_machines = 0
+    other_run = open_provisioner(sim, queues=("spot",), pending_timeout_s=600.0)
+    head = submit_running(other_run, tmp_path, "exec sleep 100", token="t-head")
+    until(lambda: "INSUFFICIENT_INSTANCE_CAPACITY" in other_run.observe(head).refusal)
+    patient = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=600.0)
+    handle = submit_running(patient, tmp_path, "exec sleep 100")
+    until(lambda: cloud(sim).state.jobs[handle.name].children[0].status == "RUNNABLE")
+    assert patient.observe(handle).refusal == ""
+    impatient = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=0.5)
+    until(lambda: impatient.observe(handle).is_terminated)
+    assert "the next queue is other" in impatient.observe(handle).nodes[0].reason
+
+
+def test_a_partly_granted_array_keeps_its_machines_and_excludes_its_queue(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    sim.market.max_machines = 2
+    provisioner = open_provisioner(sim, queues=("spot", "other"), pending_timeout_s=0.5)
+    handle = submit_running(provisioner, tmp_path, "exec sleep 100", workers=3)
+
+    def node_states() -> list[NodeState]:
+        return [node.state for node in provisioner.observe(handle).nodes]
+
+    until(lambda: provisioner.observe(handle).refusal and NodeState.RUNNING in node_states())
+    until(lambda: provisioner.observe(handle) and provisioner._is_exhausted("spot"))
+    assert sorted(node_states()) == ["running", "running", "waiting"]
+    assert "INSUFFICIENT_INSTANCE_CAPACITY" in provisioner.observe(handle).refusal
+    following = submit_running(provisioner, tmp_path, "exec sleep 100", token="t-following")
+    assert following.detail["queue"] == "other"
 
 
 def test_queue_is_kept_until_the_pending_timeout(sim: Simulator, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
@@ -217,3 +218,22 @@ def test_requests_pass_the_validation_of_botocore(options: dict[str, Any]) -> No
         shape = model.operation_model(operation).input_shape
         report = ParamValidator().validate(arguments, shape)
         assert not report.has_errors(), report.generate_report()
+
+
+def test_a_time_limit_is_the_timeout_of_each_attempt() -> None:
+    planned = plan(replace(a_request(4), time_limit_s=7200), OPTIONS)
+    result = job_request(planned, queue="spot", definition="arn:1", environment={}, share="")
+    golden.check_golden(result, GOLDEN / "job_time_limit.json")
+    definition = plan(a_request(4), OPTIONS).body["definition"]
+    assert planned.body["definition"] == definition, "shared by the groups of a run"
+    shortest = plan(replace(a_request(4), time_limit_s=5), OPTIONS)
+    assert shortest.body["timeout"] == {"attemptDurationSeconds": 60}, "the least that AWS allows"
+
+
+def test_a_time_limit_is_valid_for_botocore() -> None:
+    session = pytest.importorskip("botocore.session").get_session()
+    validate = pytest.importorskip("botocore.validate")
+    planned = plan(replace(a_request(4), time_limit_s=7200), OPTIONS)
+    result = job_request(planned, queue="spot", definition="arn:1", environment={}, share="")
+    shape = session.get_service_model("batch").operation_model("SubmitJob").input_shape
+    assert not validate.ParamValidator().validate(result, shape).has_errors()

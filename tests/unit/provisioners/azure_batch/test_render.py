@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
@@ -226,3 +227,11 @@ def test_nodes_run_an_image_that_batch_supports_beyond_june_2027() -> None:
     ]["virtualMachineConfiguration"]
     assert configuration["imageReference"]["sku"] == "2404"
     assert configuration["nodeAgentSkuId"] == "batch.node.ubuntu 24.04"
+
+
+def test_a_time_limit_is_the_wall_clock_time_of_the_task() -> None:
+    planned = plan(structs.replace(a_request(2), time_limit_s=7200), THERE)
+    golden.check_golden(planned, GOLDEN / "plan_time_limit.json")
+    duration = planned.body["task"]["constraints"]["maxWallClockTime"]
+    isodate = pytest.importorskip("isodate")
+    assert isodate.parse_duration(duration).total_seconds() == 7200.0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
@@ -180,3 +181,12 @@ def test_jobs_and_vms_have_labels_for_costs() -> None:
     }
     assert body["allocationPolicy"]["labels"] == expected
     assert body["labels"] == {**expected, "spotfit-token": "t-0123456789ab"}
+
+
+def test_a_time_limit_is_the_run_duration_of_the_task() -> None:
+    planned = plan(structs.replace(a_request(2), time_limit_s=7200), OPTIONS)
+    golden.check_golden(planned, GOLDEN / "plan_time_limit.json")
+    batch = pytest.importorskip("google.cloud.batch_v1")
+    [group] = planned.body["taskGroups"]
+    spec = batch.TaskSpec.from_json(msgspec.json.encode(group["taskSpec"]))
+    assert spec.max_run_duration.total_seconds() == 7200.0

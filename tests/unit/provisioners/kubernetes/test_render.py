@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
@@ -233,3 +234,9 @@ def test_manifests_have_only_fields_and_types_of_the_client_library(
         except TypeError:  # newer generators have the content type as third argument
             parsed = api.deserialize(response.data, model, "application/json")
         assert api.sanitize_for_serialization(parsed) == manifest, model
+
+
+def test_a_time_limit_is_the_deadline_of_the_job() -> None:
+    planned = plan(replace(a_request(2), time_limit_s=7200), KubernetesOptions(image="i"))
+    golden.check_golden(planned, GOLDEN / "plan_time_limit.json")
+    assert planned.body["spec"]["activeDeadlineSeconds"] == 7200

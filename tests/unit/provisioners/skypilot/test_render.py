@@ -206,3 +206,11 @@ def test_cluster_launched_twice_has_one_agent(tmp_path: Path) -> None:
     options = SkyPilotOptions(launch_mode="clusters")
     assert run(options, tmp_path, "echo agent; exit 70") == (70, "agent\n")
     assert run(options, tmp_path, "echo agent; exit 70") == (0, "")
+
+
+def test_a_time_limit_ends_the_agent_of_the_task() -> None:
+    """SkyPilot itself limits only the idle time of a machine."""
+    limited = structs.replace(a_request(2), time_limit_s=7200)
+    result = msgspec.to_builtins(render.plan(limited, SkyPilotOptions(infra=("aws/us-east-1",))))
+    golden.check_golden(result, GOLDEN / "plan_time_limit.json")
+    assert "timeout --kill-after=60 7200 python" in result["body"]["task"]["run"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
@@ -150,3 +151,11 @@ def test_sigterm_of_the_shell_reaches_the_agent_and_its_exit_code_is_kept(tmp_pa
     result = node.end()
     assert result == "received\n"
     assert node.shell.returncode == 75
+
+
+def test_a_time_limit_is_the_time_of_the_job_unless_the_options_set_one() -> None:
+    limited = replace(a_request(2), time_limit_s=7230)
+    result = msgspec.to_builtins(plan(limited, SlurmOptions()))
+    golden.check_golden(result, GOLDEN / "plan_time_limit.json")
+    assert "--time=120:30" in result["body"]["arguments"]
+    assert "--time=1:00:00" in plan(limited, SlurmOptions(time="1:00:00")).body["arguments"]
