@@ -195,7 +195,7 @@ def network_in_use(view: View) -> str:
 
     That of the oldest group that has a machine which is not lost. Machines of two networks cannot
     connect to each other, so a run stays in one until none of its machines remains there. Any after
-    a partial capacity was released: the leader's machine, the only one left, is given up next.
+    a partial capacity was released: the leader's machine, the only one left, is released next.
     """
     if view.is_capacity_released:
         return ""

@@ -397,7 +397,7 @@ def test_a_run_stays_in_the_network_of_its_standing_machines(
 
 
 def test_a_run_whose_partial_capacity_was_released_may_use_any_network() -> None:
-    """Only the leader's machine is left, and it is given up for those of the next request."""
+    """Only the leader's machine is left, and it is released for those of the next request."""
     view = a_view(groups={Token("t-0"): group_in("east")}, partial_release_slot=7)
     assert view.is_capacity_released
     assert network_in_use(view) == ""
