@@ -104,7 +104,7 @@ sky-api: $(SKY)/.installed ## SkyPilot's real SDK and API server with moto; need
 
 .PHONY: filesystems
 filesystems: $(FILESYSTEMS)/.installed ## the store suite over s3fs and adlfs, with moto and Azurite (`make azurite`)
-	$(FILESYSTEMS)/bin/python -m pytest -k "FsspecOver" tests/contract/test_stores.py
+	$(FILESYSTEMS)/bin/python -m pytest -k FsspecOver tests/contract/test_stores.py
 
 .PHONY: extras
 extras: $(EXTRAS)/.installed ## resolve every pair of extras with uv and with pip 23.2.1; ONLY="s3 aws" for theirs
