@@ -24,14 +24,18 @@ LIMIT_S = 600.0
 
 def main() -> None:
     only = set(sys.argv[1:])
-    extras = list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    extras = list(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
     if unknown := only - set(extras):
         sys.exit(f"There is no extra {', '.join(sorted(unknown))}. Extras: {', '.join(extras)}.")
     WORK.mkdir(parents=True, exist_ok=True)
     (WORK / "constraints.txt").write_text(torch_pin())
     wanted = [(name,) for name in extras] + list(combinations(extras, 2))
     wanted = [names for names in wanted if not only or only & set(names)]
-    failed = check_uv(wanted, extras) + check_pip(names for names in wanted if not HEAVY & set(names))
+    failed = check_uv(wanted, extras) + check_pip(
+        names for names in wanted if not HEAVY & set(names)
+    )
     print(f"{len(wanted)} combinations, {len(failed)} failed.")
     for line in failed:
         print(line)

@@ -33,7 +33,8 @@ requires_slurm = pytest.mark.skipif(
 
 requires_slurm_accounting = pytest.mark.skipif(
     not all(shutil.which(command, path=_PATH) for command in (*COMMANDS, *ACCOUNTING_COMMANDS)),
-    reason="Slurm's accounts (slurmdbd, mariadb-server-core) are not installed; `.ci/servers` as root",
+    reason="Slurm's accounts (slurmdbd, mariadb-server-core) are not installed; "
+    "`.ci/servers` as root",
 )
 
 
