@@ -103,7 +103,7 @@ sky-api: $(SKY)/.installed ## SkyPilot's real SDK and API server with moto; need
 	$(SKY)/bin/python -m pytest tests/unit/provisioners/skypilot tests/contract/test_skypilot.py
 
 .PHONY: filesystems
-filesystems: $(FILESYSTEMS)/.installed ## the store suite over s3fs, with moto
+filesystems: $(FILESYSTEMS)/.installed ## the store suite over s3fs and adlfs, with moto and Azurite (`make azurite`)
 	$(FILESYSTEMS)/bin/python -m pytest -k FsspecOver tests/contract/test_stores.py
 
 .PHONY: extras
@@ -173,7 +173,7 @@ $(SKY)/.installed: pyproject.toml .ci/skypilot.txt .ci/make-venv
 # s3fs requires an older botocore than that of our tests.
 $(FILESYSTEMS)/.installed: pyproject.toml .ci/filesystems.txt .ci/make-venv
 	.ci/make-venv $(FILESYSTEMS)
-	$(FILESYSTEMS)/bin/python -m pip install --quiet -c .ci/filesystems.txt -e '.[s3]' boto3 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
+	$(FILESYSTEMS)/bin/python -m pip install --quiet -c .ci/filesystems.txt -e '.[s3,azure-storage]' boto3 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@
 
 # pip 23.2.1 is the one that Python 3.11 brings.

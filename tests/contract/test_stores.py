@@ -184,6 +184,21 @@ class TestFsspecOverS3(StoreSuite):
         )
 
 
+@pytest.mark.timeout(300)  # the first import of adlfs loads Azure's packages
+class TestFsspecOverAzure(StoreSuite):
+    @pytest.fixture
+    def store(self, azure: str) -> Store:
+        adlfs = pytest.importorskip("adlfs", reason="adlfs is not installed; `make filesystems`")
+        account = (
+            f"DefaultEndpointsProtocol=http;AccountName={azurite.ACCOUNT};"
+            f"AccountKey={azurite.KEY};BlobEndpoint={azure};"
+        )
+        return open_filesystem_store(
+            adlfs.AzureBlobFileSystem(connection_string=account),
+            f"{azurite.CONTAINER}/{uuid.uuid4().hex}",
+        )
+
+
 class TestArrowLocal(StoreSuite):
     @pytest.fixture
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
