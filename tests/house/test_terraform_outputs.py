@@ -97,7 +97,10 @@ def test_every_terraform_variable_has_a_description(one: TerraformFolder) -> Non
         assert variable.keys() >= {"description", "type"}, name
 
 
-@pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here")
+@pytest.mark.skipif(
+    not shutil.which("terraform"),
+    reason="terraform is not installed; https://developer.hashicorp.com/terraform/install",
+)
 def test_terraform_files_are_formatted() -> None:
     command = ["terraform", "fmt", "-check", "-recursive", str(TERRAFORM)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -29,7 +29,10 @@ from tests.house.hcl import TERRAFORM
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here"),
+    pytest.mark.skipif(
+        not shutil.which("terraform"),
+        reason="terraform is not installed; https://developer.hashicorp.com/terraform/install",
+    ),
     pytest.mark.real_time("terraform is a separate program"),
 ]
 
