@@ -34,7 +34,7 @@ demo: $(STAMP) ## train on digits with two local nodes, preempt both, finish
 
 .PHONY: test
 test: lint ## everything that CI runs
-	$(PYTEST) -m "$(EVERYDAY)" $(AGAIN) --durations=10
+	.ci/test $(PYTEST) -m "$(EVERYDAY)" $(AGAIN) --durations=10
 
 .PHONY: quick
 quick: $(STAMP) ## ruff and the unit tests
