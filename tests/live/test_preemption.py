@@ -14,7 +14,7 @@ import pytest
 
 import spotfit
 from spotfit.client.run_handle import RunHandle
-from spotfit.host.owned_dirs import SHARED_MEMORY_DIR
+from spotfit.host.memory import SHARED_MEMORY_DIR
 from spotfit.model.events import (
     FailureCause,
     GroupPlanned,

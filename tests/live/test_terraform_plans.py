@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.hcl import TERRAFORM
+from tests.house.hcl import NEEDS_TERRAFORM, TERRAFORM
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        not shutil.which("terraform"),
-        reason="terraform is not installed; https://developer.hashicorp.com/terraform/install",
-    ),
+    NEEDS_TERRAFORM,
     pytest.mark.real_time("terraform is a separate program"),
 ]
 

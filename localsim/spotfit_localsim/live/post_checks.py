@@ -14,7 +14,7 @@ import msgspec
 from spotfit.checkpoint.reader import open_committed_snapshot
 from spotfit.core.errors import IntegrityError, SpotfitError
 from spotfit.core.ids import AgentId
-from spotfit.host import owned_dirs
+from spotfit.host import memory
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import (
@@ -254,7 +254,7 @@ class RunAudit:
         """Add the shared memory of the run's agents on this machine to the leftovers."""
         for info in store.list(keys.MEMBERS.rstrip("/")):
             agent = info.key.rpartition("/")[2].removesuffix(".json")
-            folder = owned_dirs.SHARED_MEMORY_DIR / f"spotfit-{os.getuid()}-{agent}"
+            folder = memory.SHARED_MEMORY_DIR / f"spotfit-{os.getuid()}-{agent}"
             if folder.exists():
                 self.leftovers.append(str(folder))
 
