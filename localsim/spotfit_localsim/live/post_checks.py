@@ -27,6 +27,7 @@ from spotfit.model.events import (
     RoundOpened,
 )
 from spotfit.model.view import JournalView
+from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit_localsim.live.preemption import REPORTS_PREFIX
@@ -114,7 +115,7 @@ class RunAudit:
             store = open_store(url)
             audit._read_journal(store)
             for info in store.list(REPORTS_PREFIX):
-                chunk = store.get(info.key).splitlines()
+                chunk = strip_mac(store.get(info.key)).splitlines()
                 lines = [msgspec.json.decode(line, type=_ReportEntry) for line in chunk]
                 audit._add_reports(info.key.split("/")[-2], lines)
             audit._read_logs(store)
