@@ -125,9 +125,12 @@ def check_recovery_from_preemption(harness: SlurmHarness, handle: RunHandle, *op
     eventually(lambda: harness.view().failure_counts.get(FailureCause.PREEMPTION))
     assert handle.result().return_value == uninterrupted_result(LONG["steps"])
     assert harness.view().failure_counts == {FailureCause.PREEMPTION: 1}
-    [noticed] = harness.notices
-    assert noticed.notice.seconds_left is not None
-    assert 0 < noticed.notice.seconds_left <= GRACE_S
+    # A task that still runs when GraceTime ends receives SIGTERM again, KillWait before SIGKILL.
+    assert len(harness.notices) in (1, 2)
+    assert len({noticed.agent for noticed in harness.notices}) == 1
+    for noticed in harness.notices:
+        assert noticed.notice.seconds_left is not None
+        assert 0 < noticed.notice.seconds_left <= GRACE_S
     eventually(lambda: [other, "RUNNING"] in harness.cluster.jobs("JobID", "State"))
     harness.cluster.run_command("scancel", other)
     eventually(lambda: not harness.cluster.run_command("squeue", "--noheader").strip())
