@@ -104,6 +104,7 @@ def test_preempted_machine_leaves_when_a_peer_has_its_snapshot() -> None:
         (5012248, "a repeated result of an earlier validation hid the pending one"),
         (8000459, "deletion read all manifests, and one of the reads always failed"),
         (501145, "a member that rejoined an aborted round did not receive the abort"),
+        (1201115, "an agent with an assignment reported that it did not reach the leader"),
     ],
 )
 def test_regression_seeds_pass(seed: int, defect: str) -> None:
@@ -118,6 +119,7 @@ def test_regression_seeds_pass(seed: int, defect: str) -> None:
         (4, "a deposed leader delivered its last reports twice"),
         (87, "a report that was made while its round was closed was not stored"),
         (84, "a report of a restored snapshot was not stored, as a message of a rank was lost"),
+        (1234, "every sweep ended before the pause after the release of its machines"),
     ],
 )
 def test_regression_seeds_of_saves_pass(seed: int, defect: str) -> None:

@@ -43,6 +43,7 @@ from spotfit.model.group import GroupPlan
 from spotfit.model.topology import Round, SnapshotId
 from spotfit.model.view import JournalView, View, fold
 from spotfit.security.object_mac import strip_mac
+from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.sim_workers import read_checkpoint_state
 from spotfit_localsim.virtual.workload import SimTraining, validation_score
 
@@ -561,8 +562,8 @@ class InvariantChecker:
         # Losses of machines and errors that follow from them must not use up the budget of the user
         # code.
         failures = self.reference_view.failure_counts.get(FailureCause.WORKER, 0) + 1
-        if event.cause is FailureCause.WORKER and failures > self._training.crash_count:
-            crashes = self._training.crash_count
+        crashes = self._training.crash_count + self._training.memory_kill_count
+        if event.cause is FailureCause.WORKER and failures > crashes:
             return f"{failures} worker failures recorded, but {crashes} occurred: {event.reason}"
         return None
 
@@ -694,11 +695,15 @@ class InvariantChecker:
 
     # --- the end -----------------------------------------------------------------------------
 
-    def check_end(self, expected_outcome: str) -> None:
+    def check_end(self, scenario: Scenario) -> None:
         """Check the final state of the run."""
         fit_end = self.reference_view.fit_end
+        expected_outcome = scenario.expected_outcome
         if fit_end is None:
             self.report_violation("the run did not end")
+        elif scenario.may_exceed_time_budget and "time budget" in fit_end.reason:
+            if fit_end.outcome != "cancelled":
+                self.report_violation(f"the run ended {fit_end.outcome} ({fit_end.reason})")
         elif fit_end.outcome != expected_outcome:
             self.report_violation(
                 f"the run ended {fit_end.outcome} ({fit_end.reason}), expected {expected_outcome}"

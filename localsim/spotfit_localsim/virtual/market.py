@@ -40,8 +40,6 @@ class SimMarketConfig:
     lost_response_probability: float = 0.0
     """The fraction of API calls that are executed but whose response is lost."""
     latency_s: FloatRange = (0.05, 0.4)
-    invalid_credentials_s: FloatRange | None = None
-    """From when until when every API call is rejected; None for never."""
     capacity: CapacityTrace | None = None
     """Capacity over time; None for no limit."""
 
@@ -53,6 +51,7 @@ class SimMarket:
         self.config = config
         self.stream = stream
         self._faults_stopped = False
+        self._credentials_valid_from = 0.0
 
     def stop_faults(self) -> None:
         """Give unlimited capacity and preempt no machines from now on."""
@@ -100,10 +99,13 @@ class SimMarket:
         # No draw without the fault: scenarios without it keep their random streams.
         return not self._faults_stopped and probability > 0 and self.stream.bernoulli(probability)
 
+    def reject_credentials_until(self, until_s: float) -> None:
+        """Reject every API call until that virtual time."""
+        self._credentials_valid_from = until_s
+
     def are_credentials_invalid(self, now: float) -> bool:
         """Return whether the API rejects the credentials at `now`."""
-        period_s = self.config.invalid_credentials_s
-        return period_s is not None and period_s[0] <= now < period_s[1]
+        return not self._faults_stopped and now < self._credentials_valid_from
 
     def should_lose_response(self) -> bool:
         """Draw whether the response of an API call is lost."""

@@ -56,6 +56,14 @@ class CrashAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class KillForMemory:
+    """Kill machines because their processes exceed the memory limit of their container."""
+
+    trigger: Trigger
+    target: TargetSelector = "any"
+
+
+@dataclass(frozen=True, slots=True)
 class RaiseInAgent:
     """Let agents raise an exception, an error in spotfit: they store it and exit."""
 
@@ -85,6 +93,14 @@ class CancelRun:
 
 
 @dataclass(frozen=True, slots=True)
+class InvalidCredentials:
+    """Let the cloud reject the credentials of every call for `duration_s`."""
+
+    trigger: Trigger
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class BucketOutage:
     """Fail all store requests for `duration_s`."""
 
@@ -104,9 +120,11 @@ ScenarioEvent = (
     ReclaimMachine
     | FreezeAgent
     | CrashAgent
+    | KillForMemory
     | RaiseInAgent
     | IsolateHost
     | CancelRun
+    | InvalidCredentials
     | BucketOutage
     | BucketStall
 )
@@ -116,6 +134,8 @@ ScenarioEvent = (
 class SimNetworkConfig:
     """The network between the machines."""
 
+    is_firewalled: bool = False
+    """Whether a firewall drops all packets between machines, also after `faults_duration_s`."""
     latency_s: FloatRange = (0.0005, 0.003)
     resets_per_hour: float = 0.0
     """Rate at which a connection is reset."""
@@ -184,3 +204,5 @@ class Scenario:
     """Machines must be released within this time after the end of the run."""
     # Checked at the end: a scenario that must fail and finishes shows a defect as well.
     expected_outcome: Literal["finished", "failed", "cancelled"] = "finished"
+    may_exceed_time_budget: bool = False
+    """Whether the time budget may also end the run, with the outcome "cancelled"."""

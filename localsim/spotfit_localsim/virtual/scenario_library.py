@@ -19,7 +19,9 @@ from spotfit_localsim.virtual.scenario import (
     CancelRun,
     CrashAgent,
     FreezeAgent,
+    InvalidCredentials,
     IsolateHost,
+    KillForMemory,
     LaptopConfig,
     NextFit,
     RaiseInAgent,
@@ -149,8 +151,34 @@ invalid_credentials = Scenario(
     num_workers=2,
     slots_per_machine=1,
     workload=LONG_WORKLOAD,
-    market=SimMarketConfig(invalid_credentials_s=(40.0, 70.0)),
-    events=(ReclaimMachine(AtTime(39.0), "follower"),),
+    events=(ReclaimMachine(AtTime(39.0), "follower"), InvalidCredentials(AtTime(40.0), 30.0)),
+)
+
+# A machine is killed because it exceeds its memory limit, once. The backend says so before the loss
+# is established without its report.
+memory_kill = Scenario(
+    "memory_kill",
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(status_lag_s=(0.5, 2.0)),
+    failure_limits=FailureLimits(worker=1, preemption=0),
+    events=(KillForMemory(AtStep(20), "follower"),),
+)
+
+# Replacements are killed as well: the run must not rent machines without end.
+memory_kills_of_all_replacements = Scenario(
+    "memory_kills_of_all_replacements",
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(status_lag_s=(0.5, 2.0)),
+    failure_limits=FailureLimits(worker=2),
+    events=tuple(KillForMemory(AtStep(step), "follower") for step in (10, 20, 30)),
+    expected_outcome="failed",
+)
+
+# No machine reaches another one: the run ends instead of renting more of them.
+firewall = Scenario(
+    "firewall",
+    network=SimNetworkConfig(is_firewalled=True),
+    expected_outcome="failed",
 )
 
 # The run shrinks to one machine, which is leader and only worker, and grows again.
@@ -532,6 +560,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     partial_capacity,
     partial_capacity_without_driver,
     invalid_credentials,
+    memory_kill,
+    memory_kills_of_all_replacements,
+    firewall,
     time_budget,
     time_budget_while_waiting,
     slow_bucket,
@@ -633,6 +664,9 @@ def random_scenario(seed: int) -> Scenario:
             read_lag_s=rng_of_cloud.choice([0.0, 3.0, 20.0]),
         )
         scenario = replace(scenario, market=market)
+    # Seeds of their own as well; the first ones detect the known-wrong variants.
+    if seed >= 1000 and seed % 7 in (2, 4):
+        scenario = _add_account_faults(scenario, SeededStreams(seed).stream("account"))
     # Half of the seeds validate; the others keep the scenario they had before validations existed.
     if seed % 4 in (0, 3):
         return _add_validations(scenario, SeededStreams(seed).stream("validations"))
@@ -786,6 +820,46 @@ def _add_hostile_bucket(scenario: Scenario, rng: RandomStream) -> Scenario:
         denied_create_probability=rng.choice([0.0, 0.01, 0.05]),
     )
     return replace(scenario, faults=faults)
+
+
+def _add_account_faults(scenario: Scenario, rng: RandomStream) -> Scenario:
+    """Add what an account on a real cloud adds: capacity for a part of the machines, credentials
+    that are invalid for some time, containers with memory limits, and a time budget.
+    """
+    market, limits, events = scenario.market, scenario.failure_limits, scenario.events
+    timing = scenario.timing
+    if rng.bernoulli(0.5):
+        needed = -(-scenario.num_workers // scenario.slots_per_machine)
+        times = (0.0, rng.uniform(20.0, 60.0), rng.uniform(60.0, 150.0), rng.uniform(150.0, 250.0))
+        counts = (rng.choice([0, 1, max(1, needed - 1)]), needed, max(1, needed - 1), needed)
+        points = tuple(zip(times, counts, strict=True))
+        market = replace(market, capacity=CapacityTrace("a part", points))
+        timing = structs.replace(
+            timing,
+            partial_capacity_timeout_s=rng.choice([15.0, 40.0, 900.0]),
+            partial_capacity_pause_s=rng.choice([5.0, 30.0]),
+        )
+    if rng.bernoulli(0.5):
+        # Credentials that are invalid before the first round end the run, as they should.
+        events += (InvalidCredentials(AtStep(rng.randint(1, 40)), rng.uniform(5.0, 60.0)),)
+    if rng.bernoulli(0.5):
+        targets: list[TargetSelector] = ["leader", "follower", "any"]
+        kills = tuple(
+            KillForMemory(AtStep(rng.randint(1, 40)), rng.choice(targets))
+            for _ in range(rng.randint(1, 3))
+        )
+        events += kills
+        limits = structs.replace(limits, worker=limits.worker + len(kills))
+    budget_s = rng.uniform(20.0, 600.0) if rng.bernoulli(0.3) else None
+    return replace(
+        scenario,
+        market=market,
+        timing=timing,
+        failure_limits=limits,
+        events=events,
+        time_budget_s=budget_s,
+        may_exceed_time_budget=budget_s is not None,
+    )
 
 
 _PARTITION_DIRECTIONS = ((True, True), (True, False), (False, True))

@@ -44,6 +44,9 @@ class SimInstance:
     termination_visible_at: float = 0.0
     reason: str = ""
     has_failed: bool = False
+    exit_code: int | None = None
+    """Exit code of its agent, if that has exited by itself."""
+    has_exceeded_memory: bool = False
     notice: Notice | PreemptionRisk | None = None
     start_number: int = 1
     """Counts the instances of the node, from 1."""
@@ -69,7 +72,10 @@ class SimInstance:
             if self.is_requeued:
                 return NodeStatus(state=NodeState.WAITING, reason=self.reason)
             return NodeStatus(
-                state=NodeState.FAILED if self.has_failed else NodeState.GONE, reason=self.reason
+                state=NodeState.FAILED if self.has_failed else NodeState.GONE,
+                reason=self.reason,
+                exit_code=self.exit_code,
+                out_of_memory=self.has_exceeded_memory,
             )
         return NodeStatus(
             state=NodeState.RUNNING if self.is_up else NodeState.WAITING,
@@ -229,6 +235,12 @@ class SimCloud:
                 instance, "reclaimed after its notice", closes_connections=True, requeues=True
             ),
         )
+
+    def kill_for_memory(self, instance: SimInstance) -> None:
+        """Terminate an instance whose processes exceed its memory limit; it is not restarted."""
+        if instance.is_active:
+            instance.has_exceeded_memory = True
+            self.terminate(instance, "OutOfMemory", closes_connections=True, failed=True)
 
     def terminate(
         self,

@@ -56,6 +56,8 @@ class SimNetwork:
         self.connections: dict[SimConnection, None] = {}
         self.stream = stream
         self.latency_s = latency_s
+        self.is_firewalled = False
+        """Whether packets between different hosts are dropped."""
         self._partitions: list[NetworkPartition] = []
         self._silent_hosts: set[str] = set()
         self._blocked_channels: dict[SimChannel, None] = {}
@@ -63,6 +65,8 @@ class SimNetwork:
     def is_blocked(self, sender: str, receiver: str) -> bool:
         """Return whether messages from `sender` to `receiver` are blocked at present."""
         if sender in self._silent_hosts or receiver in self._silent_hosts:
+            return True
+        if self.is_firewalled and sender != receiver:
             return True
         return bool(self._partitions) and any(
             partition.blocks(sender, receiver) for partition in self._partitions

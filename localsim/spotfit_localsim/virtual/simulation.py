@@ -15,7 +15,7 @@ from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.spec import RunSpec, ValidationSpec
 from spotfit.provision.api import Provisioner
-from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.launch import UNREACHABLE_EXIT_CODES, AgentLaunchSpec
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit_localsim.random_streams import SeededStreams
@@ -31,7 +31,9 @@ from spotfit_localsim.virtual.scenario import (
     CancelRun,
     CrashAgent,
     FreezeAgent,
+    InvalidCredentials,
     IsolateHost,
+    KillForMemory,
     RaiseInAgent,
     ReclaimMachine,
     Scenario,
@@ -136,6 +138,7 @@ class SimWorld:
         self.network = SimNetwork(
             self.engine, self._random_streams.stream("wire"), scenario.network.latency_s
         )
+        self.network.is_firewalled = scenario.network.is_firewalled
         self._partitions: list[NetworkPartition] = []
         self._name_counters: dict[str, int] = {}
         self._started_at: dict[str, float] = {}
@@ -154,7 +157,7 @@ class SimWorld:
             )
         # After a violation the run is incomplete, and every check of its end would fail.
         if self.checker.violation is None:
-            self.checker.check_end(self.scenario.expected_outcome)
+            self.checker.check_end(self.scenario)
         result, checker = self.result, self.checker
         result.violation = checker.violation
         result.entries = checker.entries
@@ -218,12 +221,15 @@ class SimWorld:
             else:
                 self._report_exception(f"the agent {process.name}", error)
             node.clean_up()
+            failure = node.agent.start_failure
+            if failure is not None:
+                instance.exit_code = UNREACHABLE_EXIT_CODES[failure.what]
             # A machine without its agent is useless; the backend ends it with its main process.
             self._cloud_of(instance).terminate(
                 instance,
                 "its agent exited",
                 closes_connections=True,
-                failed=error is not None or node.agent.start_failure is not None,
+                failed=error is not None or failure is not None,
                 # As its exit code `DRAINED`.
                 requeues=node.agent.is_drained and not node.agent.is_replaced,
             )
@@ -323,6 +329,10 @@ class SimWorld:
                 for machine in self._select_targets(target):
                     self._log(machine.agent_id, "is killed")
                     machine.process.kill()
+            case KillForMemory(target=target):
+                for machine in self._select_targets(target):
+                    self._cloud_of(machine.instance).kill_for_memory(machine.instance)
+                    self._training.memory_kill_count += 1
             case RaiseInAgent(target=target, interval_s=interval_s):
                 for machine in self._select_targets(target):
                     self._log(machine.agent_id, "raises an exception")
@@ -337,6 +347,9 @@ class SimWorld:
             case CancelRun():
                 user, supervisor = self._create_supervisor("someone")
                 user.start(supervisor.cancel)
+            case InvalidCredentials(duration_s=seconds):
+                self._log("cloud", f"rejects the credentials for {seconds:.1f} s")
+                self._market.reject_credentials_until(self.engine.now + seconds)
             case BucketOutage(duration_s=seconds):
                 self._log("bucket", f"fails all requests for {seconds:.1f} s")
                 self._active_faults.start_outage()

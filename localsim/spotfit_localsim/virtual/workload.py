@@ -136,6 +136,8 @@ class SimTraining:
     workload: Workload
     reference: ReferenceRun = field(default_factory=ReferenceRun)
     crash_counts: dict[UserCrash, int] = field(default_factory=dict)
+    memory_kill_count: int = 0
+    """Machines that were killed because they exceeded their memory limit."""
     max_step: int = 0
     """The highest step that was executed."""
     executed_steps: int = 0

@@ -514,7 +514,9 @@ class Agent:
         if is_unknown or is_lost or is_overdue or self._is_orphaned():
             self.is_abandoned = True
             return True
-        if self._leader is None and view.fit_end is None:
+        # With an assignment, the leader has received its `Join`; the answer may be on the way.
+        is_assigned = view.round is not None and view.round.assignment_of(self._ledger.agent_id)
+        if self._leader is None and view.fit_end is None and not is_assigned:
             reason = self._leader_connection.unreachable_leader(
                 self._journal_poller.timing, self._now
             )

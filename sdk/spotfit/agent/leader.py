@@ -458,6 +458,7 @@ class Leader:
             group_statuses=reconciler.group_statuses,
             status_as_of=reconciler.status_as_of,
             granted_at=reconciler.granted_at,
+            reported_running=reconciler.reported_running,
             refused_at=reconciler.refused_at,
             validator_refused_at=reconciler.validator_refused_at,
             user_code_error=self._user_code_error(),

@@ -188,6 +188,7 @@ class HeadlessLeader:
                 group_statuses=self._reconciler.group_statuses,
                 status_as_of=self._reconciler.status_as_of,
                 granted_at=self._reconciler.granted_at,
+                reported_running=self._reconciler.reported_running,
                 refused_at=self._reconciler.refused_at,
                 validator_refused_at=self._reconciler.validator_refused_at,
             )

@@ -112,6 +112,7 @@ class Reconciler:
         self.group_statuses: dict[Token, GroupStatus] = {}
         self.status_as_of: dict[Token, float] = {}
         self.granted_at: dict[tuple[Token, int], float] = {}
+        self.reported_running: frozenset[tuple[Token, int]] = frozenset()
         self.refused_at: float | None = None
         self.validator_refused_at: float | None = None
         # Cancelled at the backend, but not recorded yet: one entry records all of one release.
@@ -174,7 +175,8 @@ class Reconciler:
 
         Call it in every tick: `every_s` seconds after the last queries, and once all of these were
         answered, it starts the next ones as background calls. It collects the results in
-        `group_statuses`, `status_as_of` and `granted_at`. A failed call leaves the previous status.
+        `group_statuses`, `status_as_of`, `granted_at` and `reported_running`. A failed call leaves
+        the previous status.
         """
         held = self._held_groups()
         for token in held:
@@ -239,6 +241,7 @@ class Reconciler:
             one: at for one, at in self.granted_at.items() if one[0] != token or one in running
         }
         self.granted_at = dict.fromkeys(running, now) | known
+        self.reported_running |= running
         return True
 
     def _without_unlisted(

@@ -229,13 +229,16 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether all reports of the round are matched and delivered to the callbacks."""
     user_code_error: UserCodeError | None = None
     ready_checkpoints: tuple[ReadyCheckpoint, ...] = ()
-    # The next four fields describe machines; a headless leader observes them, too.
+    # The next five fields describe machines; a headless leader observes them, too.
     group_statuses: dict[Token, GroupStatus] = {}
     status_as_of: Mapping[Token, float] = {}
     """The time for which each status is certain. Backends may report a terminated machine as
     running for `Traits.status_lag_s`."""
     granted_at: Mapping[tuple[Token, int], float] = {}
     """When each machine was observed to run, after it was not. Without those that do not."""
+    reported_running: frozenset[tuple[Token, int]] = frozenset()
+    """Machines that were observed to run at any time: WAITING then means a restart by the backend,
+    and is not a report that is older than the machine."""
     refused_at: float | None = None
     """When a request was last refused, or a machine failed while booting."""
     latest_metrics: dict[str, Any] | None = None

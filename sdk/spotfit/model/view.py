@@ -848,7 +848,11 @@ def _open_round(view: JournalView, opened: Round) -> JournalView:
     # These two agents may be looked up although they have no assignment in the new round.
     former_leader = view.leader.lost_leader if view.leader else None
     validator = view.current_validation.agent if view.current_validation else None
-    lost = view.lost_agents & {former_leader, validator}
+    # Such an agent may still run and has not seen its loss yet: it must exit, and gets no ranks.
+    restarting = {
+        agent for group in groups.values() for agent in group.lost_agent_by_restarted_node.values()
+    }
+    lost = view.lost_agents & {former_leader, validator, *restarting}
     return replace(
         view,
         round=opened,

@@ -262,12 +262,17 @@ def next_request_at(view: View, state: LeaderState) -> float:
 
     `-math.inf` (at once) without refusals and boot failures since the last success, and for a new
     leader; otherwise exponential backoff of 1 to 60 s after the last one. Minutes after machines
-    were released because too few were granted, counted from the election for a new leader.
+    were released because too few were granted, counted from the election for a new leader. A new
+    headless leader without machines does not pause: a sweep ends before, and the next one would
+    start again; the time between sweeps takes the place of the pause.
     """
     # Few failed starts end the run, so that their pauses need not grow with the number of machines.
     boot_failures = view.failed_starts or view.boot_failures
     failures = max(view.refusals, boot_failures)
     if view.is_capacity_released:
+        has_machines = any(group.active_nodes for group in view.groups.values())
+        if state.is_headless and state.refused_at is None and not has_machines:
+            return float("-inf")
         refused_at = state.leading_since if state.refused_at is None else state.refused_at
         shortest_s = view.spec.timing.partial_capacity_pause_s
         pause_s = shortest_s * 2.0 ** min(view.partial_releases - 1, 10)
@@ -489,7 +494,8 @@ def _loss_before_restart(
     status = find_node_status(state.group_statuses, token, node)
     # The report may be older than the machine, and the connection may only be interrupted.
     is_certain = node_liveness(state, token, node=node, since=since) is NodeLiveness.TERMINATED
-    is_settled = is_certain or now - since > timing.rejoin_timeout_s
+    has_run = (token, node) in state.reported_running
+    is_settled = is_certain or (has_run and now - since > timing.rejoin_timeout_s)
     restarts = status is not None and status.state is NodeState.WAITING and is_settled
     timeout_s = max(timing.rejoin_timeout_s, timing.restart_report_timeout_s)
     if status is not None and restarts:

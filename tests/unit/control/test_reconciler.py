@@ -518,6 +518,16 @@ def test_granted_at_is_the_first_observation_of_each_running_machine() -> None:
     assert harness.leader.granted_at == {(Token("t-1"), 0): 70.0, (Token("t-2"), 0): 5.0}
 
 
+def test_a_machine_that_its_backend_restarts_was_reported_as_running() -> None:
+    harness = two_groups(SynchronousCalls())
+    harness.cloud.groups[Token("t-1")][0] = NodeStatus(state=NodeState.WAITING)
+    harness.leader.observe(5.0, every_s=10.0)
+    assert harness.leader.reported_running == {(Token("t-2"), 0)}
+    harness.cloud.groups[Token("t-2")][0] = NodeStatus(state=NodeState.WAITING)
+    harness.leader.observe(50.0, every_s=10.0)
+    assert harness.leader.reported_running == {(Token("t-2"), 0)}
+
+
 def test_an_event_that_lost_its_slot_is_decided_again() -> None:
     harness = LeaderHarness()
     other = harness.ledger.clone()

@@ -625,6 +625,15 @@ def test_a_restarted_node_stays_active_until_its_new_agent_takes_part_in_a_round
     assert (group.is_node_active(0), group.lost_agent_by_restarted_node) == (False, {})
 
 
+def test_the_lost_agent_of_a_restarting_node_is_lost_until_its_successor_takes_part() -> None:
+    """It may still run, and see its loss only together with the next round."""
+    restarting = replace(crashed_node(0), crash=None, machine_returned=True)
+    others = replace(a_round(2), assignments=a_round(2).assignments[1:])
+    view = fold_events(*LEADER_LOST, restarting, RoundOpened(round=others))
+    assert restarting.agent in view.lost_agents
+    assert fold_events(RoundOpened(round=a_round(3)), view=view).lost_agents == frozenset()
+
+
 @pytest.mark.parametrize(("age_s", "incidents"), [(CRASH_FREE_S - 1, 1), (CRASH_FREE_S, 0)])
 def test_crashes_are_forgotten_after_a_long_round(age_s: float, incidents: int) -> None:
     crashed = (*LEADER_LOST, crashed_node(0), RoundOpened(round=a_round(2)))

@@ -525,6 +525,7 @@ def a_requeueing_state(*states: NodeState, **fields: Any) -> LeaderState:
         "disconnected_since": {an_agent_id(1): NOW},
         "group_statuses": {TOKEN: a_group_status(*states)},
         "status_as_of": {TOKEN: NOW - 60.0},
+        "reported_running": frozenset({(TOKEN, 1)}),
     }
     return a_leader_state(**{**usual, **fields})
 
@@ -550,6 +551,16 @@ def test_a_restart_that_the_backend_reports_loses_only_the_agent() -> None:
     assert lost.reason == "Host EC2 (instance i-1) terminated.; its backend restarts the machine"
     certain = replace(state, status_as_of={TOKEN: NOW})
     assert losses(FORMING, certain, NOW + 0.1).keys() == {1}
+
+
+def test_a_report_from_before_the_boot_of_a_machine_is_no_restart() -> None:
+    """The API did not answer while the machine booted and its agent joined and disconnected."""
+    state = a_requeueing_state(
+        NodeState.RUNNING, NodeState.WAITING, reported_running=frozenset({(TOKEN, 0)})
+    )
+    assert losses(FORMING, state, NOW + 6.0) == {}
+    (lost,) = find_lost_nodes(FORMING, replace(state, status_as_of={TOKEN: NOW}), NOW + 6.0)
+    assert lost.machine_returned
 
 
 def test_a_machine_that_its_backend_does_not_restart_is_lost_at_its_report() -> None:

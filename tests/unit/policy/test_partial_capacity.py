@@ -149,6 +149,16 @@ def test_a_new_leader_pauses_from_its_election() -> None:
     assert next_request_at(view, state_of(0, leading_since=5000.0)) >= 5150.0
 
 
+def test_a_sweep_without_machines_requests_them_at_once() -> None:
+    """It ends before the pause, and so does every later one."""
+    view, _ = released(VIEW, state_of(0, 1))
+    gone = replace(view, groups={})
+    sweep = a_leader_state(is_headless=True, leading_since=5000.0)
+    assert next_request_at(gone, sweep) == float("-inf")
+    assert next_request_at(view, sweep) >= 5150.0, "a machine remains, whose agent may lead"
+    assert next_request_at(gone, replace(sweep, refused_at=5000.0)) >= 5150.0
+
+
 def test_the_pause_grows_with_every_release_up_to_an_hour() -> None:
     view, _ = released(VIEW, state_of(0, 1))
     state = state_of(0, refused_at=0.0)

@@ -36,6 +36,7 @@ from spotfit.model.view import JournalView, View
 from spotfit.store.transfer import FileRecord
 from spotfit.testing.builders import a_view
 from spotfit_localsim.virtual.invariants import InvariantChecker
+from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.sim_snapshots import SimSavedState
 from spotfit_localsim.virtual.sim_store import SimBucket
 from spotfit_localsim.virtual.workload import (
@@ -314,7 +315,7 @@ def test_missing_validation_is_a_violation_at_the_end() -> None:
     result = encode(harness.training.expected_result.link)[1:-1]
     harness.bucket.write("w", "r", result)
     harness.write(FitEnded(outcome="finished", result_key="r"))
-    harness.checker.check_end("finished")
+    harness.checker.check_end(Scenario("finishes"))
     assert "validations requested: ['1-0', '1-1'], ended: []" in harness.violations[0]
 
 
@@ -416,10 +417,25 @@ def test_first_violation_counts() -> None:
 def test_unexpected_outcome_is_a_violation() -> None:
     harness = CheckerHarness()
     harness.begin()
-    harness.checker.check_end("finished")
+    harness.checker.check_end(Scenario("finishes"))
     assert harness.violations == ["the run did not end"]
     harness = CheckerHarness()
     harness.begin()
     harness.write(FitEnded(outcome="failed", reason="no luck"))
-    harness.checker.check_end("finished")
+    harness.checker.check_end(Scenario("finishes"))
     assert "no luck" in harness.violations[0]
+
+
+@pytest.mark.parametrize(
+    ("may_exceed", "reason", "expected"),
+    [(True, "the time budget", 0), (True, "ctrl-c", 1), (False, "the time budget", 1)],
+)
+def test_only_a_scenario_with_a_time_budget_may_end_by_it(
+    may_exceed: bool, reason: str, expected: int
+) -> None:
+    harness = CheckerHarness()
+    harness.begin()
+    harness.write(FitEnded(outcome="cancelled", reason=reason))
+    scenario = Scenario("ends early", time_budget_s=20.0, may_exceed_time_budget=may_exceed)
+    harness.checker.check_end(scenario)
+    assert len(harness.violations) == expected
