@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,15 @@ import spotfit
 from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.host.system import SystemClock, wall_ms
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import FailureCause, FitEnded, JournalEntry, JournalEvent, NodeLost
+from spotfit.model.events import (
+    CheckpointCommitted,
+    FailureCause,
+    FitEnded,
+    JournalEntry,
+    JournalEvent,
+    NodeLost,
+    RoundOpened,
+)
 from spotfit.model.group import Unreachable
 from spotfit.model.spec import RunTiming
 from spotfit.policy.retry_budget import unreachable_remedy
@@ -73,6 +81,8 @@ _POLL_INTERVAL_S = 0.05
 _RELEASE_TIMEOUT_S = 40.0
 """From the end of `fit()` to the end of its last machine: notices, reads that lag, retries."""
 _CLEANUP_TIMEOUT_S = 15.0
+_REFUSED_RUN_TIMEOUT_S = 90.0
+"""Of a run behind a firewall: two machines one after the other, each of which waits for 30 s."""
 _WORKER_MEMORY_BYTES = 700 * 2**20
 """The limit of a machine: agent, fork server and worker need about a quarter of it."""
 
@@ -125,7 +135,10 @@ class CloudChaosRun(LiveRun):
             self._origins["start"] = self._clock.now()
             modes = ["fit"] if self.plan.time_budget_s is None else ["budget", "fit"]
             for mode in modes:
-                self.outcomes.append(self._run_driver(mode, timeout_s))
+                limit_s = (
+                    min(timeout_s, _REFUSED_RUN_TIMEOUT_S) if self.plan.firewall else timeout_s
+                )
+                self.outcomes.append(self._run_driver(mode, limit_s))
                 self._end_faults()
                 self._release_machines()
             leftovers = self._end_cloud()
@@ -284,7 +297,8 @@ class CloudChaosRun(LiveRun):
 def find_violations(run: CloudChaosRun, audit: RunAudit) -> list[str]:
     """Return the violations of a run."""
     events = _events_of(run)
-    checks = [*run.violations, *_check_machine_count(run, events)]
+    counts = check_machine_count(run.plan, run.machines, events, fits=len(run.outcomes))
+    checks = [*run.violations, *counts]
     if run.plan.firewall:
         return [*checks, *_check_refused_run(run), *(f"leftover: {one}" for one in audit.leftovers)]
     expected = reference_jobs.expected_hash_chain(run.plan.steps)
@@ -320,33 +334,44 @@ def _check_refused_run(run: CloudChaosRun) -> list[str]:
     return []
 
 
-def _check_machine_count(run: CloudChaosRun, events: Sequence[JournalEvent]) -> list[str]:
-    """No machine is rented without need.
+def check_machine_count(
+    plan: CloudChaosPlan,
+    machines: Sequence[Mapping[str, Any]],
+    events: Sequence[JournalEvent],
+    *,
+    fits: int,
+) -> list[str]:
+    """Return a violation if machines were rented without need in so many calls of `fit()`.
 
     reason to rent a machine                                    | number
     ------------------------------------------------------------|----------------------------------
-    a fit needs it                                              | `machines` for each `fit()`
+    a fit needs it                                              | `plan.machines` for each `fit()`
     one was preempted, had a notice, or exceeded its memory     | 1 each, as the cloud has recorded
+    one was killed during its notice: its backend restarts it   | 1 each
+    although its replacement is requested (decision 0051)       |
     too few were granted for a round, so one was released       | 1 for each released machine
     the first machine that cannot reach the leader              | 1
     """
     lost = sum(
         one["end_reason"] in (RECLAIMED, OUT_OF_MEMORY) or one["noticed_at_s"] is not None
-        for one in run.machines
+        for one in machines
+    )
+    restarted = sum(
+        one["noticed_at_s"] is not None and one["exit_code"] is None for one in machines
     )
     released = sum(isinstance(event, NodeLost) and event.is_unused for event in events)
-    unreachable = 1 if run.plan.firewall else 0
-    allowed = run.plan.machines * len(run.outcomes) + lost + released + unreachable
-    if len(run.machines) <= allowed:
+    unreachable = 1 if plan.firewall else 0
+    allowed = plan.machines * fits + lost + restarted + released + unreachable
+    if len(machines) <= allowed:
         return []
     return [
-        f"{len(run.machines)} machines were rented, at most {allowed} were needed: {lost} lost, "
-        f"{released} released"
+        f"{len(machines)} machines were rented, at most {allowed} were needed: {lost} lost, "
+        f"{restarted} killed during a notice, {released} released"
     ]
 
 
 def _check_failure_counts(run: CloudChaosRun, audit: RunAudit) -> list[str]:
-    """Only an exceeded memory limit is charged to `max_failures`."""
+    """Check that only an exceeded memory limit is charged to `max_failures`."""
     charged = audit.view.failure_counts.get(FailureCause.WORKER, 0)
     expected = 1 if _has_exceeded_memory(run) else 0
     if charged != expected:
@@ -361,13 +386,28 @@ def _has_exceeded_memory(run: CloudChaosRun) -> bool:
 def _check_saved_state(
     run: CloudChaosRun, audit: RunAudit, events: Sequence[JournalEvent]
 ) -> list[str]:
-    """The first `fit()` has saved every checkpoint that all ranks had reported."""
-    ends = [event for event in events if isinstance(event, FitEnded)]
-    if len(run.outcomes) < 2 or not run.outcomes[0] or not run.outcomes[0].error or not ends:
+    """The first `fit()` has saved its state before it ended by its time budget."""
+    first = run.outcomes[0]
+    ends = [number for number, event in enumerate(events) if isinstance(event, FitEnded)]
+    if first is None or not first.error or not ends:
         return []
-    if not ends[0].is_time_budget or ends[0].outcome != "cancelled":
-        return [f"the first fit() ended otherwise than by its time budget: {ends[0]}"]
-    return [] if not ends[0].last_save_error else [f"not saved: {ends[0].last_save_error}"]
+    end = events[ends[0]]
+    assert isinstance(end, FitEnded)
+    if not end.is_time_budget or end.outcome != "cancelled" or end.last_save_error:
+        return [f"the first fit() ended otherwise than by its time budget with a save: {end}"]
+    rounds = {event.round.number for event in events[: ends[0]] if isinstance(event, RoundOpened)}
+    reported = max((one.metrics["step"] for one in audit.reports if one.round in rounds), default=0)
+    saved = max(
+        (
+            event.metrics["step"]
+            for event in events[: ends[0]]
+            if isinstance(event, CheckpointCommitted)
+        ),
+        default=0,
+    )
+    # Rank 0 may have reported the last checkpoint before another rank has.
+    needed = (reported // run.plan.save_every - 1) * run.plan.save_every
+    return [] if saved >= needed else [f"step {reported} was reported, but {saved} was saved"]
 
 
 def _events_of(run: CloudChaosRun) -> list[JournalEvent]:

@@ -171,7 +171,7 @@ def random_cloud_plan(seed: int) -> CloudChaosPlan:
         machines=stream.choice([2, 2, 3]),
         lag_s=stream.choice([0.0, 0.0, 1.0, 3.0]),
         boot_s=stream.uniform_in((0.2, 1.0)),
-        notice_s=stream.uniform_in((1.0, 4.0)),
+        notice_s=stream.uniform_in((2.0, 8.0)),
         restarts_machines=cloud not in _CLOUDS_WITH_RESTART_OPTION or stream.bernoulli(0.5),
     )
     end = stream.choice(["result"] * 15 + ["time budget"] * 3 + ["machines", "storage"])
