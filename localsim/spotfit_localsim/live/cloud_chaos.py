@@ -71,12 +71,6 @@ from spotfit_localsim.random_streams import SeededStreams
 _MODULE = "spotfit_localsim.live.cloud_chaos"
 _TIMINGS_FUNCTION = "_choose_timings"
 """The function of `client.fit` that chooses the `RunTiming` of a run."""
-_TIMINGS: dict[str, float] = {
-    # Minutes for users.
-    "partial_capacity_timeout_s": 2.0,
-    "partial_capacity_pause_s": 1.0,
-    "reach_timeout_s": 8.0,
-}
 _POLL_INTERVAL_S = 0.05
 _RELEASE_TIMEOUT_S = 40.0
 """From the end of `fit()` to the end of its last machine: notices, reads that lag, retries."""
@@ -300,7 +294,9 @@ def find_violations(run: CloudChaosRun, audit: RunAudit) -> list[str]:
     counts = check_machine_count(run.plan, run.machines, events, fits=len(run.outcomes))
     checks = [*run.violations, *counts]
     if run.plan.firewall:
-        return [*checks, *_check_refused_run(run), *(f"leftover: {one}" for one in audit.leftovers)]
+        checks += [f"leftover: {one}" for one in audit.leftovers]
+        last = run.outcomes[-1]
+        return checks if last is None else [*checks, *check_refused_run(run.plan, last)]
     expected = reference_jobs.expected_hash_chain(run.plan.steps)
     if None not in run.outcomes:
         checks += _check_outcomes(run)
@@ -322,12 +318,9 @@ def _check_outcomes(run: CloudChaosRun) -> list[str]:
     return violations
 
 
-def _check_refused_run(run: CloudChaosRun) -> list[str]:
-    """The run must end with the remedy."""
-    outcome = run.outcomes[-1]
-    if outcome is None:
-        return []
-    kind = Unreachable.LEADER if run.plan.firewall == "machines" else Unreachable.STORAGE
+def check_refused_run(plan: CloudChaosPlan, outcome: DriverOutcome) -> list[str]:
+    """Return a violation if a run behind a firewall did not end with the remedy."""
+    kind = Unreachable.LEADER if plan.firewall == "machines" else Unreachable.STORAGE
     remedy = unreachable_remedy(kind)
     if outcome.error != "ControllerError" or remedy not in outcome.text:
         return [f"fit() did not end with the remedy {remedy!r}: {outcome}"]
@@ -429,7 +422,7 @@ def _events_of(run: CloudChaosRun) -> list[JournalEvent]:
 def run_driver(mode: str, folder: Path) -> int:
     """Call `fit()` and write its outcome; with mode 'budget', within the time budget."""
     plan = msgspec.json.decode((folder / "plan.json").read_bytes(), type=CloudChaosPlan)
-    _shorten_timings()
+    _shorten_timings(plan.timings())
     try:
         result = _fit(plan, folder, plan.time_budget_s if mode == "budget" else None)
         outcome = DriverOutcome(value=str(result.return_value))
@@ -441,12 +434,12 @@ def run_driver(mode: str, folder: Path) -> int:
     return 0
 
 
-def _shorten_timings() -> None:
+def _shorten_timings(timings: Mapping[str, float]) -> None:
     module = importlib.import_module("spotfit.client.fit")
     original: Callable[..., RunTiming] = getattr(module, _TIMINGS_FUNCTION)
 
     def choose_timings(*arguments: Any) -> RunTiming:
-        return replace(original(*arguments), **_TIMINGS)
+        return replace(original(*arguments), **timings)
 
     setattr(module, _TIMINGS_FUNCTION, choose_timings)
 

@@ -135,6 +135,14 @@ class CloudChaosPlan(msgspec.Struct, frozen=True):
         given = {name: value for name, value in options.items() if value or name == "max_retries"}
         return f"sim://{self.cloud}?{urlencode(given)}"
 
+    def timings(self) -> dict[str, float]:
+        """Return the fields of `RunTiming` that differ from those of users, which are minutes."""
+        if self.firewall:
+            return {"reach_timeout_s": 8.0}
+        if any(isinstance(fault, CapacityLimit) for fault in self.faults):
+            return {"partial_capacity_timeout_s": 2.0, "partial_capacity_pause_s": 1.0}
+        return {}
+
     def fault_kinds(self) -> set[str]:
         """Return the kinds of all faults of the plan."""
         kinds = {_kind_of(fault) for fault in self.faults}
