@@ -445,7 +445,7 @@ def _shorten_timings(timings: Mapping[str, float]) -> None:
 
 
 def _fit(plan: CloudChaosPlan, folder: Path, time_budget_s: float | None) -> spotfit.Result:
-    memory = {"CPU": 1, "memory": _WORKER_MEMORY_BYTES}
+    memory: dict[str, float] = {"CPU": 1, "memory": _WORKER_MEMORY_BYTES}
     config: dict[str, Any] = {
         "steps": plan.steps,
         "save_every": plan.save_every,
