@@ -47,8 +47,8 @@ TIME_BUDGET_AND_TOTAL_LOSS = CloudChaosPlan(
     "azure_batch",
     machines=2,
     faults=(MachineLoss(0.5, notice=False, is_total=True),),
-    time_budget_s=8.0,
-    step_s=0.25,
+    time_budget_s=6.0,
+    step_s=0.15,
 )
 
 

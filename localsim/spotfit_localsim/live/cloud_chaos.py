@@ -491,16 +491,18 @@ def run_plan(
         # Also after an exception: the next run must not meet processes of this one.
         chaos_run.kill_all()
     violations = find_violations(chaos_run, audit)
-    ended_ms = audit.ended_ms or 0
-    planned = len(plan.faults) + (plan.memory_use is not None) + (plan.time_budget_s is not None)
     effective = sum(audit.was_active_at(at_ms) for at_ms in chaos_run.fault_times_ms)
     effective += _has_exceeded_memory(chaos_run)
-    effective += any(one is not None and bool(one.error) for one in chaos_run.outcomes[:-1])
+    # Firewalls and time budgets.
+    ends = chaos_run.outcomes if plan.firewall else chaos_run.outcomes[:-1]
+    effective += any(one is not None and bool(one.error) for one in ends)
+    others = (plan.memory_use, plan.firewall or None, plan.time_budget_s)
+    planned = len(plan.faults) + sum(one is not None for one in others)
     log_lines = chaos_run.event_lines()
     log_lines.append(f"{len(chaos_run.machines)} machines rented")
     if not violations:
         shutil.rmtree(files)
-    duration_s = max(0, ended_ms - chaos_run.started_ms) / 1000
+    duration_s = max(0, (audit.ended_ms or 0) - chaos_run.started_ms) / 1000
     return ChaosOutcome(log_lines, violations, effective, planned - effective, duration_s)
 
 
