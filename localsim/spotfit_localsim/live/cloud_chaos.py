@@ -334,7 +334,7 @@ def check_machine_count(
     *,
     fits: int,
 ) -> list[str]:
-    """Return a violation if machines were rented without need in so many calls of `fit()`.
+    """Return a violation if machines were rented without need. `fits`: calls of `fit()`.
 
     reason to rent a machine                                    | number
     ------------------------------------------------------------|----------------------------------
@@ -343,7 +343,7 @@ def check_machine_count(
     one was killed during its notice: its backend restarts it   | 1 each
     although its replacement is requested (decision 0051)       |
     too few were granted for a round, so one was released       | 1 for each released machine
-    the first machine that cannot reach the leader              | 1
+    the first machine that cannot reach the leader or bucket    | 1
     """
     lost = sum(
         one["end_reason"] in (RECLAIMED, OUT_OF_MEMORY) or one["noticed_at_s"] is not None
