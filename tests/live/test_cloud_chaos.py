@@ -30,7 +30,7 @@ LOSS_WITH_FAULTS_OF_THE_API = CloudChaosPlan(
     lag_s=1.0,
     faults=(
         ApiFault(0.0, "throttled", times=2, since="start"),
-        ApiFault(0.1, "credentials", duration_s=4.0),
+        ApiFault(0.1, "credentials", duration_s=3.0),
         MachineLoss(0.2, notice=False),
         ApiRestart(2.0),
     ),
@@ -39,7 +39,7 @@ PARTIAL_CAPACITY_AND_MEMORY = CloudChaosPlan(
     2,
     "aws_batch",
     machines=2,
-    faults=(CapacityLimit(0.0, 4.0, since="start"),),
+    faults=(CapacityLimit(0.0, 3.0, since="start"),),
     memory_use=MemoryUse(step=20, rank=1),
 )
 TIME_BUDGET_AND_TOTAL_LOSS = CloudChaosPlan(
@@ -48,7 +48,7 @@ TIME_BUDGET_AND_TOTAL_LOSS = CloudChaosPlan(
     machines=2,
     faults=(MachineLoss(0.5, notice=False, is_total=True),),
     time_budget_s=6.0,
-    step_s=0.15,
+    step_s=0.1,
 )
 
 
