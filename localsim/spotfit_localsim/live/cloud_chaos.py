@@ -71,6 +71,8 @@ from spotfit_localsim.random_streams import SeededStreams
 _MODULE = "spotfit_localsim.live.cloud_chaos"
 _TIMINGS_FUNCTION = "_choose_timings"
 """The function of `client.fit` that chooses the `RunTiming` of a run."""
+_UNANSWERED = "run.requests_unanswered"
+"""Logged if machines may be rented after the end of `fit()`, because the cloud does not answer."""
 _POLL_INTERVAL_S = 0.05
 _RELEASE_TIMEOUT_S = 40.0
 """From the end of `fit()` to the end of its last machine: notices, reads that lag, retries."""
@@ -293,6 +295,9 @@ def find_violations(run: CloudChaosRun, audit: RunAudit) -> list[str]:
     events = _events_of(run)
     counts = check_machine_count(run.plan, run.machines, events, fits=len(run.outcomes))
     checks = [*run.violations, *counts]
+    # Every fault of the API ends well before the limits after which users get this advice.
+    if _UNANSWERED in (read_text(run.folder / "logs" / "driver.log") or ""):
+        checks.append(f"fit() has logged {_UNANSWERED}, but the cloud answers")
     if run.plan.firewall:
         checks += [f"leftover: {one}" for one in audit.leftovers]
         last = run.outcomes[-1]
