@@ -20,6 +20,7 @@ CODE := sdk provisioners localsim tests examples benchmarks worker_image
 
 LIVE ?= 500
 VIRTUAL ?= 20000
+CLOUD ?= 100
 KIND ?= cpu
 FOR ?= 3.12
 PLATFORMS := $(foreach libc,2_28 2_27 2_24 2_17 2_5,--platform manylinux_$(libc)_x86_64) --platform manylinux2014_x86_64
@@ -62,9 +63,10 @@ live: $(STAMP) ## real processes on loopback, real kills
 	$(PYTEST) -m "not gpu and not cloud" $(AGAIN) tests/live
 
 .PHONY: chaos
-chaos: $(STAMP) ## random schedules, LIVE=500 with real processes and VIRTUAL=20000 under a virtual clock
+chaos: $(STAMP) ## random schedules: LIVE=500 with real processes, CLOUD=100 on simulated clouds, VIRTUAL=20000 under a virtual clock
 	$(BIN)/python -m spotfit_localsim.virtual.chaos --live $(LIVE) --virtual $(VIRTUAL)
 	$(BIN)/python -m spotfit_localsim.live.chaos --saves --seeds $(LIVE)
+	$(BIN)/python -m spotfit_localsim.live.cloud_chaos --seeds $(CLOUD)
 
 .PHONY: bench
 bench: $(STAMP) ## measure spotfit and its competitors, in pairs
