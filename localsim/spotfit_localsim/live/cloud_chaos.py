@@ -306,7 +306,7 @@ def find_violations(run: CloudChaosRun, audit: RunAudit) -> list[str]:
     if None not in run.outcomes:
         checks += _check_outcomes(run)
     checks += audit.find_violations(expected, steps=run.plan.steps)
-    checks += _check_failure_counts(run, audit)
+    checks += _check_failure_counts(run, audit, events)
     if run.plan.time_budget_s is not None:
         checks += _check_saved_state(run, audit, events)
     return checks
@@ -368,13 +368,22 @@ def check_machine_count(
     ]
 
 
-def _check_failure_counts(run: CloudChaosRun, audit: RunAudit) -> list[str]:
+def _check_failure_counts(
+    run: CloudChaosRun, audit: RunAudit, events: Sequence[JournalEvent]
+) -> list[str]:
     """Check that only an exceeded memory limit is charged to `max_failures`."""
     charged = audit.view.failure_counts.get(FailureCause.WORKER, 0)
     expected = 1 if _has_exceeded_memory(run) else 0
-    if charged != expected:
+    # A report that arrives after the loss is recorded comes too late (decision 0050).
+    is_late = any(isinstance(one, NodeLost) and _is_unreported(one) for one in events)
+    if charged != expected and not (is_late and charged == 0):
         return [f"{charged} failures were charged to max_failures, expected {expected}"]
     return []
+
+
+def _is_unreported(lost: NodeLost) -> bool:
+    """Whether the backend had not reported the end of the machine when its loss was recorded."""
+    return any(text in lost.reason for text in ("did not reconnect", "connections broke"))
 
 
 def _has_exceeded_memory(run: CloudChaosRun) -> bool:
