@@ -12,6 +12,8 @@ STAMP := $(VENV)/.installed
 SKY := .bench/venv-skypilot
 FILESYSTEMS := .bench/venv-filesystems
 EXTRAS := .bench/venv-extras
+# It has wheels for these only, and the extra `test` must not require torch.
+TORCHFT := 'torchft>=0.2; sys_platform == "linux" and platform_machine == "x86_64" and python_version < "3.14"'
 AZURITE_VERSION := 3.35.0
 AZURITE := .azurite/installed-$(AZURITE_VERSION)
 # Without npm the store tests on Azure are skipped, which the end of the run reports.
@@ -20,7 +22,7 @@ DIST := .bench/venv-dist
 PYTEST := $(BIN)/python -m pytest
 AGAIN := --max-suite-reruns=3 --rerun-show-tracebacks
 EVERYDAY := not slow and not gpu and not cloud
-CODE := sdk provisioners localsim tests examples benchmarks worker_image
+CODE := sdk provisioners localsim tests examples benchmarks worker_image .ci
 
 LIVE ?= 500
 VIRTUAL ?= 20000
@@ -74,6 +76,7 @@ chaos: $(STAMP) ## random schedules, LIVE=500 with real processes and VIRTUAL=20
 bench: $(STAMP) ## measure spotfit and its competitors, in pairs
 	$(BIN)/python benchmarks/run.py
 
+# Without a GPU .ci/gpu exits with 3. GNU make exits with 2 when any command fails, and prints "Error 3".
 .PHONY: gpu
 gpu: ## what only a GPU can show, in ten minutes; PYTHON=one with torch, WHEELS=folder without network
 	@.ci/gpu
@@ -164,7 +167,7 @@ clean: ## remove everything that make created, .venv included
 # The environment is created once, and updated when its inputs change.
 $(STAMP): pyproject.toml constraints.txt .ci/make-venv
 	.ci/make-venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,test,demo,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,test,demo,dev]' $(TORCHFT)
 	touch $@
 
 # SkyPilot's requirements conflict with those of our tests (click, protobuf, kubernetes).
