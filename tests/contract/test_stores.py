@@ -92,7 +92,7 @@ def azure() -> Iterator[str]:
     """The URL of an account of Azurite, in a separate process."""
     program = azurite.find_azurite()
     if program is None:
-        pytest.skip("Azurite is not installed; `make azurite`")
+        pytest.skip("Azurite is not installed; `make azurite`, which needs npm")
     with azurite.run_azurite(program) as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.KEY)
         yield url
