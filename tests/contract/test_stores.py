@@ -189,9 +189,9 @@ class TestFsspecMemory(StoreSuite):
 
 # ── s3fs, gcsfs and adlfs ────────────────────────────────────────────────────────────────────────
 #
-# `make filesystems` runs these classes, which have FsspecOver in their names. The bucket behind such
-# a file system is opened by our own driver (0021): TestFsspecOverS3 and so on. The others use the
-# requests of the library, as for a file system that our driver does not replace.
+# `make filesystems` runs these classes, which have FsspecOver in their names. TestFsspecOverS3,
+# -Google and -Azure open the bucket behind the file system with our own driver (0021). The others
+# use the requests of the library, as for a file system that our driver does not replace.
 
 
 GCSFS_MISSING = "gcsfs is not installed; `make filesystems`"
@@ -256,15 +256,13 @@ class TestFsspecOverGcsfs(StoreSuite):
 class TestFsspecOverAzure(StoreSuite):
     @pytest.fixture
     def store(self, azure: str) -> Store:
-        return open_filesystem_store(
-            open_adlfs(azure), f"{azurite.CONTAINER}/{uuid.uuid4().hex}"
-        )
+        return open_filesystem_store(open_adlfs(azure), f"{azurite.CONTAINER}/{uuid.uuid4().hex}")
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings(LARGE_BODY)
 class TestFsspecOverAdlfs(StoreSuite):
-    supports_create = False  # FsspecStore requires an argument `mode`; adlfs takes it among **kwargs
+    supports_create = False  # FsspecStore requires an argument `mode`, not one among **kwargs
 
     @pytest.fixture
     def store(self, azure: str) -> Store:
