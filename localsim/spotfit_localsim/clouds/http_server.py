@@ -16,6 +16,10 @@ import msgspec
 from spotfit.host.system import SystemClock
 
 
+class MalformedRequestError(ValueError):
+    """A body or parameter that cannot be read; each cloud answers it in its own format."""
+
+
 @dataclass(frozen=True, slots=True)
 class WireRequest:
     """One request; header names are in lower case and `path` is decoded."""
@@ -26,9 +30,24 @@ class WireRequest:
     headers: Mapping[str, str]
     body: bytes
 
-    def json(self) -> Any:
-        """Return the decoded body, or {} if it is empty."""
-        return msgspec.json.decode(self.body) if self.body else {}
+    def json(self) -> dict[str, Any]:
+        """Return the decoded body, or {} if it is empty.
+
+        Raises `MalformedRequestError` if it is not a JSON object.
+        """
+        if not self.body:
+            return {}
+        try:
+            return msgspec.json.decode(self.body, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedRequestError(f"The body is not a JSON object: {error}") from error
+
+    def integer(self, name: str, default: int) -> int:
+        """Return a parameter of the query. Raises `MalformedRequestError` if it is no number >= 0."""
+        text = self.query.get(name) or str(default)
+        if not (text.isascii() and text.isdecimal()):
+            raise MalformedRequestError(f"The parameter {name}={text!r} is not a number.")
+        return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +172,16 @@ class _WireRequestHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Suppress the access log."""
+
+
+def drop_nulls(value: Any) -> None:
+    """Remove members that are null, which servers read as absent."""
+    if isinstance(value, dict):
+        for name in [name for name, one in value.items() if one is None]:
+            del value[name]
+    for one in value.values() if isinstance(value, dict) else value:
+        if isinstance(one, dict | list):
+            drop_nulls(one)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -16,6 +16,7 @@ Phases of a pod:
 from __future__ import annotations
 
 import base64
+import copy
 import re
 import signal
 import uuid
@@ -26,9 +27,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from spotfit.host import env, system
+from spotfit_localsim.clouds import kubernetes_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.cloud_host import OUT_OF_MEMORY, Datacenter, SimulatedMachine
-from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
+from spotfit_localsim.clouds.http_server import MalformedRequestError, WireRequest, WireResponse
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 _INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -46,6 +48,7 @@ _PREEXISTING_KINDS: Mapping[str, tuple[str, str]] = {
     "serviceaccounts": ("v1", "ServiceAccount"),
     "priorityclasses": ("scheduling.k8s.io/v1", "PriorityClass"),
 }
+_CREATABLE_KINDS = ("jobs", "pods", "secrets", "services")
 CALLER = "sim"
 """The user name of every caller."""
 _NOT_READY_AFTER_S = 1.0
@@ -65,6 +68,8 @@ class KubernetesState(msgspec.Struct):
     machines: dict[str, int] = {}
     """The machine of each pod, by uid."""
     created_count: int = 0
+    counted_pods: dict[str, bool] = {}
+    """Pods whose end the Job controller has counted, by uid."""
 
 
 class KubernetesStatusError(Exception):
@@ -118,6 +123,10 @@ class KubernetesCloud:
             if request.path.endswith("subjectaccessreviews"):
                 return self._review_access(request)
             return self._answer_resource(request)
+        except MalformedRequestError as malformed:
+            return KubernetesStatusError(400, "BadRequest", str(malformed)).reply
+        except kubernetes_requests.InvalidObjectError as invalid:
+            return KubernetesStatusError(invalid.code, invalid.reason, str(invalid)).reply
         except KubernetesStatusError as refused:
             return refused.reply
 
@@ -137,15 +146,20 @@ class KubernetesCloud:
     def _review_access(self, request: WireRequest) -> WireResponse:
         """Answer whether the caller, or the named user, has the permission: all but denied ones."""
         review = request.json()
-        if review["kind"] == "SubjectAccessReview":
+        is_own = "self" in request.path
+        if not is_own:
             self._check_permission("create subjectaccessreviews")
-        attributes = review["spec"]["resourceAttributes"]
+        kind = "SelfSubjectAccessReview" if is_own else "SubjectAccessReview"
+        kubernetes_requests.check_review(kind, review)
+        attributes = review["spec"].get("resourceAttributes") or {}
         part = attributes.get("subresource")
-        permission = f"{attributes['verb']} {attributes['resource']}{f'/{part}' if part else ''}"
+        resource = attributes.get("resource", "")
+        permission = f"{attributes.get('verb', '')} {resource}{f'/{part}' if part else ''}"
         # The full name is system:serviceaccount:<namespace>:<name>.
-        user = review["spec"].get("user", "").rpartition(":")[2] or CALLER
+        user = (review["spec"].get("user") or "").rpartition(":")[2] or CALLER
         allowed = not self.faults.is_denied(permission, user)
-        return WireResponse.json({**review, "status": {"allowed": allowed}}, 201)
+        head = {"apiVersion": "authorization.k8s.io/v1", "kind": kind}
+        return WireResponse.json({**head, **review, "status": {"allowed": allowed}}, 201)
 
     def _check_permission(self, permission: str) -> None:
         if self.faults.is_denied(permission, CALLER):
@@ -175,22 +189,44 @@ class KubernetesCloud:
                 {"apiVersion": version, "kind": name_of_kind, "metadata": {"name": name}}
             )
         if request.method == "POST":
+            if name is not None or kind not in _CREATABLE_KINDS:
+                raise KubernetesStatusError(
+                    405, "MethodNotAllowed", "the server does not allow this method"
+                )
+            body = request.json()
+            is_strict = request.query.get("fieldValidation") == "Strict"
+            kubernetes_requests.check_object(kind, _KINDS[kind][1], body, is_strict=is_strict)
             is_dry_run = request.query.get("dryRun") == "All"
-            return WireResponse.json(
-                self._create(kind, space, request.json(), persist=not is_dry_run), 201
-            )
+            return WireResponse.json(self._create(kind, space, body, persist=not is_dry_run), 201)
         if name is None:
             return WireResponse.json(self._list(kind, match["space"], request.query))
         item = self._find(kind, space, name)
         if match["sub"] == "log":
             # Without the parameter the whole log is returned.
-            tail_lines = int(request.query.get("tailLines", 1_000_000))
+            if kind != "pods":
+                raise KubernetesStatusError(
+                    404, "NotFound", "the server could not find the requested resource"
+                )
+            tail_lines = request.integer("tailLines", 1_000_000)
             lines = self._read_log(item).splitlines(keepends=True)[-tail_lines:]
             return WireResponse(200, "".join(lines).encode(), {"content-type": "text/plain"})
         if request.method == "DELETE":
             return WireResponse.json(self._delete(kind, item))
         if request.method == "PATCH":
-            _merge_patch(item, request.json())
+            changed = copy.deepcopy(item)
+            _merge_patch(changed, request.json())
+            meta = changed.get("metadata")
+            fixed = ("name", "namespace", "uid")
+            is_same = isinstance(meta, dict) and all(
+                meta.get(field) == item["metadata"].get(field) for field in fixed
+            )
+            if not is_same or kind == "nodes":
+                raise KubernetesStatusError(
+                    422, "Invalid", f'{kind} "{name}" is invalid: immutable field'
+                )
+            _check_patched(kind, changed)
+            item.clear()
+            item |= changed
         return WireResponse.json(item)
 
     def _create(
@@ -210,6 +246,8 @@ class KubernetesCloud:
             texts = body.pop("stringData", {}).items()
             encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts}
             body["data"] = encoded | body.get("data", {})
+        if kind == "pods":
+            body["status"] = {"phase": "Pending", "conditions": []}
         # A dry run validates and returns the object, as `kubectl --dry-run=server` does.
         if not persist:
             return body
@@ -232,18 +270,6 @@ class KubernetesCloud:
                 f'jobs.batch "{name}" is forbidden: exceeded quota: compute, requested: '
                 "count/jobs.batch=1, used: count/jobs.batch=4, limited: count/jobs.batch=4",
             )
-        spec = body["spec"]
-        pod = spec["template"]["spec"]
-        # The API server validates these combinations, which are easy to get wrong.
-        if spec.get("podFailurePolicy") and pod.get("restartPolicy") != "Never":
-            raise KubernetesStatusError(
-                422, "Invalid", "podFailurePolicy needs restartPolicy: Never"
-            )
-        if spec.get("podFailurePolicy") and spec.get("podReplacementPolicy") not in (
-            None,
-            "Failed",
-        ):
-            raise KubernetesStatusError(422, "Invalid", "podReplacementPolicy can only be Failed")
 
     def _store_object(self, kind: str, space: str, body: KubernetesObject) -> KubernetesObject:
         # Versions only have to grow; clients compare them for equality.
@@ -261,12 +287,8 @@ class KubernetesCloud:
         return stored
 
     def _list(self, kind: str, space: str | None, query: Mapping[str, str]) -> KubernetesObject:
-        labels = dict(
-            pair.split("=", 1) for pair in query.get("labelSelector", "").split(",") if pair
-        )
-        fields = dict(
-            pair.split("=", 1) for pair in query.get("fieldSelector", "").split(",") if pair
-        )
+        labels = _parse_selector(query.get("labelSelector", ""))
+        fields = _parse_selector(query.get("fieldSelector", ""))
         version, name_of_kind = _KINDS[kind]
         items = [
             one
@@ -347,30 +369,35 @@ class KubernetesCloud:
             status.get("failedIndexes")
         )
         active = 0
-        for index in range(job["spec"]["completions"]):
+        completions = job["spec"].get("completions", 1)
+        for index in range(completions):
             # With the ended ones: they count as failures and make the names of retries unique.
             pods = [pod for pod in self._pods_of(job) if _index(pod) == index]
             running = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
             active += len(running)
             # Each end is counted once, as by the finalizer of the Job controller.
+            counted = self.state.counted_pods
             ended_pods = [
-                pod for pod in pods if pod not in running and "spotfit_end_recorded" not in pod
+                pod for pod in pods if pod not in running and pod["metadata"]["uid"] not in counted
             ]
             for pod in ended_pods:
-                pod["spotfit_end_recorded"] = True
+                counted[pod["metadata"]["uid"]] = True
                 self._record_pod_end(job, status, index, pod)
                 ended_indexes = _parse_indexes(status.get("completedIndexes")) | _parse_indexes(
                     status.get("failedIndexes")
                 )
-            if index not in ended_indexes and not running:
+            # The other indexes wait for the end of a running pod.
+            has_slot = active < job["spec"].get("parallelism", 1)
+            if index not in ended_indexes and not running and has_slot:
                 if self.faults.is_active("pod_quota"):
                     self._record_quota_event(job)
                 else:
                     # The number of earlier pods makes the name of a retry unique.
                     self._create_pod(job, index, len(pods))
+                    active += 1
         status["active"] = active
         # A finished Job keeps its condition.
-        if len(ended_indexes) == job["spec"]["completions"] and "conditions" not in status:
+        if len(ended_indexes) == completions and "conditions" not in status:
             failed = bool(status.get("failedIndexes"))
             kind = "Failed" if failed else "Complete"
             status["conditions"] = [
@@ -429,6 +456,7 @@ class KubernetesCloud:
     def _create_pod(self, job: KubernetesObject, index: int, attempts: int) -> None:
         name = job["metadata"]["name"]
         template = job["spec"]["template"]
+        template_meta = template.get("metadata", {})
         owner = {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -440,9 +468,9 @@ class KubernetesCloud:
         pod = {
             "metadata": {
                 "name": f"{name}-{index}-{attempts:x}{uuid.uuid4().hex[:4]}",
-                "labels": {**template["metadata"].get("labels", {}), **job_labels},
+                "labels": {**template_meta.get("labels", {}), **job_labels},
                 "annotations": {
-                    **template["metadata"].get("annotations", {}),
+                    **template_meta.get("annotations", {}),
                     _INDEX_LABEL: str(index),
                 },
                 "ownerReferences": [owner],
@@ -504,7 +532,7 @@ class KubernetesCloud:
                 command,
                 {},
                 memory_limit_mib=None if memory is None else _quantity_mib(memory),
-                gpus=int(limits.get("nvidia.com/gpu", 0)),
+                gpus=int(kubernetes_requests.parse_quantity(limits.get("nvidia.com/gpu", "0"))),
             )
         unschedulable = {
             "type": "PodScheduled",
@@ -596,12 +624,7 @@ def _rule_matches(rule: Mapping[str, Any], pod: KubernetesObject) -> bool:
 
 def _quantity_mib(text: str) -> int:
     """Parse a quantity of memory such as '2048Mi', '2Gi', '2G' or '2147483648'."""
-    # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
-    number = text.rstrip("KMGTikm")
-    unit = text[len(number) :]
-    base, exponents = (1024 if unit.endswith("i") else 1000), {"": 0, "k": 1, "K": 1, "M": 2}
-    exponents |= {"G": 3, "T": 4}
-    return int(float(number) * base ** exponents[unit.removesuffix("i")] / 2**20)
+    return int(kubernetes_requests.parse_quantity(text) / 2**20)
 
 
 def _add_disruption_condition(status: KubernetesObject, reason: str, message: str) -> None:
@@ -621,6 +644,21 @@ def _set_ready_condition(status: KubernetesObject, value: str) -> None:
     # There is one condition of each type.
     others = [one for one in status.get("conditions", []) if one["type"] != "Ready"]
     status["conditions"] = [*others, {"type": "Ready", "status": value}]
+
+
+def _parse_selector(text: str) -> dict[str, str]:
+    """Parse 'name=value,…'; other operators are not simulated."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    if any(not equals or name.endswith("!") for name, equals, _ in pairs):
+        raise KubernetesStatusError(400, "BadRequest", f"unable to parse requirement: {text!r}")
+    # '=' and '==' are equal.
+    return {name: value.removeprefix("=") for name, _, value in pairs}
+
+
+def _check_patched(kind: str, item: KubernetesObject) -> None:
+    if kind in _CREATABLE_KINDS:
+        checked = copy.deepcopy(item)
+        kubernetes_requests.check_object(kind, _KINDS[kind][1], checked, is_strict=False)
 
 
 def _read_field(one: KubernetesObject, path: str) -> Any:
@@ -649,8 +687,10 @@ def _add_index(status: KubernetesObject, name: str, index: int) -> None:
 def _merge_patch(into: KubernetesObject, change: KubernetesObject) -> None:
     for name, value in change.items():
         if isinstance(value, dict) and isinstance(into.get(name), dict):
-            # RFC 7396, without the deletion of fields by null.
+            # RFC 7396
             _merge_patch(into[name], value)
+        elif value is None:
+            into.pop(name, None)
         else:
             into[name] = value
 

@@ -40,7 +40,14 @@ def submit(sim: Simulator, command: str = "exec sleep 100", **more: Any) -> str:
     definition = batch.register_job_definition(
         jobDefinitionName="d",
         type="container",
-        containerProperties={"image": "i", "command": ["/bin/sh", "-c", command]},
+        containerProperties={
+            "image": "i",
+            "command": ["/bin/sh", "-c", command],
+            "resourceRequirements": [
+                {"type": "VCPU", "value": "1"},
+                {"type": "MEMORY", "value": "2048"},
+            ],
+        },
     )["jobDefinitionArn"]
     response = batch.submit_job(jobName="job", jobQueue="spot", jobDefinition=definition, **more)
     return str(response["jobId"])
