@@ -254,7 +254,7 @@ class AzureBatchCloud:
         try:
             pool = _to_batch_pool(pool_id, resource)
         # The client library has no models of Resource Manager.
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise AzureApiError(400, "InvalidRequestBody", f"Invalid pool: {error}") from error
         # Batch's own model of a pool has no identity.
         _check_model("BatchPoolCreateOptions", {k: v for k, v in pool.items() if k != "identity"})

@@ -91,8 +91,14 @@ def _group_violations(group: Mapping[str, Any]) -> Iterator[str]:
     runnables = spec.get("runnables", [])
     if not runnables:
         yield "task_spec.runnables must not be empty"
-    if any(not one.get("container", {}).get("imageUri") for one in runnables):
-        yield "this simulator runs containers only, which require an image_uri"
+    # A runnable is exactly one of these: the `oneof` of the protobuf forbids two.
+    if any(not {"container", "script", "barrier"} & set(one) for one in runnables):
+        yield "a runnable requires a container, a script or a barrier"
+    containers = [one["container"] for one in runnables if "container" in one]
+    if not containers:
+        yield "this simulator runs containers only"
+    if any(not one.get("imageUri") for one in containers):
+        yield "a container requires an image_uri"
 
 
 def _label_violations(labels: Mapping[str, str]) -> Iterator[str]:
