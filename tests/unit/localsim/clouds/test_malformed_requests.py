@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,8 +55,8 @@ class Call(NamedTuple):
     method: str
     path: str
     body: Any
-    query: dict[str, str] = {}
-    headers: dict[str, str] = {}
+    query: Mapping[str, str] = MappingProxyType({})
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def request(self, body: bytes) -> WireRequest:
         return WireRequest(self.method, self.path, self.query, self.headers, body)
@@ -294,12 +295,10 @@ def send(simulator: Simulator, call: Call, body: bytes) -> WireResponse:
     return simulator._answer_request(call.request(body))
 
 
-def prepare(simulator: Simulator) -> dict[str, str]:
-    """Empty the cloud, and create the objects that requests name; return replaced names."""
+def prepare(simulator: Simulator) -> None:
+    """Empty the cloud, and create the objects that requests name."""
     cloud = simulator.options.cloud
-    simulator.cloud.state = (
-        {} if cloud == "plain" else type(simulator.cloud).State()  # type: ignore[attr-defined]
-    )
+    simulator.cloud.state = type(simulator.cloud).State()  # type: ignore[attr-defined]
     if cloud == "kubernetes":
         simulator.cloud.state.objects = {
             kind: {} for kind in ("jobs", "pods", "secrets", "services", "nodes", "events")
@@ -317,7 +316,6 @@ def prepare(simulator: Simulator) -> dict[str, str]:
     if cloud == "aws_batch":
         known = {**create.body, "jobDefinitionName": "known"}
         assert send(simulator, create, msgspec.json.encode(known)).status == 200
-    return {}
 
 
 def check_answer(cloud: str, call: Call, reply: WireResponse, sent: bytes) -> None:
