@@ -1,4 +1,4 @@
-"""Validation of AWS requests: the service models of botocore, and limits that only their text states.
+"""Validation of AWS requests: service models of botocore, and limits that only their text states.
 
 Sources: the documentation strings of botocore's model of Batch, which are those of
 https://docs.aws.amazon.com/batch/latest/APIReference/.

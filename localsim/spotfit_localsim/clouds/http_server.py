@@ -43,7 +43,7 @@ class WireRequest:
             raise MalformedRequestError(f"The body is not a JSON object: {error}") from error
 
     def integer(self, name: str, default: int) -> int:
-        """Return a parameter of the query. Raises `MalformedRequestError` if it is no number >= 0."""
+        """Return a parameter of the query, at least 0. Raises `MalformedRequestError` otherwise."""
         text = self.query.get(name) or str(default)
         if not (text.isascii() and text.isdecimal()):
             raise MalformedRequestError(f"The parameter {name}={text!r} is not a number.")

@@ -171,7 +171,7 @@ def _failure_rule_violations(rules: list[dict[str, Any]]) -> Iterator[str]:
             yield f'{path}.action: Unsupported value: "{rule["action"]}"'
         codes, conditions = rule.get("onExitCodes"), rule.get("onPodConditions")
         if bool(codes) == bool(conditions):
-            yield f"{path}: Invalid value: specifying one of OnExitCodes and OnPodConditions is required"
+            yield f"{path}: Invalid value: one of OnExitCodes and OnPodConditions is required"
         elif codes and (
             codes["operator"] not in ("In", "NotIn")
             or not codes["values"]
