@@ -85,7 +85,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "describe_queues": ("describe_job_queues", {"jobQueues": ["spot"]}),
     "describe_unknown_queue": ("describe_job_queues", {"jobQueues": ["none"]}),
 }
-DIFFERENCES: dict[str, str] = {}
+_REGISTERED = "ClientException / jobDefinitionArn, jobDefinitionName, revision"
+_SUBMITTED = "ClientException / jobArn, jobId, jobName"
+# simulated / moto. The limits are those of the documentation in botocore's model of Batch.
+DIFFERENCES = {
+    "register_without_image": _REGISTERED,  # "Required."; moto accepts an empty text
+    "register_without_container": _REGISTERED,  # "one of the following is required"
+    "register_bad_name": _REGISTERED,  # letters, numbers, hyphens and underscores
+    "register_attempts": _REGISTERED,  # "between 1 and 10 attempts"
+    "submit_array_of_one": _SUBMITTED,  # "between 2 and 10,000"
+    "submit_bad_name": _SUBMITTED,  # letters, numbers, hyphens and underscores
+    "submit_long_name": _SUBMITTED,  # "up to 128 letters long"
+    "submit_short_timeout": _SUBMITTED,  # "The minimum value for the timeout is 60 seconds"
+    "submit_attempts": _SUBMITTED,  # "between 1 and 10 attempts"
+    "submit_share": _SUBMITTED,  # "Don't specify this parameter" without fair share
+    "list": "jobSummaryList: 0 / jobSummaryList: 1",  # without jobStatus "only RUNNING jobs"
+    "list_nothing": "ClientException / jobSummaryList: 0",  # "specify only one of"
+    # Not documented; the provisioner accepts both.
+    "terminate_unknown_job": "ClientException / ",
+    "cancel_unknown_job": "ClientException / ",
+}
 
 
 @contextlib.contextmanager
