@@ -10,6 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SKY := .bench/venv-skypilot
+FILESYSTEMS := .bench/venv-filesystems
+EXTRAS := .bench/venv-extras
 DIST := .bench/venv-dist
 PYTEST := $(BIN)/python -m pytest
 AGAIN := --max-suite-reruns=3 --rerun-show-tracebacks
@@ -32,7 +34,7 @@ demo: $(STAMP) ## train on digits with two local nodes, preempt both, finish
 
 .PHONY: test
 test: lint ## everything that CI runs
-	$(PYTEST) -m "$(EVERYDAY)" $(AGAIN) --durations=10
+	.ci/test $(PYTEST) -m "$(EVERYDAY)" $(AGAIN) --durations=10
 
 .PHONY: quick
 quick: $(STAMP) ## ruff and the unit tests
@@ -100,6 +102,14 @@ sky: sky-api ## SkyPilot on a real Slurm, as root; needs rsync openssh-server sl
 sky-api: $(SKY)/.installed ## SkyPilot's real SDK and API server with moto; needs rsync
 	$(SKY)/bin/python -m pytest tests/unit/provisioners/skypilot tests/contract/test_skypilot.py
 
+.PHONY: filesystems
+filesystems: $(FILESYSTEMS)/.installed ## the store suite over s3fs and adlfs, with moto and Azurite (`make azurite`)
+	$(FILESYSTEMS)/bin/python -m pytest -k FsspecOver tests/contract/test_stores.py
+
+.PHONY: extras
+extras: $(EXTRAS)/.installed ## resolve every pair of extras with uv and with pip 23.2.1; ONLY="s3 aws" for theirs
+	$(EXTRAS)/bin/python .ci/extras.py $(ONLY)
+
 .PHONY: docs
 docs: $(STAMP) ## check that links resolve and that code in the documents compiles
 	$(PYTEST) -q tests/house/test_docs.py tests/house/test_examples.py
@@ -158,4 +168,16 @@ $(STAMP): pyproject.toml constraints.txt .ci/make-venv
 $(SKY)/.installed: pyproject.toml .ci/skypilot.txt .ci/make-venv
 	.ci/make-venv $(SKY)
 	$(SKY)/bin/python -m pip install --quiet -c .ci/skypilot.txt -e '.[skypilot]' 'skypilot[aws,slurm]==0.14.*' torch numpy 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
+	touch $@
+
+# s3fs requires an older botocore than that of our tests.
+$(FILESYSTEMS)/.installed: pyproject.toml .ci/filesystems.txt .ci/make-venv
+	.ci/make-venv $(FILESYSTEMS)
+	$(FILESYSTEMS)/bin/python -m pip install --quiet -c .ci/filesystems.txt -e '.[s3,azure-storage]' boto3 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
+	touch $@
+
+# pip 23.2.1 is the one that Python 3.11 brings.
+$(EXTRAS)/.installed: .ci/make-venv
+	.ci/make-venv $(EXTRAS)
+	$(EXTRAS)/bin/python -m pip install --quiet pip==23.2.1 uv
 	touch $@

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_table
-from benchmarks.gpu_table import Row
+from benchmarks.gpu_table import GpuRow
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_GPU = 3
@@ -32,7 +32,7 @@ class RowCollector:
     """A pytest plugin that makes a row of each test and keeps the run within its time limit."""
 
     def __init__(self, limit_s: float, now: Callable[[], float] = time.monotonic) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[GpuRow] = []
         self._now = now
         self._deadline = now() + limit_s
 
@@ -57,10 +57,10 @@ class RowCollector:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported is a failed row."""
         if report.failed:
-            self.rows.append(Row(report.nodeid, "failed", _last_line(report.longreprtext)))
+            self.rows.append(GpuRow(report.nodeid, "failed", _last_line(report.longreprtext)))
 
 
-def row_of(report: pytest.TestReport) -> Row:
+def row_of(report: pytest.TestReport) -> GpuRow:
     """Return the row of a test's report, with the figures that it has recorded."""
     figures = [
         gpu_table.figure_of(value)  # type: ignore[arg-type]  # a dict, as the test recorded it
@@ -73,7 +73,7 @@ def row_of(report: pytest.TestReport) -> Row:
     elif report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = crash.message if crash is not None else _last_line(report.longreprtext)
-    return Row(gpu_table.title_of(report.nodeid), report.outcome, reason, figures)
+    return GpuRow(gpu_table.title_of(report.nodeid), report.outcome, reason, figures)
 
 
 def why_no_gpu(torch: Any) -> str:
@@ -104,7 +104,7 @@ def files_with_gpu_tests(tests: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path.parent == scenarios, path))
 
 
-def run(device: str, limit_s: float) -> list[Row]:
+def run(device: str, limit_s: float) -> list[GpuRow]:
     """Run the tests of that device, "cuda" or "cpu", and return their rows."""
     collector = RowCollector(limit_s)
     # Other packages of the machine's Python may warn: that is not what is tested here.

@@ -11,7 +11,7 @@ _MAX_REASON_CHARS = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class GpuFigure:
     """A measured value with its goal: the value must be at most `at_most`, if that is set."""
 
     name: str
@@ -33,18 +33,18 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GpuRow:
     """One test and its outcome: "passed", "failed" or "skipped" with the reason."""
 
     title: str
     outcome: str
     reason: str = ""
-    figures: Sequence[Figure] = field(default=())
+    figures: Sequence[GpuFigure] = field(default=())
 
 
-def figure_of(properties: Mapping[str, Any]) -> Figure:
+def figure_of(properties: Mapping[str, Any]) -> GpuFigure:
     """Return the figure that a test has recorded as plain values."""
-    return Figure(**properties)
+    return GpuFigure(**properties)
 
 
 def title_of(node_id: str) -> str:
@@ -53,7 +53,7 @@ def title_of(node_id: str) -> str:
     return name.removeprefix("test_").replace("_", " ") + (bracket and f" [{parameters}")
 
 
-def of_rows(rows: Sequence[Row]) -> str:
+def of_rows(rows: Sequence[GpuRow]) -> str:
     """Return the Markdown table: one line per figure, and one for a row without figures."""
     lines = []
     for row in rows:
@@ -71,7 +71,7 @@ def of_rows(rows: Sequence[Row]) -> str:
     return markdown(HEAD, lines)
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[GpuRow]) -> str:
     """Return the number of rows of each outcome: "12 passed, 0 failed, 3 skipped"."""
     return ", ".join(
         f"{sum(row.outcome == outcome for row in rows)} {outcome}"
@@ -79,7 +79,7 @@ def summary(rows: Sequence[Row]) -> str:
     )
 
 
-def exit_status(rows: Sequence[Row]) -> int:
+def exit_status(rows: Sequence[GpuRow]) -> int:
     """Return 0 if a row passed and none failed, else 1: a run that measured nothing has failed."""
     outcomes = {row.outcome for row in rows}
     return 0 if "passed" in outcomes and "failed" not in outcomes else 1

@@ -7,9 +7,11 @@ loopback addresses and no credentials.
 import ipaddress
 import os
 import random
+import re
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,3 +163,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in item.iter_markers("real_time"):
             if not (marker.args or marker.kwargs.get("reason")):
                 raise pytest.UsageError(f"{item.nodeid}: real_time needs a reason")
+
+
+# ── what was skipped, and what installs it ────────────────────────────────────────────────────────
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """End with the missing programs and packages, the most skipped tests first."""
+    counts = Counter(
+        reason
+        for report in terminalreporter.stats.get("skipped", [])
+        if (reason := _missing_installation(report))
+    )
+    if counts:
+        terminalreporter.section("not installed, therefore skipped")
+        for reason, count in counts.most_common():
+            terminalreporter.line(f"{count:5}  {reason}")
+
+
+def _missing_installation(report: pytest.TestReport | pytest.CollectReport) -> str | None:
+    """Return the skip reason, which ends with the command, if something is not installed."""
+    if not isinstance(report.longrepr, tuple):
+        return None
+    reason = report.longrepr[2].removeprefix("Skipped: ")
+    missing = _NOT_IMPORTED.match(reason)
+    if missing is not None:
+        return f"{missing[1]} is not installed; `pip install -c constraints.txt -e '.[torch,test]'`"
+    return reason if "not installed" in reason else None
+
+
+_NOT_IMPORTED = re.compile(r"could not import '([^'.]+)")

@@ -28,12 +28,13 @@ _POLL_INTERVAL_S = 0.05
 
 requires_slurm = pytest.mark.skipif(
     not all(shutil.which(command, path=_PATH) for command in COMMANDS),
-    reason="Slurm (slurmctld, slurmd, slurm-client, munge) is not installed",
+    reason="Slurm (slurmctld, slurmd, slurm-client, munge) is not installed; `.ci/servers` as root",
 )
 
 requires_slurm_accounting = pytest.mark.skipif(
     not all(shutil.which(command, path=_PATH) for command in (*COMMANDS, *ACCOUNTING_COMMANDS)),
-    reason="Slurm's accounts (slurmdbd, mariadb-server-core) are not installed",
+    reason="Slurm's accounts (slurmdbd, mariadb-server-core) are not installed; "
+    "`.ci/servers` as root",
 )
 
 

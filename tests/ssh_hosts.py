@@ -22,7 +22,8 @@ _SSHD = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
 _TIMEOUT_S = 30.0
 
 requires_sshd = pytest.mark.skipif(
-    _SSHD is None or shutil.which("ssh") is None, reason="OpenSSH's server is not installed"
+    _SSHD is None or shutil.which("ssh") is None,
+    reason="OpenSSH's server is not installed; `.ci/servers` as root",
 )
 
 

@@ -180,10 +180,10 @@ def test_a_granted_group_is_released_on_its_own_cloud_only(two_clouds: TwoClouds
 
 def test_a_group_that_was_never_submitted_is_submitted_nowhere(two_clouds: TwoClouds) -> None:
     two_clouds.lose_next_request()
-    two_clouds.start_fit("aws_batch")
+    two_clouds.start_fit("kubernetes")
     (token,) = two_clouds.view.groups
     two_clouds.end_fit()
     handle = two_clouds.start_fit("plain")
     supervise_until(handle, lambda: not two_clouds.view.unsettled_groups)
-    assert two_clouds.live_machines("aws_batch") == []
+    assert two_clouds.live_machines("kubernetes") == []
     assert token not in two_clouds.tokens_of("plain")

@@ -80,7 +80,7 @@ def azure() -> Iterator[str]:
     """The URL of an account of Azurite, in a separate process."""
     program = azurite.find_azurite()
     if program is None:
-        pytest.skip("Azurite is not installed: make azurite")
+        pytest.skip("Azurite is not installed; `make azurite`")
     with azurite.run_azurite(program) as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.KEY)
         yield url
@@ -178,9 +178,24 @@ class TestFsspecMemory(StoreSuite):
 class TestFsspecOverS3(StoreSuite):
     @pytest.fixture
     def store(self, s3: str) -> Store:
-        s3fs = pytest.importorskip("s3fs")
+        s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed; `make filesystems`")
         return open_filesystem_store(
             s3fs.S3FileSystem(endpoint_url=s3), f"bucket/{uuid.uuid4().hex}"
+        )
+
+
+@pytest.mark.timeout(300)  # the first import of adlfs loads Azure's packages
+class TestFsspecOverAzure(StoreSuite):
+    @pytest.fixture
+    def store(self, azure: str) -> Store:
+        adlfs = pytest.importorskip("adlfs", reason="adlfs is not installed; `make filesystems`")
+        account = (
+            f"DefaultEndpointsProtocol=http;AccountName={azurite.ACCOUNT};"
+            f"AccountKey={azurite.KEY};BlobEndpoint={azure};"
+        )
+        return open_filesystem_store(
+            adlfs.AzureBlobFileSystem(connection_string=account),
+            f"{azurite.CONTAINER}/{uuid.uuid4().hex}",
         )
 
 

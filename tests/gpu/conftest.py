@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu_table import Figure
+from benchmarks.gpu_table import GpuFigure
 from tests.live.cloud import LiveTestCloud
 
 Measure = Callable[..., None]
@@ -28,7 +28,7 @@ def measure(device: str, record_property: Callable[[str, object], None]) -> Meas
     """Record a figure for the table, and fail if it misses its goal on a GPU."""
 
     def measure(name: str, value: float, unit: str = "", *, at_most: float | None = None) -> None:
-        figure = Figure(name, value, unit, at_most)
+        figure = GpuFigure(name, value, unit, at_most)
         record_property("figure", asdict(figure))
         assert figure.is_met or device == "cpu", f"{figure}; the goal is {figure.goal}"
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import hcl2
+import pytest
 
 from tests.house.tree import ROOT
 
 TERRAFORM = ROOT / "infra" / "terraform"
 MODULES = sorted(path for path in (TERRAFORM / "modules").iterdir() if path.is_dir())
 STACKS = sorted(path for path in (TERRAFORM / "stacks").iterdir() if path.is_dir())
+
+NEEDS_TERRAFORM = pytest.mark.skipif(
+    not shutil.which("terraform"),
+    reason="terraform is not installed; https://developer.hashicorp.com/terraform/install",
+)
 
 _KIND_BY_TYPE = {"list": "list", "set": "list", "tuple": "list", "map": "map", "object": "map"}
 _INTERPOLATION = re.compile(r"\$\{(.*)\}", re.DOTALL)

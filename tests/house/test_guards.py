@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import _forbid_own_sleep
+from tests.conftest import _forbid_own_sleep, _missing_installation
 
 
 @pytest.mark.parametrize("address", [("192.0.2.1", 80), ("example.com", 443), ("8.8.8.8", 53)])
@@ -52,3 +52,19 @@ def sleeping_function(module: str, sleep: Any) -> Callable[[], None]:
         time_sleep(1)  # type: ignore[name-defined]  # noqa: F821  # passed as a global below
 
     return FunctionType(call_sleep.__code__, {"__name__": module, "time_sleep": sleep})
+
+
+@pytest.mark.parametrize(
+    ("reason", "listed"),
+    [
+        ("Skipped: s3fs is not installed; `make filesystems`", "s3fs is not installed; `make"),
+        ("Skipped: could not import 'azure.batch': No module named 'azure'", "pip install -c"),
+        ("Skipped: this cloud gives no reason", None),
+    ],
+)
+def test_the_end_of_a_run_names_what_is_not_installed(reason: str, listed: str | None) -> None:
+    report = pytest.TestReport(
+        "test", ("test.py", 1, "test"), {}, "skipped", ("test.py", 1, reason), "setup"
+    )
+    line = _missing_installation(report)
+    assert listed in line if line and listed else line is listed

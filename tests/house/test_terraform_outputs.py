@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
 import subprocess
 import types
 import typing
@@ -15,7 +14,15 @@ import pytest
 from spotfit.host import plugins
 from spotfit.provision.profile import PROVISIONER_ENTRY_POINTS
 from spotfit_provisioners.kubernetes import checkup as kubernetes
-from tests.house.hcl import MODULES, STACKS, TERRAFORM, TerraformFolder, load_folder, unquoted
+from tests.house.hcl import (
+    MODULES,
+    NEEDS_TERRAFORM,
+    STACKS,
+    TERRAFORM,
+    TerraformFolder,
+    load_folder,
+    unquoted,
+)
 from tests.house.tree import ROOT, text_files
 
 BACKENDS = [module for module in MODULES if module.name in plugins.names(PROVISIONER_ENTRY_POINTS)]
@@ -97,7 +104,7 @@ def test_every_terraform_variable_has_a_description(one: TerraformFolder) -> Non
         assert variable.keys() >= {"description", "type"}, name
 
 
-@pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here")
+@NEEDS_TERRAFORM
 def test_terraform_files_are_formatted() -> None:
     command = ["terraform", "fmt", "-check", "-recursive", str(TERRAFORM)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

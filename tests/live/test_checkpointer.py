@@ -205,37 +205,30 @@ def test_ranks_that_return_at_different_steps_end_without_a_wait(
     )
 
 
-def test_a_cancelled_run_loses_no_step(cloud: LiveTestCloud) -> None:
-    def train_until_cancelled(config: Config) -> None:
-        model = prepare_model(nn.Linear(2, 2))
-        ckpt = Checkpointer(model=model, every=10**6)
-        restored = ckpt.restore()
-        (Path(config["marks"]) / "resumed").write_text(str(restored.step if restored else 0))
-        for _ in range(10**6 if restored is None else 0):
-            time.sleep(0.01)
-            ckpt.step()
-            (Path(config["marks"]) / "step").write_text(str(ckpt.steps))
+def train_until_ended(config: Config) -> None:
+    """Train without an end in the first run; only restore in the next one."""
+    model = prepare_model(nn.Linear(2, 2))
+    ckpt = Checkpointer(model=model, every=10**6)
+    restored = ckpt.restore()
+    (Path(config["marks"]) / "resumed").write_text(str(restored.step if restored else 0))
+    for _ in range(10**6 if restored is None else 0):
+        time.sleep(0.01)
+        ckpt.step()
+        (Path(config["marks"]) / "step").write_text(str(ckpt.steps))
 
-    handle = cloud.submit(train_until_cancelled, workers=2, name="run", trainer_type=TorchTrainer)
+
+def test_a_cancelled_run_loses_no_step(cloud: LiveTestCloud) -> None:
+    handle = cloud.submit(train_until_ended, workers=2, name="run", trainer_type=TorchTrainer)
     cloud.wait_for_mark("step")
     at_request = int((cloud.marks / "step").read_text() or 1)
     handle.cancel()
     with pytest.raises(RunCancelledError):
         handle.result(60)
-    cloud.fit(train_until_cancelled, workers=2, name="run", trainer_type=TorchTrainer)
+    cloud.fit(train_until_ended, workers=2, name="run", trainer_type=TorchTrainer)
     assert int((cloud.marks / "resumed").read_text()) >= at_request
 
 
 def test_a_run_that_is_ended_by_its_time_budget_saves_and_resumes(cloud: LiveTestCloud) -> None:
-    def train_until_ended(config: Config) -> None:
-        model = prepare_model(nn.Linear(2, 2))
-        ckpt = Checkpointer(model=model, every=10**6)
-        restored = ckpt.restore()
-        (Path(config["marks"]) / "resumed").write_text(str(restored.step if restored else 0))
-        for _ in range(10**6 if restored is None else 0):
-            time.sleep(0.01)
-            ckpt.step()
-
     options: dict[str, Any] = {"workers": 2, "name": "run", "trainer_type": TorchTrainer}
     with pytest.raises(TimeBudgetExceededError, match="time budget of 45 s is used up"):
         cloud.fit(train_until_ended, time_budget_s=45.0, **options)

@@ -138,7 +138,8 @@ def test_machines_that_cannot_reach_each_other_end_the_run_with_the_remedy(
 def test_replacement_waits_for_capacity_in_the_region_of_the_standing_machine(
     tmp_path: Path,
 ) -> None:
-    queues = "sim-east-1:east,sim-west-1:west"  # the simulator has one list of queues
+    # The simulator has one list of queues. Batch does not restart the machine: the run replaces it.
+    queues = "sim-east-1:east,sim-west-1:west"
     sim = SimProvisioner.with_options(cloud="aws_batch", root=str(tmp_path / "cloud"))
     sim.start_simulator()
     handle = spotfit.DataParallelTrainer(
@@ -146,7 +147,7 @@ def test_replacement_waits_for_capacity_in_the_region_of_the_standing_machine(
         train_loop_config={"mark": str(tmp_path / "enough")},
         scaling_config=spotfit.ScalingConfig(num_workers=2),
         run_config=spotfit.RunConfig(storage_path=str(tmp_path / "runs"), name="run"),
-        provisioner=f"sim://aws_batch?root={sim.root}&queues={queues}",
+        provisioner=f"sim://aws_batch?root={sim.root}&queues={queues}&attempts=1",
     ).submit()
     url = f"{tmp_path}/runs/run"
     eventually(lambda: any(isinstance(event, RoundOpened) for event in events_of(url)))

@@ -120,12 +120,11 @@ def test_preemptions_with_and_without_notice_do_not_change_the_result(
 @pytest.mark.parametrize(
     ("notice", "options"),
     [
-        (False, {}),
+        pytest.param(False, {}, id="no notice"),
         # Long, so that the machine leaves in time on a loaded computer.
-        (True, {"notice_s": 30.0}),
-        (False, {"lag_s": 3.0}),
+        pytest.param(True, {"notice_s": 30.0}, id="notice", marks=pytest.mark.slow),
+        pytest.param(False, {"lag_s": 3.0}, id="late reads", marks=pytest.mark.slow),
     ],
-    ids=["no notice", "notice", "late reads"],
 )
 def test_one_loss_rents_one_machine(
     name: str, tmp_path: Path, options: dict[str, Any], *, notice: bool

@@ -15,6 +15,7 @@ import pytest
 import spotfit
 from spotfit.client.trainer import TorchTrainer
 from spotfit.model.events import CheckpointCommitted, LeaderElected, RoundClosed, RoundOpened
+from spotfit.security.object_mac import strip_mac
 from spotfit.store.factory import open_store
 from spotfit_localsim.live import network_faults
 from spotfit_localsim.live.chaos import faulty_store_proxy
@@ -197,5 +198,5 @@ def test_uploads_complete_after_the_bucket_recovers(cloud: LiveTestCloud, store_
 def stored_reports(cloud: LiveTestCloud) -> list[int]:
     """Return the indices of all reports in the bucket."""
     store = open_store(cloud.url())
-    chunks = [store.get(found.key) for found in store.list(".spotfit/reports")]
+    chunks = [strip_mac(store.get(found.key)) for found in store.list(".spotfit/reports")]
     return [json.loads(line)["report_index"] for chunk in chunks for line in chunk.splitlines()]

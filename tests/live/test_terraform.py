@@ -24,12 +24,12 @@ from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.profile import parse_options, resolve_options
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
-from tests.house.hcl import TERRAFORM
+from tests.house.hcl import NEEDS_TERRAFORM, TERRAFORM
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here"),
+    NEEDS_TERRAFORM,
     pytest.mark.real_time("terraform is a separate program"),
 ]
 

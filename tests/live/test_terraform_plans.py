@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.hcl import TERRAFORM
+from tests.house.hcl import NEEDS_TERRAFORM, TERRAFORM
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here"),
+    NEEDS_TERRAFORM,
     pytest.mark.real_time("terraform is a separate program"),
 ]
 

@@ -14,7 +14,7 @@ from spotfit.client.trainer import TorchTrainer
 from spotfit.torch import TorchftConfig
 from tests.live.cloud import LiveTestCloud
 
-pytest.importorskip("torchft", reason="torchft is not installed")
+pytest.importorskip("torchft", reason="torchft is not installed; `pip install torchft`")
 
 
 def train(config: dict[str, Any]) -> bool:

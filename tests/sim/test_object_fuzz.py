@@ -360,7 +360,7 @@ def read_members(run: EndedRun) -> object:
 
 
 def read_return_value(run: EndedRun) -> object:
-    value = load_sealed_pickle(run.store.get(RESULT_KEY), RUN_KEY, purpose=RESULT_KEY)
+    value = load_sealed_pickle(lambda: run.store.get(RESULT_KEY), RUN_KEY, purpose=RESULT_KEY)
     return None if value == RETURN_VALUE else value
 
 

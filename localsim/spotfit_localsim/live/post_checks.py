@@ -14,7 +14,7 @@ import msgspec
 from spotfit.checkpoint.reader import open_committed_snapshot
 from spotfit.core.errors import IntegrityError, SpotfitError
 from spotfit.core.ids import AgentId
-from spotfit.host import owned_dirs
+from spotfit.host import memory
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import (
@@ -27,6 +27,7 @@ from spotfit.model.events import (
     RoundOpened,
 )
 from spotfit.model.view import JournalView
+from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit_localsim.live.preemption import REPORTS_PREFIX
@@ -114,7 +115,7 @@ class RunAudit:
             store = open_store(url)
             audit._read_journal(store)
             for info in store.list(REPORTS_PREFIX):
-                chunk = store.get(info.key).splitlines()
+                chunk = strip_mac(store.get(info.key)).splitlines()
                 lines = [msgspec.json.decode(line, type=_ReportEntry) for line in chunk]
                 audit._add_reports(info.key.split("/")[-2], lines)
             audit._read_logs(store)
@@ -254,7 +255,7 @@ class RunAudit:
         """Add the shared memory of the run's agents on this machine to the leftovers."""
         for info in store.list(keys.MEMBERS.rstrip("/")):
             agent = info.key.rpartition("/")[2].removesuffix(".json")
-            folder = owned_dirs.SHARED_MEMORY_DIR / f"spotfit-{os.getuid()}-{agent}"
+            folder = memory.SHARED_MEMORY_DIR / f"spotfit-{os.getuid()}-{agent}"
             if folder.exists():
                 self.leftovers.append(str(folder))
 

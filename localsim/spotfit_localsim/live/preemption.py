@@ -21,6 +21,7 @@ from spotfit.core.ids import RunId, Token
 from spotfit.host import log
 from spotfit.host.system import SystemClock, wall_ms
 from spotfit.ledger.journal import Journal
+from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit_localsim.random_streams import RandomStream, SeededStreams
@@ -280,7 +281,7 @@ class ReportedStepSource:
                 if info.key not in self._read_keys
             ]
             for key in new_keys:
-                for text in self._store.get(key).splitlines():
+                for text in strip_mac(self._store.get(key)).splitlines():
                     line = msgspec.json.decode(text, type=_ReportLine)
                     self._report_count += 1
                     step = line.metrics.get("step", self._report_count)

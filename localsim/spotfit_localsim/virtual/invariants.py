@@ -274,7 +274,7 @@ class InvariantChecker:
 
     def _check_reports_stored(self, writer: str, key: str, body: bytes) -> None:
         stored = self.stored_reports.setdefault(writer, [])
-        for line in body.splitlines():
+        for line in strip_mac(body).splitlines():
             report = _report_decoder.decode(line)
             position = (report.round, report.report_index)
             expected = self._training.reported_steps.get(position)

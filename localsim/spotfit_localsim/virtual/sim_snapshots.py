@@ -24,7 +24,7 @@ from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.checkpoint.writer import decode_upload_job, upload_snapshot
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import IntegrityError
-from spotfit.host.owned_dirs import SHARED_MEMORY_DIR
+from spotfit.host.memory import SHARED_MEMORY_DIR
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.topology import SnapshotShard
 from spotfit.protocol.worker_agent import StartWorker

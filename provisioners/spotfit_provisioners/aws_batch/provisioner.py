@@ -140,7 +140,7 @@ class AwsBatchProvisioner:
             )
         )
         own = self._handle(plan, client, queue=name, job_id=job_id)
-        return self._keep_oldest(plan, own)
+        return self._keep_oldest(plan, launch, own)
 
     def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
         """Return the oldest job whose name is the token, in any queue of the plan."""
@@ -178,7 +178,7 @@ class AwsBatchProvisioner:
             parent = client.describe_jobs([handle.name]).get(handle.name)
             found = [job or parent for job in found]
         if any(found):
-            self._terminate_twins(handle)
+            self._terminate_duplicates(handle)
         statuses = tuple(states.node_status(job) if job else _UNKNOWN_JOB for job in found)
         jobs = [job for job in found if job]
         timeout_s, now_ms = self.options.pending_timeout_s, system.wall_ms()
@@ -284,21 +284,22 @@ class AwsBatchProvisioner:
         region, name = _parse_queue(queue)
         return _client_for_region(region or self.options.region, self.options.endpoint), name
 
-    def _keep_oldest(self, plan: GroupPlan, own: GroupHandle) -> GroupHandle:
+    def _keep_oldest(
+        self, plan: GroupPlan, launch: AgentLaunchSpec, own: GroupHandle
+    ) -> GroupHandle:
         """Return the group to keep of those with the token; terminate `own` if it is another one.
 
         Needed because `submit_job` has no idempotency token, so two concurrent submissions create
         two jobs. Every process keeps the oldest job of the first listed queue. The lookup may not
         show the own job yet, whose id Batch has returned: it counts as the youngest then.
         """
-        oldest = self._list_by_token(plan.token, plan.body["queues"])[:1]
-        for client, queue, job in oldest:
-            if job["jobId"] != own.name:
-                self._terminate_twin(self._client_of(own), plan.token, own.name)
-                return self._handle(plan, client, queue=queue, job_id=job["jobId"])
-        return own
+        oldest = self.find_group(plan, launch)
+        if oldest is None or oldest.name == own.name:
+            return own
+        self._terminate_duplicate(self._client_of(own), plan.token, own.name)
+        return oldest
 
-    def _terminate_twins(self, handle: GroupHandle) -> None:
+    def _terminate_duplicates(self, handle: GroupHandle) -> None:
         """Terminate other jobs of the token, once, when the lookup shows every one of them.
 
         The handle is that of the journal: no process manages the machines of the others.
@@ -308,22 +309,17 @@ class AwsBatchProvisioner:
         if not is_due or handle.token in self._checked_tokens:
             return
         self._checked_tokens.add(handle.token)
-        for client, _, job in self._list_by_token(handle.token, self.options.queues):
-            if job["jobId"] != handle.name and job["status"] not in _ENDED_STATES:
-                self._terminate_twin(client, handle.token, job["jobId"])
-
-    def _list_by_token(
-        self, token: str, queues: Sequence[str]
-    ) -> list[tuple[AwsBatchClient, str, dict[str, Any]]]:
-        """Return client, queue and summary of the token's listed jobs, oldest of a queue first."""
-        return [
-            (client, name, job)
-            for queue in queues
+        jobs = [
+            (client, job)
+            for queue in self.options.queues
             for client, name in [self._resolve_queue(queue)]
-            for job in client.list_jobs_by_name(name, token)
+            for job in client.list_jobs_by_name(name, handle.token)
         ]
+        for client, job in jobs:
+            if job["jobId"] != handle.name and job["status"] not in _ENDED_STATES:
+                self._terminate_duplicate(client, handle.token, job["jobId"])
 
-    def _terminate_twin(self, client: AwsBatchClient, token: str, job_id: str) -> None:
+    def _terminate_duplicate(self, client: AwsBatchClient, token: str, job_id: str) -> None:
         log.warning("aws_batch.duplicate_job_terminated", token=token, job=job_id)
         client.terminate_job(job_id, "duplicate of a concurrent submission; another job is kept")
 

@@ -20,11 +20,12 @@ from spotfit.agent.ports import CallbackRunner
 from spotfit.agent.report_matching import MatchedReport
 from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
-from spotfit.core.errors import ConfigError, NotFoundError
+from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.view import View
+from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
 from spotfit.store.retry import repeat_read
 
@@ -59,7 +60,7 @@ class _StoredReport(msgspec.Struct, frozen=True, kw_only=True):
 _progress_decoder, _report_decoder = decoder(_Progress), decoder(_StoredReport)
 # ConfigError: anyone may write an object whose key spotfit would not. Repeating these reads would
 # delay the callbacks, and thereby the end of the run, forever.
-_UNREADABLE = (NotFoundError, ConfigError, *DECODE_ERRORS)
+_UNREADABLE = (NotFoundError, ConfigError, IntegrityError, *DECODE_ERRORS)
 
 
 class CallbackDelivery:
@@ -195,7 +196,7 @@ def _load_lost_reports(store: Store, last_round: int) -> list[_StoredReport]:
     """
     progress = max(_read_progress(store), default=(last_round, -1))
     lost: dict[ReportPosition, _StoredReport] = {}
-    listed = [info.key for info in store.list(keys.REPORTS)]
+    listed = [info.key for info in store.list(keys.REPORTS.rstrip("/"))]
     for _, chunks in groupby(listed, lambda key: key.rpartition("/")[0]):
         # The reports of one agent are in order: its last chunks suffice.
         for key in reversed(list(chunks)):
@@ -212,9 +213,9 @@ def _load_lost_reports(store: Store, last_round: int) -> list[_StoredReport]:
 
 
 def _read_progress(store: Store) -> Iterable[ReportPosition]:
-    for info in store.list(keys.CALLBACKS):
+    for info in store.list(keys.CALLBACKS.rstrip("/")):
         try:
-            progress = _progress_decoder.decode(store.get(info.key))
+            progress = _progress_decoder.decode(strip_mac(store.get(info.key)))
         except _UNREADABLE as error:
             log.warning("callbacks.progress_unreadable", key=info.key, reason=str(error))
             continue
@@ -223,7 +224,7 @@ def _read_progress(store: Store) -> Iterable[ReportPosition]:
 
 def _read_reports(store: Store, key: str) -> list[_StoredReport]:
     def decode() -> list[_StoredReport]:
-        return [_report_decoder.decode(line) for line in store.get(key).splitlines()]
+        return [_report_decoder.decode(line) for line in strip_mac(store.get(key)).splitlines()]
 
     try:
         return repeat_read(decode)

@@ -17,6 +17,7 @@ from spotfit.client.profile_file import (
     check_profile,
     profile_from_terraform,
     read_terraform_folder,
+    require_new_file,
     write_profile,
 )
 from spotfit.core.errors import ConfigError
@@ -51,12 +52,8 @@ def init(
         raise ConfigError(
             "--terraform-output cannot be combined with --terraform.", do="Choose one of them."
         )
-    # Before the questions, whose answers would be lost.
-    if output.exists() and not force:
-        raise ConfigError(
-            f"{output} exists already.",
-            do="Edit it, write to another file with --output, or replace it with --force.",
-        )
+    if not force:
+        require_new_file(output)  # before the questions, whose answers would be lost
     if terraform_output == "-":
         profile = profile_from_terraform(sys.stdin.buffer.read(), "standard input")
     elif terraform_output:

@@ -18,6 +18,7 @@ from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.model.reporting import metrics_from_json
 from spotfit.model.view import View
+from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
 from spotfit.store.transfer import concurrent_map
 
@@ -63,7 +64,7 @@ def read_metrics_history(store: Store) -> list[ReportedMetrics]:
     `store` is rooted at the run's directory. Raises `StoreError`, and `IntegrityError` for a chunk
     that cannot be decoded.
     """
-    return _read_chunks(store, [info.key for info in store.list(keys.REPORTS)])
+    return _read_chunks(store, [info.key for info in store.list(keys.REPORTS.rstrip("/"))])
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class ProgressReader:
 
     def _read_latest_reports(self, leader: AgentId) -> list[ReportedMetrics]:
         known = self._chunks.get(leader, [])
-        listed = self._store.list(f"{keys.REPORTS}/{leader}", after=known[-1] if known else "")
+        listed = self._store.list(f"{keys.REPORTS}{leader}", after=known[-1] if known else "")
         chunks = [*known, *(info.key for info in listed)][-_PROGRESS_CHUNKS:]
         self._chunks = {leader: chunks}
         try:
@@ -158,7 +159,7 @@ def _read_chunks(store: Store, chunk_keys: Iterable[str]) -> list[ReportedMetric
 
 def _read_chunk(store: Store, key: str) -> list[ReportedMetrics]:
     try:
-        lines = [_report_decoder.decode(line) for line in store.get(key).splitlines()]
+        lines = [_report_decoder.decode(line) for line in strip_mac(store.get(key)).splitlines()]
         return [
             ReportedMetrics(
                 round=line.round,

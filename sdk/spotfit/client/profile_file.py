@@ -142,15 +142,25 @@ def write_profile(profile: NewProfile, path: Path, *, force: bool = False) -> No
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise ConfigError(
-            f"{path} exists already.",
-            do="Edit it, write to another file with --output, or replace it with --force.",
-        ) from error
+        raise _exists_error(path) from error
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror or error}.",
             do="Choose another file with --output.",
         ) from error
+
+
+def require_new_file(path: Path) -> None:
+    """Raise `ConfigError` if the file exists. `write_profile` checks it again."""
+    if path.exists():
+        raise _exists_error(path)
+
+
+def _exists_error(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} exists already.",
+        do="Edit it, write to another file with --output, or replace it with --force.",
+    )
 
 
 def render_profile(profile: NewProfile) -> str:

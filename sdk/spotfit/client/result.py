@@ -197,8 +197,8 @@ def _load_exception(
     if failure.pickle_key is None or key is None:
         return TrainingFailedError(failure.message, rank=failure.rank)
     try:
-        envelope = _fetch_pickle(failure.pickle_key, store, clock)
-        raised = load_sealed_pickle(envelope, key, purpose=failure.pickle_key)
+        read = partial(_fetch_pickle, failure.pickle_key, store, clock)
+        raised = load_sealed_pickle(read, key, purpose=failure.pickle_key)
     # ShippingError: the class of the exception may be missing on this machine. The text remains.
     except (StoreError, IntegrityError, ShippingError) as error:
         return TrainingFailedError(

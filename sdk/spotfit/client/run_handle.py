@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -543,8 +544,8 @@ class RunHandle:
                 reason="the return value is encrypted and this machine does not have the run's key",
             )
             return None
-        envelope = self._ledger.store.get(ended.result_key)
-        return load_sealed_pickle(envelope, self.key, purpose=ended.result_key)
+        read = partial(self._ledger.store.get, ended.result_key)
+        return load_sealed_pickle(read, self.key, purpose=ended.result_key)
 
 
 def attach(url: str | Path) -> RunHandle:

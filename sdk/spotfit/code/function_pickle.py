@@ -44,12 +44,19 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from spotfit.code.fingerprint import fingerprint_definition
-from spotfit.core.errors import ConfigError, ConfigTypeError, ShippingError, SpotfitError
+from spotfit.core.errors import (
+    ConfigError,
+    ConfigTypeError,
+    IntegrityError,
+    ShippingError,
+    SpotfitError,
+)
 from spotfit.core.units import format_bytes
 from spotfit.host import machine
 from spotfit.policy.retry_budget import diagnose_setup_failure, is_permanent_error
 from spotfit.protocol.worker_agent import WorkerRaised
 from spotfit.security.run_key import RunKey
+from spotfit.store.retry import repeat_read
 
 # --- Search for the part of an object -------------------------------------------------------------
 
@@ -399,14 +406,16 @@ def _comparable_path(path: str) -> str:
     return os.path.normcase(path).replace(os.sep, "/")
 
 
-def load_sealed_pickle(envelope: bytes, key: RunKey, *, purpose: str) -> Any:
+def load_sealed_pickle(read: Callable[[], bytes], key: RunKey, *, purpose: str) -> Any:
     """Decrypt, authenticate and unpickle an object that `RunKey.seal` has sealed for `purpose`.
 
-    For the results and exceptions that a run has stored; `purpose` is their object key. Raises
-    `IntegrityError` before anything is unpickled if the envelope was modified or has another
-    purpose, and `ShippingError` if loading fails.
+    For the results and exceptions that a run has stored; `purpose` is their object key. `read`
+    returns the envelope, and is called again if that is damaged. Raises `IntegrityError` before
+    anything is unpickled if the envelope was modified or has another purpose, `ShippingError` if
+    loading fails, and the errors of `read`.
     """
-    return unpickle(key.open(envelope, purpose=purpose), description=purpose)
+    body = repeat_read(lambda: key.open(read(), purpose=purpose), errors=(IntegrityError,))
+    return unpickle(body, description=purpose)
 
 
 def unpickle(body: bytes, *, description: str) -> Any:

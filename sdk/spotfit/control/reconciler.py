@@ -35,6 +35,7 @@ from spotfit.model.group import (
     NodeState,
     NodeStatus,
     Unreachable,
+    find_node_status,
 )
 from spotfit.model.leader_state import LeaderState
 from spotfit.policy.actions import (
@@ -313,9 +314,8 @@ class Reconciler:
 
     def _unreachable(self, lost: NodeLost, now: float) -> Unreachable | None:
         """What the machine could not reach, by the exit code that the backend reports."""
-        group_status = self.group_statuses.get(lost.token)
-        statuses = group_status.nodes[lost.node : lost.node + 1] if group_status else ()
-        what = next((find_unreachable(one.exit_code) for one in statuses), None)
+        status = find_node_status(self.group_statuses, lost.token, lost.node)
+        what = find_unreachable(status.exit_code) if status is not None else None
         # An outage of the storage, which this process has met as well, is no fault of the machine.
         has_failed = now - self._journal_writer.last_failure_at <= _STORAGE_OUTAGE_S
         return None if has_failed and what is not Unreachable.RUN else what

@@ -85,12 +85,16 @@ def instance_id() -> str:
     SPOTFIT_INSTANCE if set, in a pod the name of its node, else the kernel's boot id; '' if that is
     unknown.
     """
-    if configured := env.read(env.INSTANCE) or env.read(env.KUBERNETES_NODE):
-        return configured
+    return env.read(env.INSTANCE) or env.read(env.KUBERNETES_NODE) or boot_id()
+
+
+def boot_id() -> str:
+    """Return the id of the running kernel, equal in all containers of an instance; '' if unknown.
+
+    It is generated at the first read and not namespaced (`sysctl_bootid` in drivers/char/random.c
+    of Linux). The kubelet reports it as `status.nodeInfo.bootID`.
+    """
     try:
-        # One per running kernel, generated at the first read and not namespaced, so the containers
-        # of an instance read the same (`sysctl_bootid` in drivers/char/random.c). The kubelet
-        # reports it as `status.nodeInfo.bootID`.
         return _BOOT_ID.read_text().strip()
     except OSError:  # not Linux, or a sandbox that hides it
         return ""

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from spotfit.host import log
-from spotfit.host.memory import SHARED_MEMORY_DIR as SHARED_MEMORY_DIR
+from spotfit.host import log, machine, memory
 
 
 def remove_orphaned_shared_memory() -> None:
@@ -38,14 +37,14 @@ def shared_memory_directory(name: str) -> AbstractContextManager[Path]:
 
 
 def _shared_memory_parent() -> Path:
+    shared = memory.SHARED_MEMORY_DIR
     # Some containers mount no /dev/shm, or a read-only one.
-    is_usable = SHARED_MEMORY_DIR.is_dir() and os.access(SHARED_MEMORY_DIR, os.W_OK)
-    return SHARED_MEMORY_DIR if is_usable else Path(tempfile.gettempdir())
+    is_usable = shared.is_dir() and os.access(shared, os.W_OK)
+    return shared if is_usable else Path(tempfile.gettempdir())
 
 
 # The file that the owner keeps locked. It contains the lock domains of the owner.
 _LOCK_FILE = "owner"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @contextmanager
@@ -118,6 +117,6 @@ def _lock_domains(lock: int) -> list[bytes]:
     different host names but share the boot id.
     """
     domains = [os.uname().nodename.encode()]
-    with suppress(OSError):  # /proc/sys/kernel/random/boot_id does not exist everywhere
-        domains.append(f"{_BOOT_ID.read_text().strip()} {os.fstat(lock).st_dev}".encode())
+    if boot_id := machine.boot_id():
+        domains.append(f"{boot_id} {os.fstat(lock).st_dev}".encode())
     return domains

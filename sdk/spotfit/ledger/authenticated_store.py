@@ -19,13 +19,22 @@ from spotfit.store.api import ObjectInfo, Store
 
 MAX_READS = 5
 """How often an object is read until it has a valid MAC, before it counts as not authentic."""
-_AUTHENTICATED_PREFIXES = (keys.VIEWS, keys.LEASES, keys.MEMBERS, keys.CRASHES, keys.MANIFESTS)
+_AUTHENTICATED_PREFIXES = (
+    keys.VIEWS,
+    keys.LEASES,
+    keys.MEMBERS,
+    keys.CRASHES,
+    keys.MANIFESTS,
+    keys.REPORTS,
+    keys.CALLBACKS,
+)
 
 
 class AuthenticatedStore:
     """The store at a run's root, with MACs on the objects that decisions depend on.
 
-    They are cached views, leases, members, crashes, manifests and name markers. `get` of such an
+    They are cached views, leases, members, crashes, manifests, name markers, and the reports and
+    the progress of callbacks. `get` of such an
     object raises `IntegrityError` if its MAC is missing or wrong, and returns the body with the MAC
     otherwise: decode `strip_mac(body)`. Other methods and objects behave as those of `store`.
     `subtree` and pickling give the plain store, without the key.

@@ -44,8 +44,8 @@ MEMBERS = ".spotfit/members/"
 CRASHES = ".spotfit/crashes/"
 MANIFESTS = ".spotfit/manifests/"
 REFS = ".spotfit/refs/"
-REPORTS = ".spotfit/reports"
-CALLBACKS = ".spotfit/callbacks"
+REPORTS = ".spotfit/reports/"
+CALLBACKS = ".spotfit/callbacks/"
 
 
 _ENTRY = re.compile(re.escape(JOURNAL) + r"\d{20}\.json")
@@ -223,12 +223,12 @@ def reports(agent: AgentId, index: int) -> str:
 
     `agent` is that leader; `index` counts its chunks from 0 over all rounds.
     """
-    return f"{REPORTS}/{agent}/{index:08d}.jsonl"
+    return f"{REPORTS}{agent}/{index:08d}.jsonl"
 
 
 def callback_progress(agent: AgentId) -> str:
     """Return the object key of the last report whose callbacks have returned on this leader."""
-    return f"{CALLBACKS}/{agent}.json"
+    return f"{CALLBACKS}{agent}.json"
 
 
 def logs(agent: AgentId, index: int) -> str:

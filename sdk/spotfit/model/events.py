@@ -157,7 +157,7 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     unreachable: Unreachable | None = None
     """What the machine could not reach before its agent joined."""
     is_unused: bool = False
-    """Whether the leader gives the machine up because the backend granted too few for a round: all
+    """Whether the leader releases the machine because the backend granted too few for a round: all
     are requested again, after a pause."""
 
 

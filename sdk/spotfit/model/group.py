@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -133,6 +134,16 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     def is_terminated(self) -> bool:
         """Whether all machines of the group have ended permanently; True if `nodes` is empty."""
         return all(node.is_terminated for node in self.nodes)
+
+
+def find_node_status(
+    group_statuses: Mapping[Token, GroupStatus], token: Token, node: int
+) -> NodeStatus | None:
+    """Return the status of the machine `node` of that group; None if it is not reported yet."""
+    group_status = group_statuses.get(token)
+    if group_status is None or node >= len(group_status.nodes):
+        return None
+    return group_status.nodes[node]
 
 
 def missing_group_status(

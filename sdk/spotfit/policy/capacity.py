@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import AgentCrash, FailureCause, NodeLost, ValidationStarted
-from spotfit.model.group import NodeState, Role, Unreachable
+from spotfit.model.group import NodeState, Role, Unreachable, find_node_status
 from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.topology import NodeAssignment
 from spotfit.model.view import View
@@ -104,10 +104,8 @@ def is_last_attempt(state: LeaderState, token: Token, node: int) -> bool:
     group is not observed. Such a machine is replaced while it works: if it was lost while no
     process watches the run, nothing would resume the run (docs/decisions/0032).
     """
-    group_status = state.group_statuses.get(token)
-    if group_status is None:
-        return False
-    return any(status.is_last_attempt for status in group_status.nodes[node : node + 1])
+    status = find_node_status(state.group_statuses, token, node)
+    return status is not None and status.is_last_attempt
 
 
 def requeueable_members(view: View, state: LeaderState) -> list[MemberStatus]:
@@ -209,13 +207,12 @@ def network_in_use(view: View) -> str:
 
 def _is_requeued(state: LeaderState, token: Token, node: int) -> bool:
     """Whether the backend restarts the machine when it is lost, as far as its reports say."""
-    group_status = state.group_statuses.get(token)
-    statuses = group_status.nodes[node : node + 1] if group_status else ()
+    status = find_node_status(state.group_statuses, token, node)
+    if status is None:
+        return state.requeues_itself
     # WAITING on the last attempt: that attempt is still to come.
-    return state.requeues_itself and not any(
-        status.is_terminated or (status.is_last_attempt and status.state is not NodeState.WAITING)
-        for status in statuses
-    )
+    is_last = status.is_last_attempt and status.state is not NodeState.WAITING
+    return state.requeues_itself and not status.is_terminated and not is_last
 
 
 def surplus_groups(view: View, state: LeaderState) -> list[Token]:
@@ -424,14 +421,12 @@ def _loss_while_disconnected(
     view: View, state: LeaderState, now: float, *, token: Token, node: int, agent: AgentId | None
 ) -> NodeLost | None:
     """The loss of a node without a connected agent, if it is lost."""
-    group_status = state.group_statuses.get(token)
-    # Empty if the backend has not reported the node yet.
-    statuses = group_status.nodes[node : node + 1] if group_status else ()
+    status = find_node_status(state.group_statuses, token, node)
     is_restarting = _is_restarting(view, token, node=node, agent=agent)
     # The new agent has not joined.
     agent = None if is_restarting else agent
-    if any(status.is_terminated for status in statuses):
-        reason: str | None = end_reason(statuses[0])
+    if status is not None and status.is_terminated:
+        reason: str | None = end_reason(status)
     elif agent is None or state.is_headless:
         reason = _absence_reason(
             view, state, now, token=token, node=node, is_restarting=is_restarting
@@ -443,7 +438,7 @@ def _loss_while_disconnected(
     if reason is None:
         return None
     cause = _loss_cause(view, state, token=token, node=node, agent=agent)
-    has_failed = any(status.state is NodeState.FAILED for status in statuses)
+    has_failed = status is not None and status.state is NodeState.FAILED
     return NodeLost(
         token=token,
         node=node,
@@ -491,15 +486,14 @@ def _loss_before_restart(
     timing = view.spec.timing
     since = disconnected_since(view, state, agent)
     since = state.leading_since if since is None else since
-    group_status = state.group_statuses.get(token)
-    statuses = group_status.nodes[node : node + 1] if group_status else ()
-    is_waiting = any(status.state is NodeState.WAITING for status in statuses)
+    status = find_node_status(state.group_statuses, token, node)
     # The report may be older than the machine, and the connection may only be interrupted.
     is_certain = node_liveness(state, token, node=node, since=since) is NodeLiveness.TERMINATED
-    restarts = is_waiting and (is_certain or now - since > timing.rejoin_timeout_s)
+    is_settled = is_certain or now - since > timing.rejoin_timeout_s
+    restarts = status is not None and status.state is NodeState.WAITING and is_settled
     timeout_s = max(timing.rejoin_timeout_s, timing.restart_report_timeout_s)
-    if restarts:
-        reason = f"{statuses[0].reason or 'its machine was lost'}; its backend restarts the machine"
+    if status is not None and restarts:
+        reason = f"{status.reason or 'its machine was lost'}; its backend restarts the machine"
     elif _is_complete(view, state):
         reason = f"its agent disconnected; {_NOT_NEEDED}"
     elif now - since > timeout_s:
@@ -579,13 +573,12 @@ def _loss_cause(
     """PLATFORM if the backend reports the machine as running, otherwise PREEMPTION.
 
     WORKER if it was killed for exceeding its memory limit: so would its replacements be. None for a
-    node that never booted, unless the backend withdrew the granted machine: a boot
-    failure ends no round, so there is no budget to charge.
+    node that never booted, unless the backend withdrew the granted machine: a boot failure ends no
+    round, so there is no budget to charge.
     """
     if agent is None:
-        group_status = state.group_statuses.get(token)
-        statuses = group_status.nodes[node : node + 1] if group_status else ()
-        is_refused = any(status.state is NodeState.REFUSED for status in statuses)
+        status = find_node_status(state.group_statuses, token, node)
+        is_refused = status is not None and status.state is NodeState.REFUSED
         return FailureCause.PREEMPTION if is_refused else None
     if memory_kill(state, token, node) is not None:
         return FailureCause.WORKER

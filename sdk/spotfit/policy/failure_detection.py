@@ -26,7 +26,7 @@ from typing import NamedTuple
 from spotfit.core.ids import AgentId, Token
 from spotfit.core.units import format_ranks
 from spotfit.model.events import FailureCause, RankFailure, RoundClosed
-from spotfit.model.group import NodeState, NodeStatus
+from spotfit.model.group import NodeState, NodeStatus, find_node_status
 from spotfit.model.leader_state import LeaderState, RoundProgress, Training
 from spotfit.model.spec import HangDetectionConfig
 from spotfit.model.topology import NodeAssignment
@@ -181,16 +181,16 @@ def node_liveness(state: LeaderState, token: Token, node: int, since: float) -> 
     usually the time of a disconnect. UNKNOWN until a status is at least that new. TERMINATED also
     if the backend has requeued the machine.
     """
-    group_status = state.group_statuses.get(token)
-    if group_status is None or node >= len(group_status.nodes):
+    status = find_node_status(state.group_statuses, token, node)
+    if status is None:
         return NodeLiveness.UNKNOWN
     # Termination is permanent, so an old report of it is valid; an old report of RUNNING is not.
-    if group_status.nodes[node].is_terminated:
+    if status.is_terminated:
         return NodeLiveness.TERMINATED
     if state.status_as_of.get(token, float("-inf")) < since:
         return NodeLiveness.UNKNOWN
     # WAITING after its agent was connected: the backend has requeued the machine.
-    is_running = group_status.nodes[node].state is NodeState.RUNNING
+    is_running = status.state is NodeState.RUNNING
     return NodeLiveness.RUNNING if is_running else NodeLiveness.TERMINATED
 
 
@@ -211,9 +211,8 @@ def memory_kill(state: LeaderState, token: Token, node: int) -> NodeStatus | Non
 
     `node` is its index in the group `token`. None while the backend does not report it.
     """
-    group_status = state.group_statuses.get(token)
-    statuses = group_status.nodes[node : node + 1] if group_status else ()
-    return next((status for status in statuses if status.out_of_memory), None)
+    status = find_node_status(state.group_statuses, token, node)
+    return status if status is not None and status.out_of_memory else None
 
 
 def is_machine_lost(view: View, state: LeaderState, assignment: NodeAssignment) -> bool:

@@ -31,7 +31,7 @@ from spotfit.model.events import (
     RoundOpened,
     TrainingFunctionStarted,
 )
-from spotfit.model.group import NodeState
+from spotfit.model.group import NodeState, find_node_status
 from spotfit.model.leader_state import (
     Failing,
     LeaderState,
@@ -494,8 +494,8 @@ def _running_tokens(view: View, state: LeaderState) -> set[Token]:
     return {
         one.token
         for one in last.assignments
-        if (status := state.group_statuses.get(one.token)) is not None
-        and any(node.state is NodeState.RUNNING for node in status.nodes[one.node : one.node + 1])
+        if (status := find_node_status(state.group_statuses, one.token, one.node)) is not None
+        and status.state is NodeState.RUNNING
     }
 
 

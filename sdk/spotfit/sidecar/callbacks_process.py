@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -133,8 +134,8 @@ class CallbackDispatcher:
             return died
         for _ in range(_PICKLE_READ_ATTEMPTS):
             try:
-                envelope = self._store.get(failure.pickle_key)
-                original = load_sealed_pickle(envelope, self._key, purpose=failure.pickle_key)
+                read = partial(self._store.get, failure.pickle_key)
+                original = load_sealed_pickle(read, self._key, purpose=failure.pickle_key)
             except NotFoundError:  # not written yet
                 SystemClock().wait(_PICKLE_RETRY_S)
                 continue

@@ -56,6 +56,7 @@ from spotfit.protocol.worker_agent import (
     WorkerRaised,
     WorkerReturned,
 )
+from spotfit.security.object_mac import strip_mac
 from spotfit.testing.builders import RUN_ID, RUN_KEY, a_spec
 from spotfit_localsim.virtual.engine import SimProcess
 from spotfit_localsim.virtual.sim_cloud import SimInstance
@@ -655,7 +656,8 @@ class FakeCluster(Infrastructure):
         self.settle()
 
     def read_object(self, key: str) -> bytes:
-        return self.bucket.objects[key]
+        """Return the content of an object, without its MAC."""
+        return strip_mac(self.bucket.objects[key])
 
 
 def _metrics_of(rank: int, metrics: dict[str, Any]) -> msgspec.Raw:

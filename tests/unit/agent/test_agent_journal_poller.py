@@ -87,36 +87,27 @@ def test_an_unavailable_store_is_no_contact() -> None:
     assert poller.last_contact_at == 200.0
 
 
-def test_a_storage_without_an_answer_is_unreachable_after_30_s() -> None:
+@pytest.mark.parametrize(
+    ("error", "timeout_s", "what"),
+    [
+        (TransientStoreError("no answer"), 30.0, Unreachable.STORAGE),
+        # No waiting cures it.
+        (StoreError("the bucket is in another region"), 5.0, Unreachable.ACCESS),
+        # A role may appear late.
+        (StorePermissionError("denied"), 30.0, Unreachable.ACCESS),
+    ],
+)
+def test_a_storage_that_cannot_be_read_is_reported_after_a_timeout(
+    error: StoreError, timeout_s: float, what: Unreachable
+) -> None:
     poller, store = make_poller()
-    store.error = TransientStoreError("no answer")
+    store.error = error
     poll(poller, 100.0)
-    assert poller.start_failure(130.0) is None
-    failure = poller.start_failure(130.1)
+    assert poller.start_failure(100.0 + timeout_s) is None
+    failure = poller.start_failure(100.1 + timeout_s)
     assert failure is not None
-    assert failure.what is Unreachable.STORAGE
-    assert "within 30 s: no answer" in failure.reason
-
-
-def test_an_error_that_no_waiting_cures_is_reported_after_5_s() -> None:
-    poller, store = make_poller()
-    store.error = StoreError("the bucket is in another region")
-    poll(poller, 100.0)
-    assert poller.start_failure(105.0) is None
-    failure = poller.start_failure(105.1)
-    assert failure is not None
-    assert failure.what is Unreachable.ACCESS
-    assert "another region" in failure.reason
-
-
-def test_denied_access_is_reported_after_30_s_because_roles_may_appear_late() -> None:
-    poller, store = make_poller()
-    store.error = StorePermissionError("denied")
-    poll(poller, 100.0)
-    assert poller.start_failure(130.0) is None
-    failure = poller.start_failure(130.1)
-    assert failure is not None
-    assert failure.what is Unreachable.ACCESS
+    assert failure.what is what
+    assert f"within {timeout_s:.0f} s: {error.message}" in failure.reason
 
 
 def test_an_outage_after_the_first_read_is_no_start_failure() -> None:

@@ -15,6 +15,7 @@ from spotfit.control.background_calls import SynchronousCalls
 from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
+from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import FitStarted, LeaderElected, RoundOpened
 from spotfit.model.topology import Round
@@ -22,7 +23,7 @@ from spotfit.model.view import View
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.local import MemoryStore
-from spotfit.testing.builders import RUN_ID, a_committed_checkpoint, a_spec
+from spotfit.testing.builders import RUN_ID, RUN_KEY, a_committed_checkpoint, a_spec
 from tests.unit.agent.simulated_cluster import FakeCallbackRunner
 
 LOST, NEXT = AgentId("a-lost"), AgentId("a-next")
@@ -162,6 +163,19 @@ def test_a_key_that_spotfit_does_not_write_delays_no_callback(tmp_path: Path, fo
     harness.advance()
     assert harness.called == [(0, None)]
     assert harness.callbacks.is_idle
+
+
+def test_forged_reports_and_progress_of_a_lost_leader_are_ignored() -> None:
+    plain = MemoryStore()
+    store = AuthenticatedStore(plain, RUN_KEY)
+    start_run(store)
+    store_reports(store, a_report(0), a_report(1))
+    body = plain.get(keys.reports(LOST, 0))
+    plain.put(keys.reports(LOST, 0), body.replace(b'"n"', b'"m"'))
+    store_progress(plain, 1)
+    harness = Harness(store)
+    harness.advance()
+    assert harness.called == [(1, None)]
 
 
 def test_reports_that_were_damaged_on_the_way_are_read_again(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu
-from benchmarks.gpu_table import Figure, Row
+from benchmarks.gpu_table import GpuFigure, GpuRow
 
 TESTS = """
 import pytest
@@ -37,7 +37,7 @@ def test_it_leaves_something(dirty):
 """
 
 
-def rows_of(folder: Path, program: str = TESTS, **options: Any) -> list[Row]:
+def rows_of(folder: Path, program: str = TESTS, **options: Any) -> list[GpuRow]:
     """Run the tests in another process, as pytest cannot run in itself; return its rows."""
     (folder / "test_rows.py").write_text(program)
     code = (
@@ -51,14 +51,15 @@ def rows_of(folder: Path, program: str = TESTS, **options: Any) -> list[Row]:
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
     ).stdout
-    rows: list[Row] = eval(output.rpartition("ROWS ")[2], {"Row": Row, "Figure": Figure})  # noqa: S307
+    names = {"GpuRow": GpuRow, "GpuFigure": GpuFigure}
+    rows: list[GpuRow] = eval(output.rpartition("ROWS ")[2], names)  # noqa: S307
     return rows
 
 
 def test_each_test_is_a_row_with_its_figures_and_reason(tmp_path: Path) -> None:
     measures, misses, skipped, leaves = rows_of(tmp_path)
-    assert measures == Row("it measures", "passed", "", [Figure("copy", 2.0, "s", 3.0)])
-    assert (misses.outcome, misses.figures) == ("failed", [Figure("copy", 4.0, "s", 3.0)])
+    assert measures == GpuRow("it measures", "passed", "", [GpuFigure("copy", 2.0, "s", 3.0)])
+    assert (misses.outcome, misses.figures) == ("failed", [GpuFigure("copy", 4.0, "s", 3.0)])
     assert "4.0 <= 3.0" in misses.reason
     assert (skipped.outcome, skipped.reason) == ("skipped", "needs two GPUs")
     assert (leaves.outcome, leaves.reason) == ("failed", "RuntimeError: something was left")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from benchmarks import gpu_table
-from benchmarks.gpu_table import Figure, Row
+from benchmarks.gpu_table import GpuFigure, GpuRow
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,11 @@ from benchmarks.gpu_table import Figure, Row
 def test_a_goal_is_the_largest_value_that_passes(
     value: float, at_most: float | None, is_met: bool
 ) -> None:
-    assert Figure("save / copy", value, at_most=at_most).is_met == is_met
+    assert GpuFigure("save / copy", value, at_most=at_most).is_met == is_met
 
 
 def test_a_figure_survives_as_plain_values() -> None:
-    figure = Figure("restore()", 0.25, "s", 2.0)
+    figure = GpuFigure("restore()", 0.25, "s", 2.0)
     assert gpu_table.figure_of(asdict(figure)) == figure
 
 
@@ -34,14 +34,14 @@ def test_titles_are_the_names_of_tests() -> None:
 
 def test_each_figure_has_a_line_with_its_goal() -> None:
     rows = [
-        Row(
+        GpuRow(
             "a save",
             "failed",
             "1.2 | too\nlong",
-            (Figure("copy", 25.0, "GB/s"), Figure("r", 1.2, "", 1.1)),
+            (GpuFigure("copy", 25.0, "GB/s"), GpuFigure("r", 1.2, "", 1.1)),
         ),
-        Row("a fork", "passed"),
-        Row("two GPUs", "skipped", "needs two GPUs"),
+        GpuRow("a fork", "passed"),
+        GpuRow("two GPUs", "skipped", "needs two GPUs"),
     ]
     assert gpu_table.of_rows(rows).splitlines() == [
         "| row | figure | goal | result |",
@@ -55,7 +55,7 @@ def test_each_figure_has_a_line_with_its_goal() -> None:
 
 
 def test_a_long_reason_is_cut() -> None:
-    assert len(gpu_table.of_rows([Row("a", "failed", "x" * 1000)]).splitlines()[-1]) < 200
+    assert len(gpu_table.of_rows([GpuRow("a", "failed", "x" * 1000)]).splitlines()[-1]) < 200
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_long_reason_is_cut() -> None:
 def test_the_exit_status_says_whether_something_passed_and_nothing_failed(
     outcomes: list[str], status: int
 ) -> None:
-    assert gpu_table.exit_status([Row("a", outcome) for outcome in outcomes]) == status
+    assert gpu_table.exit_status([GpuRow("a", outcome) for outcome in outcomes]) == status

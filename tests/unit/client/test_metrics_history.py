@@ -106,7 +106,7 @@ def test_corrupt_reports_do_not_hide_the_status() -> None:
 )
 def test_chunk_with_values_of_other_types_is_an_integrity_error(line: bytes) -> None:
     store = MemoryStore()
-    store.put(f"{keys.REPORTS}/a/0.jsonl", line)
+    store.put(f"{keys.REPORTS}a/0.jsonl", line)
     with pytest.raises(IntegrityError, match="cannot be decoded"):
         read_metrics_history(store)
 

@@ -302,7 +302,13 @@ def test_a_function_above_the_limit_is_rejected(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_sealed_pickle_is_loaded() -> None:
     envelope = KEY.seal(cloudpickle.dumps({"loss": 0.5}), purpose="result")
-    assert load_sealed_pickle(envelope, KEY, purpose="result") == {"loss": 0.5}
+    assert load_sealed_pickle(lambda: envelope, KEY, purpose="result") == {"loss": 0.5}
+
+
+def test_a_damaged_read_of_a_sealed_pickle_is_repeated() -> None:
+    envelope = KEY.seal(cloudpickle.dumps({"loss": 0.5}), purpose="result")
+    reads = iter([envelope[:-5], b"", envelope])
+    assert load_sealed_pickle(lambda: next(reads), KEY, purpose="result") == {"loss": 0.5}
 
 
 def test_a_modified_pickle_is_not_loaded(tmp_path: Path) -> None:
@@ -311,7 +317,7 @@ def test_a_modified_pickle_is_not_loaded(tmp_path: Path) -> None:
         _TouchOnUnpickle(created_by_pickle)
     )
     with pytest.raises(IntegrityError):
-        load_sealed_pickle(envelope, KEY, purpose="result")
+        load_sealed_pickle(lambda: envelope, KEY, purpose="result")
     assert not created_by_pickle.exists()
 
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spotfit.host import owned_dirs
+from spotfit.host import machine, memory
 from spotfit.host.owned_dirs import (
     owned_directory,
     remove_orphaned_shared_memory,
@@ -28,7 +28,7 @@ from spotfit.host.owned_dirs import (
 def test_the_directory_is_in_shared_memory_and_removed_on_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owned_dirs, "SHARED_MEMORY_DIR", tmp_path)
+    monkeypatch.setattr(memory, "SHARED_MEMORY_DIR", tmp_path)
     with shared_memory_directory("me") as folder:
         assert folder == tmp_path / f"spotfit-{os.getuid()}-me"
         assert folder.is_dir()
@@ -38,7 +38,7 @@ def test_the_directory_is_in_shared_memory_and_removed_on_exit(
 def test_without_shared_memory_the_temporary_directory_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owned_dirs, "SHARED_MEMORY_DIR", tmp_path / "none")
+    monkeypatch.setattr(memory, "SHARED_MEMORY_DIR", tmp_path / "none")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with shared_memory_directory("me") as folder:
         assert folder.parent == tmp_path
@@ -148,7 +148,7 @@ def test_without_a_boot_id_the_host_name_identifies_the_machine(
 ) -> None:
     with other_owner(tmp_path):
         pass
-    monkeypatch.setattr(owned_dirs, "_BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr(machine, "_BOOT_ID", tmp_path / "none")
     with owned_directory(tmp_path, "me") as folder:
         assert (folder / "owner").read_text() == os.uname().nodename
         assert not folder_of(tmp_path).exists()
@@ -200,7 +200,7 @@ def test_without_file_locks_directories_are_created_and_kept(
 def test_shared_memory_of_killed_agents_is_removed_without_a_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owned_dirs, "SHARED_MEMORY_DIR", tmp_path)
+    monkeypatch.setattr(memory, "SHARED_MEMORY_DIR", tmp_path)
     with other_owner(tmp_path):
         remove_orphaned_shared_memory()
         assert folder_of(tmp_path).exists(), "its owner is running"

@@ -178,5 +178,6 @@ def test_an_error_in_after_report_is_reported_and_stored(
     assert "ZeroDivisionError: in the callback" in calls.traceback_text
     assert "after_report" in calls.traceback_text
     assert calls.pickle_key is not None
-    original = load_sealed_pickle(store.get(calls.pickle_key), KEY, purpose=calls.pickle_key)
+    envelope = store.get(calls.pickle_key)
+    original = load_sealed_pickle(lambda: envelope, KEY, purpose=calls.pickle_key)
     assert isinstance(original, ZeroDivisionError)

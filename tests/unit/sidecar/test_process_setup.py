@@ -36,7 +36,7 @@ def test_a_stored_exception_can_be_loaded_with_the_run_key() -> None:
     store = MemoryStore()
     name = store_exception(KeyError("lr"), store, KEY)
     assert name is not None
-    assert isinstance(load_sealed_pickle(store.get(name), KEY, purpose=name), KeyError)
+    assert isinstance(load_sealed_pickle(lambda: store.get(name), KEY, purpose=name), KeyError)
 
 
 def test_equal_exceptions_share_one_object() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
-import os
-import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +41,7 @@ def _unregister() -> Iterator[None]:
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # the file stays open
-def test_heartbeats_are_sent_and_stacks_are_dumped_on_the_signal(tmp_path: Path) -> None:
+def test_heartbeats_are_sent_by_a_daemon_thread(tmp_path: Path) -> None:
     connection = FakeConnection(3)
     thread = agent_connection.start_heartbeat(
         connection,  # type: ignore[arg-type]  # it only sends
@@ -51,8 +51,29 @@ def test_heartbeats_are_sent_and_stacks_are_dumped_on_the_signal(tmp_path: Path)
     assert connection.done.wait(30.0)
     assert connection.received == [WorkerHeartbeat()] * 3
     assert thread.daemon
-    # To this thread: another one could still be writing when the call returns.
+
+
+_DUMPS_ITS_STACKS = """
+import signal, sys
+from pathlib import Path
+from spotfit.host import process
+from spotfit.worker import agent_connection
+
+class Connection:
+    def send(self, message): pass
+
+def train():
     signal.raise_signal(process.STACK_DUMP_SIGNAL)
-    stacks = (tmp_path / "stacks" / f"{os.getpid()}.txt").read_text()
-    assert "in test_heartbeats_are_sent_and_stacks_are_dumped_on_the_signal" in stacks
+
+agent_connection.start_heartbeat(Connection(), interval_s=0.001, stacks_dir=Path(sys.argv[1]))
+train()
+"""
+
+
+def test_stacks_are_dumped_on_the_signal(tmp_path: Path) -> None:
+    # In its own process: a dump contains at most 100 threads, and other tests leave threads.
+    subprocess.run([sys.executable, "-c", _DUMPS_ITS_STACKS, str(tmp_path)], check=True)
+    (dump,) = tmp_path.glob("*.txt")
+    stacks = dump.read_text()
+    assert "in train" in stacks
     assert "in send_heartbeats" in stacks

@@ -47,7 +47,7 @@ def test_torchft_config_is_a_torch_config_with_a_lighthouse() -> None:
 
 
 def test_every_round_has_a_new_lighthouse(backend: TorchftBackend) -> None:
-    pytest.importorskip("torchft", reason="torchft is not installed")
+    pytest.importorskip("torchft", reason="torchft is not installed; `pip install torchft`")
     places = set()
     for _ in range(2):
         backend.on_start(OneWorker(), TorchftConfig({"min_replicas": 1}))

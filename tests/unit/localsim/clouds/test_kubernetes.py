@@ -139,7 +139,9 @@ def test_invalid_pod_replacement_policy_is_rejected(api: Any) -> None:
 KUBECTL = shutil.which("kubectl")
 
 
-@pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")
+@pytest.mark.skipif(
+    KUBECTL is None, reason="kubectl is not installed; https://kubernetes.io/docs/tasks/tools"
+)
 def test_kubectl_lists_pods_and_jobs(sim: Simulator, api: Any) -> None:
     kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
     pods(api, "Running")

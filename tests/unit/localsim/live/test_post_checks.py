@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, RunId, Token
-from spotfit.host import owned_dirs
+from spotfit.host import memory
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
@@ -190,7 +190,7 @@ def test_a_replaced_machine_without_the_end_of_its_log_is_a_violation(store: Sto
 def test_shared_memory_of_an_agent_is_a_leftover(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owned_dirs, "SHARED_MEMORY_DIR", tmp_path)
+    monkeypatch.setattr(memory, "SHARED_MEMORY_DIR", tmp_path)
     store.put(keys.member(AgentId("a")), b"{}")
     folder = tmp_path / f"spotfit-{os.getuid()}-a"
     folder.mkdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.ids import RunId, Token
-from spotfit.host import owned_dirs
+from spotfit.host import memory
 from spotfit.model.group import NodeState
 from spotfit_provisioners.local.processes import ProcessIdentity, current_process
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalGroup
@@ -160,7 +160,7 @@ def test_default_root_is_per_user() -> None:
 def test_snapshots_of_a_killed_machine_are_removed_with_it(
     root: LocalCloudDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owned_dirs, "SHARED_MEMORY_DIR", tmp_path)
+    monkeypatch.setattr(memory, "SHARED_MEMORY_DIR", tmp_path)
     snapshots = tmp_path / f"spotfit-{os.getuid()}-a-1"
     snapshots.mkdir()
     (snapshots / "owner").write_text(os.uname().nodename)  # and no process holds its lock

@@ -100,7 +100,9 @@ def test_messages_are_stripped_of_colours_and_newlines() -> None:
 )
 def test_names_match_skypilot(name: str) -> None:
     """Exceptions are matched by name, so a removed name would go unnoticed."""
-    exceptions = pytest.importorskip("sky.exceptions", reason="SkyPilot is not installed")
+    exceptions = pytest.importorskip(
+        "sky.exceptions", reason="SkyPilot is not installed; `make sky-api`"
+    )
     assert hasattr(exceptions, name) or hasattr(builtins, name)
 
 

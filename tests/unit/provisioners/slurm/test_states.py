@@ -20,7 +20,9 @@ from spotfit_provisioners.slurm.states import (
 )
 
 
-@pytest.mark.skipif(shutil.which("squeue") is None, reason="Slurm is not installed")
+@pytest.mark.skipif(
+    shutil.which("squeue") is None, reason="Slurm is not installed; `.ci/servers` as root"
+)
 def test_every_state_is_mapped(tmp_path: Path) -> None:
     """squeue lists all states when it is called with an unknown one."""
     conf = tmp_path / "slurm.conf"
