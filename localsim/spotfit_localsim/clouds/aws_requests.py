@@ -51,6 +51,8 @@ def find_definition_violation(body: Mapping[str, Any]) -> str:
         return "This simulator runs jobs with containerProperties only."
     if not _IMAGE.fullmatch(container.get("image", "")):
         return "Container image is required, and must match its pattern."
+    if not container.get("command"):
+        return "This simulator runs no images: set the command."
     needs = {one["type"]: one["value"] for one in container.get("resourceRequirements", [])}
     # The members are the deprecated form of both requirements.
     for kind, member in (("VCPU", "vcpus"), ("MEMORY", "memory")):

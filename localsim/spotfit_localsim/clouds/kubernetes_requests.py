@@ -1,33 +1,49 @@
 """Validation of Kubernetes objects: the models of the client library, names and required fields.
 
+Rules of the API server that no request can violate by mistake in spotfit are left out. What this
+simulator cannot run is invalid, too, with a reason that says so.
+
 Sources: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/, and the messages
 of the API server (k8s.io/apimachinery/pkg/util/validation).
 """
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from spotfit.host.plugins import require_module
 from spotfit_localsim.clouds.http_server import drop_nulls
+from spotfit_localsim.clouds.kubernetes_models import (
+    MissingField,
+    Path,
+    UnknownField,
+    WrongType,
+    violations,
+)
 
-_MODELS: Mapping[str, str] = {
-    "jobs": "V1Job",
-    "pods": "V1Pod",
-    "secrets": "V1Secret",
-    "services": "V1Service",
-}
 _SUBDOMAIN = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 )
+_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+_SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 # At most 18 digits: the API server stores quantities as 64-bit integers.
 _QUANTITY = re.compile(
     r"\+?(\d{1,18}\.?\d{0,9}|\.\d{1,9})([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d{1,2})?"
 )
+_MAX_COMPLETIONS = 10_000
+POD_FIELDS = (
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "status.hostIP",
+    "status.podIP",
+)
+"""Fields of a pod that its environment can refer to."""
 _SUFFIXES = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
@@ -40,84 +56,75 @@ class InvalidObjectError(Exception):
         self.reason = "BadRequest" if code == 400 else "Invalid"
 
 
-def check_object(kind: str, name_of_kind: str, body: Any, *, is_strict: bool) -> None:
+def check_object(kind: str, name_of_kind: str, body: dict[str, Any], *, is_strict: bool) -> None:
     """Raise `InvalidObjectError`; remove unknown fields unless `is_strict`.
 
     https://kubernetes.io/docs/reference/using-api/api-concepts/#field-validation
     """
-    where = f'{name_of_kind} in version "v1" cannot be handled as a {name_of_kind}'
-    if not isinstance(body, dict):
-        raise InvalidObjectError(f"{where}: json: cannot unmarshal into Go value", code=400)
     if body.get("kind", name_of_kind) != name_of_kind:
         raise InvalidObjectError(
             f"{body['kind']} does not match the expected kind {name_of_kind}", code=400
         )
-    drop_nulls(body)
-    missing = _check_model(_MODELS[kind], body, where, is_strict=is_strict)
+    missing = _check_model(name_of_kind, body, is_strict=is_strict)
     problems = [f"{path}: Required value" for path in missing] or list(_violations(kind, body))
     if problems:
-        name = (body.get("metadata") or {}).get("name", "")
+        name = body.get("metadata", {}).get("name", "")
         raise InvalidObjectError(f'{name_of_kind} "{name}" is invalid: {"; ".join(problems)}')
 
 
 def check_review(name_of_kind: str, body: dict[str, Any]) -> None:
     """Raise `InvalidObjectError` for an access review that the API server would reject."""
-    where = f'{name_of_kind} in version "v1" cannot be handled as a {name_of_kind}'
-    drop_nulls(body)
-    if missing := _check_model(f"V1{name_of_kind}", body, where, is_strict=False):
+    if missing := _check_model(name_of_kind, body, is_strict=False):
         raise InvalidObjectError(f"{name_of_kind} is invalid: {missing[0]}: Required value")
 
 
-def _check_model(model: str, body: dict[str, Any], where: str, *, is_strict: bool) -> list[str]:
-    """Return the paths of missing fields."""
-    client = require_module("kubernetes.client", extra="kubernetes")
-    pydantic = require_module("pydantic", extra="kubernetes")
-    try:
-        getattr(client, model).model_validate(body)
-    except pydantic.ValidationError as error:
-        found = error.errors(include_url=False)
-    else:
-        return []
+def _check_model(name_of_kind: str, body: dict[str, Any], *, is_strict: bool) -> list[str]:
+    """Remove nulls and unknown fields, and return the paths of missing fields."""
+    where = f'{name_of_kind} in version "v1" cannot be handled as a {name_of_kind}'
+    drop_nulls(body)
     unknown, missing = [], []
-    for one in found:
-        path = ".".join(str(part) for part in one["loc"])
-        if one["type"] == "extra_forbidden":
-            unknown.append(f'unknown field "{path}"')
-            _remove(body, one["loc"])
-        elif one["type"] == "missing":
-            missing.append(path)
+    for one in list(violations(f"V1{name_of_kind}", body)):
+        field = _field_text(one.path)
+        if isinstance(one, MissingField):
+            missing.append(field)
+        elif isinstance(one, UnknownField):
+            unknown.append(f'unknown field "{field}"')
+            del _parent(body, one.path)[one.path[-1]]
         elif not _is_numeric_quantity(one):
-            message = f"{where}: json: cannot unmarshal field {path}: {one['msg']}"
-            raise InvalidObjectError(message, code=400)
+            raise InvalidObjectError(
+                f"{where}: json: cannot unmarshal {one.value!r} into Go struct field {field} of "
+                f"type {one.expected}",
+                code=400,
+            )
         else:
             # The API server stores every quantity as a text.
-            _replace(body, one["loc"], str(one["input"]))
+            _parent(body, one.path)[one.path[-1]] = str(one.value)
     if unknown and is_strict:
         raise InvalidObjectError(f"{where}: strict decoding error: {', '.join(unknown)}", code=400)
     return missing
 
 
-def _is_numeric_quantity(error: Mapping[str, Any]) -> bool:
-    """The API server also reads quantities that are numbers, which the model forbids."""
-    is_quantity = error["loc"][-2:-1] in (("limits",), ("requests",))
-    return is_quantity and type(error["input"]) in (int, float)
+def _field_text(path: Path) -> str:
+    """Return a path such as 'spec.containers[0].image'."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
+    return "".join(parts).removeprefix(".")
 
 
-def _replace(body: Any, location: tuple[Any, ...], value: str) -> None:
-    for part in location[:-1]:
+def _is_numeric_quantity(violation: WrongType) -> bool:
+    """The API server also reads quantities that are numbers, which the models forbid."""
+    is_quantity = violation.path[-2:-1] in (("limits",), ("requests",))
+    return is_quantity and type(violation.value) in (int, float)
+
+
+def _parent(body: Any, path: Path) -> Any:
+    for part in path[:-1]:
         body = body[part]
-    body[location[-1]] = value
-
-
-def _remove(body: Any, location: tuple[Any, ...]) -> None:
-    for part in location[:-1]:
-        body = body[part]
-    del body[location[-1]]
+    return body
 
 
 def _violations(kind: str, body: dict[str, Any]) -> Iterator[str]:
-    meta = body.get("metadata") or {}
-    name = meta.get("name") or ""
+    meta = body.get("metadata", {})
+    name = meta.get("name", "")
     if not name:
         yield "metadata.name: Required value: name or generateName is required"
     elif not (_LABEL if kind == "services" else _SUBDOMAIN).fullmatch(name):
@@ -127,39 +134,42 @@ def _violations(kind: str, body: dict[str, Any]) -> Iterator[str]:
             "alphanumeric character"
         )
     yield from _label_violations(meta, "metadata")
-    spec = body.get("spec") or {}
     if kind == "jobs":
-        yield from _job_violations(spec, name)
+        yield from _job_violations(body.get("spec", {}), name)
     elif kind == "pods":
-        yield from _pod_violations(spec, "spec")
+        yield from _pod_violations(body.get("spec", {}), "spec")
+    elif kind == "secrets":
+        yield from _secret_violations(body)
 
 
 def _job_violations(spec: dict[str, Any], name: str) -> Iterator[str]:
-    template = spec.get("template") or {}
-    yield from _label_violations(template.get("metadata") or {}, "spec.template.metadata")
-    pod = template.get("spec") or {}
+    template = spec.get("template", {})
+    yield from _label_violations(template.get("metadata", {}), "spec.template.metadata")
+    pod = template.get("spec", {})
     yield from _pod_violations(pod, "spec.template.spec")
     if pod.get("restartPolicy") not in ("Never", "OnFailure"):
         yield 'spec.template.spec.restartPolicy: Required value: valid values: "OnFailure", "Never"'
     for field in ("completions", "parallelism", "backoffLimit", "backoffLimitPerIndex"):
-        if (spec.get(field) or 0) < 0:
+        if spec.get(field, 0) < 0:
             yield f"spec.{field}: Invalid value: {spec[field]}: must be greater than or equal to 0"
+    completions = spec.get("completions", 1)
+    if completions > _MAX_COMPLETIONS:
+        yield f"spec.completions: Invalid value: this simulator runs at most {_MAX_COMPLETIONS}"
     if spec.get("completionMode") == "Indexed":
-        completions = spec.get("completions")
-        if completions is None:
+        if "completions" not in spec:
             yield "spec.completions: Required value: when completion mode is Indexed"
         # The host name of a pod is the name of its Job with the index.
         elif len(f"{name}-{max(0, completions - 1)}") > 63:
             yield "metadata.name: Invalid value: will not be able to create pod with hostname"
-    elif spec.get("backoffLimitPerIndex") is not None:
+    elif "backoffLimitPerIndex" in spec:
         yield "spec.backoffLimitPerIndex: Invalid value: requires indexed completion mode"
-    policy = spec.get("podFailurePolicy")
+    policy = spec.get("podFailurePolicy", {})
     # Combinations that are easy to get wrong.
     if policy and pod.get("restartPolicy") != "Never":
         yield "spec.podFailurePolicy: Invalid value: needs restartPolicy: Never"
-    if policy and spec.get("podReplacementPolicy") not in (None, "Failed"):
+    if policy and spec.get("podReplacementPolicy", "Failed") != "Failed":
         yield "spec.podReplacementPolicy: Unsupported value: can only be Failed"
-    yield from _failure_rule_violations((policy or {}).get("rules") or [])
+    yield from _failure_rule_violations(policy.get("rules", []))
 
 
 def _failure_rule_violations(rules: list[dict[str, Any]]) -> Iterator[str]:
@@ -181,10 +191,10 @@ def _failure_rule_violations(rules: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _pod_violations(pod: dict[str, Any], path: str) -> Iterator[str]:
-    containers = pod.get("containers") or []
+    containers = pod.get("containers", [])
     if not containers:
         yield f"{path}.containers: Required value"
-    names = [one.get("name") or "" for one in containers]
+    names = [one.get("name", "") for one in containers]
     if len(set(names)) < len(names):
         yield f"{path}.containers: Duplicate value"
     for number, container in enumerate(containers):
@@ -196,15 +206,55 @@ def _pod_violations(pod: dict[str, Any], path: str) -> Iterator[str]:
         # An image may have a default command; a simulated machine has none.
         if not container.get("command"):
             yield f"{where}.command: Required value: this simulator runs no images"
-        resources = container.get("resources") or {}
-        for part in ("limits", "requests"):
-            for name, text in (resources.get(part) or {}).items():
-                path_of_value = f"{where}.resources.{part}[{name}]"
-                if not _QUANTITY.fullmatch(str(text)):
-                    yield f'{path_of_value}: Invalid value: "{text}"'
-                # Extended resources, such as GPUs, have a domain.
-                elif "/" in name and not parse_quantity(str(text)).is_integer():
-                    yield f'{path_of_value}: Invalid value: "{text}": must be an integer'
+        yield from _environment_violations(container, where)
+        yield from _resource_violations(container.get("resources", {}), f"{where}.resources")
+
+
+def _environment_violations(container: dict[str, Any], path: str) -> Iterator[str]:
+    for number, variable in enumerate(container.get("env", [])):
+        where = f"{path}.env[{number}]"
+        if not _VARIABLE.fullmatch(variable["name"]):
+            yield f'{where}.name: Invalid value: "{variable["name"]}"'
+        source = variable.get("valueFrom")
+        field = (source or {}).get("fieldRef", {}).get("fieldPath")
+        if source is not None and variable.get("value"):
+            yield f"{where}.valueFrom: Invalid value: a value is set, too"
+        if source is not None and (len(source) != 1 or field not in POD_FIELDS):
+            yield f"{where}.valueFrom: Unsupported value: this simulator knows {POD_FIELDS}"
+    for number, source in enumerate(container.get("envFrom", [])):
+        if not source.get("secretRef", {}).get("name") or len(source) != 1:
+            yield f"{path}.envFrom[{number}]: Invalid value: this simulator knows secretRef only"
+
+
+def _resource_violations(resources: dict[str, Any], path: str) -> Iterator[str]:
+    amounts: dict[str, dict[str, float]] = {"limits": {}, "requests": {}}
+    for part, parsed in amounts.items():
+        for name, text in resources.get(part, {}).items():
+            if not _QUANTITY.fullmatch(text):
+                yield f'{path}.{part}[{name}]: Invalid value: "{text}"'
+            # Extended resources, such as GPUs, have a domain.
+            elif "/" in name and not parse_quantity(text).is_integer():
+                yield f'{path}.{part}[{name}]: Invalid value: "{text}": must be an integer'
+            else:
+                parsed[name] = parse_quantity(text)
+    for name, amount in amounts["requests"].items():
+        limit = amounts["limits"].get(name)
+        if "/" in name and limit != amount:
+            yield f"{path}.limits: Required value: must equal the request of {name}"
+        elif limit is not None and amount > limit:
+            yield f"{path}.requests: Invalid value: must be less than or equal to {name} limit"
+
+
+def _secret_violations(secret: dict[str, Any]) -> Iterator[str]:
+    for part in ("data", "stringData"):
+        for key in secret.get(part, {}):
+            if not _SECRET_KEY.fullmatch(key):
+                yield f'{part}[{key}]: Invalid value: "{key}"'
+    for key, text in secret.get("data", {}).items():
+        try:
+            base64.b64decode(text, validate=True).decode()
+        except ValueError:
+            yield f"data[{key}]: Invalid value: this simulator reads base64 of UTF-8 only"
 
 
 def parse_quantity(text: str) -> float:

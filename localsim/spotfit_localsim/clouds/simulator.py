@@ -181,9 +181,9 @@ class Simulator:
         # Neither counted by the cloud nor executed: the request did not reach it.
         if self.faults.take("unavailable"):
             return WireResponse(503)
-        if self.options.lag_s and self.cloud.is_lagging_read(request):
-            return self._answer_from_past(request)
         try:
+            if self.options.lag_s and self.cloud.is_lagging_read(request):
+                return self._answer_from_past(request)
             reply = self.cloud.answer_request(request)
         # A defect of the simulator, or input that it does not check: clients get an answer, and
         # the simulator keeps serving.

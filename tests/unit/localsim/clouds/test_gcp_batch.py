@@ -206,19 +206,19 @@ def test_metadata_server_holds_a_request_with_wait_for_change(sim: Simulator) ->
 def test_documented_limits_of_jobs_are_enforced(
     sim: Simulator, change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(exceptions.InvalidArgument, match=message):
+    with pytest.raises(exceptions.BadRequest, match=message):
         submit(sim, {**job_body(), **change})
 
 
 @pytest.mark.parametrize("count", [100_001, -1])
 def test_number_of_tasks_is_limited(sim: Simulator, count: int) -> None:
-    with pytest.raises(exceptions.InvalidArgument, match="task_count"):
+    with pytest.raises(exceptions.BadRequest, match="task_count"):
         submit(sim, job_body(count=count))
 
 
 @pytest.mark.parametrize("request_id", ["x", "00000000-0000-0000-0000-000000000000"])
 def test_request_id_must_be_a_uuid(sim: Simulator, request_id: str) -> None:
-    with pytest.raises(exceptions.InvalidArgument, match="valid UUID"):
+    with pytest.raises(exceptions.BadRequest, match="valid UUID"):
         submit(sim, job_body(), request_id=request_id)
 
 
