@@ -64,7 +64,6 @@ _MAX_SAMPLES = 20
 _PAGE_SIZE = 1000
 _MAX_TASKS_PER_REQUEST = 100
 _MAX_REQUEST_BYTES = 2**20
-_ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_CAPACITY_ERROR = {
     "code": "AllocationFailed",
     "message": "Desired number of low priority nodes could not be allocated",
@@ -305,7 +304,7 @@ class AzureBatchCloud:
     def _add_pool(self, body: dict[str, Any]) -> None:
         if self.faults.take("quota"):
             raise AzureApiError(409, "PoolQuotaReached", "Pool quota for the account is reached.")
-        _check_id(body["id"])
+        _refuse(azure_requests.find_limit_violation(body))
         # The target may be null in the request of the client library.
         pool = AzureBatchPool(body, _now_text(), int(body.get("targetLowPriorityNodes") or 0))
         if body.get("enableAutoScale"):
@@ -387,7 +386,7 @@ class AzureBatchCloud:
     def _create_job(self, request: WireRequest) -> Any:
         """Create a job. A missing pool is not an error: tasks wait for it."""
         body = _check_model("BatchJobCreateOptions", request.json())
-        _check_id(body["id"])
+        _refuse(azure_requests.find_limit_violation(body))
         if not body["poolInfo"].get("poolId"):
             raise AzureApiError(400, "MissingRequiredProperty", "poolInfo.poolId is required.")
         if body["id"] in self.state.jobs:
@@ -465,7 +464,7 @@ class AzureBatchCloud:
         exists = {"status": "clienterror", "error": {"code": "TaskExists", "message": message}}
         results: list[dict[str, Any]] = []
         for body in bodies:
-            _check_task(body)
+            _refuse(azure_requests.find_limit_violation(body))
         for body in bodies:
             result: dict[str, Any] = {"taskId": body["id"], "status": "success"}
             if body["id"] in job.tasks:
@@ -476,7 +475,7 @@ class AzureBatchCloud:
         return {"value": results}
 
     def _add_task(self, job: AzureBatchJob, body: dict[str, Any]) -> None:
-        _check_task(body)
+        _refuse(azure_requests.find_limit_violation(body))
         # spotfit starts one task per machine; an error is better than a task that never runs.
         if "multiInstanceSettings" in body:
             raise AzureApiError(
@@ -865,35 +864,22 @@ _INACTIVE_JOB_ERRORS = {
 # --- formats --------------------------------------------------------------------------------------
 
 
-def _check_id(text: str) -> None:
-    if not _ID_PATTERN.fullmatch(text):
-        raise AzureApiError(400, "InvalidPropertyValue", f"{text!r} cannot be an id.")
-
-
 def _check_model(model: str, body: dict[str, Any]) -> dict[str, Any]:
     """Return the body, or raise the error of the service for a violation of the library's model."""
-    if violation := azure_requests.find_model_violation(model, body):
-        raise AzureApiError(
-            400,
-            violation.code,
-            f"{_VIOLATION_MESSAGES[violation.code]}\nReason: {violation.reason}",
-        )
+    _refuse(azure_requests.find_model_violation(model, body))
     # The service reads null as absent.
     drop_nulls(body)
     return body
 
 
-def _check_task(body: Mapping[str, Any]) -> None:
-    _check_id(body["id"])
-    try:
-        has_command = bool(shlex.split(body["commandLine"]))
-    except ValueError as error:
-        raise AzureApiError(400, "InvalidPropertyValue", f"commandLine: {error}") from error
-    if not has_command:
-        raise AzureApiError(400, "InvalidPropertyValue", "The commandLine is empty.")
+def _refuse(violation: azure_requests.ModelViolation | None) -> None:
+    if violation is not None:
+        message = f"{_VIOLATION_MESSAGES[violation.code]}\nReason: {violation.reason}"
+        raise AzureApiError(400, violation.code, message)
 
 
 _VIOLATION_MESSAGES = {
+    "InvalidPropertyValue": "The value provided for one of the properties is not valid.",
     "InvalidRequestBody": "The specified Request Body is not syntactically valid.",
     "MissingRequiredProperty": "A required property was not specified in the request body.",
 }

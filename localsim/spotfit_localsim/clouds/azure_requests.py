@@ -7,14 +7,21 @@ https://github.com/Azure/doAzureParallel/issues/211.
 
 from __future__ import annotations
 
+import re
+import shlex
 import types
 import typing
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from enum import Enum
 from functools import cache
 from typing import Any
 
 from spotfit.host.plugins import require_module
+
+# "Any combination of alphanumeric characters including hyphens and underscores, and cannot contain
+# more than 64 characters": the documentation of BatchJobCreateOptions.id.
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_DISPLAY_NAME = 1024
 
 
 class ModelViolation(typing.NamedTuple):
@@ -30,12 +37,32 @@ def find_model_violation(model: str, body: Any) -> ModelViolation | None:
     return next(_violations(kind, body, ""), None)
 
 
+def find_limit_violation(body: Mapping[str, Any]) -> ModelViolation | None:
+    """Return the documented limit that a valid pool, job or task exceeds; None if there is none."""
+    if not _ID.fullmatch(body["id"]):
+        return ModelViolation("InvalidPropertyValue", f"{body['id']!r} cannot be an id.")
+    if len(body.get("displayName", "")) > _MAX_DISPLAY_NAME:
+        return ModelViolation("InvalidPropertyValue", "The displayName is too long.")
+    if "commandLine" in body:
+        try:
+            has_command = bool(shlex.split(body["commandLine"]))
+        # The service gives any text to the node; this simulator has to run it.
+        except ValueError as error:
+            return ModelViolation("InvalidPropertyValue", f"commandLine: {error}")
+        if not has_command:
+            return ModelViolation("InvalidPropertyValue", "The commandLine is empty.")
+    return None
+
+
 def _violations(kind: Any, value: Any, path: str) -> Iterator[ModelViolation]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return
     if origin in (typing.Union, types.UnionType):
-        found = [list(_violations(one, value, path)) for one in arguments]
+        has_enumeration = any(isinstance(one, type) and issubclass(one, Enum) for one in arguments)
+        # The library accepts any text for an enumeration, the service does not.
+        kinds = [one for one in arguments if not (has_enumeration and one is str)]
+        found = [list(_violations(one, value, path)) for one in kinds]
         # The reasons of a model are more useful than those of None or of an enumeration.
         if all(found):
             yield from max(found, key=len)

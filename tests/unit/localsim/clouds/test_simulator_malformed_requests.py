@@ -125,7 +125,6 @@ CALLS: dict[str, list[Call]] = {
             "/",
             {"repositoryName": "worker", "imageIds": [{"imageTag": "sim"}]},
             headers={"x-amz-target": "AmazonEC2ContainerRegistry_V20150921.DescribeImages"},
-            is_refused=True,
         ),
     ],
     "gcp_batch": [
