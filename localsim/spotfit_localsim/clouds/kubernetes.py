@@ -201,7 +201,7 @@ class KubernetesCloud:
             tail_lines = request.integer("tailLines", 1_000_000)
             lines = self._read_log(item).splitlines(keepends=True)[-tail_lines:]
             return WireResponse(200, "".join(lines).encode(), {"content-type": "text/plain"})
-        if match["sub"]:
+        if match["sub"] not in (None, "status"):
             raise _no_resource_error()
         if request.method == "DELETE":
             return WireResponse.json(self._delete(kind, item))
