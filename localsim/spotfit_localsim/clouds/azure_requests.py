@@ -122,7 +122,8 @@ def _is_instance(kind: Any, value: Any) -> bool:
     if kind in (int, float):
         return isinstance(value, int | kind) and not isinstance(value, bool)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return value in [one.value for one in kind]
+        # Resource Manager writes the same values with a capital letter.
+        return isinstance(value, str) and value.lower() in {one.value.lower() for one in kind}
     # Dates, durations and bytes are texts on the wire.
     return isinstance(value, str)
 

@@ -20,6 +20,7 @@ TASK = {"id": "0", "commandLine": "true"}
         {},
         {"priority": 1, "onAllTasksComplete": "noaction", "metadata": [{"name": "a", "value": ""}]},
         {"displayName": None},
+        {"onAllTasksComplete": "NoAction"},
         {"constraints": {"maxWallClockTime": "PT1H"}},
     ],
 )
