@@ -30,7 +30,12 @@ from spotfit_localsim.clouds import aws_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.aws_account import AwsAccountSurroundings
 from spotfit_localsim.clouds.cloud_host import OUT_OF_MEMORY, Datacenter, SimulatedMachine
-from spotfit_localsim.clouds.http_server import MalformedRequestError, WireRequest, WireResponse
+from spotfit_localsim.clouds.http_server import (
+    MalformedRequestError,
+    WireRequest,
+    WireResponse,
+    is_number,
+)
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 REGION, ACCOUNT = "sim-east-1", "000000000000"
@@ -195,10 +200,10 @@ class AwsBatchCloud:
                 _, _, scope = request.headers.get("authorization", "").partition("Credential=")
                 words = scope.partition(",")[0].split("/")
                 region = words[2] if len(words) > 2 else REGION
-                return self._answer_query(parse_qs(request.body.decode()), region)
+                return self._answer_query(_parse_query(request.body), region)
             return self._answer_batch(request)
         except MalformedRequestError as malformed:
-            # The code of all protocols of AWS for a body that cannot be parsed.
+            # The code of the JSON protocols of AWS for a body that cannot be parsed.
             return AwsApiError("SerializationException", str(malformed)).reply(xml=False)
         except AwsApiError as complaint:
             return complaint.reply(xml=request.path == "/" and not target)
@@ -368,11 +373,12 @@ class AwsBatchCloud:
             # <array id>:<index> names a child; unknown ids are left out.
             job_id, _, index = requested.partition(":")
             job = self.state.jobs.get(job_id)
-            is_child = (
-                index.isascii() and index.isdecimal() and int(index) < (job.size if job else 0)
-            )
-            if job is not None and (is_child or ":" not in requested):
-                found.append(self._render_job(job, int(index) if index else None))
+            if job is None:
+                continue
+            if ":" not in requested:
+                found.append(self._render_job(job, None))
+            elif is_number(index) and int(index) < job.size:
+                found.append(self._render_job(job, int(index)))
         return {"jobs": found}
 
     def _terminate(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -507,7 +513,7 @@ class AwsBatchCloud:
         if required is not None and required not in arguments:
             raise AwsApiError("ValidationError", f"{required} is required.")
         token = arguments.get("NextToken", ["0"])[0]
-        if not (token.isascii() and token.isdecimal()):
+        if not is_number(token):
             raise AwsApiError("InvalidNextToken", f"The token {token} is not valid.")
         self._check_permission(f"{_ACTION_SERVICES.get(action, 'sts')}:{action}")
         if action == "GetRole":
@@ -823,7 +829,7 @@ def _paginate(items: Sequence[Any], body: Mapping[str, Any]) -> tuple[list[Any],
     """Return one page and, if more follow, the token of the next page."""
     token = body.get("nextToken") or "0"
     size = body.get("maxResults", _PAGE_SIZE)
-    if not (token.isascii() and token.isdecimal()) or not 1 <= size <= _MAX_PAGE_SIZE:
+    if not is_number(token) or not 1 <= size <= _MAX_PAGE_SIZE:
         raise AwsApiError("ClientException", "nextToken or maxResults is not valid.")
     first = int(token)
     end = first + size
@@ -896,6 +902,20 @@ def _refuse(problem: str) -> None:
         raise AwsApiError("ClientException", text)
 
 
+def _parse_query(body: bytes) -> dict[str, list[str]]:
+    """Parse a form. Members of lists whose number is not one, such as 'Name.x', are left out."""
+    try:
+        arguments = parse_qs(body.decode())
+    except ValueError as error:
+        raise AwsApiError("MalformedQueryString", str(error)) from error
+    listed = ("ActionNames.member.", "ResourceArns.member.", "InstanceType.", "RegionName.")
+    return {
+        name: values
+        for name, values in arguments.items()
+        if not name.startswith(listed) or is_number(name.rpartition(".")[2])
+    }
+
+
 def _matches_filter(job: AwsBatchJob, condition: Mapping[str, Any]) -> bool:
     """Apply a filter of ListJobs as the model of botocore documents it."""
     kind, values = condition["name"], condition["values"]
@@ -904,7 +924,7 @@ def _matches_filter(job: AwsBatchJob, condition: Mapping[str, Any]) -> bool:
     if kind == "JOB_DEFINITION":
         name = job.definition.rpartition("/")[2].partition(":")[0]
         return any(job.definition == one or _matches_pattern(name, one) for one in values)
-    if kind in ("BEFORE_CREATED_AT", "AFTER_CREATED_AT") and all(one.isdecimal() for one in values):
+    if kind in ("BEFORE_CREATED_AT", "AFTER_CREATED_AT") and all(map(is_number, values)):
         moments = [int(value) for value in values]
         is_before = kind == "BEFORE_CREATED_AT"
         return any((job.created_ms < at) if is_before else (job.created_ms > at) for at in moments)

@@ -26,6 +26,8 @@ _MIN_TIMEOUT_S = 60
 # Documented as "The values aren't case sensitive", unlike other enumerations.
 _CASE_INSENSITIVE_SHAPES = ("RetryAction",)
 
+_INTEGERS = {"integer": range(-(2**31), 2**31), "long": range(-(2**63), 2**63)}
+
 
 def find_model_violation(service: str, operation: str, body: Any) -> str:
     """Return what the service's model forbids in the request; '' if it is valid."""
@@ -57,9 +59,9 @@ def find_definition_violation(body: Mapping[str, Any]) -> str:
     # The members are the deprecated form of both requirements.
     for kind, member in (("VCPU", "vcpus"), ("MEMORY", "memory")):
         text = str(needs.get(kind, container.get(member, "")))
-        if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) <= 0:
+        if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) or float(text) <= 0:
             return f"Container requires a positive resource requirement {kind}."
-    if not re.fullmatch(r"\d+", needs.get("GPU", "0")):
+    if not re.fullmatch(r"\d{1,9}", needs.get("GPU", "0")):
         return "The resource requirement GPU must be a number."
     return _find_strategy_violation(body)
 
@@ -126,6 +128,8 @@ def _constraint_violations(shape: Any, value: Any, path: str) -> Iterator[str]:
         for key, one in value.items():
             yield from _constraint_violations(shape.key, key, f"{path} key")
             yield from _constraint_violations(shape.value, one, f"{path}.{key}")
+    elif shape.type_name in _INTEGERS and value not in _INTEGERS[shape.type_name]:
+        yield f"{path}: {value} is not of the type {shape.type_name}"
     limits = shape.metadata
     if "enum" in limits:
         ignores_case = shape.name in _CASE_INSENSITIVE_SHAPES

@@ -120,7 +120,9 @@ def _is_instance(kind: Any, value: Any) -> bool:
     if kind is bool:
         return isinstance(value, bool)
     if kind in (int, float):
-        return isinstance(value, int | kind) and not isinstance(value, bool)
+        # Integers of the service have 32 or 64 bits; the library does not say which.
+        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+        return is_number and abs(value) < 2**63
     if isinstance(kind, type) and issubclass(kind, Enum):
         # Resource Manager writes the same values with a capital letter.
         return isinstance(value, str) and value.lower() in {one.value.lower() for one in kind}

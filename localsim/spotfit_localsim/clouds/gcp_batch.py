@@ -30,7 +30,12 @@ from spotfit.host import system
 from spotfit_localsim.clouds import gcp_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.cloud_host import LOST, RECLAIMED, Datacenter, SimulatedMachine
-from spotfit_localsim.clouds.http_server import MalformedRequestError, WireRequest, WireResponse
+from spotfit_localsim.clouds.http_server import (
+    MalformedRequestError,
+    WireRequest,
+    WireResponse,
+    is_number,
+)
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 PROJECT, REGION, ZONE = "spotfit-sim", "sim-east1", "sim-east1-a"
@@ -269,8 +274,7 @@ class GcpBatchCloud:
 
     def _get_task(self, request: WireRequest, name: str, number: str) -> Any:
         job = self._find_job(name)
-        # Longer numbers are not indexes of tasks, and slow to parse.
-        if len(number) > 9 or int(number) >= len(job.tasks):
+        if not is_number(number) or int(number) >= len(job.tasks):
             raise _not_found_error(request.path.removeprefix("/v1/"))
         return self._render_task(job, int(number))
 

@@ -45,7 +45,7 @@ class WireRequest:
     def integer(self, name: str, default: int) -> int:
         """Return a parameter of the query, at least 0. Raises `MalformedRequestError` otherwise."""
         text = self.query.get(name) or str(default)
-        if not (text.isascii() and text.isdecimal()):
+        if not is_number(text):
             raise MalformedRequestError(f"The parameter {name}={text!r} is not a number.")
         return int(text)
 
@@ -188,6 +188,11 @@ def _parse_size(text: str, *, base: int) -> int:
     if not text.isalnum():
         raise ValueError(f"The size {text!r} is not a number.")
     return int(text, base)
+
+
+def is_number(text: str) -> bool:
+    """Whether the text is a decimal number that fits 64 bits."""
+    return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
 def drop_nulls(value: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from spotfit.core.codec import encode
 from spotfit_localsim.clouds import azure_batch, gcp_batch
 from spotfit_localsim.clouds.cloud_host import SimulatedMachine
 from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
@@ -295,7 +296,22 @@ CALLS["plain"] = [
     Call("GET", "/groups/g", {}, is_refused=True),
 ]
 _BODIES = (b"{", b"[]", b"null", b"1", b'"x"', b"\xff\xfe", b"{}", b"[" * 3000, b'{"a": 1e999}')
-_VALUES: tuple[Any, ...] = (None, "", "x", -1, 0, 1.5, True, [], {}, [None], {"x": 1}, "A b\n*")
+_VALUES: tuple[Any, ...] = (
+    None,
+    "",
+    "x",
+    -1,
+    0,
+    1.5,
+    True,
+    [],
+    {},
+    [None],
+    {"x": 1},
+    "A b\n*",
+    "9" * 5000,
+    10**30,
+)
 
 
 @pytest.fixture
@@ -337,6 +353,8 @@ def run_what_was_accepted(simulator: Simulator) -> None:
     for machine in simulator.datacenter.active_machines():
         machine.state, machine.exit_code = "over", 1
     simulator.cloud.tick()
+    # It is stored after each change.
+    encode(simulator.cloud.state)
 
 
 def prepare(simulator: Simulator) -> None:
@@ -462,9 +480,32 @@ def test_mutated_requests_are_answered_in_the_form_of_the_vendor(simulator: Simu
             check_answer(cloud, call, send(simulator, call, sent), sent)
             run_what_was_accepted(simulator)
         for name in call.query:
-            for text in ("", "x", "-1", "9" * 30, "\u00b2"):
+            for text in ("", "x", "-1", "9" * 5000, "\u00b2"):
                 changed = call._replace(query={**call.query, name: text})
                 prepare(simulator)
                 sent = msgspec.json.encode(call.body)
                 check_answer(cloud, changed, send(simulator, changed, sent), sent)
                 run_what_was_accepted(simulator)
+
+
+@pytest.mark.parametrize("simulator", ["aws_batch"], indirect=True)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"Action",
+        b"Action=x",
+        b"Action=GetRole",
+        b"Action=SimulatePrincipalPolicy",
+        b"Action=SimulatePrincipalPolicy&PolicySourceArn=sim&ActionNames.member.x=a",
+        b"Action=DescribeSpotPriceHistory&InstanceType.x=a",
+        b"Action=DescribeSpotPriceHistory&NextToken=-1",
+        b"Action=GetSpotPlacementScores&RegionName.=a",
+    ],
+)
+def test_malformed_forms_are_answered_with_xml(simulator: Simulator, body: bytes) -> None:
+    """EC2, IAM and STS of AWS have a protocol of their own."""
+    reply = simulator._answer_request(WireRequest("POST", "/", {}, {}, body))
+    assert reply.status < 500, reply
+    assert reply.body.startswith(b"<")
