@@ -54,12 +54,13 @@ def call_with_retries(function: Callable[[], ResultT], policy: RetryPolicy) -> R
     """Return the result of `function`; repeat it while it raises `TransientStoreError`.
 
     Sleeps between attempts in the calling thread. Raises the last `TransientStoreError` once the
-    budget of `policy` is spent, a `StorePermissionError` from the fourth attempt on, and any other
-    exception at once. `function` must be idempotent.
+    budget of `policy` is spent, the fourth `StorePermissionError` in a row, for which a policy with
+    at least four attempts exceeds its budget, and any other exception at once. `function` must be
+    idempotent.
     `Store.create` is not: after a lost response the second call would report `AlreadyExistsError`
     for the object that the first one wrote. Use `call_with_denials_repeated` for it.
     """
-    return _call(function, policy, _is_retryable)
+    return _call(function, policy, (TransientStoreError,))
 
 
 def call_with_denials_repeated(function: Callable[[], ResultT], policy: RetryPolicy) -> ResultT:
@@ -68,39 +69,47 @@ def call_with_denials_repeated(function: Callable[[], ResultT], policy: RetryPol
     For calls that are not idempotent: a request that is denied has not been executed. Raises the
     fourth `StorePermissionError`, and any other exception at once, also a `TransientStoreError`.
     """
-    return _call(function, policy, _is_repeatable_denial)
+    return _call(function, policy, ())
 
 
 def _call(
     function: Callable[[], ResultT],
     policy: RetryPolicy,
-    is_retryable: Callable[[tenacity.RetryCallState], bool],
+    retried: tuple[type[Exception], ...],
 ) -> ResultT:
     # Imported late: processes that never touch a bucket need not pay its import time (40 ms).
     import tenacity
 
+    denials = 0  # in a row
+
+    def is_retryable(state: tenacity.RetryCallState) -> bool:
+        nonlocal denials
+        error = _error_of(state)
+        is_denied = isinstance(error, StorePermissionError)
+        if not is_denied or isinstance(error, TransientStoreError):
+            denials = 0
+            return isinstance(error, retried)
+        denials += 1
+        return denials < _MAX_DENIALS
+
+    is_exhausted = tenacity.stop_after_attempt(policy.max_attempts) | tenacity.stop_after_delay(
+        policy.total_timeout_s
+    )
+
+    def should_stop(state: tenacity.RetryCallState) -> bool:
+        # One denial at the end of an outage does not mean that the credentials are insufficient.
+        is_undecided = denials > 0 and policy.max_attempts >= _MAX_DENIALS
+        return is_exhausted(state) and not is_undecided
+
     retrying = tenacity.Retrying(
         retry=is_retryable,
-        stop=tenacity.stop_after_attempt(policy.max_attempts)
-        | tenacity.stop_after_delay(policy.total_timeout_s),
+        stop=should_stop,
         wait=tenacity.wait_random_exponential(
             multiplier=policy.initial_backoff_s, max=policy.max_backoff_s
         ),
         reraise=True,
     )
     return retrying(function)
-
-
-def _is_retryable(state: tenacity.RetryCallState) -> bool:
-    return isinstance(_error_of(state), TransientStoreError) or _is_repeatable_denial(state)
-
-
-def _is_repeatable_denial(state: tenacity.RetryCallState) -> bool:
-    error = _error_of(state)
-    is_denied = isinstance(error, StorePermissionError) and not isinstance(
-        error, TransientStoreError
-    )
-    return is_denied and state.attempt_number < _MAX_DENIALS
 
 
 def _error_of(state: tenacity.RetryCallState) -> BaseException | None:

@@ -70,6 +70,12 @@ def test_a_denial_that_lasts_is_raised_after_four_attempts() -> None:
     assert len(remaining) == 5
 
 
+def test_a_denial_at_the_end_of_an_outage_is_retried() -> None:
+    errors = [TransientStoreError("hangs") for _ in range(5)]
+    call, _ = failing(*errors, StorePermissionError("denied"))
+    assert call_with_retries(call, RetryPolicy(max_attempts=6, max_backoff_s=0.0)) == "result"
+
+
 def test_a_call_that_is_not_idempotent_is_repeated_only_after_denials() -> None:
     call, _ = failing(*(StorePermissionError(str(n)) for n in range(3)))
     assert call_with_denials_repeated(call, RetryPolicy(max_backoff_s=0.0)) == "result"
