@@ -319,8 +319,11 @@ class Reconciler:
         """What the machine could not reach, by the exit code that the backend reports."""
         status = find_node_status(self.group_statuses, lost.token, lost.node)
         what = find_unreachable(status.exit_code) if status is not None else None
-        # An outage of the storage, which this process has met as well, is no fault of the machine.
+        # An outage of the storage is no fault of the machine: one that this process has also met,
+        # or cannot have met, because the machine ended before this process observed it.
         has_failed = now - self._journal_writer.last_failure_at <= _STORAGE_OUTAGE_S
+        if what is Unreachable.STORAGE and (lost.token, lost.node) not in self.reported_running:
+            return None
         return None if has_failed and what is not Unreachable.RUN else what
 
     def _warn_about_open_groups(self, reason: str) -> None:

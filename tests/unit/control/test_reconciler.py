@@ -593,6 +593,7 @@ def test_exit_code_shows_what_a_machine_could_not_reach(
     harness = harness_with_failed_machine()
     failed = NodeStatus(state=NodeState.FAILED, reason="exited", exit_code=exit_code)
     harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
+    harness.leader.reported_running = frozenset({(TOKEN, 0)})
     reconcile(harness)
     (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
     assert lost.unreachable is what
@@ -606,7 +607,18 @@ def test_a_storage_outage_that_the_leader_has_met_is_not_a_fault_of_the_machine(
     code = AgentExitCode.STORAGE_UNREACHABLE
     failed = NodeStatus(state=NodeState.FAILED, reason="exited", exit_code=code)
     harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
+    harness.leader.reported_running = frozenset({(TOKEN, 0)})
     harness.writer.last_failure_at = -60.0
+    reconcile(harness)
+    (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
+    assert lost.unreachable is None
+
+
+def test_a_storage_outage_before_the_leader_observed_the_machine_is_not_its_fault() -> None:
+    harness = harness_with_failed_machine()
+    code = AgentExitCode.STORAGE_UNREACHABLE
+    failed = NodeStatus(state=NodeState.FAILED, reason="exited", exit_code=code)
+    harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(failed,))}
     reconcile(harness)
     (lost,) = [event for event in harness.events if isinstance(event, NodeLost)]
     assert lost.unreachable is None
