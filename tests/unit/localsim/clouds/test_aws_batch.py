@@ -94,6 +94,22 @@ def test_reads_do_not_show_a_submitted_job_before_the_lag_is_over(tmp_path: Path
         batch.terminate_job(jobId=job, reason="x")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "variables"), [({}, set()), ({"sets_region": True}, {"AWS_REGION"})]
+)
+def test_machines_have_the_region_only_if_chosen(
+    tmp_path: Path, chosen: dict[str, Any], variables: set[str]
+) -> None:
+    """ECS agents before 1.104.0 set none: https://github.com/aws/amazon-ecs-agent/pull/4946."""
+    options = SimOptions(cloud="aws_batch", boot_s=0.0, **chosen)
+    with running_simulator(tmp_path, options) as sim:
+        job = submit(sim)
+        until(sim, job, "RUNNING")
+        (machine,) = sim.datacenter.active_machines()
+        environment = sim.cloud.task_environment(machine)
+        assert {name for name in environment if "REGION" in name} == variables
+
+
 def test_cancelling_a_running_job_has_no_effect_and_raises_no_error(sim: Simulator) -> None:
     job = submit(sim)
     until(sim, job, "RUNNING")
