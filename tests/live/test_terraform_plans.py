@@ -90,9 +90,9 @@ run "machines_for_rdma_and_limits_on_what_is_kept" {
   }
 
   assert {
-    condition = [for one in aws_launch_template.machine.network_interfaces : one.interface_type] == [
-      "efa", "efa", "efa", "efa"
-    ]
+    condition = [
+      for one in aws_launch_template.machine.network_interfaces : one.interface_type
+    ] == ["efa", "efa", "efa", "efa"]
     error_message = "the machines have no EFA interfaces"
   }
   assert {
