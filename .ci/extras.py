@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -54,11 +54,9 @@ def check_uv(wanted: list[tuple[str, ...]], extras: list[str]) -> list[str]:
     failed = []
     for names in wanted:
         flags = [flag for name in names for flag in ("--extra", name)]
-        done, took_s = call(
-            [Path(sys.prefix) / "bin" / "uv", "pip", "compile", "--no-annotate", "--no-header"]
-            + ["--python-version", "3.11", "--constraint", WORK / "constraints.txt"]
-            + [*flags, ROOT / "pyproject.toml"]
-        )
+        uv = [Path(sys.prefix) / "bin" / "uv", "pip", "compile", "--no-annotate", "--no-header"]
+        options = ["--python-version", "3.11", "--constraint", WORK / "constraints.txt", *flags]
+        done, took_s = call([*uv, *options, ROOT / "pyproject.toml"])
         if done.returncode:
             failed.append(f"uv: {','.join(names)}: {done.stderr.strip()}")
             continue
@@ -91,25 +89,24 @@ def check_pip(wanted: Iterable[tuple[str, ...]]) -> list[str]:
     pip = [sys.executable, "-m", "pip"]
     for old in WORK.glob("*.whl"):
         old.unlink()
-    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", WORK, ROOT], check=True)
+    build = [*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", WORK, ROOT]
+    subprocess.run(build, check=True)  # noqa: S603 - the pip of this environment
     [wheel] = WORK.glob("*.whl")
     failed = []
     for names in wanted:
+        dry_run = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report"]
         asked = f"{wheel}[{','.join(names)}]"
-        done, took_s = call(
-            [*pip, "install", "--dry-run", "--ignore-installed", "--quiet"]
-            + ["--report", WORK / "report.json", asked]
-        )
+        done, took_s = call([*pip, *dry_run, WORK / "report.json", asked])
         print(f"pip {took_s:4.0f} s  {','.join(names)}", flush=True)
         if done.returncode:
             failed.append(f"pip: {','.join(names)}: {done.stderr.strip()[-1000:]}")
     return failed
 
 
-def call(command: list[str | Path]) -> tuple[subprocess.CompletedProcess[str], float]:
+def call(command: Sequence[str | Path]) -> tuple[subprocess.CompletedProcess[str], float]:
     began = time.monotonic()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)  # noqa: S603 - uv or pip
     except subprocess.TimeoutExpired:
         done = subprocess.CompletedProcess(command, 1, "", f"took longer than {LIMIT_S:.0f} s")
     return done, time.monotonic() - began

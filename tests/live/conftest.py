@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 LIVE_TESTS = Path(__file__).parent
-NO_RERUN_FILES = ("test_chaos.py",)
+NO_RERUN_FILES = ("test_chaos.py", "test_cloud_chaos.py")
 """A failure in these modules is a bug with a reproducing seed and is not rerun."""
 
 

@@ -12,14 +12,8 @@ from pathlib import Path
 import pytest
 
 from spotfit_localsim.live import network_faults
-from spotfit_localsim.live.chaos import (
-    ChaosOutcome,
-    ChaosPlan,
-    ChaosRunner,
-    PlannedKill,
-    faulty_store_proxy,
-    random_plan,
-)
+from spotfit_localsim.live.chaos import ChaosPlan, ChaosRunner, PlannedKill, random_plan
+from spotfit_localsim.live.chaos_runs import ChaosOutcome, faulty_store_proxy
 from tests.conftest import DRAWN_SEED
 
 WITHIN_S = 90.0

@@ -19,7 +19,7 @@ from spotfit.model.events import GroupSubmitted, NodeLost, RoundOpened
 from spotfit.model.group import Unreachable
 from spotfit_localsim.clouds.provisioner import SimProvisioner
 from spotfit_localsim.live import network_faults
-from spotfit_localsim.live.chaos import faulty_store_proxy
+from spotfit_localsim.live.chaos_runs import faulty_store_proxy
 from spotfit_localsim.live.network_faults import BucketRegion
 from tests.live.cloud import events_of, eventually
 

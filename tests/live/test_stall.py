@@ -18,7 +18,7 @@ from spotfit.model.events import CheckpointCommitted, LeaderElected, RoundClosed
 from spotfit.security.object_mac import strip_mac
 from spotfit.store.factory import open_store
 from spotfit_localsim.live import network_faults
-from spotfit_localsim.live.chaos import faulty_store_proxy
+from spotfit_localsim.live.chaos_runs import faulty_store_proxy
 from tests.live.cloud import LiveTestCloud, eventually
 
 STALL_S = 12.0

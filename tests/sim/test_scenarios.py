@@ -104,6 +104,7 @@ def test_preempted_machine_leaves_when_a_peer_has_its_snapshot() -> None:
         (5012248, "a repeated result of an earlier validation hid the pending one"),
         (8000459, "deletion read all manifests, and one of the reads always failed"),
         (501145, "a member that rejoined an aborted round did not receive the abort"),
+        (1210087, "credentials that were invalid for a minute failed all further validations"),
         (1201115, "an agent with an assignment reported that it did not reach the leader"),
     ],
 )

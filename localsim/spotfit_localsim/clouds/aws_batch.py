@@ -26,10 +26,16 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from spotfit.host import system
+from spotfit_localsim.clouds import aws_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.aws_account import AwsAccountSurroundings
 from spotfit_localsim.clouds.cloud_host import OUT_OF_MEMORY, Datacenter, SimulatedMachine
-from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
+from spotfit_localsim.clouds.http_server import (
+    MalformedRequestError,
+    WireRequest,
+    WireResponse,
+    is_number,
+)
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 REGION, ACCOUNT = "sim-east-1", "000000000000"
@@ -86,6 +92,8 @@ class AwsBatchJob(msgspec.Struct):
     tags: dict[str, str]
     children: list[AwsBatchChildJob]
     termination_reason: str = ""
+    retry_strategy: dict[str, Any] = {}
+    """Overrides that of the definition."""
 
     def child_id(self, index: int) -> str:
         return f"{self.id}:{index}" if self.size else self.id
@@ -128,7 +136,7 @@ class AwsApiError(Exception):
 
 
 class AwsBatchCloud:
-    """One region; every queue name is valid unless overridden."""
+    """One region with the queues `queues`."""
 
     State: ClassVar = AwsBatchState
 
@@ -138,6 +146,8 @@ class AwsBatchCloud:
         self.state = AwsBatchState()
         self._blocked_queues: set[str] = set()
         """Queues in which a job waits since the start of this tick."""
+        self.queues = {"spot", "other", "east", "west"}
+        """Names of the queues that exist."""
         self.queue_overrides: dict[str, dict[str, Any]] = {}
         """Fields that differ from those of a valid queue, by name: {'state': 'DISABLED'}."""
         self.compute_environment_overrides: dict[str, dict[str, Any]] = {}
@@ -190,16 +200,22 @@ class AwsBatchCloud:
                 _, _, scope = request.headers.get("authorization", "").partition("Credential=")
                 words = scope.partition(",")[0].split("/")
                 region = words[2] if len(words) > 2 else REGION
-                return self._answer_query(parse_qs(request.body.decode()), region)
-            name = request.path.removeprefix("/v1/")
-            self._check_permission(f"batch:{_ACTION_NAMES.get(name, name)}")
-            if name not in self._operations:
-                return AwsApiError("ClientException", "This call is not simulated.").reply(
-                    xml=False
-                )
-            return WireResponse.json(self._operations[name](self, request.json()))
+                return self._answer_query(_parse_query(request.body), region)
+            return self._answer_batch(request)
+        except MalformedRequestError as malformed:
+            # The code of the JSON protocols of AWS for a body that cannot be parsed.
+            return AwsApiError("SerializationException", str(malformed)).reply(xml=False)
         except AwsApiError as complaint:
             return complaint.reply(xml=request.path == "/" and not target)
+
+    def _answer_batch(self, request: WireRequest) -> WireResponse:
+        name = request.path.removeprefix("/v1/")
+        self._check_permission(f"batch:{_ACTION_NAMES.get(name, name)}")
+        if name not in self._operations:
+            return AwsApiError("ClientException", "This call is not simulated.").reply(xml=False)
+        body = request.json()
+        _refuse(aws_requests.find_model_violation("batch", _ACTION_NAMES[name], body))
+        return WireResponse.json(self._operations[name](self, body))
 
     def is_lagging_read(self, request: WireRequest) -> bool:
         return request.path in ("/v1/listjobs", "/v1/describejobs")
@@ -208,6 +224,11 @@ class AwsBatchCloud:
         """Answer services that name the action in the header x-amz-target."""
         service, _, action = target.partition(".")
         self._check_permission(f"{_TARGET_SERVICES.get(service, service)}:{action}")
+        if action not in _TARGET_ACTIONS.get(service, ()):
+            raise AwsApiError("UnknownOperationException", f"{target} is not simulated")
+        model = _TARGET_MODELS.get(service, _TARGET_SERVICES[service])
+        if problem := aws_requests.find_model_violation(model, action, body):
+            raise AwsApiError("InvalidParameterException", problem)
         if action == "GetLogEvents":
             return self._get_log_events(body)
         if action == "DescribeLogGroups":
@@ -216,7 +237,8 @@ class AwsBatchCloud:
             exists = self.state.jobs and LOG_GROUP.startswith(name)
             return _json_response({"logGroups": [{"logGroupName": LOG_GROUP}] if exists else []})
         if action == "DescribeImages":
-            name = f"{body['repositoryName']}:{body['imageIds'][0].get('imageTag')}"
+            images = body.get("imageIds") or [{}]
+            name = f"{body['repositoryName']}:{images[0].get('imageTag')}"
             if name in self.images:
                 return _json_response(
                     {"imageDetails": [{"repositoryName": body["repositoryName"]}]}
@@ -226,9 +248,7 @@ class AwsBatchCloud:
         if action == "BatchGetImage":
             manifest = msgspec.json.encode(self.surroundings.image_index()).decode()
             return _json_response({"images": [{"imageManifest": manifest}], "failures": []})
-        if action == "GetServiceQuota":
-            return _json_response(self.surroundings.quota(body))
-        raise AwsApiError("UnknownOperationException", f"{target} is not simulated")
+        return _json_response(self.surroundings.quota(body))
 
     def _check_permission(self, permission: str) -> None:
         if self.faults.is_denied(permission, CALLER):
@@ -257,8 +277,7 @@ class AwsBatchCloud:
 
     def _register(self, body: dict[str, Any]) -> dict[str, Any]:
         name = body["jobDefinitionName"]
-        if "containerProperties" not in body:
-            raise AwsApiError("ClientException", "A container needs containerProperties.")
+        _refuse(aws_requests.find_definition_violation(body))
         # Registering an equal definition again gives a new revision, as in the real service.
         revision = 1 + sum(one["jobDefinitionName"] == name for one in self._definitions())
         arn = f"{_batch_arn('job-definition')}/{name}:{revision}"
@@ -288,55 +307,63 @@ class AwsBatchCloud:
             raise AwsApiError(
                 "ClientException", "You have exceeded your limit of jobs in the SUBMITTED state."
             )
-        # Only by ARN: spotfit registers a definition and submits its ARN.
-        if body["jobDefinition"] not in self.state.definitions:
-            raise AwsApiError(
-                "ClientException", f"JobDefinition {body['jobDefinition']} does not exist."
-            )
+        queue = self._find_queue(body["jobQueue"])
+        is_fair_share = "schedulingPolicyArn" in self.queue_overrides.get(queue, {})
+        _refuse(aws_requests.find_job_violation(body, is_fair_share=is_fair_share))
+        definition = self._find_definition(body["jobDefinition"])
         size = body.get("arrayProperties", {}).get("size", 0)
-        # Documented limits of array jobs.
-        if size and not 2 <= size <= 10_000:
-            raise AwsApiError("ClientException", "Array size must be between 2 and 10000.")
         pairs = body.get("containerOverrides", {}).get("environment", [])
-        environment = {pair["name"]: pair["value"] for pair in pairs}
-        # The prefix is reserved, which clients learn only from this error.
-        if reserved := [name for name in environment if name.startswith("AWS_BATCH")]:
-            raise AwsApiError("ClientException", f"Reserved names: {', '.join(reserved)}.")
+        environment = {pair["name"]: pair.get("value", "") for pair in pairs if "name" in pair}
         job = AwsBatchJob(
             id=str(uuid.uuid4()),
             name=body["jobName"],
-            queue=body["jobQueue"],
-            definition=body["jobDefinition"],
+            queue=queue,
+            definition=definition,
             created_ms=system.wall_ms(),
             size=size,
             environment=environment,
             tags=body.get("tags", {}),
             children=[AwsBatchChildJob() for _ in range(size or 1)],
+            retry_strategy=body.get("retryStrategy", {}),
         )
         self.state.jobs[job.id] = job
         return {"jobId": job.id, "jobName": job.name, "jobArn": f"{_batch_arn('job')}/{job.id}"}
 
     def _list(self, body: dict[str, Any]) -> dict[str, Any]:
-        """List jobs: by default RUNNING ones; with a name filter, of all states.
+        """List jobs: by default RUNNING ones; with a filter, of all states and newest first.
 
         The page is cut before the filter is applied, so a page may be empty and not the last one,
         as in other AWS APIs.
         """
-        names = [name for one in body.get("filters", []) for name in one["values"]]
+        filters = body.get("filters", [])
+        if ("arrayJobId" in body) + ("jobQueue" in body) != 1:
+            raise AwsApiError("ClientException", "Specify one of jobQueue and arrayJobId.")
+        if len(filters) > 1 or any({"name", "values"} - set(one) for one in filters):
+            raise AwsApiError("ClientException", "Specify one filter with a name and values.")
         if body.get("arrayJobId"):
             job = self._find_job(body["arrayJobId"])
             status = body.get("jobStatus", "RUNNING")
             indices = [n for n, kid in enumerate(job.children) if kid.status == status]
             shown, more = _paginate(indices, body)
-            return {"jobSummaryList": [self._render_job(job, n) for n in shown], **more}
+            return {"jobSummaryList": [self._summary(job, n) for n in shown], **more}
         # Children are listed by the id of their array only.
-        queued = [job for job in self.state.jobs.values() if job.queue == body["jobQueue"]]
-        jobs, more = _paginate(queued, body)
-        if names:
-            found = [job for job in jobs if job.name in names]
+        queue = self._find_queue(body["jobQueue"])
+        queued = [job for job in self.state.jobs.values() if job.queue == queue]
+        jobs, more = _paginate(queued[::-1] if filters else queued, body)
+        if filters:
+            found = [job for job in jobs if _matches_filter(job, filters[0])]
         else:
             found = [job for job in jobs if job.status == body.get("jobStatus", "RUNNING")]
-        return {"jobSummaryList": [self._render_job(job, None) for job in found], **more}
+        return {"jobSummaryList": [self._summary(job, None) for job in found], **more}
+
+    def _summary(self, job: AwsBatchJob, index: int | None) -> dict[str, Any]:
+        job_fields = self._render_job(job, index)
+        summary = {name: value for name, value in job_fields.items() if name in _SUMMARY_MEMBERS}
+        if "container" in summary:
+            container = summary["container"]
+            names = ("exitCode", "reason")
+            summary["container"] = {name: container[name] for name in names if name in container}
+        return summary
 
     def _describe(self, body: dict[str, Any]) -> dict[str, Any]:
         if len(body["jobs"]) > 100:
@@ -346,8 +373,12 @@ class AwsBatchCloud:
             # <array id>:<index> names a child; unknown ids are left out.
             job_id, _, index = requested.partition(":")
             job = self.state.jobs.get(job_id)
-            if job is not None and (not index or int(index) < job.size):
-                found.append(self._render_job(job, int(index) if index else None))
+            if job is None:
+                continue
+            if ":" not in requested:
+                found.append(self._render_job(job, None))
+            elif is_number(index) and int(index) < job.size:
+                found.append(self._render_job(job, int(index)))
         return {"jobs": found}
 
     def _terminate(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -367,7 +398,7 @@ class AwsBatchCloud:
         return {}
 
     def _describe_queues(self, body: dict[str, Any]) -> dict[str, Any]:
-        names = [name.rpartition("/")[2] for name in body.get("jobQueues", ["spot"])]
+        names = [name.rpartition("/")[2] for name in body.get("jobQueues") or sorted(self.queues)]
         environment = f"{_batch_arn('compute-environment')}/spot"
         queues = [
             {
@@ -380,7 +411,7 @@ class AwsBatchCloud:
             }
             | self.queue_overrides.get(name, {})
             for name in names
-            if self.queue_overrides.get(name, {}) != MISSING_QUEUE
+            if self._has_queue(name)
         ]
         return {"jobQueues": queues}
 
@@ -422,6 +453,39 @@ class AwsBatchCloud:
         "describecomputeenvironments": _describe_environments,
     }
 
+    def _has_queue(self, name: str) -> bool:
+        known = self.queues | set(self.queue_overrides)
+        return name in known and self.queue_overrides.get(name) != MISSING_QUEUE
+
+    def _find_queue(self, name_or_arn: str) -> str:
+        """Return the name of a queue. The message is that of the service:
+        https://github.com/Netflix/metaflow/issues/65.
+        """
+        name = name_or_arn.removeprefix(f"{_batch_arn('job-queue')}/").rpartition("/")[2]
+        if not self._has_queue(name):
+            raise AwsApiError("ClientException", f"JobQueue {name_or_arn} not found.")
+        return name
+
+    def _find_definition(self, name_or_arn: str) -> str:
+        """Return the ARN of a definition; without a revision, of the latest one.
+
+        The message is that of the service:
+        https://github.com/aws-samples/aws-genomics-workflows/issues/84.
+        """
+        name, _, revision = name_or_arn.rpartition("/")[2].partition(":")
+        revisions = {
+            str(one["revision"]): str(one["jobDefinitionArn"])
+            for one in self._definitions()
+            if one["jobDefinitionName"] == name
+        }
+        arn = revisions.get(revision or str(len(revisions)))
+        if arn is None:
+            raise AwsApiError(
+                "ClientException",
+                f"JobDefinition name {name_or_arn} does not exist or is not in ACTIVE status",
+            )
+        return arn
+
     def _find_job(self, job_id: str) -> AwsBatchJob:
         if job_id not in self.state.jobs:
             raise AwsApiError("ClientException", f"Job {job_id} does not exist.", 404)
@@ -445,6 +509,12 @@ class AwsBatchCloud:
 
     def _answer_query(self, arguments: Mapping[str, list[str]], region: str) -> WireResponse:
         action = arguments.get("Action", [""])[0]
+        required = _REQUIRED_ARGUMENTS.get(action)
+        if required is not None and required not in arguments:
+            raise AwsApiError("ValidationError", f"{required} is required.")
+        token = arguments.get("NextToken", ["0"])[0]
+        if not is_number(token):
+            raise AwsApiError("InvalidNextToken", f"The token {token} is not valid.")
         self._check_permission(f"{_ACTION_SERVICES.get(action, 'sts')}:{action}")
         if action == "GetRole":
             return self._get_role(arguments["RoleName"][0])
@@ -552,7 +622,7 @@ class AwsBatchCloud:
             # Children have the id of the array with their index: <id>:<n>.
             "jobId": job.id if index is None else job.child_id(index),
             "jobName": job.name,
-            "jobQueue": job.queue,
+            "jobQueue": f"{_batch_arn('job-queue')}/{job.queue}",
             "jobDefinition": job.definition,
             "createdAt": job.created_ms,
             "startedAt": child.started_ms or 0 if child else 0,
@@ -703,16 +773,13 @@ class AwsBatchCloud:
         for rule in strategy.get("evaluateOnExit", []):
             conditions = [(values[name], rule[name]) for name in values if name in rule]
             # A pattern is literal, with an optional '*' at its end.
-            if all(
-                text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern
-                for text, pattern in conditions
-            ):
+            if all(_matches_pattern(text, pattern) for text, pattern in conditions):
                 return str(rule["action"]).upper() == "RETRY"
         return True
 
     def _retry_strategy(self, job: AwsBatchJob) -> dict[str, Any]:
-        strategy = self.state.definitions[job.definition].get("retryStrategy")
-        return dict(strategy or {"attempts": 1, "evaluateOnExit": []})
+        strategy = job.retry_strategy or self.state.definitions[job.definition].get("retryStrategy")
+        return {"attempts": 1, "evaluateOnExit": [], **(strategy or {})}
 
     # --- on a machine ------------------------------------------------------------------------
 
@@ -760,8 +827,12 @@ _STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED
 
 def _paginate(items: Sequence[Any], body: Mapping[str, Any]) -> tuple[list[Any], dict[str, str]]:
     """Return one page and, if more follow, the token of the next page."""
-    first = int(body.get("nextToken") or 0)
-    end = first + int(body.get("maxResults") or _PAGE_SIZE)
+    token = body.get("nextToken") or "0"
+    size = body.get("maxResults", _PAGE_SIZE)
+    if not is_number(token) or not 1 <= size <= _MAX_PAGE_SIZE:
+        raise AwsApiError("ClientException", "nextToken or maxResults is not valid.")
+    first = int(token)
+    end = first + size
     return list(items[first:end]), {"nextToken": str(end)} if end < len(items) else {}
 
 
@@ -782,6 +853,28 @@ _ACTION_NAMES = {
     "describejobqueues": "DescribeJobQueues",
     "describecomputeenvironments": "DescribeComputeEnvironments",
 }
+_SUMMARY_MEMBERS = [
+    "jobArn",
+    "jobId",
+    "jobName",
+    "createdAt",
+    "status",
+    "statusReason",
+    "startedAt",
+    "stoppedAt",
+    "container",
+    "arrayProperties",
+    "jobDefinition",
+]
+"""Members of JobSummary in botocore's model."""
+_MAX_PAGE_SIZE = 1000
+_REQUIRED_ARGUMENTS = {"GetRole": "RoleName", "SimulatePrincipalPolicy": "PolicySourceArn"}
+_TARGET_ACTIONS = {
+    "Logs_20140328": ("GetLogEvents", "DescribeLogGroups"),
+    "AmazonEC2ContainerRegistry_V20150921": ("DescribeImages", "BatchGetImage"),
+    "ServiceQuotasV20190624": ("GetServiceQuota",),
+}
+_TARGET_MODELS = {"ServiceQuotasV20190624": "service-quotas"}
 _TARGET_SERVICES = {
     "Logs_20140328": "logs",
     "AmazonEC2ContainerRegistry_V20150921": "ecr",
@@ -797,6 +890,49 @@ _ACTION_SERVICES = {
     "DescribeRouteTables": "ec2",
     "DescribeVpcEndpoints": "ec2",
 }
+
+
+def _refuse(problem: str) -> None:
+    """Raise the error of Batch unless the problem is ''.
+
+    Its form: https://github.com/fluidattacks/makes/issues/697.
+    """
+    if problem:
+        text = f"Error executing request, Exception : {problem}, RequestId: {uuid.uuid4()}"
+        raise AwsApiError("ClientException", text)
+
+
+def _parse_query(body: bytes) -> dict[str, list[str]]:
+    """Parse a form. Members of lists whose number is not one, such as 'Name.x', are left out."""
+    try:
+        arguments = parse_qs(body.decode())
+    except ValueError as error:
+        raise AwsApiError("MalformedQueryString", str(error)) from error
+    listed = ("ActionNames.member.", "ResourceArns.member.", "InstanceType.", "RegionName.")
+    return {
+        name: values
+        for name, values in arguments.items()
+        if not name.startswith(listed) or is_number(name.rpartition(".")[2])
+    }
+
+
+def _matches_filter(job: AwsBatchJob, condition: Mapping[str, Any]) -> bool:
+    """Apply a filter of ListJobs as the model of botocore documents it."""
+    kind, values = condition["name"], condition["values"]
+    if kind == "JOB_NAME":
+        return any(_matches_pattern(job.name.lower(), value.lower()) for value in values)
+    if kind == "JOB_DEFINITION":
+        name = job.definition.rpartition("/")[2].partition(":")[0]
+        return any(job.definition == one or _matches_pattern(name, one) for one in values)
+    if kind in ("BEFORE_CREATED_AT", "AFTER_CREATED_AT") and all(map(is_number, values)):
+        moments = [int(value) for value in values]
+        is_before = kind == "BEFORE_CREATED_AT"
+        return any((job.created_ms < at) if is_before else (job.created_ms > at) for at in moments)
+    raise AwsApiError("ClientException", f"The filter {kind} with {values} is not valid.")
+
+
+def _matches_pattern(text: str, pattern: str) -> bool:
+    return text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern
 
 
 def _iam_arn(kind: str, name: str) -> str:

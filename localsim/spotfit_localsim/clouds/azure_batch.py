@@ -33,10 +33,16 @@ from urllib.parse import urlencode
 import msgspec
 
 from spotfit.host import system
+from spotfit_localsim.clouds import azure_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.azure_autoscale import FormulaError, evaluate
 from spotfit_localsim.clouds.cloud_host import RECLAIMED, Datacenter, SimulatedMachine
-from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
+from spotfit_localsim.clouds.http_server import (
+    MalformedRequestError,
+    WireRequest,
+    WireResponse,
+    drop_nulls,
+)
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 ACCOUNT = "spotfitsim"
@@ -58,7 +64,6 @@ _MAX_SAMPLES = 20
 _PAGE_SIZE = 1000
 _MAX_TASKS_PER_REQUEST = 100
 _MAX_REQUEST_BYTES = 2**20
-_ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_CAPACITY_ERROR = {
     "code": "AllocationFailed",
     "message": "Desired number of low priority nodes could not be allocated",
@@ -188,8 +193,11 @@ class AzureBatchCloud:
         try:
             self._raise_fault(request)
             return self._dispatch(request)
-        except AzureApiError as complaint:
-            return complaint.reply_as_management() if by_management else complaint.reply()
+        except MalformedRequestError as malformed:
+            complaint = AzureApiError(400, "InvalidRequestBody", str(malformed))
+        except AzureApiError as refused:
+            complaint = refused
+        return complaint.reply_as_management() if by_management else complaint.reply()
 
     def is_lagging_read(self, request: WireRequest) -> bool:
         # Not pools, whose names are chosen by the client.
@@ -242,7 +250,14 @@ class AzureBatchCloud:
         if pool_id in self.state.pools and request.headers.get("if-none-match") == "*":
             raise AzureApiError(412, "PreconditionFailed", "The pool already exists.")
         resource = request.json()
-        self._add_pool(_to_batch_pool(pool_id, resource))
+        try:
+            pool = _to_batch_pool(pool_id, resource)
+        # The client library has no models of Resource Manager.
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise AzureApiError(400, "InvalidRequestBody", f"Invalid pool: {error}") from error
+        # Batch's own model of a pool has no identity.
+        _check_model("BatchPoolCreateOptions", {k: v for k, v in pool.items() if k != "identity"})
+        self._add_pool(pool)
         return WireResponse.json({"id": request.path, "name": pool_id, **resource})
 
     def _manage_account(self, request: WireRequest) -> Any:
@@ -279,7 +294,7 @@ class AzureBatchCloud:
         return WireResponse.json({"value": [role]})
 
     def _create_pool(self, request: WireRequest) -> Any:
-        body = request.json()
+        body = _check_model("BatchPoolCreateOptions", request.json())
         # Other than by Resource Manager, which replaces an existing pool.
         if body["id"] in self.state.pools:
             raise AzureApiError(409, "PoolExists", "The specified pool already exists.")
@@ -289,7 +304,7 @@ class AzureBatchCloud:
     def _add_pool(self, body: dict[str, Any]) -> None:
         if self.faults.take("quota"):
             raise AzureApiError(409, "PoolQuotaReached", "Pool quota for the account is reached.")
-        _check_id(body["id"])
+        _refuse(azure_requests.find_limit_violation(body))
         # The target may be null in the request of the client library.
         pool = AzureBatchPool(body, _now_text(), int(body.get("targetLowPriorityNodes") or 0))
         if body.get("enableAutoScale"):
@@ -312,12 +327,14 @@ class AzureBatchCloud:
         if pool.body.get("enableAutoScale"):
             # Automatic scaling must be disabled first.
             raise AzureApiError(409, "OperationNotValidOnPool", "It scales automatically.")
-        pool.target_nodes = int(request.json().get("targetLowPriorityNodes") or 0)
+        body = _check_model("BatchPoolResizeOptions", request.json())
+        pool.target_nodes = int(body.get("targetLowPriorityNodes") or 0)
         return WireResponse(202)
 
     def _scale_pool(self, request: WireRequest, pool_id: str) -> Any:
         pool = self._find_pool(pool_id)
-        pool.body |= {"enableAutoScale": True, **request.json()}
+        body = _check_model("BatchPoolEnableAutoScaleOptions", request.json())
+        pool.body |= {"enableAutoScale": True, **body}
         self._evaluate(pool, is_strict=True)
         return WireResponse(200)
 
@@ -368,8 +385,10 @@ class AzureBatchCloud:
 
     def _create_job(self, request: WireRequest) -> Any:
         """Create a job. A missing pool is not an error: tasks wait for it."""
-        body = request.json()
-        _check_id(body["id"])
+        body = _check_model("BatchJobCreateOptions", request.json())
+        _refuse(azure_requests.find_limit_violation(body))
+        if not body["poolInfo"].get("poolId"):
+            raise AzureApiError(400, "MissingRequiredProperty", "poolInfo.poolId is required.")
         if body["id"] in self.state.jobs:
             raise AzureApiError(409, "JobExists", "The specified job already exists.")
         if self.faults.take("quota"):
@@ -391,11 +410,15 @@ class AzureBatchCloud:
         return [_render_job(job) for job in self.state.jobs.values()]
 
     def _update_job(self, request: WireRequest, job_id: str) -> Any:
-        self._find_active_job(job_id).body |= request.json()
+        job = self._find_active_job(job_id)
+        job.body |= _check_model("BatchJobUpdateOptions", request.json())
         return WireResponse(200)
 
     def _terminate_job(self, request: WireRequest, job_id: str) -> Any:
-        reason = request.json().get("terminateReason", "UserTerminate")
+        # The client library has no public model of this body.
+        reason = request.json().get("terminateReason") or "UserTerminate"
+        if not isinstance(reason, str):
+            raise AzureApiError(400, "InvalidRequestBody", "terminateReason must be a text.")
         self._terminate_active_job(self._find_active_job(job_id), reason)
         return WireResponse(202)
 
@@ -419,7 +442,8 @@ class AzureBatchCloud:
     # --- tasks -------------------------------------------------------------------------------
 
     def _create_task(self, request: WireRequest, job_id: str) -> Any:
-        job, body = self._find_active_job(job_id), request.json()
+        job = self._find_active_job(job_id)
+        body = _check_model("BatchTaskCreateOptions", request.json())
         if body["id"] in job.tasks:
             raise AzureApiError(409, "TaskExists", "The specified task already exists.")
         self._add_task(job, body)
@@ -427,7 +451,8 @@ class AzureBatchCloud:
 
     def _create_tasks(self, request: WireRequest, job_id: str) -> Any:
         """Create several tasks; each has a result of its own, such as TaskExists."""
-        job, bodies = self._find_active_job(job_id), request.json()["value"]
+        job = self._find_active_job(job_id)
+        bodies = _check_model("BatchTaskGroup", request.json())["value"]
         # Documented limits of "Add Task Collection".
         if len(request.body) > _MAX_REQUEST_BYTES:
             raise AzureApiError(413, "RequestBodyTooLarge", "The request body is too large.")
@@ -439,6 +464,8 @@ class AzureBatchCloud:
         exists = {"status": "clienterror", "error": {"code": "TaskExists", "message": message}}
         results: list[dict[str, Any]] = []
         for body in bodies:
+            _refuse(azure_requests.find_limit_violation(body))
+        for body in bodies:
             result: dict[str, Any] = {"taskId": body["id"], "status": "success"}
             if body["id"] in job.tasks:
                 result |= exists
@@ -448,7 +475,7 @@ class AzureBatchCloud:
         return {"value": results}
 
     def _add_task(self, job: AzureBatchJob, body: dict[str, Any]) -> None:
-        _check_id(body["id"])
+        _refuse(azure_requests.find_limit_violation(body))
         # spotfit starts one task per machine; an error is better than a task that never runs.
         if "multiInstanceSettings" in body:
             raise AzureApiError(
@@ -654,7 +681,7 @@ class AzureBatchCloud:
                 "$PendingTasks": pool.samples,
                 "$PreemptedNodeCount": pool.preempted_samples,
             }
-            results = evaluate(pool.body["autoScaleFormula"], metrics)
+            results = evaluate(pool.body.get("autoScaleFormula") or "", metrics)
         except FormulaError as failure:
             if is_strict:
                 raise AzureApiError(400, "AutoScalingFormulaSyntaxError", str(failure)) from None
@@ -837,9 +864,25 @@ _INACTIVE_JOB_ERRORS = {
 # --- formats --------------------------------------------------------------------------------------
 
 
-def _check_id(text: str) -> None:
-    if not _ID_PATTERN.fullmatch(text):
-        raise AzureApiError(400, "InvalidPropertyValue", f"{text!r} cannot be an id.")
+def _check_model(model: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body, or raise the error of the service for a violation of the library's model."""
+    _refuse(azure_requests.find_model_violation(model, body))
+    # The service reads null as absent.
+    drop_nulls(body)
+    return body
+
+
+def _refuse(violation: azure_requests.ModelViolation | None) -> None:
+    if violation is not None:
+        message = f"{_VIOLATION_MESSAGES[violation.code]}\nReason: {violation.reason}"
+        raise AzureApiError(400, violation.code, message)
+
+
+_VIOLATION_MESSAGES = {
+    "InvalidPropertyValue": "The value provided for one of the properties is not valid.",
+    "InvalidRequestBody": "The specified Request Body is not syntactically valid.",
+    "MissingRequiredProperty": "A required property was not specified in the request body.",
+}
 
 
 def _to_batch_pool(pool_id: str, resource: Mapping[str, Any]) -> dict[str, Any]:
@@ -847,13 +890,16 @@ def _to_batch_pool(pool_id: str, resource: Mapping[str, Any]) -> dict[str, Any]:
     properties = resource["properties"]
     scale = properties["scaleSettings"].get("autoScale", {})
     fixed = properties["scaleSettings"].get("fixedScale", {})
+    machine = dict(properties["deploymentConfiguration"]["virtualMachineConfiguration"])
+    # The two APIs spell it differently.
+    machine["nodeAgentSKUId"] = machine.pop("nodeAgentSkuId")
     # Resource Manager has the identities by name, the Batch API has a list.
     identity = resource.get("identity", {})
     identities = [{"resourceId": name} for name in identity.get("userAssignedIdentities", {})]
     return {
         "id": pool_id,
         "vmSize": properties["vmSize"],
-        **properties["deploymentConfiguration"],
+        "virtualMachineConfiguration": machine,
         "enableAutoScale": bool(scale),
         "autoScaleFormula": scale.get("formula", ""),
         # 15 minutes is the default of the service.
@@ -889,8 +935,9 @@ def _to_odata_response(content: Any, request: WireRequest) -> WireResponse:
         return _odata_response(_select_fields(content, request))
     selected = [_select_fields(one, request) for one in content if _matches_filter(one, request)]
     # The token is opaque to clients; here it is an index.
-    start = int(request.query.get("$skiptoken", 0))
-    size = int(request.query.get("maxresults", _PAGE_SIZE))
+    start, size = request.integer("$skiptoken", 0), request.integer("maxresults", _PAGE_SIZE)
+    if not 1 <= size <= _PAGE_SIZE:
+        raise AzureApiError(400, "OutOfRangeQueryParameterValue", "maxresults is out of range.")
     page: dict[str, Any] = {"value": selected[start : start + size]}
     if start + size < len(selected):
         query = urlencode({**request.query, "$skiptoken": start + size})

@@ -115,6 +115,8 @@ class SimulatedMachine(msgspec.Struct):
 RECLAIMED, STOPPED, ENDED, LOST = "reclaimed", "stopped", "ended", "lost"
 OUT_OF_MEMORY = "out of memory"
 _KILLED_EXIT_CODE = 137  # 128 + SIGKILL
+# That of containerd's StartError.
+_NOT_STARTED_EXIT_CODE = 128
 # Measuring takes a millisecond per process.
 _MEMORY_INTERVAL_S = 0.2
 
@@ -380,13 +382,20 @@ class Datacenter:
             **self.hooks.environment(machine),
             **machine.environment,
         }
-        child = subprocess.Popen(  # noqa: S603  # runs the command that the machine was rented for
-            ["/bin/sh", "-c", _INIT_SCRIPT, "machine", *machine.command],
-            env=environment,
-            cwd=directory,
-            # Machines outlive the simulator process, as those of a cloud outlive a client.
-            start_new_session=True,
-        )
+        try:
+            child = subprocess.Popen(  # noqa: S603  # runs the command that the machine was rented for
+                ["/bin/sh", "-c", _INIT_SCRIPT, "machine", *machine.command],
+                env=environment,
+                cwd=directory,
+                # Machines outlive the simulator process, as those of a cloud outlive a client.
+                start_new_session=True,
+            )
+        # A NUL byte, '=' in the name of a variable, or too many bytes.
+        except (OSError, ValueError) as error:
+            (directory / "output").write_text(f"The container cannot start: {error}\n")
+            (directory / "ended").write_text(str(_NOT_STARTED_EXIT_CODE))
+            self._terminate(machine, ENDED)
+            return
         self._children[machine.number] = child
         machine.pid = str(find_process(child.pid) or "")
         machine.state = "up"

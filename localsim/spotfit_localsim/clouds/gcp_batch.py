@@ -27,9 +27,15 @@ from typing import Any, ClassVar
 import msgspec
 
 from spotfit.host import system
+from spotfit_localsim.clouds import gcp_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.cloud_host import LOST, RECLAIMED, Datacenter, SimulatedMachine
-from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
+from spotfit_localsim.clouds.http_server import (
+    MalformedRequestError,
+    WireRequest,
+    WireResponse,
+    is_number,
+)
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 PROJECT, REGION, ZONE = "spotfit-sim", "sim-east1", "sim-east1-a"
@@ -42,8 +48,6 @@ _GRACE_S = 30.0
 """Time between SIGTERM and SIGKILL of a cancelled task; not documented, that of a VM shutdown."""
 _RESCHEDULE_DELAY_S = 2.0
 """Delay before a retried task gets a machine; a minute or more in the real service."""
-# Documented limit of a job resource.
-_MAX_REQUEST_BYTES = 2**20
 _PREEMPTED_EXIT_CODE, _UNREACHABLE_EXIT_CODE = 50001, 50002
 _ENDED_JOB_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
 _ENDED_TASK_STATES = ("FAILED", "SUCCEEDED", "UNEXECUTED")
@@ -75,6 +79,11 @@ class GcpBatchJob(msgspec.Struct):
     state: str = "QUEUED"
     events: list[dict[str, Any]] = []
     is_deleting: bool = False
+
+    def count_startable_tasks(self) -> int:
+        """Return how many more tasks may run in parallel."""
+        limit = int(self.body["taskGroups"][0].get("parallelism", gcp_requests.MAX_PARALLEL_TASKS))
+        return limit - sum(one.state in ("ASSIGNED", "RUNNING") for one in self.tasks)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -158,6 +167,8 @@ class GcpBatchCloud:
         try:
             self._raise_fault(request)
             content = self._dispatch(request)
+        except MalformedRequestError as malformed:
+            return GoogleApiError(400, "INVALID_ARGUMENT", str(malformed)).reply()
         except GoogleApiError as complaint:
             return complaint.reply()
         return WireResponse.json(_with_numeric_states(content) if as_numbers else content)
@@ -209,10 +220,13 @@ class GcpBatchCloud:
             )
         job_id = request.query.get("jobId") or f"j-{uuid.uuid4()}"
         name = f"{parent}/jobs/{job_id}"
-        body = request.json()
-        error = _find_invalid_field(job_id, body, size_bytes=len(request.body))
-        if error:
-            raise GoogleApiError(400, "INVALID_ARGUMENT", error)
+        try:
+            body = gcp_requests.to_canonical_job(request.json())
+            gcp_requests.check_job(
+                job_id, request_id, body, region=REGION, size_bytes=len(request.body)
+            )
+        except gcp_requests.InvalidJobError as invalid:
+            raise GoogleApiError(400, "INVALID_ARGUMENT", str(invalid)) from invalid
         if name in self.state.jobs:
             raise GoogleApiError(409, "ALREADY_EXISTS", f"Resource '{name}' already exists")
         count = int(body["taskGroups"][0].get("taskCount", 1))
@@ -260,7 +274,7 @@ class GcpBatchCloud:
 
     def _get_task(self, request: WireRequest, name: str, number: str) -> Any:
         job = self._find_job(name)
-        if int(number) >= len(job.tasks):
+        if not is_number(number) or int(number) >= len(job.tasks):
             raise _not_found_error(request.path.removeprefix("/v1/"))
         return self._render_task(job, int(number))
 
@@ -319,7 +333,9 @@ class GcpBatchCloud:
         """Return the permissions on a service account or on the project that are not denied."""
         if email is not None and email not in self.service_accounts:
             raise _not_found_error(f"serviceAccounts/{email}")
-        requested = request.json()["permissions"]
+        requested = request.json().get("permissions", [])
+        if not isinstance(requested, list) or not all(isinstance(one, str) for one in requested):
+            raise GoogleApiError(400, "INVALID_ARGUMENT", "permissions must be texts.")
         granted = [permission for permission in requested if not self.faults.is_denied(permission)]
         # Empty lists are omitted, as in all of Google's JSON.
         return {"permissions": granted} if granted else {}
@@ -337,7 +353,7 @@ class GcpBatchCloud:
         """Cloud Logging for filters that name a task of a job; newest entries first."""
         query = request.json()
         # Only this form of filter is used by spotfit.
-        match = re.search(r'labels\.task_id:"(.+)-group0-(\d+)/"', query["filter"])
+        match = re.search(r'labels\.task_id:"(.+)-group0-(\d+)/"', str(query.get("filter")))
         job = next((j for j in self.state.jobs.values() if match and j.uid == match[1]), None)
         if job is None or match is None or "logsPolicy" not in job.body:
             return {}
@@ -351,7 +367,10 @@ class GcpBatchCloud:
             labels = {"job_uid": job.uid, "task_id": task_id}
             for line in self.datacenter.output(machine, delay_s=LOG_DELAY_S).splitlines():
                 entries.append({"textPayload": line, "timestamp": _now_text(), "labels": labels})
-        page = entries[::-1][: int(query.get("pageSize", 50))]
+        size = query.get("pageSize", 50)
+        if not isinstance(size, int) or not 1 <= size <= 1000:
+            raise GoogleApiError(400, "INVALID_ARGUMENT", "page_size must be in [1, 1000]")
+        page = entries[::-1][:size]
         return {"entries": page} if page else {}
 
     _P = r"/v1/projects/(?P<project>[^/:]+)"
@@ -443,9 +462,12 @@ class GcpBatchCloud:
             if not job.is_deleting and job.state in _ENDED_JOB_STATES:
                 continue
             ending = job.is_deleting or job.state == "CANCELLATION_IN_PROGRESS"
+            startable = job.count_startable_tasks()
             for number, task in enumerate(job.tasks):
-                if task.state not in _ENDED_TASK_STATES:
-                    self._advance_task(job, number, is_ending=ending)
+                if task.state in _ENDED_TASK_STATES:
+                    continue
+                self._advance_task(job, number, is_ending=ending, may_start=startable > 0)
+                startable -= task.state == "ASSIGNED" and task.machine is not None
             states = {task.state for task in job.tasks}
             if not states <= set(_ENDED_TASK_STATES):
                 if not ending and "RUNNING" in states:
@@ -458,13 +480,15 @@ class GcpBatchCloud:
             else:
                 self._set_state(job, "SUCCEEDED" if states == {"SUCCEEDED"} else "FAILED")
 
-    def _advance_task(self, job: GcpBatchJob, number: int, *, is_ending: bool) -> None:
+    def _advance_task(
+        self, job: GcpBatchJob, number: int, *, is_ending: bool, may_start: bool
+    ) -> None:
         task = job.tasks[number]
         machine = self.datacenter.machines.get(task.machine) if task.machine is not None else None
         if machine is None:
             if is_ending:
                 task.state = "UNEXECUTED"
-            elif system.wall_ms() / 1000 >= task.not_before_s:
+            elif system.wall_ms() / 1000 >= task.not_before_s and may_start:
                 self._start_task(job, number)
         elif not machine.is_active:
             self._record_end(job, task, machine, is_ending=is_ending)
@@ -613,30 +637,6 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # --- validation and errors ------------------------------------------------------------------------
 
 
-def _find_invalid_field(job_id: str, body: dict[str, Any], *, size_bytes: int) -> str:
-    groups = body.get("taskGroups", [])
-    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", job_id):
-        return f"job_id {job_id!r} is invalid"
-    if size_bytes > _MAX_REQUEST_BYTES:
-        return "the job is larger than 1 MB"
-    if len(groups) != 1:
-        return "exactly one task group is supported"
-    spec = groups[0]["taskSpec"]
-    if not 0 <= spec.get("maxRetryCount", 0) <= 10:
-        return "max_retry_count must be in [0, 10]"
-    if len(spec.get("lifecyclePolicies", [])) > 1:
-        return "only one lifecycle policy is supported"
-    if not any("container" in runnable for runnable in spec["runnables"]):
-        return "this simulator runs containers only"
-    locations = body.get("allocationPolicy", {}).get("location", {}).get("allowedLocations", [])
-    foreign = [
-        location
-        for location in locations
-        if location != f"regions/{REGION}" and not location.startswith(f"zones/{REGION}-")
-    ]
-    return f"allowed locations {foreign} are not in {REGION}" if foreign else ""
-
-
 _PERMISSIONS = {
     "_create": "batch.jobs.create",
     "_get": "batch.jobs.get",
@@ -733,8 +733,8 @@ def _with_numeric_states(content: Any, states: tuple[str, ...] = _JOB_STATES) ->
 
 
 def _paginate(request: WireRequest, name: str, items: list[Any]) -> dict[str, Any]:
-    start = int(request.query.get("pageToken") or 0)
-    size = int(request.query.get("pageSize") or 100) or 100
+    start = request.integer("pageToken", 0)
+    size = request.integer("pageSize", 100) or 100
     more = {"nextPageToken": str(start + size)} if start + size < len(items) else {}
     return {name: items[start : start + size], **more}
 

@@ -16,6 +16,10 @@ import msgspec
 from spotfit.host.system import SystemClock
 
 
+class MalformedRequestError(ValueError):
+    """A body or parameter that cannot be read; each cloud answers it in its own format."""
+
+
 @dataclass(frozen=True, slots=True)
 class WireRequest:
     """One request; header names are in lower case and `path` is decoded."""
@@ -26,9 +30,24 @@ class WireRequest:
     headers: Mapping[str, str]
     body: bytes
 
-    def json(self) -> Any:
-        """Return the decoded body, or {} if it is empty."""
-        return msgspec.json.decode(self.body) if self.body else {}
+    def json(self) -> dict[str, Any]:
+        """Return the decoded body, or {} if it is empty.
+
+        Raises `MalformedRequestError` if it is not a JSON object.
+        """
+        if not self.body:
+            return {}
+        try:
+            return msgspec.json.decode(self.body, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedRequestError(f"The body is not a JSON object: {error}") from error
+
+    def integer(self, name: str, default: int) -> int:
+        """Return a parameter of the query, at least 0. Raises `MalformedRequestError` otherwise."""
+        text = self.query.get(name) or str(default)
+        if not is_number(text):
+            raise MalformedRequestError(f"The parameter {name}={text!r} is not a number.")
+        return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +126,27 @@ class _WireRequestHandler(BaseHTTPRequestHandler):
     lock: ClassVar[threading.RLock]
 
     def _handle_method(self) -> None:
+        try:
+            request = self._read_request()
+        except ValueError as error:
+            # The rest of the connection cannot be interpreted; this closes it.
+            self.send_error(400, explain=str(error))
+            return
+        clock = SystemClock()
+        received_at = clock.now()
+        while not self._try_answer(request, clock.now() - received_at):
+            clock.wait(_RETRY_INTERVAL_S)
+
+    def _read_request(self) -> WireRequest:
+        """Raises `ValueError` for a malformed target, length or chunk."""
         url = urlsplit(self.path)
-        request = WireRequest(
+        return WireRequest(
             self.command,
             unquote(url.path),
             {name: texts[0] for name, texts in parse_qs(url.query, keep_blank_values=True).items()},
             {name.lower(): text for name, text in self.headers.items()},
             self._body(),
         )
-        clock = SystemClock()
-        received_at = clock.now()
-        while not self._try_answer(request, clock.now() - received_at):
-            clock.wait(_RETRY_INTERVAL_S)
 
     def _try_answer(self, request: WireRequest, waited_s: float) -> bool:
         """Send an answer; return False if the handler may have a better one later."""
@@ -142,10 +170,10 @@ class _WireRequestHandler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         if self.headers.get("transfer-encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("content-length") or 0))
+            return self.rfile.read(_parse_size(self.headers.get("content-length") or "0", base=10))
         # Chunked: each chunk is its size in hexadecimal, a line end, the bytes and a line end.
         parts = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
+        while size := _parse_size(self.rfile.readline().split(b";")[0].decode().strip(), base=16):
             parts.append(self.rfile.read(size))
             self.rfile.readline()
         self.rfile.readline()
@@ -153,6 +181,28 @@ class _WireRequestHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Suppress the access log."""
+
+
+def _parse_size(text: str, *, base: int) -> int:
+    # A negative size would read until the client closes its connection.
+    if not text.isalnum():
+        raise ValueError(f"The size {text!r} is not a number.")
+    return int(text, base)
+
+
+def is_number(text: str) -> bool:
+    """Whether the text is a decimal number that fits 64 bits."""
+    return text.isascii() and text.isdecimal() and len(text) <= 18
+
+
+def drop_nulls(value: Any) -> None:
+    """Remove members that are null, which servers read as absent."""
+    if isinstance(value, dict):
+        for name in [name for name, one in value.items() if one is None]:
+            del value[name]
+    for one in value.values() if isinstance(value, dict) else value:
+        if isinstance(one, dict | list):
+            drop_nulls(one)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -16,6 +16,7 @@ Phases of a pod:
 from __future__ import annotations
 
 import base64
+import copy
 import re
 import signal
 import uuid
@@ -26,9 +27,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from spotfit.host import env, system
+from spotfit_localsim.clouds import kubernetes_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.cloud_host import OUT_OF_MEMORY, Datacenter, SimulatedMachine
-from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
+from spotfit_localsim.clouds.http_server import MalformedRequestError, WireRequest, WireResponse
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 _INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -46,6 +48,7 @@ _PREEXISTING_KINDS: Mapping[str, tuple[str, str]] = {
     "serviceaccounts": ("v1", "ServiceAccount"),
     "priorityclasses": ("scheduling.k8s.io/v1", "PriorityClass"),
 }
+_CREATABLE_KINDS = ("jobs", "pods", "secrets", "services")
 CALLER = "sim"
 """The user name of every caller."""
 _NOT_READY_AFTER_S = 1.0
@@ -65,6 +68,8 @@ class KubernetesState(msgspec.Struct):
     machines: dict[str, int] = {}
     """The machine of each pod, by uid."""
     created_count: int = 0
+    counted_pods: dict[str, bool] = {}
+    """Pods whose end the Job controller has counted, by uid."""
 
 
 class KubernetesStatusError(Exception):
@@ -82,6 +87,11 @@ class KubernetesStatusError(Exception):
             "code": code,
         }
         self.reply = WireResponse.json(status, code)
+
+
+def _no_resource_error() -> KubernetesStatusError:
+    message = "the server could not find the requested resource"
+    return KubernetesStatusError(404, "NotFound", message)
 
 
 class KubernetesCloud:
@@ -112,12 +122,17 @@ class KubernetesCloud:
     def answer_request(self, request: WireRequest) -> WireResponse:
         try:
             self._raise_fault()
+            _check_media_type(request)
             if request.path in _DISCOVERY:
                 return WireResponse.json(_DISCOVERY[request.path])
             # Both for the caller and, with a permission of its own, for another user.
             if request.path.endswith("subjectaccessreviews"):
                 return self._review_access(request)
             return self._answer_resource(request)
+        except MalformedRequestError as malformed:
+            return KubernetesStatusError(400, "BadRequest", str(malformed)).reply
+        except kubernetes_requests.InvalidObjectError as invalid:
+            return KubernetesStatusError(invalid.code, invalid.reason, str(invalid)).reply
         except KubernetesStatusError as refused:
             return refused.reply
 
@@ -137,15 +152,20 @@ class KubernetesCloud:
     def _review_access(self, request: WireRequest) -> WireResponse:
         """Answer whether the caller, or the named user, has the permission: all but denied ones."""
         review = request.json()
-        if review["kind"] == "SubjectAccessReview":
+        is_own = "self" in request.path
+        if not is_own:
             self._check_permission("create subjectaccessreviews")
-        attributes = review["spec"]["resourceAttributes"]
+        kind = "SelfSubjectAccessReview" if is_own else "SubjectAccessReview"
+        kubernetes_requests.check_review(kind, review)
+        attributes = review["spec"].get("resourceAttributes") or {}
         part = attributes.get("subresource")
-        permission = f"{attributes['verb']} {attributes['resource']}{f'/{part}' if part else ''}"
+        resource = attributes.get("resource", "")
+        permission = f"{attributes.get('verb', '')} {resource}{f'/{part}' if part else ''}"
         # The full name is system:serviceaccount:<namespace>:<name>.
-        user = review["spec"].get("user", "").rpartition(":")[2] or CALLER
+        user = (review["spec"].get("user") or "").rpartition(":")[2] or CALLER
         allowed = not self.faults.is_denied(permission, user)
-        return WireResponse.json({**review, "status": {"allowed": allowed}}, 201)
+        head = {"apiVersion": "authorization.k8s.io/v1", "kind": kind}
+        return WireResponse.json({**head, **review, "status": {"allowed": allowed}}, 201)
 
     def _check_permission(self, permission: str) -> None:
         if self.faults.is_denied(permission, CALLER):
@@ -159,39 +179,64 @@ class KubernetesCloud:
     def _answer_resource(self, request: WireRequest) -> WireResponse:
         match = _PATH_PATTERN.fullmatch(request.path)
         if match is None or match["kind"] not in {**_KINDS, **_PREEXISTING_KINDS}:
-            raise KubernetesStatusError(
-                404, "NotFound", "the server could not find the requested resource"
-            )
+            raise _no_resource_error()
         kind, name, space = match["kind"], match["name"], match["space"] or "default"
         part = f"/{match['sub']}" if match["sub"] else ""
         verbs = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
         reading_verb = "list" if name is None else "get"
         self._check_permission(f"{verbs.get(request.method, reading_verb)} {kind}{part}")
         if kind in self.preexisting:
-            if name not in self.preexisting[kind]:
-                raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
-            version, name_of_kind = _PREEXISTING_KINDS[kind]
-            return WireResponse.json(
-                {"apiVersion": version, "kind": name_of_kind, "metadata": {"name": name}}
-            )
+            return WireResponse.json(self._find_preexisting(kind, name))
         if request.method == "POST":
-            is_dry_run = request.query.get("dryRun") == "All"
-            return WireResponse.json(
-                self._create(kind, space, request.json(), persist=not is_dry_run), 201
-            )
+            if name is not None or kind not in _CREATABLE_KINDS:
+                raise KubernetesStatusError(
+                    405, "MethodNotAllowed", "the server does not allow this method"
+                )
+            return self._answer_creation(request, kind, space)
         if name is None:
             return WireResponse.json(self._list(kind, match["space"], request.query))
         item = self._find(kind, space, name)
-        if match["sub"] == "log":
+        if (kind, match["sub"]) == ("pods", "log"):
             # Without the parameter the whole log is returned.
-            tail_lines = int(request.query.get("tailLines", 1_000_000))
+            tail_lines = request.integer("tailLines", 1_000_000)
             lines = self._read_log(item).splitlines(keepends=True)[-tail_lines:]
             return WireResponse(200, "".join(lines).encode(), {"content-type": "text/plain"})
+        if match["sub"] not in (None, "status"):
+            raise _no_resource_error()
         if request.method == "DELETE":
             return WireResponse.json(self._delete(kind, item))
         if request.method == "PATCH":
-            _merge_patch(item, request.json())
+            self._patch(kind, item, request.json())
         return WireResponse.json(item)
+
+    def _find_preexisting(self, kind: str, name: str | None) -> KubernetesObject:
+        if name not in self.preexisting[kind]:
+            raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
+        version, name_of_kind = _PREEXISTING_KINDS[kind]
+        return {"apiVersion": version, "kind": name_of_kind, "metadata": {"name": name}}
+
+    def _answer_creation(self, request: WireRequest, kind: str, space: str) -> WireResponse:
+        body = request.json()
+        is_strict = request.query.get("fieldValidation") == "Strict"
+        kubernetes_requests.check_object(kind, _KINDS[kind][1], body, is_strict=is_strict)
+        is_dry_run = request.query.get("dryRun") == "All"
+        return WireResponse.json(self._create(kind, space, body, persist=not is_dry_run), 201)
+
+    def _patch(self, kind: str, item: KubernetesObject, change: KubernetesObject) -> None:
+        """Apply a merge patch, unless its result is invalid."""
+        changed = copy.deepcopy(item)
+        _merge_patch(changed, change)
+        old, new = item["metadata"], changed.get("metadata")
+        is_same = isinstance(new, dict) and all(
+            new.get(field) == old.get(field) for field in ("name", "namespace", "uid")
+        )
+        if not is_same or kind not in _CREATABLE_KINDS:
+            raise KubernetesStatusError(
+                422, "Invalid", f'{kind} "{old["name"]}" is invalid: immutable field'
+            )
+        kubernetes_requests.check_object(kind, _KINDS[kind][1], changed, is_strict=False)
+        item.clear()
+        item |= changed
 
     def _create(
         self, kind: str, space: str, body: KubernetesObject, *, persist: bool = True
@@ -210,6 +255,11 @@ class KubernetesCloud:
             texts = body.pop("stringData", {}).items()
             encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts}
             body["data"] = encoded | body.get("data", {})
+        # The status belongs to the controllers: that of a request is ignored.
+        if kind == "jobs":
+            body["status"] = {}
+        if kind == "pods":
+            body["status"] = {"phase": "Pending", "conditions": []}
         # A dry run validates and returns the object, as `kubectl --dry-run=server` does.
         if not persist:
             return body
@@ -232,18 +282,6 @@ class KubernetesCloud:
                 f'jobs.batch "{name}" is forbidden: exceeded quota: compute, requested: '
                 "count/jobs.batch=1, used: count/jobs.batch=4, limited: count/jobs.batch=4",
             )
-        spec = body["spec"]
-        pod = spec["template"]["spec"]
-        # The API server validates these combinations, which are easy to get wrong.
-        if spec.get("podFailurePolicy") and pod.get("restartPolicy") != "Never":
-            raise KubernetesStatusError(
-                422, "Invalid", "podFailurePolicy needs restartPolicy: Never"
-            )
-        if spec.get("podFailurePolicy") and spec.get("podReplacementPolicy") not in (
-            None,
-            "Failed",
-        ):
-            raise KubernetesStatusError(422, "Invalid", "podReplacementPolicy can only be Failed")
 
     def _store_object(self, kind: str, space: str, body: KubernetesObject) -> KubernetesObject:
         # Versions only have to grow; clients compare them for equality.
@@ -261,12 +299,8 @@ class KubernetesCloud:
         return stored
 
     def _list(self, kind: str, space: str | None, query: Mapping[str, str]) -> KubernetesObject:
-        labels = dict(
-            pair.split("=", 1) for pair in query.get("labelSelector", "").split(",") if pair
-        )
-        fields = dict(
-            pair.split("=", 1) for pair in query.get("fieldSelector", "").split(",") if pair
-        )
+        labels = _parse_selector(query.get("labelSelector", ""))
+        fields = _parse_selector(query.get("fieldSelector", ""))
         version, name_of_kind = _KINDS[kind]
         items = [
             one
@@ -343,39 +377,43 @@ class KubernetesCloud:
     def _reconcile_job(self, job: KubernetesObject) -> None:
         """Create a pod for each index that has none and has not ended."""
         status = job.setdefault("status", {})
-        ended_indexes = _parse_indexes(status.get("completedIndexes")) | _parse_indexes(
-            status.get("failedIndexes")
-        )
+        completions = job["spec"].get("completions", 1)
+        # With the ended ones: they count as failures and make the names of retries unique.
+        pods: dict[int, list[KubernetesObject]] = {}
+        for pod in self._pods_of(job):
+            pods.setdefault(_index(pod), []).append(pod)
         active = 0
-        for index in range(job["spec"]["completions"]):
-            # With the ended ones: they count as failures and make the names of retries unique.
-            pods = [pod for pod in self._pods_of(job) if _index(pod) == index]
-            running = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
+        for index in range(completions):
+            own = pods.get(index, [])
+            running = [pod for pod in own if pod["status"]["phase"] in ("Pending", "Running")]
             active += len(running)
-            # Each end is counted once, as by the finalizer of the Job controller.
-            ended_pods = [
-                pod for pod in pods if pod not in running and "spotfit_end_recorded" not in pod
-            ]
-            for pod in ended_pods:
-                pod["spotfit_end_recorded"] = True
-                self._record_pod_end(job, status, index, pod)
-                ended_indexes = _parse_indexes(status.get("completedIndexes")) | _parse_indexes(
-                    status.get("failedIndexes")
-                )
-            if index not in ended_indexes and not running:
+            self._count_ended_pods(job, index, [pod for pod in own if pod not in running])
+            # The other indexes wait for the end of a running pod.
+            has_slot = active < job["spec"].get("parallelism", 1)
+            if not running and has_slot and index not in _ended_indexes(status):
                 if self.faults.is_active("pod_quota"):
                     self._record_quota_event(job)
                 else:
                     # The number of earlier pods makes the name of a retry unique.
-                    self._create_pod(job, index, len(pods))
+                    self._create_pod(job, index, len(own))
+                    active += 1
         status["active"] = active
         # A finished Job keeps its condition.
-        if len(ended_indexes) == job["spec"]["completions"] and "conditions" not in status:
+        if len(_ended_indexes(status)) == completions and "conditions" not in status:
             failed = bool(status.get("failedIndexes"))
             kind = "Failed" if failed else "Complete"
             status["conditions"] = [
                 {"type": kind, "status": "True", "lastTransitionTime": _now_text()}
             ]
+
+    def _count_ended_pods(
+        self, job: KubernetesObject, index: int, pods: list[KubernetesObject]
+    ) -> None:
+        """Count each end once, as by the finalizer of the Job controller."""
+        for pod in pods:
+            if pod["metadata"]["uid"] not in self.state.counted_pods:
+                self.state.counted_pods[pod["metadata"]["uid"]] = True
+                self._record_pod_end(job, job["status"], index, pod)
 
     def _record_pod_end(
         self, job: KubernetesObject, status: KubernetesObject, index: int, pod: KubernetesObject
@@ -429,6 +467,7 @@ class KubernetesCloud:
     def _create_pod(self, job: KubernetesObject, index: int, attempts: int) -> None:
         name = job["metadata"]["name"]
         template = job["spec"]["template"]
+        template_meta = template.get("metadata", {})
         owner = {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -440,9 +479,9 @@ class KubernetesCloud:
         pod = {
             "metadata": {
                 "name": f"{name}-{index}-{attempts:x}{uuid.uuid4().hex[:4]}",
-                "labels": {**template["metadata"].get("labels", {}), **job_labels},
+                "labels": {**template_meta.get("labels", {}), **job_labels},
                 "annotations": {
-                    **template["metadata"].get("annotations", {}),
+                    **template_meta.get("annotations", {}),
                     _INDEX_LABEL: str(index),
                 },
                 "ownerReferences": [owner],
@@ -493,19 +532,18 @@ class KubernetesCloud:
         # A deleted or ended pod is not scheduled again.
         if "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] != "Pending":
             return
-        machine = None
-        if not self.faults.is_active("capacity"):
-            command = pod["spec"]["containers"][0]["command"]
-            # The environment is built when the machine boots, from the pod as it is then.
-            limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
-            memory = limits.get("memory")
-            machine = self.datacenter.rent(
-                pod["metadata"]["name"],
-                command,
-                {},
-                memory_limit_mib=None if memory is None else _quantity_mib(memory),
-                gpus=int(limits.get("nvidia.com/gpu", 0)),
-            )
+        container = pod["spec"]["containers"][0]
+        if missing := self._find_missing_secret(pod):
+            # A kubelet reports this of a pod that has a node, and retries.
+            waiting = {
+                "reason": "CreateContainerConfigError",
+                "message": f'secret "{missing}" not found',
+            }
+            status = _container_status(container, {"waiting": waiting})
+            pod["status"]["containerStatuses"] = [status]
+            return
+        pod["status"].pop("containerStatuses", None)
+        machine = None if self.faults.is_active("capacity") else self._rent_machine(pod)
         unschedulable = {
             "type": "PodScheduled",
             "status": "False",
@@ -517,6 +555,25 @@ class KubernetesCloud:
         pod["status"]["conditions"] = [scheduled if machine else unschedulable]
         if machine is not None:
             self.state.machines[pod["metadata"]["uid"]] = machine.number
+
+    def _find_missing_secret(self, pod: KubernetesObject) -> str:
+        secrets, space = self.state.objects["secrets"], pod["metadata"]["namespace"]
+        references = [one["secretRef"] for one in pod["spec"]["containers"][0].get("envFrom", [])]
+        required = (one["name"] for one in references if not one.get("optional"))
+        return next((name for name in required if f"{space}/{name}" not in secrets), "")
+
+    def _rent_machine(self, pod: KubernetesObject) -> SimulatedMachine | None:
+        container = pod["spec"]["containers"][0]
+        limits = container.get("resources", {}).get("limits", {})
+        memory = limits.get("memory")
+        # The environment is built when the machine boots, from the pod as it is then.
+        return self.datacenter.rent(
+            pod["metadata"]["name"],
+            container["command"] + container.get("args", []),
+            {},
+            memory_limit_mib=None if memory is None else _quantity_mib(memory),
+            gpus=int(kubernetes_requests.parse_quantity(limits.get("nvidia.com/gpu", "0"))),
+        )
 
     def _record_container_end(self, pod: KubernetesObject, machine: SimulatedMachine) -> None:
         status = pod["status"]
@@ -535,16 +592,7 @@ class KubernetesCloud:
         reason = "OOMKilled" if is_out_of_memory else "Error" if code else "Completed"
         terminated = {"exitCode": code, "reason": reason, "finishedAt": _now_text()}
         container = pod["spec"]["containers"][0]
-        status["containerStatuses"] = [
-            {
-                "name": container["name"],
-                "image": container["image"],
-                "imageID": container["image"],
-                "ready": False,
-                "restartCount": 0,
-                "state": {"terminated": terminated},
-            }
-        ]
+        status["containerStatuses"] = [_container_status(container, {"terminated": terminated})]
         # The node is gone: PodGC marks its pods, which the Job controller then replaces.
         if machine.exit_code is None and machine.end_reason != "stopped":
             _add_disruption_condition(status, "DeletionByPodGC", "PodGC: node no longer exists")
@@ -558,18 +606,26 @@ class KubernetesCloud:
             return {}
         container = pod["spec"]["containers"][0]
         # An empty host: clients in the pod must not look for a real cluster.
-        variables = {"JOB_COMPLETION_INDEX": str(_index(pod)), "KUBERNETES_SERVICE_HOST": ""}
+        variables = {"KUBERNETES_SERVICE_HOST": ""}
+        if _INDEX_LABEL in pod["metadata"].get("labels", {}):
+            variables["JOB_COMPLETION_INDEX"] = str(_index(pod))
         for source in container.get("envFrom", []):
-            name = source["secretRef"]["name"]
-            secret = self._find("secrets", pod["metadata"]["namespace"], name)["data"]
-            variables |= {key: base64.b64decode(text).decode() for key, text in secret.items()}
+            key = f"{pod['metadata']['namespace']}/{source['secretRef']['name']}"
+            # A Secret that was deleted since the pod was scheduled has no variables.
+            secret = self.state.objects["secrets"].get(key, {}).get("data", {})
+            variables |= {name: base64.b64decode(text).decode() for name, text in secret.items()}
+        meta, address = pod["metadata"], self.datacenter.host(machine)
         fields = {
-            "status.podIP": self.datacenter.host(machine),
+            "metadata.name": meta["name"],
+            "metadata.namespace": meta["namespace"],
+            "metadata.uid": meta["uid"],
             "spec.nodeName": _node_name(machine),
+            "status.hostIP": address,
+            "status.podIP": address,
         }
         for variable in container.get("env", []):
-            field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
-            variables[variable["name"]] = variable.get("value") or fields[field]
+            field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+            variables[variable["name"]] = fields[field] if field else variable.get("value", "")
         return variables
 
     def answer_metadata(
@@ -596,12 +652,7 @@ def _rule_matches(rule: Mapping[str, Any], pod: KubernetesObject) -> bool:
 
 def _quantity_mib(text: str) -> int:
     """Parse a quantity of memory such as '2048Mi', '2Gi', '2G' or '2147483648'."""
-    # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
-    number = text.rstrip("KMGTikm")
-    unit = text[len(number) :]
-    base, exponents = (1024 if unit.endswith("i") else 1000), {"": 0, "k": 1, "K": 1, "M": 2}
-    exponents |= {"G": 3, "T": 4}
-    return int(float(number) * base ** exponents[unit.removesuffix("i")] / 2**20)
+    return int(kubernetes_requests.parse_quantity(text) / 2**20)
 
 
 def _add_disruption_condition(status: KubernetesObject, reason: str, message: str) -> None:
@@ -617,10 +668,47 @@ def _add_disruption_condition(status: KubernetesObject, reason: str, message: st
         conditions.append(condition)
 
 
+def _container_status(container: KubernetesObject, state: KubernetesObject) -> KubernetesObject:
+    return {
+        "name": container["name"],
+        "image": container["image"],
+        "imageID": container["image"],
+        "ready": False,
+        "restartCount": 0,
+        "state": state,
+    }
+
+
 def _set_ready_condition(status: KubernetesObject, value: str) -> None:
     # There is one condition of each type.
     others = [one for one in status.get("conditions", []) if one["type"] != "Ready"]
     status["conditions"] = [*others, {"type": "Ready", "status": value}]
+
+
+def _parse_selector(text: str) -> dict[str, str]:
+    """Parse 'name=value,…'; other operators are not simulated."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    if any(not equals or name.endswith("!") for name, equals, _ in pairs):
+        raise KubernetesStatusError(400, "BadRequest", f"unable to parse requirement: {text!r}")
+    # '=' and '==' are equal.
+    return {name: value.removeprefix("=") for name, _, value in pairs}
+
+
+def _check_media_type(request: WireRequest) -> None:
+    """Refuse other formats than JSON, as an API server does which does not know the format.
+
+    The message is that of NewUnsupportedMediaTypeError:
+    https://github.com/kubernetes/apiserver/blob/master/pkg/endpoints/handlers/negotiation/errors.go
+    Real API servers also know YAML and protobuf, which `kubectl auth can-i` sends.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip()
+    if request.body and "json" not in media_type and media_type:
+        raise KubernetesStatusError(
+            415,
+            "UnsupportedMediaType",
+            "the body of the request was in an unknown format - accepted media types include: "
+            "application/json",
+        )
 
 
 def _read_field(one: KubernetesObject, path: str) -> Any:
@@ -642,6 +730,11 @@ def _parse_indexes(text: str | None) -> set[int]:
     return {int(part) for part in filter(None, (text or "").split(","))}
 
 
+def _ended_indexes(status: KubernetesObject) -> set[int]:
+    completed, failed = status.get("completedIndexes"), status.get("failedIndexes")
+    return _parse_indexes(completed) | _parse_indexes(failed)
+
+
 def _add_index(status: KubernetesObject, name: str, index: int) -> None:
     status[name] = ",".join(str(one) for one in sorted(_parse_indexes(status.get(name)) | {index}))
 
@@ -649,8 +742,10 @@ def _add_index(status: KubernetesObject, name: str, index: int) -> None:
 def _merge_patch(into: KubernetesObject, change: KubernetesObject) -> None:
     for name, value in change.items():
         if isinstance(value, dict) and isinstance(into.get(name), dict):
-            # RFC 7396, without the deletion of fields by null.
+            # RFC 7396
             _merge_patch(into[name], value)
+        elif value is None:
+            into.pop(name, None)
         else:
             into[name] = value
 

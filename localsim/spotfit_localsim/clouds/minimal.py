@@ -30,7 +30,7 @@ from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.launch import AGENT_COMMAND, AgentLaunchSpec, count_nodes
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.cloud_host import Datacenter, SimulatedMachine
-from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
+from spotfit_localsim.clouds.http_server import MalformedRequestError, WireRequest, WireResponse
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 # --- the cloud ------------------------------------------------------------------------------------
@@ -67,7 +67,11 @@ class PlainCloud:
     def answer_request(self, request: WireRequest) -> WireResponse:
         token = request.path.removeprefix("/groups/")
         if request.method == "POST":
-            return self._create(token, request.json())
+            try:
+                group = msgspec.convert(request.json(), PlainGroup)
+            except (MalformedRequestError, msgspec.ValidationError) as malformed:
+                return WireResponse.json({"error": str(malformed)}, 400)
+            return self._create(token, group)
         if token not in self.state.groups:
             return WireResponse.json({"error": "no such group"}, 404)
         group = self.state.groups[token]
@@ -113,7 +117,7 @@ class PlainCloud:
     ) -> WireResponse | None:
         return None
 
-    def _create(self, token: str, body: dict[str, Any]) -> WireResponse:
+    def _create(self, token: str, group: PlainGroup) -> WireResponse:
         if self.faults.take("credentials"):
             return WireResponse.json({"error": "missing credentials"}, 401)
         if self.faults.take("permission"):
@@ -124,7 +128,7 @@ class PlainCloud:
             return WireResponse.json({"error": "no capacity"}, 409)
         if token not in self.state.groups:
             # PUT semantics by the token: a repeated request creates nothing.
-            self.state.groups[token] = PlainGroup(body["command"], body["environments"])
+            self.state.groups[token] = group
         return WireResponse.json({"token": token})
 
 

@@ -41,7 +41,12 @@ from spotfit_localsim.clouds.cloud_host import (
     write_atomically,
 )
 from spotfit_localsim.clouds.firewall import BlackHole, machine_environment
-from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer
+from spotfit_localsim.clouds.http_server import (
+    MalformedRequestError,
+    WireRequest,
+    WireResponse,
+    WireServer,
+)
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 from spotfit_localsim.clouds.options import CLOUDS, SimOptions
 
@@ -170,15 +175,21 @@ class Simulator:
             action = request.path.removeprefix(CONTROL_PREFIX)
             try:
                 return WireResponse.json(self._run_control_action(action, request.json()))
-            except (KeyError, SpotfitError, msgspec.DecodeError) as wrong:
+            except (KeyError, SpotfitError, MalformedRequestError) as wrong:
                 return WireResponse.json({"error": str(wrong)}, 400)
         self._request_counts[request.method] += 1
         # Neither counted by the cloud nor executed: the request did not reach it.
         if self.faults.take("unavailable"):
             return WireResponse(503)
-        if self.options.lag_s and self.cloud.is_lagging_read(request):
-            return self._answer_from_past(request)
-        reply = self.cloud.answer_request(request)
+        try:
+            if self.options.lag_s and self.cloud.is_lagging_read(request):
+                return self._answer_from_past(request)
+            reply = self.cloud.answer_request(request)
+        # A defect of the simulator, or input that it does not check: clients get an answer, and
+        # the simulator keeps serving.
+        except Exception as error:  # noqa: BLE001
+            log.error("simulator.request_failed", error=error, path=request.path)
+            return WireResponse.json({"message": "internal error of the simulator"}, 500)
         self._save_state()
         return reply
 

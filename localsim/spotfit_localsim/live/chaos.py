@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -18,17 +17,15 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 import spotfit
 from spotfit.agent import driver
-from spotfit.core.codec import encode
 from spotfit.core.errors import RunNotFoundError, TransientStoreError
 from spotfit.fork_server.fork_client import ForkServerPool
 from spotfit.host import env
@@ -37,12 +34,21 @@ from spotfit.ledger import keys
 from spotfit.provision.launch import AgentAssignment
 from spotfit.store.factory import open_store
 from spotfit_localsim.live import crash_points, network_faults, reference_jobs, reference_saves
+from spotfit_localsim.live.chaos_runs import (
+    CLEANUP_TIMEOUT_S,
+    ChaosOutcome,
+    LiveChaosSummary,
+    LiveRun,
+    environment_variables,
+    faulty_store_proxy,
+    print_outcome,
+    print_summary,
+    read_text,
+)
 from spotfit_localsim.live.crash_points import CHAOS_DIR_ENV, CRASH_POINTS, InjectedCrash
 from spotfit_localsim.live.kill_targets import (
     KillTargets,
     TargetKind,
-    kill_processes,
-    processes_with_variable,
 )
 from spotfit_localsim.live.post_checks import RunAudit
 from spotfit_localsim.random_streams import RandomStream, SeededStreams
@@ -53,11 +59,6 @@ _MODULE = "spotfit_localsim.live.chaos"
 _AGENT_FUNCTION = f"{_MODULE}:serve"
 _WORKERS, _NODES = 4, 2
 _POLL_INTERVAL_S = 0.01
-_CLEANUP_POLL_INTERVAL_S = 0.1
-_CLEANUP_TIMEOUT_S = 30.0
-"""Enough for a store request to time out and be retried. Where runs may take longer, the machine is
-slow, and the cleanup may take half as long as a run.
-"""
 # Kills of a replay come within this fraction of the previous run's duration.
 _REPLAY_TIME_FRACTION = 0.6
 _MAX_REPLAYS = 3
@@ -269,42 +270,24 @@ def _add_network_faults(
 # --- one run ----------------------------------------------------------------------------------
 
 
-class ChaosRun:
-    """One execution of a plan, in a directory of its own that must be empty at the end."""
+class ChaosRun(LiveRun):
+    """One execution of a plan."""
+
+    driver_module = _MODULE
 
     def __init__(self, plan: ChaosPlan, folder: Path, proxy_url: str) -> None:
+        super().__init__(plan, folder, proxy_url)
         self.plan = plan
-        self.folder = folder
-        self.proxy_url = proxy_url
         self.cloud_dir = LocalCloudDir(folder / "machines")
         self.storage_path = "s3://chaos/runs" if plan.store == "s3" else str(folder / "store")
         self.url = f"{self.storage_path}/{plan.name}"
-        self.started_ms = 0
         self.kill_times_ms: list[int] = []
         """Times of the kills."""
         self.triggered_crash_count = 0
         """Number of triggered crash points."""
         self.corrupted_checkpoints: set[str] = set()
         """Checkpoints with a corrupted file."""
-        (folder / "tmp").mkdir(parents=True)
-        (folder / "logs").mkdir()
-        (folder / "plan.json").write_bytes(encode(plan))
         crash_points.write_injected_crashes(plan.injected_crashes, folder)
-
-    def environment(self) -> dict[str, str]:
-        """The environment variables of all processes."""
-        return env.copy_environment() | {
-            CHAOS_DIR_ENV: str(self.folder),
-            "TMPDIR": str(self.folder / "tmp"),
-            # The keys of the user must not be mixed with those of a test.
-            "SPOTFIT_HOME": str(self.folder / "keys"),
-            "AWS_ENDPOINT_URL": self.proxy_url,
-            "AWS_ACCESS_KEY_ID": "chaos",
-            "AWS_SECRET_ACCESS_KEY": "chaos",
-            "AWS_REGION": "us-east-1",
-            # boto would wait seconds for a metadata service.
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
 
     def execute(self, *, timeout_s: float) -> RunAudit:
         """Execute the plan and return the audit of the run."""
@@ -319,17 +302,17 @@ class ChaosRun:
         if self.plan.store == "s3":
             network_faults.set_faults(self.proxy_url, network_faults.no_faults())
         # Faults are off: what is left now is left for good.
-        leftovers = self._find_leftovers(max(_CLEANUP_TIMEOUT_S, timeout_s / 2))
+        leftovers = self.find_leftovers(max(CLEANUP_TIMEOUT_S, timeout_s / 2))
         triggered = crash_points.triggered_crashes(self.folder)
         self.triggered_crash_count = len(triggered)
         for at_ms, text in triggered:
             self.kill_times_ms.append(at_ms)
-            self._log(f"{(at_ms - self.started_ms) / 1000:6.2f} s  {text}")
-        with _environment(self.environment()):
+            self.log(f"{(at_ms - self.started_ms) / 1000:6.2f} s  {text}")
+        with environment_variables(self.environment()):
             return RunAudit.read(
                 url=self.url,
-                result=_read(self.folder / "result") if is_finished else None,
-                machine_starts=(_read(self.folder / "machine_starts") or "").splitlines(),
+                result=read_text(self.folder / "result") if is_finished else None,
+                machine_starts=(read_text(self.folder / "machine_starts") or "").splitlines(),
                 leftovers=leftovers,
                 corrupted_checkpoints=self.corrupted_checkpoints,
             )
@@ -339,13 +322,13 @@ class ChaosRun:
         started_at, self.started_ms = clock.now(), wall_ms()
         kills, stall = list(self.plan.kills), self.plan.stall
         corruption = self.plan.corruption
-        driver_process = self._start_driver("fit")
+        driver_process = self.start_driver("fit")
         targets = KillTargets(self.cloud_dir, self.url)
         while clock.now() - started_at < timeout_s:
-            with _environment(self.environment()):
+            with environment_variables(self.environment()):
                 self._kill_if_due(kills, targets, driver_process, clock.now() - started_at)
             if corruption is not None and clock.now() - started_at >= corruption.at_s:
-                with _environment(self.environment()):
+                with environment_variables(self.environment()):
                     corruption = (
                         None
                         if self._corrupt_checkpoint(corruption, targets, clock.now() - started_at)
@@ -353,7 +336,7 @@ class ChaosRun:
                     )
             if stall is not None and clock.now() - started_at >= stall.at_s and targets.has_workers:
                 network_faults.start_stall(self.proxy_url, stall.duration_s)
-                self._log(
+                self.log(
                     f"{clock.now() - started_at:6.2f} s  bucket hangs for {stall.duration_s:.1f} s"
                 )
                 stall = None
@@ -362,14 +345,12 @@ class ChaosRun:
                 return True
             # Killed by the plan: a user would attach to the run from another process.
             if code == -signal.SIGKILL:
-                driver_process = self._start_driver("attach")
+                driver_process = self.start_driver("attach")
             elif code is not None:
-                output = (_read(self.folder / "logs" / "driver.log") or "").strip()
-                last_line = output.rpartition("\n")[2] or "no output"
-                self._log(f"the driver exited with code {code}: {last_line}")
+                self.log(f"the driver exited with code {code}: {self.last_line_of_driver()}")
                 return False
             clock.wait(_POLL_INTERVAL_S)
-        self._log(f"the run has not ended within {timeout_s:.0f} s")
+        self.log(f"the run has not ended within {timeout_s:.0f} s")
         driver_process.kill()
         driver_process.wait()
         return False
@@ -396,7 +377,7 @@ class ChaosRun:
         if description is not None:
             kills.pop(0)
             self.kill_times_ms.append(wall_ms())
-            self._log(f"{elapsed_s:6.2f} s  killed {description}")
+            self.log(f"{elapsed_s:6.2f} s  killed {description}")
 
     def _corrupt_checkpoint(
         self, corruption: PlannedCorruption, targets: KillTargets, elapsed_s: float
@@ -432,46 +413,17 @@ class ChaosRun:
             store.put(key, bytes(body))
         # Without its machines the run must restore from the bucket.
         description = targets.kill("all_machines", stream)
-        self._log(f"{elapsed_s:6.2f} s  {corruption.kind} {key}; killed {description}")
+        self.log(f"{elapsed_s:6.2f} s  {corruption.kind} {key}; killed {description}")
         return True
 
-    def _start_driver(self, mode: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "logs" / "driver.log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603  # our own module
-                [sys.executable, "-m", _MODULE, "--act", mode, str(self.folder)],
-                env=self.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def _find_leftovers(self, timeout_s: float) -> list[str]:
-        clock = SystemClock()
-        deadline = clock.now() + timeout_s
-        while clock.now() < deadline and (
-            self._leftover_paths() or processes_with_variable(CHAOS_DIR_ENV, str(self.folder))
-        ):
-            clock.wait(_CLEANUP_POLL_INTERVAL_S)
-        running = processes_with_variable(CHAOS_DIR_ENV, str(self.folder))
-        return [f"process {text}" for text in running] + self._leftover_paths()
-
-    def _leftover_paths(self) -> list[str]:
-        tmp = [str(path) for path in (self.folder / "tmp").iterdir()]
+    def leftover_paths(self) -> list[str]:
+        """Return the paths that must not exist after the run."""
         # `walk` ignores directories that other processes remove meanwhile.
-        return tmp + [
+        return super().leftover_paths() + [
             str(Path(path, name))
             for path, folders, files in os.walk(self.cloud_dir.path)
             for name in (*folders, *files)
         ]
-
-    def _log(self, text: str) -> None:
-        with (self.folder / "logs" / "events.log").open("a") as log:
-            log.write(f"{text}\n")
-
-    def kill_all(self) -> None:
-        """Kill all remaining processes."""
-        kill_processes(processes_with_variable(CHAOS_DIR_ENV, str(self.folder)))
 
 
 # --- processes of a run -----------------------------------------------------------------------
@@ -498,7 +450,7 @@ def run_driver(mode: str, folder: Path) -> int:
     result = None
     while result is None:
         try:
-            run_url = _read(folder / "url")
+            run_url = read_text(folder / "url")
             if mode == "attach" and run_url:
                 with contextlib.suppress(RunNotFoundError):
                     result = spotfit.attach(run_url).result()
@@ -549,45 +501,6 @@ _TRAIN_FUNCTIONS: dict[ChaosJob, Callable[..., Any]] = {
 # --- many runs --------------------------------------------------------------------------------
 
 
-class ChaosOutcome(NamedTuple):
-    """The outcome of a plan."""
-
-    log_lines: list[str]
-    violations: list[str]
-    effective_kills: int
-    """Kills while the run was active."""
-    late_kills: int
-    """Kills after the end of the run, or that never happened."""
-    duration_s: float
-    """Time from the start of the driver to the end of the run; 0 without an end."""
-
-
-@dataclass
-class LiveChaosSummary:
-    """Counts over all runs."""
-
-    run_count: int = 0
-    failed_runs: int = 0
-    effective_kills: int = 0
-    """Kills while a run was active."""
-    late_kills: int = 0
-    """Kills after the end of a run, in spite of replays."""
-
-    def __str__(self) -> str:
-        late = f", {self.late_kills} too late" if self.late_kills else ""
-        return (
-            f"{self.run_count} runs, {self.failed_runs} failed; "
-            f"{self.effective_kills} kills effective{late}"
-        )
-
-    def add(self, outcome: ChaosOutcome) -> None:
-        """Count one outcome."""
-        self.run_count += 1
-        self.failed_runs += bool(outcome.violations)
-        self.effective_kills += outcome.effective_kills
-        self.late_kills += outcome.late_kills
-
-
 class ChaosRunner:
     """Executes plans; directories of failed runs are kept."""
 
@@ -615,9 +528,9 @@ class ChaosRunner:
             # Also after an exception: the next run must not meet processes of this one.
             chaos_run.kill_all()
         violations = audit.find_violations(expected, steps=plan.steps)
-        if corruption := _read(folder / "corruption"):
+        if corruption := read_text(folder / "corruption"):
             violations.append(f"the restored state differs from the saved one: {corruption}")
-        log_lines = (_read(folder / "logs" / "events.log") or "").splitlines()
+        log_lines = chaos_run.event_lines()
         if not violations:
             shutil.rmtree(folder)
         # Kills and crash points count if the run had not ended.
@@ -667,53 +580,14 @@ def run(
             plan = plan_for(seed, torch_fraction=torch_fraction)
             outcome = runner.run_plan(plan, proxy_url)
             summary.add(outcome)
-            verdict = (
-                f"FAILED, files are in {folder / str(seed)}" if outcome.violations else "passed"
-            )
             late = f", {outcome.late_kills} too late" if outcome.late_kills else ""
             kills = (
                 f"{outcome.effective_kills} of {len(plan.kills)} kills and "
                 f"{len(plan.injected_crashes)} crash points effective{late}"
             )
-            sys.stdout.write(f"seed {plan.seed}: {verdict} ({plan.job} on {plan.store}, {kills})\n")
-            for line in (*outcome.log_lines, *outcome.violations):
-                sys.stdout.write(f"    {line}\n")
-            sys.stdout.flush()
+            description = f"{plan.job} on {plan.store}, {kills}"
+            print_outcome(seed, outcome, description, folder)
     return summary
-
-
-@contextlib.contextmanager
-def faulty_store_proxy() -> Iterator[str]:
-    """Run a store with a fault-injecting proxy in a process; yields its URL."""
-    with subprocess.Popen(  # noqa: S603  # our own module
-        [sys.executable, "-m", network_faults.__name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            # The proxy prints its URL once it listens.
-            yield process.stdout.readline().strip()
-        finally:
-            # The proxy ends with its standard input, also if this process is killed.
-            process.stdin.close()
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = env.copy_environment()
-    env.replace_all(values)
-    try:
-        yield
-    finally:
-        env.replace_all(before)
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text() if path.exists() else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -739,10 +613,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch_fraction=options.torch,
         plan_for=plan_for,
     )
-    if not summary.failed_runs:
-        shutil.rmtree(folder, ignore_errors=True)
-    sys.stdout.write(json.dumps(asdict(summary)) + "\n")
-    return min(summary.failed_runs, 99)
+    return print_summary(summary, folder)
 
 
 if __name__ == "__main__":

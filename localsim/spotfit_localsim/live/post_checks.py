@@ -188,7 +188,8 @@ class RunAudit:
                 # Of a closed round another leader may have committed it, without its reports.
                 if before.round is not None and before.round.number == number:
                     self.awaited_reports[number] = max(index, self.awaited_reports.get(number, -1))
-            case NodeLost(agent=str(agent), cause=None):
+            # An unused machine may have been lost before it was released.
+            case NodeLost(agent=str(agent), cause=None, is_unused=False):
                 self.replaced_agents.add(agent)
             case GroupPlanned(plan=plan):
                 if plan.token in self.intended_tokens:

@@ -12,6 +12,8 @@ from typing import Any
 import spotfit
 from spotfit.host.system import SystemClock
 
+_MEMORY_KILL_TIMEOUT_S = 30.0
+
 
 def train_hash_chain(config: dict[str, Any]) -> str:
     """A chain of hashes with a barrier per step; every rank saves its own file."""
@@ -23,6 +25,7 @@ def train_hash_chain(config: dict[str, Any]) -> str:
             )
     for step in range(state["step"] + 1, config["steps"] + 1):
         spotfit.collective.barrier()
+        _exceed_memory_once(config.get("memory_use"), step)
         state = {
             "step": step,
             "steps": state["steps"] + 1,
@@ -69,6 +72,19 @@ def train_gradient_descent(config: dict[str, Any]) -> str:
 def next_chain_digest(chain: str, step: int) -> str:
     """Return the next link of the chain."""
     return hashlib.sha256(f"{chain}/{step}".encode()).hexdigest()
+
+
+def _exceed_memory_once(memory_use: dict[str, Any] | None, step: int) -> None:
+    """Allocate memory at a step of one rank, once in a run, until its machine is killed."""
+    if memory_use is None or step != memory_use["step"]:
+        return
+    marker = Path(memory_use["marker"])
+    if spotfit.get_context().get_world_rank() != memory_use["rank"] or marker.exists():
+        return
+    marker.touch()
+    allocated = b"x" * memory_use["size_bytes"]
+    SystemClock().wait(_MEMORY_KILL_TIMEOUT_S)
+    raise MemoryError(f"not killed with {len(allocated)} bytes")
 
 
 def _rank_file(folder: str | Path, rank: int) -> Path:

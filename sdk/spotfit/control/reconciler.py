@@ -370,9 +370,12 @@ class Reconciler:
     def _submit_group(self, token: Token, now: float) -> tuple[bool, Wait]:
         view = self._journal_writer.view
         if view.fit_end is not None and token not in self._looked_up_at:
-            # At once: a caller waits for the end.
-            self._looked_up_at[token] = now
-            self._retry_at.pop(token, None)
+            # At once: a caller waits for the end. The time of all pending groups starts now, though
+            # they are looked up one after the other: `FINAL_CALLS_TIMEOUT_S` is enough for one.
+            for one, group in view.groups.items():
+                if group.is_pending:
+                    self._looked_up_at.setdefault(one, now)
+                    self._retry_at.pop(one, None)
         retry_at = self._retry_at.get(token, now)
         if now < retry_at:
             return False, Wait(retry_at, "the request failed and will be retried")

@@ -57,5 +57,7 @@ def nesting_depth(body: bytes) -> int:
 
 def is_nested_deeper(body: bytes, limit: int) -> bool:
     """Whether `nesting_depth(body)` exceeds `limit`; fast for most documents."""
-    # The number of brackets is an upper bound, and most messages have few.
+    # The number of brackets is an upper bound, and most messages are short or have few.
+    if len(body) <= limit:
+        return False
     return body.count(b"[") + body.count(b"{") > limit and nesting_depth(body) > limit

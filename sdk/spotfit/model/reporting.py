@@ -113,7 +113,8 @@ def metrics_to_json(metrics: Any, *, label: str = "metrics") -> bytes:
     if `metrics` is not a mapping, nested more than `MAX_METRICS_DEPTH` levels deep or larger than
     `MAX_METRICS_BYTES`. `label` is the name of the argument in that message.
     """
-    if not isinstance(metrics, Mapping):
+    # The check of the abstract class alone takes as long as the encoding.
+    if type(metrics) is not dict and not isinstance(metrics, Mapping):
         raise ConfigError(
             f"{label.capitalize()} must be a dictionary, not {type(metrics).__name__}.",
             do="Write report({'loss': loss}).",

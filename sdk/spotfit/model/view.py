@@ -262,8 +262,9 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     # because none is available for validations.
     validator_refusals: int = 0
     """Consecutive machines for validations that were refused or failed while booting."""
-    final_validator_refusal: str | None = None
-    """`final_refusal` of machines for validations."""
+    permanent_validator_refusals: int = 0
+    """`permanent_refusals` of machines for validations."""
+    last_validator_refusal: str | None = None
     pending_fit_end: FitEnded | None = None
     """The outcome of the training, recorded once all validations are finished."""
     lifetimes: LifetimeHistogram = LifetimeHistogram()
@@ -548,7 +549,7 @@ def _apply_group_event(
             if view.groups[token].role == "validate":
                 # `validator_refusals` is reset only when a validation starts there: such machines
                 # may also fail while booting, which counts as a refusal.
-                return submitted
+                return replace(submitted, permanent_validator_refusals=0)
             return replace(submitted, refusals=0, permanent_refusals=0, last_refusal=None)
         case GroupRefused(token=token):
             if token in view.unsettled_groups:
@@ -576,9 +577,10 @@ def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
         return replace(
             refused,
             validator_refusals=view.validator_refusals + 1,
-            final_validator_refusal=event.reason
+            permanent_validator_refusals=view.permanent_validator_refusals + 1
             if event.is_final
-            else view.final_validator_refusal,
+            else 0,
+            last_validator_refusal=event.reason,
         )
     # A fit whose machines have trained had valid credentials and quota: it may have them again.
     has_trained = view.round_opened_slot >= 0

@@ -560,10 +560,10 @@ def _disconnect_reason(
     """Why a node with a disconnected agent is lost; None if the agent may still reconnect."""
     timing = view.spec.timing
     if view.leader and view.leader.lost_leader == agent:
-        # The new leader found its port closed. Wait shortly for the backend's report, which decides
-        # on the cause of the loss.
+        # The new leader found its port closed. Wait for the backend's report, which decides on the
+        # cause: without it, a machine that exceeds its memory limit would be replaced without end.
         liveness = node_liveness(state, token, node=node, since=state.leading_since)
-        is_settled = now - state.leading_since > timing.failure_settle_s
+        is_settled = now - state.leading_since > timing.rejoin_timeout_s
         if liveness is NodeLiveness.UNKNOWN and not is_settled:
             return None
         return "it was the leader, and its connections broke"

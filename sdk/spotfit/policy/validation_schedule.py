@@ -42,6 +42,10 @@ _MAX_TRIES = 20
 # With the backoff below, 40 refusals in a row take about three hours of training.
 _MAX_REFUSALS = 40
 
+# As for workers (`capacity`), refusals that usually do not change must persist for ten minutes: the
+# credentials of a fit that has trained may become valid again.
+_MAX_PERMANENT_REFUSALS = 10
+
 # One or two refusals of workers' machines are normal; after three the validation machine, which may
 # occupy the capacity or quota that the workers need, is released.
 _REFUSALS_BEFORE_YIELDING = 3
@@ -370,7 +374,7 @@ def _permanent_failure_reason(view: View) -> str | None:
     if view.current_validation_tries >= _MAX_TRIES:
         return f"all {view.current_validation_tries} attempts were lost"
     if _own_machine(view) and _no_validator_available(view):
-        reason = view.final_validator_refusal or "all machines were refused or failed to boot"
+        reason = view.last_validator_refusal or "all machines failed to boot"
         return f"no dedicated machine is available: {reason}"
     return None
 
@@ -379,7 +383,10 @@ def _permanent_failure_reason(view: View) -> str | None:
 
 
 def _no_validator_available(view: View) -> bool:
-    return view.final_validator_refusal is not None or view.validator_refusals > _MAX_REFUSALS
+    return (
+        view.permanent_validator_refusals > _MAX_PERMANENT_REFUSALS
+        or view.validator_refusals > _MAX_REFUSALS
+    )
 
 
 def _held_groups(view: View, role: Role) -> list[Token]:

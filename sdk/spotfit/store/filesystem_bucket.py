@@ -124,10 +124,10 @@ def _resolve_s3fs(filesystem: Any, path: str) -> tuple[RootUrl, StorageCredentia
 
 
 def _resolve_gcsfs(filesystem: Any, path: str) -> tuple[RootUrl, StorageCredentials]:
-    options = filesystem.storage_options
-    token = options.get("token")
+    token = filesystem.credentials.token  # storage_options has no positional arguments
+    endpoint = filesystem.storage_options.get("endpoint_url") or ""
     bucket, prefix = _split_bucket_path(filesystem._strip_protocol(path))  # noqa: SLF001 - its own parser
-    root = RootUrl("gs", bucket, prefix, _endpoint_url("https", options.get("endpoint_url") or ""))
+    root = RootUrl("gs", bucket, prefix, _endpoint_url("https", endpoint))
     if isinstance(token, str | None) and token in _GCS_TOKEN_CREDENTIALS:
         return root, _GCS_TOKEN_CREDENTIALS[token]
     raise _untransferable_credentials_error(

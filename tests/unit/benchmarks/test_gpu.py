@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,24 @@ def test_without_a_gpu_the_status_is_3(
     monkeypatch.setitem(sys.modules, "torch", a_torch(cuda="13.0", available=False))
     assert gpu.main([]) == 3
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(
+    any(map(os.path.exists, ("/dev/nvidia0", "/proc/driver/nvidia/gpus", "/dev/dxg"))),
+    reason="this machine has a GPU",
+)
+def test_the_script_installs_nothing_without_a_gpu_and_make_names_its_status() -> None:
+    script = subprocess.run([gpu.ROOT / ".ci" / "gpu"], capture_output=True, text=True, check=False)
+    assert (script.returncode, script.stdout) == (3, "")
+    (sentence,) = script.stderr.splitlines()
+    assert sentence.startswith("This machine has no NVIDIA GPU: ")
+    by_make = subprocess.run(
+        ["make", "gpu"], cwd=gpu.ROOT, capture_output=True, text=True, check=False
+    )
+    # 2 for any failed recipe: https://www.gnu.org/software/make/manual/html_node/Running.html
+    assert by_make.returncode == 2
+    assert sentence in by_make.stderr
+    assert by_make.stderr.rstrip().endswith("Error 3")
 
 
 def test_without_torch_the_status_is_3(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -661,6 +661,23 @@ def test_a_pending_group_is_looked_up_at_once_after_the_end() -> None:
     assert harness.event_names[-1] == "GroupRefused"
 
 
+def test_pending_groups_of_an_earlier_leader_are_looked_up_in_the_same_time_after_the_end() -> None:
+    """One after the other, each for the time in which reads may miss it, would take too long."""
+    harness = LeaderHarness()
+    harness.cloud.traits = Traits(read_lag_s=60.0)
+    tokens = [Token("t-one"), Token("t-two")]
+    for token in tokens:
+        request = a_request(token, 1)
+        harness.write(GroupPlanned(request=request, plan=harness.cloud.plan(request)))
+    harness.write(FitEnded(outcome="finished"))
+    harness.writer.request_read()
+    harness.writer.advance(100.0)
+    for second in range(70):
+        harness.steps(100.0 + second, ended_at(100.0))
+    assert not any(harness.ledger.view.groups[token].is_pending for token in tokens)
+    assert set(harness.cloud.looked_up_tokens) == set(tokens)
+
+
 def test_a_denied_look_up_after_the_end_is_repeated() -> None:
     harness = LeaderHarness()
     end_with_pending_group(ConnectionError("no answer"), harness=harness)

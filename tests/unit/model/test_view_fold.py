@@ -855,7 +855,7 @@ def test_refusals_and_boot_failures_of_validators_are_counted_separately() -> No
         again, GroupRefused(token=Token("t-w"), reason="no quota", is_final=True), view=view
     )
     assert (view.refusals, view.final_refusal, view.validator_refusals) == (0, None, 2)
-    assert view.final_validator_refusal == "no quota"
+    assert (view.permanent_validator_refusals, view.last_validator_refusal) == (1, "no quota")
     assert fold_events(started(1, token=TOKEN), view=view).validator_refusals == 2, (
         "beside the workers"
     )

@@ -235,7 +235,7 @@ def test_a_withdrawn_machine_is_charged_to_preemption() -> None:
     assert found == {0: FailureCause.PREEMPTION, 1: None}
 
 
-def test_a_vanished_leader_is_lost_at_once() -> None:
+def test_a_vanished_leader_is_lost_at_the_report_of_its_backend() -> None:
     view = replace(
         IN_ROUND,
         leader=LeaderElected(
@@ -247,10 +247,15 @@ def test_a_vanished_leader_is_lost_at_once() -> None:
         ),
     )
     observations = a_leader_state(members=ONE_MEMBER, leading_since=NOW)
-    assert losses(view, observations, NOW + 0.5) == {}, "the backend may still report the cause"
-    assert losses(view, observations, NOW + 0.6) == {
+    assert losses(view, observations, NOW + 5.0) == {}, "the backend may still report the cause"
+    assert losses(view, observations, NOW + 5.1) == {
         1: "it was the leader, and its connections broke"
     }
+    killed = NodeStatus(state=NodeState.FAILED, reason="OOMKilled", out_of_memory=True)
+    status = GroupStatus(nodes=(NodeStatus(state=NodeState.RUNNING), killed))
+    reported = replace(observations, group_statuses={TOKEN: status})
+    (lost,) = find_lost_nodes(view, reported, NOW + 2.0)
+    assert lost.cause is FailureCause.WORKER
     runs = replace(
         observations, group_statuses={TOKEN: a_group_status()}, status_as_of={TOKEN: NOW}
     )

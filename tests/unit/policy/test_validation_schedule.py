@@ -236,11 +236,19 @@ def test_the_leaders_node_is_preferred_unless_it_leaves() -> None:
 
 
 def test_without_a_required_machine_the_validation_fails() -> None:
-    action = next_action_of(a_run(True, final_validator_refusal="no quota for it"), busy_workers())
+    refused = a_run(True, permanent_validator_refusals=11, last_validator_refusal="no quota for it")
+    action = next_action_of(refused, busy_workers())
     why = "no dedicated machine is available: no quota for it"
     assert action == AppendEvent(
         ValidationEnded(checkpoint_name="c1", checkpoint_uid="1-0", status="failed", reason=why)
     )
+
+
+def test_credentials_that_are_invalid_for_some_minutes_fail_no_validation() -> None:
+    refused = a_run(
+        True, permanent_validator_refusals=10, last_validator_refusal="the token has expired"
+    )
+    assert isinstance(next_action_of(refused, busy_workers()), RequestMachines)
 
 
 def test_without_a_requested_machine_nothing_is_awaited() -> None:
@@ -566,7 +574,7 @@ def test_without_any_machine_one_is_requested() -> None:
 
 
 def test_without_available_machines_validations_are_left_to_the_next_fit() -> None:
-    without_machines = after_training(groups={}, final_validator_refusal="the account is closed")
+    without_machines = after_training(groups={}, permanent_validator_refusals=11)
     assert next_action_of(
         without_machines, a_leader_state(members={}, is_headless=True)
     ) == AppendEvent(ENDED)

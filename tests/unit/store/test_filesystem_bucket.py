@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -50,7 +51,12 @@ def an_adlfs(**changes: Any) -> Any:
     return stand_in("adlfs.spec.AzureBlobFileSystem", **(dict.fromkeys(names) | changes))
 
 
-GCSFS = "gcsfs.core.GCSFileSystem"
+def a_gcsfs(*, token: Any = None, endpoint_url: str | None = None) -> Any:
+    return stand_in(
+        "gcsfs.core.GCSFileSystem",
+        credentials=SimpleNamespace(token=token),
+        storage_options={"endpoint_url": endpoint_url},
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,9 +118,9 @@ GCSFS = "gcsfs.core.GCSFileSystem"
             {"access_key_id": "a", "secret_access_key": "b"},
         ),
         (an_s3fs(anon=True), "s3://bucket/runs", {"skip_signature": "true"}),
-        (stand_in(GCSFS, storage_options={}), "gs://bucket/runs", {}),
+        (a_gcsfs(), "gs://bucket/runs", {}),
         (
-            stand_in(GCSFS, storage_options={"token": "anon", "endpoint_url": "http://here:1"}),
+            a_gcsfs(token="anon", endpoint_url="http://here:1"),
             "gs://bucket/runs?endpoint_url=http://here:1",
             {"skip_signature": "true"},
         ),
@@ -143,7 +149,7 @@ def test_a_file_system_is_translated_to_root_and_credentials(
     [
         fs.S3FileSystem(role_arn="arn:aws:iam::1:role/r", region="eu-west-1"),
         an_s3fs(kwargs={"profile": "p"}),
-        stand_in(GCSFS, storage_options={"token": {"private_key": "secret"}}),
+        a_gcsfs(token={"private_key": "secret"}),
     ],
 )
 def test_credentials_that_cannot_be_passed_on_are_rejected(filesystem: Any) -> None:

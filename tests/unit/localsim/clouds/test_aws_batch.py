@@ -35,15 +35,25 @@ def client(sim: Simulator, service: str = "batch") -> Any:
     )
 
 
-def submit(sim: Simulator, command: str = "exec sleep 100", **more: Any) -> str:
-    batch = client(sim)
-    definition = batch.register_job_definition(
+def register(sim: Simulator, command: str) -> str:
+    response = client(sim).register_job_definition(
         jobDefinitionName="d",
         type="container",
-        containerProperties={"image": "i", "command": ["/bin/sh", "-c", command]},
-    )["jobDefinitionArn"]
-    response = batch.submit_job(jobName="job", jobQueue="spot", jobDefinition=definition, **more)
-    return str(response["jobId"])
+        containerProperties={
+            "image": "i",
+            "command": ["/bin/sh", "-c", command],
+            "resourceRequirements": [
+                {"type": "VCPU", "value": "1"},
+                {"type": "MEMORY", "value": "2048"},
+            ],
+        },
+    )
+    return str(response["jobDefinitionArn"])
+
+
+def submit(sim: Simulator, command: str = "exec sleep 100", **more: Any) -> str:
+    names = {"jobName": "job", "jobQueue": "spot", "jobDefinition": register(sim, command)}
+    return str(client(sim).submit_job(**{**names, **more})["jobId"])
 
 
 def until(sim: Simulator, job: str, status: str) -> dict[str, Any]:
@@ -156,3 +166,74 @@ def test_metadata_service_requires_a_session_token(sim: Simulator) -> None:
     assert get_status(action, x_aws_ec2_metadata_token=_TOKEN) == 404
     sim.datacenter.reclaim(up[0], notice=True)
     assert get_status(action, x_aws_ec2_metadata_token=_TOKEN) == 200
+
+
+def listed(sim: Simulator, name: str) -> list[str]:
+    pages = client(sim).get_paginator("list_jobs")
+    found = pages.paginate(jobQueue="spot", filters=[{"name": "JOB_NAME", "values": [name]}])
+    return [job["jobId"] for page in found for job in page["jobSummaryList"]]
+
+
+def test_name_filter_ignores_case_allows_an_asterisk_and_lists_the_newest_first(
+    sim: Simulator,
+) -> None:
+    """As the documentation of `filters` in botocore's model says."""
+    first, second = submit(sim, jobName="Test1"), submit(sim, jobName="test1")
+    third = submit(sim, jobName="Test10")
+    assert listed(sim, "TEST1") == [second, first]
+    assert listed(sim, "test1*") == [third, second, first]
+    assert listed(sim, "test") == []
+
+
+@pytest.mark.parametrize("name", ["d", "d:2", "arn:aws:batch:{r}:000000000000:job-definition/d"])
+def test_definition_is_found_by_name_and_without_revision_the_latest(
+    sim: Simulator, name: str
+) -> None:
+    submit(sim)
+    latest = register(sim, "exit 0")
+    batch = client(sim)
+    requested = name.format(r=REGION)
+    job = batch.submit_job(jobName="j", jobQueue="spot", jobDefinition=requested)["jobId"]
+    assert batch.describe_jobs(jobs=[job])["jobs"][0]["jobDefinition"] == latest
+    with pytest.raises(batch.exceptions.ClientException, match="not in ACTIVE status"):
+        batch.submit_job(jobName="j", jobQueue="spot", jobDefinition="d:3")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"jobName": "a.b"}, "Job name should match valid pattern"),
+        ({"jobName": "a" * 129}, "Job name should match valid pattern"),
+        ({"jobQueue": "none"}, "JobQueue none not found"),
+        ({"arrayProperties": {"size": 10_001}}, "Array size"),
+        ({"retryStrategy": {"attempts": 11}}, "attempts must be between 1 and 10"),
+        ({"shareIdentifier": "a"}, "no scheduling policy"),
+        ({"timeout": {"attemptDurationSeconds": 59}}, "at least 60 seconds"),
+        (
+            {"retryStrategy": {"attempts": 1, "evaluateOnExit": [{"action": "EXIT"}] * 6}},
+            "at most 5",
+        ),
+        (
+            {
+                "retryStrategy": {
+                    "attempts": 1,
+                    "evaluateOnExit": [{"onStatusReason": "Host*EC2", "action": "EXIT"}],
+                }
+            },
+            "should match valid pattern",
+        ),
+    ],
+)
+def test_documented_limits_of_jobs_are_enforced(
+    sim: Simulator, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(client(sim).exceptions.ClientException, match=message):
+        submit(sim, **fields)
+
+
+def test_container_without_image_is_rejected(sim: Simulator) -> None:
+    batch = client(sim)
+    with pytest.raises(batch.exceptions.ClientException, match="image is required"):
+        batch.register_job_definition(
+            jobDefinitionName="d", type="container", containerProperties={"command": ["true"]}
+        )

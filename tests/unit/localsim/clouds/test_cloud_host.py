@@ -277,3 +277,19 @@ def test_machine_finds_its_gpus_and_its_instance(tmp_path: Path) -> None:
         "cuda:0,cuda:1 sim-000001\n",
     ]
     datacenter.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [(["echo", "a\0b"], {}), (["echo"], {"a=b": "c"}), (["echo", "a" * 2**18], {})],
+)
+def test_command_that_the_system_refuses_ends_its_machine_only(
+    datacenter: Datacenter, command: list[str], environment: dict[str, str]
+) -> None:
+    refused = datacenter.rent("task", command, environment)
+    assert refused is not None
+    other = rent(datacenter, ["echo", "hello"])
+    until(datacenter, lambda: not any(datacenter.active_machines()))
+    assert (refused.end_reason, refused.exit_code) == (ENDED, 128)
+    assert "cannot start" in datacenter.output(refused)
+    assert datacenter.output(other) == "hello\n"

@@ -190,3 +190,52 @@ def test_metadata_server_holds_a_request_with_wait_for_change(sim: Simulator) ->
         sim.datacenter.reclaim(machine, notice=True)
     reply = get(wait, flavor)
     assert (reply.body, reply.hold_s) == (b"TRUE", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": {"Team": "a"}}, "label Team=a is invalid"),
+        ({"labels": {"team": "A"}}, "label team=A is invalid"),
+        ({"labels": {"goog-x": "a"}}, "reserved"),
+        ({"labels": {f"a{n}": "b" for n in range(65)}}, "at most 64 labels"),
+        ({"task_groups": [{"task_spec": {}}]}, "runnables"),
+        ({"priority": 100}, "priority"),
+    ],
+)
+def test_documented_limits_of_jobs_are_enforced(
+    sim: Simulator, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(exceptions.BadRequest, match=message):
+        submit(sim, {**job_body(), **change})
+
+
+@pytest.mark.parametrize("count", [100_001, -1])
+def test_number_of_tasks_is_limited(sim: Simulator, count: int) -> None:
+    with pytest.raises(exceptions.BadRequest, match="task_count"):
+        submit(sim, job_body(count=count))
+
+
+@pytest.mark.parametrize("request_id", ["x", "00000000-0000-0000-0000-000000000000"])
+def test_request_id_must_be_a_uuid(sim: Simulator, request_id: str) -> None:
+    with pytest.raises(exceptions.BadRequest, match="valid UUID"):
+        submit(sim, job_body(), request_id=request_id)
+
+
+def test_a_job_runs_as_many_tasks_at_once_as_its_parallelism_allows(sim: Simulator) -> None:
+    body = job_body("true", count=5)
+    body["task_groups"][0]["parallelism"] = 1
+    with sim._lock:
+        submit_without_server(sim, body)
+        for _ in range(3):
+            sim.cloud.tick()
+        assert len(sim.datacenter.machines) == 1
+    until(sim, f"{PARENT}/jobs/job", JobState.SUCCEEDED)
+    assert len(sim.datacenter.machines) == 5
+
+
+def submit_without_server(sim: Simulator, body: dict[str, Any]) -> None:
+    """Submit in this thread, which holds the lock of the simulator."""
+    content = batch.Job.to_json(batch.Job(body)).encode()
+    request = WireRequest("POST", f"/v1/{PARENT}/jobs", {"jobId": "job"}, {}, content)
+    assert sim.cloud.answer_request(request).status == 200

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import http.client
+import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer, free_port
+from spotfit_localsim.clouds.http_server import (
+    WireRequest,
+    WireResponse,
+    WireServer,
+    drop_nulls,
+    free_port,
+)
 
 received: list[WireRequest] = []
 
@@ -86,3 +94,34 @@ def test_long_poll_returns_on_change_or_timeout() -> None:
         assert connection.getresponse().read() == expected
         connection.close()
     server.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nContent-Length: x",
+        b"GET / HTTP/1.1\r\nContent-Length: -1",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-1",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nsize",
+        b"GET http://[ HTTP/1.1",
+    ],
+)
+def test_malformed_request_is_answered_with_400(server: WireServer, head: bytes) -> None:
+    with socket.create_connection((server.host, server.port), timeout=10) as connection:
+        connection.sendall(head + b"\r\n\r\n")
+        # Until the server closes the connection.
+        reply = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert received == []
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"a": None, "b": {"c": None, "d": 1}}, {"b": {"d": 1}}),
+        ({"a": [{"b": None}, None, 1]}, {"a": [{}, None, 1]}),
+    ],
+)
+def test_members_that_are_null_are_dropped(value: Any, expected: Any) -> None:
+    drop_nulls(value)
+    assert value == expected

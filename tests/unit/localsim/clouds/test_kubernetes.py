@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from spotfit.host.system import SystemClock
+from spotfit_localsim.clouds.http_server import WireRequest
 from spotfit_localsim.clouds.kubernetes import _quantity_mib
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
@@ -138,24 +141,117 @@ def test_invalid_pod_replacement_policy_is_rejected(api: Any) -> None:
 KUBECTL = shutil.which("kubectl")
 
 
-@pytest.mark.skipif(
+needs_kubectl = pytest.mark.skipif(
     KUBECTL is None, reason="kubectl is not installed; https://kubernetes.io/docs/tasks/tools"
 )
+
+
+def kubectl(sim: Simulator, *arguments: str, body: Any = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(KUBECTL), "--server", sim.server.url, "--cache-dir", str(sim.root), *arguments],
+        input=msgspec.json.encode(body).decode(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@needs_kubectl
 def test_kubectl_lists_pods_and_jobs(sim: Simulator, api: Any) -> None:
     kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
     pods(api, "Running")
-    result = subprocess.run(
-        [str(KUBECTL), "--server", sim.server.url, "get", "pods,jobs"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    result = kubectl(sim, "get", "pods,jobs")
     assert result.stdout.count("pod/job-") == 2
     assert "job.batch/job" in result.stdout
+
+
+@needs_kubectl
+def test_kubectl_shows_why_a_job_is_invalid(sim: Simulator) -> None:
+    dry_run = ["create", "--dry-run=server", "--validate=false", "--output=name", "--filename=-"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", **JOB}
+    assert kubectl(sim, *dry_run, body=job).stdout == "job.batch/job\n"
+    job["metadata"] = {"name": "Job"}
+    assert 'Job "Job" is invalid: metadata.name' in kubectl(sim, *dry_run, body=job).stderr
+
+
+@needs_kubectl
+def test_body_that_is_not_json_has_an_unsupported_media_type(sim: Simulator) -> None:
+    """`kubectl auth can-i` sends protobuf, which real API servers know."""
+    result = kubectl(sim, "auth", "can-i", "create", "jobs")
+    assert "Error from server (UnsupportedMediaType)" in result.stderr
 
 
 @pytest.mark.parametrize("text", ["2048Mi", "2Gi", "1500M", "3G", "2147483648", "128974848", "1e9"])
 def test_quantities_of_memory_are_parsed_as_by_the_official_client(text: str) -> None:
     parse = pytest.importorskip("kubernetes.utils.quantity").parse_quantity
     assert _quantity_mib(text) == int(parse(text) / 2**20)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda job: job["metadata"].update(name="Job"), "RFC 1123"),
+        (lambda job: job["spec"]["template"]["spec"].update(containers=[]), "containers: Required"),
+        (lambda job: job["spec"].pop("completions"), "completions: Required"),
+        (lambda job: job["metadata"].update(name="a" * 62), "will not be able to create pod"),
+    ],
+)
+def test_jobs_that_the_api_server_rejects_are_invalid(api: Any, change: Any, message: str) -> None:
+    job = copy.deepcopy(JOB)
+    change(job)
+    with pytest.raises(kubernetes.ApiException) as failure:
+        kubernetes.BatchV1Api(api).create_namespaced_job("default", job)
+    assert failure.value.status == 422
+    assert message in failure.value.body
+
+
+def test_pods_have_only_members_of_the_api(sim: Simulator, api: Any) -> None:
+    job = copy.deepcopy(JOB)
+    job["spec"]["template"]["spec"]["containers"][0]["command"] = ["true"]
+    kubernetes.BatchV1Api(api).create_namespaced_job("default", job)
+    clock = SystemClock()
+    while not kubernetes.BatchV1Api(api).read_namespaced_job("job", "default").status.conditions:
+        clock.wait(0.02)
+    for pod in sim.cloud.state.objects["pods"].values():
+        assert set(pod) == {"apiVersion", "kind", "metadata", "spec", "status"}
+
+
+@pytest.mark.parametrize(("part", "status"), [("", 200), ("/status", 200), ("/log", 404)])
+def test_only_known_parts_of_a_resource_exist(
+    sim: Simulator, api: Any, part: str, status: int
+) -> None:
+    kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
+    path = f"/apis/batch/v1/namespaces/default/jobs/job{part}"
+    assert sim.cloud.answer_request(WireRequest("GET", path, {}, {}, b"")).status == status
+
+
+def test_pod_waits_for_its_secret(sim: Simulator, api: Any) -> None:
+    job = copy.deepcopy(JOB)
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container |= {
+        "command": ["/bin/sh", "-c", "echo $A$B; exec sleep 100"],
+        "envFrom": [{"secretRef": {"name": "s"}}],
+        "env": [{"name": "B", "value": ""}],
+    }
+    kubernetes.BatchV1Api(api).create_namespaced_job("default", job)
+    core, clock = kubernetes.CoreV1Api(api), SystemClock()
+    while not (statuses := pods(api, "Pending")[0].status.container_statuses):
+        clock.wait(0.02)
+    assert statuses[0].state.waiting.reason == "CreateContainerConfigError"
+    assert statuses[0].state.waiting.message == 'secret "s" not found'
+    core.create_namespaced_secret("default", {"metadata": {"name": "s"}, "stringData": {"A": "x"}})
+    name = pods(api, "Running")[0].metadata.name
+    while core.read_namespaced_pod_log(name, "default") != "x\n":
+        clock.wait(0.02)
+
+
+def test_pod_without_a_job_runs(sim: Simulator, api: Any) -> None:
+    """Its container has no JOB_COMPLETION_INDEX."""
+    template = copy.deepcopy(JOB["spec"]["template"]["spec"])
+    core, clock = kubernetes.CoreV1Api(api), SystemClock()
+    template["containers"][0]["command"] = ["/bin/sh", "-c", "echo [$JOB_COMPLETION_INDEX]"]
+    core.create_namespaced_pod("default", {"metadata": {"name": "p"}, "spec": template})
+    while core.read_namespaced_pod("p", "default").status.phase != "Succeeded":
+        clock.wait(0.02)
+    assert core.read_namespaced_pod_log("p", "default") == "[]\n"

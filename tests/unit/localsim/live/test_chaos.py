@@ -7,14 +7,13 @@ import pytest
 from spotfit.core.codec import decoder, encode
 from spotfit_localsim.live import network_faults
 from spotfit_localsim.live.chaos import (
-    ChaosOutcome,
     ChaosPlan,
     ChaosRunner,
-    LiveChaosSummary,
     PlannedKill,
     random_plan,
     random_save_plan,
 )
+from spotfit_localsim.live.chaos_runs import ChaosOutcome, LiveChaosSummary
 from spotfit_localsim.live.crash_points import CRASH_POINTS
 
 

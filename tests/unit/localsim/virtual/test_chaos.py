@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.testing.builders import ManualClock
-from spotfit_localsim.live.chaos import LiveChaosSummary
+from spotfit_localsim.live.chaos_runs import LiveChaosSummary
 from spotfit_localsim.virtual import chaos
 from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.workload import Workload

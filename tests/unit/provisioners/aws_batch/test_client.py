@@ -37,7 +37,14 @@ def test_job_definition_is_registered_once(client: AwsBatchClient) -> None:
     definition = {
         "jobDefinitionName": "spotfit-1",
         "type": "container",
-        "containerProperties": {"image": "i", "command": ["true"]},
+        "containerProperties": {
+            "image": "i",
+            "command": ["true"],
+            "resourceRequirements": [
+                {"type": "VCPU", "value": "1"},
+                {"type": "MEMORY", "value": "2048"},
+            ],
+        },
     }
     assert client.register_definition(definition) == client.register_definition(definition)
 

@@ -97,13 +97,21 @@ def test_missing_resources_return_none(client: AzureBatchClient) -> None:
     client.terminate_job("missing")
 
 
+MACHINE_CONFIGURATION = {
+    "virtualMachineConfiguration": {
+        "imageReference": {"publisher": "p", "offer": "o", "sku": "s"},
+        "nodeAgentSkuId": "a",
+    }
+}
+
+
 def test_pool_is_created_once(sim: Simulator, client: AzureBatchClient) -> None:
     management = AzureResourceManagerClient(sim.server.url)
     body = {
         "identity": {"type": "UserAssigned", "userAssignedIdentities": {"me": {}}},
         "properties": {
             "vmSize": "Standard_D4s_v5",
-            "deploymentConfiguration": {"virtualMachineConfiguration": {}},
+            "deploymentConfiguration": MACHINE_CONFIGURATION,
             "scaleSettings": {"autoScale": {"formula": POOL["autoScaleFormula"]}},
         },
     }
@@ -120,7 +128,7 @@ def test_rejected_pool_is_reported_with_its_reason(sim: Simulator) -> None:
     body = {
         "properties": {
             "vmSize": "x",
-            "deploymentConfiguration": {},
+            "deploymentConfiguration": MACHINE_CONFIGURATION,
             "scaleSettings": {"autoScale": {"formula": "nonsense"}},
         }
     }

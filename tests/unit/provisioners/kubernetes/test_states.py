@@ -29,7 +29,9 @@ def a_pod(phase: str, index: int = 0, created_at: str = "1", **status: Any) -> d
 def test_every_phase_is_mapped() -> None:
     """The library has no enumeration; the documentation of the status lists all phases."""
     client = pytest.importorskip("kubernetes.client")
-    result = str(client.V1PodStatus.model_fields["phase"].description)
+    # Since version 37 of the library the fields are those of pydantic.
+    fields = getattr(client.V1PodStatus, "model_fields", None)
+    result = fields["phase"].description if fields else str(client.V1PodStatus.phase.__doc__)
     named = set(re.findall(r"(Pending|Running|Succeeded|Failed|Unknown):", result))
     assert named == set(PHASES)
 
