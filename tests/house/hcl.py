@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,23 @@ NEEDS_TERRAFORM = pytest.mark.skipif(
     not shutil.which("terraform"),
     reason="terraform is not installed; https://developer.hashicorp.com/terraform/install",
 )
+
+_NO_PROVIDER = re.compile(r"Failed to (query available provider packages|install provider)")
+
+
+def skip_without_provider(init: subprocess.CompletedProcess[str]) -> None:
+    """Skip the test if `terraform init` could not get a provider; other errors fail it."""
+    if init.returncode == 0:
+        return
+    # The message is in a box, and wrapped at the width of a terminal.
+    text = " ".join(init.stderr.replace("│", " ").split())
+    if _NO_PROVIDER.search(text):
+        pytest.skip(
+            "terraform has no AWS provider; where its registry is out of reach, set "
+            "TF_CLI_ARGS_init=-plugin-dir=FOLDER"
+        )
+    pytest.fail(f"terraform init failed: {text[-4000:]}")
+
 
 _KIND_BY_TYPE = {"list": "list", "set": "list", "tuple": "list", "map": "map", "object": "map"}
 _INTERPOLATION = re.compile(r"\$\{(.*)\}", re.DOTALL)

@@ -139,6 +139,32 @@ def test_aws_controller_policy_allows_the_calls_of_the_client() -> None:
     assert set(re.findall(r"`((?:batch|iam):\w+)`", guide)) <= actions | for_tags_and_roles
 
 
+@pytest.mark.parametrize(
+    ("action", "variable"),
+    [
+        ("batch:TagResource", "aws:RequestTag/spotfit:queue"),
+        ("batch:TerminateJob", "aws:ResourceTag/spotfit:queue"),
+    ],
+)
+def test_aws_controllers_tag_and_terminate_only_jobs_of_their_queue(
+    action: str, variable: str
+) -> None:
+    """Ids of jobs are random: without the condition, the permission is for all jobs."""
+    (controller,) = [
+        named['"controller"']
+        for block in load_folder(TERRAFORM / "modules/aws_batch").blocks["data"]
+        for named in block.values()
+        if '"controller"' in named
+    ]
+    (statement,) = [
+        one for one in controller["statement"] if action in map(unquoted, one["actions"])
+    ]
+    (condition,) = statement["condition"]
+    assert unquoted(condition["test"]) == "StringEquals"
+    assert unquoted(condition["variable"]) == variable
+    assert condition["values"] == ["${local.queue}"]
+
+
 def test_google_roles_are_those_of_the_guide() -> None:
     text = (TERRAFORM / "modules/gcp_batch/main.tf").read_text()
     text += (TERRAFORM / "modules/bucket_gcs/main.tf").read_text()

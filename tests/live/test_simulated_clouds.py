@@ -185,12 +185,18 @@ _CAPACITY_REASONS = (
 )
 
 
+_WITHOUT_RESTARTS = {"aws_batch": "&attempts=1", "gcp_batch": "&max_retries=0"}
+"""Options with which the run, and not the cloud, replaces a lost machine."""
+
+
+@pytest.mark.timeout(240)
 def test_invalid_credentials_during_a_replacement_do_not_change_the_result(
-    harness: CloudHarness,
+    harness: CloudHarness, name: str
 ) -> None:
+    harness.provisioner += _WITHOUT_RESTARTS.get(name, "")
     handle = harness.trainer().submit()
     eventually(lambda: harness.saved(5))
-    fault = {"kind": "credentials", "duration_s": 8.0}
+    fault = {"kind": "credentials", "duration_s": 30.0 if name == "aws_batch" else 8.0}
     harness.sim.call_simulator("trouble", fault)
     harness.sim.call_simulator("reclaim", {"notice": False, "machine": harness.running_machine()})
     assert handle.result().return_value == uninterrupted_result()

@@ -24,7 +24,7 @@ from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.profile import parse_options, resolve_options
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
-from tests.house.hcl import NEEDS_TERRAFORM, TERRAFORM
+from tests.house.hcl import NEEDS_TERRAFORM, TERRAFORM, skip_without_provider
 
 pytestmark = [
     pytest.mark.slow,
@@ -89,9 +89,7 @@ def stack(
     folder = copy / "stacks" / "aws"
     (folder / "override.tf").write_text('provider "aws" {\n  s3_use_path_style = true\n}\n')
     (folder / "terraform.tfvars.json").write_text(json.dumps(_variables()))
-    started = _terraform(folder, "init", "-input=false", check=False)
-    if started.returncode != 0:
-        pytest.skip(f"the AWS provider is not here: {started.stderr[-500:]}")
+    skip_without_provider(_terraform(folder, "init", "-input=false", check=False))
     _terraform(folder, "apply", "-auto-approve", "-input=false")
     yield folder
     _terraform(folder, "destroy", "-auto-approve", "-input=false")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.hcl import NEEDS_TERRAFORM, TERRAFORM
+from tests.house.hcl import NEEDS_TERRAFORM, TERRAFORM, skip_without_provider
 
 pytestmark = [
     pytest.mark.slow,
@@ -77,6 +77,44 @@ run "account_with_gpus" {
   }
 }
 
+run "machines_for_rdma_and_limits_on_what_is_kept" {
+  command = plan
+  module {
+    source = "../../modules/aws_batch"
+  }
+  variables {
+    image_kind     = "cuda"
+    instance_types = ["p4d.24xlarge"]
+    efa_interfaces = 4
+    tags           = { team = "vision" }
+  }
+
+  assert {
+    condition = [
+      for one in aws_launch_template.machine.network_interfaces : one.interface_type
+    ] == ["efa", "efa", "efa", "efa"]
+    error_message = "the machines have no EFA interfaces"
+  }
+  assert {
+    condition     = aws_placement_group.cluster[0].strategy == "cluster"
+    error_message = "the machines are in no placement group"
+  }
+  assert {
+    condition     = aws_batch_compute_environment.spot.compute_resources[0].tags.team == "vision"
+    error_message = "the machines do not have the tags for costs"
+  }
+  assert {
+    condition     = aws_cloudwatch_log_group.jobs.retention_in_days == 30
+    error_message = "logs are kept without end"
+  }
+  assert {
+    condition = [
+      for rule in jsondecode(aws_ecr_lifecycle_policy.worker.policy).rules : rule.action.type
+    ] == ["expire", "expire"]
+    error_message = "images are kept without end"
+  }
+}
+
 run "cuda_image_on_cpu_families" {
   command         = plan
   expect_failures = [aws_batch_compute_environment.spot]
@@ -118,12 +156,10 @@ def test_plans_of_accounts_with_and_without_gpus(tmp_path: Path) -> None:
     shutil.copytree(TERRAFORM, copy, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
     stack = copy / "stacks" / "aws"
     (stack / "plans.tftest.hcl").write_text(MOCKS + RUNS)
-    started = _terraform(stack, "init", "-backend=false", "-input=false")
-    if started.returncode != 0:
-        pytest.skip(f"the AWS provider is not here: {started.stderr[-300:]}")
+    skip_without_provider(_terraform(stack, "init", "-no-color", "-backend=false", "-input=false"))
     done = _terraform(stack, "test", "-no-color")
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert "5 passed, 0 failed" in done.stdout
+    assert "6 passed, 0 failed" in done.stdout
 
 
 def _terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

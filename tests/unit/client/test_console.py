@@ -36,6 +36,7 @@ from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
     TOKEN,
     a_committed_checkpoint,
+    a_group,
     a_round,
     a_spec,
     a_view,
@@ -239,6 +240,19 @@ def test_a_waiting_run_is_reported_periodically(capsys: pytest.CaptureFixture[st
     assert "last refusal: no capacity" in line
     console.show_reminder(waiting, 60.0)
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_reason_of_the_backend_is_repeated_while_a_run_waits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = RunConsole(MemoryStore())
+    group = a_group(waiting_reason="CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY")
+    waiting = a_view(spec=a_spec(min_workers=3, max_workers=4), groups={TOKEN: group})
+    for now in (0.0, 30.0, 60.0):
+        console.show_reminder(waiting, now)
+    lines = capsys.readouterr().err.splitlines()
+    reason = "the backend reports: CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
+    assert [reason in line for line in lines] == [True, True]
 
 
 @pytest.mark.parametrize(

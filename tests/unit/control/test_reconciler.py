@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ from spotfit.model.group import (
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.spec import RunTiming, ValidationSpec
 from spotfit.policy.actions import Wait
+from spotfit.policy.time_budget import BACKEND_TIME_LIMIT_MARGIN_S
 from spotfit.provision.api import MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentExitCode, AgentLaunchSpec
 from spotfit.store.api import Store
@@ -153,6 +155,20 @@ def test_a_request_names_the_network_of_the_run_and_those_without_a_machine() ->
     harness.steps(100.0)
     planned = [event for event in harness.events if isinstance(event, GroupPlanned)][-1]
     assert (planned.request.network, planned.request.refused_networks) == ("west", ("east",))
+
+
+def test_the_backend_gets_the_rest_of_the_time_budget_with_a_margin() -> None:
+    harness = LeaderHarness(time_budget_s=3600.0)
+    harness.steps(100.5)
+    (planned,) = [event for event in harness.events if isinstance(event, GroupPlanned)]
+    assert planned.request.time_limit_s == math.ceil(3499.5 + BACKEND_TIME_LIMIT_MARGIN_S)
+
+
+def test_without_a_time_budget_the_backend_gets_no_limit() -> None:
+    harness = LeaderHarness()
+    harness.steps(100.5)
+    (planned,) = [event for event in harness.events if isinstance(event, GroupPlanned)]
+    assert planned.request.time_limit_s is None
 
 
 def test_a_validation_machine_has_its_own_role() -> None:

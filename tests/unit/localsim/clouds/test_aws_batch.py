@@ -89,6 +89,37 @@ def test_child_job_gets_its_index_and_its_log_is_readable_after_a_delay(
     assert [one["message"] for one in logs.get_log_events(**which)["events"]] == ["I am 1"]
 
 
+def test_reads_do_not_show_a_submitted_job_before_the_lag_is_over(tmp_path: Path) -> None:
+    clock = SystemClock()
+    options = SimOptions(cloud="aws_batch", boot_s=0.0, lag_s=1_000_000.0)
+    with running_simulator(tmp_path, options) as sim:
+        batch, job = client(sim), submit(sim)
+        assert batch.describe_jobs(jobs=[job])["jobs"] == []
+        by_name = {"name": "JOB_NAME", "values": ["job"]}
+        assert batch.list_jobs(jobQueue="spot", filters=[by_name])["jobSummaryList"] == []
+        deadline_s = clock.now() + 20
+        while not sim.datacenter.active_machines():
+            assert clock.now() < deadline_s, "a write takes effect at once"
+            clock.wait(0.02)
+        batch.terminate_job(jobId=job, reason="x")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "variables"), [({}, set()), ({"sets_region": True}, {"AWS_REGION"})]
+)
+def test_machines_have_the_region_only_if_chosen(
+    tmp_path: Path, chosen: dict[str, Any], variables: set[str]
+) -> None:
+    """ECS agents before 1.104.0 set none: https://github.com/aws/amazon-ecs-agent/pull/4946."""
+    options = SimOptions(cloud="aws_batch", boot_s=0.0, **chosen)
+    with running_simulator(tmp_path, options) as sim:
+        job = submit(sim)
+        until(sim, job, "RUNNING")
+        (machine,) = sim.datacenter.active_machines()
+        environment = sim.cloud.task_environment(machine)
+        assert {name for name in environment if "REGION" in name} == variables
+
+
 def test_cancelling_a_running_job_has_no_effect_and_raises_no_error(sim: Simulator) -> None:
     job = submit(sim)
     until(sim, job, "RUNNING")

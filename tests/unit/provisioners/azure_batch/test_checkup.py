@@ -15,6 +15,7 @@ from spotfit.model.group import GroupHandle, GroupRequest
 from spotfit.provision.api import AccountCheck
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.clouds.azure_batch import IDENTITY_ID, AzureBatchCloud
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.azure_batch import checkup
@@ -74,6 +75,34 @@ def test_sound_account_passes_all_checks(sim: Simulator) -> None:
     assert "will be created" in findings[POOL].detail
     assert findings[QUOTAS].detail == "100 spot cores: 25 machines"
     assert findings[CALLER_PERMISSIONS].detail == "5 permissions"
+
+
+def test_requests_to_resource_manager_have_no_version_that_is_retired(
+    sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """API versions of Microsoft.Batch before 2025-06-01 are announced to be retired.
+
+    https://github.com/Azure/Batch/issues/140
+    """
+    versions: dict[str, str] = {}
+    answer = sim.cloud.answer_request
+
+    def record(request: WireRequest) -> WireResponse:
+        if "/Microsoft.Batch/" in request.path:
+            versions[f"{request.method} {request.path}"] = request.query["api-version"]
+        return answer(request)
+
+    monkeypatch.setattr(sim.cloud, "answer_request", record)
+    run_checks(sim)
+    provisioner = open_provisioner(sim)
+    plan = provisioner.plan(
+        GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
+    )
+    provisioner.submit(plan, AgentLaunchSpec(str(tmp_path), new_run_id(), "secret"))
+    # The doctor uses older versions of other services, such as that of permissions.
+    batch = {what: one for what, one in versions.items() if "Microsoft.Authorization" not in what}
+    assert {what.partition(" ")[0] for what in batch} == {"GET", "PUT"}
+    assert {what: one for what, one in batch.items() if one < "2025-06-01"} == {}
 
 
 def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:

@@ -152,6 +152,15 @@ def test_autoscalers_do_not_consolidate_the_nodes_of_pods() -> None:
     }
 
 
+def test_overrides_of_the_pod_template_are_in_the_pods() -> None:
+    overrides = {"metadata": {"annotations": {"a": "b"}}, "spec": {"hostNetwork": True}}
+    template = pod_template(KubernetesOptions(image="i", pod_template=overrides))
+    assert template["metadata"]["annotations"]["a"] == "b"
+    assert "karpenter.sh/do-not-disrupt" in template["metadata"]["annotations"]
+    assert template["spec"]["hostNetwork"] is True
+    assert template["spec"]["containers"][0]["image"] == "i"
+
+
 def test_pods_satisfy_the_restricted_pod_security_standard() -> None:
     """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted."""
     pod = pod_template(OPTIONS)["spec"]
