@@ -334,17 +334,23 @@ def unreachable_remedy(what: Unreachable) -> str:
     return _UNREACHABLE_TEXTS[what][1]
 
 
-def fit_ended_by_unreachable(view: View) -> FitEnded | None:
+def fit_ended_by_unreachable(view: View, state: LeaderState, now: float) -> FitEnded | None:
     """Return the failed end of a fit whose machines cannot reach the storage or the leader.
 
     That is after two such machines since a round was last opened or closed, or one if
-    `FailureLimits.platform` is 0. None otherwise. `metrics` is left to the caller.
+    `FailureLimits.platform` is 0. None otherwise, and while other machines reach this leader or it
+    has led for less than `RunTiming.reach_timeout_s`: no firewall, but an interrupted network.
+    `now` is the leader's `Clock.now()` in seconds. `metrics` is left to the caller.
     """
     losses = view.unreachable_machines
     if len(losses) <= _own_limit(view, MAX_UNREACHABLE):
         return None
     lost = losses[-1]
     assert lost.unreachable is not None
+    # The limit of boot failures applies to the replacements.
+    is_new = now - state.leading_since < view.spec.timing.reach_timeout_s
+    if lost.unreachable is Unreachable.LEADER and (is_new or _is_reached_by_others(state)):
+        return None
     what, remedy = _UNREACHABLE_TEXTS[lost.unreachable]
     names = ", ".join(f"{one.token}/{one.node}" for one in losses)
     reason = f"{len(losses)} machines ({names}) could not reach {what}, the last: {lost.reason}"
@@ -352,6 +358,18 @@ def fit_ended_by_unreachable(view: View) -> FitEnded | None:
     machine_name = f"{lost.token}/{lost.node}"
     ended = _ended_by_platform(reason, "\n".join(output), machine_name)
     return replace(ended, remedy=remedy)
+
+
+def _is_reached_by_others(state: LeaderState) -> bool:
+    """Whether an agent on another instance is connected to this leader."""
+    own = state.members.get(state.agent_id)
+    if own is None:
+        return False
+    instance = own.member.instance
+    return any(
+        agent != state.agent_id and (not instance or status.member.instance != instance)
+        for agent, status in state.members.items()
+    )
 
 
 def last_line(traceback_text: str) -> str:

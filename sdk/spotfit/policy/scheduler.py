@@ -154,7 +154,7 @@ def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
     if reason is not None and capacity.has_too_few_slots(view, state):
         yield AppendEvent(_failed_event(reason, state))
     # At once, although others may still boot: the run needs more machines than those.
-    unreachable = retry_budget.fit_ended_by_unreachable(view)
+    unreachable = retry_budget.fit_ended_by_unreachable(view, state, now)
     if unreachable is not None and capacity.has_too_few_slots(view, state):
         yield AppendEvent(_with_metrics(unreachable, state))
     # Other machines may still start an agent.
@@ -247,7 +247,7 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
     # asking: it may need the machines after a later loss.
     is_over = _is_training_over(view) or retry_budget.fit_ended_by_failed_starts(view) is not None
     # A round that runs does not end; further machines are requested with growing pauses.
-    if view.round is None and retry_budget.fit_ended_by_unreachable(view) is not None:
+    if view.round is None and retry_budget.fit_ended_by_unreachable(view, state, now) is not None:
         is_over = True
     if missing <= 0 or is_over or view.final_refusal is not None:
         return

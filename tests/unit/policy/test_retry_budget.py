@@ -41,6 +41,7 @@ from spotfit.testing.builders import (
     TOKEN,
     a_group_status,
     a_leader_state,
+    a_member,
     a_member_status,
     a_notice,
     a_round,
@@ -508,6 +509,10 @@ def test_the_output_of_a_machine_that_started_no_agent_is_in_the_failure() -> No
     assert (ended.failures[0].message, ended.failed_machine) == ("a\nb", "t-1/1")
 
 
+NOW = 1000.0
+LEADING = a_leader_state(members=member_statuses(a_member_status(0)))
+
+
 def view_with_unreachable(*kinds: Unreachable, platform: int = -1) -> View:
     losses = tuple(
         NodeLost(token=TOKEN, node=n, agent=None, reason="no answer", unreachable=kind)
@@ -519,8 +524,8 @@ def view_with_unreachable(*kinds: Unreachable, platform: int = -1) -> View:
 
 @pytest.mark.parametrize("what", list(Unreachable))
 def test_two_machines_that_reach_nothing_end_the_run_with_the_remedy(what: Unreachable) -> None:
-    assert fit_ended_by_unreachable(view_with_unreachable(what)) is None
-    ended = fit_ended_by_unreachable(view_with_unreachable(what, what))
+    assert fit_ended_by_unreachable(view_with_unreachable(what), LEADING, NOW) is None
+    ended = fit_ended_by_unreachable(view_with_unreachable(what, what), LEADING, NOW)
     assert ended is not None
     assert (ended.cause, ended.failed_machine) == (FailureCause.PLATFORM, "t-1/1")
     assert ended.remedy == unreachable_remedy(what)
@@ -528,16 +533,41 @@ def test_two_machines_that_reach_nothing_end_the_run_with_the_remedy(what: Unrea
     assert ended.reason.endswith(": no answer")
 
 
+def test_machines_that_do_not_reach_a_leader_with_other_members_do_not_end_the_run() -> None:
+    """Their network was interrupted."""
+    view = view_with_unreachable(Unreachable.LEADER, Unreachable.LEADER)
+    both = replace(LEADING, members=member_statuses(a_member_status(0), a_member_status(1)))
+    assert fit_ended_by_unreachable(view, both, NOW) is None
+    storage = view_with_unreachable(Unreachable.STORAGE, Unreachable.STORAGE)
+    assert fit_ended_by_unreachable(storage, both, NOW) is not None
+
+
+def test_containers_on_the_instance_of_the_leader_show_nothing_about_the_network() -> None:
+    view = view_with_unreachable(Unreachable.LEADER, Unreachable.LEADER)
+    members = [a_member_status(n, member=replace(a_member(n), instance="i-1")) for n in range(2)]
+    state = replace(LEADING, members=member_statuses(*members))
+    assert fit_ended_by_unreachable(view, state, NOW) is not None
+
+
+def test_a_new_leader_waits_for_machines_that_did_not_reach_the_previous_one() -> None:
+    view = view_with_unreachable(Unreachable.LEADER, Unreachable.LEADER)
+    elected = replace(LEADING, leading_since=NOW - 29.0)
+    assert fit_ended_by_unreachable(view, elected, NOW) is None
+    assert fit_ended_by_unreachable(view, elected, NOW + 1.0) is not None
+
+
 def test_one_unreachable_machine_ends_a_run_without_retries() -> None:
     view = view_with_unreachable(Unreachable.LEADER, platform=0)
-    assert fit_ended_by_unreachable(view) is not None
+    assert fit_ended_by_unreachable(view, LEADING, NOW) is not None
 
 
 def test_the_output_of_an_unreachable_machine_is_in_the_failure() -> None:
     view = view_with_unreachable(Unreachable.ACCESS, Unreachable.ACCESS)
     first, last = view.unreachable_machines
     printed = replace(first, output=("AuthorizationHeaderMalformed",))
-    ended = fit_ended_by_unreachable(replace(view, unreachable_machines=(printed, last)))
+    ended = fit_ended_by_unreachable(
+        replace(view, unreachable_machines=(printed, last)), LEADING, NOW
+    )
     assert ended is not None
     assert ended.failures[0].message == "AuthorizationHeaderMalformed"
 
