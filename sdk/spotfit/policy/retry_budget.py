@@ -338,19 +338,17 @@ def fit_ended_by_unreachable(view: View, state: LeaderState, now: float) -> FitE
     """Return the failed end of a fit whose machines cannot reach the storage or the leader.
 
     That is after two such machines since a round was last opened or closed, or one if
-    `FailureLimits.platform` is 0. None otherwise, and while other machines reach this leader or it
-    has led for less than `RunTiming.reach_timeout_s`: no firewall, but an interrupted network.
-    `now` is the leader's `Clock.now()` in seconds. `metrics` is left to the caller.
+    `FailureLimits.platform` is 0. None otherwise. Also None, because the network may have been
+    interrupted only, if they did not reach the leader, and this one has no machine, has led for
+    less than `RunTiming.reach_timeout_s`, or is reached from another instance. `now` is the leader's `Clock.now()` in seconds. `metrics` is left to the caller.
     """
     losses = view.unreachable_machines
     if len(losses) <= _own_limit(view, MAX_UNREACHABLE):
         return None
     lost = losses[-1]
     assert lost.unreachable is not None
-    # The limit of boot failures applies to the replacements.
-    is_new = now - state.leading_since < view.spec.timing.reach_timeout_s
-    if lost.unreachable is Unreachable.LEADER and (is_new or _is_reached_by_others(state)):
-        return None
+    if lost.unreachable is Unreachable.LEADER and _may_be_reached(view, state, now):
+        return None  # the limit of boot failures applies to the replacements
     what, remedy = _UNREACHABLE_TEXTS[lost.unreachable]
     names = ", ".join(f"{one.token}/{one.node}" for one in losses)
     reason = f"{len(losses)} machines ({names}) could not reach {what}, the last: {lost.reason}"
@@ -360,13 +358,14 @@ def fit_ended_by_unreachable(view: View, state: LeaderState, now: float) -> FitE
     return replace(ended, remedy=remedy)
 
 
-def _is_reached_by_others(state: LeaderState) -> bool:
-    """Whether an agent on another instance is connected to this leader."""
+def _may_be_reached(view: View, state: LeaderState, now: float) -> bool:
+    """Whether the network may let machines through to this leader, or to the next one."""
     own = state.members.get(state.agent_id)
-    if own is None:
-        return False
+    if own is None or now - state.leading_since < view.spec.timing.reach_timeout_s:
+        return True
     instance = own.member.instance
     return any(
+        # Containers of one instance show nothing about the network between instances.
         agent != state.agent_id and (not instance or status.member.instance != instance)
         for agent, status in state.members.items()
     )

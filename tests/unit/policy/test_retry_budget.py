@@ -549,6 +549,12 @@ def test_containers_on_the_instance_of_the_leader_show_nothing_about_the_network
     assert fit_ended_by_unreachable(view, state, NOW) is not None
 
 
+def test_a_leader_without_a_machine_does_not_judge_the_network_between_machines() -> None:
+    view = view_with_unreachable(Unreachable.LEADER, Unreachable.LEADER)
+    headless = a_leader_state(members={}, is_headless=True)
+    assert fit_ended_by_unreachable(view, headless, NOW) is None
+
+
 def test_a_new_leader_waits_for_machines_that_did_not_reach_the_previous_one() -> None:
     view = view_with_unreachable(Unreachable.LEADER, Unreachable.LEADER)
     elected = replace(LEADING, leading_since=NOW - 29.0)

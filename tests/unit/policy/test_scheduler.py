@@ -262,7 +262,12 @@ def test_unreachable_machines_end_a_run_without_enough_others() -> None:
 
 
 def test_unreachable_machines_do_not_end_a_run_that_may_start_without_them() -> None:
-    enough = replace(NO_NETWORK, spec=a_spec(min_workers=1, max_workers=2, is_elastic=True))
+    no_storage = replace(UNREACHABLE, unreachable=Unreachable.STORAGE)
+    enough = replace(
+        NO_NETWORK,
+        spec=a_spec(min_workers=1, max_workers=2, is_elastic=True),
+        unreachable_machines=(no_storage,) * 2,
+    )
     action = next_action(enough, a_leader_state(members={}), NOW)
     assert isinstance(action, Wait)
 
