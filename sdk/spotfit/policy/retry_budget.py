@@ -340,7 +340,8 @@ def fit_ended_by_unreachable(view: View, state: LeaderState, now: float) -> FitE
     That is after two such machines since a round was last opened or closed, or one if
     `FailureLimits.platform` is 0. None otherwise. Also None, because the network may have been
     interrupted only, if they did not reach the leader, and this one has no machine, has led for
-    less than `RunTiming.reach_timeout_s`, or is reached from another instance. `now` is the leader's `Clock.now()` in seconds. `metrics` is left to the caller.
+    less than `RunTiming.reach_timeout_s`, or is reached from another instance. `now` is the
+    leader's `Clock.now()` in seconds. `metrics` is left to the caller.
     """
     losses = view.unreachable_machines
     if len(losses) <= _own_limit(view, MAX_UNREACHABLE):
