@@ -1,7 +1,13 @@
 # Prerequisites of Google Cloud Batch for spot machines, with minimal permissions.
 
 locals {
-  apis = ["artifactregistry.googleapis.com", "batch.googleapis.com", "compute.googleapis.com", "logging.googleapis.com"]
+  apis = [
+    "artifactregistry.googleapis.com",
+    "batch.googleapis.com",
+    "compute.googleapis.com",
+    "iam.googleapis.com",
+    "logging.googleapis.com",
+  ]
 
   registry = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.worker.repository_id}"
   baked    = "${local.registry}/worker:{spotfit}-py{python}-torch{torch}-${var.image_kind}"
@@ -67,6 +73,8 @@ resource "google_service_account" "agents" {
   project      = var.project
   account_id   = "${var.name}-agents"
   display_name = "Agents of spotfit"
+
+  depends_on = [google_project_service.needed]
 }
 
 # Used by Batch's agent on each machine, and to submit replacements.

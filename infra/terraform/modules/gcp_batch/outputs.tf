@@ -31,7 +31,7 @@ output "accelerator" {
 }
 
 output "network" {
-  description = "Region of the machines."
+  description = "Network of the machines."
   value       = "projects/${var.project}/global/networks/${var.network}"
 }
 

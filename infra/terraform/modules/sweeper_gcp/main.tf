@@ -1,7 +1,13 @@
 # A schedule that runs `spotfit sweep` as jobs of Cloud Run.
 
 locals {
-  apis   = ["cloudscheduler.googleapis.com", "run.googleapis.com", "secretmanager.googleapis.com"]
+  apis = [
+    "cloudscheduler.googleapis.com",
+    "iam.googleapis.com",
+    "run.googleapis.com",
+    "secretmanager.googleapis.com",
+  ]
+
   called = "https://run.googleapis.com/v2/projects/${var.project}/locations/${var.region}/jobs"
 }
 
@@ -92,6 +98,8 @@ resource "google_service_account" "schedule" {
   project      = var.project
   account_id   = "${var.name}-schedule"
   display_name = "Schedule of spotfit's sweeper"
+
+  depends_on = [google_project_service.needed]
 }
 
 resource "google_cloud_run_v2_job_iam_member" "schedule" {

@@ -9,6 +9,15 @@ provider "azurerm" {
   subscription_id     = var.subscription_id
   storage_use_azuread = true
 
+  # By default, version 4 registers others, but neither Microsoft.App nor Microsoft.Batch, and version 5 registers none.
+  resource_providers_to_register = [
+    "Microsoft.App",
+    "Microsoft.Batch",
+    "Microsoft.ContainerRegistry",
+    "Microsoft.ManagedIdentity",
+    "Microsoft.Storage",
+  ]
+
   features {}
 }
 

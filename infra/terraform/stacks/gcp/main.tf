@@ -1,5 +1,6 @@
 # Everything that spotfit needs on Google Cloud, in one region:
 #
+#   gcloud services enable cloudresourcemanager.googleapis.com --project=mine
 #   terraform init && terraform apply -var project=mine -var region=us-central1 -var bucket=my-runs \
 #     -var 'users={me="user:me@example.com"}'
 #   terraform output -json > spotfit.json      # next to your script
