@@ -193,7 +193,13 @@ def random_cloud_plan(seed: int) -> CloudChaosPlan:
         plan = replace(plan, time_budget_s=stream.uniform_in((8.0, 14.0)), step_s=0.25)
     elif stream.bernoulli(0.2):
         memory_use = MemoryUse(1 + int(40 * stream.random()), stream.choice([0, plan.machines - 1]))
-        plan = replace(plan, cloud=stream.choice(_CLOUDS_WITH_MEMORY_LIMITS), memory_use=memory_use)
+        limited = stream.choice(_CLOUDS_WITH_MEMORY_LIMITS)
+        plan = replace(
+            plan,
+            cloud=limited,
+            memory_use=memory_use,
+            restarts_machines=plan.restarts_machines or limited not in _CLOUDS_WITH_RESTART_OPTION,
+        )
     if stream.bernoulli(0.25):
         plan = replace(plan, store="s3", network_faults=_draw_bucket_faults(stream, seed))
     return plan

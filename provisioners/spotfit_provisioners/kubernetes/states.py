@@ -111,7 +111,9 @@ def _node_status(
 ) -> NodeStatus:
     if index in completed:
         return NodeStatus(state=NodeState.GONE, reason="its agent has exited")
-    if index in failed:
+    phase = ((pod or {}).get("status") or {}).get("phase", "Pending")
+    # A list of pods may be older than the Job: then the reason and the exit code are missing yet.
+    if index in failed and (pod is None or PHASES.get(phase) is not NodeState.RUNNING):
         return NodeStatus(
             state=NodeState.FAILED,
             reason=_end_reason(pod) or "its agent has failed",
@@ -120,7 +122,6 @@ def _node_status(
         )
     if pod is None:
         return NodeStatus(state=NodeState.WAITING)
-    phase = (pod.get("status") or {}).get("phase", "Pending")
     state = PHASES.get(phase, NodeState.WAITING)
     if phase not in PHASES:
         return NodeStatus(state=state, reason=f"its phase {phase} is unknown")

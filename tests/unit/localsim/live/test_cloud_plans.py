@@ -101,3 +101,11 @@ def test_timeouts_are_shortened_only_for_the_faults_that_need_it() -> None:
     assert CloudChaosPlan(1, "aws_batch", 2, firewall="machines").timings() == {
         "reach_timeout_s": 8.0
     }
+
+
+def test_restarts_are_switched_off_only_where_the_cloud_has_an_option_for_it() -> None:
+    plans = [random_cloud_plan(seed) for seed in range(300)]
+    assert {plan.cloud for plan in plans if not plan.restarts_machines} == {
+        "aws_batch",
+        "gcp_batch",
+    }

@@ -47,6 +47,9 @@ def test_every_phase_is_mapped() -> None:
         (a_job(completedIndexes="0"), [a_pod("Succeeded")], NodeState.GONE),
         (a_job(failedIndexes="0"), [a_pod("Failed")], NodeState.FAILED),
         (a_job(failedIndexes="0"), [], NodeState.FAILED),
+        pytest.param(
+            a_job(failedIndexes="0"), [a_pod("Running")], NodeState.RUNNING, id="late list of pods"
+        ),
     ],
 )
 def test_newest_pod_of_an_index_counts_until_the_job_ends(
