@@ -340,8 +340,9 @@ def fit_ended_by_unreachable(view: View, state: LeaderState, now: float) -> FitE
     That is after two such machines since a round was last opened or closed, or one if
     `FailureLimits.platform` is 0. None otherwise. Also None, because the network may have been
     interrupted only, if they did not reach the leader, and this one has no machine, has led for
-    less than `RunTiming.reach_timeout_s`, or is reached from another instance. `now` is the
-    leader's `Clock.now()` in seconds. `metrics` is left to the caller.
+    less than `RunTiming.reach_timeout_s`, has trained with other machines, or is reached from
+    another instance. `now` is the leader's `Clock.now()` in seconds. `metrics` is left to the
+    caller.
     """
     losses = view.unreachable_machines
     if len(losses) <= _own_limit(view, MAX_UNREACHABLE):
@@ -363,6 +364,10 @@ def _may_be_reached(view: View, state: LeaderState, now: float) -> bool:
     """Whether the network may let machines through to this leader, or to the next one."""
     own = state.members.get(state.agent_id)
     if own is None or now - state.leading_since < view.spec.timing.reach_timeout_s:
+        return True
+    # It has trained with other machines: no firewall is between them.
+    last = view.last_round
+    if last is not None and last.assignment_of(state.agent_id) and len(last.assignments) > 1:
         return True
     instance = own.member.instance
     return any(
