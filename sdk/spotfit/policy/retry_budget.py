@@ -339,10 +339,10 @@ def fit_ended_by_unreachable(view: View, state: LeaderState, now: float) -> FitE
 
     That is after two such machines since a round was last opened or closed, or one if
     `FailureLimits.platform` is 0. None otherwise. Also None, because the network may have been
-    interrupted only, if they did not reach the leader, and this one has no machine, has led for
-    less than `RunTiming.reach_timeout_s`, has trained with other machines, or is reached from
-    another instance. `now` is the leader's `Clock.now()` in seconds. `metrics` is left to the
-    caller.
+    interrupted only, if they did not reach the leader, and machines of this fit have trained
+    together, or this leader has no machine, has led for less than `RunTiming.reach_timeout_s`, or
+    is reached from another instance. `now` is the leader's `Clock.now()` in seconds. `metrics` is
+    left to the caller.
     """
     losses = view.unreachable_machines
     if len(losses) <= _own_limit(view, MAX_UNREACHABLE):
@@ -365,9 +365,9 @@ def _may_be_reached(view: View, state: LeaderState, now: float) -> bool:
     own = state.members.get(state.agent_id)
     if own is None or now - state.leading_since < view.spec.timing.reach_timeout_s:
         return True
-    # It has trained with other machines: no firewall is between them.
-    last = view.last_round
-    if last is not None and last.assignment_of(state.agent_id) and len(last.assignments) > 1:
+    # Machines of this fit have trained together: no firewall is between them.
+    has_trained = view.round_opened_slot >= 0
+    if has_trained and view.last_round is not None and len(view.last_round.assignments) > 1:
         return True
     instance = own.member.instance
     return any(

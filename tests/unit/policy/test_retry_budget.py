@@ -551,10 +551,10 @@ def test_containers_on_the_instance_of_the_leader_show_nothing_about_the_network
 
 def test_an_interruption_of_the_network_does_not_end_a_run_that_has_trained_over_it() -> None:
     view = view_with_unreachable(Unreachable.LEADER, Unreachable.LEADER)
-    trained = replace(view, last_round=a_round())
+    trained = replace(view, last_round=a_round(), round_opened_slot=5)
     assert fit_ended_by_unreachable(trained, LEADING, NOW) is None
-    other = replace(LEADING, agent_id=an_agent_id(7), members=member_statuses(a_member_status(7)))
-    assert fit_ended_by_unreachable(trained, other, NOW) is not None
+    earlier = replace(trained, round_opened_slot=-1)
+    assert fit_ended_by_unreachable(earlier, LEADING, NOW) is not None, "in an earlier fit"
 
 
 def test_a_leader_without_a_machine_does_not_judge_the_network_between_machines() -> None:
