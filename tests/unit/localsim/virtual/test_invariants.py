@@ -36,7 +36,7 @@ from spotfit.model.view import JournalView, View
 from spotfit.store.transfer import FileRecord
 from spotfit.testing.builders import a_view
 from spotfit_localsim.virtual.invariants import InvariantChecker
-from spotfit_localsim.virtual.scenario import Scenario
+from spotfit_localsim.virtual.scenario import AtTime, IsolateHost, Scenario
 from spotfit_localsim.virtual.sim_snapshots import SimSavedState
 from spotfit_localsim.virtual.sim_store import SimBucket
 from spotfit_localsim.virtual.workload import (
@@ -424,6 +424,19 @@ def test_unexpected_outcome_is_a_violation() -> None:
     harness.write(FitEnded(outcome="failed", reason="no luck"))
     harness.checker.check_end(Scenario("finishes"))
     assert "no luck" in harness.violations[0]
+
+
+@pytest.mark.parametrize("events", [(), (IsolateHost(AtTime(1.0), 50.0),)])
+def test_only_interruptions_of_the_network_may_look_like_a_firewall(
+    events: tuple[IsolateHost, ...],
+) -> None:
+    harness = CheckerHarness()
+    harness.begin()
+    harness.write(FitEnded(outcome="failed", reason="2 machines could not reach the leader"))
+    before_rounds = structs.replace(harness.checker.reference_view, last_round=None)
+    harness.checker.reference_view = before_rounds
+    harness.checker.check_end(Scenario("interrupted", events=events))
+    assert len(harness.violations) == (not events)
 
 
 @pytest.mark.parametrize(
