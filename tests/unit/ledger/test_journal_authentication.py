@@ -8,7 +8,7 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import JournalError
 from spotfit.core.ids import RunId
 from spotfit.ledger import keys
-from spotfit.ledger.authenticated_store import AuthenticatedStore
+from spotfit.ledger.authenticated_store import MAX_READS, AuthenticatedStore
 from spotfit.ledger.journal import Journal, read_run_id
 from spotfit.model.events import (
     CancelRequested,
@@ -225,6 +225,25 @@ def test_an_answer_that_was_damaged_in_transit_is_read_again(store: MemoryStore)
             if key == keys.entry(2):
                 self.reads += 1
                 return body if self.reads > 1 else body.replace(b'"epoch":2', b'"epoch":3')
+            return body
+
+    journal = reader(Damaging())
+    journal.catch_up()
+    assert journal.ignored_slots == ()
+    assert leader(journal.view) == an_agent_id(4)
+
+
+def test_answers_that_differ_from_each_other_are_damaged_and_do_not_count_as_an_entry(
+    store: MemoryStore,
+) -> None:
+    class Damaging(MemoryStore):
+        reads = 0
+
+        def get(self, key: str) -> bytes:
+            body = store.get(key)
+            if key == keys.entry(2):
+                self.reads += 1
+                return body if self.reads > MAX_READS + 1 else body[: -self.reads]
             return body
 
     journal = reader(Damaging())
