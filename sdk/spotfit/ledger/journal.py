@@ -131,7 +131,7 @@ EntryListener = Callable[[int, bytes, JournalEntry], None]
 # Limits the memory of one page, and the time until the reader of a very long journal makes
 # progress.
 _MAX_PAGE_ENTRIES = 1000
-# A bucket that damages every tenth answer damages so many in a row once in 10**20 entries.
+# A bucket that damages every tenth answer damages 20 in a row once in 10**20 entries.
 _MAX_DAMAGED_READS = 20
 
 
