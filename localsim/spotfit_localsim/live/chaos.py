@@ -8,14 +8,12 @@ is lost, no step counts twice, no machine is started twice, and no process or di
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,11 +37,11 @@ from spotfit_localsim.live.chaos_runs import (
     ChaosOutcome,
     LiveChaosSummary,
     LiveRun,
+    argument_parser,
     environment_variables,
-    faulty_store_proxy,
-    print_outcome,
-    print_summary,
     read_text,
+    run_from_command_line,
+    run_seeds,
 )
 from spotfit_localsim.live.crash_points import CHAOS_DIR_ENV, CRASH_POINTS, InjectedCrash
 from spotfit_localsim.live.kill_targets import (
@@ -574,46 +572,36 @@ def run(
     """Execute the plans of the seeds, and print each outcome."""
     plan_for = plan_for or random_plan
     runner = ChaosRunner(folder, timeout_s=timeout_s)
-    summary = LiveChaosSummary()
-    with faulty_store_proxy() as proxy_url:
-        for seed in seeds:
-            plan = plan_for(seed, torch_fraction=torch_fraction)
-            outcome = runner.run_plan(plan, proxy_url)
-            summary.add(outcome)
-            late = f", {outcome.late_kills} too late" if outcome.late_kills else ""
-            kills = (
-                f"{outcome.effective_kills} of {len(plan.kills)} kills and "
-                f"{len(plan.injected_crashes)} crash points effective{late}"
-            )
-            description = f"{plan.job} on {plan.store}, {kills}"
-            print_outcome(seed, outcome, description, folder)
-    return summary
+
+    def run_seed(seed: int, proxy_url: str) -> tuple[ChaosOutcome, str]:
+        plan = plan_for(seed, torch_fraction=torch_fraction)
+        outcome = runner.run_plan(plan, proxy_url)
+        return outcome, (
+            f"{plan.job} on {plan.store}, {outcome.effective_kills} of {len(plan.kills)} kills and "
+            f"{len(plan.injected_crashes)} crash points effective"
+        )
+
+    return run_seeds(seeds, folder, run_seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; the exit code is the number of failed runs, at most 99."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20, help="number of runs")
-    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser = argument_parser(__doc__)
     parser.add_argument("--torch", type=float, default=0.1, help="fraction of runs with torch")
     parser.add_argument("--saves", action="store_true", help="only runs that save by Checkpointer")
-    parser.add_argument("--within", type=float, default=120.0, help="timeout of a run in seconds")
-    parser.add_argument("--folder", type=Path, help="directory for failed runs")
-    parser.add_argument("--act", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.act:
         return run_driver(options.act[0], Path(options.act[1]))
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="spotfit-chaos-"))
-    seeds = range(options.start, options.start + options.seeds)
-    plan_for = random_save_plan if options.saves else random_plan
-    summary = run(
-        seeds,
-        folder=folder,
-        timeout_s=options.within,
-        torch_fraction=options.torch,
-        plan_for=plan_for,
+    return run_from_command_line(
+        options,
+        lambda seeds, folder: run(
+            seeds,
+            folder=folder,
+            timeout_s=options.within,
+            torch_fraction=options.torch,
+            plan_for=random_save_plan if options.saves else random_plan,
+        ),
     )
-    return print_summary(summary, folder)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ A chaos run has a directory of its own, which contains its files, and which is k
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -155,7 +157,21 @@ class LiveChaosSummary:
         self.late_kills += outcome.late_kills
 
 
-def print_outcome(seed: int, outcome: ChaosOutcome, description: str, folder: Path) -> None:
+def run_seeds(
+    seeds: Iterable[int], folder: Path, run_seed: Callable[[int, str], tuple[ChaosOutcome, str]]
+) -> LiveChaosSummary:
+    """Call `run_seed(seed, proxy_url)` for each seed, and print the outcome and its description."""
+    summary = LiveChaosSummary()
+    with faulty_store_proxy() as proxy_url:
+        for seed in seeds:
+            outcome, description = run_seed(seed, proxy_url)
+            summary.add(outcome)
+            late = f", {outcome.late_kills} too late" if outcome.late_kills else ""
+            _print_outcome(seed, outcome, f"{description}{late}", folder)
+    return summary
+
+
+def _print_outcome(seed: int, outcome: ChaosOutcome, description: str, folder: Path) -> None:
     """Print the outcome of a plan whose files are in `folder` if it failed."""
     verdict = f"FAILED, files are in {folder / str(seed)}" if outcome.violations else "passed"
     sys.stdout.write(f"seed {seed}: {verdict} ({description})\n")
@@ -164,11 +180,26 @@ def print_outcome(seed: int, outcome: ChaosOutcome, description: str, folder: Pa
     sys.stdout.flush()
 
 
-def print_summary(summary: LiveChaosSummary, folder: Path) -> int:
-    """Print the summary, delete `folder` unless a run failed, and return the exit code.
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of all chaos runs."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--seeds", type=int, default=20, help="number of runs")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--within", type=float, default=120.0, help="timeout of a run in seconds")
+    parser.add_argument("--folder", type=Path, help="directory for failed runs")
+    parser.add_argument("--act", nargs=2, help=argparse.SUPPRESS)
+    return parser
 
-    That is the number of failed runs, at most 99.
+
+def run_from_command_line(
+    options: argparse.Namespace, run: Callable[[range, Path], LiveChaosSummary]
+) -> int:
+    """Call `run(seeds, folder)`, print the summary and delete the directory unless a run failed.
+
+    Returns the exit code: the number of failed runs, at most 99.
     """
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="spotfit-chaos-"))
+    summary = run(range(options.start, options.start + options.seeds), folder)
     if not summary.failed_runs:
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.write(json.dumps(asdict(summary)) + "\n")

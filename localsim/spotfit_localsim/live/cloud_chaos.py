@@ -10,12 +10,10 @@ machine is rented without need, and no machine, process or directory is left.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import shutil
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,11 +47,11 @@ from spotfit_localsim.live.chaos_runs import (
     ChaosOutcome,
     LiveChaosSummary,
     LiveRun,
+    argument_parser,
     environment_variables,
-    faulty_store_proxy,
-    print_outcome,
-    print_summary,
     read_text,
+    run_from_command_line,
+    run_seeds,
 )
 from spotfit_localsim.live.cloud_plans import (
     ApiFault,
@@ -522,38 +520,27 @@ def run_plan(
 
 def run(seeds: Sequence[int], *, folder: Path, timeout_s: float = 120.0) -> LiveChaosSummary:
     """Execute the plans of the seeds, and print each outcome."""
-    summary = LiveChaosSummary()
-    with faulty_store_proxy() as proxy_url:
-        for seed in seeds:
-            plan = random_cloud_plan(seed)
-            outcome = run_plan(plan, folder, proxy_url, timeout_s=timeout_s)
-            summary.add(outcome)
-            late = f", {outcome.late_kills} too late" if outcome.late_kills else ""
-            print_outcome(
-                seed,
-                outcome,
-                f"{plan.machines} machines of {plan.cloud} on {plan.store}, "
-                f"{', '.join(sorted(plan.fault_kinds()))}; {outcome.effective_kills} faults "
-                f"effective{late}, {outcome.duration_s:.1f} s",
-                folder,
-            )
-    return summary
+
+    def run_seed(seed: int, proxy_url: str) -> tuple[ChaosOutcome, str]:
+        plan = random_cloud_plan(seed)
+        outcome = run_plan(plan, folder, proxy_url, timeout_s=timeout_s)
+        return outcome, (
+            f"{plan.machines} machines of {plan.cloud} on {plan.store}, "
+            f"{', '.join(sorted(plan.fault_kinds()))}; {outcome.duration_s:.1f} s, "
+            f"{outcome.effective_kills} faults effective"
+        )
+
+    return run_seeds(seeds, folder, run_seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; the exit code is the number of failed runs, at most 99."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20, help="number of runs")
-    parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument("--within", type=float, default=120.0, help="timeout of a run in seconds")
-    parser.add_argument("--folder", type=Path, help="directory for failed runs")
-    parser.add_argument("--act", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = argument_parser(__doc__).parse_args(arguments)
     if options.act:
         return run_driver(options.act[0], Path(options.act[1]))
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="spotfit-chaos-"))
-    seeds = range(options.start, options.start + options.seeds)
-    return print_summary(run(seeds, folder=folder, timeout_s=options.within), folder)
+    return run_from_command_line(
+        options, lambda seeds, folder: run(seeds, folder=folder, timeout_s=options.within)
+    )
 
 
 if __name__ == "__main__":

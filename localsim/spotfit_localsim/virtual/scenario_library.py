@@ -648,6 +648,11 @@ def random_scenario(seed: int) -> Scenario:
         clock_skew=rng.choice([0.0, 0.0005, 0.02]),
         faults_duration_s=rng.uniform(60.0, 300.0),
     )
+    return _add_later_faults(scenario, seed)
+
+
+def _add_later_faults(scenario: Scenario, seed: int) -> Scenario:
+    """Add the kinds of faults that were written after the first seeds, by streams of their own."""
     scenario = _add_stalls(scenario, SeededStreams(seed).stream("stalls"))
     # The other seeds keep the faults that they had before these buckets existed.
     if seed % 8 == 7:

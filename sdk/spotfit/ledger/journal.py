@@ -288,8 +288,8 @@ class Journal:
             return repeat_read(read, errors=(JournalError,)), False
         key = keys.entry(slot)
         bodies: Counter[bytes] = Counter()
-        # A cancellation request has no MAC, and is read as often as its bytes are the same. Damaged
-        # answers differ from each other.
+        # An entry without a MAC, such as a cancellation request, counts once the same bytes were
+        # read `MAX_READS` times: damaged answers differ from each other.
         while max(bodies.values(), default=0) < MAX_READS and bodies.total() < _MAX_DAMAGED_READS:
             body = self._store.get(key)
             if self._mac.is_valid(key, body):

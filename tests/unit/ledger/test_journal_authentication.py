@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from spotfit.core.codec import encode
@@ -216,37 +218,31 @@ def test_a_cancellation_needs_no_key(store: MemoryStore) -> None:
     assert reader(store).catch_up().fit_end == END.event
 
 
-def test_an_answer_that_was_damaged_in_transit_is_read_again(store: MemoryStore) -> None:
-    class Damaging(MemoryStore):
-        reads = 0
+class DamagedEntry(MemoryStore):
+    """The journal of `original`, of which the first reads of entry 2 are damaged."""
 
-        def get(self, key: str) -> bytes:
-            body = store.get(key)
-            if key == keys.entry(2):
-                self.reads += 1
-                return body if self.reads > 1 else body.replace(b'"epoch":2', b'"epoch":3')
-            return body
+    def __init__(self, original: MemoryStore, *damages: Callable[[bytes], bytes]) -> None:
+        super().__init__()
+        self._original = original
+        self._damages = list(damages)
 
-    journal = reader(Damaging())
-    journal.catch_up()
-    assert journal.ignored_slots == ()
-    assert leader(journal.view) == an_agent_id(4)
+    def get(self, key: str) -> bytes:
+        body = self._original.get(key)
+        return self._damages.pop(0)(body) if key == keys.entry(2) and self._damages else body
 
 
-def test_answers_that_differ_from_each_other_are_damaged_and_do_not_count_as_an_entry(
-    store: MemoryStore,
+@pytest.mark.parametrize(
+    "damages",
+    [
+        [lambda body: body.replace(b'"epoch":2', b'"epoch":3')],
+        [lambda body, n=n: body[:-n] for n in range(1, MAX_READS + 2)],
+    ],
+    ids=["once", "more often than an entry without a MAC is read"],
+)
+def test_an_answer_that_was_damaged_in_transit_is_read_again(
+    store: MemoryStore, damages: list[Callable[[bytes], bytes]]
 ) -> None:
-    class Damaging(MemoryStore):
-        reads = 0
-
-        def get(self, key: str) -> bytes:
-            body = store.get(key)
-            if key == keys.entry(2):
-                self.reads += 1
-                return body if self.reads > MAX_READS + 1 else body[: -self.reads]
-            return body
-
-    journal = reader(Damaging())
+    journal = reader(DamagedEntry(store, *damages))
     journal.catch_up()
     assert journal.ignored_slots == ()
     assert leader(journal.view) == an_agent_id(4)

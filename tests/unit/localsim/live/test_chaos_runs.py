@@ -1,6 +1,7 @@
 """The files, the summary and the exit code of chaos runs."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from spotfit_localsim.live.chaos_runs import (
     ChaosOutcome,
     LiveChaosSummary,
     LiveRun,
+    argument_parser,
     environment_variables,
-    print_outcome,
-    print_summary,
+    run_from_command_line,
+    run_seeds,
 )
 from spotfit_localsim.live.cloud_plans import CloudChaosPlan
 
@@ -23,24 +25,32 @@ FAILED = ChaosOutcome([], ["a step was lost"], 0, 1, 2.0)
 def test_directories_of_failed_runs_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary = LiveChaosSummary()
-    summary.add(FAILED)
-    assert print_summary(summary, tmp_path) == 1
-    assert tmp_path.exists()
-    assert json.loads(capsys.readouterr().out)["failed_runs"] == 1
-    assert print_summary(LiveChaosSummary(), tmp_path) == 0
-    assert not tmp_path.exists()
+    options = argument_parser("").parse_args(["--seeds", "2", "--folder", str(tmp_path / "f")])
+
+    def run(seeds: range, folder: Path, outcome: ChaosOutcome) -> LiveChaosSummary:
+        folder.mkdir(exist_ok=True)
+        summary = LiveChaosSummary()
+        for _ in seeds:
+            summary.add(outcome)
+        return summary
+
+    assert run_from_command_line(options, partial(run, outcome=FAILED)) == 2
+    assert options.folder.exists()
+    assert json.loads(capsys.readouterr().out)["failed_runs"] == 2
+    assert run_from_command_line(options, partial(run, outcome=PASSED)) == 0
+    assert not options.folder.exists()
 
 
 def test_an_outcome_is_printed_with_its_events_and_violations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_outcome(7, PASSED, "a job", tmp_path)
-    print_outcome(8, FAILED, "a job", tmp_path)
+    outcomes = {7: PASSED, 8: FAILED}
+    summary = run_seeds(outcomes, tmp_path, lambda seed, _proxy_url: (outcomes[seed], "a job"))
+    assert (summary.run_count, summary.failed_runs) == (2, 1)
     assert capsys.readouterr().out.splitlines() == [
         "seed 7: passed (a job)",
         "    0.5 s  an event",
-        f"seed 8: FAILED, files are in {tmp_path / '8'} (a job)",
+        f"seed 8: FAILED, files are in {tmp_path / '8'} (a job, 1 too late)",
         "    a step was lost",
     ]
 
