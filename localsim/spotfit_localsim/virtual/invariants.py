@@ -247,7 +247,7 @@ class InvariantChecker:
             if self.round_epochs.get(number) == self.reference_view.epoch:
                 self._committed_reports[number] = entry.event.report_index
         if isinstance(entry.event, RoundClosed):
-            self._record_unexplained_end(entry.event)
+            self._record_unexplained_end(entry.event, entry.author)
         # Folded also after a violation, so that the timeline of the result is complete.
         self.reference_view = fold(self.reference_view, entry)
         self.views.append(self.reference_view)
@@ -478,12 +478,13 @@ class InvariantChecker:
             return f"the crash of {event.agent} is charged to {event.cause}"
         return None
 
-    def _record_unexplained_end(self, event: RoundClosed) -> None:
+    def _record_unexplained_end(self, event: RoundClosed, author: AgentId) -> None:
         round_ = self.reference_view.round
         if round_ and event.cause in (FailureCause.NETWORK, FailureCause.LEADER_CHANGE):
             # A machine that was terminated at the same time by chance did not end the round: only
-            # its leader, and agents that the next leader missed, did.
-            suspects = {self._round_leader, *event.missing_agents}
+            # its leader, and agents that the next leader missed, did. The author of the entry was
+            # alive when it decided, also if its request is executed after its end.
+            suspects = {self._round_leader, *event.missing_agents} - {author}
             agents = {one.agent for one in round_.assignments if one.agent in suspects}
             self._unexplained_ends.append(frozenset(agents & self.terminated_agents))
 
