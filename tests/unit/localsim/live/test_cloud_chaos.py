@@ -1,18 +1,21 @@
-"""The number of machines that a chaos run on a cloud may rent."""
+"""What a chaos run on a cloud may do: rent machines, release them, end."""
 
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from spotfit.core.ids import Token
-from spotfit.model.events import NodeLost
+from spotfit.core.ids import AgentId, Token
+from spotfit.model.events import NodeLost, RoundOpened
 from spotfit.model.group import Unreachable
+from spotfit.model.topology import NodeAssignment, Round
 from spotfit.policy.retry_budget import unreachable_remedy
 from spotfit_localsim.clouds.cloud_host import ENDED, OUT_OF_MEMORY, RECLAIMED
 from spotfit_localsim.live.cloud_chaos import (
     DriverOutcome,
     check_machine_count,
     check_refused_run,
+    has_unreported_release,
 )
 from spotfit_localsim.live.cloud_plans import CloudChaosPlan
 
@@ -77,3 +80,15 @@ def test_a_run_behind_a_firewall_must_end_with_the_remedy() -> None:
         DriverOutcome(error="TrainingFailedError", text=remedy),
     ):
         assert check_refused_run(plan, outcome)
+
+
+def test_only_the_release_of_a_machine_of_a_round_is_unreported() -> None:
+    agent = AgentId("a")
+    node = NodeAssignment(
+        agent=agent, node_rank=0, first_rank=0, num_workers=1, host="h", token=Token("t"), node=0
+    )
+    opened = RoundOpened(round=Round(number=1, assignments=(node,)))
+    too_few = replace(RELEASED, reason="machines for 1 of at least 2 workers were granted")
+    assert has_unreported_release([opened, too_few])
+    assert not has_unreported_release([too_few])
+    assert not has_unreported_release([opened, replace(RELEASED, reason="all are requested again")])
