@@ -110,6 +110,8 @@ def test_preempted_machine_leaves_when_a_peer_has_its_snapshot() -> None:
         (1301845, "an entry of which five reads were damaged was taken for a forged one"),
         (1300202, "an isolated leader ended a run whose machines had trained together"),
         (1260110, "a client took the interrupted network of a lost leader for a firewall"),
+        (1509459, "two machines that met a slow bucket ended a run of which others reached it"),
+        (1510832, "two leaders were lost before a callback of the first round was repeated"),
         (1201115, "an agent with an assignment reported that it did not reach the leader"),
     ],
 )

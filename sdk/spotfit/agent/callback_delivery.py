@@ -80,6 +80,7 @@ class CallbackDelivery:
         """Reports of a lost leader that it may not have stored, whose checkpoints are committed."""
         view = ledger.view
         self._last_round = view.last_round.number if view.last_round else 0
+        self._first_round = view.first_round or self._last_round
         self._call_name = f"lost callbacks {view.epoch}"
         # The first leader of a fit: the callbacks of earlier fits have returned.
         if view.round is None and view.last_round_closed is None:
@@ -138,7 +139,8 @@ class CallbackDelivery:
         committed any more. Errors of the store are retried.
         """
         if self._lost_reports is None:
-            load = partial(_load_lost_reports, self._ledger.store, self._last_round)
+            rounds = (self._first_round, self._last_round)
+            load = partial(_load_lost_reports, self._ledger.store, rounds)
             result = self._retrying_calls.run(self._call_name, load, now)
             self._lost_reports = None if result is None else result.value
         if self._held is not None and self._lost_reports is not None:
@@ -189,12 +191,14 @@ def _put_progress(store: Store, key: str, body: bytes, position: ReportPosition)
     return position
 
 
-def _load_lost_reports(store: Store, last_round: int) -> list[_StoredReport]:
-    """Return the stored reports of rounds up to `last_round` whose callbacks may not have returned.
+def _load_lost_reports(store: Store, rounds: tuple[int, int]) -> list[_StoredReport]:
+    """Return the stored reports whose callbacks may not have returned, of the rounds from the first
+    to the last in `rounds`.
 
-    Without any progress, those of the last round: earlier ones may be of a version without it.
+    Without any progress, all of them: several leaders may have been lost before they stored any.
     """
-    progress = max(_read_progress(store), default=(last_round, -1))
+    first_round, last_round = rounds
+    progress = max([(first_round, -1), *_read_progress(store)])
     lost: dict[ReportPosition, _StoredReport] = {}
     listed = [info.key for info in store.list(keys.REPORTS.rstrip("/"))]
     for _, chunks in groupby(listed, lambda key: key.rpartition("/")[0]):

@@ -191,6 +191,8 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     round: Round | None = None
     """The open round, if any."""
     last_round: Round | None = None
+    first_round: int = 0
+    """Number of the first round of the fit; 0 in a cached view of an earlier version."""
     last_round_closed: RoundClosed | None = None
     # For the complete fit: a commit does not reset them (`FailureLimits`).
     failure_counts: dict[FailureCause, int] = {}
@@ -480,6 +482,7 @@ def _start_fit(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
         epoch=view.epoch,
         unsettled_groups=_unsettled_groups(view),
         last_round=view.last_round,
+        first_round=(view.last_round.number if view.last_round else 0) + 1,
         checkpoints=view.checkpoints,
         dropped_checkpoints=view.dropped_checkpoints,
         latest_committed_slot=view.latest_committed_slot,

@@ -338,19 +338,29 @@ def fit_ended_by_unreachable(view: View, state: LeaderState, now: float) -> FitE
     """Return the failed end of a fit whose machines cannot reach the storage or the leader.
 
     That is after two such machines since a round was last opened or closed, or one if
-    `FailureLimits.platform` is 0. None otherwise. Also None, because the network may have been
-    interrupted only, if they did not reach the leader, and machines of this fit have trained
-    together, or this leader has no machine, has led for less than `RunTiming.reach_timeout_s`, or
-    is reached from another instance. `now` is the leader's `Clock.now()` in seconds. `metrics` is
-    left to the caller.
+    `FailureLimits.platform` is 0. None otherwise. Also None, because the storage or the network may
+    have been interrupted only:
+
+    * if they did not reach the storage, and as many machines are connected, which reach it, unless
+      that limit is 0;
+    * if they did not reach the leader, and machines of this fit have trained together, or this
+      leader has no machine, has led for less than `RunTiming.reach_timeout_s`, or is reached from
+      another instance.
+
+    `now` is the leader's `Clock.now()` in seconds. `metrics` is left to the caller.
     """
     losses = view.unreachable_machines
-    if len(losses) <= _own_limit(view, MAX_UNREACHABLE):
+    limit = _own_limit(view, MAX_UNREACHABLE)
+    if len(losses) <= limit:
         return None
     lost = losses[-1]
     assert lost.unreachable is not None
-    if lost.unreachable is Unreachable.LEADER and _may_be_reached(view, state, now):
-        return None  # the limit of boot failures applies to the replacements
+    # If others can reach it, the limit of boot failures applies to the replacements.
+    if lost.unreachable is Unreachable.LEADER:
+        if _may_be_reached(view, state, now):
+            return None
+    elif limit and len(losses) <= len(state.members):
+        return None
     what, remedy = _UNREACHABLE_TEXTS[lost.unreachable]
     names = ", ".join(f"{one.token}/{one.node}" for one in losses)
     reason = f"{len(losses)} machines ({names}) could not reach {what}, the last: {lost.reason}"

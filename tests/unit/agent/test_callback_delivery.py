@@ -17,7 +17,13 @@ from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger
-from spotfit.model.events import FitStarted, LeaderElected, RoundOpened
+from spotfit.model.events import (
+    FailureCause,
+    FitStarted,
+    LeaderElected,
+    RoundClosed,
+    RoundOpened,
+)
 from spotfit.model.topology import Round
 from spotfit.model.view import View
 from spotfit.store.api import Store
@@ -91,6 +97,20 @@ def test_without_progress_the_reports_of_the_last_round_are_repeated(store: Memo
     assert harness.runner.reports == [
         ([{"n": n, "rank": 0}, {"n": n, "rank": 1}], None) for n in (0, 1)
     ]
+
+
+def test_without_progress_the_reports_of_all_rounds_of_the_fit_are_repeated(
+    store: MemoryStore,
+) -> None:
+    """The leader of round 2 was lost before it had repeated those of round 1."""
+    store_reports(store, a_report(0))
+    ledger = Ledger(store, RUN_ID, LOST)
+    closed = RoundClosed(round_number=1, cause=FailureCause.PREEMPTION, reason="")
+    for event in (closed, RoundOpened(round=Round(number=2, assignments=()))):
+        ledger.append(event, after=ledger.catch_up())
+    harness = Harness(store)
+    harness.advance()
+    assert harness.called == [(0, None)]
 
 
 def test_only_reports_after_the_progress_are_repeated(store: MemoryStore) -> None:

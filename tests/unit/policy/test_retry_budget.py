@@ -538,8 +538,13 @@ def test_machines_that_do_not_reach_a_leader_with_other_members_do_not_end_the_r
     view = view_with_unreachable(Unreachable.LEADER, Unreachable.LEADER)
     both = replace(LEADING, members=member_statuses(a_member_status(0), a_member_status(1)))
     assert fit_ended_by_unreachable(view, both, NOW) is None
-    storage = view_with_unreachable(Unreachable.STORAGE, Unreachable.STORAGE)
-    assert fit_ended_by_unreachable(storage, both, NOW) is not None
+
+
+@pytest.mark.parametrize("what", [one for one in Unreachable if one is not Unreachable.LEADER])
+def test_more_machines_must_fail_to_reach_the_storage_than_are_connected(what: Unreachable) -> None:
+    both = replace(LEADING, members=member_statuses(a_member_status(0), a_member_status(1)))
+    assert fit_ended_by_unreachable(view_with_unreachable(what, what), both, NOW) is None
+    assert fit_ended_by_unreachable(view_with_unreachable(what, what, what), both, NOW) is not None
 
 
 def test_containers_on_the_instance_of_the_leader_show_nothing_about_the_network() -> None:
