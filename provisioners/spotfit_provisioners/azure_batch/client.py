@@ -197,7 +197,7 @@ class AzureRetailPricesClient:
     """The Azure Retail Prices API, which needs no authentication."""
 
     def __init__(self, batch_endpoint: str) -> None:
-        """`batch_endpoint` is that of the Batch account; prices of a simulator are there as well."""
+        """`batch_endpoint` is that of the Batch account; that of a simulator has prices, too."""
         is_simulator = batch_endpoint.startswith("http://")
         self._url = batch_endpoint.rstrip("/") if is_simulator else _RETAIL_PRICES_URL
         self._pipeline = _anonymous_pipeline(self._url)

@@ -86,7 +86,7 @@ class AzureBatchOptions:
     """Additional metadata of jobs, and of the pool that is created."""
     prices: dict[str, Any] = field(default_factory=dict)
     """Prices that take precedence over those of Azure, in US dollars per machine and hour:
-    {'Standard_NC40ads_H100_v5': {'spot': 3.5, 'on_demand': 7}}. '*' stands for all other machine types."""
+    {'Standard_NC6s_v3': {'spot': 0.9, 'on_demand': 3.1}}. '*' stands for all other VM sizes."""
     cost_project: str = ""
     """Value of the metadata `spotfit-project` of everything that is rented, for the allocation of
     costs; '' omits it."""

@@ -27,7 +27,7 @@ _SPOT = "Spot Preemptible"
 _OTHER_TERMS = re.compile(r"Commitment|Reserved|DWS|Calendar Mode|Sole Tenancy|Custom|Premium for")
 
 # Pattern of the description by accelerator type. A SKU of B200 contains the share of cores and
-# memory of the machine. Google names the GPU of a3-megagpu-8g Mega or Plus, depending on the region.
+# memory of the machine. Google names the GPU of a3-megagpu-8g Mega or Plus.
 _GPUS: Mapping[str, str] = {
     "nvidia-tesla-p4": "Nvidia Tesla P4 GPU",
     "nvidia-tesla-p100": "Nvidia Tesla P100 GPU",
@@ -75,7 +75,7 @@ def parse_skus(skus: Iterable[Mapping[str, Any]], *, region: str) -> list[GcpSku
 def machine_price(
     rows: Iterable[GcpSkuPrice], shape: GcpMachineShape, market: Market
 ) -> float | None:
-    """Return the price of a machine in US dollars per hour; None if that of a resource is unknown."""
+    """Return the price of a machine in US dollars per hour; None if it is unknown."""
     rows = list(rows)
     total = 0.0
     for resource, pattern, amount in _resources(shape):

@@ -38,21 +38,26 @@ def find_price(
     *,
     cloud: str,
     region: str,
+    zone: str = "",
     instance_type: str,
     accelerator: str,
     accelerators: int,
 ) -> float | None:
     """Return the price of a machine in US dollars per hour; None if it is unknown.
 
-    `region` '' stands for all regions. Without `instance_type`, it is the only type that has exactly
-    these accelerators. The highest price of the zones: SkyPilot chooses one of them.
+    `region` and `zone` may be '', which stands for all. Without `instance_type`, it is the only
+    type that has exactly these accelerators. The highest price of the zones: SkyPilot chooses one.
     """
-    local = [row for row in rows if region in ("", row["Region"])]
+    local = [
+        row
+        for row in rows
+        if region in ("", row["Region"]) and zone in ("", row.get("AvailabilityZone"))
+    ]
     gpus = [
         row
         for row in local
         if accelerator
-        and row["AcceleratorName"].lower() == accelerator.lower()
+        and (row["AcceleratorName"] or "").lower() == accelerator.lower()
         and _to_number(row["AcceleratorCount"]) == accelerators
     ]
     if not instance_type:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,13 +37,16 @@ def list_offers(request: GroupRequest, options: SkyPilotOptions, *, now_s: float
     catalogs: dict[str, SkyPilotCatalog] = {}
 
     def listed_price(infra: str, market: Market) -> Price | None:
-        cloud, region, *_ = [*infra.lower().split("/"), ""]
-        found = catalogs.setdefault(cloud, read_catalog(cloud))
+        cloud, region, zone = _split(infra)
+        if cloud not in catalogs:
+            catalogs[cloud] = read_catalog(cloud)
+        found = catalogs[cloud]
         price = catalog.find_price(
             found.rows,
             market,
             cloud=cloud,
             region=region,
+            zone=zone,
             instance_type=options.instance_type,
             accelerator=options.accelerator,
             accelerators=accelerators,
@@ -59,7 +63,8 @@ def list_offers(request: GroupRequest, options: SkyPilotOptions, *, now_s: float
             name=offer_name(BACKEND, market, infra, options.instance_type),
             provisioner=BACKEND,
             market=market,
-            region=infra,
+            region=_split(infra)[1],
+            zone=_split(infra)[2],
             machine_type=options.instance_type,
             network=infra,
             price=given_price(options.prices, options.instance_type, market, now_s=now_s)
@@ -73,7 +78,7 @@ def list_offers(request: GroupRequest, options: SkyPilotOptions, *, now_s: float
 
 
 def read_catalog(cloud: str) -> SkyPilotCatalog:
-    """Read the newest catalog of the cloud, such as 'aws', that SkyPilot has stored for this user."""
+    """Read the newest catalog of a cloud, such as 'aws', that SkyPilot has stored for this user."""
     if not cloud:
         return SkyPilotCatalog([], problem="SkyPilotOptions(infra) is not set: prices are unknown.")
     try:
@@ -84,15 +89,24 @@ def read_catalog(cloud: str) -> SkyPilotCatalog:
         with path.open(encoding="utf-8", newline="") as file:
             rows = catalog.parse_catalog(file)
             as_of_s = path.stat().st_mtime
-    # RuntimeError: the user has no home directory; ValueError: not UTF-8, or not CSV.
-    except (IndexError, OSError, RuntimeError, ValueError) as error:
+    # RuntimeError: the user has no home directory; ValueError: not UTF-8.
+    except (IndexError, OSError, RuntimeError, ValueError, csv.Error) as error:
         reason = "there is none" if isinstance(error, IndexError) else str(error)
         return SkyPilotCatalog(
             [],
             problem=f"SkyPilot's catalog of {cloud} cannot be read: {reason}. `sky show-gpus` "
             "downloads it; or set the option prices.",
         )
-    return SkyPilotCatalog(rows, source=f"SkyPilot catalog {path.parts[-3]}", as_of_s=as_of_s)
+    return SkyPilotCatalog(
+        rows, source=f"SkyPilot catalog {path.parts[-3]}, highest of the zones", as_of_s=as_of_s
+    )
+
+
+def _split(infra: str) -> tuple[str, str, str]:
+    """Return cloud, region and zone of an infrastructure; '' for what it does not name."""
+    cloud, _, place = infra.partition("/")
+    region, _, zone = place.partition("/")
+    return cloud.lower(), region, zone
 
 
 def _version(path: Path) -> int:

@@ -55,8 +55,8 @@ class SlurmOptions:
     output: str = "spotfit-%x-%a.log"
     """Output file of a task; %x is the group's token, %a the index of the task."""
     prices: dict[str, Any] = field(default_factory=dict)
-    """Prices of a node in US dollars per hour, by partition: {'h100': {'on_demand': 20}}; '*' is any
-    other. The markets state whether nodes of the partition may be preempted."""
+    """Prices of a node in US dollars per hour, by partition: {'h100': {'on_demand': 20}}; '*' is
+    any other. The markets state whether nodes of the partition may be preempted."""
     extra_args: tuple[str, ...] = ()
     """Additional arguments of sbatch, for example '--nice=100'."""
 
