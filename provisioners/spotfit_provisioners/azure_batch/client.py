@@ -249,9 +249,7 @@ def _anonymous_pipeline(url: str) -> Any:
 
 def unreadable_answer_errors() -> tuple[type[Exception], ...]:
     """Return the errors of a missing or malformed response of an API of Azure."""
-    exceptions = require_module("azure.core.exceptions", extra="azure")
-    # The library decodes JSON only when it is read; KeyError: a page without items.
-    return (exceptions.AzureError, ValueError, KeyError)
+    return (require_module("azure.core.exceptions", extra="azure").AzureError,)
 
 
 @cache

@@ -30,6 +30,8 @@ ON_DEMAND_MAX_AGE_S = 24 * 3600.0
 RETRY_INTERVAL_S = 60.0
 """An API that was denied or did not answer is asked again after this time."""
 _CLOCK_TOLERANCE_S = 300.0
+_UNEXPECTED_FORM = (LookupError, TypeError, ValueError, AttributeError)
+"""What reading an answer raises that lacks fields, or has others than documented."""
 _FORMAT = 1
 
 PositivePrice = Annotated[float, msgspec.Meta(gt=0)]
@@ -86,8 +88,9 @@ class PriceCache:
     ) -> CachedRows[RowT]:
         """Return the rows for `query`, from the cache if they are at most `max_age_s` old.
 
-        `fetch` asks the API; a `ProvisionError`, an `OSError` and `errors`, those of the client
-        library, become `CachedRows.problem`, and the rows of the previous answer are returned.
+        `fetch` asks the API and reads its answer. A `ProvisionError`, an `OSError`, `errors` of the
+        client library, and those of an answer in an unexpected form become `CachedRows.problem`;
+        the rows of the previous answer are returned then.
         """
         name = f"prices/{hashlib.sha256(encode(dict(query))).hexdigest()[:32]}.json"
         stored = self._load(name, query, row_type)
@@ -97,7 +100,7 @@ class PriceCache:
         if not 0 <= self._wall_s() - failed_at_s < RETRY_INTERVAL_S:
             try:
                 return self._store(name, query, fetch())
-            except (ProvisionError, OSError, *errors) as error:
+            except (ProvisionError, OSError, *errors, *_UNEXPECTED_FORM) as error:
                 problem = _describe(error)
                 log.warning("prices.unavailable", query=dict(query), error=error)
                 self._failures[name] = (self._wall_s(), problem)
@@ -141,6 +144,8 @@ class PriceCache:
 def _describe(error: Exception) -> str:
     if isinstance(error, SpotfitError):
         return f"{error.message} {error.do}".strip()
+    if isinstance(error, _UNEXPECTED_FORM):
+        return f"The answer has an unexpected form: {type(error).__name__}: {error}"
     return str(error) or type(error).__name__
 
 
