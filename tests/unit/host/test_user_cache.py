@@ -33,9 +33,7 @@ def test_without_an_absolute_path_the_cache_is_in_the_home_directory(
     assert (Path.home() / ".cache/spotfit/one").read_bytes() == b"1"
 
 
-def test_failed_write_keeps_the_previous_file(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_the_previous_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cached("one", b"1")
 
     def fail(_self: Path, _target: Path) -> Path:

@@ -31,9 +31,7 @@ class PricedBackend(Backend):
         return OfferListing(offers=(offer,))
 
 
-@pytest.mark.parametrize(
-    ("is_spot", "market"), [(True, Market.SPOT), (False, Market.ON_DEMAND)]
-)
+@pytest.mark.parametrize(("is_spot", "market"), [(True, Market.SPOT), (False, Market.ON_DEMAND)])
 def test_backend_without_the_method_has_one_offer_of_unknown_price(
     is_spot: bool, market: Market
 ) -> None:
