@@ -17,7 +17,7 @@ from spotfit.host import env, log
 def read_cached(name: str) -> bytes | None:
     """Return the content of the file `name`, such as 'prices/1.json'; None if it cannot be read.
 
-    Anybody who may write to the directory may have changed it: the caller checks the content.
+    Other programs of the user may have changed it: the caller checks the content.
     """
     with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home directory
         return (_directory() / name).read_bytes()

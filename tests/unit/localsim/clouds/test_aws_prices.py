@@ -17,7 +17,7 @@ from spotfit_localsim.clouds.capacity import MarketOptions, RealTimeMarket
 from spotfit_localsim.clouds.price_history import PriceHistory
 
 REGION = "us-east-1"
-NOW_S = 1_795_000_000.0  # 2026-11-18T10:26:40Z
+NOW_S = 1_795_000_000.0  # 2026-11-18T11:06:40Z
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_without_a_start_the_history_of_90_days_comes_newest_first(market: RealT
 
 
 def test_start_at_the_present_returns_the_prices_in_force(market: RealTimeMarket) -> None:
-    assert prices(market, StartTime="2026-11-18T10:26:40Z") == ["3.0", "5.0"]
+    assert prices(market, StartTime="2026-11-18T11:06:40Z") == ["3.0", "5.0"]
 
 
 def test_end_excludes_later_prices(market: RealTimeMarket) -> None:

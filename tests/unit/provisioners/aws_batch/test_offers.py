@@ -109,7 +109,7 @@ def test_offer_of_several_types_has_the_highest_of_their_prices(sim: Simulator) 
     assert [offer.machine_type for offer in listing.offers] == ["", ""]
 
 
-def test_prices_are_asked_for_once(sim: Simulator) -> None:
+def test_prices_are_requested_once(sim: Simulator) -> None:
     before = request_count(sim)
     first = offers_of(sim)
     # Two zones have a page each; the price list has one.

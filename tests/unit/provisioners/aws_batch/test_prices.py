@@ -136,7 +136,7 @@ def test_on_demand_price_is_that_of_a_plain_instance(entries: list[str], usd: fl
     assert on_demand_price(rows, "p3.2xlarge") == usd
 
 
-def test_source_tells_of_how_many_prices_it_is_the_highest() -> None:
+def test_source_states_of_how_many_prices_it_is_the_highest() -> None:
     assert describe_maximum("EC2", 1, "zones") == "EC2"
     assert describe_maximum("EC2", 3, "zones") == "EC2, highest of 3 zones"
     assert all_types(["b", "a", "b"]) == "a,b"

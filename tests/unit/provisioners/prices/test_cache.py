@@ -65,7 +65,7 @@ def api(folder: Path) -> Api:
     return Api()
 
 
-def test_api_is_asked_once_an_hour_for_each_query(api: Api) -> None:
+def test_api_is_requested_once_an_hour_for_each_query(api: Api) -> None:
     first = api.read()
     api.now_s += 3599
     api.restart()

@@ -12,7 +12,7 @@ InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,Spot
 m6i.xlarge,,,4.0,16.0,,0.192,0.065,us-east-1,use1-az1,x86_64
 m6i.xlarge,,,4.0,16.0,,0.192,0.071,us-east-1,use1-az2,x86_64
 m6i.xlarge,,,4.0,16.0,,0.2,0.05,us-west-2,usw2-az1,x86_64
-p3.2xlarge,V100,1.0,8.0,61.0,"{'Gpus': [{'Name': 'V100', 'Count': 1.0}]}",3.06,,us-east-1,use1-az1,x86_64
+p3.2xlarge,V100,1.0,8.0,61.0,"{'Gpus': [{'Name': 'V100'}]}",3.06,,us-east-1,use1-az1,x86_64
 p3.8xlarge,V100,4.0,32.0,244.0,,0.0,0.0,us-east-1,use1-az1,x86_64
 g6.xlarge,L4,1.0,4.0,16.0,,0.8,0.3,us-east-1,use1-az1,x86_64
 g6.2xlarge,L4,1.0,8.0,32.0,,0.98,0.4,us-east-1,use1-az1,x86_64
