@@ -97,7 +97,7 @@ def _moment_s(text: str) -> float:
 
 def _price(item: Mapping[str, Any]) -> float | None:
     value = item.get("retailPrice")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return float(value) if item.get("currencyCode") == "USD" else None
+    is_price = math.isfinite(value) and value > 0 and item.get("currencyCode") == "USD"
+    return float(value) if is_price else None

@@ -30,8 +30,9 @@ ON_DEMAND_MAX_AGE_S = 24 * 3600.0
 RETRY_INTERVAL_S = 60.0
 """An API that was denied or did not answer is asked again after this time."""
 _CLOCK_TOLERANCE_S = 300.0
-_UNEXPECTED_FORM = (LookupError, TypeError, ValueError, AttributeError)
+_UNEXPECTED_FORM: tuple[type[Exception], ...] = (LookupError, TypeError, ValueError, AttributeError)
 """What reading an answer raises that lacks fields, or has others than documented."""
+_COMMON_ERRORS: tuple[type[Exception], ...] = (ProvisionError, OSError, *_UNEXPECTED_FORM)
 _FORMAT = 1
 
 PositivePrice = Annotated[float, msgspec.Meta(gt=0)]
@@ -98,9 +99,10 @@ class PriceCache:
             return CachedRows(tuple(stored.rows), stored.fetched_at_s)
         failed_at_s, problem = self._failures.get(name, (float("-inf"), ""))
         if not 0 <= self._wall_s() - failed_at_s < RETRY_INTERVAL_S:
+            expected: tuple[type[Exception], ...] = (*_COMMON_ERRORS, *errors)
             try:
                 return self._store(name, query, fetch())
-            except (ProvisionError, OSError, *errors, *_UNEXPECTED_FORM) as error:
+            except expected as error:
                 problem = _describe(error)
                 log.warning("prices.unavailable", query=dict(query), error=error)
                 self._failures[name] = (self._wall_s(), problem)

@@ -70,7 +70,7 @@ def offers_of(sim: Simulator, **options: Any) -> OfferListing:
 
 def prices_of(listing: OfferListing) -> dict[str, float | None]:
     return {
-        offer.name.removeprefix("aws_batch/"): offer.price and offer.price.usd_per_hour
+        offer.name.removeprefix("aws_batch/"): offer.price.usd_per_hour if offer.price else None
         for offer in listing.offers
     }
 

@@ -330,8 +330,9 @@ def test_region_without_a_queue_is_refused(sim: Simulator, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("east", "first"), [("0.9", "west"), ("0.1", "east")])
 def test_cheapest_queue_is_first(sim: Simulator, tmp_path: Path, east: str, first: str) -> None:
-    prices = {f"{EAST}a": ((0.0, float(east)),), f"{WEST}a": ((0.0, 0.5),)}
-    sim.market.prices = PriceHistory(spot=prices)
+    sim.market.prices = PriceHistory(
+        spot={f"{EAST}a": ((0.0, float(east)),), f"{WEST}a": ((0.0, 0.5),)}
+    )
     handle = submit_running(
         open_provisioner(sim, queue_order="price", **TWO_REGIONS), tmp_path, "exec sleep 100"
     )

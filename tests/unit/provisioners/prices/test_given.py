@@ -24,7 +24,10 @@ from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from spotfit_provisioners.slurm.options import SlurmOptions
 from spotfit_provisioners.ssh.options import SshOptions
 
-PRICES = {"p5.48xlarge": {"spot": 14.5}, "*": {"spot": 2, "on_demand": 0}}
+PRICES: dict[str, dict[str, float]] = {
+    "p5.48xlarge": {"spot": 14.5},
+    "*": {"spot": 2, "on_demand": 0},
+}
 ALL_OPTIONS = [
     AwsBatchOptions,
     AzureBatchOptions,

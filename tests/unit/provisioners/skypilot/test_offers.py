@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
 
 REQUEST = GroupRequest(token=Token("t-one"), num_workers=1, total_workers=1)
-OPTIONS = {"infra": ("aws/us-east-1",), "instance_type": "m6i.xlarge"}
+OPTIONS: dict[str, Any] = {"infra": ("aws/us-east-1",), "instance_type": "m6i.xlarge"}
 HEADER = "InstanceType,AcceleratorName,AcceleratorCount,Price,SpotPrice,Region,AvailabilityZone\n"
 
 
