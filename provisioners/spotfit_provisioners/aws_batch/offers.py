@@ -96,6 +96,9 @@ class _PriceBook:
         given = given_price(self.options.prices, machine_type, market, now_s=self.cache.now_s())
         if given is not None:
             return given
+        # A family such as 'g5', of which Batch chooses a size; EC2 would refuse the request.
+        if "." not in machine_type:
+            return None
         if market is Market.SPOT:
             spot = self._spot_rows(region)
             highest = prices.highest_spot_price(spot.rows, machine_type)
@@ -110,7 +113,8 @@ class _PriceBook:
         return Price(usd_per_hour=price, source=ON_DEMAND_SOURCE, as_of_s=listed.as_of_s)
 
     def _spot_rows(self, region: str) -> CachedRows[prices.AwsSpotPrice]:
-        types, endpoint = self.options.instance_types, self.options.endpoint
+        types = [one for one in self.options.instance_types if "." in one]
+        endpoint = self.options.endpoint
         return note_problem(
             self.remarks,
             f"Spot prices in {region}",

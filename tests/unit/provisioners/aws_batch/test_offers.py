@@ -162,6 +162,15 @@ def test_unknown_instance_type_has_no_price(sim: Simulator) -> None:
     assert any("p9.none" in remark for remark in listing.remarks)
 
 
+def test_family_of_instance_types_has_no_price(sim: Simulator) -> None:
+    listing = offers_of(sim, instance_types=("p3.2xlarge", "g5"))
+    assert [offer.price for offer in listing.offers] == [None, None]
+    assert listing.remarks == (
+        f"No spot price of g5 in {REGION}.",
+        f"No on_demand price of g5 in {REGION}.",
+    )
+
+
 def test_without_instance_types_prices_are_unknown(sim: Simulator) -> None:
     listing = offers_of(sim, instance_types=())
     assert [offer.market for offer in listing.offers] == [Market.SPOT, Market.ON_DEMAND]

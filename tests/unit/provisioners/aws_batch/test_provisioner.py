@@ -285,7 +285,10 @@ def test_region_of_a_queue_is_its_prefix_or_in_its_arn() -> None:
 
 
 EAST, WEST = "sim-east-1", "sim-west-1"
-TWO_REGIONS: dict[str, Any] = {"queues": ("east", f"{WEST}:west"), "instance_types": ("a", "b")}
+TWO_REGIONS: dict[str, Any] = {
+    "queues": ("east", f"{WEST}:west"),
+    "instance_types": ("g5.xlarge", "g6.xlarge"),
+}
 
 
 @pytest.mark.parametrize(("network", "queue"), [("", "east"), (EAST, "east"), (WEST, "west")])
