@@ -129,11 +129,13 @@ def test_aws_controller_policy_allows_the_calls_of_the_client() -> None:
     calls |= set(re.findall(r"_batch\.get_paginator\(\"(\w+)\"", client))
     actions = {f"batch:{''.join(map(str.capitalize, call.split('_')))}" for call in calls}
     actions |= {"logs:GetLogEvents", "ec2:DescribeSpotPriceHistory", "ec2:GetSpotPlacementScores"}
+    actions |= {"pricing:GetProducts"}
     for_tags_and_roles = {"batch:TagResource", "iam:PassRole"}
     text = (TERRAFORM / "modules/aws_batch/main.tf").read_text()
     policy = text[text.index('"controller" {') :].replace("iam:PassedToService", "")
     assert (
-        set(re.findall(r'"((?:batch|ec2|iam|logs):\w+)"', policy)) == actions | for_tags_and_roles
+        set(re.findall(r'"((?:batch|ec2|iam|logs|pricing):\w+)"', policy))
+        == actions | for_tags_and_roles
     )
     guide = (ROOT / "docs/guides/aws_batch.md").read_text()
     assert set(re.findall(r"`((?:batch|iam):\w+)`", guide)) <= actions | for_tags_and_roles

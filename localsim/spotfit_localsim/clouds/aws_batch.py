@@ -26,7 +26,7 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from spotfit.host import system
-from spotfit_localsim.clouds import aws_requests
+from spotfit_localsim.clouds import aws_prices, aws_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.aws_account import AwsAccountSurroundings
 from spotfit_localsim.clouds.cloud_host import OUT_OF_MEMORY, Datacenter, SimulatedMachine
@@ -161,8 +161,6 @@ class AwsBatchCloud:
         """What `spotfit doctor` reads about the machines."""
         self.images: set[str] = {"worker:sim"}
         """Images in the registry, as repository:tag."""
-        self.spot_prices_usd_per_hour: dict[str, str] = {}
-        """Spot price by region; other regions have the default price."""
         self.placement_scores: dict[str, int] = {}
         """Placement scores by region."""
         self.has_exhausted_scores = False
@@ -193,13 +191,13 @@ class AwsBatchCloud:
             if request.method == "HEAD":  # HeadBucket of S3
                 region = self.surroundings.bucket_region
                 return WireResponse(200, b"", {"x-amz-bucket-region": region})
+            # The signature of the request names the region: there is one endpoint for all.
+            _, _, scope = request.headers.get("authorization", "").partition("Credential=")
+            words = scope.partition(",")[0].split("/")
+            region = words[2] if len(words) > 2 else REGION
             if target:
-                return self._answer_targeted(target, request.json())
+                return self._answer_targeted(target, request.json(), region)
             if request.path == "/":
-                # The signature of the request names the region: there is one endpoint for all.
-                _, _, scope = request.headers.get("authorization", "").partition("Credential=")
-                words = scope.partition(",")[0].split("/")
-                region = words[2] if len(words) > 2 else REGION
                 return self._answer_query(_parse_query(request.body), region)
             return self._answer_batch(request)
         except MalformedRequestError as malformed:
@@ -220,7 +218,7 @@ class AwsBatchCloud:
     def is_lagging_read(self, request: WireRequest) -> bool:
         return request.path in ("/v1/listjobs", "/v1/describejobs")
 
-    def _answer_targeted(self, target: str, body: dict[str, Any]) -> WireResponse:
+    def _answer_targeted(self, target: str, body: dict[str, Any], region: str) -> WireResponse:
         """Answer services that name the action in the header x-amz-target."""
         service, _, action = target.partition(".")
         self._check_permission(f"{_TARGET_SERVICES.get(service, service)}:{action}")
@@ -231,6 +229,8 @@ class AwsBatchCloud:
             raise AwsApiError("InvalidParameterException", problem)
         if action == "GetLogEvents":
             return self._get_log_events(body)
+        if action == "GetProducts":
+            return self._get_products(body, region)
         if action == "DescribeLogGroups":
             # Batch creates the log group with the first job.
             name = body.get("logGroupNamePrefix", "")
@@ -538,23 +538,44 @@ class AwsBatchCloud:
         self, arguments: Mapping[str, list[str]], region: str
     ) -> WireResponse:
         """Return one price per page, to test the pagination of clients."""
-        current = (self.spot_prices_usd_per_hour.get(region, _CURRENT_PRICE[0]), _CURRENT_PRICE[1])
-        # Without a start time the history includes past prices.
-        history = [current] if "StartTime" in arguments else [current, _PAST_PRICE]
-        prices = [
-            f"<instanceType>{escape(kind)}</instanceType><productDescription>Linux/UNIX"
-            f"</productDescription><spotPrice>{price}</spotPrice><availabilityZone>{region}a"
-            f"</availabilityZone><timestamp>{day}T00:00:00Z</timestamp>"
-            for kind in _numbered_values(arguments, "InstanceType")
-            for price, day in history
-        ]
+        request = aws_prices.to_spot_price_request(arguments)
+        violation = aws_requests.find_model_violation("ec2", "DescribeSpotPriceHistory", request)
+        if violation:
+            raise AwsApiError("InvalidParameterValue", violation)
+        market = self.datacenter.market
+        try:
+            items = aws_prices.spot_price_items(
+                request, market, region, now_s=system.wall_ms() / 1000
+            )
+        except ValueError as error:
+            raise AwsApiError("InvalidParameterValue", str(error)) from error
         # The token is the index of the next price.
         first = int(arguments.get("NextToken", ["0"])[0])
-        next_token = f"<nextToken>{first + 1}</nextToken>" if first + 1 < len(prices) else ""
-        items = "".join(f"<item>{price}</item>" for price in prices[first : first + 1])
+        next_token = f"<nextToken>{first + 1}</nextToken>" if first + 1 < len(items) else ""
+        listed = "".join(f"<item>{item}</item>" for item in items[first : first + 1])
         return _xml_response(
             "<DescribeSpotPriceHistoryResponse><spotPriceHistorySet>"
-            f"{items}</spotPriceHistorySet>{next_token}</DescribeSpotPriceHistoryResponse>"
+            f"{listed}</spotPriceHistorySet>{next_token}</DescribeSpotPriceHistoryResponse>"
+        )
+
+    def _get_products(self, body: dict[str, Any], region: str) -> WireResponse:
+        """Return two products per page, to test the pagination of clients."""
+        if region not in aws_prices.PRICING_REGIONS:
+            # There is no endpoint: a client cannot resolve its name.
+            raise AwsApiError("UnrecognizedClientException", f"no endpoint in {region}", 403)
+        if body["ServiceCode"] != "AmazonEC2":
+            raise AwsApiError("InvalidParameterException", "Only AmazonEC2 is simulated.")
+        if any(one["Type"] != "TERM_MATCH" for one in body.get("Filters", [])):
+            raise AwsApiError("InvalidParameterException", "Only TERM_MATCH is simulated.")
+        token = body.get("NextToken", "0")
+        if not is_number(token):
+            raise AwsApiError("InvalidNextTokenException", f"The token {token} is not valid.")
+        market = self.datacenter.market
+        entries = aws_prices.product_entries(body, market, now_s=system.wall_ms() / 1000)
+        first = int(token)
+        more = {"NextToken": str(first + 2)} if first + 2 < len(entries) else {}
+        return _json_response(
+            {"FormatVersion": "aws_v1", "PriceList": entries[first : first + 2], **more}
         )
 
     def _get_placement_scores(self, arguments: Mapping[str, list[str]]) -> WireResponse:
@@ -873,12 +894,14 @@ _TARGET_ACTIONS = {
     "Logs_20140328": ("GetLogEvents", "DescribeLogGroups"),
     "AmazonEC2ContainerRegistry_V20150921": ("DescribeImages", "BatchGetImage"),
     "ServiceQuotasV20190624": ("GetServiceQuota",),
+    "AWSPriceListService": ("GetProducts",),
 }
 _TARGET_MODELS = {"ServiceQuotasV20190624": "service-quotas"}
 _TARGET_SERVICES = {
     "Logs_20140328": "logs",
     "AmazonEC2ContainerRegistry_V20150921": "ecr",
     "ServiceQuotasV20190624": "servicequotas",
+    "AWSPriceListService": "pricing",
 }
 _ACTION_SERVICES = {
     "GetRole": "iam",
@@ -908,7 +931,13 @@ def _parse_query(body: bytes) -> dict[str, list[str]]:
         arguments = parse_qs(body.decode())
     except ValueError as error:
         raise AwsApiError("MalformedQueryString", str(error)) from error
-    listed = ("ActionNames.member.", "ResourceArns.member.", "InstanceType.", "RegionName.")
+    listed = (
+        "ActionNames.member.",
+        "ResourceArns.member.",
+        "InstanceType.",
+        "ProductDescription.",
+        "RegionName.",
+    )
     return {
         name: values
         for name, values in arguments.items()
@@ -960,10 +989,6 @@ def _log_stream_name(machine: SimulatedMachine) -> str:
 
 def _format_timestamp(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-_CURRENT_PRICE, _PAST_PRICE = ("0.4321", "2026-01-01"), ("0.1234", "2025-12-01")
-"""(price, day): the current price, and a lower one of a month ago that must be ignored."""
 
 
 def _xml_response(body: str, status: int = 200) -> WireResponse:

@@ -33,7 +33,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from spotfit.host import system
-from spotfit_localsim.clouds import azure_requests
+from spotfit_localsim.clouds import azure_prices, azure_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.azure_autoscale import FormulaError, evaluate
 from spotfit_localsim.clouds.cloud_host import RECLAIMED, Datacenter, SimulatedMachine
@@ -51,6 +51,7 @@ _RESOURCE_GROUP = (
 )
 ACCOUNT_ID = f"{_RESOURCE_GROUP}/Microsoft.Batch/batchAccounts/{ACCOUNT}"
 IDENTITY_ID = f"{_RESOURCE_GROUP}/Microsoft.ManagedIdentity/userAssignedIdentities/agents"
+_PRICES_PATH = "/api/retail/prices"
 _GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL of a terminated task; not documented."""
 _UNUSABLE_DURATION_S = 0.3
@@ -222,7 +223,7 @@ class AzureBatchCloud:
         raise AzureApiError(400, "InvalidUri", f"{request.method} {request.path} is not simulated")
 
     def _raise_fault(self, request: WireRequest) -> None:
-        if "api-version" not in request.query:
+        if "api-version" not in request.query and request.path != _PRICES_PATH:
             raise AzureApiError(400, "MissingRequiredQueryParameter", "api-version is missing")
         # Before authentication: an overloaded front end refuses without checking.
         if self.faults.take("throttled"):
@@ -262,7 +263,12 @@ class AzureBatchCloud:
 
     def _manage_account(self, request: WireRequest) -> Any:
         return WireResponse.json(
-            {"id": ACCOUNT_ID, "name": ACCOUNT, "location": "sim", "properties": self.account}
+            {
+                "id": ACCOUNT_ID,
+                "name": ACCOUNT,
+                "location": azure_prices.REGION,
+                "properties": self.account,
+            }
         )
 
     def _manage_sizes(self, request: WireRequest) -> Any:
@@ -275,6 +281,35 @@ class AzureBatchCloud:
                 {"value": [_render_vm_size("Standard_D2s_v5", 2)], "nextLink": following}
             )
         return WireResponse.json({"value": [_render_vm_size("Standard_D4s_v5", 4)]})
+
+    def _list_prices(self, request: WireRequest) -> Any:
+        """List retail prices in pages; the link has the address that the client used."""
+        try:
+            wanted = azure_prices.parse_filter(request.query.get("$filter", ""))
+        except ValueError as error:
+            raise AzureApiError(400, "BadRequest", str(error)) from error
+        market = self.datacenter.market
+        zone = market.prices.zones(azure_prices.REGION, azure_prices.REGION)[0]
+        items = azure_prices.list_items(
+            wanted,
+            spot_usd=market.spot_price_at(zone, _now_s()),
+            on_demand_usd=market.prices.on_demand_usd(azure_prices.REGION),
+        )
+        first = request.integer("$skip", 0)
+        last = first + azure_prices.PAGE_SIZE
+        query = urlencode({**request.query, "$skip": str(last)})
+        address = f"http://{request.headers.get('host', '')}{request.path}?{query}"
+        shown = items[first:last]
+        return WireResponse.json(
+            {
+                "BillingCurrency": "USD",
+                "CustomerEntityId": "Default",
+                "CustomerEntityType": "Retail",
+                "Items": shown,
+                "NextPageLink": address if last < len(items) else None,
+                "Count": len(shown),
+            }
+        )
 
     def _manage_identity(self, request: WireRequest) -> Any:
         if request.path not in self.identities:
@@ -548,6 +583,7 @@ class AzureBatchCloud:
             _manage_identity,
         ),
         ("GET", r"/subscriptions/.*/providers/Microsoft.Authorization/permissions", _manage_rights),
+        ("GET", _PRICES_PATH, _list_prices),
         ("POST", "/pools", _create_pool),
         ("GET", "/pools", _list_pools),
         ("GET", _P, _get_pool),

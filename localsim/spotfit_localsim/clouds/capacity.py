@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotfit.core.errors import ConfigError
+from spotfit_localsim.clouds.price_history import PriceHistory, read_price_history
 from spotfit_localsim.random_streams import RandomStream
 from spotfit_localsim.traces import CapacityTrace, read_trace
 
@@ -20,8 +21,10 @@ class MarketOptions:
     seed: int = 0
     trace: str = ""
     """Path of a recorded capacity trace; see `spotfit_localsim.traces`."""
+    price_history: str = ""
+    """Path of spot and on-demand prices; see `spotfit_localsim.clouds.price_history`."""
     speed: float = 1.0
-    """Replay speed of the trace; 60 replays an hour in a minute."""
+    """Replay speed of trace and prices; 60 replays an hour in a minute."""
     capacity: int | None = None
     """The largest number of machines; None for no limit."""
     boot_s: float = 0.2
@@ -63,6 +66,11 @@ class RealTimeMarket:
         self._trace: CapacityTrace | None = (
             read_trace(Path(options.trace)) if options.trace else None
         )
+        self.prices = (
+            read_price_history(Path(options.price_history))
+            if options.price_history
+            else PriceHistory()
+        )
         self.max_machines: int | None = options.capacity
         """Upper bound of the capacity in addition to the trace."""
 
@@ -75,6 +83,17 @@ class RealTimeMarket:
             counts = [count for moment, count in self._trace.points if moment <= elapsed]
             capacity = counts[-1] if counts else self._trace.points[0][1]
         return capacity if self.max_machines is None else min(capacity, self.max_machines)
+
+    def price_changes(self, zone: str) -> list[tuple[float, float]]:
+        """Return the spot prices of a zone: (seconds since 1970-01-01 UTC, US dollars per hour)."""
+        start_s, speed = self._started_s, self.options.speed
+        return [(start_s + moment / speed, usd) for moment, usd in self.prices.changes(zone)]
+
+    def spot_price_at(self, zone: str, now_s: float) -> float:
+        """Return the spot price of a zone; before its first change that of this change."""
+        changes = self.price_changes(zone)
+        in_force = [usd for moment_s, usd in changes if moment_s <= now_s]
+        return in_force[-1] if in_force else changes[0][1]
 
     def draw_boot_s(self, rng: RandomStream) -> float:
         """Draw the boot time of a machine."""

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from spotfit.host import system
-from spotfit_localsim.clouds import gcp_requests
+from spotfit_localsim.clouds import gcp_prices, gcp_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.cloud_host import LOST, RECLAIMED, Datacenter, SimulatedMachine
 from spotfit_localsim.clouds.http_server import (
@@ -41,6 +41,8 @@ from spotfit_localsim.clouds.injected_errors import ApiFaults
 PROJECT, REGION, ZONE = "spotfit-sim", "sim-east1", "sim-east1-a"
 PROJECT_NUMBER = "1234567890"
 """Number of the project."""
+BILLING_API = "cloudbilling.googleapis.com"
+"""A denied permission of this name means that the API is disabled in the project."""
 AGENT_SERVICE_ACCOUNT = f"agents@{PROJECT}.iam.gserviceaccount.com"
 LOG_DELAY_S = 5.0
 """Delay of log entries; not documented: the logging agent sends lines in batches."""
@@ -99,18 +101,31 @@ class GcpBatchState(msgspec.Struct):
 class GoogleApiError(Exception):
     """An error response as in https://google.aip.dev/193."""
 
-    def __init__(self, code: int, status: str, message: str, reason: str = "") -> None:
+    def __init__(
+        self,
+        code: int,
+        status: str,
+        message: str,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status
         self.reason = reason
+        self.metadata = metadata or {}
 
     def reply(self) -> WireResponse:
         error: dict[str, Any] = {"code": self.code, "message": str(self), "status": self.status}
         if self.reason:
             kind = "type.googleapis.com/google.rpc.ErrorInfo"
             error["details"] = [
-                {"@type": kind, "reason": self.reason, "domain": "googleapis.com", "metadata": {}}
+                {
+                    "@type": kind,
+                    "reason": self.reason,
+                    "domain": "googleapis.com",
+                    "metadata": self.metadata,
+                }
             ]
         return WireResponse.json({"error": error}, self.code)
 
@@ -324,6 +339,32 @@ class GcpBatchCloud:
             raise _not_found_error(request.path)
         return {"name": name, "zone": zone}
 
+    def _list_skus(self, request: WireRequest) -> Any:
+        """List the SKUs of Compute Engine, four per page, to test the pagination of clients."""
+        if self.faults.is_denied(BILLING_API):
+            raise GoogleApiError(
+                403,
+                "PERMISSION_DENIED",
+                f"Cloud Billing API has not been used in project {PROJECT_NUMBER} before or it is "
+                "disabled.",
+                "SERVICE_DISABLED",
+                {"service": BILLING_API, "consumer": f"projects/{PROJECT_NUMBER}"},
+            )
+        if problem := gcp_prices.find_query_violation(request.query):
+            raise GoogleApiError(400, "INVALID_ARGUMENT", problem)
+        if request.integer("pageSize", gcp_prices.MAX_PAGE_SIZE) > gcp_prices.MAX_PAGE_SIZE:
+            raise GoogleApiError(400, "INVALID_ARGUMENT", "Page size must be at most 5000.")
+        market = self.datacenter.market
+        zone = market.prices.zones(REGION, ZONE)[0]
+        skus = gcp_prices.list_skus(
+            REGION,
+            spot_usd=market.spot_price_at(zone, system.wall_ms() / 1000),
+            on_demand_usd=market.prices.on_demand_usd(REGION),
+        )
+        first = request.integer("pageToken", 0)
+        following = str(first + 4) if first + 4 < len(skus) else ""
+        return {"skus": skus[first : first + 4], "nextPageToken": following}
+
     def _get_project(self, request: WireRequest, project: str) -> Any:
         return {"projectId": project, "projectNumber": PROJECT_NUMBER}
 
@@ -391,6 +432,7 @@ class GcpBatchCloud:
         ("GET", r"/compute/v1/projects/[^/]+/regions/[^/]+/subnetworks", _list_subnetworks),
         ("GET", r"/compute/v1/projects/[^/]+/global/firewalls", _list_firewalls),
         ("GET", r"/storage/v1/b/[^/]+", _get_bucket),
+        ("GET", rf"/v1/services/{gcp_prices.SERVICE}/skus", _list_skus),
         (
             "GET",
             r"/compute/v1/projects/[^/]+/zones/(?P<zone>[^/]+)/\w+Types/(?P<name>[^/]+)",

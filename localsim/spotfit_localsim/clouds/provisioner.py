@@ -32,6 +32,7 @@ from spotfit.provision.api import (
     run_check,
 )
 from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.offers import OfferListing, list_offers
 from spotfit.provision.profile import (
     PROVISIONER_ENTRY_POINTS,
     non_default_options,
@@ -90,6 +91,10 @@ class SimProvisioner:
     def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
         """Ask the provisioner of the simulated cloud."""
         return find_group(self._cloud_provisioner, plan, launch)
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return the offers of the simulated cloud's provisioner, with prices of the simulator."""
+        return list_offers(self._cloud_provisioner, request)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         return self._cloud_provisioner.observe(handle)

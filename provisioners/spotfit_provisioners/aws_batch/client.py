@@ -344,20 +344,63 @@ def unreadable_answer_errors() -> tuple[type[Exception], ...]:
 
 def lowest_spot_price_usd(region: str, instance_types: Sequence[str], endpoint: str) -> float:
     """Return the lowest current spot price (USD per hour) of the instance types; inf if none."""
+    entries = list_spot_prices(region, instance_types, endpoint)
+    return min((float(entry["SpotPrice"]) for entry in entries), default=float("inf"))
+
+
+def list_spot_prices(
+    region: str, instance_types: Sequence[str], endpoint: str
+) -> list[dict[str, Any]]:
+    """Return the spot prices in force, as EC2 describes them: by instance type and zone."""
     now = datetime.fromtimestamp(system.wall_ms() / 1000, UTC)
-    with _translate_errors("read spot prices"):
+    with _translate_errors("read spot prices (ec2:DescribeSpotPriceHistory)"):
         pages = _client("ec2", region, endpoint).get_paginator("describe_spot_price_history")
-        prices = [
-            float(entry["SpotPrice"])
+        return [
+            dict(entry)
             for page in pages.paginate(
                 InstanceTypes=list(instance_types),
                 ProductDescriptions=["Linux/UNIX"],
-                StartTime=now,  # without it, the API returns the prices of the last 90 days
+                # Without a start the API returns the prices of the last 90 days. It also returns
+                # the last change before the start: the price that is in force now.
+                StartTime=now,
                 EndTime=now,
             )
             for entry in page["SpotPriceHistory"]
         ]
-    return min(prices, default=float("inf"))
+
+
+def list_products(region: str, instance_type: str, endpoint: str) -> list[str]:
+    """Return the entries of AWS's price list for that instance type with Linux, as JSON."""
+    filters = {
+        "instanceType": instance_type,
+        "regionCode": region,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        # The others are the prices of capacity reservations.
+        "capacitystatus": "Used",
+        "preInstalledSw": "NA",
+    }
+    with _translate_errors("read the price list (pricing:GetProducts)"):
+        client = _client("pricing", _pricing_region(region), endpoint)
+        pages = client.get_paginator("get_products").paginate(
+            ServiceCode="AmazonEC2",
+            Filters=[
+                {"Type": "TERM_MATCH", "Field": field, "Value": value}
+                for field, value in filters.items()
+            ],
+        )
+        return [str(entry) for page in pages for entry in page["PriceList"]]
+
+
+def _pricing_region(region: str) -> str:
+    """Return the region with an endpoint of the Price List API that serves `region`.
+
+    https://docs.aws.amazon.com/general/latest/gr/billing.html lists the endpoints.
+    """
+    if region.startswith("cn-"):
+        return "cn-northwest-1"
+    nearest = {"eu": "eu-central-1", "ap": "ap-south-1"}
+    return nearest.get(region.partition("-")[0], "us-east-1")
 
 
 def spot_placement_scores(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
 from spotfit.provision.profile import LOGIN_NAME, check_minimums
 from spotfit_provisioners.job_fields import images
 from spotfit_provisioners.job_fields.names import LabelRules, check_labels
+from spotfit_provisioners.prices.given import check_prices
 
 # Letters and digits of any language; `\w` without '_' is added by the set itself.
 _TAG_CHARACTERS = r"[\w\s.:/=+@-]"
@@ -84,6 +85,9 @@ class AwsBatchOptions:
     tags: dict[str, str] = field(default_factory=dict)
     """Additional tags of jobs and their ECS tasks. Instances have the tags of their compute
     environment."""
+    prices: dict[str, Any] = field(default_factory=dict)
+    """Prices that take precedence over those of AWS, in US dollars per machine and hour:
+    {'p5.48xlarge': {'spot': 14.5, 'on_demand': 55.04}}. '*' stands for all other machine types."""
     cost_project: str = ""
     """Value of the tag `spotfit:project` of everything that is rented, for the allocation of costs;
     '' omits it."""
@@ -101,6 +105,7 @@ class AwsBatchOptions:
                 "range that AWS Batch allows.",
                 do="Set attempts=10 or less. Machines that are lost more often are replaced.",
             )
+        check_prices(self.prices, option="AwsBatchOptions(prices=…)")
         check_labels(self.tags, TAG_RULES, option="AwsBatchOptions(tags=…)")
         check_minimums(
             self,

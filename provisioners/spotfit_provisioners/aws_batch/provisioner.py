@@ -30,7 +30,8 @@ from spotfit.model.group import (
 )
 from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit_provisioners.aws_batch import checkup, render, states
+from spotfit.provision.offers import OfferListing
+from spotfit_provisioners.aws_batch import checkup, offers, render, states
 from spotfit_provisioners.aws_batch.client import (
     AwsAccountClient,
     AwsBatchClient,
@@ -40,6 +41,7 @@ from spotfit_provisioners.aws_batch.client import (
 )
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.job_fields import images
+from spotfit_provisioners.prices.cache import PriceCache
 
 _UNKNOWN_JOB = NodeStatus(
     state=NodeState.GONE, reason="AWS Batch does not know the job", is_known=False
@@ -59,6 +61,7 @@ class AwsBatchProvisioner:
         self._exhausted_queues: set[tuple[str, str]] = set()
         """Region and name of queues that have exceeded `pending_timeout_s`."""
         self._clock = clock or SystemClock()
+        self._prices = PriceCache()
         self._first_observed_at: dict[str, float] = {}
         self._checked_tokens: set[str] = set()
         """Groups whose duplicates were looked for after `Traits.read_lag_s`."""
@@ -259,6 +262,14 @@ class AwsBatchProvisioner:
     def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
         """Check credentials, queues, permissions, roles, logs and the image."""
         yield from checkup.check_account(self.options, storage, self._resolve_queue)
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return the offers of the queues; the size of the request does not matter."""
+
+        def region_of(queue: str) -> str:
+            return self._resolve_queue(queue)[0].region
+
+        return offers.list_offers(self.options, self._prices, region_of)
 
     # --- queues ------------------------------------------------------------------------------
 

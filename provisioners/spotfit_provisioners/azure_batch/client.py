@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
 
 from spotfit.core.errors import ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.host import env
@@ -33,6 +34,8 @@ _AUTHENTICATION_CODES = (
     "InvalidAuthenticationInfo",
     "InvalidAuthenticationTokenTenant",
 )
+_RETAIL_PRICES_URL = "https://prices.azure.com"
+_MAX_PRICE_PAGES = 20  # of one VM size in one region there is one page
 _REMEDY_ROLES = "Grant the roles that docs/guides/azure_batch.md lists."
 
 
@@ -188,6 +191,65 @@ class AzureResourceManagerClient:
             if not (next_link := page.get("nextLink")):
                 return
             page = self.get(next_link, version, action) or {}
+
+
+class AzureRetailPricesClient:
+    """The Azure Retail Prices API, which needs no authentication."""
+
+    def __init__(self, batch_endpoint: str) -> None:
+        """`batch_endpoint` is that of the Batch account; that of a simulator has prices, too."""
+        is_simulator = batch_endpoint.startswith("http://")
+        self._url = batch_endpoint.rstrip("/") if is_simulator else _RETAIL_PRICES_URL
+        self._pipeline = _anonymous_pipeline(self._url)
+
+    def list_items(self, price_filter: str, version: str) -> Iterator[dict[str, Any]]:
+        """Yield the items of all pages for an OData filter."""
+        request_type = require_module("azure.core.rest", extra="azure").HttpRequest
+        request = request_type(
+            "GET",
+            f"{self._url}/api/retail/prices",
+            params={"api-version": version, "$filter": price_filter},
+        )
+        for _ in range(_MAX_PRICE_PAGES):
+            with _translate_errors("read prices"):
+                response = self._pipeline.send_request(request)
+                response.raise_for_status()
+            page = response.json()
+            yield from page["Items"]
+            if not (following := page.get("NextPageLink")):
+                return
+            request = request_type("GET", self._check_link(following))
+        raise ProvisionError(
+            f"Azure's list of prices has more than {_MAX_PRICE_PAGES} pages for {price_filter}.",
+            do="Set the option prices.",
+        )
+
+    def _check_link(self, link: str) -> str:
+        """Return the link to a page. Raises `ProvisionError` if it leads to another server."""
+        # The links of Azure contain the port 443, which requests leave out.
+        own, other = urlsplit(self._url), urlsplit(link)
+        if (own.scheme, own.hostname) != (other.scheme, other.hostname):
+            raise ProvisionError(
+                f"Azure's list of prices continues on another server: {link}.",
+                do="Set the option prices.",
+            )
+        return link
+
+
+@cache
+def _anonymous_pipeline(url: str) -> Any:
+    policies = require_module("azure.core.pipeline.policies", extra="azure")
+    return require_module("azure.core", extra="azure").PipelineClient(
+        url,
+        policies=[policies.RetryPolicy.no_retries()],
+        connection_timeout=_REQUEST_TIMEOUT_S,
+        read_timeout=_REQUEST_TIMEOUT_S,
+    )
+
+
+def unreadable_answer_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of a missing or malformed response of an API of Azure."""
+    return (require_module("azure.core.exceptions", extra="azure").AzureError,)
 
 
 @cache

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
 from spotfit.provision.profile import LOGIN_NAME, check_minimums
 from spotfit_provisioners.job_fields import images
 from spotfit_provisioners.job_fields.names import LabelRules, check_labels
+from spotfit_provisioners.prices.given import check_prices
 
 LABEL_RULES = LabelRules(
     name=re.compile(r"[^<>%&\\?/]{1,512}"),
@@ -83,6 +84,9 @@ class AzureBatchOptions:
     `identity` reads blobs that are not public."""
     labels: dict[str, str] = field(default_factory=dict)
     """Additional metadata of jobs, and of the pool that is created."""
+    prices: dict[str, Any] = field(default_factory=dict)
+    """Prices that take precedence over those of Azure, in US dollars per machine and hour:
+    {'Standard_NC6s_v3': {'spot': 0.9, 'on_demand': 3.1}}. '*' stands for all other VM sizes."""
     cost_project: str = ""
     """Value of the metadata `spotfit-project` of everything that is rented, for the allocation of
     costs; '' omits it."""
@@ -116,6 +120,7 @@ class AzureBatchOptions:
                 "be stored unencrypted with the run's options."
             ] = "Remove the signature from the URL, and give `identity` access to the blob."
         errors = ErrorCollector()
+        errors.check(lambda: check_prices(self.prices, option="AzureBatchOptions(prices=…)"))
         errors.check(
             lambda: check_labels(self.labels, LABEL_RULES, option="AzureBatchOptions(labels=…)")
         )

@@ -17,10 +17,12 @@ from spotfit.model.group import (
 )
 from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit_provisioners.azure_batch import checkup, render, states
+from spotfit.provision.offers import OfferListing
+from spotfit_provisioners.azure_batch import checkup, offers, render, states
 from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResourceManagerClient
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
 from spotfit_provisioners.job_fields import images
+from spotfit_provisioners.prices.cache import PriceCache
 
 _ENDED_STATES = ("terminating", "completed", "deleting")
 
@@ -36,6 +38,7 @@ class AzureBatchProvisioner:
 
     def __init__(self, options: AzureBatchOptions) -> None:
         self.options = options
+        self._prices = PriceCache()
 
     @classmethod
     def with_options(cls, **options: Any) -> AzureBatchProvisioner:
@@ -141,6 +144,10 @@ class AzureBatchProvisioner:
     def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
         """Check access, the pool, the account, quotas, the nodes' identity and permissions."""
         yield from checkup.check_account(self.options, self._client)
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return the offers of the VM size; the size of the request does not matter."""
+        return offers.list_offers(self.options, self._prices)
 
     def _client(self) -> AzureBatchClient:
         return _client_for_endpoint(self.options.endpoint)

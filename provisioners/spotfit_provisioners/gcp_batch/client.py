@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -16,6 +17,7 @@ from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermission
 from spotfit.host.plugins import require_module
 
 _REQUEST_TIMEOUT_S = 20.0
+_SKU_PAGE_SIZE = 5000  # the largest one that the API allows
 _PAGE_SIZE = 500  # the library reads further pages itself
 # The scope of all Google Cloud APIs; the roles of the identity limit what it may do.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -140,6 +142,24 @@ class GcpRestClient:
             lines += str(entry.get("textPayload", "")).splitlines()
         return lines_by_retry
 
+    def list_skus(self, service_id: str) -> Iterator[dict[str, Any]]:
+        """Yield the public prices of a service, such as Compute Engine, of all regions."""
+        query = {
+            "pageSize": str(_SKU_PAGE_SIZE),
+            "currencyCode": "USD",
+            # The complete answer has about 40 MB, most of it descriptions of units.
+            "fields": "nextPageToken,skus(description,category,serviceRegions,pricingInfo)",
+        }
+        token = ""
+        while True:
+            page = urlencode({**query, **({"pageToken": token} if token else {})})
+            path = f"/v1/services/{service_id}/skus?{page}"
+            response = self.get("cloudbilling", path, "read prices") or {}
+            yield from response.get("skus", [])
+            token = response.get("nextPageToken", "")
+            if not token:
+                return
+
     def _request(
         self,
         method: str,
@@ -164,6 +184,16 @@ class GcpRestClient:
                 )
         decoded: dict[str, Any] = msgspec.json.decode(response.content)
         return decoded
+
+
+def unreadable_answer_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of a missing or malformed response of a service that is read by REST."""
+    return (
+        require_module("google.api_core.exceptions", extra="gcp").GoogleAPICallError,
+        require_module("google.auth.exceptions", extra="gcp").GoogleAuthError,
+        require_module("requests", extra="gcp").RequestException,
+        msgspec.DecodeError,
+    )
 
 
 @cache
@@ -222,21 +252,28 @@ def _translate_errors(action: str) -> Iterator[None]:
         raise _unauthenticated_error(action, str(error)) from error
     except api.GoogleAPICallError as error:
         translated = _to_provision_error(
-            action, code=int(error.code or 0), reason=error.reason or "", message=error.message
+            action,
+            code=int(error.code or 0),
+            reason=error.reason or "",
+            message=error.message,
+            # Of the API that is disabled; other errors may have no metadata.
+            service=(error.metadata or {}).get("service", "batch.googleapis.com"),
         )
         if translated is None:
             raise
         raise translated from error
 
 
-def _to_provision_error(action: str, code: int, reason: str, message: str) -> ProvisionError | None:
+def _to_provision_error(
+    action: str, code: int, reason: str, message: str, service: str = "batch.googleapis.com"
+) -> ProvisionError | None:
     """Translate a permanent error; return None for transient ones (rate limits, server errors)."""
     if code == 401:
         return _unauthenticated_error(action, message)
     if code == 403 or _SERVICE_ACCOUNT_DENIED in message:
         return ProvisionPermissionError(
             f"Google Cloud denied permission to {action}: {message}",
-            do="Enable the API: `gcloud services enable batch.googleapis.com`."
+            do=f"Enable the API: `gcloud services enable {service}`."
             if reason == _API_DISABLED_REASON
             else "Grant the caller the roles that docs/guides/gcp_batch.md lists, or apply "
             "infra/terraform/stacks/gcp.",

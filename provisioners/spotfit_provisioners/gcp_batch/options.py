@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
 from spotfit.provision.profile import LOGIN_NAME, check_minimums
 from spotfit_provisioners.job_fields import images
 from spotfit_provisioners.job_fields.names import LabelRules, check_labels
+from spotfit_provisioners.prices.given import check_prices
 
 # https://docs.cloud.google.com/batch/docs/organize-resources-using-labels reserves the prefixes.
 LABEL_RULES = LabelRules(
@@ -89,6 +90,9 @@ class GcpBatchOptions:
     """Write agents' output to Cloud Logging as well."""
     labels: dict[str, str] = field(default_factory=dict)
     """Additional labels of jobs and VMs."""
+    prices: dict[str, Any] = field(default_factory=dict)
+    """Prices that take precedence over those of Google, in US dollars per machine and hour:
+    {'a3-highgpu-8g': {'spot': 25.5, 'on_demand': 88.5}}. '*' stands for all other machine types."""
     cost_project: str = ""
     """Value of the label `spotfit-project` of everything that is rented, for the allocation of
     costs; '' omits it."""
@@ -120,6 +124,7 @@ class GcpBatchOptions:
                 f"with {', '.join(conflicts)}: the template defines these properties."
             ] = f"Remove {', '.join(conflicts)}, or remove instance_template."
         errors = ErrorCollector()
+        errors.check(lambda: check_prices(self.prices, option="GcpBatchOptions(prices=…)"))
         errors.check(
             lambda: check_labels(self.labels, LABEL_RULES, option="GcpBatchOptions(labels=…)")
         )

@@ -16,10 +16,12 @@ from spotfit.model.group import (
 )
 from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit_provisioners.gcp_batch import checkup, render, states
+from spotfit.provision.offers import OfferListing
+from spotfit_provisioners.gcp_batch import checkup, offers, render, states
 from spotfit_provisioners.gcp_batch.client import GcpBatchClient, GcpRestClient
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 from spotfit_provisioners.job_fields import images
+from spotfit_provisioners.prices.cache import PriceCache
 
 _ENDED_STATES = ("SUCCEEDED", "CANCELLED", "CANCELLATION_IN_PROGRESS", "DELETION_IN_PROGRESS")
 
@@ -32,6 +34,7 @@ class GcpBatchProvisioner:
 
     def __init__(self, options: GcpBatchOptions) -> None:
         self.options = options
+        self._prices = PriceCache()
 
     @classmethod
     def with_options(cls, **options: Any) -> GcpBatchProvisioner:
@@ -121,6 +124,11 @@ class GcpBatchProvisioner:
     def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
         """Check credentials, region, machines, permissions, quotas, the network and the image."""
         yield from checkup.check_account(self.options, self._client, storage)
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return the offers of the zones, with the prices of the machine type."""
+        services = GcpRestClient(self.options.endpoint)
+        return offers.list_offers(request, self.options, self._prices, services)
 
     def _client(self) -> GcpBatchClient:
         return _client_for_region(self.options.project, self.options.region, self.options.endpoint)

@@ -11,6 +11,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.provision.profile import LOGIN_NAME, check_minimums
 from spotfit_provisioners.job_fields import images
 from spotfit_provisioners.job_fields.names import LabelRules, check_labels
+from spotfit_provisioners.prices.given import check_prices
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _DNS_PREFIX = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
@@ -81,6 +82,9 @@ class KubernetesOptions:
     more by default, else 30 s."""
     labels: dict[str, str] = field(default_factory=dict)
     """Additional labels of Jobs and pods."""
+    prices: dict[str, Any] = field(default_factory=dict)
+    """Prices of the nodes in US dollars per hour: {'*': {'spot': 2.1, 'on_demand': 9.8}}. Names are
+    values of the label `node.kubernetes.io/instance-type` in `node_selector`; '*' is any other."""
     cost_project: str = ""
     """Value of the label `spotfit.dev/project` of everything that is rented, for the allocation of
     costs; '' omits it."""
@@ -108,6 +112,7 @@ class KubernetesOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image", images.resolve_image(self.image))
+        check_prices(self.prices, option="KubernetesOptions(prices=…)")
         check_labels(self.labels, LABEL_RULES, option="KubernetesOptions(labels=…)")
         check_minimums(
             self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from spotfit.host import system
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -12,12 +13,15 @@ from spotfit.model.group import (
     GroupStatus,
     missing_group_status,
 )
+from spotfit.model.offer import Market
 from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.offers import OfferListing
 from spotfit_provisioners.job_fields import images
 from spotfit_provisioners.kubernetes import checkup, render, states
 from spotfit_provisioners.kubernetes.client import KubernetesClient, open_kubernetes_client
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
+from spotfit_provisioners.prices.given import own_machine_offers
 
 # The node controller marks a node as unreachable after 40 s (50 s since Kubernetes 1.32), and then
 # its pods as not ready; the rest is a margin. See --node-monitor-grace-period in
@@ -54,6 +58,18 @@ class KubernetesProvisioner:
             shared_directories="never",
             keeps_output=True,
             software=images.parse_image_software(self.options.image),
+        )
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return a spot and an on-demand offer, with the prices of the option `prices`."""
+        instance_type = self.options.node_selector.get("node.kubernetes.io/instance-type", "")
+        return own_machine_offers(
+            self.name,
+            self.options.prices,
+            default=Market.SPOT,
+            markets=tuple(Market),
+            types=(instance_type,),
+            now_s=system.wall_ms() / 1000,
         )
 
     def open_client(self) -> None:

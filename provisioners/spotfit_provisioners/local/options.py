@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.provision.profile import check_minimums
+from spotfit_provisioners.prices.given import ANY_TYPE, check_prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +31,15 @@ class LocalOptions:
     """Give every node a loopback address of its own, where the system supports it."""
     agent: str = "spotfit.agent.driver:serve"
     """The agent's entry point, as module:function."""
+    prices: dict[str, Any] = field(default_factory=dict)
+    """Price of a node in US dollars per hour: {'*': {'on_demand': 0}}."""
 
     python: str = "here"
     """Python version that the backend reports for its nodes: 'here' is the version of this
     interpreter; '3.12' simulates a cloud with that version, '' one with an unknown version."""
 
     def __post_init__(self) -> None:
+        check_prices(self.prices, option="LocalOptions(prices=…)", types=(ANY_TYPE,))
         check_minimums(self, nodes=1, capacity=0, notice_s=0, idle_s=0)
         if not isinstance(self.python, str):
             raise ConfigError(

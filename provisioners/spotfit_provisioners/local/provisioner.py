@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
-from spotfit.host import env
+from spotfit.host import env, system
 from spotfit.host.machine import devices, python_version
 from spotfit.model.group import (
     GroupHandle,
@@ -22,11 +22,14 @@ from spotfit.model.group import (
     Software,
     missing_group_status,
 )
+from spotfit.model.offer import Market
 from spotfit.provision.api import MachineOutput, Refusal, Traits, last_lines
 from spotfit.provision.launch import AgentLaunchSpec, count_nodes
+from spotfit.provision.offers import OfferListing
 from spotfit_provisioners.local import machine_pool, prewarm, processes
 from spotfit_provisioners.local.options import LocalOptions
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalGroup, LocalNode
+from spotfit_provisioners.prices.given import own_machine_offers
 
 _NOTICE_SOURCES = ("file", "signal")
 _OBSERVE_INTERVAL_S = 0.1  # observing a group takes less than a millisecond
@@ -88,6 +91,15 @@ class LocalProvisioner:
         nodes = 0 if has_machines or self._capacity_refusal(plan.num_nodes) else plan.num_nodes
         return prewarm.warm_machines(
             self._cloud_dir, nodes, slots=plan.slots_per_node, framework=framework
+        )
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return one offer, with the price of the option `prices`."""
+        return own_machine_offers(
+            self.name,
+            self.options.prices,
+            default=Market.SPOT,
+            now_s=system.wall_ms() / 1000,
         )
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:

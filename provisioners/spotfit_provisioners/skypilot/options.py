@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector
 from spotfit.provision.profile import LOGIN_NAME, check_minimums
+from spotfit_provisioners.prices.given import check_prices
 
 _CHOICES = {
     "launch_mode": ("jobs", "clusters"),
@@ -52,6 +53,9 @@ class SkyPilotOptions:
     with the run."""
     labels: dict[str, str] = field(default_factory=dict)
     """Additional labels or tags of machines, on clouds that support them."""
+    prices: dict[str, Any] = field(default_factory=dict)
+    """Prices that take precedence over those of the catalog, in US dollars per machine and hour:
+    {'p5.48xlarge': {'spot': 14.5, 'on_demand': 55.04}}. '*' stands for all other machine types."""
     cost_project: str = ""
     """Value of the label `spotfit-project` of everything that is rented, for the allocation of
     costs; '' omits it."""
@@ -85,6 +89,7 @@ class SkyPilotOptions:
             problem = f"SkyPilotOptions(endpoint={self.endpoint!r}) is not an http or https URL."
             problems[problem] = "Write for example endpoint='https://sky.example.com'."
         errors = ErrorCollector()
+        errors.check(lambda: check_prices(self.prices, option="SkyPilotOptions(prices=…)"))
         errors.check(
             lambda: check_minimums(
                 self,

@@ -19,7 +19,8 @@ from spotfit.model.group import (
 )
 from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits, run_check
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit_provisioners.skypilot import render, states
+from spotfit.provision.offers import OfferListing
+from spotfit_provisioners.skypilot import offers, render, states
 from spotfit_provisioners.skypilot.client import SkyPilotClient
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from spotfit_provisioners.skypilot.states import SkyPilotJob
@@ -80,6 +81,10 @@ class SkyPilotProvisioner:
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return the offers of each entry of `infra`, with prices of the catalog of this user."""
+        return offers.list_offers(request, self.options, now_s=system.wall_ms() / 1000)
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         """Launch the machines that have neither a job or cluster nor a pending request."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.provision.profile import check_minimums
+from spotfit_provisioners.prices.given import check_prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,14 @@ class SlurmOptions:
     """Working directory of the tasks; '' is the directory of the caller."""
     output: str = "spotfit-%x-%a.log"
     """Output file of a task; %x is the group's token, %a the index of the task."""
+    prices: dict[str, Any] = field(default_factory=dict)
+    """Prices of a node in US dollars per hour, by partition: {'h100': {'on_demand': 20}}; '*' is
+    any other. The markets state whether nodes of the partition may be preempted."""
     extra_args: tuple[str, ...] = ()
     """Additional arguments of sbatch, for example '--nice=100'."""
 
     def __post_init__(self) -> None:
+        check_prices(self.prices, option="SlurmOptions(prices=…)")
         check_minimums(self, workers_per_node=1, memory_per_cpu_gib=0, grace_s=0)
         if invalid := [name for name in self.environment if not name.isidentifier()]:
             raise ConfigError(

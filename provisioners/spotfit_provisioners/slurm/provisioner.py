@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from spotfit.host import system
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -13,8 +14,11 @@ from spotfit.model.group import (
     GroupStatus,
     missing_group_status,
 )
+from spotfit.model.offer import Market
 from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits, last_lines
 from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.offers import OfferListing
+from spotfit_provisioners.prices.given import own_machine_offers
 from spotfit_provisioners.slurm import checkup, render, states
 from spotfit_provisioners.slurm.client import SlurmClient
 from spotfit_provisioners.slurm.options import SlurmOptions
@@ -51,6 +55,17 @@ class SlurmProvisioner:
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return an offer for each partition, with the prices of the option `prices`."""
+        return own_machine_offers(
+            self.name,
+            self.options.prices,
+            default=Market.SPOT,
+            types=self.options.partitions or ("",),
+            option="partitions",
+            now_s=system.wall_ms() / 1000,
+        )
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         """Submit a held array job, and release it if it is the first one of its name.

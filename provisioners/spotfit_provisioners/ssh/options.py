@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
 from spotfit.provision.profile import check_minimums
+from spotfit_provisioners.prices.given import ANY_TYPE, check_prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +44,15 @@ class SshOptions:
     availability_command: str = ""
     """Shell command; a host is used only if it succeeds. For hosts shared with other users:
     '! nvidia-smi --query-compute-apps=pid --format=csv,noheader | grep -q .'."""
+    prices: dict[str, Any] = field(default_factory=dict)
+    """Price of a host in US dollars per hour: {'*': {'on_demand': 1.5}}; 0 is a valid price."""
     grace_s: float = 30.0
     """Time between SIGTERM and SIGKILL of a cancelled agent, in seconds."""
     connect_timeout_s: float = 10.0
     """Time limit for connecting to a host, in seconds."""
 
     def __post_init__(self) -> None:
+        check_prices(self.prices, option="SshOptions(prices=…)", types=(ANY_TYPE,))
         check_minimums(self, workers_per_node=1, connect_timeout_s=1, grace_s=0)
         if duplicates := {host for host in self.hosts if self.hosts.count(host) > 1}:
             raise ConfigError(

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
 from spotfit.core.errors import ConfigError, InfrastructureError, SpotfitError
-from spotfit.host import log, machine
+from spotfit.host import log, machine, system
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -26,6 +26,7 @@ from spotfit.model.group import (
     NodeState,
     NodeStatus,
 )
+from spotfit.model.offer import Market
 from spotfit.provision.api import (
     AccountCheck,
     CheckSkippedError,
@@ -35,6 +36,8 @@ from spotfit.provision.api import (
     run_check,
 )
 from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.offers import OfferListing
+from spotfit_provisioners.prices.given import own_machine_offers
 from spotfit_provisioners.ssh import client, render, states
 from spotfit_provisioners.ssh.client import SshClient
 from spotfit_provisioners.ssh.options import SshOptions
@@ -76,6 +79,15 @@ class SshProvisioner:
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return one offer, with the price of the option `prices`."""
+        return own_machine_offers(
+            self.name,
+            self.options.prices,
+            default=Market.ON_DEMAND,
+            now_s=system.wall_ms() / 1000,
+        )
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         """Start each machine on the first free host; a lock on the host prevents two agents.

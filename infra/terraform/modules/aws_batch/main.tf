@@ -281,6 +281,7 @@ data "aws_iam_policy_document" "controller" {
       "batch:ListJobs",
       "ec2:DescribeSpotPriceHistory",
       "ec2:GetSpotPlacementScores",
+      "pricing:GetProducts",
     ]
     resources = ["*"] # these know no narrower one
   }

@@ -4,6 +4,7 @@ locals {
   apis = [
     "artifactregistry.googleapis.com",
     "batch.googleapis.com",
+    "cloudbilling.googleapis.com", # public prices; no role is needed
     "compute.googleapis.com",
     "iam.googleapis.com",
     "logging.googleapis.com",

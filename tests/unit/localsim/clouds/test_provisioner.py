@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.errors import ConfigError
+from spotfit.core.ids import Token
+from spotfit.model.group import GroupRequest
+from spotfit.provision.offers import list_offers
 from spotfit_localsim.clouds.cloud_host import SIM_ROOT_ENV
 from spotfit_localsim.clouds.provisioner import SimProvisioner, _location_settings
+from spotfit_provisioners.local.provisioner import LocalProvisioner
 
 pytestmark = pytest.mark.real_time("a simulated cloud runs in real time")
 
@@ -24,12 +28,18 @@ def sim(tmp_path: Path) -> Iterator[SimProvisioner]:
 
 
 def test_cloud_options_are_passed_to_the_cloud_only(sim: SimProvisioner) -> None:
-    from spotfit.core.ids import Token
-    from spotfit.model.group import GroupRequest
-
     assert sim.plan(GroupRequest(token=Token("t-1"), num_workers=6, total_workers=6)).num_nodes == 3
     assert sim.traits.notice_s == 7.0
     assert sim.traits.observe_interval_s == sim.options.observe_s
+
+
+def test_offers_are_those_of_the_cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = SimProvisioner.with_options(cloud="plain", root=str(tmp_path))
+    cloud = LocalProvisioner(prices={"*": {"spot": 1.5}})
+    monkeypatch.setattr(SimProvisioner, "_cloud_provisioner", cloud)
+    request = GroupRequest(token=Token("t-1"), num_workers=1, total_workers=1)
+    (offer,) = list_offers(sim, request).offers
+    assert (offer.name, offer.price and offer.price.usd_per_hour) == ("local/spot", 1.5)
 
 
 def test_unknown_option_is_reported(tmp_path: Path) -> None:

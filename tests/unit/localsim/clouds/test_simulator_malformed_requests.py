@@ -127,6 +127,20 @@ CALLS: dict[str, list[Call]] = {
             {"repositoryName": "worker", "imageIds": [{"imageTag": "sim"}]},
             headers={"x-amz-target": "AmazonEC2ContainerRegistry_V20150921.DescribeImages"},
         ),
+        Call(
+            "POST",
+            "/",
+            {
+                "ServiceCode": "AmazonEC2",
+                "Filters": [{"Type": "TERM_MATCH", "Field": "regionCode", "Value": "us-east-1"}],
+                "MaxResults": 1,
+                "NextToken": "1",
+            },
+            headers={
+                "x-amz-target": "AWSPriceListService.GetProducts",
+                "authorization": "AWS4-HMAC-SHA256 Credential=k/20260101/us-east-1/pricing/x, x",
+            },
+        ),
     ],
     "gcp_batch": [
         Call(
@@ -161,6 +175,12 @@ CALLS: dict[str, list[Call]] = {
             {"jobId": "j", "requestId": "11111111-1111-4111-8111-111111111111"},
         ),
         Call("GET", _JOBS, {}, {"pageSize": "1", "pageToken": "1"}),
+        Call(
+            "GET",
+            "/v1/services/6F81-5844-456A/skus",
+            {},
+            {"pageSize": "5000", "pageToken": "4", "currencyCode": "USD"},
+        ),
         Call("POST", "/v2/entries:list", {"filter": 'labels.task_id:"j-group0-0/"', "pageSize": 5}),
         Call(
             "POST",
@@ -235,6 +255,12 @@ CALLS: dict[str, list[Call]] = {
         ),
         Call("POST", "/jobs/known/tasks", {"id": "0", "commandLine": "true"}, _AZURE),
         Call("GET", "/jobs", {}, {**_AZURE, "maxresults": "1", "$skiptoken": "0"}),
+        Call(
+            "GET",
+            "/api/retail/prices",
+            {},
+            {"$filter": "serviceName eq 'Virtual Machines'", "$skip": "3"},
+        ),
     ],
     "kubernetes": [
         Call(
@@ -394,6 +420,7 @@ def check_answer(cloud: str, call: Call, reply: WireResponse, sent: bytes) -> No
             "ClientException",
             "SerializationException",
             "InvalidParameterException",
+            "InvalidNextTokenException",
             "ImageNotFoundException",
             "ResourceNotFoundException",
         )
@@ -501,6 +528,10 @@ def test_mutated_requests_are_answered_in_the_form_of_the_vendor(simulator: Simu
         b"Action=SimulatePrincipalPolicy&PolicySourceArn=sim&ActionNames.member.x=a",
         b"Action=DescribeSpotPriceHistory&InstanceType.x=a",
         b"Action=DescribeSpotPriceHistory&NextToken=-1",
+        b"Action=DescribeSpotPriceHistory&StartTime=soon",
+        b"Action=DescribeSpotPriceHistory&StartTime=2026-13-40T99",
+        b"Action=DescribeSpotPriceHistory&MaxResults=x",
+        b"Action=DescribeSpotPriceHistory&Unknown=1&InstanceType.1=g5.xlarge",
         b"Action=GetSpotPlacementScores&RegionName.=a",
     ],
 )

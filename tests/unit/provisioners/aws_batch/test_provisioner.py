@@ -20,6 +20,7 @@ from spotfit.testing.builders import ManualClock
 from spotfit_localsim.clouds import aws_batch as simulated_cloud
 from spotfit_localsim.clouds.aws_batch import AwsBatchCloud
 from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.price_history import PriceHistory
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.aws_batch import client as calls
 from spotfit_provisioners.aws_batch import provisioner as provisioner_module
@@ -284,7 +285,10 @@ def test_region_of_a_queue_is_its_prefix_or_in_its_arn() -> None:
 
 
 EAST, WEST = "sim-east-1", "sim-west-1"
-TWO_REGIONS: dict[str, Any] = {"queues": ("east", f"{WEST}:west"), "instance_types": ("a", "b")}
+TWO_REGIONS: dict[str, Any] = {
+    "queues": ("east", f"{WEST}:west"),
+    "instance_types": ("g5.xlarge", "g6.xlarge"),
+}
 
 
 @pytest.mark.parametrize(("network", "queue"), [("", "east"), (EAST, "east"), (WEST, "west")])
@@ -329,7 +333,9 @@ def test_region_without_a_queue_is_refused(sim: Simulator, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("east", "first"), [("0.9", "west"), ("0.1", "east")])
 def test_cheapest_queue_is_first(sim: Simulator, tmp_path: Path, east: str, first: str) -> None:
-    cloud(sim).spot_prices_usd_per_hour = {EAST: east, WEST: "0.5"}
+    sim.market.prices = PriceHistory(
+        spot={f"{EAST}a": ((0.0, float(east)),), f"{WEST}a": ((0.0, 0.5),)}
+    )
     handle = submit_running(
         open_provisioner(sim, queue_order="price", **TWO_REGIONS), tmp_path, "exec sleep 100"
     )
