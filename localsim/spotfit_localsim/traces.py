@@ -9,8 +9,9 @@ The field `kind` of the file selects the format:
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ class CapacityTrace:
     sampling_interval_s: float = 0.0
     """The interval of the recording: a change happened at some time within it. 0 where every change
     was recorded with its own time."""
+    duration_s: float = 0.0
+    """Time from the first to the end of the last observation."""
+    spot_usd_per_hour: float | None = None
+    """The recorded price of a machine, its mean where it changed; None if it was not recorded."""
+    on_demand_usd_per_hour: float | None = None
 
     @property
     def max_capacity(self) -> int:
@@ -44,8 +50,11 @@ class CapacityTrace:
             (moment * duration_s / last, round(count * max_machines / max(1, self.max_capacity)))
             for moment, count in self.points
         )
-        return CapacityTrace(
-            self.name, _deduplicate(steps), self.sampling_interval_s * duration_s / last
+        return replace(
+            self,
+            points=_deduplicate(steps),
+            sampling_interval_s=self.sampling_interval_s * duration_s / last,
+            duration_s=self.duration_s * duration_s / last,
         )
 
 
@@ -60,7 +69,15 @@ def read_trace(path: Path) -> CapacityTrace:
         kind = str(document.get("kind"))
         if kind not in _PARSERS:
             raise ValueError(f"kind {kind!r} is unknown. {did_you_mean(kind, _PARSERS)}")  # noqa: TRY301  # becomes a ConfigError below
-        return CapacityTrace(name, _deduplicate(_PARSERS[kind](document)), interval_s)
+        points = tuple(_PARSERS[kind](document))
+        return CapacityTrace(
+            name,
+            _deduplicate(points),
+            interval_s,
+            duration_s=points[-1][0] + interval_s if points else 0.0,
+            spot_usd_per_hour=_mean_price(document, "spot_price"),
+            on_demand_usd_per_hour=_mean_price(document, "on_demand_price"),
+        )
     except OSError as error:
         raise ConfigError(f"The trace {path} cannot be read: {error}.") from error
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
@@ -68,6 +85,13 @@ def read_trace(path: Path) -> CapacityTrace:
             f"{path} is not a recorded capacity trace: {error}.",
             do="Give it `kind` and the fields of that kind; see spotfit_localsim.traces.",
         ) from error
+
+
+def _mean_price(document: Mapping[str, Any], field: str) -> float | None:
+    recorded = document.get(field)
+    if isinstance(recorded, list):
+        return statistics.fmean(map(float, recorded)) if recorded else None
+    return None if recorded is None else float(recorded)
 
 
 def _parse_counts(document: Mapping[str, Any]) -> Iterable[tuple[float, int]]:

@@ -1,0 +1,421 @@
+"""Cost of a job with a deadline on recorded spot markets, with the production policies.
+
+    python benchmarks/cost.py                               # the recordings in this repository
+    python benchmarks/cost.py --traces FOLDER --json FILE   # other recordings, one row per setting
+    python benchmarks/cost.py --adversarial 100000          # random markets that try to be late
+
+One zone and several zones: cost divided by the least cost with knowledge of the whole market
+(`cost_optimum`), for a job of 48 hours that loses all its machines at once. Elastic: cost divided
+by that of an elastic job without any changes, a bound that no policy reaches. Virtual time.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.cost_optimum import least_usd
+from benchmarks.cost_policies import greedy, uniform_progress
+from benchmarks.measure import RESULTS
+from benchmarks.tables import markdown
+from spotfit.core.errors import ConfigError
+from spotfit.model.offer import Market
+from spotfit_localsim.traces import CapacityTrace, read_trace
+from spotfit_localsim.virtual.deadline_market import (
+    DeadlineJob,
+    JobPolicy,
+    MarketOffer,
+    production_policy,
+    run_job,
+)
+from spotfit_localsim.virtual.elastic_market import ElasticJob, run_elastic_job
+
+BUNDLED_TRACES = Path(__file__).resolve().parent / "traces"
+WORK_H = 48.0
+DEADLINES_H = (52.0, 60.0, 72.0, 92.0)
+CHANGEOVERS_H = (0.02, 0.1, 0.2)
+PRICE_RATIOS = (2.0, 3.0, 5.0)
+DEFAULT_PRICE_RATIO = 3.0
+"""For recordings without prices."""
+STARTS = 6
+"""Times at which a job starts in each recording, evenly distributed."""
+MIN_TICK_S = 290.0
+"""Recordings with shorter intervals are combined: available is what was so all the time."""
+LOSS_PAUSE_S, GROWTH_PAUSE_S = 216.0, 36.0
+MIN_ELASTIC_MACHINES = 8
+
+POLICIES: dict[str, tuple[Callable[[], JobPolicy], bool]] = {
+    "spotfit": (lambda: production_policy, True),
+    "uniform progress": (uniform_progress, False),
+    "greedy": (greedy, False),
+}
+"""By name: the policy, and whether it starts machines beside others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The units of a simulation: `ticks` per recording interval."""
+
+    unit_s: float
+    tick: int
+    boot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recorded zone, by ticks of `tick_s`: the least number of machines in each."""
+
+    name: str
+    tick_s: float
+    counts: tuple[int, ...]
+    machines: int
+    """The largest number of machines."""
+    spot_usd: float
+    on_demand_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Cost ratios of one policy in one setting."""
+
+    mean: float
+    worst: float
+    late: int
+    """Jobs that missed their deadline."""
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting."""
+
+    market: str
+    recordings: tuple[str, ...]
+    changeover_h: float
+    deadline_h: float
+    price_ratio: float | None
+    """None: the recorded prices."""
+    policies: dict[str, Score]
+
+
+def grid(tick_s: float, changeover_h: float) -> Grid:
+    """Return units in which a tick and the changeover time are integers, within 2 per cent."""
+    boot_s = changeover_h * 3600
+
+    def error(tick: int) -> float:
+        unit_s = tick_s / tick
+        return abs(max(1, round(boot_s / unit_s)) * unit_s - boot_s) / boot_s
+
+    sizes = range(4, 41)
+    tick = next((size for size in sizes if error(size) < 0.02), min(sizes, key=error))
+    unit_s = tick_s / tick
+    return Grid(unit_s, tick, max(1, round(boot_s / unit_s)))
+
+
+def recording(trace: CapacityTrace) -> Recording:
+    """Return the recording by ticks of at least `MIN_TICK_S`."""
+    interval_s = trace.sampling_interval_s or MIN_TICK_S
+    tick_s = interval_s * max(1, round(MIN_TICK_S / interval_s))
+    counts = tuple(_least_counts(trace, tick_s))
+    spot_usd = trace.spot_usd_per_hour or 1.0
+    on_demand_usd = trace.on_demand_usd_per_hour or DEFAULT_PRICE_RATIO * spot_usd
+    return Recording(
+        trace.name, tick_s, counts, trace.max_capacity, spot_usd, on_demand_usd=on_demand_usd
+    )
+
+
+def _least_counts(trace: CapacityTrace, tick_s: float) -> Iterator[int]:
+    points, at = trace.points, 0
+    for tick in range(int(trace.duration_s / tick_s + 1e-6)):
+        start, end = tick * tick_s, (tick + 1) * tick_s
+        while at + 1 < len(points) and points[at + 1][0] <= start + 1e-6:
+            at += 1
+        last = at
+        while last + 1 < len(points) and points[last + 1][0] < end - 1e-6:
+            last += 1
+        yield min(count for _, count in points[at : last + 1])
+
+
+# --- One zone and several zones -------------------------------------------------------------------
+
+
+def one_zone_rows(recordings: Sequence[Recording]) -> Iterator[Row]:
+    """Yield a row per changeover time, deadline and price ratio, over all recordings."""
+    for changeover_h in CHANGEOVERS_H:
+        for deadline_h in DEADLINES_H:
+            used = [one for one in recordings if _covers(one, deadline_h)]
+            ratios: dict[float, dict[str, list[tuple[float, bool]]]] = {
+                price_ratio: {name: [] for name in POLICIES} for price_ratio in PRICE_RATIOS
+            }
+            for one in used:
+                for job in _jobs([one], changeover_h, deadline_h):
+                    _run_with_price_ratios(job, ratios)
+            for price_ratio, results in ratios.items():
+                if used:
+                    names = tuple(one.name for one in used)
+                    scores = {name: _score(results[name]) for name in results}
+                    yield Row("one zone", names, changeover_h, deadline_h, price_ratio, scores)
+
+
+def _run_with_price_ratios(
+    job: DeadlineJob, ratios: dict[float, dict[str, list[tuple[float, bool]]]]
+) -> None:
+    best = least_usd(job, [(1.0, price_ratio) for price_ratio in PRICE_RATIOS])
+    for price_ratio, least in zip(PRICE_RATIOS, best, strict=True):
+        spot, on_demand = job.offers
+        offers = (replace(spot, usd_per_hour=1.0), replace(on_demand, usd_per_hour=price_ratio))
+        _run_policies(replace(job, offers=offers), least, ratios[price_ratio])
+
+
+def zones_rows(recordings: Sequence[Recording]) -> Iterator[Row]:
+    """Yield rows for each set of zones that were recorded at the same time, with their prices."""
+    for zones in _recorded_together(recordings):
+        names = tuple(one.name for one in zones)
+        for changeover_h in CHANGEOVERS_H:
+            for deadline_h in DEADLINES_H:
+                if not _covers(zones[0], deadline_h):
+                    continue
+                results: dict[str, list[tuple[float, bool]]] = {name: [] for name in POLICIES}
+                for job in _jobs(zones, changeover_h, deadline_h):
+                    prices = [offer.usd_per_hour for offer in job.offers]
+                    _run_policies(job, least_usd(job, [prices])[0], results)
+                scores = {name: _score(results[name]) for name in results}
+                yield Row("several zones", names, changeover_h, deadline_h, None, scores)
+
+
+def _recorded_together(recordings: Sequence[Recording]) -> list[list[Recording]]:
+    sets: dict[tuple[float, int, str], list[Recording]] = {}
+    for one in recordings:
+        # Sets of recordings have equal names up to the name of the zone.
+        family = "_".join(one.name.split("_")[:3])
+        sets.setdefault((one.tick_s, len(one.counts), family), []).append(one)
+    return [zones for zones in sets.values() if len(zones) > 1]
+
+
+def _covers(one: Recording, deadline_h: float) -> bool:
+    return len(one.counts) * one.tick_s >= deadline_h * 3600
+
+
+def _jobs(
+    zones: Sequence[Recording], changeover_h: float, deadline_h: float
+) -> Iterator[DeadlineJob]:
+    tick_s = zones[0].tick_s
+    units = grid(tick_s, changeover_h)
+    ticks = int(deadline_h * 3600 / tick_s)
+    machines = max(one.machines for one in zones)
+    highest = min(one.on_demand_usd for one in zones)
+    for start in _job_starts(zones[0], deadline_h):
+        spot = tuple(
+            MarketOffer(
+                Market.SPOT,
+                one.spot_usd,
+                tuple(count >= machines for count in one.counts[start : start + ticks]),
+            )
+            for one in zones
+        )
+        yield DeadlineJob(
+            unit_s=units.unit_s,
+            tick=units.tick,
+            boot=units.boot,
+            work=math.ceil(WORK_H * 3600 / units.unit_s),
+            deadline=ticks * units.tick,
+            offers=(*spot, MarketOffer(Market.ON_DEMAND, highest)),
+        )
+
+
+def _job_starts(one: Recording, deadline_h: float) -> list[int]:
+    """The ticks at which jobs start."""
+    last = len(one.counts) - int(deadline_h * 3600 / one.tick_s)
+    return sorted({round(n * last / (STARTS - 1)) for n in range(STARTS)})
+
+
+def _run_policies(
+    job: DeadlineJob, least: float, results: dict[str, list[tuple[float, bool]]]
+) -> None:
+    for name, (policy, starts_beside) in POLICIES.items():
+        result = run_job(replace(job, starts_beside=starts_beside), policy())
+        results[name].append((result.usd / least, result.is_late))
+
+
+def _score(results: Sequence[tuple[float, bool]]) -> Score:
+    ratios = [ratio for ratio, _ in results]
+    late = sum(is_late for _, is_late in results)
+    return Score(statistics.fmean(ratios), max(ratios), late, len(results))
+
+
+# --- Elastic groups -------------------------------------------------------------------------------
+
+
+def elastic_rows(recordings: Sequence[Recording]) -> Iterator[Row]:
+    """Yield rows for groups of fixed size and elastic ones, over recordings of many machines."""
+    many = [one for one in recordings if one.machines >= MIN_ELASTIC_MACHINES]
+    for changeover_h in CHANGEOVERS_H:
+        for deadline_h in DEADLINES_H:
+            used = [one for one in many if _covers(one, deadline_h)]
+            results: dict[str, list[tuple[float, bool]]] = {}
+            for one in used:
+                jobs = _jobs([one], changeover_h, deadline_h)
+                for start, job in zip(_job_starts(one, deadline_h), jobs, strict=True):
+                    for name, result in _elastic_results(one, job, start):
+                        results.setdefault(name, []).append(result)
+            if results:
+                names = tuple(one.name for one in used)
+                scores = {name: _score(each) for name, each in results.items()}
+                yield Row("elastic", names, changeover_h, deadline_h, None, scores)
+
+
+def _elastic_results(
+    one: Recording, fixed: DeadlineJob, start: int
+) -> Iterator[tuple[str, tuple[float, bool]]]:
+    ratio = one.on_demand_usd / one.spot_usd
+    capacity = one.counts[start : start + fixed.deadline // fixed.tick]
+    machine_hours = fixed.work * one.machines
+    spot_hours = min(
+        machine_hours, sum(min(one.machines, count) for count in capacity) * fixed.tick
+    )
+    bound = (spot_hours + ratio * (machine_hours - spot_hours)) * fixed.unit_s / 3600
+    result = run_job(fixed, production_policy)
+    yield "fixed size", (result.usd / one.spot_usd * one.machines / bound, result.is_late)
+    for name, least in (("from half", one.machines // 2), ("from 1", 1)):
+        job = ElasticJob(
+            unit_s=fixed.unit_s,
+            tick=fixed.tick,
+            boot=fixed.boot,
+            loss_pause=max(1, round(LOSS_PAUSE_S / fixed.unit_s)),
+            growth_pause=max(1, round(GROWTH_PAUSE_S / fixed.unit_s)),
+            work=fixed.work,
+            deadline=fixed.deadline,
+            min_machines=least,
+            max_machines=one.machines,
+            capacity=capacity,
+            price_ratio=ratio,
+        )
+        elastic = run_elastic_job(job)
+        yield name, (elastic.cost / bound, elastic.is_late)
+
+
+# --- Adversarial markets --------------------------------------------------------------------------
+
+
+def adversarial_job(seed: int) -> DeadlineJob:
+    """Return a job whose deadline can just be kept, on a market that changes at bad times."""
+    stream = random.Random(seed)  # noqa: S311  # no secret
+    boot, repeated = stream.randint(1, 12), stream.choice((0, 0, stream.randint(1, 8)))
+    work = stream.randint(1, 200)
+    slack = boot + repeated + stream.choice((0, 1, stream.randint(0, 30), stream.randint(0, 150)))
+    deadline = work + slack
+    zones = stream.choice((1, 1, 2, 4))
+    offers = [
+        MarketOffer(
+            Market.SPOT,
+            stream.uniform(0.5, 4),
+            _adversarial_availability(stream, deadline, boot),
+        )
+        for _ in range(zones)
+    ]
+    return DeadlineJob(
+        unit_s=stream.choice((1.0, 24.0, 60.0)),
+        tick=1,
+        boot=boot,
+        repeated=repeated,
+        work=work,
+        deadline=deadline,
+        offers=(*offers, MarketOffer(Market.ON_DEMAND, stream.uniform(1, 6))),
+    )
+
+
+def _adversarial_availability(stream: random.Random, deadline: int, boot: int) -> tuple[bool, ...]:
+    """Machines that are lost around the end of their boot, or at random times."""
+    lives = stream.choice(((1, 3), (boot, boot + 2), (1, 3 * boot), (boot, 20 * boot)))
+    outages = stream.choice(((1, 1), (1, 3), (1, 2 * boot), (boot, 10 * boot)))
+    available: list[bool] = []
+    while len(available) < deadline:
+        available += [True] * stream.randint(*lives) + [False] * stream.randint(*outages)
+    return tuple(available[:deadline])
+
+
+def late_seeds(count: int) -> list[int]:
+    """Return the seeds whose job missed its deadline, of the first `count`."""
+    return [
+        seed for seed in range(count) if run_job(adversarial_job(seed), production_policy).is_late
+    ]
+
+
+# --- Output ---------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python benchmarks/cost.py")
+    parser.add_argument("--traces", type=Path, action="append", default=[])
+    parser.add_argument("--json", type=Path, default=RESULTS / "cost.json")
+    parser.add_argument("--adversarial", type=int, metavar="N")
+    args = parser.parse_args(arguments)
+    if args.adversarial is not None:
+        late = late_seeds(args.adversarial)
+        print(f"{args.adversarial:,} adversarial markets, {len(late)} deadlines missed: {late[:9]}")
+        return 1 if late else 0
+    recordings = list(_read([*(args.traces or [BUNDLED_TRACES])]))
+    rows: list[Row] = []
+    for each in (one_zone_rows, zones_rows, elastic_rows):
+        for row in each(recordings):
+            rows.append(row)
+            print(_line(row), flush=True)
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    print(summary(rows))
+    return 0
+
+
+def _read(folders: Sequence[Path]) -> Iterator[Recording]:
+    for path in sorted(path for folder in folders for path in folder.glob("*.json")):
+        if path.name == "MANIFEST.json":
+            continue
+        try:
+            one = recording(read_trace(path))
+        except ConfigError as error:
+            print(f"{path.name} is skipped: {error.message}")
+            continue
+        if _covers(one, DEADLINES_H[0]):
+            yield one
+        else:
+            print(f"{path.name} is skipped: it is shorter than {DEADLINES_H[0]:g} hours")
+
+
+def _line(row: Row) -> str:
+    price = "" if row.price_ratio is None else f", on-demand {row.price_ratio:g} times spot"
+    scores = ", ".join(
+        f"{name} {one.mean:.3f} (worst {one.worst:.2f}, {one.late} late)"
+        for name, one in row.policies.items()
+    )
+    setting = f"deadline {row.deadline_h:g} h, changeover {row.changeover_h:g} h{price}"
+    return f"{row.market}, {len(row.recordings)} recordings, {setting}: {scores}"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return the means over the settings by market and changeover time, as a table."""
+    cells: dict[tuple[str, tuple[str, ...], float], list[Row]] = {}
+    for row in rows:
+        family = row.recordings if row.market == "several zones" else ()
+        cells.setdefault((row.market, family, row.changeover_h), []).append(row)
+    body = []
+    for (market, family, changeover_h), each in cells.items():
+        means = {
+            name: statistics.fmean(row.policies[name].mean for row in each)
+            for name in each[0].policies
+        }
+        late = sum(score.late for row in each for score in row.policies.values())
+        figures = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+        label = f"{market} ({family[0]}, …)" if family else market
+        body.append((label, f"{changeover_h:g} h", figures, str(late)))
+    return markdown(("market", "changeover", "mean cost ÷ optimum or bound", "late"), body)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

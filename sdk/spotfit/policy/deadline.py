@@ -1,0 +1,136 @@
+"""Spot, on-demand or no machines: the cheapest choice that keeps a deadline. Pure.
+
+The slack σ is the time to the deadline minus the training time that is left. Training keeps it,
+waiting spends it, and every start of machines spends the changeover time d. The choice of each
+situation is taken only if the slack that remains suffices for the better choices to come:
+
+    running   | spot      | choice
+    ----------|-----------|------------------------------------------------------------------
+    spot      | available | spot
+    nothing   | available | spot if σ ≥ 2d + look, else on-demand
+    on-demand | available | spot if it pays and σ ≥ d + 2·look + reserve, else on-demand
+    on-demand | refused   | on-demand
+    nothing   | refused   | nothing if σ ≥ 2d + 2·look + reserve + outages, else on-demand
+
+`reserve` is the slack that later starts of spot machines are expected to spend: one changeover for
+each, as they start beside on-demand machines and only their loss leaves the run without machines.
+`outages` is half the time that spot is expected to be refused until the deadline, more the longer
+it has been refused. `look` is the longest time between two decisions.
+
+The deadline is kept if σ ≥ d at the start, on-demand machines arrive within d and are not lost,
+and d includes the restore and the work that a loss repeats: after each choice σ ≥ d whenever
+nothing runs. docs/decisions/0058 has the proof and the figures; `benchmarks/cost.py` measures it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spotfit.core.units import format_seconds
+from spotfit.model.offer import Market
+
+# Mean time that spot machines run, and that spot is refused afterwards. The choice depends little
+# on them: with twice or half of each the cost changes by 1 to 2 per cent (decision 0058).
+MEAN_SPOT_LIFETIME_S = 2 * 3600.0
+MEAN_OUTAGE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineState:
+    """What the choice depends on. Times are in seconds."""
+
+    time_left_s: float
+    """Until the deadline."""
+    work_left_s: float
+    """Training time that is left with all machines, including a start that is in progress."""
+    changeover_s: float
+    """From the loss of the machines to new progress on on-demand ones, including the work that is
+    repeated."""
+    look_s: float
+    """Longest time until the next decision."""
+    price_ratio: float
+    """Price of on-demand machines divided by that of spot machines, > 1."""
+    running: Market | None
+    """The market of the machines that run or start; None without machines."""
+    is_spot_available: bool
+    """Whether spot machines run or would be granted."""
+    refused_s: float = 0.0
+    """How long spot machines have been refused."""
+
+    @property
+    def slack_s(self) -> float:
+        """Time that may pass without progress."""
+        return self.time_left_s - self.work_left_s
+
+
+class MarketChoice(NamedTuple):
+    """The market to rent machines on, or None to wait."""
+
+    market: Market | None
+    reason: str
+
+
+def choose_market(state: DeadlineState) -> MarketChoice:
+    """Return the market on which the run should have its machines now.
+
+    Source: the Uniform Progress policy ("Can't Be Late", NSDI 2024) has the same inputs; the
+    thresholds here also keep slack for later changes and for outages.
+    """
+    if not state.is_spot_available:
+        return _without_spot(state)
+    if state.running is Market.SPOT:
+        return MarketChoice(Market.SPOT, "spot machines are the cheapest while they last")
+    if state.running is None:
+        needed_s = 2 * state.changeover_s + state.look_s
+        return _spot_if_slack(state, needed_s, "a start of spot machines and of on-demand ones")
+    if not _pays_to_return(state):
+        return MarketChoice(
+            Market.ON_DEMAND, "a return to spot machines would cost more than it saves"
+        )
+    needed_s = state.changeover_s + 2 * state.look_s + _reserve_s(state)
+    return _spot_if_slack(state, needed_s, "the changes to come")
+
+
+def _without_spot(state: DeadlineState) -> MarketChoice:
+    if state.running is Market.ON_DEMAND:
+        return MarketChoice(Market.ON_DEMAND, "spot machines are refused")
+    needed_s = 2 * (state.changeover_s + state.look_s) + _reserve_s(state) + _outages_s(state)
+    if state.slack_s >= needed_s:
+        return MarketChoice(None, f"waiting for spot machines: {_slack_text(state, needed_s)}")
+    return MarketChoice(
+        Market.ON_DEMAND, f"spot machines are refused: {_slack_text(state, needed_s)}"
+    )
+
+
+def _spot_if_slack(state: DeadlineState, needed_s: float, kept_for: str) -> MarketChoice:
+    market = Market.SPOT if state.slack_s >= needed_s else Market.ON_DEMAND
+    return MarketChoice(market, f"{_slack_text(state, needed_s)} for {kept_for}")
+
+
+def _slack_text(state: DeadlineState, needed_s: float) -> str:
+    return (
+        f"{format_seconds(max(0.0, state.slack_s))} of slack, {format_seconds(needed_s)} are kept"
+    )
+
+
+def _pays_to_return(state: DeadlineState) -> bool:
+    """Whether a mean stay on spot saves more than the two changes that it takes.
+
+    The second change is followed by on-demand machines for the share of an outage that the start
+    delays them.
+    """
+    relaunch = state.price_ratio * state.changeover_s
+    share = relaunch / max(MEAN_OUTAGE_S - state.changeover_s, state.changeover_s)
+    saved = (state.price_ratio - 1) * MEAN_SPOT_LIFETIME_S
+    return saved >= state.changeover_s * (1 + state.price_ratio + share)
+
+
+def _reserve_s(state: DeadlineState) -> float:
+    return state.changeover_s * state.time_left_s / (MEAN_SPOT_LIFETIME_S + MEAN_OUTAGE_S)
+
+
+def _outages_s(state: DeadlineState) -> float:
+    outages = state.time_left_s / (MEAN_SPOT_LIFETIME_S + MEAN_OUTAGE_S)
+    return outages * MEAN_OUTAGE_S * (1 - math.exp(-state.refused_s / MEAN_OUTAGE_S)) / 2

@@ -1,0 +1,161 @@
+"""Which offers a run with a deadline has its machines from. Pure.
+
+`choose_offer` first decides between spot, on-demand and waiting (`deadline.choose_market`), then
+compares the offers of that market by their all-in price per hour of training:
+
+    p + (e + d·p) / m + (K - p) · short
+
+    p      price of the offer
+    e      cost of the network traffic of a restore there
+    d      changeover time, paid without progress once per mean lifetime m of the offer
+    K      price of the cheapest on-demand offer
+    short  share of the time to the deadline in which slack does not suffice for the losses that are
+           expected on the offer, so that on-demand machines work instead
+
+A spot offer whose price is nearer to K than to the cheapest spot offer is treated as a cheaper
+on-demand offer: it is taken when the deadline requires machines, and left when a cheap offer is
+available. Machines are only exchanged for cheaper ones that start beside them, which takes no slack
+unless both are lost. Spot machines are started only with the slack for that, 2·d + look, or d +
+2·look beside on-demand machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from spotfit.model.offer import Market
+from spotfit.policy.deadline import DeadlineState, choose_market
+
+# Weight of the mean lifetime over all offers in that of one offer, in losses.
+_SHARED_WEIGHT_LOSSES = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferState:
+    """What is known about one offer, for all machines of the run together."""
+
+    market: Market
+    usd_per_hour: float
+    """Includes the network traffic of saves, if the storage is elsewhere."""
+    is_available: bool
+    """Whether its machines run, or the last request was not refused."""
+    mean_lifetime_s: float = math.inf
+    """Expected time until the first of the machines is lost."""
+    restore_usd: float = 0.0
+    """Cost of the network traffic of a restore."""
+
+
+class OfferChoice(NamedTuple):
+    """The offer to have machines from, by its index; None to wait."""
+
+    offer: int | None
+    reason: str
+
+
+def mean_lifetime_s(
+    running_s: float, losses: int, *, total_running_s: float, total_losses: int, prior_s: float
+) -> float:
+    """Return the expected lifetime of machines of an offer from what the run observed itself.
+
+    `running_s` and `losses` are those of the offer, the totals those of all spot offers of the run.
+    Few observations lean on the mean over all offers, and that on `prior_s` with the weight of one
+    loss.
+    """
+    overall_s = (total_running_s + prior_s) / (total_losses + 1)
+    return (running_s + _SHARED_WEIGHT_LOSSES * overall_s) / (losses + _SHARED_WEIGHT_LOSSES)
+
+
+def choose_offer(
+    deadline: DeadlineState, offers: Sequence[OfferState], running: int | None
+) -> OfferChoice:
+    """Return the offer on which the run should have its machines now.
+
+    `running` is the index of the offer whose machines run or start. The fields `running`,
+    `is_spot_available` and `price_ratio` of `deadline` follow from the offers and are ignored. At
+    least one offer must be on-demand.
+    """
+    highest = min(one.usd_per_hour for one in offers if one.market is Market.ON_DEMAND)
+    cheap = _cheap_offers(offers, highest)
+    granted = [n for n in cheap if offers[n].is_available]
+    state = replace(
+        deadline,
+        running=_market_of(running, cheap),
+        is_spot_available=bool(granted),
+        price_ratio=highest / min((offers[n].usd_per_hour for n in granted), default=highest),
+    )
+    market, reason = choose_market(state)
+    if market is None:
+        return OfferChoice(None, reason)
+    others = [n for n, one in enumerate(offers) if one.is_available and n not in cheap]
+    possible = granted if market is Market.SPOT else others
+    candidates = [
+        n
+        for n in possible
+        if n == running or _has_slack(state, offers, running) or not _may_be_lost(offers[n])
+    ]
+    now = None if running is None else offers[running]
+    prices = {
+        n: _price_of_staying(state, offers[n], highest)
+        if n == running
+        else _all_in_price(state, offers[n], highest, replaced=now)
+        for n in candidates or (running,)
+        if n is not None
+    }
+    best = min(prices, key=lambda n: (prices[n], n != running))
+    if now is not None and best != running:
+        reason += f"; {_usd(offers[best])} instead of {_usd(now)}"
+    return OfferChoice(best, reason)
+
+
+def _may_be_lost(offer: OfferState) -> bool:
+    return offer.market is Market.SPOT
+
+
+def _has_slack(state: DeadlineState, offers: Sequence[OfferState], running: int | None) -> bool:
+    """Whether spot machines may be started and lost, with those that run."""
+    if running is not None and not _may_be_lost(offers[running]):
+        return state.slack_s >= state.changeover_s + 2 * state.look_s
+    return state.slack_s >= 2 * state.changeover_s + state.look_s
+
+
+def _usd(offer: OfferState) -> str:
+    return f"${offer.usd_per_hour:.2f} per hour"
+
+
+def _cheap_offers(offers: Sequence[OfferState], highest: float) -> list[int]:
+    spot = [n for n, one in enumerate(offers) if one.market is Market.SPOT]
+    lowest = min((offers[n].usd_per_hour for n in spot), default=highest)
+    return [n for n in spot if offers[n].usd_per_hour <= (lowest + highest) / 2]
+
+
+def _market_of(running: int | None, cheap: Sequence[int]) -> Market | None:
+    if running is None:
+        return None
+    return Market.SPOT if running in cheap else Market.ON_DEMAND
+
+
+def _all_in_price(
+    state: DeadlineState, offer: OfferState, highest: float, *, replaced: OfferState | None
+) -> float:
+    """The price of moving to an offer; `replaced` are the machines that work meanwhile."""
+    changeover_hours = state.changeover_s / 3600
+    paid = offer.usd_per_hour + (0.0 if replaced is None else replaced.usd_per_hour)
+    lifetime_hours = min(offer.mean_lifetime_s, state.time_left_s) / 3600
+    start_usd = offer.restore_usd + changeover_hours * paid
+    start = start_usd / max(lifetime_hours, changeover_hours)
+    return start + _price_of_staying(state, offer, highest)
+
+
+def _price_of_staying(state: DeadlineState, offer: OfferState, highest: float) -> float:
+    return offer.usd_per_hour + (highest - offer.usd_per_hour) * _short(state, offer)
+
+
+def _short(state: DeadlineState, offer: OfferState) -> float:
+    losses_s = state.changeover_s * state.time_left_s / offer.mean_lifetime_s
+    if losses_s <= 0:
+        return 0.0
+    free_s = state.slack_s - 2 * state.changeover_s - state.look_s
+    return min(1.0, max(0.0, 1 - free_s / losses_s))
