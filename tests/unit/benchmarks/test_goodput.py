@@ -61,7 +61,7 @@ def test_verdict_states_whether_targets_are_reached() -> None:
     output = verdict([row(ours=91.0), row(ours=93.0, notice=True)])
     assert "5.00 points below the upper bound on average (reached: ≤ 6)" in output
     assert "3.00 points below the upper bound on average (missed: ≤ 2)" in output
-    assert "at worst -3.00 relative to the best fixed interval (missed" in verdict([row(ours=87.0)])
+    assert "At worst -3.00 relative to the best fixed interval (missed" in verdict([row(ours=87.0)])
     assert "by age: 4.25 on average, 4.25 at worst" in verdict([row(ours=87.0)])
 
 
