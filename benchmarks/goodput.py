@@ -4,10 +4,13 @@ The upper bound is computed with knowledge of the end of each group. The best in
 fitted to the lifetimes in the same recording, without knowledge of individual ends.
 
     python benchmarks/goodput.py                        # the recordings in this repository
-    python benchmarks/goodput.py --traces FOLDER        # additional recordings
+    python benchmarks/goodput.py --traces FOLDER        # the recordings in FOLDER instead
+    python benchmarks/goodput.py --json FILE            # one row per recording, notice and costs
     python benchmarks/goodput.py --plot docs/guides/goodput.svg
 
-Virtual time with the production policies; see `spotfit_localsim.virtual.goodput`.
+A recording is any JSON file that `spotfit_localsim.traces` reads; other files are skipped with a
+sentence. `--traces` can be repeated. Virtual time with the production policies; see
+`spotfit_localsim.virtual.goodput`.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from dataclasses import replace as with_
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.measure import RESULTS
 from benchmarks.tables import markdown
+from spotfit.core.errors import ConfigError
 from spotfit.core.units import format_seconds
-from spotfit.model.failure_model import AGE_BUCKET_EDGES_S, FailureModel, MarketPrior
+from spotfit.model.failure_model import (
+    AGE_BUCKET_EDGES_S,
+    FailureModel,
+    MarketPrior,
+    SaveCostEstimate,
+)
 from spotfit_localsim.random_streams import SeededStreams
 from spotfit_localsim.traces import CapacityTrace, read_trace
 from spotfit_localsim.virtual.goodput import (
@@ -39,6 +49,7 @@ from spotfit_localsim.virtual.goodput import (
 
 BUNDLED_TRACES = Path(__file__).resolve().parent / "traces"
 NOTICE_S = {"gcp": 30.0, "aws": 120.0}
+"""Notice by cloud. A recording whose name does not contain "gcp" is taken to be from AWS."""
 FIXED_INTERVALS_S = (
     60.0,
     90.0,
@@ -56,18 +67,43 @@ FIXED_INTERVALS_S = (
 NOTICED_FRACTION = 0.9
 MIN_GROUPS = 10
 """With fewer groups a single preemption decides which interval is best."""
+SMALL_SAVES = "saves of 6.5 s"
+LARGE_SAVES = "saves of 38 s"
+COST_SETTINGS = {
+    SMALL_SAVES: GoodputConfig(
+        costs=SaveCostEstimate(stall_s=0.5, slowdown_fraction=0.3, commit_s=20.0),
+        final_upload_s=10.0,
+    ),
+    LARGE_SAVES: GoodputConfig(
+        costs=SaveCostEstimate(stall_s=2.0, slowdown_fraction=0.3, commit_s=120.0),
+        final_upload_s=60.0,
+    ),
+}
+"""Save costs by the training time that each save takes: stall plus slowdown until the commit."""
 MAX_REGRET = {False: 6.0, True: 2.0}
-"""Largest accepted distance from the upper bound, in points, without and with notice."""
-MAX_BEHIND_FIXED = 0.5
+"""Largest accepted mean distance from the upper bound with small saves, in points, without and with
+notice. Large saves have no such target: their costs alone are larger."""
+MAX_BEHIND_FIXED = 1.0
 """Largest accepted distance from the best fixed interval, in points."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One recording, with or without notice; goodput in per cent, the mean over the seeds."""
+    """One recording with one cost setting, with or without notice.
+
+    Goodput in per cent, the mean over the seeds.
+    """
 
     trace: str
+    costs: str
+    """Key of `COST_SETTINGS`."""
+    cost_per_save_s: float
     notice: bool
+    notice_s: float
+    """Time from the notice to the end, of the fraction `NOTICED_FRACTION` of the preemptions; 0.0
+    without notice."""
+    machines: int
+    """Machines of the group."""
     groups: int
     mean_lifetime_s: float
     bound: float
@@ -80,6 +116,17 @@ class Row:
     """Goodput with the intervals by age that are best for this recording."""
     ages_s: tuple[float, ...]
     """Those intervals, by the buckets of `AGE_BUCKET_EDGES_S`."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields, and the comparisons with the bound and the best fixed interval."""
+        best_interval_s, best_fixed = self.best
+        return {
+            **asdict(self),
+            "best_fixed": best_fixed,
+            "best_fixed_interval_s": best_interval_s,
+            "points_below_bound": self.regret,
+            "points_above_best_fixed": self.lead_over_fixed,
+        }
 
     @property
     def best(self) -> tuple[float, float]:
@@ -103,51 +150,85 @@ class Row:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python benchmarks/goodput.py")
-    parser.add_argument("--traces", type=Path, action="append", default=[])
+    parser.add_argument("--traces", type=Path, action="append", metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args(arguments)
-    paths = sorted(
-        {path.name: path for path in _recordings([BUNDLED_TRACES, *args.traces])}.values()
-    )
-    rows = [row for path in paths for row in measured(read_trace(path), args.seeds)]
+    folders = args.traces or [BUNDLED_TRACES]
+    missing = [str(folder) for folder in folders if not folder.is_dir()]
+    if missing:
+        parser.error(f"no such folder: {', '.join(missing)}")
+    rows = [row for trace in recordings(folders) for row in measured(trace, args.seeds)]
+    if not rows:
+        parser.error(f"no recording with at least {MIN_GROUPS} groups was found")
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "goodput.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    print(table(rows), verdict(rows), sep="\n")
+    for path in (RESULTS / "goodput.json", *([args.json] if args.json else [])):
+        path.write_text(json.dumps([row.as_json() for row in rows], indent=1))
+    for costs in COST_SETTINGS:
+        chosen = [row for row in rows if row.costs == costs]
+        print(f"\n{costs}\n", table(chosen), verdict(chosen), sep="\n")
     if args.plot is not None:
-        args.plot.write_text(plot(rows))
+        args.plot.write_text(plot([row for row in rows if row.costs == SMALL_SAVES]))
     return 0
 
 
-def _recordings(folders: Sequence[Path]) -> list[Path]:
-    """Return the recordings that contain capacities."""
-    named = [path for folder in folders for path in folder.glob("*.json")]
-    return [path for path in named if path.name.partition("_")[0] in ("gcp", "sp")]
+def recordings(folders: Sequence[Path]) -> list[CapacityTrace]:
+    """Return the recordings in the folders, one per file name.
+
+    Prints a sentence for each JSON file that is not a recording.
+    """
+    paths = {path.name: path for folder in folders for path in folder.glob("*.json")}
+    found: list[CapacityTrace] = []
+    for path in (paths[name] for name in sorted(paths)):
+        try:
+            found.append(read_trace(path))
+        except ConfigError as error:
+            print(f"skipped {path.name}: {error}")
+    return found
 
 
 def measured(trace: CapacityTrace, seeds: int) -> list[Row]:
-    """Return rows without and with notice; none if the recording has too few groups."""
-    rows = [_row(trace, seeds, notice=notice) for notice in (False, True)]
-    return [row for row in rows if row is not None]
+    """Return a row for each cost setting, without and with notice.
+
+    None, and a printed sentence, if the recording has too few groups.
+    """
+    groups = min(len(_history(trace, seed)) for seed in range(seeds))
+    if groups < MIN_GROUPS:
+        print(
+            f"skipped {trace.name}: {groups} groups of {trace.max_capacity} machines ended in it, "
+            f"at least {MIN_GROUPS} are needed"
+        )
+        return []
+    return [
+        _row(trace, seeds, costs=costs, notice=notice)
+        for costs in COST_SETTINGS
+        for notice in (False, True)
+    ]
 
 
-def _row(trace: CapacityTrace, seeds: int, *, notice: bool) -> Row | None:
+def _history(
+    trace: CapacityTrace, seed: int, noticed_fraction: float = 0.0
+) -> tuple[GroupLifetime, ...]:
+    return group_lifetimes(
+        trace,
+        trace.max_capacity,
+        noticed_fraction=noticed_fraction,
+        stream=SeededStreams(seed).stream(trace.name),
+    )
+
+
+def _row(trace: CapacityTrace, seeds: int, *, costs: str, notice: bool) -> Row:
     notice_s = NOTICE_S["gcp" if "gcp" in trace.name else "aws"]
-    config = GoodputConfig(notice_s=notice_s, noticed_fraction=NOTICED_FRACTION if notice else 0.0)
+    config = with_(
+        COST_SETTINGS[costs],
+        notice_s=notice_s,
+        noticed_fraction=NOTICED_FRACTION if notice else 0.0,
+    )
     failure_model = FailureModel(
         market_prior=MarketPrior(notice_s=notice_s if notice else 0.0), num_nodes=trace.max_capacity
     )
-    histories = [
-        group_lifetimes(
-            trace,
-            trace.max_capacity,
-            noticed_fraction=config.noticed_fraction,
-            stream=SeededStreams(seed).stream(trace.name),
-        )
-        for seed in range(seeds)
-    ]
-    if min(map(len, histories)) < MIN_GROUPS:
-        return None
+    histories = [_history(trace, seed, config.noticed_fraction) for seed in range(seeds)]
     each = [lifetime.duration_s for history in histories for lifetime in history]
     ours = [goodput(history, config, ProductionPolicy(failure_model)) for history in histories]
     share = partial(_share, histories, config)
@@ -155,7 +236,11 @@ def _row(trace: CapacityTrace, seeds: int, *, notice: bool) -> Row | None:
     ages_s, best = best_by_age(share, max(fixed, key=lambda interval_s: fixed[interval_s]))
     return Row(
         trace=trace.name,
+        costs=costs,
+        cost_per_save_s=config.costs.cost_per_save_s,
         notice=notice,
+        notice_s=notice_s if notice else 0.0,
+        machines=trace.max_capacity,
         groups=len(histories[0]),
         mean_lifetime_s=sum(each) / len(each),
         bound=_mean([oracle_goodput(history, config) for history in histories]),
@@ -254,24 +339,36 @@ def verdict(rows: Sequence[Row]) -> str:
 
 
 def _line(rows: Sequence[Row], at_most: float, *, notice: bool) -> str:
-    mean = _average(row.regret for row in rows)
-    over = [row for row in rows if row.regret > at_most]
-    unreachable = [row for row in over if row.bound - row.by_age > at_most]
-    worst = max(rows, key=lambda row: row.regret)
-    fixed, by_age = min(row.lead_over_fixed for row in rows), max(row.gap_to_by_age for row in rows)
     name = "With notice" if notice else "Without notice"
+    fixed = min(rows, key=lambda row: row.lead_over_fixed)
+    by_age = max(row.gap_to_by_age for row in rows)
     worst_gap = max(row.ours - row.worst_seed for row in rows)
     return (
-        f"{name}: {mean:.2f} points below the upper bound on average "
-        f"({_verdict_word(mean <= at_most)}: ≤ {at_most:g}); at worst {fixed:+.2f} relative to the "
-        f"best fixed interval ({_verdict_word(fixed >= -MAX_BEHIND_FIXED)}: "
-        f"≥ -{MAX_BEHIND_FIXED:g}). "
-        f"{len(rows) - len(over)} of {len(rows)} recordings are within {at_most:g}; of the other "
-        f"{len(over)}, {len(unreachable)} would not be with the best intervals by age either; "
-        f"{worst.regret:.2f} at worst ({worst.trace}, lost every "
-        f"{format_seconds(worst.mean_lifetime_s)}). Below the best intervals by age: "
+        f"{name}: {_regret_sentence(rows, at_most)} At worst {fixed.lead_over_fixed:+.2f} relative "
+        f"to the best fixed interval "
+        f"({_verdict_word(fixed.lead_over_fixed >= -MAX_BEHIND_FIXED)}: "
+        f"≥ -{MAX_BEHIND_FIXED:g}; {fixed.trace}). Below the best intervals by age: "
         f"{_average(row.gap_to_by_age for row in rows):.2f} on average, {by_age:.2f} at worst. "
         f"No seed is more than {worst_gap:.2f} below the mean."
+    )
+
+
+def _regret_sentence(rows: Sequence[Row], at_most: float) -> str:
+    mean = _average(row.regret for row in rows)
+    worst = max(rows, key=lambda row: row.regret)
+    worst_case = (
+        f"{worst.regret:.2f} at worst ({worst.trace}, lost every "
+        f"{format_seconds(worst.mean_lifetime_s)})"
+    )
+    below = f"{mean:.2f} points below the upper bound on average"
+    if rows[0].costs != SMALL_SAVES:
+        return f"{below}, {worst_case}."
+    over = [row for row in rows if row.regret > at_most]
+    unreachable = [row for row in over if row.bound - row.by_age > at_most]
+    return (
+        f"{below} ({_verdict_word(mean <= at_most)}: ≤ {at_most:g}), {worst_case}. "
+        f"{len(rows) - len(over)} of {len(rows)} recordings are within {at_most:g}; of the other "
+        f"{len(over)}, {len(unreachable)} would not be with the best intervals by age either."
     )
 
 

@@ -9,8 +9,10 @@ The field `kind` of the file selects the format:
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -29,8 +31,9 @@ class CapacityTrace:
     name: str
     points: tuple[tuple[float, int], ...]
     sampling_interval_s: float = 0.0
-    """The interval of the recording: a change happened at some time within it. 0 where every change
-    was recorded with its own time."""
+    """The interval of the recording: a change happened at some time within it. For a series of
+    counts with times it is the median distance of two rows, for events the resolution of their
+    times (the recordings of Bamboo: 60 s)."""
     duration_s: float = 0.0
     """Time from the first to the end of the last observation."""
     spot_usd_per_hour: float | None = None
@@ -62,14 +65,15 @@ def read_trace(path: Path) -> CapacityTrace:
     """Parse a recorded trace. Raises `ConfigError` for an unreadable or invalid file."""
     try:
         document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        name, interval_s = (
-            str(document.get("id", path.stem)),
-            float(document.get("gap_seconds", 0.0)),
-        )
+        name = str(document.get("id", path.stem))
         kind = str(document.get("kind"))
         if kind not in _PARSERS:
             raise ValueError(f"kind {kind!r} is unknown. {did_you_mean(kind, _PARSERS)}")  # noqa: TRY301  # becomes a ConfigError below
         points = tuple(_PARSERS[kind](document))
+        gap_s = document.get("gap_seconds")
+        interval_s = _median_gap_s(points) if gap_s is None else float(gap_s)
+        if kind == "membership":
+            interval_s = math.gcd(*(int(event[0]) for event in document["events"])) / 1000
         return CapacityTrace(
             name,
             _deduplicate(points),
@@ -112,6 +116,11 @@ def _parse_membership(document: Mapping[str, Any]) -> Iterable[tuple[float, int]
     for moment_ms, action, node in document["events"]:
         (members.add if action == "add" else members.discard)(node)
         yield moment_ms / 1000, len(members)
+
+
+def _median_gap_s(points: Sequence[tuple[float, int]]) -> float:
+    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(points)]
+    return statistics.median(gaps) if gaps else 0.0
 
 
 _PARSERS: Mapping[str, Callable[[Mapping[str, Any]], Iterable[tuple[float, int]]]] = {

@@ -8,6 +8,7 @@ modelled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_
@@ -98,6 +99,10 @@ class GroupSimulation:
         """Work in a committed checkpoint."""
         self.commit_due_at: float | None = None
         """When the save in flight is committed; None without one."""
+        self.was_noticed = False
+        """Whether a preemption notice was received."""
+        self.is_saved_after_notice = False
+        """Whether a save was committed after the notice."""
 
     def train(self, until: float) -> None:
         """Train until `until`, committing the save in flight when it is due."""
@@ -105,6 +110,7 @@ class GroupSimulation:
         if self.commit_due_at is not None and self.commit_due_at <= until:
             self._advance_until(self.commit_due_at)
             self.committed_work_s, self.commit_due_at = self.saved_work_s, None
+            self.is_saved_after_notice = self.was_noticed
         self._advance_until(until)
 
     def save(self, upload_s: float) -> None:
@@ -113,6 +119,19 @@ class GroupSimulation:
         self.now = min(self.now + self.config.costs.stall_s, self.lifetime.duration_s)
         # Uploads are serialized: this one starts after the one in flight.
         self.commit_due_at = max(self.now, self.commit_due_at or 0.0) + upload_s
+
+    def repeat_save(self, interval_s: float, times: int) -> None:
+        """Continue, directly after a save, as if it were followed by `times` more at an interval.
+
+        Same result as `train` and `save` in turns, for an interval in which a save is committed.
+        """
+        costs = self.config.costs
+        trained_s = interval_s - costs.stall_s - costs.slowdown_fraction * costs.commit_s
+        self.committed_work_s = self.saved_work_s + (times - 1) * trained_s
+        self.work_s = self.saved_work_s = self.saved_work_s + times * trained_s
+        self.saved_at += times * interval_s
+        self.now = self.saved_at + costs.stall_s
+        self.commit_due_at = self.now + costs.commit_s
 
     def _advance_until(self, until: float) -> None:
         lasts_s = max(0.0, until - self.now)
@@ -138,12 +157,18 @@ def interval_by_age(intervals_s: Sequence[float]) -> SavePolicy:
         costs = group.config.costs
         # A save that starts before the last one is committed would only wait for it.
         shortest_s = costs.stall_s + costs.commit_s
-        while (
-            due := group.saved_at + max(intervals_s[age_bucket(group.saved_at)], shortest_s)
-        ) < until:
-            group.train(due)
+        edges_s = (*AGE_BUCKET_EDGES_S, math.inf)
+        while True:
+            bucket = age_bucket(group.saved_at)
+            interval_s = max(intervals_s[bucket], shortest_s)
+            if group.saved_at + interval_s >= until:
+                return group.train(until)
+            group.train(group.saved_at + interval_s)
             group.save(costs.commit_s)
-        group.train(until)
+            # Many saves at one interval: computed at once, because simulating each takes minutes.
+            left_s = min(until, edges_s[bucket]) - group.saved_at
+            if (times := int(left_s / interval_s) - 1) > 0:
+                group.repeat_save(interval_s, times)
 
     return policy
 
@@ -166,10 +191,13 @@ class ProductionPolicy:
             else:
                 group.train(min(due, until))
 
-    def learn(self, lifetime: GroupLifetime) -> None:
-        """Update the failure model after a lifetime."""
+    def learn(self, group: GroupSimulation) -> None:
+        """Update the failure model after the end of `group`, by what the journal would contain."""
+        duration_s = group.lifetime.duration_s
         endings = self.failure_model.lifetimes.with_end(
-            lifetime.duration_s, saved_in_time=lifetime.has_notice
+            duration_s,
+            saved_in_time=group.is_saved_after_notice,
+            was_training=duration_s > group.config.recovery_s,
         )
         self.failure_model = replace(self.failure_model, lifetimes=endings)
 
@@ -209,6 +237,7 @@ def simulate_lifetime(
 def _act_on_notice(group: GroupSimulation) -> None:
     """Act after the preemption notice, by the production policy."""
     config = group.config
+    group.was_noticed = True
     while group.now < group.lifetime.duration_s:
         commit_due_at = group.commit_due_at
         state = PreDeadlineState(
@@ -237,22 +266,20 @@ def goodput(lifetimes: Sequence[GroupLifetime], config: GoodputConfig, policy: S
     Each lifetime is simulated with and without a notice, weighted by `noticed_fraction`: this has
     less variance than drawing the notices. The policy learns from the actual lifetime.
     """
+    weights = {True: config.noticed_fraction, False: 1 - config.noticed_fraction}
     committed_s = 0.0
     for lifetime in lifetimes:
+        groups = {
+            has_notice: simulate_lifetime(with_(lifetime, has_notice=has_notice), config, policy)
+            for has_notice, weight in weights.items()
+            if weight > 0 or has_notice is lifetime.has_notice
+        }
         committed_s += sum(
-            weight
-            * simulate_lifetime(
-                with_(lifetime, has_notice=has_notice), config, policy
-            ).committed_work_s
-            for has_notice, weight in (
-                (True, config.noticed_fraction),
-                (False, 1 - config.noticed_fraction),
-            )
-            if weight > 0
+            weights[has_notice] * group.committed_work_s for has_notice, group in groups.items()
         )
         # After the lifetime: a policy must not know how the one that it decides for ends.
         if isinstance(policy, ProductionPolicy):
-            policy.learn(lifetime)
+            policy.learn(groups[lifetime.has_notice])
     return committed_s / _total_duration_s(lifetimes)
 
 

@@ -185,7 +185,10 @@ class RoundOpened(msgspec.Struct, frozen=True, kw_only=True, tag="round_opened")
 class TrainingFunctionStarted(
     msgspec.Struct, frozen=True, kw_only=True, tag="training_function_started"
 ):
-    """All ranks of the open round have called the training function. For display only."""
+    """All ranks of the open round have called the training function.
+
+    For display, and for the lifetime statistics: before it there is no training state to save.
+    """
 
     round_number: int
     startup_s: float

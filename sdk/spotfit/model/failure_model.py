@@ -23,9 +23,10 @@ from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import ErrorCollector, did_you_mean
 from spotfit.core.units import parse_seconds
 
-# The largest share of the training time that saves may take. It binds only on the most volatile
-# markets: with saves that cost 6.5 s and a loss every 40 min, the optimum is 3.7 %.
-DEFAULT_MAX_OVERHEAD = 0.035
+# The largest share of the training time that saves may take as long as no loss was observed, if the
+# user sets no limit. Until then the optimum is computed from the backend's declaration, which may
+# be wrong; afterwards a limit would cost more than it saves (docs/decisions/0057).
+MAX_OVERHEAD_WITHOUT_LOSSES = 0.035
 
 # Boundaries of the age buckets (10 min, 30 min, 2 h, 8 h). They grow with the age because young
 # groups are lost more often: the mean lifetime on recorded markets is 2 to 8 times the median.
@@ -65,8 +66,9 @@ class SaveTrigger(msgspec.Struct, frozen=True, kw_only=True):
     every_steps: int | None = None
     epochs: bool = False
     """At the end of each epoch."""
-    max_overhead: float = DEFAULT_MAX_OVERHEAD
-    """The largest share of the training time that `auto` may spend on saves."""
+    max_overhead: float | None = None
+    """The largest share of the training time that `auto` may spend on saves. None: no limit after
+    the first observed loss, and `MAX_OVERHEAD_WITHOUT_LOSSES` before it."""
 
 
 class SaveCostEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +100,9 @@ class LifetimeHistogram(msgspec.Struct, frozen=True, kw_only=True):
     """Per age bucket: total time for which groups were observed (exposure)."""
     announced_count: int = 0
     """Number of ends that were announced early enough to save."""
+    untrained_count: int = 0
+    """Number of ends before the training had started: there was nothing to save, so they say
+    nothing about whether the announcements are early enough."""
 
     @property
     def total_count(self) -> int:
@@ -114,17 +119,22 @@ class LifetimeHistogram(msgspec.Struct, frozen=True, kw_only=True):
         exposure = zip(self.observed_s, added, strict=True)
         return replace(self, observed_s=tuple(before + more for before, more in exposure))
 
-    def with_end(self, lifetime_s: float, *, saved_in_time: bool) -> LifetimeHistogram:
+    def with_end(
+        self, lifetime_s: float, *, saved_in_time: bool, was_training: bool = True
+    ) -> LifetimeHistogram:
         """Return a copy with a group that ended involuntarily at the age of `lifetime_s` seconds.
 
         Adds the group's exposure, too. `saved_in_time` is True if the end was announced and the
-        training state was saved after the notice.
+        training state was saved after the notice; `was_training` is False if the training had not
+        started, so that nothing could be saved.
         """
         counts = list(self.end_counts)
         counts[age_bucket(lifetime_s)] += 1
-        announced = self.announced_count + (1 if saved_in_time else 0)
         return replace(
-            self.with_observed(lifetime_s), end_counts=tuple(counts), announced_count=announced
+            self.with_observed(lifetime_s),
+            end_counts=tuple(counts),
+            announced_count=self.announced_count + (was_training and saved_in_time),
+            untrained_count=self.untrained_count + (not was_training),
         )
 
 
@@ -155,13 +165,13 @@ def age_bucket(age_s: float) -> int:
     return sum(age_s >= edge for edge in AGE_BUCKET_EDGES_S)
 
 
-def parse_save_trigger(every: Any, *, max_overhead: Any = DEFAULT_MAX_OVERHEAD) -> SaveTrigger:
+def parse_save_trigger(every: Any, *, max_overhead: Any = None) -> SaveTrigger:
     """Parse the arguments `every` and `max_overhead` of `Checkpointer`.
 
     `every` is "auto", a duration ("10m" or a timedelta), a number of steps (500 or "500 steps"),
     "epoch", "at_notice", or a list of them, where the first satisfied condition triggers a save.
     `max_overhead` is the largest share of the training time that "auto" may spend on saves, between
-    0 and 1.
+    0 and 1; None sets no limit (`SaveTrigger.max_overhead`).
 
     Raises `ConfigError` (`ConfigTypeError` for a wrong type), or `ConfigErrors` with all problems
     if there are several.
@@ -171,19 +181,21 @@ def parse_save_trigger(every: Any, *, max_overhead: Any = DEFAULT_MAX_OVERHEAD) 
     parts = [errors.check(partial(_parse_condition, condition)) for condition in conditions]
     _check_combination(errors, every, [part for part in parts if part is not None])
     # NaN fails the comparison, and a bool is not between 0 and 1.
-    if not isinstance(max_overhead, int | float) or not 0 < max_overhead < 1:
+    is_share = isinstance(max_overhead, int | float) and 0 < max_overhead < 1
+    if max_overhead is not None and not is_share:
         errors.add(
             ConfigError(
                 f"Checkpointer(max_overhead={max_overhead!r}) must be between 0 and 1.",
-                do="Write the fraction of the training time that saves may take: "
-                "max_overhead=0.035 for 3.5 %.",
+                do="Write the fraction of the training time that saves may take "
+                "(max_overhead=0.035 for 3.5 %), or leave it out: then losses decide.",
             )
         )
     errors.raise_all()
     fields: dict[str, Any] = {}
     for part in parts:
         fields |= part
-    return SaveTrigger(**fields, max_overhead=float(max_overhead))
+    limit = None if max_overhead is None else float(max_overhead)
+    return SaveTrigger(**fields, max_overhead=limit)
 
 
 def _parse_condition(condition: Any) -> dict[str, Any]:

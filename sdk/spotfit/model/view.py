@@ -833,7 +833,9 @@ def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
     saved_in_time = bool(notice_slots) and (
         event.state_replicated or view.latest_committed_slot > max(notice_slots)
     )
-    lifetimes = view.lifetimes.with_end(age_s, saved_in_time=saved_in_time)
+    lifetimes = view.lifetimes.with_end(
+        age_s, saved_in_time=saved_in_time, was_training=not view.is_round_starting
+    )
     return replace(closed, lifetimes=lifetimes, group_age_s=0.0)
 
 

@@ -8,9 +8,10 @@ interval is the first-order optimum of Young (1974) and Daly (2006), sqrt(2·c·
     r  share of announced ends: `LifetimeEstimate.announced_fraction`. Work is saved after a
        notice, so only the share 1 - r of the ends loses work.
 
-bounded below by the commit time and by `max_overhead`. docs/guides/checkpoint_interval.md explains
+bounded below by the commit time and by a limit on the time spent on saves (`max_overhead`, or 3.5 %
+as long as no loss was observed). docs/guides/checkpoint_interval.md explains
 how ranks agree on the step to save and compares the policy with an oracle on recorded spot markets;
-docs/decisions/0027 has the alternatives.
+docs/decisions/0027 and 0057 have the alternatives.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from typing import NamedTuple
 import msgspec
 
 from spotfit.core.units import format_seconds
-from spotfit.model.failure_model import FailureModel, SaveCostEstimate, SaveTrigger, age_bucket
+from spotfit.model.failure_model import (
+    MAX_OVERHEAD_WITHOUT_LOSSES,
+    FailureModel,
+    SaveCostEstimate,
+    SaveTrigger,
+    age_bucket,
+)
 
 # The first save with "auto" is early, to measure the costs of a save, but after the first steps,
 # which are slower than later ones (compilation, cold caches) and would distort the measurement.
@@ -55,6 +62,8 @@ class LifetimeEstimate(NamedTuple):
     """Mean remaining lifetime."""
     announced_fraction: float
     """Share of ends that are announced early enough to save."""
+    has_losses: bool = True
+    """Whether the estimate contains observed losses. Otherwise it is the backend's declaration."""
 
 
 class SaveInterval(NamedTuple):
@@ -138,29 +147,33 @@ def estimate_lifetime(
     prior_announced = (
         _NOTICE_PRIOR_WEIGHT_ENDS * _PRIOR_ANNOUNCED_FRACTION if notice_suffices else 0.0
     )
+    # An end before the training had started could not be saved, however early it was announced.
     announced_fraction = (prior_announced + lifetimes.announced_count) / (
-        _NOTICE_PRIOR_WEIGHT_ENDS + lifetimes.total_count
+        _NOTICE_PRIOR_WEIGHT_ENDS + lifetimes.total_count - lifetimes.untrained_count
     )
-    return LifetimeEstimate(1 / rate, announced_fraction)
+    return LifetimeEstimate(1 / rate, announced_fraction, has_losses=lifetimes.total_count > 0)
 
 
 def optimal_interval(
-    costs: SaveCostEstimate, lifetime: LifetimeEstimate, *, max_overhead: float
+    costs: SaveCostEstimate, lifetime: LifetimeEstimate, *, max_overhead: float | None
 ) -> SaveInterval:
     """Return the interval between saves that minimizes the training time lost to saves and losses.
 
     Over an interval T a save costs c (`cost_per_save_s`), and an unannounced end loses T/2 on
     average. The rate of such ends is (1 - r) / m: r is `announced_fraction`, m `mean_remaining_s`.
     c/T + (1 - r)·T/(2·m) is minimal at T = sqrt(2·c·m / (1 - r)), the Young/Daly formula. The
-    interval is longer if saves would exceed the share `max_overhead` of the training time, or
-    overlap.
+    interval is longer if saves would overlap, or exceed the share `max_overhead` of the training
+    time. At None that share is limited only as long as no loss was observed: the optimum limits it
+    to the share that it saves of the work lost, but the declaration that it is based on until then
+    may be wrong.
     """
     # Without the lower bound the interval would be infinite if every end so far was announced.
     unannounced_fraction = max(1e-6, 1 - lifetime.announced_fraction)
     optimum_s = math.sqrt(
         2 * costs.cost_per_save_s * lifetime.mean_remaining_s / unannounced_fraction
     )
-    overhead_limit_s = costs.cost_per_save_s / max_overhead
+    largest_share, limit_reason = _overhead_limit(lifetime, max_overhead)
+    overhead_limit_s = costs.cost_per_save_s / largest_share
     reason = (
         f"a save costs {format_seconds(costs.cost_per_save_s)} "
         f"({format_seconds(costs.stall_s)} stall, {costs.slowdown_fraction:.0%} slower for "
@@ -170,13 +183,22 @@ def optimal_interval(
     if lifetime.announced_fraction:
         reason += f", {lifetime.announced_fraction:.0%} of losses are announced in time"
     if overhead_limit_s > max(optimum_s, costs.commit_s):
-        reason = f"{reason}; more frequent saves would exceed max_overhead={max_overhead:.1%}"
-        return SaveInterval(overhead_limit_s, reason)
+        return SaveInterval(overhead_limit_s, f"{reason}; {limit_reason}")
     # Overlapping saves would share the bandwidth: each commit came later, and nothing was gained.
     if optimum_s <= costs.stall_s + costs.commit_s:
         reason = f"{reason}; the next save starts when the last is committed"
         return SaveInterval(costs.stall_s + costs.commit_s, reason)
     return SaveInterval(optimum_s, reason)
+
+
+def _overhead_limit(lifetime: LifetimeEstimate, max_overhead: float | None) -> tuple[float, str]:
+    """The largest share of the training time for saves, and the reason of a longer interval."""
+    if max_overhead is not None:
+        return max_overhead, f"more frequent saves would exceed max_overhead={max_overhead:.1%}"
+    if lifetime.has_losses:
+        return math.inf, ""
+    share = MAX_OVERHEAD_WITHOUT_LOSSES
+    return share, f"no loss was observed, so saves take at most {share:.1%} of the time"
 
 
 def decide_save(

@@ -1,13 +1,33 @@
-"""Goodput: verdict, table and plot."""
+"""Goodput: recordings, verdict, table and plot."""
 
-from benchmarks.goodput import FIXED_INTERVALS_S, Row, best_by_age, plot, table, verdict
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.goodput import (
+    COST_SETTINGS,
+    FIXED_INTERVALS_S,
+    LARGE_SAVES,
+    SMALL_SAVES,
+    Row,
+    best_by_age,
+    main,
+    plot,
+    table,
+    verdict,
+)
 
 
-def row(*, ours: float, notice: bool = False) -> Row:
+def row(*, ours: float, notice: bool = False, costs: str = SMALL_SAVES) -> Row:
     fixed = {interval_s: 90.0 if interval_s == 300.0 else 80.0 for interval_s in FIXED_INTERVALS_S}
     return Row(
         trace="gcp_zone",
+        costs=costs,
+        cost_per_save_s=COST_SETTINGS[costs].costs.cost_per_save_s,
         notice=notice,
+        notice_s=30.0 if notice else 0.0,
+        machines=16,
         groups=12,
         mean_lifetime_s=7200.0,
         bound=96.0,
@@ -41,7 +61,7 @@ def test_verdict_states_whether_targets_are_reached() -> None:
     output = verdict([row(ours=91.0), row(ours=93.0, notice=True)])
     assert "5.00 points below the upper bound on average (reached: ≤ 6)" in output
     assert "3.00 points below the upper bound on average (missed: ≤ 2)" in output
-    assert "at worst -3.00 relative to the best fixed interval (missed" in verdict([row(ours=87.0)])
+    assert "At worst -3.00 relative to the best fixed interval (missed" in verdict([row(ours=87.0)])
     assert "by age: 4.25 on average, 4.25 at worst" in verdict([row(ours=87.0)])
 
 
@@ -61,3 +81,33 @@ def test_recording_is_one_table_row_and_two_plot_lines() -> None:
     drawn = plot(rows)
     assert drawn.startswith("<svg")
     assert drawn.count(">gcp_zone") == 2
+
+
+def test_large_saves_have_no_target_for_the_distance_from_the_bound() -> None:
+    output = verdict([row(ours=70.0, costs=LARGE_SAVES)])
+    assert "26.00 points below the upper bound on average, 26.00 at worst" in output
+    assert "relative to the best fixed interval (missed: ≥ -1" in output
+
+
+def test_any_recording_in_a_folder_is_measured_once_per_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.goodput.RESULTS", tmp_path / "results")
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    (traces / "MANIFEST.json").write_text("[]")
+    calm = {"id": "calm", "kind": "availability", "gap_seconds": 600, "data": [1, 0, 1]}
+    (traces / "calm.json").write_text(json.dumps(calm))
+    events = [[600_000 * n, "remove" if n % 2 else "add", f"node{n // 2}"] for n in range(2 * 12)]
+    (traces / "any_name.json").write_text(
+        json.dumps({"id": "any_name", "kind": "membership", "events": events})
+    )
+    report = tmp_path / "report.json"
+    assert main(["--traces", str(traces), "--json", str(report), "--seeds", "1"]) == 0
+    rows = json.loads(report.read_text())
+    assert [(one["trace"], one["costs"], one["notice"]) for one in rows] == [
+        ("any_name", costs, notice) for costs in COST_SETTINGS for notice in (False, True)
+    ]
+    printed = capsys.readouterr().out
+    assert "skipped MANIFEST.json: " in printed
+    assert "skipped calm: 1 groups of 1 machines ended in it" in printed

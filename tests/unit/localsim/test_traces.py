@@ -27,13 +27,21 @@ def test_counts_at_fixed_intervals_are_read(tmp_path: Path, kind: str) -> None:
 def test_count_series_is_sorted_by_time(tmp_path: Path) -> None:
     rows = [["2021-12-10T13:08:45", 70], ["2021-12-10T13:07:45", 80], ["2021-12-10T13:09:45", 70]]
     trace = {"kind": "count-series", "rows": rows}
-    assert read_trace(write_trace(tmp_path, trace)).points == ((0.0, 80), (60.0, 70))
+    read = read_trace(write_trace(tmp_path, trace))
+    assert read.points == ((0.0, 80), (60.0, 70))
+    assert read.sampling_interval_s == 60.0, "a change is somewhere between two rows"
 
 
 def test_membership_events_are_counted(tmp_path: Path) -> None:
     events = [[0, "add", "a"], [0, "add", "b"], [5000, "remove", "a"], [9000, "add", "c"]]
     trace = {"kind": "membership", "unit": "ms", "events": events}
     assert read_trace(write_trace(tmp_path, trace)).points == ((0.0, 2), (5.0, 1), (9.0, 2))
+
+
+def test_events_at_full_minutes_happened_at_some_time_within_them(tmp_path: Path) -> None:
+    events = [[0, "add", "a"], [480_000, "add", "b"], [540_000, "remove", "a"]]
+    trace = {"kind": "membership", "unit": "ms", "events": events}
+    assert read_trace(write_trace(tmp_path, trace)).sampling_interval_s == 60.0
 
 
 @pytest.mark.parametrize(

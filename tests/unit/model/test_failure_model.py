@@ -10,7 +10,6 @@ import pytest
 from spotfit.core.errors import ConfigError, ConfigErrors, ConfigTypeError
 from spotfit.model.failure_model import (
     AGE_BUCKET_EDGES_S,
-    DEFAULT_MAX_OVERHEAD,
     LifetimeHistogram,
     SaveCostEstimate,
     SaveTrigger,
@@ -39,8 +38,8 @@ def test_every_accepts_the_documented_forms(every: Any, expected: SaveTrigger) -
     assert parse_save_trigger(every) == expected
 
 
-def test_max_overhead_defaults_to_3_5_percent() -> None:
-    assert parse_save_trigger("auto").max_overhead == DEFAULT_MAX_OVERHEAD == 0.035
+def test_max_overhead_is_a_limit_only_if_the_user_sets_it() -> None:
+    assert parse_save_trigger("auto").max_overhead is None
     assert parse_save_trigger("auto", max_overhead=0.1).max_overhead == 0.1
 
 
@@ -106,6 +105,16 @@ def test_a_lifetime_adds_exposure_to_every_bucket_it_spans() -> None:
     assert lifetimes.observed_s == (600.0, 1200.0, 200.0, 0.0, 0.0)
     assert lifetimes.end_counts == (0, 0, 1, 0, 0)
     assert (lifetimes.total_count, lifetimes.announced_count) == (1, 0)
+
+
+def test_an_end_before_the_training_is_never_announced_in_time() -> None:
+    lifetimes = LifetimeHistogram().with_end(60.0, saved_in_time=False, was_training=False)
+    assert (lifetimes.total_count, lifetimes.announced_count, lifetimes.untrained_count) == (
+        1,
+        0,
+        1,
+    )
+    assert lifetimes.observed_s[0] == 60.0, "it counts as a loss"
 
 
 def test_a_running_group_adds_exposure_without_an_end() -> None:

@@ -918,7 +918,11 @@ def closed(duration_s: float | None, cause: FailureCause = FailureCause.PREEMPTI
     return RoundClosed(round_number=1, cause=cause, reason="gone", duration_s=duration_s)
 
 
-OPENED = (*GRANTED, RoundOpened(round=a_round(1)))
+OPENED = (
+    *GRANTED,
+    RoundOpened(round=a_round(1)),
+    TrainingFunctionStarted(round_number=1, startup_s=5.0),
+)
 ANNOUNCED = PreemptionNoticed(agent=an_agent_id(0), notice=a_notice())
 
 
@@ -931,7 +935,8 @@ def test_every_involuntary_end_is_counted_as_a_lifetime(cause: FailureCause) -> 
 def test_a_resize_does_not_end_a_lifetime() -> None:
     view = fold_events(*OPENED, closed(700.0, FailureCause.RESIZE), RoundOpened(round=a_round(2)))
     assert (view.lifetimes, view.group_age_s) == (LifetimeHistogram(), 700.0)
-    view = fold_events(closed(100.0), view=view)
+    started_again = TrainingFunctionStarted(round_number=2, startup_s=5.0)
+    view = fold_events(started_again, closed(100.0), view=view)
     assert view.lifetimes == LifetimeHistogram().with_end(800.0, saved_in_time=False)
     assert view.group_age_s == 0.0
 
@@ -945,6 +950,19 @@ def test_an_end_is_announced_if_saved_after_the_notice() -> None:
         *OPENED, ANNOUNCED, a_committed_checkpoint(), closed(700.0, FailureCause.RESIZE)
     )
     assert smaller.lifetimes.announced_count == 1, "a shrinking group with a notice"
+
+
+def test_an_end_before_the_training_started_says_nothing_about_announcements() -> None:
+    opened = (*GRANTED, RoundOpened(round=a_round(1)))
+    untrained = fold_events(*opened, ANNOUNCED, closed(50.0))
+    assert untrained.lifetimes == LifetimeHistogram().with_end(
+        50.0, saved_in_time=False, was_training=False
+    )
+    assert (untrained.lifetimes.total_count, untrained.lifetimes.untrained_count) == (1, 1)
+    trained = fold_events(*OPENED, ANNOUNCED, closed(50.0))
+    assert (trained.lifetimes.total_count, trained.lifetimes.untrained_count) == (1, 0)
+    old_leader = fold_events(*opened, a_committed_checkpoint(), closed(50.0))
+    assert old_leader.lifetimes.untrained_count == 0, "only the commit says that it has trained"
 
 
 def test_a_round_lost_with_its_leader_lasted_at_least_until_its_last_commit() -> None:

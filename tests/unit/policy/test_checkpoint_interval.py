@@ -44,7 +44,7 @@ def progress_at(now: float, **fields: Any) -> TrainingProgress:
 
 
 def interval_s(
-    costs: SaveCostEstimate, ahead: LifetimeEstimate, max_overhead: float = 0.035
+    costs: SaveCostEstimate, ahead: LifetimeEstimate, max_overhead: float | None = None
 ) -> float:
     return optimal_interval(costs, ahead, max_overhead=max_overhead).interval_s
 
@@ -95,7 +95,20 @@ def test_max_overhead_bounds_the_interval_unless_commits_take_longer(
 def test_max_overhead_holds_for_frequent_ends() -> None:
     best = optimal_interval(COSTS, LifetimeEstimate(600.0, 0.0), max_overhead=0.035)
     assert best.interval_s == pytest.approx(6.5 / 0.035)
-    assert "3.5%" in best.reason
+    assert best.reason.endswith("; more frequent saves would exceed max_overhead=3.5%")
+
+
+def test_observed_losses_are_worth_more_than_3_5_percent_of_the_time() -> None:
+    best = optimal_interval(COSTS, LifetimeEstimate(600.0, 0.0), max_overhead=None)
+    assert best.interval_s == pytest.approx(math.sqrt(2 * 6.5 * 600.0))
+    assert best.reason.endswith("the group is lost every 10.0 min")
+
+
+def test_a_declared_lifetime_is_not_worth_more_than_3_5_percent_of_the_time() -> None:
+    declared = LifetimeEstimate(600.0, 0.0, has_losses=False)
+    best = optimal_interval(COSTS, declared, max_overhead=None)
+    assert best.interval_s == pytest.approx(6.5 / 0.035)
+    assert best.reason.endswith("; no loss was observed, so saves take at most 3.5% of the time")
 
 
 def test_an_optimum_below_the_commit_time_saves_back_to_back() -> None:
@@ -175,6 +188,23 @@ def test_the_announced_fraction_is_learned() -> None:
     ).announced_fraction == pytest.approx(0.9)
     let_down = observed_lifetimes(*[600.0] * 18, market_prior=announcing)
     assert estimate_lifetime(let_down, round_age_s=0.0).announced_fraction == pytest.approx(0.09)
+
+
+def test_only_observed_losses_are_known() -> None:
+    assert not estimate_lifetime(observed_lifetimes(), round_age_s=9 * HOURS).has_losses
+    assert estimate_lifetime(observed_lifetimes(600.0), round_age_s=0.0).has_losses
+
+
+def test_ends_before_the_training_do_not_change_the_announced_fraction() -> None:
+    announcing = MarketPrior(mean_lifetime_s=4 * HOURS, notice_s=120.0)
+    lifetimes = LifetimeHistogram()
+    for _ in range(20):
+        lifetimes = lifetimes.with_end(40.0, saved_in_time=False, was_training=False)
+    ahead = estimate_lifetime(
+        FailureModel(market_prior=announcing, lifetimes=lifetimes), round_age_s=0.0
+    )
+    assert ahead.announced_fraction == pytest.approx(0.9)
+    assert ahead.mean_remaining_s < 0.3 * HOURS, "they are losses all the same"
 
 
 def test_a_notice_shorter_than_a_save_is_ignored() -> None:

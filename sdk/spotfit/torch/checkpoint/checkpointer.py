@@ -40,7 +40,6 @@ from spotfit.core.input_checks import suggest_keywords
 from spotfit.host import log
 from spotfit.host.system import SystemClock
 from spotfit.model.failure_model import (
-    DEFAULT_MAX_OVERHEAD,
     SaveCondition,
     SaveTrigger,
     parse_save_trigger,
@@ -148,7 +147,7 @@ class Checkpointer:
         scaler: Any = None,
         loader: DataLoader[Any] | None = None,
         every: SaveCondition | Sequence[SaveCondition] = "auto",
-        max_overhead: float = DEFAULT_MAX_OVERHEAD,
+        max_overhead: float | None = None,
         extra: Mapping[str, Any] | None = None,
         per_rank: Mapping[str, Any] | None = None,
         save_at_end: bool = True,
@@ -163,9 +162,10 @@ class Checkpointer:
         `loader` is this rank's data loader; its position in the epoch is saved. `every` says when
         to save: "auto", a duration like "10m" or a timedelta, a number of steps, "epoch",
         "at_notice", or a list of these. "auto" balances the cost of saving against the expected
-        loss and uses at most the fraction `max_overhead` of the time. `save_at_end` says whether
-        the last steps are saved when the training function has returned; a rank does not wait for
-        others then. Raises `ConfigError`.
+        loss. `max_overhead` limits the fraction of the time that "auto" uses; without it that is
+        limited to 3.5 % until the first loss. `save_at_end` says whether the last steps are saved
+        when the training function has returned; a rank does not wait for others then. Raises
+        `ConfigError`.
         """
         session = require_session("spotfit.torch.Checkpointer")
         trigger = parse_save_trigger(every, max_overhead=max_overhead)

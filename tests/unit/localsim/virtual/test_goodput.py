@@ -113,3 +113,31 @@ def test_production_policy_is_close_to_the_oracle_and_the_best_interval(
     best_interval = max(goodput(history, config, fixed_interval(60.0 * 2**n)) for n in range(7))
     assert oracle_goodput(history, config) - production <= max_difference
     assert best_interval - production <= 0.005
+
+
+def test_the_policy_learns_a_notice_only_where_it_was_saved() -> None:
+    noticed = [GroupLifetime(3660.0, has_notice=True)]
+    failure_model = FailureModel(market_prior=MarketPrior(notice_s=30.0))
+    in_time, too_late = ProductionPolicy(failure_model), ProductionPolicy(failure_model)
+    goodput(noticed, replace(CONFIG, noticed_fraction=1.0), in_time)
+    goodput(noticed, replace(CONFIG, noticed_fraction=1.0, final_upload_s=60.0), too_late)
+    assert in_time.failure_model.lifetimes.announced_count == 1
+    assert too_late.failure_model.lifetimes.announced_count == 0
+    untrained = ProductionPolicy(failure_model)
+    goodput([GroupLifetime(50.0, has_notice=True)], CONFIG, untrained)
+    assert untrained.failure_model.lifetimes.untrained_count == 1
+
+
+def test_many_saves_at_one_interval_are_computed_like_single_ones() -> None:
+    group = GroupSimulation(GroupLifetime(2000.0), CONFIG)
+    single = GroupSimulation(GroupLifetime(2000.0), CONFIG)
+    for each in (group, single):
+        each.train(160.0)
+        each.save(20.0)
+    group.repeat_save(100.0, 5)
+    for _ in range(5):
+        single.train(single.saved_at + 100.0)
+        single.save(20.0)
+    assert (group.committed_work_s, group.work_s, group.now, group.commit_due_at) == pytest.approx(
+        (single.committed_work_s, single.work_s, single.now, single.commit_due_at)
+    )
