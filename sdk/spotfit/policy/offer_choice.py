@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from spotfit.model.offer import Market
-from spotfit.policy.deadline import DeadlineState, choose_market
+from spotfit.policy.deadline import DeadlineState, MarketChoice, choose_market
 
 # Weight of the mean lifetime over all offers in that of one offer, in losses.
 _SHARED_WEIGHT_LOSSES = 2.0
@@ -86,23 +86,19 @@ def choose_offer(
         is_spot_available=bool(granted),
         price_ratio=highest / min((offers[n].usd_per_hour for n in granted), default=highest),
     )
-    market, reason = choose_market(state)
+    # Waiting for spot machines that cost more than on-demand ones would save nothing.
+    no_spot = MarketChoice(Market.ON_DEMAND, "spot machines are not cheaper")
+    market, reason = choose_market(state) if cheap else no_spot
     if market is None:
         return OfferChoice(None, reason)
     others = [n for n, one in enumerate(offers) if one.is_available and n not in cheap]
-    possible = granted if market is Market.SPOT else others
-    candidates = [
-        n
-        for n in possible
-        if n == running or _has_slack(state, offers, running) or not _may_be_lost(offers[n])
-    ]
+    candidates = _affordable(state, offers, granted if market is Market.SPOT else others, running)
     now = None if running is None else offers[running]
     prices = {
         n: _price_of_staying(state, offers[n], highest)
         if n == running
         else _all_in_price(state, offers[n], highest, replaced=now)
-        for n in candidates or (running,)
-        if n is not None
+        for n in candidates
     }
     best = min(prices, key=lambda n: (prices[n], n != running))
     if now is not None and best != running:
@@ -110,15 +106,22 @@ def choose_offer(
     return OfferChoice(best, reason)
 
 
-def _may_be_lost(offer: OfferState) -> bool:
-    return offer.market is Market.SPOT
-
-
-def _has_slack(state: DeadlineState, offers: Sequence[OfferState], running: int | None) -> bool:
-    """Whether spot machines may be started and lost, with those that run."""
-    if running is not None and not _may_be_lost(offers[running]):
-        return state.slack_s >= state.changeover_s + 2 * state.look_s
-    return state.slack_s >= 2 * state.changeover_s + state.look_s
+def _affordable(
+    state: DeadlineState,
+    offers: Sequence[OfferState],
+    possible: Sequence[int],
+    running: int | None,
+) -> list[int]:
+    """Those of the `possible` offers whose machines may be lost at once, with those that run."""
+    needed_s = 2 * state.changeover_s + state.look_s
+    if running is not None and offers[running].market is Market.ON_DEMAND:
+        needed_s = state.changeover_s + 2 * state.look_s
+    affordable = [
+        n
+        for n in possible
+        if n == running or state.slack_s >= needed_s or offers[n].market is Market.ON_DEMAND
+    ]
+    return affordable if affordable or running is None else [running]
 
 
 def _usd(offer: OfferState) -> str:

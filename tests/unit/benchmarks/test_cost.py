@@ -1,0 +1,54 @@
+"""The cost benchmark: recordings by ticks, units, sets of zones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cost import Recording, grid, main, recording, zones_rows
+from spotfit_localsim.traces import CapacityTrace
+
+
+@pytest.mark.parametrize("changeover_h", [0.02, 0.1, 0.2])
+@pytest.mark.parametrize("tick_s", [300.0, 390.0, 600.0])
+def test_units_divide_tick_and_changeover(tick_s: float, changeover_h: float) -> None:
+    units = grid(tick_s, changeover_h)
+    assert units.unit_s * units.tick == pytest.approx(tick_s)
+    assert units.unit_s * units.boot == pytest.approx(changeover_h * 3600, rel=0.02)
+
+
+def test_short_intervals_are_combined_to_the_least_count() -> None:
+    trace = CapacityTrace("zone", ((0.0, 4), (120.0, 1), (180.0, 4)), 60.0, duration_s=900.0)
+    one = recording(trace)
+    assert (one.tick_s, one.counts, one.machines) == (300.0, (1, 4, 4), 4)
+
+
+def test_a_recording_without_prices_has_a_default_ratio() -> None:
+    one = recording(CapacityTrace("zone", ((0.0, 1),), 300.0, duration_s=900.0))
+    assert (one.spot_usd, one.on_demand_usd) == (1.0, 3.0)
+
+
+def test_zones_of_different_recordings_are_not_combined() -> None:
+    zones = [
+        Recording(name, 3600.0, (1,) * 52, 1, spot_usd=1.0, on_demand_usd=3.0)
+        for name in ("aws_v100_1_a", "aws_v100_1_b", "gcp_h100_1_a")
+    ]
+    rows = list(zones_rows(zones))
+    assert {row.recordings for row in rows} == {("aws_v100_1_a", "aws_v100_1_b")}
+    assert all(row.policies["spotfit"].mean < 1.01 for row in rows)
+
+
+def test_a_folder_of_recordings_becomes_one_row_per_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = [1] * 40 + [0] * 4 + [1] * 8
+    document = {"id": "zone", "kind": "availability", "gap_seconds": 3600, "data": data}
+    (tmp_path / "zone.json").write_text(json.dumps(document))
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "MANIFEST.json").write_text("[]")
+    assert main(["--traces", str(tmp_path), "--json", str(tmp_path / "out")]) == 0
+    rows = json.loads((tmp_path / "out").read_text())
+    assert len(rows) == 9, "three changeover times, three prices, one deadline that it covers"
+    assert set(rows[0]["policies"]) == {"spotfit", "uniform progress", "greedy"}
+    assert all(row["policies"]["spotfit"]["late"] == 0 for row in rows)
+    assert "other.json is skipped" in capsys.readouterr().out

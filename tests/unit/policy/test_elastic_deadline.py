@@ -1,0 +1,53 @@
+"""The numbers of machines of an elastic run with a deadline."""
+
+from dataclasses import replace
+
+import pytest
+
+from spotfit.policy.elastic_deadline import ElasticState, choose_group_sizes
+
+HOUR = 3600.0
+STATE = ElasticState(
+    time_left_s=60 * HOUR,
+    work_left_s=48 * HOUR,
+    max_machines=16,
+    spot_machines=6,
+    spot_available=6,
+    on_demand_machines=0,
+    changeover_s=360.0,
+    loss_pause_s=216.0,
+    growth_pause_s=36.0,
+    look_s=24.0,
+    losses_per_hour=0.5,
+)
+AMPLE_S, SHORT_S, NONE_S = 12 * HOUR, 4 * HOUR, 0.1 * HOUR
+
+
+def sizes(slack_s: float, state: ElasticState = STATE) -> tuple[int, int]:
+    spot, on_demand, _ = choose_group_sizes(replace(state, work_left_s=60 * HOUR - slack_s))
+    return spot, on_demand
+
+
+@pytest.mark.parametrize(
+    ("slack_s", "expected"), [(AMPLE_S, (6, 0)), (SHORT_S, (6, 10)), (NONE_S, (0, 16))]
+)
+def test_on_demand_machines_are_added_as_slack_shrinks(
+    slack_s: float, expected: tuple[int, int]
+) -> None:
+    assert sizes(slack_s) == expected
+
+
+def test_all_granted_machines_are_used_while_slack_is_ample() -> None:
+    assert sizes(AMPLE_S, replace(STATE, spot_available=11)) == (11, 0)
+
+
+@pytest.mark.parametrize(("available", "expected"), [(15, (6, 10)), (16, (16, 0))])
+def test_with_little_slack_only_the_whole_group_replaces_on_demand_machines(
+    available: int, expected: tuple[int, int]
+) -> None:
+    state = replace(STATE, spot_available=available, on_demand_machines=10)
+    assert sizes(SHORT_S, state) == expected
+
+
+def test_running_on_demand_machines_are_not_released_for_slack() -> None:
+    assert sizes(AMPLE_S, replace(STATE, on_demand_machines=10)) == (6, 10)

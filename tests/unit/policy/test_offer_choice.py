@@ -1,0 +1,91 @@
+"""The choice between offers of several zones."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from spotfit.model.offer import Market
+from spotfit.policy.deadline import DeadlineState
+from spotfit.policy.offer_choice import OfferState, choose_offer, mean_lifetime_s
+
+HOUR = 3600.0
+ON_DEMAND = OfferState(market=Market.ON_DEMAND, usd_per_hour=4.0, is_available=True)
+
+
+def spot(
+    usd_per_hour: float,
+    lifetime_h: float = 5.0,
+    *,
+    available: bool = True,
+    restore_usd: float = 0.0,
+) -> OfferState:
+    return OfferState(
+        market=Market.SPOT,
+        usd_per_hour=usd_per_hour,
+        is_available=available,
+        mean_lifetime_s=lifetime_h * HOUR,
+        restore_usd=restore_usd,
+    )
+
+
+def choose(
+    offers: Sequence[OfferState], running: int | None = None, slack_h: float = 20.0
+) -> int | None:
+    deadline = DeadlineState(
+        time_left_s=(10 + slack_h) * HOUR,
+        work_left_s=10 * HOUR,
+        changeover_s=0.1 * HOUR,
+        look_s=60.0,
+        price_ratio=1.0,
+        running=None,
+        is_spot_available=False,
+    )
+    return choose_offer(deadline, offers, running).offer
+
+
+@pytest.mark.parametrize(
+    ("offers", "expected"),
+    [
+        ([spot(1.0), spot(1.2), ON_DEMAND], 0),
+        ([spot(1.0, available=False), spot(1.2), ON_DEMAND], 1),
+        # A start every 12 minutes costs more than a higher price.
+        ([spot(1.0, 0.2), spot(1.2), ON_DEMAND], 1),
+        ([spot(1.0, restore_usd=2.0), spot(1.2), ON_DEMAND], 1),
+        # 3.5 is nearer to the on-demand price than to 1.0: rather wait for the cheap zone.
+        ([spot(1.0, available=False), spot(3.5), ON_DEMAND], None),
+    ],
+)
+def test_the_lowest_all_in_price_is_chosen(offers: list[OfferState], expected: int | None) -> None:
+    assert choose(offers) == expected
+
+
+def test_a_dear_offer_replaces_on_demand_machines_when_machines_are_needed() -> None:
+    offers = [spot(1.0, available=False), spot(3.5, 50.0), ON_DEMAND]
+    assert choose(offers, slack_h=0.5) == 1
+    assert choose(offers, slack_h=0.15) == 2, "not even a loss of it fits into the slack"
+
+
+def test_machines_are_exchanged_only_if_it_saves_more_than_the_start() -> None:
+    assert choose([spot(1.0), spot(1.5), ON_DEMAND], running=1) == 0
+    assert choose([spot(1.0), spot(1.01), ON_DEMAND], running=1) == 1
+
+
+def test_spot_machines_are_not_exchanged_without_slack_for_a_loss_of_both() -> None:
+    assert choose([spot(1.0), spot(1.5), ON_DEMAND], running=1, slack_h=0.15) == 1
+
+
+def test_spot_above_the_on_demand_price_is_not_chosen() -> None:
+    assert choose([spot(5.0), ON_DEMAND]) == 1
+
+
+def test_few_losses_lean_on_the_mean_of_all_offers() -> None:
+    def lifetime_h(running_h: float, losses: int) -> float:
+        total_s, prior_s = 10 * HOUR, 2 * HOUR
+        lifetime_s = mean_lifetime_s(
+            running_h * HOUR, losses, total_running_s=total_s, total_losses=5, prior_s=prior_s
+        )
+        return lifetime_s / HOUR
+
+    assert lifetime_h(0.0, 0) == pytest.approx(2.0)
+    assert lifetime_h(8.0, 0) == pytest.approx(6.0)
+    assert lifetime_h(1.0, 8) == pytest.approx(0.5)
