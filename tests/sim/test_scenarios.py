@@ -129,6 +129,7 @@ def test_regression_seeds_pass(seed: int, defect: str) -> None:
         (84, "a report of a restored snapshot was not stored, as a message of a rank was lost"),
         (1291017, "the interrupted network of a leader that had trained ended its run"),
         (1250153, "two machines of an interrupted network were taken for a firewall"),
+        (1530340, "two machines that met a slow bucket ended a run that had trained"),
         (1234, "every sweep ended before the pause after the release of its machines"),
     ],
 )

@@ -35,6 +35,9 @@ MAX_FAILED_STARTS = 2
 # One machine may be in a wrong network or have lost it. Two show that a further one would cost
 # money for the same result.
 MAX_UNREACHABLE = 1
+# After a round of the fit, when the storage has been reached, it may be slow for minutes. Then this
+# many show that it has changed, such as a permission that was withdrawn.
+MAX_UNREACHABLE_TRAINED = 5
 
 _UNREACHABLE_TEXTS: Mapping[Unreachable, tuple[str, str]] = {
     Unreachable.STORAGE: (
@@ -341,8 +344,8 @@ def fit_ended_by_unreachable(view: View, state: LeaderState, now: float) -> FitE
     `FailureLimits.platform` is 0. None otherwise. Also None, because the storage or the network may
     have been interrupted only:
 
-    * if they did not reach the storage, and as many machines are connected, which reach it, unless
-      that limit is 0;
+    * if they did not reach the storage, and as many machines are connected, which reach it, or they
+      are at most five and the fit has trained, unless that limit is 0;
     * if they did not reach the leader, and machines of this fit have trained together, or this
       leader has no machine, has led for less than `RunTiming.reach_timeout_s`, or is reached from
       another instance.
@@ -359,7 +362,7 @@ def fit_ended_by_unreachable(view: View, state: LeaderState, now: float) -> FitE
     if lost.unreachable is Unreachable.LEADER:
         if _may_be_reached(view, state, now):
             return None
-    elif limit and len(losses) <= len(state.members):
+    elif limit and len(losses) <= max(len(state.members), _trained_limit(view)):
         return None
     what, remedy = _UNREACHABLE_TEXTS[lost.unreachable]
     names = ", ".join(f"{one.token}/{one.node}" for one in losses)
@@ -368,6 +371,10 @@ def fit_ended_by_unreachable(view: View, state: LeaderState, now: float) -> FitE
     machine_name = f"{lost.token}/{lost.node}"
     ended = _ended_by_platform(reason, "\n".join(output), machine_name)
     return replace(ended, remedy=remedy)
+
+
+def _trained_limit(view: View) -> int:
+    return MAX_UNREACHABLE_TRAINED if view.round_opened_slot >= 0 else 0
 
 
 def _may_be_reached(view: View, state: LeaderState, now: float) -> bool:

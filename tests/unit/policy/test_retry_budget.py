@@ -547,6 +547,15 @@ def test_more_machines_must_fail_to_reach_the_storage_than_are_connected(what: U
     assert fit_ended_by_unreachable(view_with_unreachable(what, what, what), both, NOW) is not None
 
 
+def test_a_fit_that_has_trained_outlives_five_machines_that_do_not_reach_the_storage() -> None:
+    def ended(count: int) -> bool:
+        view = view_with_unreachable(*[Unreachable.STORAGE] * count)
+        trained = replace(view, last_round=a_round(), round_opened_slot=5)
+        return fit_ended_by_unreachable(trained, LEADING, NOW) is not None
+
+    assert [ended(5), ended(6)] == [False, True]
+
+
 def test_containers_on_the_instance_of_the_leader_show_nothing_about_the_network() -> None:
     view = view_with_unreachable(Unreachable.LEADER, Unreachable.LEADER)
     members = [a_member_status(n, member=replace(a_member(n), instance="i-1")) for n in range(2)]
