@@ -130,6 +130,7 @@ def test_regression_seeds_pass(seed: int, defect: str) -> None:
         (1291017, "the interrupted network of a leader that had trained ended its run"),
         (1250153, "two machines of an interrupted network were taken for a firewall"),
         (1530340, "two machines that met a slow bucket ended a run that had trained"),
+        (1530547, "a report was dropped before a later round restored a snapshot after it"),
         (1234, "every sweep ended before the pause after the release of its machines"),
     ],
 )

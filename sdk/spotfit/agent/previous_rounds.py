@@ -48,10 +48,12 @@ class PreviousRounds:
         """Checkpoints that lack files and are never committed, even if a manifest appears later."""
         self._corrupt_checkpoints: set[str] = set()
         """Committed checkpoints that ranks of earlier rounds could not read."""
-        self.closed_round = 0
+        self._closed_round = 0
         """The number of the last round that was closed."""
-        self._closed_coordinator: RoundCoordinator | None = None
-        """The coordinator of the last closed round, until its reports that count are taken."""
+        self._coordinators: dict[int, RoundCoordinator] = {}
+        """Those of closed rounds from whose state training may continue, by round."""
+        self._last_counted: dict[int, int] = {}
+        """By round: the number of the last report that counts."""
         self._first_opened_round: int | None = None
         """The first round that this leader has opened."""
 
@@ -74,55 +76,68 @@ class PreviousRounds:
 
         Which of them count is known when the next round is opened: see `take_counted_reports`.
         """
-        self.closed_round = coordinator.round
-        self._closed_coordinator = coordinator
+        self._closed_round = coordinator.round
+        self._coordinators[coordinator.round] = coordinator
 
     def record_late_frames(self, message: WorkerToLeader, now: float) -> None:
         """Add the reports that a worker made before it was stopped, but after its round was closed.
 
-        Training may continue from a snapshot that was taken then. Nothing is answered. Ignored
-        unless the message is of `closed_round` and its reports are not taken yet.
+        Training may continue from a snapshot that was taken then. Nothing is answered. Ignored if
+        training has continued from a later state.
         """
-        if self._closed_coordinator is None or message.round != self.closed_round:
+        coordinator = self._coordinators.get(message.round)
+        if coordinator is None:
             return
         for frame in message.frames:
             # The round has ended: an invalid frame fails no rank any more.
             with suppress(IntegrityError):
-                self._closed_coordinator.handle_frame(message.rank, frame, now)
+                coordinator.handle_frame(message.rank, frame, now)
 
     @property
     def latest_snapshot(self) -> SnapshotId | None:
         """The latest snapshot that all ranks of the closed round have taken; None without one."""
-        if self._closed_coordinator is None:
+        coordinator = self._coordinators.get(self._closed_round)
+        if coordinator is None:
             return None
-        step = self._closed_coordinator.reports.latest_matched_snapshot_step
-        return None if step is None else SnapshotId(round=self.closed_round, step=step)
+        step = coordinator.reports.latest_matched_snapshot_step
+        return None if step is None else SnapshotId(round=self._closed_round, step=step)
 
     def take_counted_reports(
         self, view: View, *, checkpoint_name: str | None, memory_snapshot: SnapshotId | None
-    ) -> list[MatchedReport]:
-        """Return the kept reports of `closed_round` that count, each once.
+    ) -> list[tuple[int, MatchedReport]]:
+        """Return the kept reports that count, each once, with the numbers of their rounds.
 
         They are those up to the state that training continues from: the newer of that checkpoint
-        and that snapshot. Training repeats the later reports, which are dropped. A checkpoint in
-        the reports that is not stored is left out.
+        and that snapshot. Training repeats the later reports. They count if a later round continues
+        from a snapshot after them, which was not complete when the round before was opened. A
+        checkpoint in the reports that is not stored is left out.
         """
-        if self._closed_coordinator is None:
-            return []
-        reports, self._closed_coordinator = self._closed_coordinator.reports, None
         stored = {commit.name: commit for commit in view.checkpoints}
-        last, commit = -1, stored.get(checkpoint_name or "")
-        if commit is not None and commit.round == self.closed_round:
-            last = commit.report_index
-        if memory_snapshot is not None and memory_snapshot.round == self.closed_round:
-            last = max(last, reports.snapshot_reports.get(memory_snapshot.step, -1))
-        return [
-            replace(report, checkpoint=report.checkpoint if report.checkpoint in stored else None)
-            # All ranks have made the reports before a snapshot that is restored, although the
-            # messages of some may be lost.
-            for report in (*reports.undelivered_reports(), *reports.unmatched_reports(last))
-            if report.report_index <= last
-        ]
+        commit, source = stored.get(checkpoint_name or ""), 0
+        counted: list[tuple[int, MatchedReport]] = []
+        for number, coordinator in self._coordinators.items():
+            last, reports = -1, coordinator.reports
+            if commit is not None and commit.round == number:
+                last = commit.report_index
+            if memory_snapshot is not None and memory_snapshot.round == number:
+                last = max(last, reports.snapshot_reports.get(memory_snapshot.step, -1))
+            if last >= 0:
+                source = number
+            first = self._last_counted.get(number, -1)
+            self._last_counted[number] = max(first, last)
+            counted += [
+                (number, _with_stored_checkpoint(report, stored))
+                # All ranks have made the reports before a snapshot that is restored, although the
+                # messages of some may be lost.
+                for report in (*reports.undelivered_reports(), *reports.unmatched_reports(last))
+                if first < report.report_index <= last
+            ]
+        self._coordinators = {
+            number: coordinator
+            for number, coordinator in self._coordinators.items()
+            if number >= source and coordinator.reports.snapshot_reports
+        }
+        return counted
 
     def absorb_round(self, coordinator: RoundCoordinator) -> None:
         """Keep the names and the checkpoint states of a round that has ended.
@@ -253,3 +268,7 @@ def _is_newer_than_committed(view: View, ready: ReadyCheckpoint) -> bool:
     if last is None or ready.round != last.number:
         return False
     return latest is None or (ready.round, ready.report_index) > (latest.round, latest.report_index)
+
+
+def _with_stored_checkpoint(report: MatchedReport, stored: Collection[str]) -> MatchedReport:
+    return replace(report, checkpoint=report.checkpoint if report.checkpoint in stored else None)

@@ -735,13 +735,13 @@ class RoundLifecycle:
     def _deliver_counted_reports(
         self, checkpoint_name: str | None, memory_snapshot: SnapshotId | None
     ) -> None:
-        """Deliver the reports of the last closed round that its end has delayed, if they count."""
+        """Deliver the reports of closed rounds that their end has delayed, if they count."""
         counted = self._previous_rounds.take_counted_reports(
             self._ledger.view, checkpoint_name=checkpoint_name, memory_snapshot=memory_snapshot
         )
-        for report in counted:
+        for round_number, report in counted:
             _deliver_report(
-                self._previous_rounds.closed_round,
+                round_number,
                 report,
                 self._services.report_sink,
                 self.callbacks,

@@ -280,7 +280,7 @@ def test_reports_up_to_the_resumed_state_count_once() -> None:
             checkpoint_name=name,
             memory_snapshot=memory,
         )
-        assert [(one.report_index, one.checkpoint) for one in take()] == counted
+        assert [(one.report_index, one.checkpoint) for _, one in take()] == counted
         assert take() == [], "once"
 
 
@@ -289,7 +289,8 @@ def take_resumed(harness: Harness) -> list[tuple[int, str]]:
     reports = harness.previous_rounds.take_counted_reports(
         a_view(), checkpoint_name=None, memory_snapshot=SnapshotId(round=3, step=7)
     )
-    return [(one.report_index, bytes(one.metrics_by_rank[0]).decode()) for one in reports]
+    assert {number for number, _ in reports} <= {3}
+    return [(one.report_index, bytes(one.metrics_by_rank[0]).decode()) for _, one in reports]
 
 
 def a_snapshot(report_index: int, step: int) -> FilesReport:
@@ -315,6 +316,20 @@ def test_a_report_of_the_restored_snapshot_counts_although_a_rank_did_not_send_i
     harness.previous_rounds.keep_undelivered_reports(harness.coordinator)
     assert harness.previous_rounds.latest_snapshot is None, "not of all ranks"
     assert take_resumed(harness) == [(0, '{"step":7}')]
+
+
+def test_reports_count_when_a_later_round_restores_a_snapshot_after_them() -> None:
+    """The snapshot was not complete when the round between was opened."""
+    harness = Harness()
+    harness.send_frames(a_snapshot(0, 5), a_snapshot(1, 7))
+    harness.previous_rounds.keep_undelivered_reports(harness.coordinator)
+    take = harness.previous_rounds.take_counted_reports
+    older = SnapshotId(round=3, step=5)
+    first = take(a_view(), checkpoint_name=None, memory_snapshot=older)
+    assert [(number, one.report_index) for number, one in first] == [(3, 0)]
+    between = RoundCoordinator(4, 1, default_checkpoint_name=str)
+    harness.previous_rounds.keep_undelivered_reports(between)
+    assert take_resumed(harness) == [(1, '{"step":7}')]
 
 
 def test_late_frames_after_a_lost_one_are_ignored() -> None:
