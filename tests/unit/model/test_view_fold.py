@@ -952,7 +952,7 @@ def test_an_end_is_announced_if_saved_after_the_notice() -> None:
     assert smaller.lifetimes.announced_count == 1, "a shrinking group with a notice"
 
 
-def test_an_end_before_the_training_started_says_nothing_about_announcements() -> None:
+def test_an_end_before_the_training_started_does_not_change_the_announced_share() -> None:
     opened = (*GRANTED, RoundOpened(round=a_round(1)))
     untrained = fold_events(*opened, ANNOUNCED, closed(50.0))
     assert untrained.lifetimes == LifetimeHistogram().with_end(
