@@ -20,8 +20,20 @@ def write_trace(tmp_path: Path, trace: Any) -> Path:
 def test_counts_at_fixed_intervals_are_read(tmp_path: Path, kind: str) -> None:
     trace = {"id": "zone", "kind": kind, "gap_seconds": 600, "data": [4, 4, 0, 0, 2]}
     assert read_trace(write_trace(tmp_path, trace)) == CapacityTrace(
-        "zone", ((0.0, 4), (1200.0, 0), (2400.0, 2)), sampling_interval_s=600.0
+        "zone",
+        ((0.0, 4), (1200.0, 0), (2400.0, 2)),
+        sampling_interval_s=600.0,
+        duration_s=3000.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("recorded", "expected"), [(1.5, 1.5), ([1.0, 2.0, 6.0], 3.0), ([], None), (None, None)]
+)
+def test_recorded_prices_are_read(tmp_path: Path, recorded: Any, expected: float | None) -> None:
+    trace = {"kind": "availability", "gap_seconds": 600, "data": [4], "spot_price": recorded}
+    read = read_trace(write_trace(tmp_path, trace | {"on_demand_price": 4}))
+    assert (read.spot_usd_per_hour, read.on_demand_usd_per_hour) == (expected, 4.0)
 
 
 def test_count_series_is_sorted_by_time(tmp_path: Path) -> None:
