@@ -93,7 +93,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CostRow:
     """One setting."""
 
     market: str
@@ -146,7 +146,7 @@ def _least_counts(trace: CapacityTrace, tick_s: float) -> Iterator[int]:
 # --- One zone and several zones -------------------------------------------------------------------
 
 
-def one_zone_rows(recordings: Sequence[Recording]) -> Iterator[Row]:
+def one_zone_rows(recordings: Sequence[Recording]) -> Iterator[CostRow]:
     """Yield a row per changeover time, deadline and price ratio, over all recordings."""
     for changeover_h in CHANGEOVERS_H:
         for deadline_h in DEADLINES_H:
@@ -161,7 +161,7 @@ def one_zone_rows(recordings: Sequence[Recording]) -> Iterator[Row]:
                 if used:
                     names = tuple(one.name for one in used)
                     scores = {name: _score(results[name]) for name in results}
-                    yield Row("one zone", names, changeover_h, deadline_h, price_ratio, scores)
+                    yield CostRow("one zone", names, changeover_h, deadline_h, price_ratio, scores)
 
 
 def _run_with_price_ratios(
@@ -174,7 +174,7 @@ def _run_with_price_ratios(
         _run_policies(replace(job, offers=offers), least, ratios[price_ratio])
 
 
-def zones_rows(recordings: Sequence[Recording]) -> Iterator[Row]:
+def zones_rows(recordings: Sequence[Recording]) -> Iterator[CostRow]:
     """Yield rows for each set of zones that were recorded at the same time, with their prices."""
     for zones in _recorded_together(recordings):
         names = tuple(one.name for one in zones)
@@ -187,7 +187,7 @@ def zones_rows(recordings: Sequence[Recording]) -> Iterator[Row]:
                     prices = [offer.usd_per_hour for offer in job.offers]
                     _run_policies(job, least_usd(job, [prices])[0], results)
                 scores = {name: _score(results[name]) for name in results}
-                yield Row("several zones", names, changeover_h, deadline_h, None, scores)
+                yield CostRow("several zones", names, changeover_h, deadline_h, None, scores)
 
 
 def _recorded_together(recordings: Sequence[Recording]) -> list[list[Recording]]:
@@ -253,7 +253,7 @@ def _score(results: Sequence[tuple[float, bool]]) -> Score:
 # --- Elastic groups -------------------------------------------------------------------------------
 
 
-def elastic_rows(recordings: Sequence[Recording]) -> Iterator[Row]:
+def elastic_rows(recordings: Sequence[Recording]) -> Iterator[CostRow]:
     """Yield rows for groups of fixed size and elastic ones, over recordings of many machines."""
     many = [one for one in recordings if one.machines >= MIN_ELASTIC_MACHINES]
     for changeover_h in CHANGEOVERS_H:
@@ -268,7 +268,7 @@ def elastic_rows(recordings: Sequence[Recording]) -> Iterator[Row]:
             if results:
                 names = tuple(one.name for one in used)
                 scores = {name: _score(each) for name, each in results.items()}
-                yield Row("elastic", names, changeover_h, deadline_h, None, scores)
+                yield CostRow("elastic", names, changeover_h, deadline_h, None, scores)
 
 
 def _elastic_results(
@@ -362,7 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{args.adversarial:,} adversarial markets, {len(late)} deadlines missed: {late[:9]}")
         return 1 if late else 0
     recordings = list(_read([*(args.traces or [BUNDLED_TRACES])]))
-    rows: list[Row] = []
+    rows: list[CostRow] = []
     for each in (one_zone_rows, zones_rows, elastic_rows):
         for row in each(recordings):
             rows.append(row)
@@ -388,7 +388,7 @@ def _read(folders: Sequence[Path]) -> Iterator[Recording]:
             print(f"{path.name} is skipped: it is shorter than {DEADLINES_H[0]:g} hours")
 
 
-def _line(row: Row) -> str:
+def _line(row: CostRow) -> str:
     price = "" if row.price_ratio is None else f", on-demand {row.price_ratio:g} times spot"
     scores = ", ".join(
         f"{name} {one.mean:.3f} (worst {one.worst:.2f}, {one.late} late)"
@@ -398,9 +398,9 @@ def _line(row: Row) -> str:
     return f"{row.market}, {len(row.recordings)} recordings, {setting}: {scores}"
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[CostRow]) -> str:
     """Return the means over the settings by market and changeover time, as a table."""
-    cells: dict[tuple[str, tuple[str, ...], float], list[Row]] = {}
+    cells: dict[tuple[str, tuple[str, ...], float], list[CostRow]] = {}
     for row in rows:
         family = row.recordings if row.market == "several zones" else ()
         cells.setdefault((row.market, family, row.changeover_h), []).append(row)

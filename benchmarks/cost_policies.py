@@ -14,11 +14,11 @@ def greedy() -> JobPolicy:
     def policy(state: JobState) -> int | None:
         nonlocal ends_on_demand
         now = deadline_state(state)
-        if now.running is Market.SPOT and not ends_on_demand:
+        if state.running_market is Market.SPOT and not ends_on_demand:
             return state.running
         if now.slack_s < 2 * now.changeover_s + now.look_s:
             ends_on_demand = True
-        return _cheapest(state, Market.ON_DEMAND) if ends_on_demand else _cheapest_spot(state)
+        return _cheapest(state, Market.ON_DEMAND if ends_on_demand else Market.SPOT)
 
     return policy
 
@@ -38,25 +38,22 @@ def uniform_progress() -> JobPolicy:
         on_demand = _cheapest(state, Market.ON_DEMAND)
         if ends_on_demand:
             return on_demand
-        if now.running is Market.SPOT:
+        if state.running_market is Market.SPOT:
             return state.running
+        spot = _cheapest(state, Market.SPOT)
         rate = job.work / job.deadline
         done = job.work - state.work_left
-        if now.running is Market.ON_DEMAND:
+        if state.running_market is Market.ON_DEMAND:
             is_ahead = done >= (state.now + 2 * job.changeover) * rate
-            return _cheapest_spot(state) if is_ahead and now.is_spot_available else on_demand
+            return spot if is_ahead and spot is not None else on_demand
         if now.slack_s < 2 * now.changeover_s + now.look_s:
             ends_on_demand = True
             return on_demand
-        if now.is_spot_available:
-            return _cheapest_spot(state)
+        if spot is not None:
+            return spot
         return on_demand if done < state.now * rate else None
 
     return policy
-
-
-def _cheapest_spot(state: JobState) -> int | None:
-    return _cheapest(state, Market.SPOT)
 
 
 def _cheapest(state: JobState, market: Market) -> int | None:

@@ -80,6 +80,11 @@ class JobState:
     """By offer."""
     usd: float = 0.0
 
+    @property
+    def running_market(self) -> Market | None:
+        """The market of the machines that run or start."""
+        return None if self.running is None else self.job.offers[self.running].market
+
 
 JobPolicy = Callable[[JobState], int | None]
 """Returns the index of the offer to have machines from, or None to wait."""
@@ -120,7 +125,7 @@ def production_policy(state: JobState) -> int | None:
         OfferState(
             market=offer.market,
             usd_per_hour=offer.usd_per_hour,
-            is_available=state.refused_since[n] is None,
+            refused_s=None if since is None else (state.now - since) * unit_s,
             mean_lifetime_s=math.inf
             if offer.market is Market.ON_DEMAND
             else mean_lifetime_s(
@@ -131,29 +136,20 @@ def production_policy(state: JobState) -> int | None:
                 prior_s=MEAN_SPOT_LIFETIME_S,
             ),
         )
-        for n, offer in enumerate(job.offers)
+        for n, (offer, since) in enumerate(zip(job.offers, state.refused_since, strict=True))
     ]
     return choose_offer(deadline_state(state), offers, state.running).offer
 
 
 def deadline_state(state: JobState) -> DeadlineState:
-    """Return the situation of the job in the terms of the production policy."""
+    """Return how far the job is from its deadline, in the terms of the production policy."""
     job = state.job
-    refused = [state.refused_since[n] for n, o in enumerate(job.offers) if o.market is Market.SPOT]
-    since = [one for one in refused if one is not None]
-    refused_for = state.now - max(since) if since and len(since) == len(refused) else 0
     boot_left = state.boot_left if state.running is not None else 0
-    is_spot = state.running is not None and job.offers[state.running].market is Market.SPOT
-    running = Market.SPOT if is_spot else Market.ON_DEMAND
     return DeadlineState(
         time_left_s=(job.deadline - state.now) * job.unit_s,
         work_left_s=(state.work_left + boot_left) * job.unit_s,
         changeover_s=job.changeover * job.unit_s,
         look_s=job.unit_s,
-        price_ratio=1.0,
-        running=None if state.running is None else running,
-        is_spot_available=len(since) < len(refused),
-        refused_s=refused_for * job.unit_s,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from msgspec.structs import replace
@@ -27,6 +28,27 @@ from spotfit.model.topology import SnapshotId
 from spotfit.model.view import View
 from spotfit.protocol.agent_leader import WorkerToLeader
 from spotfit.store.api import Store
+
+
+@dataclass(slots=True)
+class _ClosedRound:
+    """A closed round whose reports may still count."""
+
+    coordinator: RoundCoordinator
+    last_counted: int = -1
+    """The number of the last report that was taken."""
+
+    def take_reports(self, last: int, stored: Collection[str]) -> list[MatchedReport]:
+        """Return the reports up to number `last` that were not taken; `stored` are checkpoints."""
+        reports, first = self.coordinator.reports, self.last_counted
+        self.last_counted = max(first, last)
+        return [
+            replace(report, checkpoint=report.checkpoint if report.checkpoint in stored else None)
+            # All ranks have made the reports before a snapshot that is restored, although the
+            # messages of some may be lost.
+            for report in (*reports.undelivered_reports(), *reports.unmatched_reports(last))
+            if first < report.report_index <= last
+        ]
 
 
 class PreviousRounds:
@@ -50,10 +72,8 @@ class PreviousRounds:
         """Committed checkpoints that ranks of earlier rounds could not read."""
         self._closed_round = 0
         """The number of the last round that was closed."""
-        self._coordinators: dict[int, RoundCoordinator] = {}
-        """Those of closed rounds from whose state training may continue, by round."""
-        self._last_counted: dict[int, int] = {}
-        """By round: the number of the last report that counts."""
+        self._closed: dict[int, _ClosedRound] = {}
+        """Rounds from whose state training may continue, by number."""
         self._first_opened_round: int | None = None
         """The first round that this leader has opened."""
 
@@ -77,7 +97,7 @@ class PreviousRounds:
         Which of them count is known when the next round is opened: see `take_counted_reports`.
         """
         self._closed_round = coordinator.round
-        self._coordinators[coordinator.round] = coordinator
+        self._closed[coordinator.round] = _ClosedRound(coordinator)
 
     def record_late_frames(self, message: WorkerToLeader, now: float) -> None:
         """Add the reports that a worker made before it was stopped, but after its round was closed.
@@ -85,21 +105,21 @@ class PreviousRounds:
         Training may continue from a snapshot that was taken then. Nothing is answered. Ignored if
         training has continued from a later state.
         """
-        coordinator = self._coordinators.get(message.round)
-        if coordinator is None:
+        closed = self._closed.get(message.round)
+        if closed is None:
             return
         for frame in message.frames:
             # The round has ended: an invalid frame fails no rank any more.
             with suppress(IntegrityError):
-                coordinator.handle_frame(message.rank, frame, now)
+                closed.coordinator.handle_frame(message.rank, frame, now)
 
     @property
     def latest_snapshot(self) -> SnapshotId | None:
         """The latest snapshot that all ranks of the closed round have taken; None without one."""
-        coordinator = self._coordinators.get(self._closed_round)
-        if coordinator is None:
+        closed = self._closed.get(self._closed_round)
+        if closed is None:
             return None
-        step = coordinator.reports.latest_matched_snapshot_step
+        step = closed.coordinator.reports.latest_matched_snapshot_step
         return None if step is None else SnapshotId(round=self._closed_round, step=step)
 
     def take_counted_reports(
@@ -115,27 +135,20 @@ class PreviousRounds:
         stored = {commit.name: commit for commit in view.checkpoints}
         commit, source = stored.get(checkpoint_name or ""), 0
         counted: list[tuple[int, MatchedReport]] = []
-        for number, coordinator in self._coordinators.items():
-            last, reports = -1, coordinator.reports
+        for number, closed in self._closed.items():
+            last, reports = -1, closed.coordinator.reports
             if commit is not None and commit.round == number:
                 last = commit.report_index
             if memory_snapshot is not None and memory_snapshot.round == number:
                 last = max(last, reports.snapshot_reports.get(memory_snapshot.step, -1))
-            if last >= 0:
-                source = number
-            first = self._last_counted.get(number, -1)
-            self._last_counted[number] = max(first, last)
-            counted += [
-                (number, _with_stored_checkpoint(report, stored))
-                # All ranks have made the reports before a snapshot that is restored, although the
-                # messages of some may be lost.
-                for report in (*reports.undelivered_reports(), *reports.unmatched_reports(last))
-                if first < report.report_index <= last
-            ]
-        self._coordinators = {
-            number: coordinator
-            for number, coordinator in self._coordinators.items()
-            if number >= source and coordinator.reports.snapshot_reports
+            if last < 0:
+                continue
+            source = number
+            counted += [(number, report) for report in closed.take_reports(last, stored)]
+        self._closed = {
+            number: closed
+            for number, closed in self._closed.items()
+            if number >= source and closed.coordinator.reports.snapshot_reports
         }
         return counted
 
@@ -268,7 +281,3 @@ def _is_newer_than_committed(view: View, ready: ReadyCheckpoint) -> bool:
     if last is None or ready.round != last.number:
         return False
     return latest is None or (ready.round, ready.report_index) > (latest.round, latest.report_index)
-
-
-def _with_stored_checkpoint(report: MatchedReport, stored: Collection[str]) -> MatchedReport:
-    return replace(report, checkpoint=report.checkpoint if report.checkpoint in stored else None)

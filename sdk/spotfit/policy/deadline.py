@@ -39,7 +39,7 @@ MEAN_OUTAGE_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineState:
-    """What the choice depends on. Times are in seconds."""
+    """How far a run is from its deadline. Times are in seconds."""
 
     time_left_s: float
     """Until the deadline."""
@@ -50,19 +50,16 @@ class DeadlineState:
     repeated."""
     look_s: float
     """Longest time until the next decision."""
-    price_ratio: float
-    """Price of on-demand machines divided by that of spot machines, > 1."""
-    running: Market | None
-    """The market of the machines that run or start; None without machines."""
-    is_spot_available: bool
-    """Whether spot machines run or would be granted."""
-    refused_s: float = 0.0
-    """How long spot machines have been refused."""
 
     @property
     def slack_s(self) -> float:
         """Time that may pass without progress."""
         return self.time_left_s - self.work_left_s
+
+    @property
+    def changes_left(self) -> float:
+        """Number of losses of spot machines that are expected until the deadline."""
+        return self.time_left_s / (MEAN_SPOT_LIFETIME_S + MEAN_OUTAGE_S)
 
 
 class MarketChoice(NamedTuple):
@@ -72,20 +69,30 @@ class MarketChoice(NamedTuple):
     reason: str
 
 
-def choose_market(state: DeadlineState) -> MarketChoice:
+def choose_market(
+    state: DeadlineState,
+    running: Market | None,
+    *,
+    spot_refused_s: float | None,
+    price_ratio: float,
+) -> MarketChoice:
     """Return the market on which the run should have its machines now.
+
+    `running` is the market of the machines that run or start, None without machines.
+    `spot_refused_s` is how long spot machines have been refused, None if they run or would be
+    granted. `price_ratio` is the price of on-demand machines divided by that of spot machines.
 
     Source: the Uniform Progress policy ("Can't Be Late", NSDI 2024) has the same inputs; the
     thresholds here also keep slack for later changes and for outages.
     """
-    if not state.is_spot_available:
-        return _without_spot(state)
-    if state.running is Market.SPOT:
+    if spot_refused_s is not None:
+        return _without_spot(state, running, spot_refused_s)
+    if running is Market.SPOT:
         return MarketChoice(Market.SPOT, "spot machines are the cheapest while they last")
-    if state.running is None:
+    if running is None:
         needed_s = 2 * state.changeover_s + state.look_s
         return _spot_if_slack(state, needed_s, "a start of spot machines and of on-demand ones")
-    if not _pays_to_return(state):
+    if not _pays_to_return(state.changeover_s, price_ratio):
         return MarketChoice(
             Market.ON_DEMAND, "a return to spot machines would cost more than it saves"
         )
@@ -93,15 +100,15 @@ def choose_market(state: DeadlineState) -> MarketChoice:
     return _spot_if_slack(state, needed_s, "the changes to come")
 
 
-def _without_spot(state: DeadlineState) -> MarketChoice:
-    if state.running is Market.ON_DEMAND:
+def _without_spot(state: DeadlineState, running: Market | None, refused_s: float) -> MarketChoice:
+    if running is Market.ON_DEMAND:
         return MarketChoice(Market.ON_DEMAND, "spot machines are refused")
-    needed_s = 2 * (state.changeover_s + state.look_s) + _reserve_s(state) + _outages_s(state)
+    outages_s = state.changes_left * MEAN_OUTAGE_S * (1 - math.exp(-refused_s / MEAN_OUTAGE_S)) / 2
+    needed_s = 2 * (state.changeover_s + state.look_s) + _reserve_s(state) + outages_s
+    slack = _slack_text(state, needed_s)
     if state.slack_s >= needed_s:
-        return MarketChoice(None, f"waiting for spot machines: {_slack_text(state, needed_s)}")
-    return MarketChoice(
-        Market.ON_DEMAND, f"spot machines are refused: {_slack_text(state, needed_s)}"
-    )
+        return MarketChoice(None, f"waiting for spot machines: {slack}")
+    return MarketChoice(Market.ON_DEMAND, f"spot machines are refused: {slack}")
 
 
 def _spot_if_slack(state: DeadlineState, needed_s: float, kept_for: str) -> MarketChoice:
@@ -110,27 +117,20 @@ def _spot_if_slack(state: DeadlineState, needed_s: float, kept_for: str) -> Mark
 
 
 def _slack_text(state: DeadlineState, needed_s: float) -> str:
-    return (
-        f"{format_seconds(max(0.0, state.slack_s))} of slack, {format_seconds(needed_s)} are kept"
-    )
+    slack_s = max(0.0, state.slack_s)
+    return f"{format_seconds(slack_s)} of slack, {format_seconds(needed_s)} are kept"
 
 
-def _pays_to_return(state: DeadlineState) -> bool:
+def _pays_to_return(changeover_s: float, price_ratio: float) -> bool:
     """Whether a mean stay on spot saves more than the two changes that it takes.
 
     The second change is followed by on-demand machines for the share of an outage that the start
     delays them.
     """
-    relaunch = state.price_ratio * state.changeover_s
-    share = relaunch / max(MEAN_OUTAGE_S - state.changeover_s, state.changeover_s)
-    saved = (state.price_ratio - 1) * MEAN_SPOT_LIFETIME_S
-    return saved >= state.changeover_s * (1 + state.price_ratio + share)
+    share = price_ratio * changeover_s / max(MEAN_OUTAGE_S - changeover_s, changeover_s)
+    saved = (price_ratio - 1) * MEAN_SPOT_LIFETIME_S
+    return saved >= changeover_s * (1 + price_ratio + share)
 
 
 def _reserve_s(state: DeadlineState) -> float:
-    return state.changeover_s * state.time_left_s / (MEAN_SPOT_LIFETIME_S + MEAN_OUTAGE_S)
-
-
-def _outages_s(state: DeadlineState) -> float:
-    outages = state.time_left_s / (MEAN_SPOT_LIFETIME_S + MEAN_OUTAGE_S)
-    return outages * MEAN_OUTAGE_S * (1 - math.exp(-state.refused_s / MEAN_OUTAGE_S)) / 2
+    return state.changeover_s * state.changes_left

@@ -25,17 +25,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spotfit.core.units import format_count, format_seconds
-from spotfit.policy.deadline import MEAN_OUTAGE_S, MEAN_SPOT_LIFETIME_S
+from spotfit.policy.deadline import DeadlineState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticState:
-    """What the numbers of machines depend on. Times are in seconds."""
+class ElasticState(DeadlineState):
+    """What the numbers of machines depend on. Times are in seconds.
 
-    time_left_s: float
-    """Until the deadline."""
-    work_left_s: float
-    """Training time that is left with `max_machines`, including a pause that is in progress."""
+    `work_left_s` is the training time that is left with `max_machines`, including a pause that is
+    in progress; `changeover_s` does not include the repeated work, which `loss_pause_s` does.
+    """
+
     max_machines: int
     spot_machines: int
     """Spot machines that run or start."""
@@ -43,21 +43,12 @@ class ElasticState:
     """Spot machines that run, start or would be granted."""
     on_demand_machines: int
     """On-demand machines that run or start."""
-    changeover_s: float
-    """From the request of a machine to its first progress."""
     loss_pause_s: float
     """Time that a loss costs the whole group: restart and repeated work."""
     growth_pause_s: float
     """Time that additional machines cost the whole group."""
-    look_s: float
-    """Longest time until the next decision."""
     losses_per_hour: float
     """How often losses have interrupted the group while it had spot machines."""
-
-    @property
-    def slack_s(self) -> float:
-        """Time that may pass without progress."""
-        return self.time_left_s - self.work_left_s
 
 
 class GroupSizes(NamedTuple):
@@ -84,8 +75,7 @@ def choose_group_sizes(state: ElasticState) -> GroupSizes:
     if not is_short and not state.on_demand_machines:
         return GroupSizes(granted, 0, f"{slack}: {format_count(granted, 'spot machine')} suffice")
     if granted > state.spot_machines:
-        returns = state.time_left_s / (MEAN_SPOT_LIFETIME_S + MEAN_OUTAGE_S)
-        may_return = state.slack_s > safety_s + loss_s * returns
+        may_return = state.slack_s > safety_s + loss_s * state.changes_left
         if granted < state.max_machines or not may_return:
             granted = state.spot_machines
     missing = state.max_machines - granted

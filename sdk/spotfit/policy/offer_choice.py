@@ -22,8 +22,8 @@ unless both are lost. Spot machines are started only with the slack for that, 2Â
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from spotfit.model.offer import Market
@@ -40,8 +40,8 @@ class OfferState:
     market: Market
     usd_per_hour: float
     """Includes the network traffic of saves, if the storage is elsewhere."""
-    is_available: bool
-    """Whether its machines run, or the last request was not refused."""
+    refused_s: float | None = None
+    """How long its machines have been refused; None if they run or would be granted."""
     mean_lifetime_s: float = math.inf
     """Expected time until the first of the machines is lost."""
     restore_usd: float = 0.0
@@ -69,29 +69,28 @@ def mean_lifetime_s(
 
 
 def choose_offer(
-    deadline: DeadlineState, offers: Sequence[OfferState], running: int | None
+    state: DeadlineState, offers: Sequence[OfferState], running: int | None
 ) -> OfferChoice:
     """Return the offer on which the run should have its machines now.
 
-    `running` is the index of the offer whose machines run or start. The fields `running`,
-    `is_spot_available` and `price_ratio` of `deadline` follow from the offers and are ignored. At
-    least one offer must be on-demand.
+    `running` is the index of the offer whose machines run or start. At least one offer must be
+    on-demand.
     """
     highest = min(one.usd_per_hour for one in offers if one.market is Market.ON_DEMAND)
     cheap = _cheap_offers(offers, highest)
-    granted = [n for n in cheap if offers[n].is_available]
-    state = replace(
-        deadline,
-        running=_market_of(running, cheap),
-        is_spot_available=bool(granted),
-        price_ratio=highest / min((offers[n].usd_per_hour for n in granted), default=highest),
-    )
+    granted = [n for n in cheap if offers[n].refused_s is None]
     # Waiting for spot machines that cost more than on-demand ones would save nothing.
-    no_spot = MarketChoice(Market.ON_DEMAND, "spot machines are not cheaper")
-    market, reason = choose_market(state) if cheap else no_spot
+    market, reason = MarketChoice(Market.ON_DEMAND, "spot machines are not cheaper")
+    if cheap:
+        market, reason = choose_market(
+            state,
+            _market_of(running, cheap),
+            spot_refused_s=_shortest_refusal_s(offers[n] for n in cheap),
+            price_ratio=highest / min(offers[n].usd_per_hour for n in granted or cheap),
+        )
     if market is None:
         return OfferChoice(None, reason)
-    others = [n for n, one in enumerate(offers) if one.is_available and n not in cheap]
+    others = [n for n, one in enumerate(offers) if one.refused_s is None and n not in cheap]
     candidates = _affordable(state, offers, granted if market is Market.SPOT else others, running)
     now = None if running is None else offers[running]
     prices = {
@@ -132,6 +131,13 @@ def _cheap_offers(offers: Sequence[OfferState], highest: float) -> list[int]:
     spot = [n for n, one in enumerate(offers) if one.market is Market.SPOT]
     lowest = min((offers[n].usd_per_hour for n in spot), default=highest)
     return [n for n in spot if offers[n].usd_per_hour <= (lowest + highest) / 2]
+
+
+def _shortest_refusal_s(offers: Iterable[OfferState]) -> float | None:
+    """How long all of them have been refused; None if one is not."""
+    refused = [one.refused_s for one in offers]
+    known = [refused_s for refused_s in refused if refused_s is not None]
+    return min(known) if len(known) == len(refused) else None
 
 
 def _market_of(running: int | None, cheap: Sequence[int]) -> Market | None:

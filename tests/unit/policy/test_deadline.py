@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spotfit.model.offer import Market
-from spotfit.policy.deadline import DeadlineState, choose_market
+from spotfit.policy.deadline import DeadlineState, MarketChoice, choose_market
 
 HOUR = 3600.0
 # Two hours of work; a changeover takes 6 minutes. Kept for later changes: 0.1 · τ / 3 hours.
@@ -14,14 +14,18 @@ STATE = DeadlineState(
     work_left_s=2 * HOUR,
     changeover_s=360.0,
     look_s=60.0,
-    price_ratio=3.0,
-    running=None,
-    is_spot_available=True,
 )
 
 
-def with_slack(state: DeadlineState, slack_s: float) -> DeadlineState:
-    return replace(state, time_left_s=state.work_left_s + slack_s)
+def choose(
+    slack_s: float,
+    running: Market | None = None,
+    *,
+    refused_s: float | None = None,
+    price_ratio: float = 3.0,
+) -> MarketChoice:
+    state = replace(STATE, time_left_s=STATE.work_left_s + slack_s)
+    return choose_market(state, running, spot_refused_s=refused_s, price_ratio=price_ratio)
 
 
 @pytest.mark.parametrize(
@@ -40,23 +44,20 @@ def with_slack(state: DeadlineState, slack_s: float) -> DeadlineState:
 def test_slack_decides(
     running: Market | None, *, available: bool, slack_s: float, expected: Market | None
 ) -> None:
-    state = replace(STATE, running=running, is_spot_available=available)
-    assert choose_market(with_slack(state, slack_s)).market is expected
+    assert choose(slack_s, running, refused_s=None if available else 0.0).market is expected
 
 
 def test_the_longer_spot_is_refused_the_less_is_waited() -> None:
-    state = with_slack(replace(STATE, is_spot_available=False), 0.5 * HOUR)
-    assert choose_market(state).market is None
-    assert choose_market(replace(state, refused_s=2 * HOUR)).market is Market.ON_DEMAND
+    assert choose(0.5 * HOUR, refused_s=0.0).market is None
+    assert choose(0.5 * HOUR, refused_s=2 * HOUR).market is Market.ON_DEMAND
 
 
 def test_spot_that_saves_less_than_its_start_costs_is_not_returned_to() -> None:
-    state = with_slack(replace(STATE, running=Market.ON_DEMAND, price_ratio=1.1), 4 * HOUR)
-    choice = choose_market(state)
+    choice = choose(4 * HOUR, Market.ON_DEMAND, price_ratio=1.1)
     assert choice.market is Market.ON_DEMAND
     assert choice.reason == "a return to spot machines would cost more than it saves"
 
 
 def test_the_reason_states_the_slack_and_what_is_kept() -> None:
-    state = with_slack(replace(STATE, is_spot_available=False), 2 * HOUR)
-    assert choose_market(state).reason.startswith("waiting for spot machines: 2.0 h of slack, ")
+    reason = choose(2 * HOUR, refused_s=0.0).reason
+    assert reason.startswith("waiting for spot machines: 2.0 h of slack, ")

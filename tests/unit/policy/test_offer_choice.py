@@ -9,7 +9,7 @@ from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.offer_choice import OfferState, choose_offer, mean_lifetime_s
 
 HOUR = 3600.0
-ON_DEMAND = OfferState(market=Market.ON_DEMAND, usd_per_hour=4.0, is_available=True)
+ON_DEMAND = OfferState(market=Market.ON_DEMAND, usd_per_hour=4.0)
 
 
 def spot(
@@ -22,7 +22,7 @@ def spot(
     return OfferState(
         market=Market.SPOT,
         usd_per_hour=usd_per_hour,
-        is_available=available,
+        refused_s=None if available else 0.0,
         mean_lifetime_s=lifetime_h * HOUR,
         restore_usd=restore_usd,
     )
@@ -36,9 +36,6 @@ def choose(
         work_left_s=10 * HOUR,
         changeover_s=0.1 * HOUR,
         look_s=60.0,
-        price_ratio=1.0,
-        running=None,
-        is_spot_available=False,
     )
     return choose_offer(deadline, offers, running).offer
 
