@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from spotfit.core.ids import Token
+from spotfit.model.offer import Offer
 
 Role = Literal["train", "validate"]
 """What a group's machines execute: workers of the run's rounds, or checkpoint validations."""
@@ -34,6 +35,8 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     A backend places all machines of the request there: others could not connect to the leader."""
     refused_networks: tuple[str, ...] = ()
     """Networks that had no machine since the last round was opened, the latest one last."""
+    offer: Offer | None = None
+    """The offer to rent; None if the backend chooses among its offers, as its options say."""
     time_limit_s: int | None = None
     """After this time the backend ends the machines by itself, a second line of defence if their
     agents do not respond; None for never."""
@@ -64,6 +67,8 @@ class GroupHandle(msgspec.Struct, frozen=True, kw_only=True):
     network: str = ""
     """The region or infrastructure of its machines, in the backend's terms, if the backend may use
     several whose machines cannot connect to each other; else ''."""
+    offer: str = ""
+    """The name of the offer that its machines are rented under; '' if the backend has no offers."""
 
 
 class NodeState(enum.StrEnum):
@@ -110,6 +115,12 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Exit code of the agent of a terminated machine, if the backend reports it."""
     out_of_memory: bool = False
     """Whether it was killed because its processes exceeded the memory limit of its container."""
+    started_at_ms: int | None = None
+    """From when on the provider bills the machine, by the provider's clock in milliseconds since
+    1970; None if it is not billed yet, or the backend does not report it. Of the last attempt."""
+    ended_at_ms: int | None = None
+    """Until when the provider bills it; None while it runs, or if the backend does not report
+    it."""
     is_known: bool = True
     """False for a GONE machine of which the backend has no record: it may have ended long ago, or
     reads do not show it yet, see `Traits.read_lag_s`."""

@@ -8,6 +8,7 @@ import msgspec
 
 from spotfit.core.ids import RunId
 from spotfit.model.failure_model import MarketPrior
+from spotfit.model.offer import Offer
 
 
 class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +125,24 @@ class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Time limit of validations that were requested without one; None: no limit."""
 
 
+class CostSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run may rent, and within which limits. See `RunConfig`."""
+
+    offers: tuple[Offer, ...] = ()
+    """What the backend could rent when the fit was started; empty if it was not asked. Later prices
+    are in the journal."""
+    deadline_ms: int | None = None
+    """When the training is to be finished, by the clock of the storage in milliseconds since 1970;
+    None for no deadline."""
+    budget_usd: float | None = None
+    """Limit of the cost of the run, including that of its earlier fits; None for no limit."""
+    uses_on_demand: bool = False
+    """Whether on-demand machines may be rented where the deadline requires them."""
+    training_time_s: float | None = None
+    """The user's estimate of the duration with all workers, used until the progress was measured;
+    None if there is none."""
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of one `fit()`: code, group size, machines and limits."""
 
@@ -167,3 +186,4 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     market_prior: MarketPrior = MarketPrior()
     validation: ValidationSpec | None = None
     """None if the trainer has no `ValidationConfig`."""
+    cost: CostSpec = CostSpec()
