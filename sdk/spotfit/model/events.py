@@ -251,6 +251,9 @@ class CheckpointCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="checkp
     manifests_digest: str = ""
     """`checkpoint.manifest.combine_digests` of its manifests; empty if unknown, as in entries of
     earlier versions. Binds the manifests to this entry."""
+    progress: float | None = None
+    """The share of the training that it contains, from 0 to 1; None if user code does not report
+    it."""
 
     @property
     def folder(self) -> str:
@@ -356,6 +359,20 @@ class TrainingEnded(msgspec.Struct, frozen=True, kw_only=True, tag="training_end
     fit_end: FitEnded
 
 
+class MachinesChosen(msgspec.Struct, frozen=True, kw_only=True, tag="machines_chosen"):
+    """The offers that the run is to have its machines from, of those in `RunSpec.cost`.
+
+    Machines of other offers are released once all workers have machines of these.
+    """
+
+    workers: dict[str, int]
+    """Number of workers by the name of the offer; empty to wait."""
+    standing_offer: str = ""
+    """An offer that is refused at present, and requested as well because the run would move to it;
+    '' if there is none."""
+    reason: str = ""
+
+
 # The `tag=` of each type is its name in the journal and must not change. An unknown tag raises
 # `JournalError` in readers: an event must never be skipped.
 JournalEvent = (
@@ -378,6 +395,7 @@ JournalEvent = (
     | TrainingEnded
     | CancelRequested
     | FitEnded
+    | MachinesChosen
 )
 
 
