@@ -20,6 +20,7 @@ from spotfit.model.events import (
     JournalEntry,
     JournalEvent,
     LeaderElected,
+    MachinesChosen,
     NodeLost,
     PreemptionNoticed,
     RoundClosed,
@@ -137,6 +138,8 @@ def describe_event(event: JournalEvent) -> str:
             return f"{status} {event.checkpoint_name} ({event.checkpoint_uid}): {metrics} {reason}"
         case TrainingEnded(fit_end=ended):
             return f"training ended: {ended.outcome} {ended.reason} {ended.metrics}"
+        case MachinesChosen(workers=workers, standing_offer=standing, reason=reason):
+            return f"machines chosen: {workers}, standing {standing!r}: {reason}"
         case CancelRequested(reason=reason):
             return f"cancel requested: {reason}"
         case FitEnded(outcome=outcome, reason=reason, metrics=metrics):

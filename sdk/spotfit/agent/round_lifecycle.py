@@ -72,7 +72,12 @@ from spotfit.protocol.agent_leader import (
     WorkerToLeader,
     WorkerUnresponsive,
 )
-from spotfit.protocol.worker_agent import CommitConfirmed, PreemptionUpdate, RequestFinalSave
+from spotfit.protocol.worker_agent import (
+    CommitConfirmed,
+    PreemptionUpdate,
+    RequestFinalSave,
+    SuggestSave,
+)
 
 # --- OpenRound ------------------------------------------------------------------------------------
 

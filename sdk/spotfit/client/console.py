@@ -156,9 +156,8 @@ def format_event(event: JournalEvent) -> str:
             return f"training {ended.outcome}; validations of the last checkpoints are pending"
         case MachinesChosen(workers=workers, reason=reason):
             names = ", ".join(workers) or "no machines for now"
-            also = (
-                f", and {event.standing_offer} once it is available" if event.standing_offer else ""
-            )
+            standing = event.standing_offer
+            also = f", and {standing} once it is available" if standing else ""
             return f"machines chosen: {names}{also} ({reason})"
         case CancelRequested(reason=reason):
             return f"cancellation requested: {reason}"

@@ -323,6 +323,8 @@ class CancelRequested(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_req
     """Whether a Checkpointer of the run saves first. Entries of versions without it do not."""
     is_time_budget: bool = False
     """Whether the leader requested it because the time budget of the run is used up."""
+    is_cost_budget: bool = False
+    """Whether the leader requested it because the run would exceed its budget in US dollars."""
 
 
 class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
@@ -350,6 +352,8 @@ class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
     """What to do, as a sentence; '' if the reason does not tell."""
     is_time_budget: bool = False
     """Whether it was cancelled because the time budget of the run is used up."""
+    is_cost_budget: bool = False
+    """Whether it was cancelled because the run would exceed its budget in US dollars."""
 
 
 # Separate from FitEnded, so that the result of the training cannot be lost while validations run.

@@ -149,7 +149,8 @@ class CostSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def chooses_offers(self) -> bool:
         """Whether the leader chooses the offer of each request; else the backend chooses."""
-        return bool(self.offers) and (self.deadline_ms is not None or self.uses_on_demand)
+        is_limited = self.deadline_ms is not None or self.budget_usd is not None
+        return bool(self.offers) and (is_limited or self.uses_on_demand)
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):

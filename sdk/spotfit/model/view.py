@@ -285,6 +285,8 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a requested cancellation waits for a save of a Checkpointer."""
     is_time_budget_used: bool = False
     """Whether the requested cancellation follows from `RunSpec.time_budget_s`."""
+    is_cost_budget_used: bool = False
+    """Whether the requested cancellation follows from `CostSpec.budget_usd`."""
     market: MarketRecord = MarketRecord()
     """Observations of a run that chooses its offers, see `CostSpec.chooses_offers`."""
     elapsed_s: float = 0.0
@@ -463,14 +465,15 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _apply_checkpoint_event(view, event)
         case TrainingEnded(fit_end=fit_end):
             return replace(view, pending_fit_end=fit_end, round=None)
-        case CancelRequested(reason=reason, save=save, is_time_budget=is_time_budget):
+        case CancelRequested(reason=reason, save=save):
             # A request without a save also ends the wait of an earlier one, never the reverse.
             saves = save and (view.cancel_reason is None or view.saves_before_cancel)
             return replace(
                 view,
                 cancel_reason=reason,
                 saves_before_cancel=saves,
-                is_time_budget_used=is_time_budget,
+                is_time_budget_used=event.is_time_budget,
+                is_cost_budget_used=event.is_cost_budget,
             )
         case MachinesChosen():
             return view

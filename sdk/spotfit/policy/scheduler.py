@@ -138,6 +138,7 @@ def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
                     reason=view.cancel_reason,
                     metrics=state.latest_metrics,
                     is_time_budget=view.is_time_budget_used,
+                    is_cost_budget=view.is_cost_budget_used,
                 )
             )
         else:

@@ -632,7 +632,7 @@ def _check_total_steps(total_steps: Any) -> int | None:
             "least 1.",
             do="Pass the number of steps of the complete training, or omit total_steps.",
         )
-    return total_steps
+    return None if total_steps is None else int(total_steps)
 
 
 def _training_state_of(arguments: CheckpointerArguments) -> TrainingState:
