@@ -31,6 +31,7 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.view import JournalView
+from spotfit_localsim.virtual.cost_invariants import CostRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class SimulationResult:
     steps_repeated: int = 0
     top_level_folders: frozenset[str] = frozenset()
     """Folders in the run's bucket prefix at the end, without spotfit's own."""
+    cost: CostRecord = field(default_factory=CostRecord)
+    """What was rented, and what it has cost."""
 
     @property
     def outcome(self) -> str | None:
