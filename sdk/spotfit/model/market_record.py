@@ -64,8 +64,9 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: tuple[Token, ...]
     """The groups of its machines."""
-    has_memory_snapshot: bool
-    """Whether it started from a snapshot in memory, whose progress is unknown."""
+    start_progress: float | None
+    """The share of the training that was done at its start; None if unknown, as for a snapshot in
+    memory."""
     measured_from: tuple[float, float] | None = None
     """Progress, and age of the round in seconds, from which the next commit is measured."""
     committed_age_s: float = 0.0
@@ -177,10 +178,10 @@ def _open_round(record: MarketRecord, event: RoundOpened) -> MarketRecord:
             record.record_of(offer), refusals=0, refused_since_s=None, final_refusal=""
         )
         record = _with_offer(record, offer, granted)
-    has_memory_snapshot = event.round.memory_snapshot is not None
-    return replace(
-        record, round=RoundRecord(tokens=tokens, has_memory_snapshot=has_memory_snapshot)
-    )
+    start_progress = record.progress if event.round.checkpoint_name is not None else 0.0
+    if event.round.memory_snapshot is not None:
+        start_progress = None
+    return replace(record, round=RoundRecord(tokens=tokens, start_progress=start_progress))
 
 
 def _offers_of(record: MarketRecord, tokens: Sequence[Token]) -> list[str]:
@@ -205,10 +206,10 @@ def _start_training(
         token: replace(one, has_trained=one.has_trained or token in opened.tokens)
         for token, one in record.requests.items()
     }
-    known = record.progress if not opened.has_memory_snapshot else None
+    start = opened.start_progress
     round_ = replace(
         opened,
-        measured_from=None if known is None else (known, startup_s),
+        measured_from=None if start is None else (start, startup_s),
         committed_age_s=startup_s,
     )
     return replace(record, requests=trained, start_durations_s=durations_s, round=round_)
