@@ -22,6 +22,9 @@ class SimBucket:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.written_at_s: dict[str, float] = {}
+        """When each object was written last, in virtual time."""
+        self.clock: Callable[[], float] = lambda: 0.0
         self.requests: dict[str, Counter[str]] = {}
         self.listeners: list[WriteListener] = []
 
@@ -33,6 +36,7 @@ class SimBucket:
         """Create or replace an object."""
         before = self.objects.get(key)
         self.objects[key] = body
+        self.written_at_s[key] = self.clock()
         for listener in self.listeners:
             listener(writer, key, before, body)
 
@@ -73,6 +77,11 @@ class SimStore:
         if body is None:
             raise NotFoundError(f"Object {key!r} does not exist.", do="List the prefix.")
         return self._connection.maybe_damage(body)
+
+    def written_at_ms(self, key: str) -> int | None:
+        """Return when the object was written, by the clock of the storage: the virtual time."""
+        written_s = self._bucket.written_at_s.get(self._prefix + key)
+        return None if written_s is None else round(written_s * 1000)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key)[start : start + length]

@@ -149,7 +149,7 @@ class Reconciler:
         state = replace(
             state,
             elapsed_s=self._journal_writer.elapsed_s(now),
-            wall_ms=self._journal_writer.ledger.wall_ms(),
+            wall_ms=self._journal_writer.ledger.storage_ms(),
         )
         action = next_action(self._journal_writer.view, state, now)
         match action:

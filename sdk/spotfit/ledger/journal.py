@@ -556,8 +556,8 @@ class Ledger:
         self._wall_ms = wall_ms
         self._journal = Journal(store)
         self._lease_counter = 0
-        self._clock_offset_ms = 0
-        """How far the storage's clock is ahead of this machine's."""
+        self._clock_offset_ms: int | None = None
+        """How far the storage's clock is ahead of this machine's; None before it was measured."""
 
     def clone(self) -> Ledger:
         """Return a ledger of the same run at the same position, for use by another thread.
@@ -574,7 +574,14 @@ class Ledger:
 
         Before the first renewal of a lease, it is the time of this machine.
         """
-        return self._wall_ms() + self._clock_offset_ms
+        return self._wall_ms() + (self._clock_offset_ms or 0)
+
+    def storage_ms(self) -> int | None:
+        """Return the time by the storage's clock in ms since 1970; None before it was measured.
+
+        It is measured when a lease is renewed. That of this machine if the storage has no clock.
+        """
+        return None if self._clock_offset_ms is None else self.wall_ms()
 
     def set_entry_listener(self, on_entry: EntryListener) -> None:
         """Call `on_entry(slot, body, entry)` for every entry that this ledger folds from now on.

@@ -19,6 +19,7 @@ from spotfit.model.events import (
     GroupPlanned,
     GroupRefused,
     GroupsReleased,
+    GroupWaiting,
     JournalEvent,
     MachinesChosen,
     NodeLost,
@@ -55,6 +56,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The name of its offer; '' if the backend chooses."""
     planned_s: float
     """When it was planned."""
+    waiting_since_s: float | None = None
+    """Since when the backend gives a reason why machines of it do not run; None if they do."""
     has_trained: bool = False
     """Whether a round has called the training function on its machines."""
 
@@ -130,9 +133,16 @@ def fold_market(record: MarketRecord, event: JournalEvent, elapsed_s: float) -> 
         case GroupRefused(token=token):
             refused = _refuse(record, token, elapsed_s, event.reason if event.is_final else "")
             return _without_requests(refused, [token])
+        case GroupWaiting(token=token, reason=reason) if token in record.requests:
+            return _wait(record, token, elapsed_s if reason else None)
         case GroupsReleased(token=token, other_tokens=others):
+            for one in (token, *others):
+                request = record.requests.get(one)
+                if request is not None and request.waiting_since_s is not None:
+                    record = _refuse(record, one, elapsed_s, "")
             return _without_requests(record, [token, *others])
-        case NodeLost(agent=None, cause=FailureCause.PREEMPTION, token=token):
+        case NodeLost(agent=None, token=token) | NodeLost(is_unused=True, token=token):
+            # A machine that was lost while it booted has trained nothing, like one refused.
             return _refuse(record, token, elapsed_s, "")
         case RoundOpened():
             return _open_round(record, event)
@@ -151,7 +161,8 @@ def _refuse(record: MarketRecord, token: Token, elapsed_s: float, reason: str) -
     if request is None or not request.offer:
         return record
     before = record.record_of(request.offer)
-    since_s = elapsed_s if before.refused_since_s is None else before.refused_since_s
+    since = (before.refused_since_s, request.waiting_since_s, elapsed_s)
+    since_s = next(one for one in since if one is not None)
     after = replace(
         before,
         refusals=before.refusals + 1,
@@ -160,6 +171,14 @@ def _refuse(record: MarketRecord, token: Token, elapsed_s: float, reason: str) -
         final_refusal=reason,
     )
     return _with_offer(record, request.offer, after)
+
+
+def _wait(record: MarketRecord, token: Token, since_s: float | None) -> MarketRecord:
+    request = record.requests[token]
+    if request.waiting_since_s is not None and since_s is not None:
+        return record
+    changed = replace(request, waiting_since_s=since_s)
+    return replace(record, requests={**record.requests, token: changed})
 
 
 def _with_offer(record: MarketRecord, offer: str, after: OfferRecord) -> MarketRecord:

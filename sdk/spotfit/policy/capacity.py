@@ -230,6 +230,13 @@ def is_of_other_offer(view: View, token: Token) -> bool:
     return request.offer not in choice.workers
 
 
+def is_unwanted(view: View, token: Token) -> bool:
+    """Whether the group is of an offer that is neither chosen nor a standing request."""
+    choice, request = view.market.choice, view.market.requests.get(token)
+    is_standing = choice and request and request.offer == choice.standing_offer
+    return is_of_other_offer(view, token) and not is_standing
+
+
 def offer_request_due_s(view: View, offer: str) -> float:
     """Return when the offer may be requested again, as `JournalView.elapsed_s`; 0 for at once."""
     record = view.market.record_of(offer)
@@ -302,33 +309,23 @@ def surplus_groups(view: View, state: LeaderState) -> list[Token]:
 
 
 def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
-    """Granted groups of offers that are not chosen: none of their agents is connected.
+    """Granted groups of offers that are not wanted, once all workers have machines of others.
 
-    A request that only waits costs nothing, and is withdrawn at once; machines that start are
-    released once all workers have other machines.
+    None of their agents is connected. Before, a request that waits is kept: it costs nothing.
     """
-    choice = view.market.choice
-    if choice is None:
+    if state.is_headless or not _is_complete(view, state):
         return []
     connected = {status.member.token for status in state.members.values()}
     assigned = {one.token for one in view.round.assignments} if view.round is not None else set()
-    is_complete = bool(choice.workers) and not state.is_headless and _is_complete(view, state)
     return [
         token
-        for token, request in view.market.requests.items()
-        if request.offer not in (*choice.workers, choice.standing_offer)
+        for token in view.market.requests
+        if is_unwanted(view, token)
         and (group := view.groups.get(token)) is not None
         and group.handle is not None
         and group.active_nodes
         and token not in connected | assigned
-        and (is_complete or _waits_for_machines(state, token))
     ]
-
-
-def _waits_for_machines(state: LeaderState, token: Token) -> bool:
-    """Whether the backend reports that no machine of the group runs."""
-    status = state.group_statuses.get(token)
-    return status is not None and all(one.state is NodeState.WAITING for one in status.nodes)
 
 
 def _is_complete(view: View, state: LeaderState, *, without: AgentId | None = None) -> bool:
@@ -420,6 +417,10 @@ def boot_failure_reason(view: View) -> str | None:
     The limit is 20 per machine of the largest group. The scheduler then ends the run if too few
     slots are left.
     """
+    # Spot machines that are preempted while they boot are requested with pauses, and replaced by
+    # other offers; the image of the machines is not the reason.
+    if view.spec.cost.chooses_offers and view.has_started_agent:
+        return None
     group_sizes = [group.plan.num_nodes for group in view.groups.values() if group.role == "train"]
     if view.boot_failures <= _MAX_BOOT_FAILURES_PER_NODE * max(group_sizes, default=1):
         return None
@@ -481,7 +482,7 @@ def _loss_while_connected(
             reason = _REPLACED
         elif is_train and is_full and is_last_attempt(state, token, node):
             reason = "it was replaced because its backend would not restart it again"
-        elif is_train and is_full and is_of_other_offer(view, token):
+        elif is_train and is_full and is_unwanted(view, token):
             reason = "it was replaced by machines of another offer"
         elif is_train and _is_surplus_member(view, state, agent):
             reason = _NOT_NEEDED

@@ -55,6 +55,8 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     candidates = _candidates(view, state)
     if not candidates:
         return None
+    if view.spec.cost.deadline_ms is not None and state.wall_ms is None:
+        return view.market.choice  # the storage's clock is not measured yet
     running = _running_offer(view, state, candidates)
     goal = deadline_state(view, state, now)
     chosen = _choose(view, goal, candidates, running)
@@ -182,18 +184,19 @@ def _refused_s(view: View, state: LeaderState, offer: Offer) -> float | None:
     waiting_s = [
         state.elapsed_s - view.market.requests[token].planned_s
         for token in tokens
-        if _is_refused_meanwhile(view, state, token)
+        if _is_refused(view, state, token)
     ]
     if record.refused_since_s is not None:
         waiting_s.append(state.elapsed_s - record.refused_since_s)
     return max(waiting_s, default=None)
 
 
-def _is_refused_meanwhile(view: View, state: LeaderState, token: Token) -> bool:
-    """Whether a request that waits in a queue counts as refused."""
-    status = state.group_statuses.get(token)
-    waited_s = state.elapsed_s - view.market.requests[token].planned_s
-    return bool(status and status.refusal) or waited_s > start_time_s(view)
+def _is_refused(view: View, state: LeaderState, token: Token) -> bool:
+    """Whether a request that waits at the backend counts as refused."""
+    request, status = view.market.requests[token], state.group_statuses.get(token)
+    waited_s = state.elapsed_s - request.planned_s
+    has_reason = bool(status and status.refusal) or request.waiting_since_s is not None
+    return has_reason or waited_s > start_time_s(view)
 
 
 def _tokens_of(view: View, offer: str) -> list[Token]:
@@ -213,18 +216,27 @@ def _has_machines(state: LeaderState, token: Token) -> bool:
     return has_members or is_running
 
 
-def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candidate]) -> int | None:
-    """The offer whose machines train, else the one whose machines start."""
+def _running_offer(
+    view: View, state: LeaderState, candidates: Sequence[_Candidate]
+) -> int | None:
+    """The offer whose machines train, else the chosen one whose machines start.
+
+    On-demand machines that start do not count: they train nothing, so that spot machines may only
+    take their place with the slack of a run without machines.
+    """
     names = [one.offer.name for one in candidates]
     requests, choice = view.market.requests, view.market.choice
     trained = view.market.round.tokens if view.market.round is not None else ()
     offers = [requests[token].offer for token in trained if token in requests]
-    if choice is not None:
-        offers += [
-            name
-            for name in choice.workers
-            if any(not _is_refused_meanwhile(view, state, one) for one in _tokens_of(view, name))
-        ]
+    for name in choice.workers if choice is not None else ():
+        tokens = _tokens_of(view, name)
+        is_on_demand = any(
+            one.offer.name == name and one.offer.market is Market.ON_DEMAND for one in candidates
+        )
+        is_connected = any(one.member.token in tokens for one in state.members.values())
+        is_starting = any(not _is_refused(view, state, one) for one in tokens)
+        if is_connected or (is_starting and not is_on_demand):
+            offers.append(name)
     return next((names.index(name) for name in offers if name in names), None)
 
 
@@ -256,8 +268,9 @@ def _standing_offer(
     chosen: OfferChoice,
 ) -> str:
     """The refused spot offer that the run would move to; '' if there is none."""
+    # One set of spot machines at a time, unless others train.
     starts_spot = chosen.offer is not None and candidates[chosen.offer].state.market is Market.SPOT
-    if running is None and starts_spot:
+    if view.market.round is None and starts_spot:
         return ""
     wanted = []
     for index, (offer, offer_state) in enumerate(candidates):

@@ -226,7 +226,7 @@ def _record_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[L
 def _record_waiting_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     # In the journal, because the user's process does not observe the backend.
     change = partial_capacity.waiting_reason_change(view, state)
-    if view.round is None and change is not None:
+    if change is not None and (view.round is None or view.spec.cost.chooses_offers):
         yield AppendEvent(change)
 
 
