@@ -39,6 +39,9 @@ class CapacityTrace:
     spot_usd_per_hour: float | None = None
     """The recorded price of a machine, its mean where it changed; None if it was not recorded."""
     on_demand_usd_per_hour: float | None = None
+    spot_prices: tuple[tuple[float, float], ...] = ()
+    """The recorded changes of the spot price: (seconds since the start, US dollars per hour), in
+    order; empty if the recording has one price or none."""
 
     @property
     def max_capacity(self) -> int:
@@ -56,6 +59,10 @@ class CapacityTrace:
         return replace(
             self,
             points=_deduplicate(steps),
+            spot_prices=tuple(
+                (moment * duration_s / last, usd_per_hour)
+                for moment, usd_per_hour in self.spot_prices
+            ),
             sampling_interval_s=self.sampling_interval_s * duration_s / last,
             duration_s=self.duration_s * duration_s / last,
         )
@@ -81,6 +88,7 @@ def read_trace(path: Path) -> CapacityTrace:
             duration_s=points[-1][0] + interval_s if points else 0.0,
             spot_usd_per_hour=_mean_price(document, "spot_price"),
             on_demand_usd_per_hour=_mean_price(document, "on_demand_price"),
+            spot_prices=_spot_prices(document),
         )
     except OSError as error:
         raise ConfigError(f"The trace {path} cannot be read: {error}.") from error
@@ -96,6 +104,18 @@ def _mean_price(document: Mapping[str, Any], field: str) -> float | None:
     if isinstance(recorded, list):
         return statistics.fmean(map(float, recorded)) if recorded else None
     return None if recorded is None else float(recorded)
+
+
+def _spot_prices(document: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
+    recorded = document.get("spot_price")
+    if not isinstance(recorded, list):
+        return ()
+    gap_s = float(document["gap_seconds"])
+    changes: list[tuple[float, float]] = []
+    for n, usd_per_hour in enumerate(map(float, recorded)):
+        if not changes or changes[-1][1] != usd_per_hour:
+            changes.append((n * gap_s, usd_per_hour))
+    return tuple(changes)
 
 
 def _parse_counts(document: Mapping[str, Any]) -> Iterable[tuple[float, int]]:
