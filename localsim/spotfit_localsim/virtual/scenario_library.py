@@ -897,7 +897,7 @@ def _draw_event(rng: RandomStream) -> ScenarioEvent:
     return rng.choice(events)
 
 
-# --- deadlines and budgets --------------------------------------------------------------------------
+# --- deadlines and budgets ------------------------------------------------------------------------
 
 ON_DEMAND_ARRIVAL_S = 120.0
 """Longest time until on-demand machines of `deadline_scenario` are up, unless they are refused."""
@@ -909,6 +909,7 @@ _HOURLY_TIMING = RunTiming(
     lease_interval_s=10.0,
     lease_timeout_s=40.0,
     observe_interval_s=5.0,
+    journal_poll_interval_s=5.0,
     round_fill_timeout_s=20.0,
 )
 

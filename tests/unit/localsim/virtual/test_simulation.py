@@ -84,8 +84,10 @@ def test_record_of_the_cost_has_machines_rounds_and_releases() -> None:
     scenario = replace(
         plain, market=SimMarketConfig(offers=offers), events=(ReclaimMachine(AtStep(9), "leader"),)
     )
-    result = simulate(scenario, 1)
+    world = SimWorld(scenario, 1)
+    result = world.run()
     record = result.cost
+    assert result.violation is None
     assert record.finished_at_s is not None
     assert record.finished_at_s <= record.ended_at_s
     assert len(record.machines) == result.machine_count == 3
@@ -95,6 +97,7 @@ def test_record_of_the_cost_has_machines_rounds_and_releases() -> None:
     assert 3.6 < record.total_usd / result.machine_seconds * 3600 < 7.2
     assert [one.number for one in record.rounds] == [1, 2]
     assert [record.is_lost(one) for one in record.machines].count(True) == 1
+    assert set(world.network.network_by_host.values()) == {"sim-east"}
     assert {one.token for one in record.requests} == {token for token, _ in record.released_at_s}
 
 
