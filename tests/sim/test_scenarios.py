@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from spotfit.model.events import (
     CancelRequested,
@@ -16,9 +17,17 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
 )
+from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.model.offer import Market
 from spotfit.model.spec import FailureLimits
 from spotfit_localsim.traces import CapacityTrace
-from spotfit_localsim.virtual.market import SimMarketConfig
+from spotfit_localsim.virtual.cost_invariants import (
+    deadline_excuses,
+    find_early_stops,
+    find_missed_deadline,
+    find_unused_machines,
+)
+from spotfit_localsim.virtual.market import SimMarketConfig, SimOfferConfig
 from spotfit_localsim.virtual.scenario import (
     AtStep,
     BucketStall,
@@ -31,12 +40,14 @@ from spotfit_localsim.virtual.scenario import (
 )
 from spotfit_localsim.virtual.scenario_library import (
     LONG_WORKLOAD,
+    ON_DEMAND_ARRIVAL_S,
     SCENARIOS,
     agent_crash,
     all_machines_reclaimed_without_driver,
     budget_exhausted,
     checkpoint_retention,
     crash_loop,
+    deadline_scenario,
     deposed_leader,
     elastic_machine_loss,
     elastic_shrink_grow,
@@ -57,6 +68,7 @@ from spotfit_localsim.virtual.scenario_library import (
     uploads_outlive_workers,
     worker_crashes_within_budget,
 )
+from spotfit_localsim.virtual.sim_cloud import SimCloudProvisioner
 from spotfit_localsim.virtual.simulation import SimDesign, simulate
 
 
@@ -468,3 +480,62 @@ def test_ranks_that_return_at_different_steps_finish_and_name_the_unsaved_steps(
         ended = simulate(scenario, seed).view.fit_end
         assert ended is not None
         assert "rank 3 at step 13; the steps after 8 are in no checkpoint" in ended.last_save_error
+
+
+# --- offers ---------------------------------------------------------------------------------------
+
+
+class OnDemandProvisioner(SimCloudProvisioner):
+    """A client that requests the on-demand offer only."""
+
+    def plan(self, request: GroupRequest) -> GroupPlan:
+        offers = self._market.config.offers_at(0.0, self.name)
+        on_demand = next(one for one in offers if one.market is Market.ON_DEMAND)
+        return super().plan(structs.replace(request, offer=on_demand))
+
+
+TWO_OFFERS = SimMarketConfig(
+    offers=(
+        SimOfferConfig(name="spot", prices=((0.0, 1.0), (30.0, 2.0)), reclaims_per_hour=60.0),
+        SimOfferConfig(name="on_demand", market=Market.ON_DEMAND, prices=((0.0, 9.0),)),
+    )
+)
+
+
+def test_run_trains_on_the_first_offer_without_a_choice() -> None:
+    result = simulate(replace(plain, workload=LONG_WORKLOAD, market=TWO_OFFERS), 2)
+    assert {one.offer for one in result.cost.machines} == {"spot"}
+    assert any(one.reason.startswith("reclaimed") for one in result.cost.machines)
+    assert 1.0 < result.cost.total_usd / result.machine_seconds * 3600 < 2.0
+
+
+def test_explicit_offer_is_the_only_one_that_is_rented() -> None:
+    scenario = replace(plain, workload=LONG_WORKLOAD, market=TWO_OFFERS)
+    scenario = replace(scenario, events=(ReclaimMachine(AtStep(20), "all"),))
+    result = simulate(scenario, 2, SimDesign(provisioner=OnDemandProvisioner))
+    assert {one.offer for one in result.cost.machines} == {"on_demand"}
+    assert result.rounds == 1, "on-demand machines are not preempted"
+    assert result.cost.total_usd / result.machine_seconds * 3600 == pytest.approx(9.0)
+
+
+def test_machines_in_separate_networks_cannot_train_together() -> None:
+    offers = tuple(
+        SimOfferConfig(name=name, region=name, capacity=CapacityTrace(name, ((0.0, 1), (200.0, 2))))
+        for name in ("east", "west")
+    )
+    market = SimMarketConfig(offers=offers, rejects_when_full=False)
+    result = simulate(replace(plain, market=market), 0)
+    assert {one.offer for one in result.cost.machines} == {"east"}, "the network of the run"
+
+
+def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
+    scenario = deadline_scenario(4)
+    record = simulate(scenario, 4, SimDesign(provisioner=OnDemandProvisioner)).cost
+    limits = {"arrival_s": ON_DEMAND_ARRIVAL_S, "changeover_s": 600.0}
+    assert deadline_excuses(record, **limits) == ()
+    assert record.deadline_s is not None
+    assert record.finished_at_s is not None
+    assert record.finished_at_s <= record.deadline_s
+    assert find_missed_deadline(record, **limits) is None
+    assert find_unused_machines(record, set_size=1, unused_s=120.0, settle_s=60.0) is None
+    assert find_early_stops(record, restart_s=60.0) is None

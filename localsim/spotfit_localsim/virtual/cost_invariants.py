@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as with_
 
 from spotfit.core.ids import Token
@@ -49,6 +49,11 @@ class RoundRecord:
     closed_at_s: float | None = None
     cause: FailureCause | None = None
 
+    @property
+    def tokens(self) -> frozenset[Token]:
+        """The groups of its machines."""
+        return frozenset(token for token, _ in self.machines)
+
     def has(self, machine: MachineRecord) -> bool:
         """Whether the machine takes part in the round."""
         return (machine.token, machine.node) in self.machines
@@ -58,7 +63,7 @@ class RoundRecord:
 class CostRecord:
     """What a run has rented and done until `ended_at_s`."""
 
-    cost: CostSpec = CostSpec()
+    cost: CostSpec = field(default_factory=CostSpec)
     machines: tuple[MachineRecord, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
     rounds: tuple[RoundRecord, ...] = ()
@@ -201,7 +206,7 @@ def find_exceeded_budget(record: CostRecord, *, margin_usd: float) -> str | None
     return f"${record.total_usd:.2f} were billed; the budget is ${budget_usd:.2f}"
 
 
-# --- machines beside those that train ---------------------------------------------------------------
+# --- machines beside those that train -------------------------------------------------------------
 
 
 def find_unused_machines(
@@ -237,7 +242,8 @@ def _unused_machine(record: CostRecord, machine: MachineRecord, unused_s: float)
 
 def _training_span(record: CostRecord, one: RoundRecord) -> tuple[float, float]:
     """The start and the end of the training in the round, which are equal if there was none."""
-    end_s = record.ended_at_s if one.closed_at_s is None else one.closed_at_s
+    ends_s = (one.closed_at_s, record.finished_at_s, record.ended_at_s)
+    end_s = min(end_s for end_s in ends_s if end_s is not None)
     return (end_s if one.trains_from_s is None else one.trains_from_s), end_s
 
 
@@ -264,7 +270,12 @@ def _too_many_beside(record: CostRecord, *, set_size: int, settle_s: float) -> s
     return None
 
 
-# --- changes ----------------------------------------------------------------------------------------
+# --- changes --------------------------------------------------------------------------------------
+
+
+# Rounds are closed for other causes although no machine is lost: a network that is interrupted, a
+# leader that is suspended, an error of the user's code.
+_CAUSES_OF_CHANGES = (FailureCause.RESIZE, FailureCause.PREEMPTION)
 
 
 def find_early_stops(record: CostRecord, *, restart_s: float) -> str | None:
@@ -279,12 +290,13 @@ def find_early_stops(record: CostRecord, *, restart_s: float) -> str | None:
         if closed_s is None or _has_loss(record, before):
             continue
         for token, at_s in record.released_at_s:
-            if before.opened_at_s < at_s < closed_s and token in dict(before.machines):
+            if before.opened_at_s < at_s < closed_s and token in before.tokens:
                 return f"{token} was released while round {before.number} trained with it"
-        is_same = {offers.get(token) for token, _ in before.machines} == {
-            offers.get(token) for token, _ in after.machines
-        }
-        if is_same or before.cause is not FailureCause.RESIZE or after.trains_from_s is None:
+        offers_before, offers_after = (
+            {offers.get(token) for token in one.tokens} for one in (before, after)
+        )
+        is_change = offers_before != offers_after and before.cause in _CAUSES_OF_CHANGES
+        if not is_change or after.trains_from_s is None:
             continue
         gap_s = after.trains_from_s - closed_s
         if gap_s > restart_s:

@@ -722,6 +722,9 @@ class InvariantChecker:
         elif scenario.may_exceed_time_budget and "time budget" in fit_end.reason:
             if fit_end.outcome != "cancelled":
                 self.report_violation(f"the run ended {fit_end.outcome} ({fit_end.reason})")
+        elif scenario.may_exhaust_budget and "budget" in fit_end.reason:
+            if fit_end.outcome == "failed":
+                self.report_violation(f"the run ended {fit_end.outcome} ({fit_end.reason})")
         elif fit_end.outcome != expected_outcome and not self._is_like_a_firewall(scenario):
             self.report_violation(
                 f"the run ended {fit_end.outcome} ({fit_end.reason}), expected {expected_outcome}"

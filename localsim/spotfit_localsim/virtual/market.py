@@ -142,9 +142,7 @@ def price_at(prices: tuple[PriceChange, ...], now: float) -> float:
 def cost_usd(prices: tuple[PriceChange, ...], start_s: float, end_s: float) -> float:
     """Return the cost of one machine from `start_s` to `end_s`, each second at its own price."""
     changes = [
-        moment
-        for moment, _ in prices[_last_change(prices, start_s) :]
-        if start_s < moment < end_s
+        moment for moment, _ in prices[_last_change(prices, start_s) :] if start_s < moment < end_s
     ]
     return sum(
         price_at(prices, since) * (until - since) / 3600
@@ -303,7 +301,9 @@ class SimMarket:
         """Draw whether a machine ends with an error instead of starting its agent."""
         probability = self.config.failed_start_probability
         # No draw without the fault: scenarios without it keep their random streams.
-        return not self.are_faults_stopped and probability > 0 and self.stream.bernoulli(probability)
+        return (
+            not self.are_faults_stopped and probability > 0 and self.stream.bernoulli(probability)
+        )
 
     def reject_credentials_until(self, until_s: float) -> None:
         """Reject every API call until that virtual time."""

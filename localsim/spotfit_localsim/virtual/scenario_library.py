@@ -6,11 +6,23 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from spotfit.model.spec import FailureLimits, HangDetectionConfig, RetentionConfig, RunTiming
+from spotfit.model.offer import Market
+from spotfit.model.spec import (
+    CostSpec,
+    FailureLimits,
+    HangDetectionConfig,
+    RetentionConfig,
+    RunTiming,
+)
 from spotfit_localsim.random_streams import RandomStream, SeededStreams
 from spotfit_localsim.traces import CapacityTrace
 from spotfit_localsim.virtual.faults import FaultConfig
-from spotfit_localsim.virtual.market import SimMarketConfig
+from spotfit_localsim.virtual.market import (
+    SimMarketConfig,
+    SimOfferConfig,
+    price_at,
+    random_outages,
+)
 from spotfit_localsim.virtual.scenario import (
     AtStep,
     AtTime,
@@ -31,6 +43,7 @@ from spotfit_localsim.virtual.scenario import (
     SimNetworkConfig,
     TargetSelector,
 )
+from spotfit_localsim.virtual.sim_cloud import PROVISIONER_NAME
 from spotfit_localsim.virtual.workload import UserCrash, ValidationWorkload, Workload
 
 ORDINARY_FAULTS = FaultConfig(
@@ -880,5 +893,183 @@ def _draw_event(rng: RandomStream) -> ScenarioEvent:
         CrashAgent(trigger, target),
         IsolateHost(trigger, rng.uniform(1.0, 60.0), target, *rng.choice(_PARTITION_DIRECTIONS)),
         BucketOutage(trigger, rng.uniform(1.0, 60.0)),
+    )
+    return rng.choice(events)
+
+
+# --- deadlines and budgets ------------------------------------------------------------------------
+
+ON_DEMAND_ARRIVAL_S = 120.0
+"""Longest time until on-demand machines of `deadline_scenario` are up, unless they are refused."""
+_ON_DEMAND_USD = 10.0
+# Hours of virtual time: with the default intervals most events would be heartbeats.
+_HOURLY_TIMING = RunTiming(
+    heartbeat_interval_s=5.0,
+    heartbeat_timeout_s=30.0,
+    lease_interval_s=10.0,
+    lease_timeout_s=40.0,
+    observe_interval_s=5.0,
+    journal_poll_interval_s=5.0,
+    round_fill_timeout_s=20.0,
+)
+
+
+def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
+    """Return a run with a deadline on an adversarial spot market, drawn from the seed.
+
+    The deadline leaves one changeover of `changeover_s` and 1.08 to 1.9 times the training time.
+    There are one to four spot offers and one on-demand offer in one region. On-demand machines are
+    never lost. They are up after `ON_DEMAND_ARRIVAL_S` at most, and refused in a fifth of the
+    scenarios.
+    """
+    rng = SeededStreams(seed).stream("deadline")
+    workers = rng.choice([1, 2, 2, 3])
+    workload = Workload(
+        steps=rng.randint(90, 300),
+        step_s=(10.0, 10.5),
+        report_every=1,
+        save_every=rng.choice([2, 5, 10]),
+        upload_s=(0.5, 5.0),
+        uploads_in_background=True,
+        uses_snapshots=rng.bernoulli(0.5),
+        saves_at_end=True,
+    )
+    training_s = workload.steps * workload.step_s[1] * 1.02
+    deadline_s = training_s * rng.uniform(1.08, 1.9) + changeover_s
+    market = _draw_offers(rng, machines=workers, duration_s=deadline_s + changeover_s)
+    return Scenario(
+        f"deadline {seed}",
+        num_workers=workers,
+        min_workers=1 if workers > 1 and rng.bernoulli(0.25) else None,
+        slots_per_machine=1,
+        workload=workload,
+        market=market,
+        faults=_draw_short_faults(rng),
+        timing=_HOURLY_TIMING,
+        cost=CostSpec(
+            offers=market.offers_at(0.0, PROVISIONER_NAME),
+            deadline_ms=round(deadline_s * 1000),
+            uses_on_demand=True,
+            training_time_s=training_s,
+        ),
+        laptop=LaptopConfig(
+            dies_at_s=rng.uniform(10.0, deadline_s) if rng.bernoulli(0.3) else None,
+            sweep_interval_s=90.0,
+        ),
+        events=tuple(_draw_short_event(rng, deadline_s) for _ in range(rng.choice([0, 1, 2, 4]))),
+        wall_clock_error_s=rng.choice([0.0, 5.0, 7200.0]),
+        clock_skew=rng.choice([0.0, 0.0005]),
+        faults_duration_s=deadline_s + changeover_s,
+        completion_timeout_s=2 * training_s + 3600.0,
+        release_timeout_s=300.0,
+    )
+
+
+def budget_scenario(seed: int) -> Scenario:
+    """Return a run with a budget that may be too small, drawn from the seed; half have a deadline.
+
+    The budget is 0.3 to 2 times the cost of the training on the cheapest offer without any loss.
+    """
+    scenario = deadline_scenario(seed)
+    rng = SeededStreams(seed).stream("budget")
+    hours = (scenario.cost.training_time_s or 0.0) / 3600
+    cheapest_usd = min(price_at(one.prices, 0.0) for one in scenario.market.offers)
+    cost = structs.replace(
+        scenario.cost,
+        budget_usd=round(rng.uniform(0.3, 2.0) * scenario.num_workers * hours * cheapest_usd, 2),
+        deadline_ms=scenario.cost.deadline_ms if rng.bernoulli(0.5) else None,
+    )
+    cost = structs.replace(cost, uses_on_demand=cost.deadline_ms is not None)
+    return replace(scenario, name=f"budget {seed}", cost=cost, may_exhaust_budget=True)
+
+
+def _draw_offers(rng: RandomStream, *, machines: int, duration_s: float) -> SimMarketConfig:
+    zones = "abcd"[: rng.choice([1, 1, 2, 3, 4])]
+    spot = tuple(
+        _draw_spot_offer(rng, zone, machines=machines, duration_s=duration_s) for zone in zones
+    )
+    on_demand = SimOfferConfig(
+        name="on_demand",
+        market=Market.ON_DEMAND,
+        prices=((0.0, _ON_DEMAND_USD),),
+        boot_s=(20.0, ON_DEMAND_ARRIVAL_S - 40.0),
+        grant_delay_s=(0.0, 30.0),
+        refusal_probability=0.5 if rng.bernoulli(0.2) else 0.0,
+        max_refused_s=300.0,
+    )
+    return SimMarketConfig(
+        offers=(*spot, on_demand),
+        notice_probability=rng.random(),
+        notice_s=rng.choice([5.0, 30.0, 120.0]),
+        drop_notice_probability=rng.choice([0.0, 0.0, 0.5, 1.0]),
+        rejects_when_full=rng.bernoulli(0.5),
+        clean_close_probability=rng.random(),
+        lost_response_probability=rng.choice([0.0, 0.0, 0.05]),
+    )
+
+
+def _draw_spot_offer(
+    rng: RandomStream, zone: str, *, machines: int, duration_s: float
+) -> SimOfferConfig:
+    """Draw a zone that is steady, has outages, flaps, dries up, is always full, or loses machines
+    directly after their start."""
+    first_usd = _ON_DEMAND_USD / rng.choice([1.05, 1.5, 3.0, 5.0]) * rng.uniform(0.8, 1.2)
+    times = sorted(rng.uniform(0.0, duration_s) for _ in range(rng.choice([0, 1, 3, 8])))
+    changes = tuple((time, first_usd * rng.uniform(0.5, 2.5)) for time in times)
+    offer = SimOfferConfig(
+        name=f"spot-{zone}",
+        prices=((0.0, first_usd), *changes),
+        zone=f"sim-east-{zone}",
+        boot_s=(5.0, rng.choice([20.0, 120.0])),
+        refusal_probability=rng.choice([0.0, 0.3]),
+        reclaims_per_hour=rng.choice([0.0, 0.5, 3.0, 12.0]),
+    )
+    outages_s = {"outages": (1200.0, 600.0), "flapping": (60.0, 60.0)}
+    match rng.choice(["steady", "outages", "flapping", "dry", "full", "early losses"]):
+        case "outages" | "flapping" as kind:
+            available_s, outage_s = outages_s[kind]
+            trace = random_outages(
+                rng,
+                machines=machines + rng.choice([-1, 0, 2]),
+                mean_available_s=available_s,
+                mean_outage_s=outage_s,
+                duration_s=duration_s,
+            )
+            return replace(offer, capacity=trace)
+        case "dry":
+            end_s = rng.uniform(0.0, duration_s)
+            points = ((0.0, machines), (end_s, 0))
+            return replace(offer, capacity=CapacityTrace("dries up", points))
+        case "full":
+            return replace(offer, capacity=CapacityTrace("full", ((0.0, 0),)))
+        case "early losses":
+            return replace(offer, early_loss_probability=0.7, early_loss_s=(0.0, 60.0))
+        case _:
+            return offer
+
+
+def _draw_short_faults(rng: RandomStream) -> FaultConfig:
+    """Draw faults of the bucket that delay a change of machines by seconds only."""
+    if rng.bernoulli(0.3):
+        return FaultConfig()
+    return FaultConfig(
+        lost_request_probability=rng.choice([0.0, 0.01, 0.05]),
+        lost_response_probability=rng.choice([0.0, 0.01, 0.05]),
+        slow_request_probability=rng.choice([0.0, 0.02]),
+        freeze_probability=rng.choice([0.0, 0.0002]),
+        freeze_s=(0.2, 5.0),
+    )
+
+
+def _draw_short_event(rng: RandomStream, latest_s: float) -> ScenarioEvent:
+    """Draw the loss of a spot machine, or an interruption that is shorter than the timeouts."""
+    trigger = AtTime(rng.uniform(10.0, latest_s))
+    events: tuple[ScenarioEvent, ...] = (
+        ReclaimMachine(trigger, "leader"),
+        ReclaimMachine(trigger, "leader", with_notice=True),
+        ReclaimMachine(trigger, "all"),
+        FreezeAgent(trigger, rng.uniform(1.0, 20.0), "leader"),
+        BucketOutage(trigger, rng.uniform(1.0, 15.0)),
+        BucketStall(trigger, rng.uniform(1.0, 15.0)),
     )
     return rng.choice(events)

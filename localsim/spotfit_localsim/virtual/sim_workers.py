@@ -293,6 +293,11 @@ class SimWorker:
         self._process_group.add(self)
         self._schedule(0.0)
 
+    @property
+    def progress(self) -> float:
+        """The share of the work that is done, from 0 to 1, as the user's code reports it."""
+        return self._context.training.progress_at(self.state.step)
+
     # --- messages and signals ----------------------------------------------------------------
 
     def receive(self, frame: ToWorker) -> None:
@@ -631,7 +636,7 @@ class SimWorker:
         self._report_count += 1
         if self.rank == 0:
             position = (self.round, self._report_count - 1)
-            self._context.training.reported_steps[position] = self.state.step
+            self._context.training.record_report(position, self.state.step)
         return self._report_count - 1
 
     def _metrics(self) -> msgspec.Raw:

@@ -155,6 +155,7 @@ class SimWorld:
         self._processes: list[SimProcess] = []
         self._run_ended_at: float | None = None
         self._timed_entries: list[TimedEntry] = []
+        self._wall_clock_errors_s: dict[str, float] = {}
         self._faults_stopped = False
         self._launch = AgentLaunchSpec("sim://run", RUN_ID, "not a secret", ("sim",))
         self._dependencies = self._create_dependencies()
@@ -468,8 +469,10 @@ class SimWorld:
         largest_s = self.scenario.wall_clock_error_s
         if largest_s is None:
             return 0
-        stream = self._random_streams.stream(f"wall clock of {process.name}")
-        return round((self.engine.now + stream.uniform(-largest_s, largest_s)) * 1000)
+        if process.name not in self._wall_clock_errors_s:
+            stream = self._random_streams.stream(f"wall clock of {process.name}")
+            self._wall_clock_errors_s[process.name] = stream.uniform(-largest_s, largest_s)
+        return round((self.engine.now + self._wall_clock_errors_s[process.name]) * 1000)
 
     def _new_name(self, kind: str) -> str:
         number = self._name_counters[kind] = self._name_counters.get(kind, 0) + 1

@@ -146,8 +146,20 @@ class SimTraining:
     """Steps that are in memory, by round, without those that were rolled back."""
     reported_steps: dict[tuple[int, int], int] = field(default_factory=dict)
     """The step that rank 0 has reported, by round and report index."""
+    reported_progress: dict[tuple[int, int], float] = field(default_factory=dict)
+    """The share of the work that was done at that report, from 0 to 1."""
     step_listeners: list[Callable[[int], None]] = field(default_factory=list)
     """Called with every step that is executed for the first time."""
+
+    def progress_at(self, step: int) -> float:
+        """Return the share of the work that is done after `step` steps, from 0 to 1."""
+        # Extra steps of one rank are no further progress.
+        return min(1.0, step / self.workload.steps)
+
+    def record_report(self, position: tuple[int, int], step: int) -> None:
+        """Record that rank 0 has made the report of that round and index after `step` steps."""
+        self.reported_steps[position] = step
+        self.reported_progress[position] = self.progress_at(step)
 
     def record_step(self, step: int) -> None:
         """Record that the group has executed the step."""

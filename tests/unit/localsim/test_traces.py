@@ -36,6 +36,15 @@ def test_recorded_prices_are_read(tmp_path: Path, recorded: Any, expected: float
     assert (read.spot_usd_per_hour, read.on_demand_usd_per_hour) == (expected, 4.0)
 
 
+def test_recorded_price_changes_follow_the_stretched_trace(tmp_path: Path) -> None:
+    trace = {"kind": "availability", "gap_seconds": 600, "data": [4, 4, 0, 2]}
+    read = read_trace(write_trace(tmp_path, trace | {"spot_price": [1.5, 1.5, 2, 1.5]}))
+    assert read.spot_prices == ((0.0, 1.5), (1200.0, 2.0), (1800.0, 1.5))
+    stretched = read.rescaled(duration_s=180.0, max_machines=4)
+    assert stretched.spot_prices == ((0.0, 1.5), (120.0, 2.0), (180.0, 1.5))
+    assert read_trace(write_trace(tmp_path, trace | {"spot_price": 1.5})).spot_prices == ()
+
+
 def test_count_series_is_sorted_by_time(tmp_path: Path) -> None:
     rows = [["2021-12-10T13:08:45", 70], ["2021-12-10T13:07:45", 80], ["2021-12-10T13:09:45", 70]]
     trace = {"kind": "count-series", "rows": rows}

@@ -1,7 +1,7 @@
 """Each violated invariant is reported with its text; correct runs are accepted."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec import structs
@@ -451,4 +451,18 @@ def test_only_a_scenario_with_a_time_budget_may_end_by_it(
     harness.write(FitEnded(outcome="cancelled", reason=reason))
     scenario = Scenario("ends early", time_budget_s=20.0, may_exceed_time_budget=may_exceed)
     harness.checker.check_end(scenario)
+    assert len(harness.violations) == expected
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "expected"),
+    [("cancelled", "the budget is used up", 0), ("failed", "the budget", 1), ("failed", "", 1)],
+)
+def test_scenario_with_a_small_budget_may_end_by_it_but_not_fail(
+    outcome: Literal["cancelled", "failed"], reason: str, expected: int
+) -> None:
+    harness = CheckerHarness()
+    harness.begin()
+    harness.write(FitEnded(outcome=outcome, reason=reason))
+    harness.checker.check_end(Scenario("ends early", may_exhaust_budget=True))
     assert len(harness.violations) == expected

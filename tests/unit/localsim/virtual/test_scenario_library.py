@@ -1,7 +1,13 @@
 """Named scenarios, and random scenarios that depend on their seed only."""
 
+from spotfit.model.offer import Market
 from spotfit_localsim.virtual.scenario import InvalidCredentials, KillForMemory
-from spotfit_localsim.virtual.scenario_library import SCENARIOS, random_scenario
+from spotfit_localsim.virtual.scenario_library import (
+    SCENARIOS,
+    budget_scenario,
+    deadline_scenario,
+    random_scenario,
+)
 
 
 def test_scenario_names_are_unique() -> None:
@@ -42,3 +48,42 @@ def test_number_of_memory_kills_is_within_the_retry_budget() -> None:
     for scenario in (random_scenario(seed) for seed in range(1000, 1200)):
         kills = sum(isinstance(event, KillForMemory) for event in scenario.events)
         assert len(scenario.workload.crashes) + kills <= scenario.failure_limits.worker
+
+
+def test_deadlines_leave_the_training_time_and_a_changeover() -> None:
+    assert deadline_scenario(3) == deadline_scenario(3)
+    for scenario in map(deadline_scenario, range(200)):
+        deadline_ms, training_s = scenario.cost.deadline_ms, scenario.cost.training_time_s
+        assert deadline_ms is not None
+        assert training_s is not None
+        assert training_s > scenario.workload.steps * scenario.workload.step_s[1]
+        assert 1.08 <= (deadline_ms / 1000 - 600.0) / training_s <= 1.9001
+        assert deadline_ms / 1000 < scenario.faults_duration_s, "the market recovers after it"
+
+
+def test_deadline_scenarios_offer_spot_zones_and_on_demand_machines() -> None:
+    scenarios = [deadline_scenario(seed) for seed in range(200)]
+    for scenario in scenarios:
+        markets = [offer.market for offer in scenario.cost.offers]
+        assert markets.count(Market.ON_DEMAND) == 1
+        assert {offer.network for offer in scenario.cost.offers} == {"sim-east"}
+        assert scenario.cost.uses_on_demand
+    assert {len(scenario.cost.offers) for scenario in scenarios} == {2, 3, 4, 5}
+    spot = [one for scenario in scenarios for one in scenario.market.offers[:-1]]
+    assert any(one.early_loss_probability for one in spot)
+    assert any(one.capacity and one.capacity.max_capacity == 0 for one in spot)
+    assert any(one.capacity and len(one.capacity.points) > 30 for one in spot)
+    assert any(len(one.prices) > 3 for one in spot)
+    refuses = [scenario.market.offers[-1].refusal_probability > 0 for scenario in scenarios]
+    assert 0.1 < sum(refuses) / len(refuses) < 0.3
+    assert any(scenario.min_workers == 1 for scenario in scenarios)
+    assert any(scenario.wall_clock_error_s for scenario in scenarios)
+    assert any(scenario.market.drop_notice_probability for scenario in scenarios)
+
+
+def test_budget_scenarios_have_a_budget_and_sometimes_a_deadline() -> None:
+    scenarios = [budget_scenario(seed) for seed in range(60)]
+    assert all(scenario.may_exhaust_budget for scenario in scenarios)
+    assert all((scenario.cost.budget_usd or 0.0) > 0 for scenario in scenarios)
+    with_deadline = sum(scenario.cost.deadline_ms is not None for scenario in scenarios)
+    assert 15 < with_deadline < 45

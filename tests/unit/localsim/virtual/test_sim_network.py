@@ -187,3 +187,11 @@ def test_reset_connection_is_reported_to_both_ends() -> None:
     assert [type(event) for event in harness.events("one")] == [LeaderDisconnected]
     assert [type(event) for event in harness.events("leader")] == [AgentDisconnected]
     assert not harness.network.connections
+
+
+def test_hosts_of_different_networks_cannot_connect() -> None:
+    harness = NetworkHarness("leader", "one", "two")
+    harness.network.network_by_host.update(leader="east", one="west", two="east")
+    assert harness.network.is_blocked("one", "leader")
+    assert harness.network.is_blocked("leader", "one")
+    assert not harness.network.is_blocked("two", "leader")

@@ -128,6 +128,7 @@ def test_worker_runs_reports_returns_and_exits() -> None:
     )
     assert harness.exits == [WorkerExited(1, 0, "exited with code 0", is_clean=True)]
     assert not harness.pools[0].has_workers
+    assert harness.training.reported_progress == {(1, 0): 0.5, (1, 1): 1.0}
 
 
 def test_checkpoint_is_named_written_and_reported_as_saved() -> None:

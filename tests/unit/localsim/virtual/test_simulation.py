@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spotfit_localsim.virtual.invariants import InvariantViolation
+from spotfit_localsim.virtual.market import SimMarketConfig, SimOfferConfig
 from spotfit_localsim.virtual.scenario import (
     AtStep,
     AtTime,
@@ -76,3 +77,35 @@ def test_sweeps_run_after_the_laptop_is_off() -> None:
         line.actor == "laptop" and line.text == "is switched off" for line in result.timeline
     )
     assert any(line.actor.startswith("sweep") for line in result.timeline)
+
+
+def test_record_of_the_cost_has_machines_rounds_and_releases() -> None:
+    offers = (SimOfferConfig(name="spot", prices=((0.0, 3.6), (20.0, 7.2))),)
+    scenario = replace(
+        plain, market=SimMarketConfig(offers=offers), events=(ReclaimMachine(AtStep(9), "leader"),)
+    )
+    world = SimWorld(scenario, 1)
+    result = world.run()
+    record = result.cost
+    assert result.violation is None
+    assert record.finished_at_s is not None
+    assert record.finished_at_s <= record.ended_at_s
+    assert len(record.machines) == result.machine_count == 3
+    assert sum(one.billed_s(record.ended_at_s) for one in record.machines) == pytest.approx(
+        result.machine_seconds
+    )
+    assert 3.6 < record.total_usd / result.machine_seconds * 3600 < 7.2
+    assert [one.number for one in record.rounds] == [1, 2]
+    assert [record.is_lost(one) for one in record.machines].count(True) == 1
+    assert set(world.network.network_by_host.values()) == {"sim-east"}
+    assert {one.token for one in record.requests} == {token for token, _ in record.released_at_s}
+
+
+def test_wall_clocks_of_processes_differ_by_the_error_of_the_scenario() -> None:
+    still = simulate(plain, 1)
+    assert {entry.written_at_ms for entry in still.entries} == {0}
+    result = simulate(replace(plain, wall_clock_error_s=500.0), 1)
+    written_ms = [entry.written_at_ms for entry in result.entries]
+    assert len({one // 100_000 for one in written_ms}) > 1
+    assert max(map(abs, written_ms)) <= (500.0 + result.duration_s) * 1000
+    assert result.duration_s == still.duration_s

@@ -57,3 +57,10 @@ def test_all_ranks_roll_back_after_the_same_reports_and_discard_later_snapshots(
     training.snapshot_steps = {1: {8}, 2: {12}, 3: {14}}
     training.record_rollback(2)
     assert training.snapshot_steps == {3: {14}}
+
+
+def test_progress_is_the_share_of_the_steps() -> None:
+    training = SimTraining(Workload(steps=8))
+    training.record_report((1, 0), 2)
+    training.record_report((1, 1), 9)
+    assert training.reported_progress == {(1, 0): 0.25, (1, 1): 1.0}
