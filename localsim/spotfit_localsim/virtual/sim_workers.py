@@ -560,7 +560,11 @@ class SimWorker:
         validation = self._context.training.validation_request(self.state.step)
         self._send(
             FilesReport(
-                report_index=n, metrics=body, checkpoint_dir_name=name, validation=validation
+                report_index=n,
+                metrics=body,
+                checkpoint_dir_name=name,
+                validation=validation,
+                progress=self.progress,
             )
         )
         while n not in {one.report_index for one in self._received(CheckpointNamed)}:
@@ -596,9 +600,13 @@ class SimWorker:
         segment = yield from self._write_snapshot(n)
         self._snapshots_with_agent.add(n)
         self._uncommitted_snapshots.add(n)
-        self._pool.add_snapshot(
-            self, SnapshotReport(report_index=n, metrics=self._metrics(), segment=str(segment.path))
+        report = SnapshotReport(
+            report_index=n,
+            metrics=self._metrics(),
+            segment=str(segment.path),
+            progress=self.progress,
         )
+        self._pool.add_snapshot(self, report)
 
     def _write_snapshot(self, n: int | None) -> Generator[float | None, None, ShmSegment]:
         """Write into the older segment while the agent may still upload the newer one."""
@@ -876,6 +884,7 @@ class SimWorkerPool:
                 metrics=snapshot.metrics,
                 incremental=True,
                 step=worker.state.step,
+                progress=snapshot.progress,
             )
         )
         self.emit(WorkerFramesReceived(worker.round, worker.rank, [msgspec.Raw(files)]))

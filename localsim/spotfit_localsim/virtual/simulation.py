@@ -126,6 +126,7 @@ class SimWorld:
         self._active_faults = ActiveFaults(scenario.faults)
         self._training = SimTraining(scenario.workload)
         self.bucket = SimBucket()
+        self.bucket.clock = lambda: self.engine.now
         self.checker = InvariantChecker(
             self.bucket.objects,
             self._training,
