@@ -29,7 +29,7 @@ from spotfit.model.leader_state import LeaderState, Training
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
 from spotfit.policy import offer_choice
-from spotfit.policy.capacity import network_in_use, offer_request_due_s
+from spotfit.policy.capacity import missing_by_offer, network_in_use, offer_request_due_s
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.offer_choice import OfferChoice, OfferState
 
@@ -219,16 +219,20 @@ def _has_machines(state: LeaderState, token: Token) -> bool:
 def _running_offer(
     view: View, state: LeaderState, candidates: Sequence[_Candidate]
 ) -> int | None:
-    """The offer whose machines train, else the chosen one whose machines start.
+    """The offer whose machines train, else the chosen one whose machines all start.
 
-    On-demand machines that start do not count: they train nothing, so that spot machines may only
-    take their place with the slack of a run without machines.
+    After the loss of a machine the choice is made again, as for a run without machines. On-demand
+    machines that start do not count: they train nothing, so that spot machines may only take their
+    place with the slack of a run without machines.
     """
     names = [one.offer.name for one in candidates]
     requests, choice = view.market.requests, view.market.choice
     trained = view.market.round.tokens if view.market.round is not None else ()
     offers = [requests[token].offer for token in trained if token in requests]
+    missing = dict(missing_by_offer(view, state))
     for name in choice.workers if choice is not None else ():
+        if name in missing:
+            continue
         tokens = _tokens_of(view, name)
         is_on_demand = any(
             one.offer.name == name and one.offer.market is Market.ON_DEMAND for one in candidates
