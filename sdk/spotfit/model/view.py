@@ -40,9 +40,11 @@ from spotfit.model.events import (
     JournalEntry,
     JournalEvent,
     LeaderElected,
+    MachinesObserved,
     NodeLost,
     PreemptedNodes,
     PreemptionNoticed,
+    PricesChanged,
     RankFailure,
     RoundClosed,
     RoundOpened,
@@ -53,9 +55,11 @@ from spotfit.model.events import (
 )
 from spotfit.model.failure_model import LifetimeHistogram
 from spotfit.model.group import GroupHandle, GroupPlan, Role
+from spotfit.model.offer import Offer
 from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Notice, Round
+from spotfit.model.usage import Usage, fold_usage
 
 # A dropped checkpoint is kept in the view until its files are deleted, which a new leader may have
 # to do. 64 is far more than one leader leaves undone, and limits the size of the view.
@@ -123,6 +127,8 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a machine ended with an error before its agent joined."""
     waiting_reason: str = ""
     """The backend's reason why machines of it do not run yet; '' if it has given none."""
+    offer: Offer | None = None
+    """The offer of its request; None if the backend chooses."""
 
     @property
     def is_pending(self) -> bool:
@@ -283,6 +289,8 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
     """How long the fit has lasted at least when the last entry was written."""
     fit_end: FitEnded | None = None
+    usage: Usage = Usage()
+    """The machine-hours of all fits."""
     # For display only: they are of the clocks of two machines.
     fit_started_at_ms: int = 0
     """When the last fit was started, in ms since 1970; 0 if unknown."""
@@ -421,6 +429,7 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView:
         after,
         next_slot=view.next_slot + 1,
         run_id=view.run_id or entry.run_id,
+        usage=fold_usage(view.usage, entry),
         elapsed_s=max(after.elapsed_s, entry.elapsed_s),
     )
 
@@ -465,6 +474,8 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
         case FitEnded():
             # Groups stay in the view until they are released.
             return replace(view, fit_end=event, round=None, current_validation=None)
+        case MachinesObserved() | PricesChanged():
+            return view  # see `fold_usage`
     assert_never(event)
 
 
@@ -545,7 +556,9 @@ def _apply_group_event(
                     for token, group in groups.items()
                     if group.role != "validate" or not group.is_closed
                 }
-            planned = MachineGroup(plan=plan, role=request.role, planned_slot=view.next_slot)
+            planned = MachineGroup(
+                plan=plan, role=request.role, planned_slot=view.next_slot, offer=request.offer
+            )
             return replace(view, groups={**groups, plan.token: planned})
         case GroupSubmitted(token=token, handle=handle):
             submitted = _with_group(view, token, replace(view.groups[token], handle=handle))
