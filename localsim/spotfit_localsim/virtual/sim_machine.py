@@ -66,7 +66,10 @@ class CheckedLedger(Ledger):
 
     def __init__(self, dependencies: SimDependencies, process: SimProcess) -> None:
         super().__init__(
-            dependencies.open_store(process), dependencies.run_id, AgentId(process.name)
+            dependencies.open_store(process),
+            dependencies.run_id,
+            AgentId(process.name),
+            wall_ms=process.wall_ms,
         )
         self._on_entry_applied = dependencies.on_entry_applied
         # The checker also sees the entries that are read before a listener is set.

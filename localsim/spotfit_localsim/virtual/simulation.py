@@ -13,13 +13,20 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
-from spotfit.model.spec import RunSpec, ValidationSpec
+from spotfit.model.offer import Market, Offer, Price
+from spotfit.model.spec import CostSpec, RunSpec, ValidationSpec
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import UNREACHABLE_EXIT_CODES, AgentLaunchSpec
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit_localsim.random_streams import SeededStreams
-from spotfit_localsim.virtual.engine import Engine, SimClock, SimProcess, simulation_patches
+from spotfit_localsim.virtual.engine import (
+    Engine,
+    SimClock,
+    SimProcess,
+    simulation_patches,
+    wall_ms,
+)
 from spotfit_localsim.virtual.faults import ActiveFaults, FaultyConnection, ProcessFaultInjector
 from spotfit_localsim.virtual.invariants import InvariantChecker, InvariantViolation
 from spotfit_localsim.virtual.market import SimMarket
@@ -67,9 +74,23 @@ RUN_ID = RunId("5" * 32)
 RUN_KEY = RunKey(b"run key of all simulated runs ..", RUN_ID)
 # How often the end of the run is checked, in virtual time.
 _CHECK_INTERVAL_S = 1.0
+# How long the simulation continues after the end, for processes that record the last ends.
+_RECORD_TIMEOUT_S = 30.0
+# Of the clock of an object store, and of the time that its answer takes.
+_WALL_SKEW_S = 0.2
 _SPOTFIT_FOLDER = keys.RESERVED_PREFIX.rstrip("/")
 _BACKGROUND_CALLS_FRACTION = 0.75
 """The fraction of simulations in which slow calls run concurrently with ticks, as in production."""
+
+_OFFERS = tuple(
+    Offer(
+        name=f"{provisioner}-spot",
+        provisioner=provisioner,
+        market=Market.SPOT,
+        price=Price(usd_per_hour=3.6, source="given", as_of_s=0.0),
+    )
+    for provisioner in (PROVISIONER_NAME, "sim-b")
+)
 
 
 @dataclass(frozen=True)
@@ -144,6 +165,7 @@ class SimWorld:
         self._started_at: dict[str, float] = {}
         self._processes: list[SimProcess] = []
         self._run_ended_at: float | None = None
+        self._machines_ended_at: float | None = None
         self._faults_stopped = False
         self._launch = AgentLaunchSpec("sim://run", RUN_ID, "not a secret", ("sim",))
         self._dependencies = self._create_dependencies()
@@ -158,6 +180,10 @@ class SimWorld:
         # After a violation the run is incomplete, and every check of its end would fail.
         if self.checker.violation is None:
             self.checker.check_end(self.scenario)
+            books = {
+                token: one for cloud in self.clouds.values() for token, one in cloud.books().items()
+            }
+            self.checker.check_books(books, wall_ms(self.engine.now))
         result, checker = self.result, self.checker
         result.violation = checker.violation
         result.entries = checker.entries
@@ -301,6 +327,7 @@ class SimWorld:
             timing=scenario.timing,
             time_budget_s=scenario.time_budget_s,
             validation=validation,
+            cost=CostSpec(offers=_OFFERS),
         )
 
     # --- events and faults -------------------------------------------------------------------
@@ -442,8 +469,15 @@ class SimWorld:
         clock = SimClock(stream.uniform(0.0, 1e5), 1.0 + stream.uniform(-skew, skew))
         # Only agents crash at random; the scenario says when the client goes off.
         fault_injector = ProcessFaultInjector(self._active_faults, stream, can_crash=kind == "a")
+        # A stream of its own: seeds keep their faults.
+        wall_stream = self._random_streams.stream(f"wall clock of {name}")
         process = SimProcess(
-            self.engine, name, clock=clock, fault_injector=fault_injector, on_exit=on_exit
+            self.engine,
+            name,
+            clock=clock,
+            fault_injector=fault_injector,
+            on_exit=on_exit,
+            wall_skew_s=wall_stream.uniform(-_WALL_SKEW_S, _WALL_SKEW_S),
         )
         self._started_at[name] = self.engine.now
         self._processes.append(process)
@@ -531,7 +565,8 @@ class SimWorld:
                 for cloud in self.clouds.values()
                 for instance in cloud.active_instances()
             ]
-            if not active:
+            self._machines_ended_at = None if active else self._machines_ended_at or now
+            if not active and self._is_recorded(now):
                 self.engine.stop()
                 return
             if (
@@ -543,3 +578,9 @@ class SimWorld:
                     f"{', '.join(active)} not released long after the end of the run"
                 )
         self.engine.schedule_after(_CHECK_INTERVAL_S, self._check_run_end)
+
+    def _is_recorded(self, now: float) -> bool:
+        """Whether the ends of all released machines are recorded, or will not be soon."""
+        ended_at = self._machines_ended_at
+        is_over = ended_at is not None and now - ended_at >= _RECORD_TIMEOUT_S
+        return is_over or not self.checker.reference_view.usage.ending_groups
