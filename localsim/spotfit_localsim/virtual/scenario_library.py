@@ -672,6 +672,9 @@ def _add_later_faults(scenario: Scenario, seed: int) -> Scenario:
     # Seeds of their own as well; the first ones detect the known-wrong variants.
     if seed >= 1000 and seed % 7 in (2, 4):
         scenario = _add_account_faults(scenario, SeededStreams(seed).stream("account"))
+    # By a stream of its own: all seeds keep their faults.
+    if SeededStreams(seed).stream("billing").bernoulli(0.3):
+        scenario = replace(scenario, market=replace(scenario.market, reports_times=False))
     # Half of the seeds validate; the others keep the scenario they had before validations existed.
     if seed % 4 in (0, 3):
         return _add_validations(scenario, SeededStreams(seed).stream("validations"))

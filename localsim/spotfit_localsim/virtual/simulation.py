@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -180,9 +181,7 @@ class SimWorld:
         # After a violation the run is incomplete, and every check of its end would fail.
         if self.checker.violation is None:
             self.checker.check_end(self.scenario)
-            books = {
-                token: one for cloud in self.clouds.values() for token, one in cloud.books().items()
-            }
+            books = ChainMap(*(cloud.books() for cloud in self.clouds.values()))
             self.checker.check_books(books, wall_ms(self.engine.now))
         result, checker = self.result, self.checker
         result.violation = checker.violation

@@ -74,7 +74,7 @@ class EndRecorder:
             self._journal_writer.write(MachinesObserved(times={**times}), now)
 
     def wake_at(self, now: float) -> float:
-        """When `observe` must be called again, in seconds of `Clock.now()`; `math.inf` for never."""
+        """When `observe` must be called again, in seconds of `Clock.now()`, or infinity."""
         view = self._journal_writer.ledger.journal_view
         if self._in_flight is not None:
             return now + _PENDING_CALL_POLL_S
