@@ -30,6 +30,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.offer import Market
 from spotfit.model.spec import CostSpec
+from spotfit_localsim.virtual.engine import WALL_EPOCH_MS
 from spotfit_localsim.virtual.sim_cloud import MachineRecord, RequestRecord
 
 TimedEntry = tuple[float, JournalEntry]
@@ -84,7 +85,8 @@ class CostRecord:
     @property
     def deadline_s(self) -> float | None:
         """The deadline in virtual time; None without one."""
-        return None if self.cost.deadline_ms is None else self.cost.deadline_ms / 1000
+        deadline_ms = self.cost.deadline_ms
+        return None if deadline_ms is None else (deadline_ms - WALL_EPOCH_MS) / 1000
 
     def is_lost(self, machine: MachineRecord) -> bool:
         """Whether the machine ended although the run had neither finished nor released it."""

@@ -152,6 +152,15 @@ class SimThread:
             self._greenlet.throw(greenlet.GreenletExit)
 
 
+WALL_EPOCH_MS = 1_767_225_600_000
+"""The wall-clock time at which simulations start: 2026-01-01, in milliseconds since 1970."""
+
+
+def wall_ms(at_s: float) -> int:
+    """Return a virtual time as the wall-clock time of a right clock."""
+    return WALL_EPOCH_MS + round(at_s * 1000)
+
+
 Tick = Callable[[float], float | None]
 """tick(now) returns the local time of the next tick, or None at the end of the process."""
 
@@ -167,12 +176,17 @@ class SimProcess:
         clock: SimClock,
         fault_injector: ProcessFaultInjector,
         on_exit: Callable[[BaseException | None], None],
+        wall_skew_s: float = 0.0,
     ) -> None:
-        """`on_exit` is called once, with the error that ended the process or None."""
+        """`on_exit` is called once, with the error that ended the process or None.
+
+        `wall_skew_s` is the constant error of its wall clock.
+        """
         self.name = name
         self.engine = engine
         self.is_alive = False
         self._clock = clock
+        self._wall_skew_s = wall_skew_s
         self._fault_injector = fault_injector
         self._on_exit = on_exit
         self._frozen_until = 0.0
@@ -186,6 +200,10 @@ class SimProcess:
     def now(self) -> float:
         """The value of this machine's clock."""
         return self._clock.local_time(self.engine.now)
+
+    def wall_ms(self) -> int:
+        """Return its wall clock in milliseconds since 1970."""
+        return wall_ms(self.engine.now + self._wall_skew_s)
 
     def start(self, tick: Tick) -> None:
         """Start the process; the first tick runs at once."""

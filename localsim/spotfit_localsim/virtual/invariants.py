@@ -31,8 +31,10 @@ from spotfit.model.events import (
     JournalEntry,
     LeaderElected,
     MachinesChosen,
+    MachinesObserved,
     NodeLost,
     PreemptionNoticed,
+    PricesChanged,
     RoundClosed,
     RoundOpened,
     TrainingEnded,
@@ -44,6 +46,7 @@ from spotfit.model.group import GroupPlan
 from spotfit.model.topology import Round, SnapshotId
 from spotfit.model.view import JournalView, View, fold
 from spotfit.security.object_mac import strip_mac
+from spotfit_localsim.virtual.billing_check import Books, find_billing_error
 from spotfit_localsim.virtual.scenario import IsolateHost, Scenario
 from spotfit_localsim.virtual.sim_workers import read_checkpoint_state
 from spotfit_localsim.virtual.workload import SimTraining, validation_score
@@ -394,6 +397,8 @@ class InvariantChecker:
             view.unsettled_groups.keys()
         ):
             return None  # any process may settle groups of earlier fits
+        if isinstance(event, MachinesObserved) and not view.is_active:
+            return None  # any process may record the ends of machines
         leader = self.leader
         if entry.author != leader:
             return f"appended {type(event).__name__} while {leader} is the leader"
@@ -422,7 +427,9 @@ class InvariantChecker:
         | ValidationEnded
         | TrainingEnded
         | FitEnded
-        | MachinesChosen,
+        | MachinesChosen
+        | MachinesObserved
+        | PricesChanged,
     ) -> str | None:
         view = self.reference_view
         match event:
@@ -466,6 +473,11 @@ class InvariantChecker:
                 return self._check_result(ended)
             case FitEnded():
                 return self._check_fit_end(event)
+            case MachinesObserved(times=times):
+                unknown = times.keys() - view.usage.groups.keys()
+                return f"{', '.join(unknown)} has no machines" if unknown else None
+            case PricesChanged():
+                return None
         assert_never(event)
 
     def _check_loss(self, event: NodeLost) -> str | None:
@@ -699,6 +711,11 @@ class InvariantChecker:
         planned_for = self.intended_tokens.get(token, cloud)
         if cloud != planned_for:
             self.report_violation(f"{token} was sent to {cloud}, but was planned for {planned_for}")
+
+    def check_books(self, books: Mapping[Token, Books], now_ms: int) -> None:
+        """Check the record of machine-hours against what the clouds have billed."""
+        if (error := find_billing_error(self.entries, books, now_ms)) is not None:
+            self.report_violation(error)
 
     # --- the end -----------------------------------------------------------------------------
 

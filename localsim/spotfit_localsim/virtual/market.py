@@ -87,6 +87,8 @@ class SimMarketConfig:
     """How long the API reports a terminated machine as running."""
     read_lag_s: float = 0.0
     """How long the API does not show a group after it was requested."""
+    reports_times: bool = True
+    """Whether the API reports from when until when it bills a machine."""
     lost_response_probability: float = 0.0
     """The fraction of API calls that are executed but whose response is lost."""
     latency_s: FloatRange = (0.05, 0.4)

@@ -199,8 +199,7 @@ class Scenario:
     next_fit: NextFit | None = None
     events: tuple[ScenarioEvent, ...] = ()
     wall_clock_error_s: float | None = None
-    """Largest error of the wall clock of each process, which shows the virtual time as the time
-    since 1970; None: all of them stand still."""
+    """Largest error of the wall clock of each process; None for some seconds."""
     # NTP clients slew by at most 500 ppm.
     clock_skew: float = 0.0005
     """Largest relative rate error of the machines' clocks."""

@@ -16,6 +16,7 @@ from spotfit.model.spec import (
 )
 from spotfit_localsim.random_streams import RandomStream, SeededStreams
 from spotfit_localsim.traces import CapacityTrace
+from spotfit_localsim.virtual.engine import wall_ms
 from spotfit_localsim.virtual.faults import FaultConfig
 from spotfit_localsim.virtual.market import (
     SimMarketConfig,
@@ -685,6 +686,9 @@ def _add_later_faults(scenario: Scenario, seed: int) -> Scenario:
     # Seeds of their own as well; the first ones detect the known-wrong variants.
     if seed >= 1000 and seed % 7 in (2, 4):
         scenario = _add_account_faults(scenario, SeededStreams(seed).stream("account"))
+    # By a stream of its own: all seeds keep their faults.
+    if SeededStreams(seed).stream("billing").bernoulli(0.3):
+        scenario = replace(scenario, market=replace(scenario.market, reports_times=False))
     # Half of the seeds validate; the others keep the scenario they had before validations existed.
     if seed % 4 in (0, 3):
         return _add_validations(scenario, SeededStreams(seed).stream("validations"))
@@ -948,7 +952,7 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
         timing=_HOURLY_TIMING,
         cost=CostSpec(
             offers=market.offers_at(0.0, PROVISIONER_NAME),
-            deadline_ms=round(deadline_s * 1000),
+            deadline_ms=wall_ms(deadline_s),
             uses_on_demand=True,
             training_time_s=training_s,
         ),

@@ -32,7 +32,8 @@ from spotfit.model.topology import Notice, PreemptionRisk
 from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.offers import OfferListing, offer_name
-from spotfit_localsim.virtual.engine import Engine, SimProcess
+from spotfit_localsim.virtual.billing_check import Books
+from spotfit_localsim.virtual.engine import Engine, SimProcess, wall_ms
 from spotfit_localsim.virtual.market import SimMarket, SimOffer
 
 PROVISIONER_NAME = "sim"
@@ -72,8 +73,8 @@ class SimInstance:
     is_requeued: bool = False
     """Whether the cloud starts another instance for the node after this one has terminated."""
     is_last_attempt: bool = False
-    predecessor_reason: str = ""
-    """Why the previous instance of the node was terminated."""
+    predecessor: SimInstance | None = None
+    """The previous instance of the node."""
 
     @property
     def name(self) -> str:
@@ -85,8 +86,20 @@ class SimInstance:
         """Whether it is or will be billed."""
         return self.terminated_at is None
 
-    def status(self, now: float) -> NodeStatus:
+    def status(self, now: float, *, reports_times: bool = True) -> NodeStatus:
         """Return the status that the API reports, which lags behind a termination."""
+        status = self._status_without_times(now)
+        billed = self if self.billed_from is not None else self.predecessor
+        if not reports_times or billed is None or billed.billed_from is None:
+            return status
+        is_ended = billed.terminated_at is not None and now >= billed.termination_visible_at
+        return structs.replace(
+            status,
+            started_at_ms=wall_ms(billed.billed_from),
+            ended_at_ms=wall_ms(billed.terminated_at or 0.0) if is_ended else None,
+        )
+
+    def _status_without_times(self, now: float) -> NodeStatus:
         if self.terminated_at is not None and now >= self.termination_visible_at:
             if self.is_requeued:
                 return NodeStatus(state=NodeState.WAITING, reason=self.reason)
@@ -98,7 +111,7 @@ class SimInstance:
             )
         return NodeStatus(
             state=NodeState.RUNNING if self.is_up else NodeState.WAITING,
-            reason="" if self.is_up else self.predecessor_reason,
+            reason="" if self.is_up or self.predecessor is None else self.predecessor.reason,
             is_last_attempt=self.is_last_attempt,
         )
 
@@ -288,8 +301,10 @@ class SimCloud:
         # The journal records why a group waits.
         is_full = self._free_capacity(self._market.offers[group.offer]) <= 0
         refusal = "waiting for capacity" if waiting and is_full else ""
+        reports_times = self._market.config.reports_times
         return GroupStatus(
-            nodes=tuple(instance.status(now) for instance in group.instances), refusal=refusal
+            nodes=tuple(one.status(now, reports_times=reports_times) for one in group.instances),
+            refusal=refusal,
         )
 
     def is_visible(self, token: Token) -> bool:
@@ -408,7 +423,7 @@ class SimCloud:
             offer=lost.offer,
             start_number=number,
             is_last_attempt=number > self._market.config.restarts_per_machine,
-            predecessor_reason=lost.reason,
+            predecessor=lost,
         )
         self._log("cloud", f"restarts {lost.name}")
         self._engine.schedule_after(0.0, self._allocate)
@@ -429,6 +444,14 @@ class SimCloud:
     def running_instances(self) -> list[SimInstance]:
         """Return every instance that is up."""
         return [instance for instance in self.active_instances() if instance.is_up]
+
+    def billed_by_group(self) -> dict[Token, Books]:
+        """Return what was billed, by group."""
+        now, books = self._engine.now, {}
+        for token, group in self.groups.items():
+            billed = [one.billed_s(now) for one in (*group.instances, *group.lost_instances)]
+            books[token] = Books(sum(billed), sum(one > 0 for one in billed))
+        return books
 
     def _all_instances(self) -> Iterator[SimInstance]:
         """Every instance of every group, also those that have a successor."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStoreError
 from spotfit.store.api import ObjectInfo
-from spotfit_localsim.virtual.engine import SimProcess
+from spotfit_localsim.virtual.engine import SimProcess, wall_ms
 from spotfit_localsim.virtual.faults import CLIENT_TIMEOUT_S, FaultyConnection
 
 WriteListener = Callable[[str, str, bytes | None, bytes | None], None]
@@ -81,7 +81,7 @@ class SimStore:
     def written_at_ms(self, key: str) -> int | None:
         """Return when the object was written, by the clock of the storage: the virtual time."""
         written_s = self._bucket.written_at_s.get(self._prefix + key)
-        return None if written_s is None else round(written_s * 1000)
+        return None if written_s is None else wall_ms(written_s)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key)[start : start + length]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,8 @@ from spotfit.core.ids import RunId
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.events import JournalEntry
-from spotfit.model.spec import RunSpec, ValidationSpec
+from spotfit.model.offer import Market, Offer, Price
+from spotfit.model.spec import CostSpec, RunSpec, ValidationSpec
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import UNREACHABLE_EXIT_CODES, AgentLaunchSpec
 from spotfit.security.run_key import RunKey
@@ -27,7 +29,13 @@ from spotfit_localsim.virtual.cost_invariants import (
     read_releases,
     read_rounds,
 )
-from spotfit_localsim.virtual.engine import Engine, SimClock, SimProcess, simulation_patches
+from spotfit_localsim.virtual.engine import (
+    Engine,
+    SimClock,
+    SimProcess,
+    simulation_patches,
+    wall_ms,
+)
 from spotfit_localsim.virtual.faults import ActiveFaults, FaultyConnection, ProcessFaultInjector
 from spotfit_localsim.virtual.invariants import InvariantChecker, InvariantViolation
 from spotfit_localsim.virtual.market import SimMarket
@@ -75,9 +83,23 @@ RUN_ID = RunId("5" * 32)
 RUN_KEY = RunKey(b"run key of all simulated runs ..", RUN_ID)
 # How often the end of the run is checked, in virtual time.
 _CHECK_INTERVAL_S = 1.0
+# How long the simulation continues after the end, for processes that record the last ends.
+_RECORD_TIMEOUT_S = 30.0
+# Of the clock of an object store, and of the time that its answer takes.
+_WALL_SKEW_S = 0.2
 _SPOTFIT_FOLDER = keys.RESERVED_PREFIX.rstrip("/")
 _BACKGROUND_CALLS_FRACTION = 0.75
 """The fraction of simulations in which slow calls run concurrently with ticks, as in production."""
+
+_OFFERS = tuple(
+    Offer(
+        name=f"{provisioner}-spot",
+        provisioner=provisioner,
+        market=Market.SPOT,
+        price=Price(usd_per_hour=3.6, source="given", as_of_s=0.0),
+    )
+    for provisioner in (PROVISIONER_NAME, "sim-b")
+)
 
 
 @dataclass(frozen=True)
@@ -156,7 +178,7 @@ class SimWorld:
         self._processes: list[SimProcess] = []
         self._run_ended_at: float | None = None
         self._timed_entries: list[TimedEntry] = []
-        self._wall_clock_errors_s: dict[str, float] = {}
+        self._machines_ended_at: float | None = None
         self._faults_stopped = False
         self._launch = AgentLaunchSpec("sim://run", RUN_ID, "not a secret", ("sim",))
         self._dependencies = self._create_dependencies()
@@ -171,6 +193,8 @@ class SimWorld:
         # After a violation the run is incomplete, and every check of its end would fail.
         if self.checker.violation is None:
             self.checker.check_end(self.scenario)
+            books = ChainMap(*(cloud.billed_by_group() for cloud in self.clouds.values()))
+            self.checker.check_books(books, wall_ms(self.engine.now))
         result, checker = self.result, self.checker
         result.violation = checker.violation
         result.entries = checker.entries
@@ -316,7 +340,7 @@ class SimWorld:
             timing=scenario.timing,
             time_budget_s=scenario.time_budget_s,
             validation=validation,
-            cost=scenario.cost,
+            cost=scenario.cost if scenario.cost.offers else CostSpec(offers=_OFFERS),
         )
 
     # --- events and faults -------------------------------------------------------------------
@@ -458,22 +482,21 @@ class SimWorld:
         clock = SimClock(stream.uniform(0.0, 1e5), 1.0 + stream.uniform(-skew, skew))
         # Only agents crash at random; the scenario says when the client goes off.
         fault_injector = ProcessFaultInjector(self._active_faults, stream, can_crash=kind == "a")
+        # A stream of its own: seeds keep their faults.
+        wall_stream = self._random_streams.stream(f"wall clock of {name}")
+        error_s = self.scenario.wall_clock_error_s
+        largest_skew_s = _WALL_SKEW_S if error_s is None else error_s
         process = SimProcess(
-            self.engine, name, clock=clock, fault_injector=fault_injector, on_exit=on_exit
+            self.engine,
+            name,
+            clock=clock,
+            fault_injector=fault_injector,
+            on_exit=on_exit,
+            wall_skew_s=wall_stream.uniform(-largest_skew_s, largest_skew_s),
         )
         self._started_at[name] = self.engine.now
         self._processes.append(process)
         return process
-
-    def _wall_ms(self, process: SimProcess) -> int:
-        """The wall clock of the process, with a constant error for each process."""
-        largest_s = self.scenario.wall_clock_error_s
-        if largest_s is None:
-            return 0
-        if process.name not in self._wall_clock_errors_s:
-            stream = self._random_streams.stream(f"wall clock of {process.name}")
-            self._wall_clock_errors_s[process.name] = stream.uniform(-largest_s, largest_s)
-        return round((self.engine.now + self._wall_clock_errors_s[process.name]) * 1000)
 
     def _new_name(self, kind: str) -> str:
         number = self._name_counters[kind] = self._name_counters.get(kind, 0) + 1
@@ -514,7 +537,6 @@ class SimWorld:
             on_callback=self.checker.on_callback,
             new_id=lambda: self._new_name("t"),
             uses_background_calls=drawn if fixed is None else fixed,
-            wall_ms=self._wall_ms,
         )
 
     def _create_cloud(self, name: str) -> SimCloud:
@@ -578,7 +600,8 @@ class SimWorld:
                 for cloud in self.clouds.values()
                 for instance in cloud.active_instances()
             ]
-            if not active:
+            self._machines_ended_at = None if active else self._machines_ended_at or now
+            if not active and self._is_recorded(now):
                 self.engine.stop()
                 return
             if (
@@ -590,3 +613,9 @@ class SimWorld:
                     f"{', '.join(active)} not released long after the end of the run"
                 )
         self.engine.schedule_after(_CHECK_INTERVAL_S, self._check_run_end)
+
+    def _is_recorded(self, now: float) -> bool:
+        """Whether the ends of all released machines are recorded, or will not be soon."""
+        ended_at = self._machines_ended_at
+        is_over = ended_at is not None and now - ended_at >= _RECORD_TIMEOUT_S
+        return is_over or not self.checker.reference_view.usage.ending_groups

@@ -21,8 +21,11 @@ from spotfit.model.events import (
     JournalEvent,
     LeaderElected,
     MachinesChosen,
+    MachinesObserved,
+    MachineTimes,
     NodeLost,
     PreemptionNoticed,
+    PricesChanged,
     RoundClosed,
     RoundOpened,
     TrainingEnded,
@@ -147,4 +150,19 @@ def describe_event(event: JournalEvent) -> str:
             return f"cancel requested: {reason}"
         case FitEnded(outcome=outcome, reason=reason, metrics=metrics):
             return f"FIT ENDED: {outcome} {reason} {metrics}"
+        case MachinesObserved(times=times):
+            nodes = [
+                f"{token}.{one.node}{_describe_times(one)}"
+                for token, of_group in times.items()
+                for one in of_group
+            ]
+            return f"observed {', '.join(nodes)}"
+        case PricesChanged(offers=offers):
+            return f"prices of {', '.join(one.name for one in offers)}"
     assert_never(event)
+
+
+def _describe_times(times: MachineTimes) -> str:
+    started = f" started {times.started_ms}" if times.started_ms else ""
+    ended = f" ended {times.ended_ms}" if times.ended_ms else ""
+    return started + ended or " unbilled"

@@ -50,8 +50,11 @@ from spotfit.model.events import (
     JournalEvent,
     LeaderElected,
     MachinesChosen,
+    MachinesObserved,
+    MachineTimes,
     NodeLost,
     PreemptionNoticed,
+    PricesChanged,
     RoundClosed,
     RoundOpened,
     TrainingEnded,
@@ -76,6 +79,8 @@ _MachineEvent = (
     | NodeLost
     | GroupsReleased
     | PreemptionNoticed
+    | MachinesObserved
+    | PricesChanged
 )
 
 
@@ -234,6 +239,18 @@ def _format_machine_event(event: _MachineEvent) -> str:
         case PreemptionNoticed(agent=agent, notice=notice):
             left = "" if notice.seconds_left is None else f", {notice.seconds_left:.0f} s left"
             return f"preemption notice for node {agent}: {notice.reason}{left}"
+        case MachinesObserved(times=times):
+            all_times = [one for of_group in times.values() for one in of_group]
+            return f"observed machines: {_format_machine_times(all_times)}"
+        case PricesChanged(offers=offers):
+            return f"prices changed: {', '.join(one.name for one in offers)}"
+
+
+def _format_machine_times(times: list[MachineTimes]) -> str:
+    started = sum(one.started_ms is not None for one in times)
+    ended = sum(one.ended_ms is not None or one.is_unbilled for one in times)
+    counts = [(started, "started"), (ended, "ended")]
+    return ", ".join(f"{count} {what}" for count, what in counts if count)
 
 
 def _last_line(text: str) -> str:  # of a traceback: the exception and its message

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, RetryingCalls
 from spotfit.control.journal_writer import JournalWriter
+from spotfit.control.machine_times import MachineTimesRecorder
 from spotfit.core.errors import ConfigError, MissingExtraError, ProvisionError, SpotfitError
 from spotfit.core.ids import Token
 from spotfit.host import log
@@ -133,6 +134,7 @@ class Reconciler:
         # Of this process: the time of the submission is of another machine's clock.
         self._held_since: dict[Token, float] = {}
         """When this process submitted each group, or first observed it."""
+        self._machine_times = MachineTimesRecorder()
 
     def reconcile(self, state: LeaderState, now: float) -> tuple[bool, Wait]:
         """Decide one action with `policy.scheduler.next_action` and execute it.
@@ -146,12 +148,14 @@ class Reconciler:
         call. Their errors are retried, or recorded as a refusal if they are final, and
         not raised. `is_idle` is True once nothing is left to do.
         """
+        view = self._journal_writer.view
         state = replace(
             state,
             elapsed_s=self._journal_writer.elapsed_s(now),
             wall_ms=self._journal_writer.ledger.storage_ms(),
+            unrecorded_times=self._machine_times.unrecorded(view.usage),
         )
-        action = next_action(self._journal_writer.view, state, now)
+        action = next_action(view, state, now)
         match action:
             case Wait():
                 return False, action
@@ -162,6 +166,9 @@ class Reconciler:
                 return False, Wait(now + _IDLE_WAIT_S, reason)
             case AppendEvent(event=NodeLost() as lost):
                 return self._append_loss(lost, now)
+            case AppendEvent(event=GroupsReleased() as released):
+                self._append_release(released, now)
+                return True, _no_wait(now)
             case AppendEvent(event=event):
                 self._journal_writer.write(event, now)
                 return True, _no_wait(now)
@@ -182,7 +189,7 @@ class Reconciler:
         `group_statuses`, `status_as_of`, `granted_at` and `reported_running`. A failed call leaves
         the previous status.
         """
-        held = self._held_groups()
+        held = self._held_groups() | self._ending_groups()
         for token in held:
             self._held_since.setdefault(token, now)
         # A new interval starts only after all calls of the last one were answered: a slow backend
@@ -192,6 +199,7 @@ class Reconciler:
                 return
             self._observed_at = self._observation_started_at = now
             self._unobserved = tuple(held)
+            self._machine_times.retain(held)
         self._unobserved = tuple(
             token
             for token in self._unobserved
@@ -222,6 +230,15 @@ class Reconciler:
             if group.handle is not None and not group.is_released
         }
 
+    def _ending_groups(self) -> dict[Token, GroupHandle]:
+        """The handles of released groups of this fit, of which the end is not recorded."""
+        usage = self._journal_writer.view.usage
+        return {
+            token: group.handle
+            for token, group in usage.ending_groups.items()
+            if group.handle is not None and group.fit_count == usage.fit_count
+        }
+
     def _observe_group(self, token: Token, handle: GroupHandle, now: float) -> bool:
         """Return whether the backend has answered. A failed call is repeated next interval."""
         observe = partial(self._provisioner.observe, handle)
@@ -230,6 +247,7 @@ class Reconciler:
             return result is not None
         traits = self._provisioner.traits
         status = self._without_unlisted(token, result.value, traits.read_lag_s)
+        self._record_machine_times(token, result.value, status, now)
         # Certain only for the time before the call, less the backend's own delay.
         as_of = self._observation_started_at - traits.status_lag_s
         self.status_as_of = {**self.status_as_of, token: as_of}
@@ -247,6 +265,21 @@ class Reconciler:
         self.granted_at = dict.fromkeys(running, now) | known
         self.reported_running |= running
         return True
+
+    def _record_machine_times(
+        self, token: Token, reported: GroupStatus, status: GroupStatus, now: float
+    ) -> None:
+        now_ms = self._journal_writer.ledger.wall_ms()
+        pairs = enumerate(zip(reported.nodes, status.nodes, strict=True))
+        self._machine_times.observe(
+            token,
+            reported,
+            hidden=[node for node, (one, corrected) in pairs if one is not corrected],
+            # By the monotonic clock: the wall clock may be set meanwhile.
+            called_ms=now_ms - math.ceil((now - self._observation_started_at) * 1000),
+            now_ms=now_ms,
+            status_lag_s=self._provisioner.traits.status_lag_s,
+        )
 
     def _without_unlisted(
         self, token: Token, status: GroupStatus, read_lag_s: float
@@ -293,7 +326,12 @@ class Reconciler:
         # a refusal.
         if lost.agent is None or lost.is_unused:
             self._record_refusal(lost.token, now)
-        self._journal_writer.write(replace(explained, output=output), now)
+        explained = self._machine_times.with_loss_times(
+            self._journal_writer.view.usage,
+            replace(explained, output=output),
+            self._journal_writer.ledger.wall_ms(),
+        )
+        self._journal_writer.write(explained, now)
         return True, _no_wait(now)
 
     def _look_up_remains(self, lost: NodeLost) -> tuple[AgentCrash | None, tuple[str, ...]]:
@@ -490,10 +528,14 @@ class Reconciler:
         released = [token for token in tokens if token in self._cancelled_groups]
         if not released:
             return False, Wait(now + _RELEASE_RETRY_S, failure)
-        self._journal_writer.write(
+        self._append_release(
             GroupsReleased(token=released[0], other_tokens=tuple(released[1:])), now
         )
         return True, _no_wait(now)
+
+    def _append_release(self, released: GroupsReleased, now: float) -> None:
+        usage = self._journal_writer.view.usage
+        self._journal_writer.write(self._machine_times.with_release_times(usage, released), now)
 
 
 def _no_wait(now: float) -> Wait:

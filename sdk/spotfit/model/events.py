@@ -14,6 +14,7 @@ import msgspec
 
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, Unreachable
+from spotfit.model.offer import Offer
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Notice, Round
 
@@ -76,6 +77,24 @@ class AgentCrash(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_CRASH_TEXT_CHARS = 4000
+
+
+class MachineTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """From when until when the provider bills a machine, as far as it is known.
+
+    All times are milliseconds since 1970. A pair is the earliest and the latest possible time; both
+    are equal if the provider reports the time, which is then of the provider's clock.
+    """
+
+    node: int
+    """Index of the machine within its group."""
+    started_ms: tuple[int, int] | None = None
+    ended_ms: tuple[int, int] | None = None
+    """An end before `started_ms` is that of the machine's previous attempt."""
+    waiting_ms: int | None = None
+    """It had not started by then."""
+    is_unbilled: bool = False
+    """Whether it ended without having started."""
 
 
 class FitStarted(msgspec.Struct, frozen=True, kw_only=True, tag="fit_started"):
@@ -159,6 +178,8 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     is_unused: bool = False
     """Whether the leader releases the machine because the backend granted too few for a round: all
     are requested again, after a pause."""
+    times: MachineTimes | None = None
+    """What was not recorded before; None if nothing is known."""
 
 
 class GroupsReleased(msgspec.Struct, frozen=True, kw_only=True, tag="groups_released"):
@@ -166,6 +187,9 @@ class GroupsReleased(msgspec.Struct, frozen=True, kw_only=True, tag="groups_rele
 
     token: Token
     other_tokens: tuple[Token, ...] = ()
+    times: dict[Token, tuple[MachineTimes, ...]] = {}
+    """By group: what was not recorded before. Ends that are unknown at the release are
+    recorded later, in `MachinesObserved`."""
 
 
 class PreemptionNoticed(msgspec.Struct, frozen=True, kw_only=True, tag="preemption_noticed"):
@@ -377,6 +401,23 @@ class MachinesChosen(msgspec.Struct, frozen=True, kw_only=True, tag="machines_ch
     reason: str = ""
 
 
+class MachinesObserved(msgspec.Struct, frozen=True, kw_only=True, tag="machines_observed"):
+    """The leader has observed that machines were started, or have ended.
+
+    For the bill only (docs/decisions/0059). Groups that are unknown, or settled already, are
+    ignored: after the end of a fit, several processes may record the same ends.
+    """
+
+    times: dict[Token, tuple[MachineTimes, ...]]
+    """By group."""
+
+
+class PricesChanged(msgspec.Struct, frozen=True, kw_only=True, tag="prices_changed"):
+    """From this entry on, these offers have these prices; the others are unchanged."""
+
+    offers: tuple[Offer, ...]
+
+
 # The `tag=` of each type is its name in the journal and must not change. An unknown tag raises
 # `JournalError` in readers: an event must never be skipped.
 JournalEvent = (
@@ -400,6 +441,8 @@ JournalEvent = (
     | CancelRequested
     | FitEnded
     | MachinesChosen
+    | MachinesObserved
+    | PricesChanged
 )
 
 

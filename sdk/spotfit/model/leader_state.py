@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.events import RankFailure, ValidationRequest
+from spotfit.model.events import MachineTimes, RankFailure, ValidationRequest
 from spotfit.model.group import GroupStatus
 from spotfit.model.topology import Member, Notice, Round, SnapshotShard
 
@@ -242,6 +242,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     reported_running: frozenset[tuple[Token, int]] = frozenset()
     """Machines that were observed to run at any time: WAITING then means a restart by the backend,
     and is not a report that is older than the machine."""
+    unrecorded_times: Mapping[Token, tuple[MachineTimes, ...]] = {}
+    """Starts and ends of machines that were observed and are not in the journal, by group."""
     refused_at: float | None = None
     """When a request was last refused, or a machine failed while booting."""
     latest_metrics: dict[str, Any] | None = None

@@ -137,8 +137,8 @@ def fold_market(record: MarketRecord, event: JournalEvent, elapsed_s: float) -> 
             return _wait(record, token, elapsed_s if reason else None)
         case GroupsReleased(token=token, other_tokens=others):
             for one in (token, *others):
-                request = record.requests.get(one)
-                if request is not None and request.waiting_since_s is not None:
+                known = record.requests.get(one)
+                if known is not None and known.waiting_since_s is not None:
                     record = _refuse(record, one, elapsed_s, "")
             return _without_requests(record, [token, *others])
         case NodeLost(agent=None, token=token) | NodeLost(is_unused=True, token=token):

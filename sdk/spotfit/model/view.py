@@ -41,9 +41,11 @@ from spotfit.model.events import (
     JournalEvent,
     LeaderElected,
     MachinesChosen,
+    MachinesObserved,
     NodeLost,
     PreemptedNodes,
     PreemptionNoticed,
+    PricesChanged,
     RankFailure,
     RoundClosed,
     RoundOpened,
@@ -59,6 +61,7 @@ from spotfit.model.offer import Offer
 from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Notice, Round
+from spotfit.model.usage import Usage, fold_usage
 
 # A dropped checkpoint is kept in the view until its files are deleted, which a new leader may have
 # to do. 64 is far more than one leader leaves undone, and limits the size of the view.
@@ -292,6 +295,8 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
     """How long the fit has lasted at least when the last entry was written."""
     fit_end: FitEnded | None = None
+    usage: Usage = Usage()
+    """The machine-hours of all fits."""
     # For display only: they are of the clocks of two machines.
     fit_started_at_ms: int = 0
     """When the last fit was started, in ms since 1970; 0 if unknown."""
@@ -433,6 +438,7 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView:
         after,
         next_slot=view.next_slot + 1,
         run_id=view.run_id or entry.run_id,
+        usage=fold_usage(view.usage, entry),
         elapsed_s=max(after.elapsed_s, entry.elapsed_s),
     )
 
@@ -480,6 +486,8 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
         case FitEnded():
             # Groups stay in the view until they are released.
             return replace(view, fit_end=event, round=None, current_validation=None)
+        case MachinesObserved() | PricesChanged():
+            return view  # see `fold_usage`
     assert_never(event)
 
 

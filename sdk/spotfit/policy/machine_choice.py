@@ -121,10 +121,11 @@ def work_left_s(view: View, state: LeaderState, now: float) -> float | None:
     if isinstance(phase, Training) and view.round_startup_s is not None and opened is not None:
         # What was trained since the last commit; a loss repeats it, which `changeover_s` contains.
         return max(0.0, left_s - max(0.0, now - phase.since - opened.committed_age_s))
+    chosen = view.market.choice.workers if view.market.choice is not None else {}
     starting = [
         one.planned_s
-        for token, one in view.market.requests.items()
-        if not one.has_trained and _has_machines(state, token)
+        for one in view.market.requests.values()
+        if not one.has_trained and one.offer in chosen
     ]
     if view.round is None and starting:
         left_s += max(0.0, start_time_s(view) - (state.elapsed_s - max(starting)))
@@ -216,9 +217,7 @@ def _has_machines(state: LeaderState, token: Token) -> bool:
     return has_members or is_running
 
 
-def _running_offer(
-    view: View, state: LeaderState, candidates: Sequence[_Candidate]
-) -> int | None:
+def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candidate]) -> int | None:
     """The offer whose machines train, else the chosen one whose machines all start.
 
     After the loss of a machine the choice is made again, as for a run without machines. On-demand

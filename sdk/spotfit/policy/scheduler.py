@@ -26,6 +26,7 @@ from spotfit.model.events import (
     FailureCause,
     FitEnded,
     GroupsReleased,
+    MachinesObserved,
     PreemptionNoticed,
     RankFailure,
     RoundOpened,
@@ -228,6 +229,11 @@ def _record_waiting_groups(view: View, state: LeaderState, now: float) -> Iterat
     change = partial_capacity.waiting_reason_change(view, state)
     if change is not None and (view.round is None or view.spec.cost.chooses_offers):
         yield AppendEvent(change)
+
+
+def _record_machine_times(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    if state.unrecorded_times:
+        yield AppendEvent(MachinesObserved(times={**state.unrecorded_times}))
 
 
 def _release_partial_capacity(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -603,6 +609,8 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     _hand_over_leadership,
     validation_schedule.start_validation,
     _open_round,
+    # After _open_round: no decision depends on it.
+    _record_machine_times,
     # The rules below call a cloud API and may block the leader's decisions for seconds.
     _submit_pending_groups,
     _release_lost_groups,
@@ -610,7 +618,7 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     validation_schedule.release_idle_groups,
 )
 
-_RULES_AFTER_END: tuple[Rule, ...] = (_release_after_end,)
+_RULES_AFTER_END: tuple[Rule, ...] = (_release_after_end, _record_machine_times)
 
 
 # --- Rendezvous -----------------------------------------------------------------------------------

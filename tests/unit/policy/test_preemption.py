@@ -23,9 +23,9 @@ from spotfit.policy.preemption import (
     PreDeadlineState,
     close_after_preemption,
     decide_final_save,
-    replace_working_nodes,
     may_continue_without,
     replace_preempted_nodes,
+    replace_working_nodes,
     resize_group,
 )
 from spotfit.testing.builders import (

@@ -44,18 +44,16 @@ COST = CostSpec(
 def machine(token: str, start_s: float, end_s: float | None = None, **fields: Any) -> MachineRecord:
     """A machine that is up 60 s after its billing has started; the offer is the first letter."""
     on_demand = token.startswith("d")
-    return MachineRecord(
-        **{
-            "name": f"{token}.0",
-            "token": Token(token),
-            "offer": token[0],
-            "market": Market.ON_DEMAND if on_demand else Market.SPOT,
-            "billed_from_s": start_s,
-            "up_at_s": start_s + 60.0,
-            "ended_at_s": end_s,
-        }
-        | fields
-    )
+    usual: dict[str, Any] = {
+        "name": f"{token}.0",
+        "token": Token(token),
+        "offer": token[0],
+        "market": Market.ON_DEMAND if on_demand else Market.SPOT,
+        "billed_from_s": start_s,
+        "up_at_s": start_s + 60.0,
+        "ended_at_s": end_s,
+    }
+    return MachineRecord(**(usual | fields))
 
 
 def request(token: str, at_s: float, refusal: str = "") -> RequestRecord:
