@@ -19,6 +19,12 @@ from typing import Annotated, NamedTuple, TypedDict
 
 import msgspec
 
+from spotfit.client.bill_text import (
+    format_bill,
+    format_cost,
+    format_offer_price,
+    is_bill_shown,
+)
 from spotfit.client.metrics_history import ProgressReader, ReportedProgress, format_progress
 from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import NotFoundError, RunNotFoundError, StoreError
@@ -59,7 +65,8 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.topology import Round
-from spotfit.model.view import View
+from spotfit.model.usage import bill_of
+from spotfit.model.view import JournalView, View
 from spotfit.store.api import Store
 from spotfit.store.retry import repeat_read
 
@@ -92,12 +99,19 @@ class RunEvent(NamedTuple):
 def read_event_lines(store: Store) -> list[str]:
     """Return one line per entry of the run's journal: slot, local date and time, and sentence.
 
-    As `read_events`, whose errors it raises.
+    As `read_events`, whose errors it raises. The last line is the cost of the run, if its machines
+    may have cost something.
     """
-    return [
+    events, view = _read_journal(store)
+    lines = [
         f"{event.slot:>5}  {format_local_time(event.written_at_ms)}  {event.text}"
-        for event in read_events(store)
+        for event in events
     ]
+    if isinstance(view, View):
+        bill = bill_of(view, system.wall_ms())
+        if is_bill_shown(bill, view.spec.provisioner):
+            lines.append(f"cost: {format_bill(bill)}")
+    return lines
 
 
 def read_events(store: Store) -> list[RunEvent]:
@@ -105,6 +119,10 @@ def read_events(store: Store) -> list[RunEvent]:
 
     `store` is rooted at the run's directory. Raises `RunNotFoundError` if it holds no journal.
     """
+    return _read_journal(store)[0]
+
+
+def _read_journal(store: Store) -> tuple[list[RunEvent], JournalView]:
     events: list[RunEvent] = []
 
     def note(slot: int, _body: bytes, entry: JournalEntry) -> None:
@@ -114,10 +132,10 @@ def read_events(store: Store) -> list[RunEvent]:
     # With a view cache, the entries before it would not be read, and thus not listed.
     journal = Journal(store, ignore_view_cache=True)
     journal.on_entry = note
-    journal.catch_up()
+    view = journal.catch_up()
     if not events:
         raise run_not_found_error(store)
-    return events
+    return events, view
 
 
 def run_not_found_error(store: Store) -> RunNotFoundError:
@@ -200,10 +218,11 @@ def format_summary(view: View, url: str) -> str:
 
 def _format_machine_event(event: _MachineEvent) -> str:
     match event:
-        case GroupPlanned(plan=plan, reason=reason):
+        case GroupPlanned(plan=plan, request=request, reason=reason):
             machines = format_count(plan.num_nodes, "machine")
             size = f"{machines} with {format_count(plan.slots_per_node, 'worker')} each"
-            return f"requesting {size}: {reason}"
+            offer = f" ({format_offer_price(request.offer)})" if request.offer else ""
+            return f"requesting {size}{offer}: {reason}"
         case GroupSubmitted(handle=handle):
             return f"machine request accepted: {handle.name}"
         case GroupRefused(reason=reason):
@@ -412,6 +431,13 @@ def _format_elapsed(view: View) -> str:
     return f"after {format_seconds(elapsed_s)}: " if view.fit_started_at_ms > 0 else ""
 
 
+def _format_cost_so_far(view: View) -> str:
+    """Return "; cost: $1.20 so far", or '' for machines that cost nothing, and without any."""
+    bill = bill_of(view, system.wall_ms())
+    shown = is_bill_shown(bill, view.spec.provisioner)
+    return f"; cost: {format_cost(bill)}" if shown else ""
+
+
 class CheckpointThrottle:
     """Decides which events of checkpoints are shown: the first one, then a count each minute.
 
@@ -528,7 +554,7 @@ class RunConsole:
         due.
         """
         if text := self._reminder.next_message(view, now):
-            log.info("run.waiting", text=text)
+            log.info("run.waiting", text=f"{text}{_format_cost_so_far(view)}")
 
     def show_progress(self, view: View, now: float) -> None:
         """Log elapsed time, step, speed and metrics of the latest report, at most once a minute.
@@ -550,7 +576,8 @@ class RunConsole:
             log.warning("output.unreadable", reason=error.message)
             return
         if text not in (self._shown_progress, format_progress(ReportedProgress())):
-            log.info("run.progress", text=f"{_format_elapsed(view)}{text}")
+            cost = _format_cost_so_far(view)
+            log.info("run.progress", text=f"{_format_elapsed(view)}{text}{cost}")
             self._shown_progress = text
 
     def follow_round(self, round_: Round) -> None:

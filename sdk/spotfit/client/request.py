@@ -354,14 +354,20 @@ def plan_group(request: FitRequest) -> PlannedGroup:
     """
     name, options = request.resolve_provisioner()
     provisioner = open_provisioner(name, options)
-    # The maximum: an elastic run may grow to it, and its plan is the one most likely to be invalid.
-    group = GroupRequest(
+    return PlannedGroup(provisioner, provisioner.plan(largest_group(request)))
+
+
+def largest_group(request: FitRequest) -> GroupRequest:
+    """Return a request for the maximum number of workers, for questions before the start.
+
+    An elastic run may grow to it, and its plan is the one most likely to be invalid.
+    """
+    return GroupRequest(
         token=PREFLIGHT_TOKEN,
         num_workers=request.scaling.max_workers,
         total_workers=request.scaling.max_workers,
         resources_per_worker=request.scaling.worker_resources,
     )
-    return PlannedGroup(provisioner, provisioner.plan(group))
 
 
 @contextmanager
