@@ -30,7 +30,8 @@ def of_listed_run(run: ListedRun) -> dict[str, Any]:
         "step": run.step,
         "latest_checkpoint": run.checkpoint,
         "is_verified": run.is_verified,
-        "provisioner": run.provisioner,
+        "run_id": run.run_id or None,
+        "provisioner": run.provisioner or None,
         "cost": _of_bill(run.cost),
     }
 
@@ -43,7 +44,8 @@ def of_run_cost(run: ListedRun) -> dict[str, Any]:
         "url": run.url,
         "state": run.state,
         "reason": run.reason,
-        "provisioner": run.provisioner,
+        "run_id": run.run_id or None,
+        "provisioner": run.provisioner or None,
         "cost": None if run.state == "unreadable" else _of_bill(run.cost),
     }
 
@@ -79,6 +81,7 @@ def of_status(status: RunStatus, url: str) -> dict[str, Any]:
         "checkpoints": status.checkpoints,
         "failures": status.failures,
         "is_verified": status.is_verified,
+        "run_id": status.run_id,
         "provisioner": status.provisioner,
         "cost": _of_bill(status.cost),
     }

@@ -115,6 +115,8 @@ class RunStatus:
     the clock of its leader; None before that and without an open round."""
     is_verified: bool = True
     """Whether the journal was verified with the run's key; False if this machine lacks the key."""
+    run_id: str = ""
+    """The unique id of the run, which is in the tags of its machines."""
     provisioner: str = ""
     """The backend of the last `fit()`."""
     cost: Bill = field(default_factory=Bill)
@@ -215,6 +217,7 @@ class RunHandle:
             is_starting=view.is_round_starting,
             startup_s=view.round_startup_s if view.round else None,
             is_verified=self.key is not None,
+            run_id=view.spec.run_id,
             provisioner=view.spec.provisioner,
             cost=bill_of(view, system.wall_ms()),
         )

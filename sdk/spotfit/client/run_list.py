@@ -53,6 +53,8 @@ class ListedRun:
     """The latest checkpoint; None if there is none."""
     is_verified: bool = False
     """Whether the journal was verified with the run's key."""
+    run_id: str = ""
+    """Its unique id, which is in the tags of its machines; '' if it cannot be read."""
     provisioner: str = ""
     """The backend of its last `fit()`; '' if it cannot be read."""
     cost: Bill = field(default_factory=Bill)
@@ -137,6 +139,7 @@ def _read_run(store: Store, name: str) -> ListedRun | None:
             step=_last_step(store, view),
             checkpoint=view.latest_checkpoint.name if view.latest_checkpoint else None,
             is_verified=key is not None,
+            run_id=run_id,
             provisioner=view.spec.provisioner,
             cost=bill_of(view, system.wall_ms()),
         )

@@ -19,13 +19,14 @@ from tests.unit.client.bills import SPOT, UNPRICED, a_bill
 
 # A field may be added here. None may be removed or renamed.
 LISTED_RUN = (
-    "name url state reason started_at ended_at step latest_checkpoint is_verified provisioner cost"
+    "name url state reason started_at ended_at step latest_checkpoint is_verified run_id "
+    "provisioner cost"
 )
 STATUS = (
     "name url state reason started_at ended_at round workers machines is_starting startup_s step "
-    "steps_per_s metrics checkpoints failures is_verified provisioner cost"
+    "steps_per_s metrics checkpoints failures is_verified run_id provisioner cost"
 )
-RUN_COST = "kind name url state reason provisioner cost"
+RUN_COST = "kind name url state reason run_id provisioner cost"
 TOTAL_COST = "kind runs active unreadable cost"
 BILL = (
     "usd max_usd on_demand_usd saved_share machine_s max_machine_s boot_s repeated_s idle_s "
