@@ -117,7 +117,7 @@ def cost(
     urls: Annotated[
         list[str],
         typer.Argument(
-            metavar="URL|STORAGE_PATH...",
+            metavar="URL_OR_STORAGE_PATH",
             help="Directories of runs, or storage paths, all of whose runs count.",
         ),
     ],
