@@ -12,12 +12,13 @@ from rich.console import Console
 
 from spotfit.client.bill_text import (
     format_bill,
-    format_known_usd,
     format_machine_hours,
     format_share,
+    format_short_cost,
     format_unpriced_hours,
     is_bill_shown,
     list_offer_lines,
+    sum_known_usd,
 )
 from spotfit.client.console import format_local_time
 from spotfit.client.metrics_history import ReportedMetrics, format_metrics, format_progress
@@ -109,12 +110,13 @@ def _cost_cells(run: ListedRun) -> tuple[str, ...]:
     if not is_bill_shown(bill, run.provisioner):
         return ("-",) * (len(_COST_COLUMNS) - 1)
     on_demand, share = bill.on_demand_usd, bill.saved_share
+    maximum = sum_known_usd(bill, maximum=True)
     return (
-        format_known_usd(bill) or "unknown",
-        format_known_usd(bill, maximum=True) or "unknown",
+        format_short_cost(bill),
+        "unknown" if maximum is None else format_usd(maximum),
         "-" if on_demand is None else format_usd(on_demand),
         "-" if share is None else format_share(share),
-        format_machine_hours(bill.machine_s),
+        format_machine_hours(bill.machine_s, bill.max_machine_s),
     )
 
 
@@ -125,7 +127,7 @@ def _unpriced_hours(run: ListedRun) -> str:
 def _short_cost(run: ListedRun) -> str:
     if not is_bill_shown(run.cost, run.provisioner):
         return "-"
-    return "unknown" if run.cost.usd is None else format_usd(run.cost.usd)
+    return "unknown" if run.cost.usd is None else format_short_cost(run.cost)
 
 
 def _print_header(columns: Sequence[tuple[str, int]]) -> None:

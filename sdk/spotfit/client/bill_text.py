@@ -40,7 +40,7 @@ def format_bill(bill: Bill) -> str:
     if comparison := _compare_with_on_demand(bill):
         parts.append(comparison)
     if any(each.usd is not None for each in bill.offers):  # else they stand in place of the cost
-        parts.append(format_machine_hours(bill.machine_s))
+        parts.append(format_machine_hours(bill.machine_s, bill.max_machine_s))
     if waste := ", ".join(_waste_shares(bill)):
         parts.append(waste)
     return "; ".join(parts)
@@ -51,18 +51,34 @@ def format_cost(bill: Bill) -> str:
 
     With unknown prices: "$12.40 and 5.0 machine-hours of unknown price (slurm/h100/on_demand)".
     """
-    known, maximum = format_known_usd(bill), format_known_usd(bill, maximum=True)
-    if known != maximum:
-        known += f" (at most {maximum})"
-    text = " and ".join(filter(None, (known, format_unpriced_hours(bill))))
+    usd, max_usd = sum_known_usd(bill), sum_known_usd(bill, maximum=True)
+    cost = ""
+    if usd is not None and max_usd is not None:
+        cost, maximum = format_usd(usd), format_usd(max_usd)
+        if not usd and max_usd:  # the end of no machine is recorded yet
+            cost = f"at most {maximum}"
+        elif cost != maximum:
+            cost = f"{cost} (at most {maximum})"
+    text = " and ".join(filter(None, (cost, format_unpriced_hours(bill))))
     return text if bill.is_final else f"{text} so far"
 
 
-def format_known_usd(bill: Bill, *, maximum: bool = False) -> str:
-    """Return the certain or the maximum cost under the offers of known price; '' if none is."""
+def sum_known_usd(bill: Bill, *, maximum: bool = False) -> float | None:
+    """Return the certain or the maximum cost under the offers of known price; None if none is."""
     amounts = [each.max_usd if maximum else each.usd for each in bill.offers]
     known = [amount for amount in amounts if amount is not None]
-    return format_usd(sum(known)) if known else ""
+    return sum(known) if known else None
+
+
+def format_short_cost(bill: Bill) -> str:
+    """Return the certain cost for a column: "$12.40", "unknown", or "<$0.05" without a certain one.
+
+    Of an unknown price in some offers only the known part is shown.
+    """
+    usd, max_usd = sum_known_usd(bill), sum_known_usd(bill, maximum=True)
+    if usd is None:
+        return "unknown"
+    return f"<{format_usd(max_usd)}" if max_usd and not usd else format_usd(usd)
 
 
 def format_unpriced_hours(bill: Bill) -> str:
@@ -73,7 +89,8 @@ def format_unpriced_hours(bill: Bill) -> str:
     unknown = [each for each in bill.offers if each.usd is None and each.max_machine_s]
     if not unknown:
         return ""
-    hours = format_machine_hours(sum(each.machine_s for each in unknown))
+    machine_s = sum(each.machine_s for each in unknown)
+    hours = format_machine_hours(machine_s, sum(each.max_machine_s for each in unknown))
     # The same offer is listed several times in a sum over runs.
     names = ", ".join(dict.fromkeys(_name_of(each) for each in unknown))
     return f"{hours} of unknown price ({names})"
@@ -84,11 +101,18 @@ def list_offer_lines(bill: Bill) -> list[str]:
     return [_format_offer(each) for each in bill.offers if each.max_machine_s]
 
 
-def format_machine_hours(machine_s: float) -> str:
-    """Return machine-seconds for display: "18.2 machine-hours", "12 machine-minutes".
+def format_machine_hours(machine_s: float, max_machine_s: float) -> str:
+    """Return certain machine-seconds for display: "18.2 machine-hours", "12 machine-minutes".
 
-    Short times are shown in a smaller unit, because they must not look like 0.
+    Short times are shown in a smaller unit, because they must not look like 0. Without certain time
+    it is the maximum, such as "at most 40 machine-seconds".
     """
+    if not machine_s and max_machine_s:
+        return f"at most {_format_machine_time(max_machine_s)}"
+    return _format_machine_time(machine_s)
+
+
+def _format_machine_time(machine_s: float) -> str:
     if machine_s >= _S_PER_HOUR:
         return f"{machine_s / _S_PER_HOUR:,.1f} machine-hours"
     if machine_s >= 60:
@@ -135,7 +159,7 @@ def _format_range(low: float, high: float) -> str:
 
 
 def _format_offer(offer: OfferBill) -> str:
-    hours = format_machine_hours(offer.machine_s)
+    hours = format_machine_hours(offer.machine_s, offer.max_machine_s)
     # The totals contain "so far" already.
     cost = "price unknown"
     if offer.usd is not None:

@@ -271,6 +271,8 @@ REMINDER_INTERVAL_S = 30.0
 # Workers of a warm machine start in a second; then a line would only be noise.
 STARTUP_REMINDER_S = 5.0
 PROGRESS_INTERVAL_S = 60.0
+# Types of journal events that are only read to compute the bill.
+_EVENTS_FOR_THE_BILL = frozenset({"machines_observed", "prices_changed"})
 # Polls for further output of a lost agent. Its last upload may still be in flight; a machine that
 # was terminated never writes its end marker, so waiting must be bounded.
 _POLLS_AFTER_LOSS = 10
@@ -506,13 +508,14 @@ class RunConsole:
         """Log a journal entry at level INFO, and follow the output of the agents that it names.
 
         Checkpoints that follow each other within a minute are counted, and logged at level DEBUG.
+        So is what is recorded for the bill, because the cost is shown.
         Called by the handle for each new entry, in journal order.
         """
         event_type = entry.event.__struct_config__.tag
         if isinstance(entry.event, FitEnded) and (text := self._checkpoints.flush()):
             log.info("run.checkpoints", text=text)
         text = format_event(entry.event)
-        if self._checkpoints.is_shown(entry.event):
+        if event_type not in _EVENTS_FOR_THE_BILL and self._checkpoints.is_shown(entry.event):
             log.info("run.event", type=event_type, text=text)
         else:
             log.debug("run.event", type=event_type, text=text)

@@ -11,6 +11,7 @@ from spotfit.client.bill_text import (
     format_machine_hours,
     format_offer_price,
     format_price_range,
+    format_short_cost,
     is_bill_shown,
     list_offer_lines,
 )
@@ -81,8 +82,16 @@ def test_machines_of_this_computer_are_shown_only_with_a_price() -> None:
 
 def test_a_machine_whose_start_is_uncertain_has_a_maximum() -> None:
     started = replace(SPOT, machine_s=0.0, usd=0.0, max_machine_s=40.0, max_usd=0.003)
-    assert format_cost(a_bill(started)) == "$0 (at most $0.003)"
+    assert format_cost(a_bill(started)) == "at most $0.003"
+    assert format_short_cost(a_bill(started)) == "<$0.003"
+    assert "; at most 40 machine-seconds" in format_bill(a_bill(started))
     assert is_bill_shown(a_bill(started), "aws_batch")
+
+
+def test_a_price_of_0_is_shown_as_0() -> None:
+    free = replace(ON_DEMAND, usd=0.0, max_usd=0.0, on_demand_usd=0.0)
+    assert format_bill(a_bill(free)) == "$0; 2.0 machine-hours"
+    assert format_short_cost(a_bill(free)) == "$0"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +105,7 @@ def test_a_machine_whose_start_is_uncertain_has_a_maximum() -> None:
     ],
 )
 def test_short_machine_times_do_not_look_like_zero(machine_s: float, text: str) -> None:
-    assert format_machine_hours(machine_s) == text
+    assert format_machine_hours(machine_s, 5e6) == text
 
 
 def an_offer(market: Market, usd_per_hour: float | None) -> Offer:
