@@ -51,12 +51,9 @@ class OfferQuery:
         try:
             listing = self._results.get(timeout=timeout_s)
         except Empty:
-            reason = f"the backend has not listed them after {timeout_s:g} s"
-            log.warning("offers.not_listed", reason=reason)
-            return ()
+            return _report_failure(f"the backend has not listed them after {timeout_s:g} s")
         if isinstance(listing, Exception):
-            log.warning("offers.not_listed", reason=_describe(listing))
-            return ()
+            return _report_failure(_describe(listing))
         if text := format_price_range(listing.offers):
             log.info("offers.listed", text=f"price of a machine: {text}")
         # Machines of this computer cost nothing: there is nothing to remark.
@@ -80,6 +77,12 @@ def list_priced_offers(provisioner: Provisioner, request: GroupRequest) -> tuple
     if all(offer.price is None for offer in listing.offers):
         raise _unknown_prices_error(provisioner, " ".join(listing.remarks))
     return listing.offers
+
+
+def _report_failure(reason: str) -> tuple[Offer, ...]:
+    text = "the offers of the backend could not be listed, so that its prices are unknown"
+    log.warning("offers.not_listed", text=text, reason=reason)
+    return ()
 
 
 def _unknown_prices_error(provisioner: Provisioner, reason: str) -> ConfigError:

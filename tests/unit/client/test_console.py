@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
 from spotfit.client import console as consoles
@@ -442,6 +445,17 @@ def test_the_events_of_a_run_end_with_its_cost(
     assert "run 'digits' started" in first
     shown = "cost: $4.15 (at most $4.30); on demand $32.85, saved 87 %; 16.2 machine-hours"
     assert rest == ([] if provisioner == "local" else [shown])
+
+
+@pytest.mark.parametrize("tag", ["machines_observed", "prices_changed"])
+def test_what_is_recorded_for_the_bill_is_not_shown(
+    caplog: pytest.LogCaptureFixture, tag: str
+) -> None:
+    caplog.set_level("DEBUG", logger="spotfit")
+    event: Any = msgspec.defstruct("Recorded", [], tag=tag)()
+    entry: Any = SimpleNamespace(event=event)
+    RunConsole(MemoryStore()).on_entry(0, b"", entry)
+    assert [(one.levelname, vars(one)["type"]) for one in caplog.records] == [("DEBUG", tag)]
 
 
 def committed(name: str) -> CheckpointCommitted:

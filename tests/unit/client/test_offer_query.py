@@ -53,7 +53,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, Any
 
     def read() -> list[tuple[str, Any]]:
         fields = [(one.getMessage(), vars(one)) for one in caplog.records]
-        return [(event, each.get("text", each.get("reason"))) for event, each in fields]
+        return [(event, each.get("reason", each.get("text"))) for event, each in fields]
 
     return read
 
