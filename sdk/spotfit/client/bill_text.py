@@ -191,4 +191,4 @@ def _waste_shares(bill: Bill) -> Iterator[str]:
 
 
 def _name_of(offer: OfferBill) -> str:
-    return offer.offer or "a backend without offers"
+    return offer.offer or "unknown offer"

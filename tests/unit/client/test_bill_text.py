@@ -55,6 +55,10 @@ def test_an_unknown_price_is_no_amount() -> None:
     assert list_offer_lines(bill) == ["slurm/h100/on_demand: 5.0 machine-hours, price unknown"]
 
 
+def test_machines_whose_offer_is_unknown_are_in_the_bill() -> None:
+    assert format_bill(a_bill(LOCAL)) == "1 machine-minute of unknown price (unknown offer)"
+
+
 def test_known_and_unknown_prices_are_separate() -> None:
     assert format_bill(a_bill(SPOT, UNPRICED)) == (
         "$4.15 (at most $4.30) and 5.0 machine-hours of unknown price (slurm/h100/on_demand); "
