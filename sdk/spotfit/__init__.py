@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from spotfit.core.errors import TrainingFailedError as TrainingFailedError
     from spotfit.core.errors import WorkerGroupError as WorkerGroupError
     from spotfit.frameworks.backend_config import BackendConfig as BackendConfig
+    from spotfit.model.bill import Bill as Bill
     from spotfit.model.config import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
     from spotfit.model.config import CheckpointConfig as CheckpointConfig
     from spotfit.model.config import DataConfig as DataConfig
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 _PUBLIC_NAME_MODULES = {
     "BackendConfig": "frameworks.backend_config",
+    "Bill": "model.bill",
     "Checkpoint": "checkpoint.checkpoint_dir",
     "CheckpointConfig": "model.config",
     "CheckpointConsistencyMode": "model.reporting",

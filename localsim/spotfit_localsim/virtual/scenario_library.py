@@ -915,6 +915,7 @@ _HOURLY_TIMING = RunTiming(
     observe_interval_s=5.0,
     journal_poll_interval_s=5.0,
     round_fill_timeout_s=20.0,
+    price_interval_s=60.0,
 )
 
 

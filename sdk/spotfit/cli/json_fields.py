@@ -11,9 +11,11 @@ from typing import Any
 
 from spotfit.client.console import RunEvent
 from spotfit.client.metrics_history import ReportedMetrics
+from spotfit.client.run_costs import TotalCost
 from spotfit.client.run_handle import RunStatus
 from spotfit.client.run_list import ListedRun
 from spotfit.client.stored_checkpoints import CheckpointInfo
+from spotfit.model.bill import Bill, OfferBill
 
 
 def of_listed_run(run: ListedRun) -> dict[str, Any]:
@@ -28,6 +30,34 @@ def of_listed_run(run: ListedRun) -> dict[str, Any]:
         "step": run.step,
         "latest_checkpoint": run.checkpoint,
         "is_verified": run.is_verified,
+        "run_id": run.run_id or None,
+        "provisioner": run.provisioner or None,
+        "cost": _of_bill(run.cost),
+    }
+
+
+def of_run_cost(run: ListedRun) -> dict[str, Any]:
+    """Return the fields of the cost of one run, for `spotfit cost`."""
+    return {
+        "kind": "run",
+        "name": run.name,
+        "url": run.url,
+        "state": run.state,
+        "reason": run.reason,
+        "run_id": run.run_id or None,
+        "provisioner": run.provisioner or None,
+        "cost": None if run.state == "unreadable" else _of_bill(run.cost),
+    }
+
+
+def of_total_cost(total: TotalCost) -> dict[str, Any]:
+    """Return the fields of the last line of `spotfit cost`, the sum over all runs."""
+    return {
+        "kind": "total",
+        "runs": total.runs,
+        "active": total.active,
+        "unreadable": total.unreadable,
+        "cost": _of_bill(total.bill),
     }
 
 
@@ -51,6 +81,9 @@ def of_status(status: RunStatus, url: str) -> dict[str, Any]:
         "checkpoints": status.checkpoints,
         "failures": status.failures,
         "is_verified": status.is_verified,
+        "run_id": status.run_id,
+        "provisioner": status.provisioner,
+        "cost": _of_bill(status.cost),
     }
 
 
@@ -85,6 +118,34 @@ def of_checkpoint(info: CheckpointInfo) -> dict[str, Any]:
         "reason": info.reason,
         "read_error": info.read_error,
         "content": info.content._asdict() if info.content else None,
+    }
+
+
+def _of_bill(bill: Bill) -> dict[str, Any]:
+    return {
+        "usd": bill.usd if bill.offers else None,
+        "max_usd": bill.max_usd if bill.offers else None,
+        "on_demand_usd": bill.on_demand_usd if bill.offers else None,
+        "saved_share": bill.saved_share,
+        "machine_s": bill.machine_s,
+        "max_machine_s": bill.max_machine_s,
+        "boot_s": bill.boot_s,
+        "repeated_s": bill.repeated_s,
+        "idle_s": bill.idle_s,
+        "is_final": bill.is_final,
+        "offers": [_of_offer(each) for each in bill.offers],
+    }
+
+
+def _of_offer(offer: OfferBill) -> dict[str, Any]:
+    return {
+        "offer": offer.offer,
+        "market": offer.market.value,
+        "machine_s": offer.machine_s,
+        "max_machine_s": offer.max_machine_s,
+        "usd": offer.usd,
+        "max_usd": offer.max_usd,
+        "on_demand_usd": offer.on_demand_usd,
     }
 
 

@@ -17,6 +17,7 @@ from spotfit.client.console import read_event_lines, read_events
 from spotfit.client.keyring import RunKeyring, open_authenticated
 from spotfit.client.request import default_provisioner, parse_provisioner
 from spotfit.client.run_config import DEFAULT_STORAGE_PATH
+from spotfit.client.run_costs import RunCosts
 from spotfit.client.run_handle import attach, supervise_run
 from spotfit.client.run_list import list_runs
 from spotfit.core.errors import ConfigError, SpotfitError
@@ -103,12 +104,36 @@ def list_all(
     ] = DEFAULT_STORAGE_PATH,
     as_json: AsJson = False,  # noqa: FBT002 - an option of the command line
 ) -> None:
-    """List the runs below a storage path: name, state, start, duration, step and checkpoint."""
+    """List the runs below a storage path: state, start, duration, step, cost and checkpoint."""
     runs = list_runs(root)
     if as_json:
         render.json_lines(map(json_fields.of_listed_run, runs))
     else:
         render.runs(runs, root)
+
+
+@app.command()
+def cost(
+    urls: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="URL_OR_STORAGE_PATH",
+            help="Directories of runs, or storage paths, all of whose runs count.",
+        ),
+    ],
+    as_json: AsJson = False,  # noqa: FBT002 - an option of the command line
+) -> None:
+    """Show what the machines of runs have cost, and the sum, by offer. A run counts once.
+
+    Certain and maximum cost in US dollars, without disks, storage, network traffic, taxes and
+    discounts. Runs that have not ended count with their cost so far.
+    """
+    costs = RunCosts(urls)
+    if as_json:
+        render.json_lines(map(json_fields.of_run_cost, costs))
+        render.json_lines([json_fields.of_total_cost(costs.total)])
+    else:
+        render.costs(costs)
 
 
 @app.command()

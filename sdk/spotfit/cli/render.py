@@ -10,13 +10,30 @@ import msgspec
 from rich import markup
 from rich.console import Console
 
+from spotfit.client.bill_text import (
+    format_bill,
+    format_machine_hours,
+    format_share,
+    format_short_cost,
+    format_unpriced_hours,
+    is_bill_shown,
+    list_offer_lines,
+    sum_known_usd,
+)
 from spotfit.client.console import format_local_time
 from spotfit.client.metrics_history import ReportedMetrics, format_metrics, format_progress
+from spotfit.client.run_costs import RunCosts
 from spotfit.client.run_handle import RunStatus
 from spotfit.client.run_list import ListedRun
 from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import SpotfitError
-from spotfit.core.units import format_bytes, format_seconds, strip_control_characters
+from spotfit.core.units import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_usd,
+    strip_control_characters,
+)
 from spotfit.host import system
 from spotfit.provision.api import AccountCheck
 
@@ -33,7 +50,15 @@ _STATE_COLORS = {
 }
 
 
-_RUN_COLUMNS = ("state", 10), ("started", 19), ("duration", 8), ("step", 7)
+_RUN_COLUMNS = ("state", 10), ("started", 19), ("duration", 8), ("step", 7), ("cost", 9)
+_COST_COLUMNS = (
+    ("state", 10),
+    ("cost", 10),
+    ("at most", 10),
+    ("on demand", 10),
+    ("saved", 6),
+    ("machine time", 18),
+)
 
 
 def runs(listed: Iterable[ListedRun], root: str) -> None:
@@ -44,8 +69,7 @@ def runs(listed: Iterable[ListedRun], root: str) -> None:
     is_empty = True
     for run in listed:
         if is_empty:
-            header = "  ".join(f"{name:<{width}}" for name, width in _RUN_COLUMNS)
-            _console.print(f"[dim]{header}  run[/dim]")
+            _print_header(_RUN_COLUMNS)
         is_empty = False
         colour = _STATE_COLORS.get(run.state, "red")
         started = format_local_time(run.started_at_ms) if run.started_at_ms else "-"
@@ -54,10 +78,61 @@ def runs(listed: Iterable[ListedRun], root: str) -> None:
         detail = f"  [dim]{_escape(text)}[/dim]" if (text := run.checkpoint or error) else ""
         _console.print(
             f"[{colour}]{run.state:<10}[/{colour}]  {started:<19}  {_duration(run):<8}  {step:<7}  "
-            f"{_escape(run.url)}{detail}"
+            f"{_short_cost(run):<9}  {_escape(run.url)}{detail}"
         )
     if is_empty:
         lines([f"There are no runs below {root}."])
+
+
+def costs(found: RunCosts) -> None:
+    """Print one line per run as soon as it is read, then the sum by offer, for `spotfit cost`."""
+    for index, run in enumerate(found):
+        if not index:
+            _print_header(_COST_COLUMNS)
+        colour = _STATE_COLORS.get(run.state, "red")
+        cells = (f"{text:<{_COST_COLUMNS[n + 1][1]}}" for n, text in enumerate(_cost_cells(run)))
+        error = run.reason.partition("\n")[0] if run.state == "unreadable" else ""
+        detail = f"  [dim]{_escape(text)}[/dim]" if (text := error or _unpriced_hours(run)) else ""
+        shown = f"[{colour}]{run.state:<10}[/{colour}]  {'  '.join(cells)}"
+        _console.print(f"{shown}  {_escape(run.url)}{detail}")
+    lines(f"There are no runs below {root}." for root in found.empty_roots)
+    total = found.total
+    if total.runs:
+        text = format_bill(total.bill) or "no rented machines"
+        _console.print(f"[bold]total of {format_count(total.runs, 'run')}:[/bold] {_escape(text)}")
+        lines(f"  {line}" for line in list_offer_lines(total.bill))
+    if total.unreadable:
+        lines([f"not included: {format_count(total.unreadable, 'run')} that cannot be read"])
+
+
+def _cost_cells(run: ListedRun) -> tuple[str, ...]:
+    bill = run.cost
+    if not is_bill_shown(bill, run.provisioner):
+        return ("-",) * (len(_COST_COLUMNS) - 1)
+    on_demand, share = bill.on_demand_usd, bill.saved_share
+    maximum = sum_known_usd(bill, maximum=True)
+    return (
+        format_short_cost(bill),
+        "unknown" if maximum is None else format_usd(maximum),
+        "-" if on_demand is None else format_usd(on_demand),
+        "-" if share is None else format_share(share),
+        format_machine_hours(bill.machine_s, bill.max_machine_s),
+    )
+
+
+def _unpriced_hours(run: ListedRun) -> str:
+    return format_unpriced_hours(run.cost) if is_bill_shown(run.cost, run.provisioner) else ""
+
+
+def _short_cost(run: ListedRun) -> str:
+    if not is_bill_shown(run.cost, run.provisioner):
+        return "-"
+    return "unknown" if run.cost.usd is None else format_short_cost(run.cost)
+
+
+def _print_header(columns: Sequence[tuple[str, int]]) -> None:
+    header = "  ".join(f"{name:<{width}}" for name, width in columns)
+    _console.print(f"[dim]{header}  run[/dim]")
 
 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> None:
@@ -87,6 +162,10 @@ def status(run: RunStatus, url: str) -> None:
     if run.save_reason:
         _print_row("", f"[dim]saved: {_escape(run.save_reason)}[/dim]")
     _print_row("failures", failures or "none")
+    if is_bill_shown(run.cost, run.provisioner):
+        _print_row("cost", _escape(format_bill(run.cost)))
+        for line in list_offer_lines(run.cost):
+            _print_row("", f"[dim]{_escape(line)}[/dim]")
     if not run.is_verified:
         _print_row("", "[yellow]not verified: this machine does not have the run's key[/yellow]")
 

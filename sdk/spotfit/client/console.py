@@ -19,6 +19,12 @@ from typing import Annotated, NamedTuple, TypedDict
 
 import msgspec
 
+from spotfit.client.bill_text import (
+    format_bill,
+    format_cost,
+    format_offer_price,
+    is_bill_shown,
+)
 from spotfit.client.metrics_history import ProgressReader, ReportedProgress, format_progress
 from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import NotFoundError, RunNotFoundError, StoreError
@@ -63,7 +69,8 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.topology import Round
-from spotfit.model.view import View
+from spotfit.model.usage import bill_of
+from spotfit.model.view import JournalView, View
 from spotfit.store.api import Store
 from spotfit.store.retry import repeat_read
 
@@ -98,12 +105,19 @@ class RunEvent(NamedTuple):
 def read_event_lines(store: Store) -> list[str]:
     """Return one line per entry of the run's journal: slot, local date and time, and sentence.
 
-    As `read_events`, whose errors it raises.
+    As `read_events`, whose errors it raises. The last line is the cost of the run, if its machines
+    may have cost something.
     """
-    return [
+    events, view = _read_journal(store)
+    lines = [
         f"{event.slot:>5}  {format_local_time(event.written_at_ms)}  {event.text}"
-        for event in read_events(store)
+        for event in events
     ]
+    if isinstance(view, View):
+        bill = bill_of(view, system.wall_ms())
+        if is_bill_shown(bill, view.spec.provisioner):
+            lines.append(f"cost: {format_bill(bill)}")
+    return lines
 
 
 def read_events(store: Store) -> list[RunEvent]:
@@ -111,6 +125,10 @@ def read_events(store: Store) -> list[RunEvent]:
 
     `store` is rooted at the run's directory. Raises `RunNotFoundError` if it holds no journal.
     """
+    return _read_journal(store)[0]
+
+
+def _read_journal(store: Store) -> tuple[list[RunEvent], JournalView]:
     events: list[RunEvent] = []
 
     def note(slot: int, _body: bytes, entry: JournalEntry) -> None:
@@ -120,10 +138,10 @@ def read_events(store: Store) -> list[RunEvent]:
     # With a view cache, the entries before it would not be read, and thus not listed.
     journal = Journal(store, ignore_view_cache=True)
     journal.on_entry = note
-    journal.catch_up()
+    view = journal.catch_up()
     if not events:
         raise run_not_found_error(store)
-    return events
+    return events, view
 
 
 def run_not_found_error(store: Store) -> RunNotFoundError:
@@ -211,10 +229,11 @@ def format_summary(view: View, url: str) -> str:
 
 def _format_machine_event(event: _MachineEvent) -> str:
     match event:
-        case GroupPlanned(plan=plan, reason=reason):
+        case GroupPlanned(plan=plan, request=request, reason=reason):
             machines = format_count(plan.num_nodes, "machine")
             size = f"{machines} with {format_count(plan.slots_per_node, 'worker')} each"
-            return f"requesting {size}: {reason}"
+            offer = f" ({format_offer_price(request.offer)})" if request.offer else ""
+            return f"requesting {size}{offer}: {reason}"
         case GroupSubmitted(handle=handle):
             return f"machine request accepted: {handle.name}"
         case GroupRefused(reason=reason):
@@ -275,6 +294,8 @@ REMINDER_INTERVAL_S = 30.0
 # Workers of a warm machine start in a second; then a line would only be noise.
 STARTUP_REMINDER_S = 5.0
 PROGRESS_INTERVAL_S = 60.0
+# Types of journal events that are only read to compute the bill.
+_EVENTS_FOR_THE_BILL = frozenset({"machines_observed", "prices_changed"})
 # Polls for further output of a lost agent. Its last upload may still be in flight; a machine that
 # was terminated never writes its end marker, so waiting must be bounded.
 _POLLS_AFTER_LOSS = 10
@@ -435,6 +456,13 @@ def _format_elapsed(view: View) -> str:
     return f"after {format_seconds(elapsed_s)}: " if view.fit_started_at_ms > 0 else ""
 
 
+def _format_cost_so_far(view: View) -> str:
+    """Return "; cost: $1.20 so far", or '' for machines that cost nothing, and without any."""
+    bill = bill_of(view, system.wall_ms())
+    shown = is_bill_shown(bill, view.spec.provisioner)
+    return f"; cost: {format_cost(bill)}" if shown else ""
+
+
 class CheckpointThrottle:
     """Decides which events of checkpoints are shown: the first one, then a count each minute.
 
@@ -503,13 +531,14 @@ class RunConsole:
         """Log a journal entry at level INFO, and follow the output of the agents that it names.
 
         Checkpoints that follow each other within a minute are counted, and logged at level DEBUG.
+        So is what is recorded for the bill, because the cost is shown.
         Called by the handle for each new entry, in journal order.
         """
         event_type = entry.event.__struct_config__.tag
         if isinstance(entry.event, FitEnded) and (text := self._checkpoints.flush()):
             log.info("run.checkpoints", text=text)
         text = format_event(entry.event)
-        if self._checkpoints.is_shown(entry.event):
+        if event_type not in _EVENTS_FOR_THE_BILL and self._checkpoints.is_shown(entry.event):
             log.info("run.event", type=event_type, text=text)
         else:
             log.debug("run.event", type=event_type, text=text)
@@ -551,7 +580,7 @@ class RunConsole:
         due.
         """
         if text := self._reminder.next_message(view, now):
-            log.info("run.waiting", text=text)
+            log.info("run.waiting", text=f"{text}{_format_cost_so_far(view)}")
 
     def show_progress(self, view: View, now: float) -> None:
         """Log elapsed time, step, speed and metrics of the latest report, at most once a minute.
@@ -573,7 +602,8 @@ class RunConsole:
             log.warning("output.unreadable", reason=error.message)
             return
         if text not in (self._shown_progress, format_progress(ReportedProgress())):
-            log.info("run.progress", text=f"{_format_elapsed(view)}{text}")
+            cost = _format_cost_so_far(view)
+            log.info("run.progress", text=f"{_format_elapsed(view)}{text}{cost}")
             self._shown_progress = text
 
     def follow_round(self, round_: Round) -> None:

@@ -30,10 +30,12 @@ from msgspec.structs import replace
 from spotfit.checkpoint.snapshot_channel import run_save_at_end
 from spotfit.client.console import format_event
 from spotfit.client.keyring import RunKeyring, open_authenticated
+from spotfit.client.offer_query import OfferQuery
 from spotfit.client.request import (
     FitRequest,
     PreflightResult,
     check_latest_checkpoint,
+    largest_group,
     nest_train_contexts,
     run_preflight,
 )
@@ -276,6 +278,7 @@ def _missing_key_error(ledger: Ledger) -> ConfigError:
 def _register_run(
     request: FitRequest, preflight: PreflightResult, ledger: Ledger, key: RunKey
 ) -> RunSpec:
+    offer_query = OfferQuery(preflight.provisioner, largest_group(request))
     code_bundle = upload_code_bundle(
         request.fn,
         request.config,
@@ -296,7 +299,10 @@ def _register_run(
     traits = preflight.provisioner.traits
     market_prior = MarketPrior(mean_lifetime_s=traits.mean_lifetime_s, notice_s=traits.notice_s)
     timing = _choose_timings(preflight.store, traits)
-    spec = replace(spec, timing=timing, market_prior=market_prior, cost=preflight.cost)
+    cost = preflight.cost
+    if not cost.offers:
+        cost = replace(cost, offers=offer_query.wait())
+    spec = replace(spec, timing=timing, market_prior=market_prior, cost=cost)
     # Last: from this entry on, any agent that starts finds the code bundle in the store.
     _append_fit_started(ledger, spec)
     url = preflight.store.url

@@ -23,6 +23,7 @@ import msgspec
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
 from spotfit.checkpoint.committed import check_present
 from spotfit.client.cost_limits import OfferPlan, check_limits, cost_spec, read_limits
+from spotfit.client.offer_query import query_offers
 from spotfit.client.run_config import (
     DEFAULT_STORAGE_PATH,
     RunConfig,
@@ -60,7 +61,6 @@ from spotfit.model.user_callback import UserCallback
 from spotfit.model.validation_config import ValidationConfig
 from spotfit.model.view import JournalView
 from spotfit.provision.api import Provisioner, open_client, prewarm
-from spotfit.provision.offers import list_offers
 from spotfit.provision.profile import (
     non_default_options,
     open_provisioner,
@@ -359,11 +359,14 @@ def plan_group(request: FitRequest) -> PlannedGroup:
     """
     name, options = request.resolve_provisioner()
     provisioner = open_provisioner(name, options)
-    return PlannedGroup(provisioner, provisioner.plan(_group_request(request)))
+    return PlannedGroup(provisioner, provisioner.plan(largest_group(request)))
 
 
-def _group_request(request: FitRequest, offer: Offer | None = None) -> GroupRequest:
-    # The maximum: an elastic run may grow to it, and its plan is the one most likely to be invalid.
+def largest_group(request: FitRequest, offer: Offer | None = None) -> GroupRequest:
+    """Return a request for the maximum number of workers, for questions before the start.
+
+    An elastic run may grow to it, and its plan is the one most likely to be invalid.
+    """
     return GroupRequest(
         token=PREFLIGHT_TOKEN,
         num_workers=request.scaling.max_workers,
@@ -485,9 +488,9 @@ def _check_cost_limits(request: FitRequest, provisioner: Provisioner, storage: S
         return CostSpec()
     now_ms = system.wall_ms() + _clock_offset_ms(storage)
     limits = read_limits(request.run, provisioner.traits, now_ms)
-    listing = list_offers(provisioner, _group_request(request))
+    listing = query_offers(provisioner, largest_group(request))
     plans = [
-        OfferPlan(offer, provisioner.plan(_group_request(request, offer)).num_nodes)
+        OfferPlan(offer, provisioner.plan(largest_group(request, offer)).num_nodes)
         for offer in listing.offers
         if offer.price is not None
     ]

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -47,8 +47,9 @@ from spotfit.core.errors import (
 )
 from spotfit.core.units import strip_control_characters
 from spotfit.host.plugins import require_module
-from spotfit.host.system import SystemClock
+from spotfit.host.system import SystemClock, wall_ms
 from spotfit.ledger.journal import Journal, check_no_gaps
+from spotfit.model.bill import Bill
 from spotfit.model.events import (
     CheckpointCommitted,
     FailureCause,
@@ -59,6 +60,7 @@ from spotfit.model.events import (
 from spotfit.model.reporting import metrics_from_json
 from spotfit.model.spec import RetentionConfig
 from spotfit.model.topology import PreemptionInfo
+from spotfit.model.usage import bill_of
 from spotfit.model.view import JournalView, View
 from spotfit.policy.retention import nested_metric, without_overwritten, worst_to_best
 from spotfit.security.run_key import RunKey
@@ -282,6 +284,8 @@ class Result:
     without a report. A round after a failure repeats the steps since its checkpoint. Needs pandas.
     `return_value`: what the training function returned on rank 0.
     `error`: the exception that `fit()` raised, in a result that was read with `from_path`.
+    `cost`: what the machines of the run have cost in all its fits, in US dollars and in
+    machine-seconds; without machines if the function was called in this process (`num_workers=0`).
     """
 
     metrics: dict[str, Any] | None
@@ -295,6 +299,7 @@ class Result:
     )
     return_value: Any = None
     _filesystem: Any = None
+    cost: Bill = field(default_factory=Bill, kw_only=True)
 
     def __repr__(self) -> str:
         # Without the lazy fields: printing a result must neither import pandas nor read the store.
@@ -396,13 +401,15 @@ def build_result(
     filesystem_location: StorageLocation | None = None,
     error: Exception | None = None,
     include_latest: bool = False,
+    cost: Bill | None = None,
 ) -> Result:
     """Return the `Result` of the run whose journal was read as `view`.
 
     `store` is rooted at the run's directory, and `filesystem_location` is the same directory in the
     user's storage_filesystem=; None without one. `best_checkpoints` holds at most num_to_keep
     checkpoints; with `include_latest` also the latest one, which is stored even if it is not among
-    the best. `error` is kept in the result, not raised. Opens only the latest checkpoint.
+    the best. `error` is kept in the result, not raised. `cost` is the bill, by default that of
+    `view` at present. Opens only the latest checkpoint.
     """
     retention = view.spec.retention if isinstance(view, View) else RetentionConfig()
     # A checkpoint directory that the user has overwritten has several journal entries (decision
@@ -427,6 +434,7 @@ def build_result(
         best_checkpoints=cast("Any", partial(_open_checkpoints, store, best, filesystem_location)),
         return_value=return_value,
         _filesystem=filesystem,
+        cost=bill_of(view, wall_ms()) if cost is None else cost,
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
+from spotfit.client.bill_text import format_bill, is_bill_shown
 from spotfit.client.console import (
     LogLine,
     RunConsole,
@@ -45,6 +46,7 @@ from spotfit.core.errors import ConfigError, SpotfitError, StoreError, Transient
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import log, system
 from spotfit.ledger.journal import Ledger, check_no_gaps
+from spotfit.model.bill import Bill
 from spotfit.model.events import (
     CancelRequested,
     FailureCause,
@@ -54,6 +56,7 @@ from spotfit.model.events import (
     NodeLost,
 )
 from spotfit.model.spec import RunSpec
+from spotfit.model.usage import bill_of
 from spotfit.model.view import JournalView, View
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.profile import open_provisioner
@@ -112,6 +115,12 @@ class RunStatus:
     the clock of its leader; None before that and without an open round."""
     is_verified: bool = True
     """Whether the journal was verified with the run's key; False if this machine lacks the key."""
+    run_id: str = ""
+    """The unique id of the run, which is in the tags of its machines."""
+    provisioner: str = ""
+    """The backend of the last `fit()`."""
+    cost: Bill = field(default_factory=Bill)
+    """What the machines of the run have cost in all its fits so far."""
 
 
 def state_of(view: View) -> str:
@@ -208,6 +217,9 @@ class RunHandle:
             is_starting=view.is_round_starting,
             startup_s=view.round_startup_s if view.round else None,
             is_verified=self.key is not None,
+            run_id=view.spec.run_id,
+            provisioner=view.spec.provisioner,
+            cost=bill_of(view, system.wall_ms()),
         )
 
     def metrics(self) -> list[ReportedMetrics]:
@@ -358,13 +370,26 @@ class RunHandle:
             self._ledger.store,
             self._load_return_value(ended),
             filesystem_location=self._filesystem_location,
+            cost=self._current_bill(),
         )
 
     def log_summary(self) -> None:
-        """Log one line about a fit whose end this handle has seen; for use after `watch()`."""
+        """Log one line about a fit whose end this handle has seen, and one about its cost.
+
+        For use after `watch()`. The cost is that of all fits of the run. It is not logged for
+        machines that cost nothing.
+        """
         assert self._final_view is not None
         text = format_summary(self._final_view, self.url)
         log.info("run.summary", text=text, url=self.url)
+        bill = self._current_bill()
+        if is_bill_shown(bill, self._final_view.spec.provisioner):
+            log.info("run.cost", text=format_bill(bill))
+
+    def _current_bill(self) -> Bill:
+        # Of the view that was read last, not of that at the end of the fit: machines are released
+        # after it.
+        return bill_of(self._ledger.journal_view, system.wall_ms())
 
     # --- waiting -----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ view and what follows it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,8 +16,11 @@ from spotfit.client.keyring import RunKeyring
 from spotfit.client.metrics_history import ProgressReader
 from spotfit.client.run_handle import state_of
 from spotfit.core.errors import ConfigError, SpotfitError, StoreError
+from spotfit.host import system
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Journal, read_run_id
+from spotfit.model.bill import Bill
+from spotfit.model.usage import bill_of
 from spotfit.model.view import View
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
@@ -50,6 +53,17 @@ class ListedRun:
     """The latest checkpoint; None if there is none."""
     is_verified: bool = False
     """Whether the journal was verified with the run's key."""
+    run_id: str = ""
+    """Its unique id, which is in the tags of its machines; '' if it cannot be read."""
+    provisioner: str = ""
+    """The backend of its last `fit()`; '' if it cannot be read."""
+    cost: Bill = field(default_factory=Bill)
+    """What its machines have cost in all its fits so far; without machines if it cannot be read."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the run has not ended, so that its machines may cost more."""
+        return self.state in ("waiting", "running", "validating")
 
 
 def list_runs(root: str | Path) -> Iterator[ListedRun]:
@@ -125,6 +139,9 @@ def _read_run(store: Store, name: str) -> ListedRun | None:
             step=_last_step(store, view),
             checkpoint=view.latest_checkpoint.name if view.latest_checkpoint else None,
             is_verified=key is not None,
+            run_id=run_id,
+            provisioner=view.spec.provisioner,
+            cost=bill_of(view, system.wall_ms()),
         )
     except SpotfitError as error:  # the other runs can be read
         return ListedRun(name=name, url=store.url, state="unreadable", reason=error.message)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, RetryingCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.machine_times import MachineTimesRecorder
+from spotfit.control.price_watch import PriceWatch
 from spotfit.core.errors import ConfigError, MissingExtraError, ProvisionError, SpotfitError
 from spotfit.core.ids import Token
 from spotfit.host import log
@@ -104,6 +105,7 @@ class Reconciler:
         self._launch = launch
         self._background_calls = background_calls
         self._retrying_calls = RetryingCalls(background_calls)
+        self._price_watch = PriceWatch(provisioner, background_calls)
         self._new_token = new_token
         self._observed_at: float | None = None
         self._observation_started_at = float("-inf")
@@ -153,6 +155,7 @@ class Reconciler:
             state,
             elapsed_s=self._journal_writer.elapsed_s(now),
             wall_ms=self._journal_writer.ledger.storage_ms(),
+            listed_offers=self._price_watch.listed,
             unrecorded_times=self._machine_times.unrecorded(view.usage),
         )
         action = next_action(view, state, now)
@@ -189,6 +192,10 @@ class Reconciler:
         `group_statuses`, `status_as_of`, `granted_at` and `reported_running`. A failed call leaves
         the previous status.
         """
+        view = self._journal_writer.view
+        if view.spec.cost.chooses_offers and view.fit_end is None:
+            request = self._group_request(view.spec.max_workers, Token("t-prices"))
+            self._price_watch.advance(request, now, every_s=view.spec.timing.price_interval_s)
         held = self._held_groups() | self._ending_groups()
         for token in held:
             self._held_since.setdefault(token, now)
@@ -393,13 +400,10 @@ class Reconciler:
         resources = spec.resources_per_worker
         if machine_request.role == "validate" and spec.validation is not None:
             resources = spec.validation.resources
-        request = GroupRequest(
-            token=Token(self._new_token()),
-            num_workers=machine_request.num_workers,
+        request = replace(
+            self._group_request(machine_request.num_workers, Token(self._new_token())),
             total_workers=1 if machine_request.role == "validate" else spec.max_workers,
             resources_per_worker=resources,
-            run_url=self._launch.run_url,
-            run_name=spec.name,
             role=machine_request.role,
             network=network_in_use(self._journal_writer.view),
             refused_networks=self._journal_writer.view.refused_networks,
@@ -412,6 +416,18 @@ class Reconciler:
         )
         self._planned_tokens.add(request.token)
         self._journal_writer.write(planned, now)
+
+    def _group_request(self, num_workers: int, token: Token) -> GroupRequest:
+        """A request for machines of workers, without the state of the run."""
+        spec = self._journal_writer.view.spec
+        return GroupRequest(
+            token=token,
+            num_workers=num_workers,
+            total_workers=spec.max_workers,
+            resources_per_worker=spec.resources_per_worker,
+            run_url=self._launch.run_url,
+            run_name=spec.name,
+        )
 
     def _submit_group(self, token: Token, now: float) -> tuple[bool, Wait]:
         view = self._journal_writer.view

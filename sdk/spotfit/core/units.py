@@ -1,4 +1,4 @@
-"""Parsing of durations ('90s', '1.5h'), formatting of durations, sizes, ranks and foreign text."""
+"""Parsing of durations ('90s', '1.5h'), formatting of durations, sizes, money and foreign text."""
 
 from __future__ import annotations
 
@@ -77,6 +77,18 @@ def format_bytes(size_bytes: float) -> str:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.1f} TiB"
+
+
+def format_usd(amount_usd: float) -> str:
+    """Format US dollars for display: "$1,234.50", "$0.0042"; "$0" only for exactly 0.
+
+    Amounts below a cent have two significant digits, so that none looks like 0.
+    """
+    if amount_usd == 0:
+        return "$0"
+    if 0 < amount_usd < 0.0001:
+        return "less than $0.0001"
+    return f"${amount_usd:.2g}" if abs(amount_usd) < 0.01 else f"${amount_usd:,.2f}"
 
 
 def strip_control_characters(text: str, *, keep_colors: bool = False) -> str:

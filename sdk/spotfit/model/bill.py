@@ -48,6 +48,11 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.machine_s for one in self.offers)
 
     @property
+    def max_machine_s(self) -> float:
+        """Maximum billed time of all machines, in machine-seconds."""
+        return sum(one.max_machine_s for one in self.offers)
+
+    @property
     def usd(self) -> float | None:
         """Certain cost in US dollars; None if the price of a used offer is unknown."""
         return _sum_known([one.usd for one in self.offers])

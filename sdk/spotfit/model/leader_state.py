@@ -16,6 +16,7 @@ import msgspec
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import MachineTimes, RankFailure, ValidationRequest
 from spotfit.model.group import GroupStatus
+from spotfit.model.offer import Offer
 from spotfit.model.topology import Member, Notice, Round, SnapshotShard
 
 
@@ -244,6 +245,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     and is not a report that is older than the machine."""
     unrecorded_times: Mapping[Token, tuple[MachineTimes, ...]] = {}
     """Starts and ends of machines that were observed and are not in the journal, by group."""
+    listed_offers: tuple[Offer, ...] = ()
+    """The offers as the backend last listed them; empty before."""
     refused_at: float | None = None
     """When a request was last refused, or a machine failed while booting."""
     latest_metrics: dict[str, Any] | None = None

@@ -23,10 +23,12 @@ from spotfit.model.events import (
     JournalEvent,
     MachinesChosen,
     NodeLost,
+    PricesChanged,
     RoundClosed,
     RoundOpened,
     TrainingFunctionStarted,
 )
+from spotfit.model.offer import Price
 
 # Enough for a high quantile; a run of weeks must not keep the durations of its first day.
 MAX_MEASUREMENTS = 8
@@ -83,6 +85,8 @@ class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The last choice; None before the first one."""
     offers: dict[str, OfferRecord] = {}
     """By name; without those that were never refused or used."""
+    prices: dict[str, Price | None] = {}
+    """Prices that have changed since the start of the fit, by the name of the offer."""
     requests: dict[Token, RequestRecord] = {}
     """Of groups for workers."""
     round: RoundRecord | None = None
@@ -126,6 +130,9 @@ def fold_market(record: MarketRecord, event: JournalEvent, elapsed_s: float) -> 
     match event:
         case MachinesChosen():
             return replace(record, choice=event)
+        case PricesChanged(offers=offers):
+            changed = {offer.name: offer.price for offer in offers}
+            return replace(record, prices={**record.prices, **changed})
         case GroupPlanned(request=request) if request.role == "train":
             offer = request.offer.name if request.offer is not None else ""
             planned = RequestRecord(offer=offer, planned_s=elapsed_s)

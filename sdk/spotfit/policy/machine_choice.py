@@ -32,6 +32,7 @@ from spotfit.policy import offer_choice
 from spotfit.policy.capacity import missing_by_offer, network_in_use, offer_request_due_s
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.offer_choice import OfferChoice, OfferState
+from spotfit.policy.offer_prices import current_offers
 
 # The longest time until the next decision, with a leader; a new one is elected within the lease.
 LOOK_S = 30.0
@@ -143,7 +144,7 @@ def _candidates(view: View, state: LeaderState) -> list[_Candidate]:
     network = network_in_use(view)
     possible = [
         offer
-        for offer in cost.offers
+        for offer in current_offers(view)
         if offer.price is not None
         and (offer.market is Market.SPOT or cost.uses_on_demand)
         and (not network or offer.network in ("", network))

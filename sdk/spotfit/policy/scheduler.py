@@ -45,9 +45,11 @@ from spotfit.model.topology import NodeAssignment, Round
 from spotfit.model.view import View
 from spotfit.policy import (
     capacity,
+    cost_budget,
     election,
     failure_detection,
     machine_choice,
+    offer_prices,
     partial_capacity,
     preemption,
     retention,
@@ -128,6 +130,14 @@ def _end_at_time_budget(view: View, state: LeaderState, now: float) -> Iterator[
         yield AppendEvent(end)
 
 
+def _end_at_budget(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    end = cost_budget.end_of_budget(view, state, now)
+    if isinstance(end, Wait):
+        yield end
+    elif end is not None:
+        yield AppendEvent(end)
+
+
 def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """End a cancelled run, and one that no retry can continue."""
     if view.cancel_reason is not None:
@@ -182,6 +192,8 @@ def _save_deadline(view: View, state: LeaderState) -> float | None:
             taken_at = commit.snapshot_taken_at if commit is not None else None
             if taken_at is not None and taken_at >= requested_at:
                 return None
+            if view.is_cost_budget_used:
+                return requested_at + cost_budget.SAVE_S
             is_uploading = training.uploading_ranks or state.ready_checkpoints
             return requested_at + (_CANCEL_UPLOAD_S if is_uploading else _CANCEL_SAVE_S)
         case _:
@@ -275,16 +287,26 @@ def _request_chosen_offers(view: View, state: LeaderState, now: float) -> Iterat
     is_over = _is_training_over(view) or retry_budget.fit_ended_by_failed_starts(view) is not None
     if is_over:
         return
-    by_name = {offer.name: offer for offer in view.spec.cost.offers}
+    by_name = {offer.name: offer for offer in offer_prices.current_offers(view)}
     for name, missing in capacity.missing_by_offer(view, state):
         # A new leader pauses as well: the time of the refusal is in the journal.
         pause_s = capacity.offer_request_due_s(view, name) - state.elapsed_s
         if pause_s > 0:
             refusals = view.market.record_of(name).refusals
             yield Wait(now + pause_s, f"{name} was refused {refusals} times: {view.last_refusal}")
+        elif (end := cost_budget.end_before_request(view, state, by_name[name])) is not None:
+            # Machines that train may use what is left of the budget.
+            if view.round is None:
+                yield AppendEvent(end)
         else:
             reason = f"{missing} of {view.spec.max_workers} workers need a machine of {name}"
             yield RequestMachines(missing, reason, offer=by_name[name])
+
+
+def _record_prices(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    changed = offer_prices.price_changes(view, state)
+    if changed is not None:
+        yield AppendEvent(changed)
 
 
 def _choose_machines(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -584,6 +606,7 @@ def _with_metrics(fit_end: FitEnded, state: LeaderState) -> FitEnded:
 
 _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     _end_at_time_budget,
+    _end_at_budget,
     _end_at_once,
     # Before _close_round: a complete checkpoint of a failing round must be committed.
     _record_notices_and_commits,
@@ -599,6 +622,7 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     _record_function_start,
     _end_over_failure_budget,
     validation_schedule.end_after_validations,
+    _record_prices,
     # Before _replace_lost_nodes, which requests machines of the chosen offers.
     _choose_machines,
     # Before _open_round: planning needs no cloud API call, and machines boot slowly.

@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from spotfit.cli.main import app
+from spotfit.client import run_handle, run_list
 from spotfit.client.console import format_local_time, read_events
 from spotfit.client.keyring import RunKeyring
 from spotfit.core.codec import encode
@@ -51,6 +52,7 @@ from spotfit.testing.builders import (
     an_agent_id,
 )
 from tests.house.tree import ROOT
+from tests.unit.client.bills import SPOT, UNPRICED, a_bill
 
 LONG = "word " * 60
 
@@ -244,8 +246,58 @@ def test_follow_returns_at_the_end_of_the_run(run: RunDirectory) -> None:
 def test_ls_prints_one_line_per_run(run: RunDirectory) -> None:
     root = run.url.removesuffix("/digits")
     header, line = invoke("ls", root).stdout.splitlines()
-    assert header.split() == ["state", "started", "duration", "step", "run"]
-    assert line.split() == ["running", "-", "-", "-", run.url, "checkpoint_[7]"]
+    assert header.split() == ["state", "started", "duration", "step", "cost", "run"]
+    assert line.split() == ["running", "-", "-", "-", "-", run.url, "checkpoint_[7]"]
+
+
+def test_cost_prints_a_line_per_run_and_the_sum(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_list, "bill_of", lambda *_: a_bill(is_final=False))
+    root = run.url.removesuffix("/digits")
+    open_store(f"{root}/damaged").put(keys.entry(0), b"{")
+    open_store(f"{root}/free").put("notes.txt", b"no run")
+    shown = invoke("cost", run.url, root, f"{root}/free")
+    assert shown.exit_code == 0
+    header, line, damaged, *rest = shown.stdout.splitlines()
+    assert header.split("  ")[0] == "state"
+    assert line == (
+        "running     $12.40      $12.55      $41.10      70 %    18.2 machine-hours  " + run.url
+    )
+    assert damaged.split()[:3] == ["unreadable", "-", "-"]
+    assert "cannot be decoded" in damaged
+    assert rest == [
+        f"There are no runs below {root}/free.",
+        "total of 2 runs: $12.40 (at most $12.55) so far; on demand $41.10, saved 70 %; "
+        "18.2 machine-hours",
+        "  aws_batch/us-east-1/on_demand: 2.0 machine-hours, $8.25",
+        "  aws_batch/us-east-1/q/spot: 16.2 machine-hours, $4.15 (at most $4.30); on demand $32.85",
+        "not included: 1 run that cannot be read",
+    ]
+
+
+def test_cost_as_json_ends_with_the_total(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_list, "bill_of", lambda *_: a_bill())
+    lines = invoke("cost", run.url, "--json").stdout.splitlines()
+    one, total = (json.loads(line) for line in lines)
+    assert (one["kind"], one["url"], one["cost"]["is_final"]) == ("run", run.url, True)
+    assert (total["kind"], total["runs"], total["active"]) == ("total", 1, 1)
+    assert one["cost"]["usd"] == total["cost"]["usd"] == 4.15 + 8.25
+
+
+def test_status_prints_the_cost_by_offer(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_handle, "bill_of", lambda *_: a_bill(SPOT, UNPRICED))
+    assert invoke("status", run.url).stdout.splitlines()[7:] == [
+        "cost         $4.15 (at most $4.30) and 5.0 machine-hours of unknown price "
+        "(slurm/h100/on_demand); 21.2 machine-hours",
+        "             aws_batch/us-east-1/q/spot: 16.2 machine-hours, $4.15 (at most $4.30); "
+        "on demand $32.85",
+        "             slurm/h100/on_demand: 5.0 machine-hours, price unknown",
+    ]
 
 
 def test_ls_without_runs_prints_a_message(tmp_path: Path) -> None:

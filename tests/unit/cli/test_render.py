@@ -7,13 +7,16 @@ import time
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from spotfit.cli import render
 from spotfit.client.metrics_history import ReportedMetrics, ReportedProgress
 from spotfit.client.run_handle import RunStatus
+from spotfit.client.run_list import ListedRun
 from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import ConfigError
 from spotfit.host import system
+from tests.unit.client.bills import LOCAL, SPOT, UNPRICED, a_bill
 
 EMPTY = RunStatus("digits", "waiting", None, 0, 0, (), {})
 
@@ -95,6 +98,18 @@ def test_long_metrics_are_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown[2] == f"metrics      note={'x' * 39}…, loss={one.metrics['loss']}, {'n' * 39}…=1"
 
 
+def test_the_list_of_runs_has_their_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = [a_bill(), a_bill(SPOT, UNPRICED), a_bill(LOCAL)]
+    listed = [
+        ListedRun(name="a", url="/a", state="finished", provisioner=provisioner, cost=cost)
+        for cost, provisioner in zip(costs, ("aws_batch", "slurm", "local"), strict=True)
+    ]
+    render.runs(listed, "/")
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["state", "started", "duration", "step", "cost", "run"]
+    assert [row.split()[4] for row in rows] == ["$12.40", "unknown", "-"]
+
+
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x1b[2J\x9b1A\r"
 
 
@@ -106,6 +121,7 @@ def test_control_characters_are_printed_by_no_command(capsys: pytest.CaptureFixt
         checkpoints=(HOSTILE,),
         save_reason=HOSTILE,
         progress=ReportedProgress(step=1, metrics={HOSTILE: HOSTILE}),
+        cost=a_bill(structs.replace(UNPRICED, offer=HOSTILE)),
     )
     render.status(run, HOSTILE)
     report = ReportedMetrics(1, 0, HOSTILE, {HOSTILE: HOSTILE})

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
+from spotfit.client import console as consoles
 from spotfit.client.console import (
     CheckpointThrottle,
     RunConsole,
     WaitReminder,
     WorkerLogTailer,
     format_log_line,
+    read_event_lines,
 )
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import Token
 from spotfit.host import system
 from spotfit.ledger import keys
+from spotfit.ledger.journal import Ledger
 from spotfit.ledger.keys import VALIDATION_RANK
+from spotfit.model.bill import OfferBill
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
     FailureCause,
     FitEnded,
+    FitStarted,
     GroupsReleased,
     JournalEvent,
     NodeLost,
@@ -34,6 +42,7 @@ from spotfit.model.events import (
 from spotfit.model.view import JournalView, View
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
+    RUN_ID,
     TOKEN,
     a_committed_checkpoint,
     a_group,
@@ -43,6 +52,7 @@ from spotfit.testing.builders import (
     an_agent_id,
     an_entry,
 )
+from tests.unit.client.bills import LOCAL, SPOT, a_bill
 from tests.unit.store.faulty_stores import DamagedResponses
 
 A, B = an_agent_id(0), an_agent_id(1)
@@ -400,6 +410,52 @@ def test_the_progress_has_the_elapsed_time(
     for now in (0.0, 61.0):
         console.show_progress(view, now)
     assert [vars(one)["text"] for one in caplog.records] == ["after 90 s: step 7"]
+
+
+@pytest.mark.parametrize(
+    ("provisioner", "cost"),
+    [("aws_batch", "; cost: $12.40 (at most $12.55) so far"), ("local", "")],
+)
+def test_the_live_output_has_the_cost_so_far(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, provisioner: str, cost: str
+) -> None:
+    caplog.set_level("INFO", logger="spotfit")
+    offers = (LOCAL,) if provisioner == "local" else ()
+    monkeypatch.setattr(consoles, "bill_of", lambda *_: a_bill(*offers, is_final=False))
+    store, spec = MemoryStore(), a_spec(provisioner=provisioner)
+    write_report(store, 0, step=7)
+    console = RunConsole(store)
+    for now in (0.0, 61.0):
+        console.show_progress(a_view(round=a_round(), spec=spec), now)
+        console.show_reminder(a_view(spec=spec), now)
+    progress, waiting = [vars(one)["text"] for one in caplog.records]
+    assert progress == f"step 7{cost}"
+    assert waiting.startswith("waiting for machines: ")
+    assert waiting.partition("; cost")[2] == cost.partition("; cost")[2]
+
+
+@pytest.mark.parametrize(("provisioner", "offer"), [("aws_batch", SPOT), ("local", LOCAL)])
+def test_the_events_of_a_run_end_with_its_cost(
+    monkeypatch: pytest.MonkeyPatch, provisioner: str, offer: OfferBill
+) -> None:
+    monkeypatch.setattr(consoles, "bill_of", lambda *_: a_bill(offer))
+    ledger = Ledger(MemoryStore(), RUN_ID, an_agent_id(0))
+    ledger.append(FitStarted(spec=a_spec(provisioner=provisioner)), after=ledger.catch_up())
+    first, *rest = read_event_lines(ledger.store)
+    assert "run 'digits' started" in first
+    shown = "cost: $4.15 (at most $4.30); on demand $32.85, saved 87 %; 16.2 machine-hours"
+    assert rest == ([] if provisioner == "local" else [shown])
+
+
+@pytest.mark.parametrize("tag", ["machines_observed", "prices_changed"])
+def test_what_is_recorded_for_the_bill_is_not_shown(
+    caplog: pytest.LogCaptureFixture, tag: str
+) -> None:
+    caplog.set_level("DEBUG", logger="spotfit")
+    event: Any = msgspec.defstruct("Recorded", [], tag=tag)()
+    entry: Any = SimpleNamespace(event=event)
+    RunConsole(MemoryStore()).on_entry(0, b"", entry)
+    assert [(one.levelname, vars(one)["type"]) for one in caplog.records] == [("DEBUG", tag)]
 
 
 def committed(name: str) -> CheckpointCommitted:

@@ -22,6 +22,7 @@ from spotfit.model.events import (
     RoundOpened,
     ValidationEnded,
 )
+from spotfit.model.offer import Market, Offer, Price
 from spotfit.testing.builders import a_committed_checkpoint, a_round, a_spec, a_view
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden" / "ledger" / "v1").glob("*.json"))
@@ -133,6 +134,17 @@ def test_the_summary_has_duration_interruptions_and_the_latest_checkpoint() -> N
 def test_the_summary_of_a_run_without_checkpoints_is_short() -> None:
     view = a_view(fit_end=FitEnded(outcome="failed"))
     assert format_summary(view, "u") == "run 'digits' failed; no interruption; 0 checkpoints"
+
+
+def test_a_request_shows_its_offer_and_price() -> None:
+    planned = golden("group_planned")[0]
+    assert isinstance(planned, GroupPlanned)
+    price = Price(usd_per_hour=1.2, source="given", as_of_s=0.0)
+    offer = Offer(name="aws_batch/q/spot", provisioner="aws_batch", market=Market.SPOT, price=price)
+    event = replace(planned, request=replace(planned.request, offer=offer), reason="why")
+    assert format_event(event) == (
+        "requesting 2 machines with 2 workers each (aws_batch/q/spot, $1.20 an hour): why"
+    )
 
 
 def test_a_round_shows_its_checkpoint() -> None:

@@ -18,11 +18,13 @@ import pytest
 import torch
 
 from spotfit.client import fit as fitting
+from spotfit.client import run_handle
 from spotfit.client.fit import start_run, submit, wait_for_result
 from spotfit.client.keyring import RunKeyring
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
 from spotfit.client.run_config import RunConfig
+from spotfit.client.run_handle import attach
 from spotfit.code.code_bundle import CodeBundlePayload, CodeBundleRef, fetch_code_bundle
 from spotfit.core.errors import (
     ConfigError,
@@ -30,17 +32,24 @@ from spotfit.core.errors import (
     RunActiveError,
     RunCancelledError,
     ShippingError,
+    SpotfitError,
     TransientStoreError,
 )
 from spotfit.frameworks.backend_config import Backend, BackendConfig
 from spotfit.ledger import keys
+from spotfit.model.bill import Bill
 from spotfit.model.config import ScalingConfig
 from spotfit.model.events import CheckpointCommitted, FitEnded
 from spotfit.model.failure_model import MarketPrior
+from spotfit.model.group import GroupRequest
+from spotfit.model.offer import Market, Offer
 from spotfit.model.user_callback import UserCallback
+from spotfit.model.view import JournalView
+from spotfit.provision.offers import OfferListing
 from spotfit.store.factory import open_store
 from spotfit.store.local import LocalStore
 from spotfit.testing.builders import a_committed_checkpoint
+from tests.unit.client.bills import LOCAL, a_bill
 from tests.unit.client.harness import ClientHarness
 
 FINISHED = FitEnded(outcome="finished", metrics={"loss": 0.5})
@@ -245,6 +254,70 @@ def test_the_start_and_the_end_are_summarized(
     assert f"; follow it with `spotfit follow {harness.url}`" in first
     assert "run.started: run 'digits' started: 2 workers" in first
     assert "run.summary: run 'digits' finished" in last
+
+
+@pytest.mark.parametrize("outcome", ["finished", "failed", "cancelled"])
+def test_the_cost_is_summarized_after_the_release_of_the_machines(
+    harness: ClientHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    outcome: Literal["finished", "failed", "cancelled"],
+) -> None:
+    def bill_of(view: JournalView, _now_ms: int) -> Bill:
+        return a_bill(is_final=all(group.is_closed for group in view.groups.values()))
+
+    monkeypatch.setattr(run_handle, "bill_of", bill_of)
+    harness.clock.next_events = iter([lambda: harness.end_run(FitEnded(outcome=outcome))])
+    error = None if outcome == "finished" else SpotfitError
+    with pytest.raises(error) if error else nullcontext():
+        result = fit(harness.request())
+        assert result.cost == a_bill()
+    summary, cost = capsys.readouterr().err.splitlines()[-2:]
+    assert f"run.summary: run 'digits' {outcome}" in summary
+    assert "run.cost: $12.40 (at most $12.55); on demand $41.10, saved 70 %; 18.2 mach" in cost
+    assert attach(harness.url).status().cost == a_bill()
+
+
+def test_the_cost_of_machines_of_this_computer_is_not_summarized(
+    harness: ClientHarness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_handle, "bill_of", lambda *_: a_bill(LOCAL))
+    harness.clock.next_events = iter([lambda: harness.end_run(FINISHED)])
+    assert fit(harness.request()).cost == a_bill(LOCAL)
+    assert "run.cost" not in capsys.readouterr().err
+
+
+SPOT_OFFER = Offer(name="local/spot", provisioner="local", market=Market.SPOT)
+
+
+def test_the_spec_contains_the_offers_of_the_backend(
+    harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: list[GroupRequest] = []
+
+    def offers(request: GroupRequest) -> OfferListing:
+        requested.append(request)
+        return OfferListing(offers=(SPOT_OFFER,))
+
+    monkeypatch.setattr(harness.cloud, "offers", offers, raising=False)
+    start_run(harness.request())
+    assert harness.view.spec.cost.offers == (SPOT_OFFER,)
+    [request] = requested
+    assert (request.num_workers, request.total_workers) == (2, 2)
+
+
+def test_a_failed_listing_of_offers_is_no_error(
+    harness: ClientHarness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def offers(_request: GroupRequest) -> OfferListing:
+        raise OSError("no route")
+
+    monkeypatch.setattr(harness.cloud, "offers", offers, raising=False)
+    start_run(harness.request())
+    assert harness.view.spec.cost.offers == ()
+    assert len(harness.cloud.submitted_tokens) == 1
+    [line] = [one for one in capsys.readouterr().err.splitlines() if "offers.not_listed" in one]
+    assert line.endswith('so that its prices are unknown reason="OSError: no route"')
 
 
 def test_a_run_without_its_latest_checkpoint_is_not_continued(harness: ClientHarness) -> None:

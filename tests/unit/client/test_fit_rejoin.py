@@ -14,6 +14,9 @@ from spotfit.client.fit import start_run
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import RunActiveError
 from spotfit.model.config import FailureConfig
+from spotfit.model.group import GroupRequest
+from spotfit.model.offer import Market, Offer, Price
+from spotfit.provision.offers import OfferListing
 from tests.unit.client.harness import ClientHarness
 
 TRAIN = """
@@ -114,6 +117,28 @@ def test_changed_files_are_refused(harness: ClientHarness, project: Project) -> 
     (project.folder / "words.txt").write_text("new")
     with pytest.raises(RunActiveError, match="the files of working_dir or py_modules changed"):
         start_run(request())
+
+
+def test_a_changed_price_is_no_changed_run(
+    harness: ClientHarness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def offers(_request: GroupRequest) -> OfferListing:
+        usd_per_hour = next(prices)
+        price = Price(usd_per_hour=usd_per_hour, source="given", as_of_s=usd_per_hour)
+        offer = Offer(name="a/spot", provisioner="a", market=Market.SPOT, price=price)
+        return OfferListing(offers=(offer,))
+
+    prices = iter((1.0, 2.0))
+    monkeypatch.setattr(harness.cloud, "offers", offers, raising=False)
+    start_run(harness.request())
+    start_run(harness.request())
+    [offer] = harness.view.spec.cost.offers
+    assert offer.price is not None
+    assert offer.price.usd_per_hour == 1.0
+    assert next(prices) == 2.0, "an active run is not asked for prices again"
+    shown = capsys.readouterr().err
+    assert "run.rejoined" in shown
+    assert "ignored" not in shown
 
 
 def test_changed_settings_without_effect_are_logged(

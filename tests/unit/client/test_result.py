@@ -14,6 +14,7 @@ from pyarrow import fs
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.writer import save_existing_files
+from spotfit.client import result as results
 from spotfit.client.result import Result, build_result
 from spotfit.core.codec import encode
 from spotfit.core.errors import IntegrityError, WorkerGroupError
@@ -36,6 +37,7 @@ from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_manifest, save_checkpoint
+from tests.unit.client.bills import a_bill
 
 
 @pytest.fixture
@@ -366,6 +368,25 @@ def test_a_failed_run_without_reports_is_reported_with_its_reason(
     )
     with pytest.raises(RuntimeError, match=r"Failed to restore.* gives no machines"):
         Result.from_path(tmp_path / "results" / "run")
+
+
+def test_a_result_has_the_bill_of_the_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = run(store, RetentionConfig(), *kept(store, tmp_path, 1))
+    monkeypatch.setattr(results, "wall_ms", lambda: 5_000)
+    monkeypatch.setattr(
+        results, "bill_of", lambda view, now_ms: a_bill(boot_s=view.next_slot, idle_s=now_ms)
+    )
+    bill = a_bill(boot_s=journal.view.next_slot, idle_s=5_000)
+    assert build_result(journal.view, store).cost == bill
+    assert Result.from_path(tmp_path / "results" / "run").cost == bill
+    assert build_result(journal.view, store, cost=a_bill()).cost == a_bill()
+
+
+def test_a_result_without_machines_has_an_empty_bill() -> None:
+    cost = Result({}, None, None, None).cost
+    assert (cost.machine_s, cost.offers) == (0, ())
 
 
 def test_positional_arguments_are_those_of_ray_train() -> None:

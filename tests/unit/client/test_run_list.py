@@ -62,6 +62,7 @@ def test_all_runs_are_listed_by_name_with_their_state(root: str) -> None:
     assert (runs["a"].step, runs["a"].reason) == (7, "no")
     assert runs["b"].started_at_ms == 1_700_000_000_000
     assert (runs["b"].ended_at_ms, runs["a"].ended_at_ms) == (0, 1_700_000_000_000)
+    assert (runs["b"].run_id, runs["b"].provisioner) == (RUN_ID, "local")
     assert runs["a"].url == open_store(f"{root}/a").url
 
 

@@ -8,6 +8,7 @@ from spotfit.core.units import (
     format_count,
     format_ranks,
     format_seconds,
+    format_usd,
     parse_seconds,
     strip_control_characters,
 )
@@ -48,6 +49,23 @@ def test_formatted_durations(amount: float, text: str) -> None:
 )
 def test_formatted_sizes(amount: float, text: str) -> None:
     assert format_bytes(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("amount_usd", "text"),
+    [
+        (0.0, "$0"),
+        (1e-9, "less than $0.0001"),
+        (0.0001, "$0.0001"),
+        (0.00417, "$0.0042"),
+        (0.00999, "$0.01"),
+        (0.014, "$0.01"),
+        (12.4, "$12.40"),
+        (1234.5, "$1,234.50"),
+    ],
+)
+def test_amounts_of_money_do_not_look_like_zero(amount_usd: float, text: str) -> None:
+    assert format_usd(amount_usd) == text
 
 
 def test_ranks_are_sorted_and_long_lists_are_cut() -> None:
