@@ -15,8 +15,8 @@ from spotfit.model.usage import bill_of
 from spotfit.model.view import View
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import SELF_EXIT_TIMEOUT_S
-from spotfit.policy.machine_choice import start_time_s
 from spotfit.policy.offer_prices import current_offers
+from spotfit.policy.training_time import start_time_s
 
 # Time for the next step, its snapshot and its upload, if no save was measured yet.
 SAVE_S = 120.0
@@ -45,22 +45,30 @@ def end_of_budget(
     return CancelRequested(reason=reason, save=True, is_cost_budget=True)
 
 
-def end_before_request(view: View, state: LeaderState, offer: Offer) -> CancelRequested | None:
-    """Return the event that ends a fit whose budget does not suffice for machines of the offer.
+def affords(view: View, state: LeaderState, offer: Offer) -> bool:
+    """Whether the budget suffices for machines of the offer, beside those that are rented.
 
-    They must pay for their start, or they would train nothing. None if the budget suffices.
+    They must pay for their start, or they would train nothing. True without a budget.
+    """
+    if view.spec.cost.budget_usd is None or state.wall_ms is None or offer.price is None:
+        return True
+    usd_per_hour = offer.price.usd_per_hour * view.spec.cost.machines.get(offer.name, 1)
+    return budget_left_s(view, state, more_usd_per_hour=usd_per_hour) > start_time_s(view)
+
+
+def end_without_offers(view: View, state: LeaderState) -> CancelRequested | None:
+    """Return the event that ends a fit whose budget does not suffice for machines of any offer.
+
+    None without a budget, and while machines are rented: they may use what is left.
     """
     budget_usd = view.spec.cost.budget_usd
-    if budget_usd is None or state.wall_ms is None or offer.price is None:
-        return None
-    machines = view.spec.cost.machines.get(offer.name, 1)
-    usd_per_hour = offer.price.usd_per_hour * machines
-    if budget_left_s(view, state, more_usd_per_hour=usd_per_hour) > start_time_s(view):
+    is_renting = any(group.active_nodes for group in view.groups.values())
+    if budget_usd is None or state.wall_ms is None or is_renting:
         return None
     spent_usd = _spent_usd(view, state)
     reason = (
         f"the budget of ${budget_usd:.2f} does not suffice for other machines: ${spent_usd:.2f} "
-        f"are spent, and {offer.name} costs ${usd_per_hour:.2f} per hour"
+        "are spent"
     )
     return CancelRequested(reason=reason, save=True, is_cost_budget=True)
 

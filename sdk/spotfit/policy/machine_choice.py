@@ -25,21 +25,20 @@ from typing import NamedTuple
 from spotfit.core.ids import Token
 from spotfit.model.events import MachinesChosen
 from spotfit.model.group import NodeState
-from spotfit.model.leader_state import LeaderState, Training
+from spotfit.model.leader_state import LeaderState
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
-from spotfit.policy import offer_choice
+from spotfit.policy import cost_budget, offer_choice
 from spotfit.policy.capacity import missing_by_offer, network_in_use, offer_request_due_s
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.offer_choice import OfferChoice, OfferState
 from spotfit.policy.offer_prices import current_offers
+from spotfit.policy.training_time import changeover_s, start_time_s, work_left_s
 
 # The longest time until the next decision, with a leader; a new one is elected within the lease.
 LOOK_S = 30.0
 # Clocks of storage services and the rounding of their time stamps to seconds.
 _CLOCK_MARGIN_S = 5.0
-# Of the measured starts, all but the slowest one of ten.
-_START_QUANTILE = 0.9
 
 
 class _Candidate(NamedTuple):
@@ -86,53 +85,6 @@ def _look_s(view: View) -> float:
     return LOOK_S + view.spec.timing.lease_timeout_s
 
 
-def start_time_s(view: View) -> float:
-    """Return how long it takes from a request for machines to the first step, in seconds."""
-    durations_s = sorted(view.market.start_durations_s)
-    if not durations_s:
-        return view.spec.cost.start_time_s
-    return durations_s[math.ceil(_START_QUANTILE * len(durations_s)) - 1]
-
-
-def changeover_s(view: View) -> float:
-    """Return the time from a loss to new progress on other machines, in seconds.
-
-    Detection of the loss, the start of other machines, and the work that is repeated.
-    """
-    gap_s = max(view.market.commit_gaps_s, default=0.0)
-    return view.spec.timing.lease_timeout_s + start_time_s(view) + gap_s
-
-
-def complete_training_s(view: View) -> float | None:
-    """Return the duration of the complete training with all workers; None if it is unknown.
-
-    The slower one of the measured speed and the user's estimate.
-    """
-    known = (view.market.complete_training_s, view.spec.cost.training_time_s)
-    return max((one for one in known if one is not None), default=None)
-
-
-def work_left_s(view: View, state: LeaderState, now: float) -> float | None:
-    """Return the training time that is left, with a start in progress; None if it is unknown."""
-    complete_s = complete_training_s(view)
-    if complete_s is None:
-        return None
-    left_s = complete_s * (1 - (view.market.progress or 0.0))
-    phase, opened = state.phase, view.market.round
-    if isinstance(phase, Training) and view.round_startup_s is not None and opened is not None:
-        # What was trained since the last commit; a loss repeats it, which `changeover_s` contains.
-        return max(0.0, left_s - max(0.0, now - phase.since - opened.committed_age_s))
-    chosen = view.market.choice.workers if view.market.choice is not None else {}
-    starting = [
-        one.planned_s
-        for one in view.market.requests.values()
-        if not one.has_trained and one.offer in chosen
-    ]
-    if view.round is None and starting:
-        left_s += max(0.0, start_time_s(view) - (state.elapsed_s - max(starting)))
-    return left_s
-
-
 # --- What is known about the offers ---------------------------------------------------------------
 
 
@@ -148,6 +100,7 @@ def _candidates(view: View, state: LeaderState) -> list[_Candidate]:
         if offer.price is not None
         and (offer.market is Market.SPOT or cost.uses_on_demand)
         and (not network or offer.network in ("", network))
+        and (_tokens_of(view, offer.name) or cost_budget.affords(view, state, offer))
     ]
     refused = {offer.name: _refused_s(view, state, offer) for offer in possible}
     on_demand = [one.name for one in possible if one.market is Market.ON_DEMAND]

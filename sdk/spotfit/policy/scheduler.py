@@ -294,10 +294,6 @@ def _request_chosen_offers(view: View, state: LeaderState, now: float) -> Iterat
         if pause_s > 0:
             refusals = view.market.record_of(name).refusals
             yield Wait(now + pause_s, f"{name} was refused {refusals} times: {view.last_refusal}")
-        elif (end := cost_budget.end_before_request(view, state, by_name[name])) is not None:
-            # Machines that train may use what is left of the budget.
-            if view.round is None:
-                yield AppendEvent(end)
         else:
             reason = f"{missing} of {view.spec.max_workers} workers need a machine of {name}"
             yield RequestMachines(missing, reason, offer=by_name[name])
@@ -314,6 +310,9 @@ def _choose_machines(view: View, state: LeaderState, now: float) -> Iterator[Lea
         return
     chosen = machine_choice.choose_machines(view, state, now)
     if chosen is None:
+        end = cost_budget.end_without_offers(view, state)
+        if end is not None and view.spec.cost.chooses_offers:
+            yield AppendEvent(end)
         return
     before = view.market.choice
     if before is None or (before.workers, before.standing_offer) != (
