@@ -526,8 +526,8 @@ def test_machines_in_separate_networks_cannot_train_together() -> None:
 
 
 def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
-    scenario = deadline_scenario(4)
-    record = simulate(scenario, 4, SimDesign(provisioner=OnDemandProvisioner)).cost
+    scenario = deadline_scenario(21)
+    record = simulate(scenario, 21, SimDesign(provisioner=OnDemandProvisioner)).cost
     assert scenario.cost_limits is not None
     assert deadline_excuses(record, scenario.cost_limits) == ()
     assert record.deadline_s is not None
@@ -536,11 +536,11 @@ def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
 
 
 def test_missed_deadline_is_a_violation() -> None:
-    scenario = deadline_scenario(4)
-    cost = structs.replace(scenario.cost, deadline_ms=1_500_000, training_time_s=800.0)
-    with pytest.raises(InvariantViolation, match="not finished at the deadline of 1500 s"):
+    scenario = deadline_scenario(21)
+    cost = structs.replace(scenario.cost, deadline_ms=700_000, training_time_s=50.0)
+    with pytest.raises(InvariantViolation, match="not finished at the deadline of 700 s"):
         simulate(
-            replace(scenario, cost=cost, faults_duration_s=1500.0, completion_timeout_s=100.0),
-            4,
+            replace(scenario, cost=cost, faults_duration_s=700.0, completion_timeout_s=100.0),
+            21,
             SimDesign(provisioner=OnDemandProvisioner),
         )

@@ -13,6 +13,7 @@ seconds of virtual time.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from dataclasses import replace as with_
@@ -239,9 +240,9 @@ def find_exceeded_budget(record: CostRecord, limits: CostLimits) -> str | None:
 def find_unused_machines(record: CostRecord, limits: CostLimits) -> str | None:
     """Machines that are paid for beside those of the open round without need.
 
-    While a round trains there is at most one set of `set_size` machines of one other offer; after
-    `settle_s` the others must be released. No machine that is up waits longer than `unused_s` for a
-    round that includes it.
+    While a round trains there are at most `set_size` machines of one other offer, and as many
+    further ones of its own; after `settle_s` the others must be released. No machine that is up
+    waits longer than `unused_s` for a round that includes it.
     """
     unused = (_unused_machine(record, machine, limits.unused_s) for machine in record.machines)
     first = next(filter(None, unused), None)
@@ -275,22 +276,30 @@ def _training_span(record: CostRecord, one: RoundRecord) -> tuple[float, float]:
 def _too_many_beside(record: CostRecord, limits: CostLimits) -> str | None:
     for one in record.rounds:
         begin_s, end_s = _training_span(record, one)
+        own = {machine.offer for machine in record.machines if one.has(machine)}
         others = [machine for machine in record.machines if not one.has(machine)]
         times = {begin_s, end_s}
         for machine in others:
             times |= {machine.billed_from_s, machine.ended_at_s or record.ended_at_s}
         since_s: float | None = None
         for at_s, until_s in itertools.pairwise(sorted(t for t in times if begin_s <= t <= end_s)):
-            beside = [machine for machine in others if machine.is_billed_at(at_s)]
-            offers = sorted({machine.offer for machine in beside})
-            if len(beside) <= limits.set_size and len(offers) <= 1:
+            # Further machines of the same offers: replacements, or those that an elastic group
+            # waits for.
+            sets = Counter(
+                "" if machine.offer in own else machine.offer
+                for machine in others
+                if machine.is_billed_at(at_s)
+            )
+            offers = sorted(filter(None, sets))
+            if len(offers) <= 1 and all(count <= limits.set_size for count in sets.values()):
                 since_s = None
                 continue
             since_s = at_s if since_s is None else since_s
             if until_s - since_s > limits.settle_s:
+                names = ", ".join(offers) or "the same offer"
                 return (
-                    f"{len(beside)} machines of {', '.join(offers)} beside round {one.number} "
-                    f"for more than {limits.settle_s:.0f} s"
+                    f"{sets.total()} machines of {names} beside round {one.number} for more than "
+                    f"{limits.settle_s:.0f} s"
                 )
     return None
 

@@ -905,14 +905,14 @@ ON_DEMAND_ARRIVAL_S = 120.0
 _ON_DEMAND_USD = 10.0
 # To save, to release all machines, and to notice that this is necessary.
 _BUDGET_MARGIN_S = 300.0
-# Hours of virtual time: with the default intervals most events would be heartbeats.
+# For hours of virtual time: with the default intervals most events would be heartbeats.
 _HOURLY_TIMING = RunTiming(
-    heartbeat_interval_s=5.0,
-    heartbeat_timeout_s=30.0,
-    lease_interval_s=10.0,
-    lease_timeout_s=40.0,
-    observe_interval_s=5.0,
-    journal_poll_interval_s=5.0,
+    heartbeat_interval_s=10.0,
+    heartbeat_timeout_s=40.0,
+    lease_interval_s=15.0,
+    lease_timeout_s=60.0,
+    observe_interval_s=10.0,
+    journal_poll_interval_s=10.0,
     round_fill_timeout_s=20.0,
 )
 
@@ -929,9 +929,9 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
     workers = rng.choice([1, 2, 2, 3])
     workload = Workload(
         steps=rng.randint(90, 300),
-        step_s=(10.0, 10.5),
+        step_s=(20.0, 21.0),
         report_every=1,
-        save_every=rng.choice([2, 5, 10]),
+        save_every=rng.choice([1, 2, 5]),
         upload_s=(0.5, 5.0),
         uploads_in_background=True,
         uses_snapshots=rng.bernoulli(0.5),

@@ -49,18 +49,16 @@ LIMITS = CostLimits(arrival_s=120.0, changeover_s=600.0, set_size=1, settle_s=30
 def machine(token: str, start_s: float, end_s: float | None = None, **fields: Any) -> MachineRecord:
     """A machine that is up 60 s after its billing has started; the offer is the first letter."""
     on_demand = token.startswith("d")
-    return MachineRecord(
-        **{
-            "name": f"{token}.0",
-            "token": Token(token),
-            "offer": token[0],
-            "market": Market.ON_DEMAND if on_demand else Market.SPOT,
-            "billed_from_s": start_s,
-            "up_at_s": start_s + 60.0,
-            "ended_at_s": end_s,
-        }
-        | fields
+    record = MachineRecord(
+        name=f"{token}.0",
+        token=Token(token),
+        offer=token[0],
+        market=Market.ON_DEMAND if on_demand else Market.SPOT,
+        billed_from_s=start_s,
+        up_at_s=start_s + 60.0,
+        ended_at_s=end_s,
     )
+    return replace(record, **fields)
 
 
 def request(token: str, at_s: float, refusal: str = "") -> RequestRecord:
@@ -235,6 +233,14 @@ def test_second_set_of_one_offer_is_a_violation() -> None:
     two = (machine("b2", 1000.0, 1100.0), machine("b3", 1000.0, 1100.0))
     found = find_unused_machines(replace(KEPT, machines=(*KEPT.machines, *two)), LIMITS)
     assert found == "2 machines of b beside round 1 for more than 30 s"
+
+
+def test_replacement_of_the_same_offer_and_another_set_are_no_violation() -> None:
+    both = (machine("a2", 1000.0, 1200.0), machine("b2", 1000.0, 1200.0))
+    assert find_unused_machines(replace(KEPT, machines=(*KEPT.machines, *both)), LIMITS) is None
+    two = (*both, machine("a3", 1000.0, 1200.0))
+    found = find_unused_machines(replace(KEPT, machines=(*KEPT.machines, *two)), LIMITS)
+    assert found == "3 machines of b beside round 1 for more than 30 s"
 
 
 def test_machines_without_a_round_that_trains_are_not_judged() -> None:
