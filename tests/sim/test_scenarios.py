@@ -23,10 +23,8 @@ from spotfit.model.spec import FailureLimits
 from spotfit_localsim.traces import CapacityTrace
 from spotfit_localsim.virtual.cost_invariants import (
     deadline_excuses,
-    find_early_stops,
-    find_missed_deadline,
-    find_unused_machines,
 )
+from spotfit_localsim.virtual.invariants import InvariantViolation
 from spotfit_localsim.virtual.market import SimMarketConfig, SimOfferConfig
 from spotfit_localsim.virtual.scenario import (
     AtStep,
@@ -40,7 +38,6 @@ from spotfit_localsim.virtual.scenario import (
 )
 from spotfit_localsim.virtual.scenario_library import (
     LONG_WORKLOAD,
-    ON_DEMAND_ARRIVAL_S,
     SCENARIOS,
     agent_crash,
     all_machines_reclaimed_without_driver,
@@ -529,13 +526,21 @@ def test_machines_in_separate_networks_cannot_train_together() -> None:
 
 
 def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
-    scenario = deadline_scenario(4)
-    record = simulate(scenario, 4, SimDesign(provisioner=OnDemandProvisioner)).cost
-    limits = {"arrival_s": ON_DEMAND_ARRIVAL_S, "changeover_s": 600.0}
-    assert deadline_excuses(record, **limits) == ()
+    scenario = deadline_scenario(21)
+    record = simulate(scenario, 21, SimDesign(provisioner=OnDemandProvisioner)).cost
+    assert scenario.cost_limits is not None
+    assert deadline_excuses(record, scenario.cost_limits) == ()
     assert record.deadline_s is not None
     assert record.finished_at_s is not None
     assert record.finished_at_s <= record.deadline_s
-    assert find_missed_deadline(record, **limits) is None
-    assert find_unused_machines(record, set_size=1, unused_s=120.0, settle_s=60.0) is None
-    assert find_early_stops(record, restart_s=60.0) is None
+
+
+def test_missed_deadline_is_a_violation() -> None:
+    scenario = deadline_scenario(21)
+    cost = structs.replace(scenario.cost, deadline_ms=700_000, training_time_s=50.0)
+    with pytest.raises(InvariantViolation, match="not finished at the deadline of 700 s"):
+        simulate(
+            replace(scenario, cost=cost, faults_duration_s=700.0, completion_timeout_s=100.0),
+            21,
+            SimDesign(provisioner=OnDemandProvisioner),
+        )

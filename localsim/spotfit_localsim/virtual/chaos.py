@@ -1,6 +1,7 @@
 """Simulate random scenarios in bulk and report the seeds that violate an invariant.
 
     python -m spotfit_localsim.virtual.chaos --virtual 20000 --live 500
+    python -m spotfit_localsim.virtual.chaos --virtual 1000 --scenarios deadlines
 
 A seed is reproducible: `--seed-start S --virtual 1`.
 """
@@ -20,8 +21,14 @@ from pathlib import Path
 
 from spotfit.core.clock import Clock
 from spotfit.host.system import SystemClock
+from spotfit_localsim.virtual.cost_invariants import deadline_excuses
 from spotfit_localsim.virtual.scenario import Scenario
-from spotfit_localsim.virtual.scenario_library import random_save_scenario, random_scenario
+from spotfit_localsim.virtual.scenario_library import (
+    budget_scenario,
+    deadline_scenario,
+    random_save_scenario,
+    random_scenario,
+)
 from spotfit_localsim.virtual.simulation import SimWorld
 
 _LIVE_MODULE = "spotfit_localsim.live.chaos"
@@ -31,6 +38,13 @@ _PROGRESS_EVERY = 500
 
 ScenarioFactory = Callable[[int], Scenario]
 """Returns the scenario of a seed."""
+SCENARIO_FACTORIES: dict[str, ScenarioFactory] = {
+    "storms": random_scenario,
+    "saves": random_save_scenario,
+    "deadlines": deadline_scenario,
+    "budgets": budget_scenario,
+}
+"""By the name in the option `--scenarios`."""
 
 
 @dataclass
@@ -54,7 +68,8 @@ def run_seed(
     """Simulate one seed; return its timeline if an invariant was violated, else None."""
     summary.run_count += 1
     try:
-        result = SimWorld((scenario_for or random_scenario)(seed), seed).run()
+        scenario = (scenario_for or random_scenario)(seed)
+        result = SimWorld(scenario, seed).run()
     except Exception:  # noqa: BLE001  # a crash of the simulator is a finding as well
         summary.failed_seeds.append(seed)
         return f"seed {seed}: the simulation raised\n{traceback.format_exc()}"
@@ -64,6 +79,9 @@ def run_seed(
     summary.totals["steps repeated"] += result.steps_repeated
     summary.totals["rounds from memory"] += result.rounds_from_memory
     summary.totals["virtual seconds"] += round(result.duration_s)
+    if scenario.cost_limits is not None and result.cost.deadline_s is not None:
+        is_guaranteed = not deadline_excuses(result.cost, scenario.cost_limits)
+        summary.totals["guaranteed deadlines"] += is_guaranteed
     if result.violation is None:
         return None
     summary.failed_seeds.append(seed)
@@ -104,11 +122,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--saves", action="store_true", help="only scenarios that save by Checkpointer"
     )
+    parser.add_argument(
+        "--scenarios",
+        choices=SCENARIO_FACTORIES,
+        default="storms",
+        help="the scenarios in virtual time",
+    )
     parser.add_argument("--seed-start", type=int, default=0)
     options = parser.parse_args(arguments)
     passed = True
     if options.virtual:
-        scenario_for = random_save_scenario if options.saves else None
+        scenario_for = SCENARIO_FACTORIES["saves" if options.saves else options.scenarios]
         summary = run_seeds(
             options.virtual, options.seed_start, _print, SystemClock(), scenario_for=scenario_for
         )

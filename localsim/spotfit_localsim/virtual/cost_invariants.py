@@ -5,13 +5,15 @@
     find_unused_machines    at most one set of other machines beside those that train, and not long
     find_early_stops        machines are exchanged by starting the new ones first
 
-Each returns the first violation, or None. `CostRecord` has the exact times and prices of the cloud,
-which no process of the run knows. All times are seconds of virtual time.
+Each returns the first violation, or None; `find_cost_violation` checks all of them. `CostRecord`
+has the exact times and prices of the cloud, which no process of the run knows. All times are
+seconds of virtual time.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from dataclasses import replace as with_
@@ -35,6 +37,26 @@ from spotfit_localsim.virtual.sim_cloud import MachineRecord, RequestRecord
 
 TimedEntry = tuple[float, JournalEntry]
 """When a journal entry was written, and the entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostLimits:
+    """What the invariants permit."""
+
+    arrival_s: float
+    """Longest time from the request of on-demand machines until they are up."""
+    changeover_s: float
+    """Longest time from a loss to new progress on on-demand machines, with the repeated work."""
+    set_size: int
+    """Number of machines with which the run trains."""
+    margin_usd: float = 0.0
+    """By how much a budget may be exceeded."""
+    unused_s: float = 600.0
+    """Longest time that a machine waits for a round that includes it while another one trains."""
+    settle_s: float = 60.0
+    """Longest time until further machines beside those are released."""
+    restart_s: float = 60.0
+    """Longest time without training at a change of machines that no loss has caused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,17 +157,24 @@ def read_finish(entries: Iterable[TimedEntry]) -> float | None:
     return None
 
 
+def find_cost_violation(record: CostRecord, limits: CostLimits) -> str | None:
+    """Return the first violation of any invariant."""
+    found = (
+        find_missed_deadline(record, limits),
+        find_exceeded_budget(record, limits),
+        find_unused_machines(record, limits),
+        find_early_stops(record, limits),
+    )
+    return next(filter(None, found), None)
+
+
 # --- deadline -------------------------------------------------------------------------------------
 
 
-def find_missed_deadline(
-    record: CostRecord, *, arrival_s: float, changeover_s: float
-) -> str | None:
+def find_missed_deadline(record: CostRecord, limits: CostLimits) -> str | None:
     """A deadline that was missed although nothing excuses it, see `deadline_excuses`."""
     deadline_s = record.deadline_s
-    if deadline_s is None or deadline_excuses(
-        record, arrival_s=arrival_s, changeover_s=changeover_s
-    ):
+    if deadline_s is None or deadline_excuses(record, limits):
         return None
     if record.finished_at_s is None:
         is_over = record.ended_at_s > deadline_s
@@ -154,25 +183,24 @@ def find_missed_deadline(
     return f"finished {late_s:.0f} s after the deadline" if late_s > 0 else None
 
 
-def deadline_excuses(
-    record: CostRecord, *, arrival_s: float, changeover_s: float
-) -> tuple[str, ...]:
+def deadline_excuses(record: CostRecord, limits: CostLimits) -> tuple[str, ...]:
     """Return why the deadline is not guaranteed; empty if it is.
 
     On-demand machines must not be refused or lost, and must be up `arrival_s` after their request.
-    The deadline must leave the time of the training and of one changeover.
+    The deadline must leave the time of the training and of one changeover. A run that its budget
+    has ended has no deadline any more.
     """
-    return tuple(_deadline_excuses(record, arrival_s=arrival_s, changeover_s=changeover_s))
+    return tuple(_deadline_excuses(record, limits))
 
 
-def _deadline_excuses(
-    record: CostRecord, *, arrival_s: float, changeover_s: float
-) -> Iterator[str]:
-    needed_s = (record.cost.training_time_s or 0.0) + changeover_s
+def _deadline_excuses(record: CostRecord, limits: CostLimits) -> Iterator[str]:
+    needed_s = (record.cost.training_time_s or 0.0) + limits.changeover_s
     if record.deadline_s is not None and record.deadline_s < needed_s:
         yield f"the training and a changeover take {needed_s:.0f} s"
     if not record.cost.uses_on_demand:
         yield "on-demand machines are not permitted"
+    if record.cost.budget_usd is not None and record.finished_at_s is None:
+        yield "the budget may have ended the run"
     for request in record.requests:
         if request.market is not Market.ON_DEMAND:
             continue
@@ -181,11 +209,11 @@ def _deadline_excuses(
             continue
         # A machine that is released while it boots does not count as late.
         machines = [one for one in record.machines if one.token == request.token]
-        late = [one for one in machines if _is_late(one, request.at_s + arrival_s)]
+        late = [one for one in machines if _is_late(one, request.at_s + limits.arrival_s)]
         is_unbilled = len(machines) < request.num_nodes
         has_release = any(token == request.token for token, _ in record.released_at_s)
         if late or (is_unbilled and not has_release):
-            yield f"machines of {request.token} were not up within {arrival_s:.0f} s"
+            yield f"machines of {request.token} were not up within {limits.arrival_s:.0f} s"
     for machine in record.machines:
         if machine.market is Market.ON_DEMAND and record.is_lost(machine):
             yield f"{machine.name} was lost: {machine.reason}"
@@ -200,10 +228,10 @@ def _is_late(machine: MachineRecord, latest_s: float) -> bool:
 # --- budget ---------------------------------------------------------------------------------------
 
 
-def find_exceeded_budget(record: CostRecord, *, margin_usd: float) -> str | None:
+def find_exceeded_budget(record: CostRecord, limits: CostLimits) -> str | None:
     """A cost above the budget plus the margin that was stated to the user."""
     budget_usd = record.cost.budget_usd
-    if budget_usd is None or record.total_usd <= budget_usd + margin_usd:
+    if budget_usd is None or record.total_usd <= budget_usd + limits.margin_usd:
         return None
     return f"${record.total_usd:.2f} were billed; the budget is ${budget_usd:.2f}"
 
@@ -211,18 +239,16 @@ def find_exceeded_budget(record: CostRecord, *, margin_usd: float) -> str | None
 # --- machines beside those that train -------------------------------------------------------------
 
 
-def find_unused_machines(
-    record: CostRecord, *, set_size: int, unused_s: float, settle_s: float
-) -> str | None:
+def find_unused_machines(record: CostRecord, limits: CostLimits) -> str | None:
     """Machines that are paid for beside those of the open round without need.
 
-    While a round trains there is at most one set of `set_size` machines of one other offer; after
-    `settle_s` the others must be released. No machine that is up waits longer than `unused_s` for a
-    round that includes it.
+    While a round trains there are at most `set_size` machines of one other offer, and as many
+    further ones of its own; after `settle_s` the others must be released. No machine that is up
+    waits longer than `unused_s` for a round that includes it.
     """
-    unused = (_unused_machine(record, machine, unused_s) for machine in record.machines)
+    unused = (_unused_machine(record, machine, limits.unused_s) for machine in record.machines)
     first = next(filter(None, unused), None)
-    return first or _too_many_beside(record, set_size=set_size, settle_s=settle_s)
+    return first or _too_many_beside(record, limits)
 
 
 def _unused_machine(record: CostRecord, machine: MachineRecord, unused_s: float) -> str | None:
@@ -249,25 +275,33 @@ def _training_span(record: CostRecord, one: RoundRecord) -> tuple[float, float]:
     return (end_s if one.trains_from_s is None else one.trains_from_s), end_s
 
 
-def _too_many_beside(record: CostRecord, *, set_size: int, settle_s: float) -> str | None:
+def _too_many_beside(record: CostRecord, limits: CostLimits) -> str | None:
     for one in record.rounds:
         begin_s, end_s = _training_span(record, one)
+        own = {machine.offer for machine in record.machines if one.has(machine)}
         others = [machine for machine in record.machines if not one.has(machine)]
         times = {begin_s, end_s}
         for machine in others:
             times |= {machine.billed_from_s, machine.ended_at_s or record.ended_at_s}
         since_s: float | None = None
         for at_s, until_s in itertools.pairwise(sorted(t for t in times if begin_s <= t <= end_s)):
-            beside = [machine for machine in others if machine.is_billed_at(at_s)]
-            offers = sorted({machine.offer for machine in beside})
-            if len(beside) <= set_size and len(offers) <= 1:
+            # Further machines of the same offers: replacements, or those that an elastic group
+            # waits for.
+            sets = Counter(
+                "" if machine.offer in own else machine.offer
+                for machine in others
+                if machine.is_billed_at(at_s)
+            )
+            offers = sorted(filter(None, sets))
+            if len(offers) <= 1 and all(count <= limits.set_size for count in sets.values()):
                 since_s = None
                 continue
             since_s = at_s if since_s is None else since_s
-            if until_s - since_s > settle_s:
+            if until_s - since_s > limits.settle_s:
+                names = ", ".join(offers) or "the same offer"
                 return (
-                    f"{len(beside)} machines of {', '.join(offers)} beside round {one.number} "
-                    f"for more than {settle_s:.0f} s"
+                    f"{sets.total()} machines of {names} beside round {one.number} for more than "
+                    f"{limits.settle_s:.0f} s"
                 )
     return None
 
@@ -280,7 +314,7 @@ def _too_many_beside(record: CostRecord, *, set_size: int, settle_s: float) -> s
 _CAUSES_OF_CHANGES = (FailureCause.RESIZE, FailureCause.PREEMPTION)
 
 
-def find_early_stops(record: CostRecord, *, restart_s: float) -> str | None:
+def find_early_stops(record: CostRecord, limits: CostLimits) -> str | None:
     """A change of machines, without any loss, that stopped the training for too long.
 
     The next round must train `restart_s` after the last one was closed. A group of an open round
@@ -301,7 +335,7 @@ def find_early_stops(record: CostRecord, *, restart_s: float) -> str | None:
         if not is_change or after.trains_from_s is None:
             continue
         gap_s = after.trains_from_s - closed_s
-        if gap_s > restart_s:
+        if gap_s > limits.restart_s:
             return f"no training for {gap_s:.0f} s before round {after.number}"
     return None
 

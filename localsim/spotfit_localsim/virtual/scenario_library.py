@@ -1,4 +1,4 @@
-"""Named scenarios, and random scenarios from a seed."""
+"""Named scenarios, and random scenarios from a seed: storms, saves, deadlines and budgets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from spotfit.model.spec import (
 )
 from spotfit_localsim.random_streams import RandomStream, SeededStreams
 from spotfit_localsim.traces import CapacityTrace
+from spotfit_localsim.virtual.cost_invariants import CostLimits
 from spotfit_localsim.virtual.engine import wall_ms
 from spotfit_localsim.virtual.faults import FaultConfig
 from spotfit_localsim.virtual.market import (
@@ -906,14 +907,16 @@ def _draw_event(rng: RandomStream) -> ScenarioEvent:
 ON_DEMAND_ARRIVAL_S = 120.0
 """Longest time until on-demand machines of `deadline_scenario` are up, unless they are refused."""
 _ON_DEMAND_USD = 10.0
-# Hours of virtual time: with the default intervals most events would be heartbeats.
+# To save, to release all machines, and to notice that this is necessary.
+_BUDGET_MARGIN_S = 300.0
+# For hours of virtual time: with the default intervals most events would be heartbeats.
 _HOURLY_TIMING = RunTiming(
-    heartbeat_interval_s=5.0,
-    heartbeat_timeout_s=30.0,
-    lease_interval_s=10.0,
-    lease_timeout_s=40.0,
-    observe_interval_s=5.0,
-    journal_poll_interval_s=5.0,
+    heartbeat_interval_s=10.0,
+    heartbeat_timeout_s=40.0,
+    lease_interval_s=15.0,
+    lease_timeout_s=60.0,
+    observe_interval_s=10.0,
+    journal_poll_interval_s=10.0,
     round_fill_timeout_s=20.0,
     price_interval_s=60.0,
 )
@@ -931,9 +934,9 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
     workers = rng.choice([1, 2, 2, 3])
     workload = Workload(
         steps=rng.randint(90, 300),
-        step_s=(10.0, 10.5),
+        step_s=(20.0, 21.0),
         report_every=1,
-        save_every=rng.choice([2, 5, 10]),
+        save_every=rng.choice([1, 2, 5]),
         upload_s=(0.5, 5.0),
         uploads_in_background=True,
         uses_snapshots=rng.bernoulli(0.5),
@@ -957,6 +960,9 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
             uses_on_demand=True,
             training_time_s=training_s,
         ),
+        cost_limits=CostLimits(
+            arrival_s=ON_DEMAND_ARRIVAL_S, changeover_s=changeover_s, set_size=workers
+        ),
         laptop=LaptopConfig(
             dies_at_s=rng.uniform(10.0, deadline_s) if rng.bernoulli(0.3) else None,
             sweep_interval_s=90.0,
@@ -973,7 +979,8 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
 def budget_scenario(seed: int) -> Scenario:
     """Return a run with a budget that may be too small, drawn from the seed; half have a deadline.
 
-    The budget is 0.3 to 2 times the cost of the training on the cheapest offer without any loss.
+    The budget is 0.3 to 2 times the cost of the training on the cheapest offer without any loss. It
+    may be exceeded by the cost of all on-demand machines for `_BUDGET_MARGIN_S`.
     """
     scenario = deadline_scenario(seed)
     rng = SeededStreams(seed).stream("budget")
@@ -985,7 +992,15 @@ def budget_scenario(seed: int) -> Scenario:
         deadline_ms=scenario.cost.deadline_ms if rng.bernoulli(0.5) else None,
     )
     cost = structs.replace(cost, uses_on_demand=cost.deadline_ms is not None)
-    return replace(scenario, name=f"budget {seed}", cost=cost, may_exhaust_budget=True)
+    assert scenario.cost_limits is not None
+    margin_usd = scenario.num_workers * _BUDGET_MARGIN_S / 3600 * _ON_DEMAND_USD
+    return replace(
+        scenario,
+        name=f"budget {seed}",
+        cost=cost,
+        cost_limits=replace(scenario.cost_limits, margin_usd=margin_usd),
+        may_exhaust_budget=True,
+    )
 
 
 def _draw_offers(rng: RandomStream, *, machines: int, duration_s: float) -> SimMarketConfig:

@@ -25,6 +25,7 @@ from spotfit_localsim.random_streams import SeededStreams
 from spotfit_localsim.virtual.cost_invariants import (
     CostRecord,
     TimedEntry,
+    find_cost_violation,
     read_finish,
     read_releases,
     read_rounds,
@@ -190,12 +191,16 @@ class SimWorld:
             self.engine.run(
                 until=self.scenario.faults_duration_s + self.scenario.completion_timeout_s
             )
+        result, checker, limits = self.result, self.checker, self.scenario.cost_limits
+        result.cost = self._cost_record()
+        # A late or expensive run is told apart from one that makes no progress.
+        if limits and (broken := find_cost_violation(result.cost, limits)) is not None:
+            checker.report_violation(broken)
         # After a violation the run is incomplete, and every check of its end would fail.
-        if self.checker.violation is None:
-            self.checker.check_end(self.scenario)
+        if checker.violation is None:
+            checker.check_end(self.scenario)
             books = ChainMap(*(cloud.billed_by_group() for cloud in self.clouds.values()))
-            self.checker.check_books(books, wall_ms(self.engine.now))
-        result, checker = self.result, self.checker
+            checker.check_books(books, wall_ms(self.engine.now))
         result.violation = checker.violation
         result.entries = checker.entries
         result.view = checker.reference_view
@@ -204,7 +209,6 @@ class SimWorld:
         result.requests = self.bucket.total_requests
         result.machine_seconds = sum(cloud.machine_seconds for cloud in self.clouds.values())
         result.machine_count = sum(cloud.billed_count for cloud in self.clouds.values())
-        result.cost = self._cost_record()
         result.steps_repeated = self._training.executed_steps - self._training.max_step
         result.top_level_folders = frozenset(
             key.partition("/")[0] for key in self.bucket.objects

@@ -3,14 +3,19 @@
 import importlib
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from spotfit.model.spec import CostSpec
 from spotfit.testing.builders import ManualClock
 from spotfit_localsim.live.chaos_runs import LiveChaosSummary
 from spotfit_localsim.virtual import chaos
+from spotfit_localsim.virtual.cost_invariants import CostLimits
 from spotfit_localsim.virtual.scenario import Scenario
+from spotfit_localsim.virtual.scenario_library import plain
 from spotfit_localsim.virtual.workload import Workload
 
 
@@ -70,5 +75,31 @@ def test_failed_virtual_run_fails_the_command(
     live = importlib.import_module("spotfit_localsim.live.chaos")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(live, "run", lambda _seeds, *, folder, plan_for: LiveChaosSummary())
-    monkeypatch.setattr(chaos, "random_scenario", lambda _: 1 / 0)
+    monkeypatch.setitem(chaos.SCENARIO_FACTORIES, "storms", lambda _: 1 / 0)
     assert chaos.main(["--virtual", "1", "--live", "1"]) == 1
+
+
+def test_deadlines_that_are_guaranteed_are_counted() -> None:
+    limits = CostLimits(arrival_s=60.0, changeover_s=60.0, set_size=2)
+    cost = CostSpec(deadline_ms=300_000, uses_on_demand=True, training_time_s=30.0)
+    summary = chaos.VirtualChaosSummary()
+    guaranteed = replace(plain, cost=cost, cost_limits=limits)
+    impossible = replace(guaranteed, cost=structs.replace(cost, training_time_s=290.0))
+    assert chaos.run_seed(1, summary, lambda _: guaranteed) is None
+    assert chaos.run_seed(1, summary, lambda _: impossible) is None
+    assert summary.totals["guaranteed deadlines"] == 1
+
+
+@pytest.mark.parametrize("name", ["deadlines", "budgets"])
+def test_scenarios_of_the_command_are_chosen_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    started: list[str] = []
+
+    def stop(scenario: Scenario, _seed: int) -> None:
+        started.append(scenario.name)
+        raise RuntimeError("not simulated")
+
+    monkeypatch.setattr(chaos, "SimWorld", stop)
+    assert chaos.main(["--virtual", "1", "--seed-start", "3", "--scenarios", name]) == 1
+    assert started == [f"{name.removesuffix('s')} 3"]

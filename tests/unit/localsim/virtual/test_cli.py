@@ -15,8 +15,16 @@ def test_timeline_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0 steps repeated" in output
 
 
-def test_random_scenario_is_named_by_its_seed() -> None:
-    assert cli.find_scenario("storm", 4).name == "storm 4"
+@pytest.mark.parametrize("kind", ["storm", "deadline", "budget"])
+def test_random_scenario_is_named_by_its_seed(kind: str) -> None:
+    assert cli.find_scenario(kind, 4).name == f"{kind} 4"
+
+
+def test_recorded_trace_for_a_scenario_with_offers_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["deadline", "--trace", str(tmp_path / "zone.json")]) == 2
+    assert "has offers with capacities of their own" in capsys.readouterr().err
 
 
 def test_unknown_scenario_is_rejected_with_the_nearest_name(

@@ -23,9 +23,11 @@ from spotfit.model.offer import Market
 from spotfit.model.spec import CostSpec
 from spotfit.model.topology import NodeAssignment, Round
 from spotfit_localsim.virtual.cost_invariants import (
+    CostLimits,
     CostRecord,
     RoundRecord,
     deadline_excuses,
+    find_cost_violation,
     find_early_stops,
     find_exceeded_budget,
     find_missed_deadline,
@@ -41,19 +43,22 @@ COST = CostSpec(
 )
 
 
+LIMITS = CostLimits(arrival_s=120.0, changeover_s=600.0, set_size=1, settle_s=30.0, restart_s=20.0)
+
+
 def machine(token: str, start_s: float, end_s: float | None = None, **fields: Any) -> MachineRecord:
     """A machine that is up 60 s after its billing has started; the offer is the first letter."""
     on_demand = token.startswith("d")
-    usual: dict[str, Any] = {
-        "name": f"{token}.0",
-        "token": Token(token),
-        "offer": token[0],
-        "market": Market.ON_DEMAND if on_demand else Market.SPOT,
-        "billed_from_s": start_s,
-        "up_at_s": start_s + 60.0,
-        "ended_at_s": end_s,
-    }
-    return MachineRecord(**(usual | fields))
+    record = MachineRecord(
+        name=f"{token}.0",
+        token=Token(token),
+        offer=token[0],
+        market=Market.ON_DEMAND if on_demand else Market.SPOT,
+        billed_from_s=start_s,
+        up_at_s=start_s + 60.0,
+        ended_at_s=end_s,
+    )
+    return replace(record, **fields)
 
 
 def request(token: str, at_s: float, refusal: str = "") -> RequestRecord:
@@ -104,34 +109,33 @@ KEPT = CostRecord(
 )
 
 
-def missed(record: CostRecord) -> str | None:
-    return find_missed_deadline(record, arrival_s=120.0, changeover_s=600.0)
-
-
-def unused(record: CostRecord) -> str | None:
-    return find_unused_machines(record, set_size=1, unused_s=600.0, settle_s=30.0)
-
-
-def early(record: CostRecord) -> str | None:
-    return find_early_stops(record, restart_s=20.0)
-
-
 def test_correct_record_violates_no_invariant() -> None:
-    assert deadline_excuses(KEPT, arrival_s=120.0, changeover_s=600.0) == ()
-    assert missed(KEPT) is None
-    assert find_exceeded_budget(KEPT, margin_usd=0.0) is None
-    assert unused(KEPT) is None
-    assert early(KEPT) is None
+    assert deadline_excuses(KEPT, LIMITS) == ()
+    assert find_missed_deadline(KEPT, LIMITS) is None
+    assert find_exceeded_budget(KEPT, LIMITS) is None
+    assert find_unused_machines(KEPT, LIMITS) is None
+    assert find_early_stops(KEPT, LIMITS) is None
+
+
+def test_first_violation_is_found() -> None:
+    assert find_cost_violation(KEPT, LIMITS) is None
+    assert find_cost_violation(replace(KEPT, billed_usd=(("a", 21.0),)), LIMITS) == (
+        "$21.00 were billed; the budget is $20.00"
+    )
 
 
 # --- deadline -------------------------------------------------------------------------------------
 
 
 def test_late_finish_and_missing_finish_are_violations() -> None:
-    assert missed(replace(KEPT, finished_at_s=10_060.0)) == "finished 60 s after the deadline"
-    unfinished = replace(KEPT, finished_at_s=None)
-    assert missed(unfinished) is None
-    assert missed(replace(unfinished, ended_at_s=10_001.0)) == (
+    assert (
+        find_missed_deadline(replace(KEPT, finished_at_s=10_060.0), LIMITS)
+        == "finished 60 s after the deadline"
+    )
+    no_budget = CostSpec(deadline_ms=10_000_000, uses_on_demand=True, training_time_s=8_000.0)
+    unfinished = replace(KEPT, finished_at_s=None, cost=no_budget)
+    assert find_missed_deadline(unfinished, LIMITS) is None
+    assert find_missed_deadline(replace(unfinished, ended_at_s=10_001.0), LIMITS) == (
         "not finished at the deadline of 10000 s"
     )
 
@@ -149,6 +153,7 @@ LATE = replace(KEPT, finished_at_s=10_060.0)
         ),
         (replace(LATE, machines=(), released_at_s=()), "machines of d1 were not up within 120 s"),
         (replace(LATE, released_at_s=()), "d1.0 was lost"),
+        (replace(LATE, finished_at_s=None, ended_at_s=10_060.0), "the budget may have ended"),
         (replace(LATE, cost=CostSpec(deadline_ms=10_000_000)), "not permitted"),
         (
             replace(
@@ -160,8 +165,8 @@ LATE = replace(KEPT, finished_at_s=10_060.0)
     ],
 )
 def test_deadline_is_not_guaranteed_without_its_conditions(record: CostRecord, excuse: str) -> None:
-    assert missed(record) is None
-    assert excuse in "; ".join(deadline_excuses(record, arrival_s=120.0, changeover_s=600.0))
+    assert find_missed_deadline(record, LIMITS) is None
+    assert excuse in "; ".join(deadline_excuses(record, LIMITS))
 
 
 def test_refused_or_late_spot_machines_excuse_nothing() -> None:
@@ -171,7 +176,7 @@ def test_refused_or_late_spot_machines_excuse_nothing() -> None:
         machines=(late_spot, *KEPT.machines[1:]),
         requests=(*KEPT.requests, request("a2", 5.0, "full")),
     )
-    assert missed(record) is not None
+    assert find_missed_deadline(record, LIMITS) is not None
 
 
 def test_on_demand_machine_that_was_released_while_it_booted_excuses_nothing() -> None:
@@ -182,7 +187,7 @@ def test_on_demand_machine_that_was_released_while_it_booted_excuses_nothing() -
         requests=(*KEPT.requests, request("d2", 90.0)),
         released_at_s=(*KEPT.released_at_s, *released(("d2", 139.0))),
     )
-    assert missed(record) is not None
+    assert find_missed_deadline(record, LIMITS) is not None
 
 
 # --- budget ---------------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ def test_cost_may_exceed_the_budget_by_the_margin_only(
     margin_usd: float, is_violation: bool
 ) -> None:
     record = replace(KEPT, billed_usd=(("a", 15.0), ("d", 6.0)))
-    found = find_exceeded_budget(record, margin_usd=margin_usd)
+    found = find_exceeded_budget(record, replace(LIMITS, margin_usd=margin_usd))
     assert (found == "$21.00 were billed; the budget is $20.00") is is_violation
 
 
@@ -203,34 +208,44 @@ def test_cost_may_exceed_the_budget_by_the_margin_only(
 def test_machine_that_waits_too_long_for_a_round_is_a_violation() -> None:
     # It is up from 260 s on, and the second round trains until 6200 s.
     record = replace(KEPT, machines=(*KEPT.machines, machine("c1", 200.0, 900.0)))
-    assert unused(record) == "c1.0 was unused for more than 600 s"
+    assert find_unused_machines(record, LIMITS) == "c1.0 was unused for more than 600 s"
     short = replace(KEPT, machines=(*KEPT.machines, machine("c1", 200.0, 800.0)))
-    assert unused(short) is None
+    assert find_unused_machines(short, LIMITS) is None
 
 
 def test_machine_that_is_kept_after_a_change_is_a_violation() -> None:
     kept = replace(KEPT.machines[1], ended_at_s=6900.0)
     record = replace(KEPT, machines=(KEPT.machines[0], kept, KEPT.machines[2]))
-    assert unused(record) == "d1.0 was unused for more than 600 s"
+    assert find_unused_machines(record, LIMITS) == "d1.0 was unused for more than 600 s"
 
 
 def test_machines_of_two_offers_beside_those_that_train_are_a_violation() -> None:
     two = (machine("b2", 1000.0, 1100.0), machine("c2", 1040.0, 1200.0))
-    found = unused(replace(KEPT, machines=(*KEPT.machines, *two)))
+    found = find_unused_machines(replace(KEPT, machines=(*KEPT.machines, *two)), LIMITS)
     assert found == "2 machines of b, c beside round 1 for more than 30 s"
     following = (machine("b2", 1000.0, 1100.0), machine("c2", 1080.0, 1200.0))
-    assert unused(replace(KEPT, machines=(*KEPT.machines, *following))) is None
+    assert (
+        find_unused_machines(replace(KEPT, machines=(*KEPT.machines, *following)), LIMITS) is None
+    )
 
 
 def test_second_set_of_one_offer_is_a_violation() -> None:
     two = (machine("b2", 1000.0, 1100.0), machine("b3", 1000.0, 1100.0))
-    found = unused(replace(KEPT, machines=(*KEPT.machines, *two)))
+    found = find_unused_machines(replace(KEPT, machines=(*KEPT.machines, *two)), LIMITS)
     assert found == "2 machines of b beside round 1 for more than 30 s"
+
+
+def test_replacement_of_the_same_offer_and_another_set_are_no_violation() -> None:
+    both = (machine("a2", 1000.0, 1200.0), machine("b2", 1000.0, 1200.0))
+    assert find_unused_machines(replace(KEPT, machines=(*KEPT.machines, *both)), LIMITS) is None
+    two = (*both, machine("a3", 1000.0, 1200.0))
+    found = find_unused_machines(replace(KEPT, machines=(*KEPT.machines, *two)), LIMITS)
+    assert found == "3 machines of b beside round 1 for more than 30 s"
 
 
 def test_machines_without_a_round_that_trains_are_not_judged() -> None:
     record = replace(KEPT, rounds=(), machines=(machine("a1", 0.0), machine("b1", 0.0)))
-    assert unused(record) is None
+    assert find_unused_machines(record, LIMITS) is None
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -238,12 +253,15 @@ def test_machines_without_a_round_that_trains_are_not_judged() -> None:
 
 def test_long_gap_at_a_voluntary_change_is_a_violation() -> None:
     slow = (*KEPT.rounds[:2], round_of(3, "b1", (6201.0, 6230.0, None)))
-    assert early(replace(KEPT, rounds=slow)) == "no training for 30 s before round 3"
+    assert (
+        find_early_stops(replace(KEPT, rounds=slow), LIMITS)
+        == "no training for 30 s before round 3"
+    )
 
 
 def test_release_before_the_change_is_a_violation() -> None:
     record = replace(KEPT, released_at_s=released(("d1", 6190.0)))
-    assert early(record) == "d1 was released while round 2 trained with it"
+    assert find_early_stops(record, LIMITS) == "d1 was released while round 2 trained with it"
 
 
 @pytest.mark.parametrize(
@@ -256,14 +274,14 @@ def test_release_before_the_change_is_a_violation() -> None:
 def test_gap_after_a_loss_or_a_notice_is_no_violation(lost: MachineRecord) -> None:
     slow = (*KEPT.rounds[:2], round_of(3, "b1", (6201.0, 6500.0, None)))
     record = replace(KEPT, rounds=slow, machines=(KEPT.machines[0], lost, KEPT.machines[2]))
-    assert early(record) is None
+    assert find_early_stops(record, LIMITS) is None
 
 
 @pytest.mark.parametrize("cause", [FailureCause.NETWORK, FailureCause.LEADER_CHANGE])
 def test_gap_after_a_failure_of_the_round_is_no_violation(cause: FailureCause) -> None:
     failed = round_of(2, "d1", (3120.0, 3125.0, 6200.0), cause)
     slow = round_of(3, "b1", (6201.0, 6500.0, None))
-    assert early(replace(KEPT, rounds=(KEPT.rounds[0], failed, slow))) is None
+    assert find_early_stops(replace(KEPT, rounds=(KEPT.rounds[0], failed, slow)), LIMITS) is None
 
 
 # --- the journal ----------------------------------------------------------------------------------
