@@ -29,6 +29,8 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     resources_per_worker: dict[str, float] = {}
     run_url: str = ""
     run_name: str = ""
+    run_id: str = ""
+    """The id of the run, for labels of what is rented: names may be used again. '' if unknown."""
     role: Role = "train"
     network: str = ""
     """`GroupHandle.network` of the machines of the run that stand; '' if any network may be used.
