@@ -30,7 +30,7 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     run_url: str = ""
     run_name: str = ""
     run_id: str = ""
-    """The id of the run, for labels of what is rented: names may be used again. '' if unknown."""
+    """With `run_name` in the tags of what is rented; '' for requests that rent nothing."""
     role: Role = "train"
     network: str = ""
     """`GroupHandle.network` of the machines of the run that stand; '' if any network may be used.
