@@ -160,11 +160,9 @@ class ProvisionerSuite:
         requests = [msgspec.structs.replace(request_for(1), offer=offer) for offer in offers]
         plans = [_plan_or_remedy(provisioner, request) for request in requests]
         assert any(plans), "no listed offer can be rented"
-        unknown = msgspec.structs.replace(
-            offers[0], name="none-such", machine_type="none-such", region="none-such"
-        )
+        of_other = msgspec.structs.replace(offers[0], name="none-such", provisioner="none-such")
         with pytest.raises(ConfigError):
-            provisioner.plan(msgspec.structs.replace(request_for(1), offer=unknown))
+            provisioner.plan(msgspec.structs.replace(request_for(1), offer=of_other))
 
     def test_a_group_names_the_offer_that_was_granted(
         self,
