@@ -691,10 +691,11 @@ def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#operators."""
     if expression["key"] not in _CAPACITY_LABELS:
         return True
-    value, operator = labels.get(expression["key"]), expression["operator"]
+    value, operator = labels.get(expression["key"]), str(expression["operator"])
     if operator in ("Exists", "DoesNotExist"):
         return (value is not None) == (operator == "Exists")
-    return (value in expression["values"]) == (operator == "In")
+    values: list[str] = expression["values"]
+    return (value in values) == (operator == "In")
 
 
 def _rule_matches(rule: Mapping[str, Any], pod: KubernetesObject) -> bool:

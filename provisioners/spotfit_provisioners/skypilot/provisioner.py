@@ -156,7 +156,7 @@ class SkyPilotProvisioner:
         """
         is_waiting = all(node.state is NodeState.WAITING for node in status.nodes)
         has_other = any(one != handle.network for one in self.options.infra)
-        # Whoever chose the offer chooses another one.
+        # The leader chose the offer, and can choose another one.
         is_bound = not handle.detail.get("has_given_offer") and not (
             has_other and handle.detail.get("may_move")
         )

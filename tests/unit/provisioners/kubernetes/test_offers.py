@@ -110,7 +110,7 @@ def test_template_cannot_place_on_demand_pods_on_spot_nodes(affinity: Any) -> No
 
 
 def test_template_may_have_other_affinities() -> None:
-    template = {"spec": {"affinity": {"podAffinity": {}}}}
+    template: dict[str, Any] = {"spec": {"affinity": {"podAffinity": {}}}}
     options = KubernetesOptions(image="i", flavour="gke", pod_template=template)
     pod = planned_pod(options, Market.ON_DEMAND)
     assert set(pod["affinity"]) == {"nodeAffinity", "podAffinity"}

@@ -55,7 +55,7 @@ def test_times_of_a_node_are_those_of_its_records(root: LocalCloudDir) -> None:
     assert (node.status().started_at_ms, node.status().ended_at_ms) == (None, None)
     node.claim(DEAD)
     os.utime(node.path / "machine", ns=(0, 1_500_000_000))
-    # Nobody has observed the end yet.
+    # The end has not been observed yet.
     assert (node.status().started_at_ms, node.status().ended_at_ms) == (1500, None)
     node.mark_stopped()
     os.utime(node.path / "stopped", ns=(0, 2_500_000_000))

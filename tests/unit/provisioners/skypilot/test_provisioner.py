@@ -251,7 +251,7 @@ def test_replacement_waits_in_the_region_of_the_standing_machines(server: Server
 
 
 def test_given_offer_without_capacity_is_refused(server: Server) -> None:
-    """Whoever chose it may choose the on-demand offer of the same region."""
+    """The leader may then choose the on-demand offer of the same region."""
     (spot,) = (
         one
         for one in allowed_offers(SkyPilotOptions(infra=TWO_REGIONS[:1]))
@@ -335,7 +335,7 @@ def test_cluster_starts_runs_and_ends(server: Server) -> None:
     assert provisioner.observe(handle).is_terminated
 
 
-def test_times_of_a_cluster_are_asked_for_after_its_start_and_its_end(server: Server) -> None:
+def test_times_of_a_cluster_are_read_after_its_start_and_after_its_end(server: Server) -> None:
     provisioner = make_provisioner(server, launch_mode="clusters")
     handle = submit_group(provisioner)
     assert [node.started_at_ms for node in provisioner.observe(handle).nodes] == [None, None]
