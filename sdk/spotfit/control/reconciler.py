@@ -358,6 +358,7 @@ class Reconciler:
             resources_per_worker=resources,
             run_url=self._launch.run_url,
             run_name=spec.name,
+            run_id=spec.run_id,
             role=machine_request.role,
             network=network_in_use(self._journal_writer.view),
             refused_networks=self._journal_writer.view.refused_networks,
