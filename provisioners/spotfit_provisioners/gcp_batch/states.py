@@ -14,13 +14,13 @@ FAILED, any other exit code        | any other                       | FAILED
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from msgspec.structs import replace
 
 from spotfit.model.group import NodeState, NodeStatus
 from spotfit.provision.launch import AgentExitCode, describe_exit_code
+from spotfit_provisioners.job_fields.timestamps import to_ms
 
 TASK_STATES: Mapping[str, NodeState] = {
     "STATE_UNSPECIFIED": NodeState.WAITING,
@@ -106,22 +106,12 @@ def _execution_times_ms(task: Mapping[str, Any]) -> tuple[int | None, int | None
     """
     started_at_ms = ended_at_ms = None
     for event in _sort_events(task["status"].get("status_events", [])):
-        state, at_ms = event.get("task_state"), _to_ms(str(event.get("event_time") or ""))
+        state, at_ms = event.get("task_state"), to_ms(event.get("event_time"))
         if state == "RUNNING":
             started_at_ms, ended_at_ms = at_ms, None
         elif state in _EXECUTION_ENDS and ended_at_ms is None:
             ended_at_ms = at_ms
     return started_at_ms, ended_at_ms if started_at_ms is not None else None
-
-
-def _to_ms(timestamp: str) -> int | None:
-    """Return milliseconds since 1970 for a timestamp in RFC 3339 with up to nine decimals."""
-    seconds, _, fraction = timestamp.removesuffix("Z").partition(".")
-    try:
-        at = datetime.fromisoformat(f"{seconds}+00:00")
-    except ValueError:
-        return None
-    return int(at.timestamp()) * 1000 + int(fraction[:3].ljust(3, "0") or 0)
 
 
 def pending_reason(job: Mapping[str, Any]) -> str:
