@@ -31,7 +31,6 @@ class AwsBatchOptions:
     provisioner: ClassVar[str] = "aws_batch"
     questions: ClassVar[Mapping[str, str]] = {
         "queues": "Job queues, separated by commas",
-        "on_demand_queues": "Job queues of on-demand instances; empty: none",
         "region": "Region of the queues; empty: that of the AWS configuration",
         "image": "Container image, in a registry that the machines can read",
         "job_role": "ARN of the agents' role; empty: that of the instances",

@@ -88,8 +88,8 @@ def _place(offer: Offer | None, options: AwsBatchOptions) -> dict[str, Any]:
             offer,
             f"AwsBatchOptions({name}) is {queues}"
             + (f", without {queue!r}." if queue else f", without a queue in {offer.region}."),
-            do="Add a job queue with compute environments of type EC2 to on_demand_queues; "
-            "on_demand=true of infra/terraform/stacks/aws creates one."
+            do="Add a job queue with compute environments of type EC2 to "
+            "AwsBatchOptions(on_demand_queues=…); infra/terraform/stacks/aws creates one."
             if is_on_demand
             else "Add the queue to AwsBatchOptions(queues=…), or name an offer of another queue.",
         )
