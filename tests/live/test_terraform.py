@@ -179,11 +179,12 @@ def test_agents_have_controller_and_bucket_permissions(stack: Path) -> None:
     assert len(attached) == 2
     statements = [one for policy in attached for one in _statements(iam, policy["PolicyArn"])]
     by_action = {action: one for one in statements for action in _listed(one["Action"])}
-    queues = ["spotfit-on-demand", "spotfit-spot"]
-    own = {"StringEquals": {"aws:ResourceTag/spotfit:queue": queues}}
-    assert by_action["batch:TerminateJob"]["Condition"] == own
-    tagged = {"StringEquals": {"aws:RequestTag/spotfit:queue": queues}}
-    assert by_action["batch:TagResource"]["Condition"] == tagged
+    for action, source in (("TerminateJob", "ResourceTag"), ("TagResource", "RequestTag")):
+        ((operator, condition),) = by_action[f"batch:{action}"]["Condition"].items()
+        assert operator == "StringEquals"
+        ((key, queues),) = condition.items()
+        assert key == f"aws:{source}/spotfit:queue"
+        assert sorted(queues) == ["spotfit-on-demand", "spotfit-spot"]
     allowed = set(by_action)
     assert {"batch:SubmitJob", "batch:TerminateJob", "s3:PutObject", "iam:PassRole"} <= allowed
     assert not [action for action in allowed if "*" in action]

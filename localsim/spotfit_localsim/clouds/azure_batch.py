@@ -52,6 +52,7 @@ _RESOURCE_GROUP = (
 )
 ACCOUNT_ID = f"{_RESOURCE_GROUP}/Microsoft.Batch/batchAccounts/{ACCOUNT}"
 IDENTITY_ID = f"{_RESOURCE_GROUP}/Microsoft.ManagedIdentity/userAssignedIdentities/agents"
+SUBNET_ID = f"{_RESOURCE_GROUP}/Microsoft.Network/virtualNetworks/spotfit/subnets/nodes"
 _PRICES_PATH = "/api/retail/prices"
 _GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL of a terminated task; not documented."""
@@ -198,6 +199,8 @@ class AzureBatchCloud:
                 "identity": IDENTITY_ID,
                 "vm_size": "Standard_D4s_v5",
                 "image": "spotfit/worker:sim",
+                # Nodes of all pools can connect to each other.
+                "subnet": SUBNET_ID,
             }
         )
 

@@ -33,7 +33,6 @@ REQUEST = GroupRequest(
 )
 SIZE = "Standard_D4s_v5"
 SPOT, ON_DEMAND = f"azure_batch/{SIZE}/spot", f"azure_batch/{SIZE}/on_demand"
-SUBNET = "/subscriptions/s/virtualNetworks/v/subnets/own"
 PRICES = {"*": {"spot": 1.0, "on_demand": 3.0}}
 AGENT = "python -m spotfit.agent"
 
@@ -165,7 +164,7 @@ def test_offer_that_the_options_cannot_rent_is_rejected(
 
 
 def test_existing_pools_are_chosen_by_market(sim: Simulator) -> None:
-    provisioner = open_provisioner(sim, pool="mine", on_demand_pool="dear", identity="")
+    provisioner = open_provisioner(sim, pool="mine", on_demand_pool="dear", identity="", subnet="")
     offers = list_offers(provisioner, REQUEST).offers
     pools = [
         provisioner.plan(replace(REQUEST, offer=offer)).body["job"]["poolInfo"]["poolId"]
@@ -192,7 +191,7 @@ def test_offer_of_another_region_is_rejected() -> None:
 
 
 def test_nodes_of_both_markets_connect_only_through_a_subnet(sim: Simulator) -> None:
-    provisioner = open_provisioner(sim)
+    provisioner = open_provisioner(sim, subnet="")
     spot = submit_granted(provisioner, name="t-spot")
     chosen = offer_named(provisioner, ON_DEMAND)
     assert chosen.network not in ("", spot.network)
@@ -201,7 +200,7 @@ def test_nodes_of_both_markets_connect_only_through_a_subnet(sim: Simulator) -> 
     assert spot.network in refused.reason
     granted = submit_granted(provisioner, offer=chosen, network=chosen.network)
     assert granted.network == chosen.network
-    common = open_provisioner(sim, subnet=SUBNET)
+    common = open_provisioner(sim)
     assert offer_named(common, ON_DEMAND).network == ""
     assert submit_granted(common, name="t-subnet").network == ""
 
