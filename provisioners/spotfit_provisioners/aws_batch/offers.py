@@ -37,8 +37,8 @@ def list_offers(
 ) -> OfferListing:
     """Return one offer for each queue.
 
-    A region without an on-demand queue has an offer that cannot be rented (`render.plan` raises
-    the error): its price tells what on-demand machines would cost. `region_of` returns the region
+    A region without an on-demand queue has an offer that cannot be rented (`render.plan` raises an
+    error): it has the price of on-demand machines, for comparison. `region_of` returns the region
     of an entry of the options.
     """
     book = _PriceBook(options, cache)

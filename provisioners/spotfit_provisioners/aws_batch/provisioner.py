@@ -206,12 +206,13 @@ class AwsBatchProvisioner:
             refusal = f"no machine for {waited_s:.0f} s; AWS Batch gives no reason"
         if all(status.state is NodeState.WAITING for status in statuses):
             self._waiting_tokens.add(handle.token)
-            if has_waited:
+            # Machines that boot are kept, as those that run.
+            if has_waited and not any(job["status"] == "STARTING" for job in jobs):
                 return self._try_next_queue(handle, statuses, refusal)
             return GroupStatus(nodes=statuses, refusal=refusal)
         has_started = any(status.state is NodeState.RUNNING for status in statuses)
         # A group that this object never saw waiting may have started long ago. The start of one
-        # with an offer tells nothing about the other queues.
+        # with an offer proves nothing about the other queues.
         if (
             has_started
             and handle.token in self._waiting_tokens

@@ -50,7 +50,8 @@ def shared_sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
 @pytest.fixture
 def sim(shared_sim: Simulator) -> Iterator[Simulator]:
     yield shared_sim
-    shared_sim.market.max_machines = None
+    shared_sim.market.options = shared_sim.options
+    shared_sim.market.max_machines = shared_sim.market.max_on_demand_machines = None
     cloud_of(shared_sim).queue_overrides.clear()
     shared_sim.faults.deny_permissions([])
     shared_sim.datacenter.close()
@@ -72,10 +73,15 @@ def offer_named(provisioner: AwsBatchProvisioner, name: str) -> Offer:
 
 
 def submit(
-    provisioner: AwsBatchProvisioner, *, name: str = "t-one", offer: Offer | None = None
+    provisioner: AwsBatchProvisioner,
+    *,
+    name: str = "t-one",
+    offer: Offer | None = None,
+    workers: int = 1,
 ) -> GroupHandle:
     """Submit a group whose machine sleeps instead of running an agent."""
-    plan = provisioner.plan(replace(REQUEST, token=Token(name), offer=offer))
+    request = replace(REQUEST, token=Token(name), offer=offer)
+    plan = provisioner.plan(replace(request, num_workers=workers, total_workers=workers))
     command = ["/bin/sh", "-c", "exec sleep 100"]
     plan.body["definition"]["containerProperties"]["command"] = command
     handle = provisioner.submit(plan, AgentLaunchSpec("s3://b/r", new_run_id(), "secret"))
@@ -147,6 +153,33 @@ def test_on_demand_is_granted_and_kept_while_spot_is_refused(sim: Simulator) -> 
     assert (refused.offer, granted.offer) == (SPOT, ON_DEMAND)
 
 
+def test_refused_on_demand_group_leaves_its_queue_to_the_run(sim: Simulator) -> None:
+    """The run decides what else it requests: no machines of another market."""
+    sim.market.max_on_demand_machines = 0
+    provisioner = open_provisioner(sim)
+    handle = submit(provisioner, offer=offer_named(provisioner, ON_DEMAND))
+    status = wait_for(provisioner, handle, NodeState.REFUSED)
+    assert "queue on-demand has no capacity" in status.nodes[0].reason
+    assert not list(sim.datacenter.active_machines())
+
+
+def test_partly_granted_group_keeps_its_machines_while_they_boot(sim: Simulator) -> None:
+    sim.market.max_on_demand_machines = 1
+    sim.market.options = SimOptions(cloud="aws_batch", boot_s=0.3)
+    provisioner = open_provisioner(sim)
+    offer = offer_named(provisioner, ON_DEMAND)
+    handle = submit(provisioner, offer=offer, workers=2)
+    observed: list[list[NodeState]] = []
+
+    def is_partly_running() -> bool:
+        observed.append(sorted(node.state for node in provisioner.observe(handle).nodes))
+        return NodeState.RUNNING in observed[-1]
+
+    until(is_partly_running)
+    assert observed[-1] == [NodeState.RUNNING, NodeState.WAITING]
+    assert all(NodeState.REFUSED not in states for states in observed)
+
+
 def test_refused_offer_does_not_exhaust_other_queues(sim: Simulator) -> None:
     provisioner = open_provisioner(sim, queues=("spot", "other"))
     sim.market.max_machines = 0
@@ -165,7 +198,7 @@ def test_backend_that_chooses_names_the_offer_of_its_queue(sim: Simulator) -> No
     provisioner = open_provisioner(sim)
     assert submit(provisioner).offer == SPOT
     sim.faults.deny_permissions(["batch:DescribeJobQueues"])
-    assert submit(open_provisioner(sim), name="t-two").offer == SPOT, "as the options say"
+    assert submit(open_provisioner(sim), name="t-two").offer == SPOT, "as in the options"
 
 
 def test_queue_of_several_markets_has_no_offer(sim: Simulator) -> None:

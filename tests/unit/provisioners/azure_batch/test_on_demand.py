@@ -164,25 +164,25 @@ def test_offer_that_the_options_cannot_rent_is_rejected(
 
 
 def test_existing_pools_are_chosen_by_market(sim: Simulator) -> None:
-    provisioner = open_provisioner(sim, pool="mine", on_demand_pool="dear", identity="", subnet="")
+    provisioner = open_provisioner(sim, pool="mine", on_demand_pool="dedicated", identity="", subnet="")
     offers = list_offers(provisioner, REQUEST).offers
     pools = [
         provisioner.plan(replace(REQUEST, offer=offer)).body["job"]["poolInfo"]["poolId"]
         for offer in offers
     ]
-    assert pools == ["mine", "dear"]
+    assert pools == ["mine", "dedicated"]
     assert [offer.network for offer in offers] == pools
     with pytest.raises(ConfigError, match="the same pool 'mine'"):
         AzureBatchOptions(pool="mine", on_demand_pool="mine")
 
 
 def test_offer_of_another_region_is_rejected() -> None:
-    options = {"image": "i", "pool": "mine", "on_demand_pool": "dear", "vm_size": SIZE}
+    options = {"image": "i", "pool": "mine", "on_demand_pool": "dedicated", "vm_size": SIZE}
     here = AzureBatchProvisioner.with_options(
         endpoint="https://training.westeurope.batch.azure.com", prices=PRICES, **options
     )
     offer = offer_named(here, f"azure_batch/westeurope/{SIZE}/on_demand")
-    assert here.plan(replace(REQUEST, offer=offer)).body["job"]["poolInfo"]["poolId"] == "dear"
+    assert here.plan(replace(REQUEST, offer=offer)).body["job"]["poolInfo"]["poolId"] == "dedicated"
     there = AzureBatchProvisioner.with_options(
         endpoint="https://training.eastus.batch.azure.com", prices=PRICES, **options
     )
