@@ -81,8 +81,8 @@ def _attempt_times_ms(job: Mapping[str, Any]) -> tuple[int | None, int | None]:
     last = attempts[-1] if attempts else {}
     if job["status"] == "RUNNING" and (not last or last.get("stoppedAt")):
         # The list contains only attempts that have ended: the job has the time of the present one.
-        started_at_ms = int(job.get("startedAt") or 0)
-        return (started_at_ms if started_at_ms > int(last.get("stoppedAt") or 0) else None), None
+        at_ms = int(job.get("startedAt") or 0)
+        return (at_ms if at_ms > int(last.get("stoppedAt") or 0) else None), None
     if not attempts and job["status"] in ("SUCCEEDED", "FAILED"):
         last = job
     started_at_ms = int(last.get("startedAt") or 0) or None

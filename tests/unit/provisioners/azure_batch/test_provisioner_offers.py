@@ -164,7 +164,9 @@ def test_offer_that_the_options_cannot_rent_is_rejected(
 
 
 def test_existing_pools_are_chosen_by_market(sim: Simulator) -> None:
-    provisioner = open_provisioner(sim, pool="mine", on_demand_pool="dedicated", identity="", subnet="")
+    provisioner = open_provisioner(
+        sim, pool="mine", on_demand_pool="dedicated", identity="", subnet=""
+    )
     offers = list_offers(provisioner, REQUEST).offers
     pools = [
         provisioner.plan(replace(REQUEST, offer=offer)).body["job"]["poolInfo"]["poolId"]
