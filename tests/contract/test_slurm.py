@@ -45,7 +45,11 @@ class TestSlurm(ProvisionerSuite):
     ) -> Provisioner:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         return SlurmProvisioner.with_options(
-            partitions=("spot",), python=sys.executable, work_dir=str(tmp_path), grace_s=5.0
+            partitions=("spot",),
+            on_demand_partitions=("urgent",),
+            python=sys.executable,
+            work_dir=str(tmp_path),
+            grace_s=5.0,
         )
 
     @pytest.fixture

@@ -164,7 +164,7 @@ def test_aws_controllers_tag_and_terminate_only_jobs_of_their_queue(
     (condition,) = statement["condition"]
     assert unquoted(condition["test"]) == "StringEquals"
     assert unquoted(condition["variable"]) == variable
-    assert condition["values"] == ["${local.queue}"]
+    assert condition["values"] == "${values(local.queues)}"
 
 
 def test_google_roles_are_those_of_the_guide() -> None:

@@ -112,7 +112,8 @@ def test_second_terraform_plan_has_no_changes(stack: Path) -> None:
 def test_terraform_output_is_a_usable_profile(profile: Path) -> None:
     options = resolve_options("aws_batch", {})
     result = json.loads(profile.read_text())["aws_batch"]["value"]
-    assert parse_options(AwsBatchOptions, result).queues == ("spotfit-spot",)
+    parsed = parse_options(AwsBatchOptions, result)
+    assert (parsed.queues, parsed.on_demand_queues) == (("spotfit-spot",), ("spotfit-on-demand",))
     provisioner = AwsBatchProvisioner.with_options(**options)
     plan = provisioner.plan(
         GroupRequest(token=Token("t-terraform"), num_workers=2, total_workers=2, run_name="digits")
@@ -139,14 +140,16 @@ def test_doctor_passes_and_the_bucket_denies_http(
         check=False,
     )
     bad = [line for line in done.stdout.splitlines() if line.startswith("✗")]
-    assert len(bad) == 2, done.stdout + done.stderr
-    assert "reach AWS" in bad[0], "the default network of moto has no internet gateway"
-    assert f"s3://{BUCKET}/runs is writable" in bad[1], (
+    assert len(bad) == 3, done.stdout + done.stderr
+    for line in bad[:2]:  # of both compute environments
+        assert "reach AWS" in line, "the default network of moto has no internet gateway"
+    assert f"s3://{BUCKET}/runs is writable" in bad[2], (
         "moto serves HTTP, which the bucket policy denies"
     )
     passed = [line for line in done.stdout.splitlines() if line.startswith("✓")]
     for what in (
         "job queue spotfit-spot accepts jobs",
+        "job queue spotfit-on-demand accepts jobs",
         "can run jobs",
         "can connect to each other",
         "the bucket is in the region of the queues",
@@ -176,10 +179,12 @@ def test_agents_have_controller_and_bucket_permissions(stack: Path) -> None:
     assert len(attached) == 2
     statements = [one for policy in attached for one in _statements(iam, policy["PolicyArn"])]
     by_action = {action: one for one in statements for action in _listed(one["Action"])}
-    own = {"StringEquals": {"aws:ResourceTag/spotfit:queue": "spotfit-spot"}}
-    assert by_action["batch:TerminateJob"]["Condition"] == own
-    tagged = {"StringEquals": {"aws:RequestTag/spotfit:queue": "spotfit-spot"}}
-    assert by_action["batch:TagResource"]["Condition"] == tagged
+    for action, source in (("TerminateJob", "ResourceTag"), ("TagResource", "RequestTag")):
+        ((operator, condition),) = by_action[f"batch:{action}"]["Condition"].items()
+        assert operator == "StringEquals"
+        ((key, queues),) = condition.items()
+        assert key == f"aws:{source}/spotfit:queue"
+        assert sorted(queues) == ["spotfit-on-demand", "spotfit-spot"]
     allowed = set(by_action)
     assert {"batch:SubmitJob", "batch:TerminateJob", "s3:PutObject", "iam:PassRole"} <= allowed
     assert not [action for action in allowed if "*" in action]

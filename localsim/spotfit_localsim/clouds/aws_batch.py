@@ -17,7 +17,7 @@ States of a job without array, or of one child:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, quote
@@ -26,6 +26,7 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from spotfit.host import system
+from spotfit.model.offer import Market
 from spotfit_localsim.clouds import aws_prices, aws_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.aws_account import AwsAccountSurroundings
@@ -39,6 +40,8 @@ from spotfit_localsim.clouds.http_server import (
 from spotfit_localsim.clouds.injected_errors import ApiFaults
 
 REGION, ACCOUNT = "sim-east-1", "000000000000"
+ON_DEMAND_QUEUE = "on-demand"
+"""Name of the queue with an environment of type EC2, and of this environment."""
 CALLER = "sim"
 """The user name of every caller."""
 MISSING_QUEUE: dict[str, Any] = {"state": "GONE"}
@@ -94,6 +97,7 @@ class AwsBatchJob(msgspec.Struct):
     termination_reason: str = ""
     retry_strategy: dict[str, Any] = {}
     """Overrides that of the definition."""
+    propagates_tags: bool = False
 
     def child_id(self, index: int) -> str:
         return f"{self.id}:{index}" if self.size else self.id
@@ -146,8 +150,8 @@ class AwsBatchCloud:
         self.state = AwsBatchState()
         self._blocked_queues: set[str] = set()
         """Queues in which a job waits since the start of this tick."""
-        self.queues = {"spot", "other", "east", "west"}
-        """Names of the queues that exist."""
+        self.queues = {"spot", "other", "east", "west", ON_DEMAND_QUEUE}
+        """Names of the queues that exist. All but the last have an environment of type SPOT."""
         self.queue_overrides: dict[str, dict[str, Any]] = {}
         """Fields that differ from those of a valid queue, by name: {'state': 'DISABLED'}."""
         self.compute_environment_overrides: dict[str, dict[str, Any]] = {}
@@ -173,6 +177,7 @@ class AwsBatchCloud:
                 "endpoint": url,
                 "region": REGION,
                 "queues": ("spot",),
+                "on_demand_queues": (ON_DEMAND_QUEUE,),
                 "image": "spotfit/worker:sim",
                 "instance_types": ("g5.xlarge",),
                 "pending_timeout_s": 0.0,
@@ -303,6 +308,10 @@ class AwsBatchCloud:
         return list(self.state.definitions.values())
 
     def _submit(self, body: dict[str, Any]) -> dict[str, Any]:
+        # Tags in a request that creates a resource need a permission of their own:
+        # https://docs.aws.amazon.com/batch/latest/userguide/iam-actions-tagging.html
+        if body.get("tags"):
+            self._check_permission("batch:TagResource")
         if self.faults.take("quota"):
             raise AwsApiError(
                 "ClientException", "You have exceeded your limit of jobs in the SUBMITTED state."
@@ -325,6 +334,7 @@ class AwsBatchCloud:
             tags=body.get("tags", {}),
             children=[AwsBatchChildJob() for _ in range(size or 1)],
             retry_strategy=body.get("retryStrategy", {}),
+            propagates_tags=body.get("propagateTags", False),
         )
         self.state.jobs[job.id] = job
         return {"jobId": job.id, "jobName": job.name, "jobArn": f"{_batch_arn('job')}/{job.id}"}
@@ -399,47 +409,52 @@ class AwsBatchCloud:
 
     def _describe_queues(self, body: dict[str, Any]) -> dict[str, Any]:
         names = [name.rpartition("/")[2] for name in body.get("jobQueues") or sorted(self.queues)]
-        environment = f"{_batch_arn('compute-environment')}/spot"
-        queues = [
-            {
-                "jobQueueName": name,
-                "jobQueueArn": f"{_batch_arn('job-queue')}/{name}",
-                "state": "ENABLED",
-                "status": "VALID",
-                "priority": 1,
-                "computeEnvironmentOrder": [{"order": 1, "computeEnvironment": environment}],
-            }
-            | self.queue_overrides.get(name, {})
-            for name in names
-            if self._has_queue(name)
-        ]
-        return {"jobQueues": queues}
+        return {"jobQueues": [self._render_queue(name) for name in names if self._has_queue(name)]}
+
+    def _render_queue(self, name: str) -> dict[str, Any]:
+        environment = ON_DEMAND_QUEUE if name == ON_DEMAND_QUEUE else "spot"
+        arn = f"{_batch_arn('compute-environment')}/{environment}"
+        return {
+            "jobQueueName": name,
+            "jobQueueArn": f"{_batch_arn('job-queue')}/{name}",
+            "state": "ENABLED",
+            "status": "VALID",
+            "priority": 1,
+            "computeEnvironmentOrder": [{"order": 1, "computeEnvironment": arn}],
+        } | self.queue_overrides.get(name, {})
 
     def _describe_environments(self, body: dict[str, Any]) -> dict[str, Any]:
         # Names and ARNs are accepted.
         names = [name.rpartition("/")[2] for name in body.get("computeEnvironments") or ["spot"]]
-        resources = {
-            "type": "SPOT",
-            "minvCpus": 0,
-            "maxvCpus": 256,
-            "instanceTypes": ["g5.xlarge"],
-            "subnets": ["subnet-1"],
-            "securityGroupIds": ["sg-1"],
-            "allocationStrategy": "SPOT_PRICE_CAPACITY_OPTIMIZED",
-        }
-        environments = [
-            {
-                "computeEnvironmentName": name,
-                "computeEnvironmentArn": f"{_batch_arn('compute-environment')}/spot",
-                "type": "MANAGED",
-                "state": "ENABLED",
-                "status": "VALID",
-                "computeResources": resources,
-            }
-            | self.compute_environment_overrides.get(name, {})
-            for name in names
-        ]
-        return {"computeEnvironments": environments}
+        return {"computeEnvironments": [self._render_environment(name) for name in names]}
+
+    def _render_environment(self, name: str) -> dict[str, Any]:
+        is_spot = name != ON_DEMAND_QUEUE
+        strategy = "SPOT_PRICE_CAPACITY_OPTIMIZED" if is_spot else "BEST_FIT_PROGRESSIVE"
+        return {
+            "computeEnvironmentName": name,
+            "computeEnvironmentArn": f"{_batch_arn('compute-environment')}/{name}",
+            "type": "MANAGED",
+            "state": "ENABLED",
+            "status": "VALID",
+            "computeResources": {
+                "type": "SPOT" if is_spot else "EC2",
+                "minvCpus": 0,
+                "maxvCpus": 256,
+                "instanceTypes": ["g5.xlarge"],
+                "subnets": ["subnet-1"],
+                "securityGroupIds": ["sg-1"],
+                "allocationStrategy": strategy,
+            },
+        } | self.compute_environment_overrides.get(name, {})
+
+    def _markets(self, queue: str) -> Iterator[tuple[str, Market]]:
+        """Yield the compute environments of a queue in their order, with their markets."""
+        order = self._render_queue(queue)["computeEnvironmentOrder"]
+        for entry in sorted(order, key=lambda one: one["order"]):
+            name = entry["computeEnvironment"].rpartition("/")[2]
+            resources = self._render_environment(name).get("computeResources", {})
+            yield name, Market.ON_DEMAND if resources.get("type") == "EC2" else Market.SPOT
 
     _operations: ClassVar[dict[str, Callable[[AwsBatchCloud, dict[str, Any]], dict[str, Any]]]] = {
         "registerjobdefinition": _register,
@@ -649,6 +664,7 @@ class AwsBatchCloud:
             "startedAt": child.started_ms or 0 if child else 0,
             "status": job.status if child is None else child.status,
             "tags": job.tags,
+            "propagateTags": job.propagates_tags,
             "dependsOn": [],
             "retryStrategy": self._retry_strategy(job),
         }
@@ -696,7 +712,7 @@ class AwsBatchCloud:
                 elif job.termination_reason:
                     self.datacenter.stop(machine, grace_s=_GRACE_S)
                 elif machine.state == "up" and child.status != "RUNNING":
-                    child.status, child.started_ms = "RUNNING", system.wall_ms()
+                    child.status, child.started_ms = "RUNNING", _to_ms(machine.started_at_s)
 
     def _start_child(self, job: AwsBatchJob, index: int, child: AwsBatchChildJob) -> None:
         child.status = "RUNNABLE"
@@ -710,31 +726,39 @@ class AwsBatchCloud:
             child.status_reason = _MISCONFIGURATION_REASON if is_head else ""
             return
         if not self.faults.is_active("capacity"):
-            task = f"{job.child_id(index)}#{len(child.attempts)}"
-            command = self.state.definitions[job.definition]["containerProperties"]["command"]
-            environment = job.environment | {
-                "AWS_BATCH_JOB_ID": job.child_id(index),
-                "AWS_BATCH_JOB_ATTEMPT": str(len(child.attempts) + 1),
-                "AWS_BATCH_JQ_NAME": job.queue,
-                "AWS_BATCH_CE_NAME": "spot",
-            }
-            if job.size:
-                environment["AWS_BATCH_JOB_ARRAY_INDEX"] = str(index)
-                environment["AWS_BATCH_JOB_ARRAY_SIZE"] = str(job.size)
-            needs = self._resource_requirements(job)
-            machine = self.datacenter.rent(
-                task,
-                command,
-                environment,
-                memory_limit_mib=needs.get("MEMORY"),
-                gpus=needs.get("GPU", 0),
-            )
+            machine = self._rent(job, index, child)
         # Reported until a machine is rented; the client decides when to stop waiting.
         child.status_reason = "" if machine or not is_head else _NO_CAPACITY_REASON
         if machine is not None:
             child.machine, child.status = machine.number, "STARTING"
         else:
             self._blocked_queues.add(job.queue)
+
+    def _rent(
+        self, job: AwsBatchJob, index: int, child: AwsBatchChildJob
+    ) -> SimulatedMachine | None:
+        """Rent a machine in the first environment of the queue that has capacity."""
+        environment = job.environment | {
+            "AWS_BATCH_JOB_ID": job.child_id(index),
+            "AWS_BATCH_JOB_ATTEMPT": str(len(child.attempts) + 1),
+            "AWS_BATCH_JQ_NAME": job.queue,
+        }
+        if job.size:
+            environment["AWS_BATCH_JOB_ARRAY_INDEX"] = str(index)
+            environment["AWS_BATCH_JOB_ARRAY_SIZE"] = str(job.size)
+        needs = self._resource_requirements(job)
+        for name, market in self._markets(job.queue):
+            machine = self.datacenter.rent(
+                f"{job.child_id(index)}#{len(child.attempts)}",
+                self.state.definitions[job.definition]["containerProperties"]["command"],
+                environment | {"AWS_BATCH_CE_NAME": name},
+                market=market,
+                memory_limit_mib=needs.get("MEMORY"),
+                gpus=needs.get("GPU", 0),
+            )
+            if machine is not None:
+                return machine
+        return None
 
     def _resource_requirements(self, job: AwsBatchJob) -> dict[str, int]:
         container = self.state.definitions[job.definition]["containerProperties"]
@@ -746,7 +770,7 @@ class AwsBatchCloud:
     def _record_end(
         self, job: AwsBatchJob, child: AwsBatchChildJob, machine: SimulatedMachine
     ) -> None:
-        now = system.wall_ms()
+        now = _to_ms(machine.ended_at_s)
         container: dict[str, Any] = {"logStreamName": _log_stream_name(machine)}
         if machine.exit_code is None and machine.end_reason != "stopped":
             # The documented reason of a lost host; the container has no exit code then.
@@ -760,7 +784,8 @@ class AwsBatchCloud:
         child.attempts.append(
             {
                 "container": container,
-                "startedAt": child.started_ms or now,
+                # Missing if the container was never started.
+                **({"startedAt": _to_ms(machine.started_at_s)} if machine.started_at_s else {}),
                 "stoppedAt": now,
                 "statusReason": reason,
             }
@@ -768,16 +793,17 @@ class AwsBatchCloud:
         # The machine is over; a retry rents another one.
         child.machine = None
         if job.termination_reason:
-            self._fail(child, job.termination_reason)
+            self._fail(child, job.termination_reason, at_ms=now)
         elif container.get("exitCode") == 0:
             child.status, child.status_reason, child.stopped_ms = "SUCCEEDED", _EXIT_REASON, now
         elif self._should_retry(job, child, reason, container.get("exitCode")):
             child.status, child.status_reason = "RUNNABLE", ""
         else:
-            self._fail(child, reason)
+            self._fail(child, reason, at_ms=now)
 
-    def _fail(self, child: AwsBatchChildJob, reason: str) -> None:
-        child.status, child.status_reason, child.stopped_ms = "FAILED", reason, system.wall_ms()
+    def _fail(self, child: AwsBatchChildJob, reason: str, *, at_ms: int | None = None) -> None:
+        child.status, child.status_reason = "FAILED", reason
+        child.stopped_ms = at_ms or system.wall_ms()
 
     def _should_retry(
         self, job: AwsBatchJob, child: AwsBatchChildJob, reason: str, code: int | None
@@ -828,7 +854,8 @@ class AwsBatchCloud:
             return WireResponse(401)
         entries = {
             "instance-id": _instance_id(machine),
-            "instance-life-cycle": "spot",
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-metadata.html
+            "instance-life-cycle": "spot" if machine.market is Market.SPOT else "on-demand",
             "local-ipv4": self.datacenter.host(machine),
         }
         # The paths of events do not exist (404) before the event.
@@ -977,6 +1004,10 @@ def _member_values(arguments: Mapping[str, list[str]], name: str) -> list[str]:
 
 def _batch_arn(kind: str) -> str:
     return f"arn:aws:batch:{REGION}:{ACCOUNT}:{kind}"
+
+
+def _to_ms(moment_s: float | None) -> int:
+    return system.wall_ms() if moment_s is None else int(1000 * moment_s)
 
 
 def _instance_id(machine: SimulatedMachine) -> str:

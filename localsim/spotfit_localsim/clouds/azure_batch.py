@@ -5,7 +5,7 @@ nodes keep their ids, their tasks are requeued; batch-pool-node-error-checking: 
 `unusable`; batch-automatic-scaling), in https://learn.microsoft.com/rest/api/batchservice/ (status
 and error codes), the docstrings of the library, and for Scheduled Events in
 https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events. Undocumented behaviour is
-marked as such. Multi-instance tasks, schedules, mounts and dedicated nodes are not supported.
+marked as such. Multi-instance tasks, schedules and mounts are not supported.
 
 A machine of the datacenter runs one command, so a node has a machine only while it has a task: idle
 nodes cost nothing.
@@ -33,6 +33,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from spotfit.host import system
+from spotfit.model.offer import Market
 from spotfit_localsim.clouds import azure_prices, azure_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.azure_autoscale import FormulaError, evaluate
@@ -51,6 +52,7 @@ _RESOURCE_GROUP = (
 )
 ACCOUNT_ID = f"{_RESOURCE_GROUP}/Microsoft.Batch/batchAccounts/{ACCOUNT}"
 IDENTITY_ID = f"{_RESOURCE_GROUP}/Microsoft.ManagedIdentity/userAssignedIdentities/agents"
+SUBNET_ID = f"{_RESOURCE_GROUP}/Microsoft.Network/virtualNetworks/spotfit/subnets/nodes"
 _PRICES_PATH = "/api/retail/prices"
 _GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL of a terminated task; not documented."""
@@ -65,9 +67,12 @@ _MAX_SAMPLES = 20
 _PAGE_SIZE = 1000
 _MAX_TASKS_PER_REQUEST = 100
 _MAX_REQUEST_BYTES = 2**20
-_NO_CAPACITY_ERROR = {
-    "code": "AllocationFailed",
-    "message": "Desired number of low priority nodes could not be allocated",
+_NO_CAPACITY_ERRORS = {
+    market: {
+        "code": "AllocationFailed",
+        "message": f"Desired number of {kind} nodes could not be allocated",
+    }
+    for market, kind in ((Market.SPOT, "low priority"), (Market.ON_DEMAND, "dedicated"))
 }
 
 
@@ -107,6 +112,8 @@ class AzureBatchNode(msgspec.Struct):
     machine: int | None = None
     task: str = ""
     """'job/task' that it runs or will run."""
+    market: Market = Market.SPOT
+    """ON_DEMAND for a dedicated node."""
     state_since_s: float = 0.0
 
 
@@ -115,6 +122,8 @@ class AzureBatchPool(msgspec.Struct):
     """The pool in the format of the Batch API, also if it was created by Resource Manager."""
     created: str
     target_nodes: int = 0
+    """Number of spot nodes."""
+    target_dedicated_nodes: int = 0
     created_node_count: int = 0
     """Number of nodes created so far."""
     nodes: list[AzureBatchNode] = []
@@ -125,6 +134,12 @@ class AzureBatchPool(msgspec.Struct):
     sampled_s: float = 0.0
     evaluated_s: float = 0.0
     is_deleting: bool = False
+
+    def target(self, market: Market) -> int:
+        return self.target_nodes if market is Market.SPOT else self.target_dedicated_nodes
+
+    def nodes_of(self, market: Market) -> list[AzureBatchNode]:
+        return [node for node in self.nodes if node.market is market]
 
 
 class AzureBatchState(msgspec.Struct):
@@ -166,6 +181,7 @@ class AzureBatchCloud:
             "provisioningState": "Succeeded",
             "poolAllocationMode": "BatchService",
             "lowPriorityCoreQuota": 100,
+            "dedicatedCoreQuota": 100,
             "poolQuota": 100,
             "activeJobAndJobScheduleQuota": 300,
         }
@@ -183,6 +199,8 @@ class AzureBatchCloud:
                 "identity": IDENTITY_ID,
                 "vm_size": "Standard_D4s_v5",
                 "image": "spotfit/worker:sim",
+                # Nodes of all pools can connect to each other.
+                "subnet": SUBNET_ID,
             }
         )
 
@@ -341,7 +359,12 @@ class AzureBatchCloud:
             raise AzureApiError(409, "PoolQuotaReached", "Pool quota for the account is reached.")
         _refuse(azure_requests.find_limit_violation(body))
         # The target may be null in the request of the client library.
-        pool = AzureBatchPool(body, _now_text(), int(body.get("targetLowPriorityNodes") or 0))
+        pool = AzureBatchPool(
+            body,
+            _now_text(),
+            target_nodes=int(body.get("targetLowPriorityNodes") or 0),
+            target_dedicated_nodes=int(body.get("targetDedicatedNodes") or 0),
+        )
         if body.get("enableAutoScale"):
             self._evaluate(pool, is_strict=True)
         self.state.pools[body["id"]] = pool
@@ -364,6 +387,7 @@ class AzureBatchCloud:
             raise AzureApiError(409, "OperationNotValidOnPool", "It scales automatically.")
         body = _check_model("BatchPoolResizeOptions", request.json())
         pool.target_nodes = int(body.get("targetLowPriorityNodes") or 0)
+        pool.target_dedicated_nodes = int(body.get("targetDedicatedNodes") or 0)
         return WireResponse(202)
 
     def _scale_pool(self, request: WireRequest, pool_id: str) -> Any:
@@ -380,7 +404,7 @@ class AzureBatchCloud:
                 "id": node.id,
                 "state": node.state,
                 "schedulingState": "enabled",
-                "isDedicated": False,
+                "isDedicated": node.market is Market.ON_DEMAND,
                 "vmSize": pool.body.get("vmSize", ""),
                 "runningTasksCount": int(node.state == "running"),
             }
@@ -408,9 +432,9 @@ class AzureBatchCloud:
             "creationTime": pool.created,
             "state": "deleting" if pool.is_deleting else "active",
             "allocationState": "resizing" if growing else "steady",
-            "currentDedicatedNodes": 0,
-            "currentLowPriorityNodes": len(pool.nodes),
-            "targetDedicatedNodes": 0,
+            "currentDedicatedNodes": len(pool.nodes_of(Market.ON_DEMAND)),
+            "currentLowPriorityNodes": len(pool.nodes_of(Market.SPOT)),
+            "targetDedicatedNodes": pool.target_dedicated_nodes,
             "targetLowPriorityNodes": pool.target_nodes,
             **({"resizeErrors": pool.resize_errors} if pool.resize_errors else {}),
             **({"autoScaleRun": pool.autoscale_run} if pool.autoscale_run else {}),
@@ -561,13 +585,17 @@ class AzureBatchCloud:
     def _render_task(self, job: AzureBatchJob, task: AzureBatchTask) -> dict[str, Any]:
         # Unknown until the task has started.
         where = {"nodeInfo": {"poolId": job.pool, "nodeId": task.node}} if task.node else {}
+        execution = dict(task.execution)
+        # As BatchTaskExecutionInfo of azure-batch documents.
+        if task.state not in ("running", "completed"):
+            execution.pop("startTime", None)
         return {
             **task.body,
             "creationTime": task.created,
             "state": task.state,
             "stateTransitionTime": task.state_changed,
             **({"previousState": task.previous_state} if task.previous_state else {}),
-            "executionInfo": task.execution,
+            "executionInfo": execution,
             **where,
         }
 
@@ -640,7 +668,7 @@ class AzureBatchCloud:
             if task is not None and task.state == "active":
                 _set_state(task, "running")
                 task.node = node.id
-                task.execution["startTime"] = _now_text()
+                task.execution["startTime"] = _to_text(machine.started_at_s)
         elif machine.state == "over":
             node.machine = None
             stopped = task is None or task.is_stop_requested
@@ -650,7 +678,8 @@ class AzureBatchCloud:
                 return
             node.state, node.task = "idle", ""
             if task is not None:
-                _complete_task(task, None if stopped else machine.exit_code)
+                code = None if stopped else machine.exit_code
+                _complete_task(task, code, ended_at_s=machine.ended_at_s)
 
     def _advance_job(self, job: AzureBatchJob) -> None:
         if job.state in ("terminating", "deleting"):
@@ -695,7 +724,7 @@ class AzureBatchCloud:
     def _update_target(self, pool: AzureBatchPool) -> None:
         now = _now_s()
         if pool.is_deleting:
-            pool.target_nodes = 0
+            pool.target_nodes = pool.target_dedicated_nodes = 0
         elif pool.body.get("enableAutoScale"):
             if now >= pool.sampled_s + _SAMPLING_INTERVAL_S:
                 pool.sampled_s = now
@@ -725,6 +754,9 @@ class AzureBatchCloud:
             pool.autoscale_run = {"timestamp": _now_text(), "error": error}
             return
         pool.target_nodes = int(results.get("$TargetLowPriorityNodes", pool.target_nodes))
+        pool.target_dedicated_nodes = int(
+            results.get("$TargetDedicatedNodes", pool.target_dedicated_nodes)
+        )
         pool.autoscale_run = {
             "timestamp": _now_text(),
             "results": ";".join(f"{name}={value}" for name, value in results.items()),
@@ -746,9 +778,10 @@ class AzureBatchCloud:
                     f"{key}#{task.start_count}",
                     shlex.split(task.body["commandLine"]),
                     {one["name"]: one.get("value", "") for one in settings},
+                    market=node.market,
                 )
             if machine is None:
-                pool.resize_errors = [_NO_CAPACITY_ERROR]
+                pool.resize_errors = [_NO_CAPACITY_ERRORS[node.market]]
                 return
             # A later success clears the error, as in the real service.
             pool.resize_errors = []
@@ -779,21 +812,26 @@ class AzureBatchCloud:
         for node in pool.nodes:
             if node.state == "preempted" and _now_s() >= node.state_since_s + _RESCHEDULE_DELAY_S:
                 return node
-        if len(pool.nodes) < pool.target_nodes:
-            # Stable: clients compare the ids of nodes between requests.
-            pool_uid = uuid.uuid5(uuid.NAMESPACE_URL, pool.created).hex
-            return AzureBatchNode(f"tvmps_{pool_uid}_{pool.created_node_count}_p")
+        for market in (Market.ON_DEMAND, Market.SPOT):
+            if len(pool.nodes_of(market)) < pool.target(market):
+                # Stable: clients compare the ids of nodes between requests.
+                pool_uid = uuid.uuid5(uuid.NAMESPACE_URL, pool.created).hex
+                kind = "p" if market is Market.SPOT else "d"
+                return AzureBatchNode(
+                    f"tvmps_{pool_uid}_{pool.created_node_count}_{kind}", market=market
+                )
         return None
 
     def _remove_spare_nodes(self, pool: AzureBatchPool) -> None:
         """Remove spare nodes without tasks (`taskcompletion`). The real order is not documented."""
         # Nodes with tasks are never removed, so the pool may be larger than its target for a while.
-        spare = len(pool.nodes) - pool.target_nodes
-        for state in ("idle", "preempted"):
-            for node in [one for one in pool.nodes if one.state == state and one.machine is None]:
-                if spare > 0:
-                    pool.nodes.remove(node)
-                    spare -= 1
+        for market in Market:
+            spare = len(pool.nodes_of(market)) - pool.target(market)
+            for state in ("idle", "preempted"):
+                for node in pool.nodes_of(market):
+                    if spare > 0 and node.state == state and node.machine is None:
+                        pool.nodes.remove(node)
+                        spare -= 1
         if pool.is_deleting and not pool.nodes:
             del self.state.pools[pool.body["id"]]
 
@@ -816,7 +854,7 @@ class AzureBatchCloud:
             "AZ_BATCH_ACCOUNT_NAME": ACCOUNT,
             "AZ_BATCH_POOL_ID": pool_id,
             "AZ_BATCH_NODE_ID": node_id,
-            "AZ_BATCH_NODE_IS_DEDICATED": "false",
+            "AZ_BATCH_NODE_IS_DEDICATED": str(machine.market is Market.ON_DEMAND).lower(),
             "AZ_BATCH_JOB_ID": job_id,
             "AZ_BATCH_TASK_ID": task_id,
             "AZURE_POD_IDENTITY_AUTHORITY_HOST": metadata_url,
@@ -941,6 +979,7 @@ def _to_batch_pool(pool_id: str, resource: Mapping[str, Any]) -> dict[str, Any]:
         # 15 minutes is the default of the service.
         "autoScaleEvaluationInterval": scale.get("evaluationInterval", "PT15M"),
         "targetLowPriorityNodes": fixed.get("targetLowPriorityNodes", 0),
+        "targetDedicatedNodes": fixed.get("targetDedicatedNodes", 0),
         "enableInterNodeCommunication": properties.get("interNodeCommunication") == "Enabled",
         "taskSlotsPerNode": properties.get("taskSlotsPerNode", 1),
         **(
@@ -1006,10 +1045,13 @@ def _matches_filter(item: Mapping[str, Any], request: WireRequest) -> bool:
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-def _complete_task(task: AzureBatchTask, code: int | None) -> None:
+def _complete_task(
+    task: AzureBatchTask, code: int | None, *, ended_at_s: float | None = None
+) -> None:
     """Complete the task; `code` is None if it was terminated by a request."""
     _set_state(task, "completed")
-    task.execution |= {"endTime": _now_text(), "result": "success" if code == 0 else "failure"}
+    end_time = _to_text(ended_at_s)
+    task.execution |= {"endTime": end_time, "result": "success" if code == 0 else "failure"}
     if code is None:
         message = "Task Was Ended by User Request"
         failure = {"category": "usererror", "code": "TaskEnded", "message": message}
@@ -1048,4 +1090,9 @@ def _now_s() -> float:
 
 
 def _now_text() -> str:
-    return datetime.fromtimestamp(_now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return _to_text(None)
+
+
+def _to_text(moment_s: float | None) -> str:
+    moment_s = _now_s() if moment_s is None else moment_s
+    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

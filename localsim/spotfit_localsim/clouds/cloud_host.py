@@ -32,7 +32,9 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 import msgspec
 
 from spotfit.core.codec import encode
+from spotfit.core.errors import ConfigError
 from spotfit.host import env, system
+from spotfit.model.offer import Market
 from spotfit_localsim.clouds.capacity import RealTimeMarket
 from spotfit_localsim.random_streams import SeededStreams
 from spotfit_provisioners.local.processes import (
@@ -67,6 +69,9 @@ class SimulatedMachine(msgspec.Struct):
     environment: dict[str, str]
     created_at_s: float
     boot_due_s: float
+    market: Market = Market.SPOT
+    started_at_s: float | None = None
+    """When its command was started; None before."""
     lifetime_s: float | None = None
     """Time from boot to preemption; None for no preemption."""
     gets_notice: bool = True
@@ -182,6 +187,7 @@ class Datacenter:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
+        market: Market = Market.SPOT,
         memory_limit_mib: int | None = None,
         gpus: int = 0,
     ) -> SimulatedMachine | None:
@@ -191,7 +197,8 @@ class Datacenter:
         finds.
         """
         now = _now_s()
-        if len(list(self.active_machines())) >= self.market.capacity_at(now):
+        rented = [one for one in self.active_machines() if one.market is market]
+        if len(rented) >= self.market.capacity_at(now, market):
             return None
         number = max(self.machines, default=0) + 1
         # A stream for each machine: its fate does not depend on how many were rented before.
@@ -202,8 +209,9 @@ class Datacenter:
             command=list(command),
             environment=dict(environment),
             created_at_s=now,
-            boot_due_s=now + self.market.draw_boot_s(stream),
-            lifetime_s=self.market.draw_lifetime_s(stream),
+            boot_due_s=now + self.market.draw_boot_s(stream, market),
+            market=market,
+            lifetime_s=self.market.draw_lifetime_s(stream, market),
             gets_notice=self.market.draw_notice(stream),
             memory_limit_mib=memory_limit_mib,
             gpus=gpus,
@@ -239,8 +247,11 @@ class Datacenter:
     def reclaim(self, machine: SimulatedMachine, *, notice: bool) -> None:
         """Preempt the machine: after `notice_s` with a notice, or at once.
 
-        A machine that already has a notice ignores another one.
+        A machine that already has a notice ignores another one. Raises `ConfigError` for an
+        on-demand machine.
         """
+        if machine.market is Market.ON_DEMAND:
+            raise ConfigError(f"Machine {machine.number} is an on-demand machine: no preemptions.")
         if not machine.is_active or (notice and machine.noticed_at_s is not None):
             return
         if notice and machine.state == "up":
@@ -339,8 +350,13 @@ class Datacenter:
                 self.send_signal(machine, signal.Signals(machine.pending_signal))
             elif machine.lifetime_s is not None and now >= machine.boot_due_s + machine.lifetime_s:
                 self.reclaim(machine, notice=machine.gets_notice)
-        # The youngest machines are preempted when capacity falls below their number.
-        unnoticed = [m for m in self.active_machines() if m.noticed_at_s is None]
+        # The youngest spot machines are preempted when capacity falls below their number. Capacity
+        # that on-demand machines lose is only refused to later requests.
+        unnoticed = [
+            one
+            for one in self.active_machines()
+            if one.noticed_at_s is None and one.market is Market.SPOT
+        ]
         for machine in unnoticed[max(0, self.market.capacity_at(now)) :]:
             self.reclaim(machine, notice=machine.gets_notice)
 
@@ -398,7 +414,7 @@ class Datacenter:
             return
         self._children[machine.number] = child
         machine.pid = str(find_process(child.pid) or "")
-        machine.state = "up"
+        machine.state, machine.started_at_s = "up", _now_s()
         self._persist(machine)
 
     def _instance_id(self, machine: SimulatedMachine) -> str:

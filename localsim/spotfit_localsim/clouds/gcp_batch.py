@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from spotfit.host import system
+from spotfit.model.offer import Market
 from spotfit_localsim.clouds import gcp_prices, gcp_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.cloud_host import LOST, RECLAIMED, Datacenter, SimulatedMachine
@@ -90,6 +91,18 @@ class GcpBatchJob(msgspec.Struct):
     @property
     def spec(self) -> dict[str, Any]:
         return dict(self.body["taskGroups"][0]["taskSpec"])
+
+    @property
+    def instance(self) -> dict[str, Any]:
+        """The policy or template of its VMs."""
+        return dict((self.body.get("allocationPolicy", {}).get("instances") or [{}])[0])
+
+    @property
+    def zone(self) -> str:
+        """The first allowed zone, in which all VMs are created here."""
+        location = self.body.get("allocationPolicy", {}).get("location", {})
+        allowed = [one.rpartition("/") for one in location.get("allowedLocations", [])]
+        return next((name for kind, _, name in allowed if kind == "zones"), ZONE)
 
 
 class GcpBatchState(msgspec.Struct):
@@ -161,6 +174,8 @@ class GcpBatchCloud:
             }
         ]
         self.bucket_location = REGION.upper()
+        self.standard_templates: set[str] = set()
+        """Instance templates with the provisioning model STANDARD; others have SPOT."""
 
     @staticmethod
     def client_access(url: str) -> ClientAccess:
@@ -537,7 +552,8 @@ class GcpBatchCloud:
         elif is_ending:
             self.datacenter.stop(machine, grace_s=_GRACE_S)
         elif machine.state == "up" and task.state != "RUNNING":
-            _record_state_change(task, "RUNNING", f"on {_instance_path(machine)}")
+            place = f"on {_instance_path(job, machine)}"
+            _record_state_change(task, "RUNNING", place, at_s=machine.started_at_s)
 
     def _start_task(self, job: GcpBatchJob, number: int) -> None:
         task = job.tasks[number]
@@ -561,12 +577,21 @@ class GcpBatchCloud:
                 f"{job.name}/{number}#{task.retries}",
                 entrypoint + container.get("commands", []),
                 environment,
+                market=self._market(job),
             )
         if machine is not None:
             task.machine, task.state = machine.number, "ASSIGNED"
         # Reported once, not at every attempt to rent a machine.
         elif not job.events or job.events[-1]["description"] != _NO_CAPACITY_MESSAGE:
             job.events.append(_render_event(_NO_CAPACITY_MESSAGE, kind="OPERATIONAL_INFO"))
+
+    def _market(self, job: GcpBatchJob) -> Market:
+        template = job.instance.get("instanceTemplate")
+        if template is not None:
+            return Market.ON_DEMAND if template in self.standard_templates else Market.SPOT
+        # Standard VMs are the default of Compute Engine.
+        model = job.instance.get("policy", {}).get("provisioningModel", "STANDARD")
+        return Market.SPOT if model in ("SPOT", "PREEMPTIBLE") else Market.ON_DEMAND
 
     def _record_end(
         self, job: GcpBatchJob, task: GcpBatchTask, machine: SimulatedMachine, *, is_ending: bool
@@ -581,16 +606,13 @@ class GcpBatchCloud:
         else:
             code, cause = 137, "task cancellation"
         task.machine = None
+        place, at_s = f"on {_instance_path(job, machine)}", machine.ended_at_s
         if code == 0:
             # A success has no taskExecution; those of earlier failures remain.
-            _record_state_change(task, "SUCCEEDED", f"on {_instance_path(machine)}")
+            _record_state_change(task, "SUCCEEDED", place, at_s=at_s)
             return
-        _record_state_change(
-            task,
-            "FAILED",
-            f"on {_instance_path(machine)} due to {cause} with exit code {code}.",
-            code,
-        )
+        detail = f"{place} due to {cause} with exit code {code}."
+        _record_state_change(task, "FAILED", detail, code, at_s=at_s)
         if not is_ending and self._should_retry(job, task, code):
             task.retries += 1
             task.state = "PENDING"
@@ -655,10 +677,15 @@ class GcpBatchCloud:
     def _metadata_entries(self, machine: SimulatedMachine) -> dict[str, str]:
         account = "instance/service-accounts"
         token = {"access_token": "simulated", "expires_in": 3599, "token_type": "Bearer"}
+        job = self.state.jobs.get(machine.task.rpartition("/")[0])
+        zone = ZONE if job is None else job.zone
+        is_spot = "TRUE" if machine.market is Market.SPOT else "FALSE"
         account_info = {"aliases": ["default"], "email": AGENT_SERVICE_ACCOUNT, "scopes": [_SCOPE]}
         return {
             "instance/id": str(machine.number),
-            "instance/zone": f"projects/0/zones/{ZONE}",
+            "instance/zone": f"projects/0/zones/{zone}",
+            # https://docs.cloud.google.com/compute/docs/metadata/predefined-metadata-keys
+            "instance/scheduling/preemptible": is_spot,
             "instance/network-interfaces/0/ip": self.datacenter.host(machine),
             "instance/preempted": "TRUE" if machine.noticed_at_s is not None else "FALSE",
             "instance/maintenance-event": "NONE",
@@ -711,9 +738,15 @@ def _not_found_error(what: str) -> GoogleApiError:
 
 
 def _record_state_change(
-    task: GcpBatchTask, state: str, detail: str, code: int | None = None
+    task: GcpBatchTask,
+    state: str,
+    detail: str,
+    code: int | None = None,
+    *,
+    at_s: float | None = None,
 ) -> None:
-    event = _render_event(f"Task state is updated from {task.state} to {state} {detail}")
+    description = f"Task state is updated from {task.state} to {state} {detail}"
+    event = {**_render_event(description), **({"eventTime": _to_text(at_s)} if at_s else {})}
     event["taskState"] = state
     if code is not None:
         event["taskExecution"] = {"exitCode": code}
@@ -725,12 +758,16 @@ def _render_event(description: str, kind: str = "STATUS_CHANGED") -> dict[str, A
     return {"type": kind, "description": description, "eventTime": _now_text()}
 
 
-def _instance_path(machine: SimulatedMachine) -> str:
-    return f"zones/{ZONE}/instances/{machine.number}"
+def _instance_path(job: GcpBatchJob, machine: SimulatedMachine) -> str:
+    return f"zones/{job.zone}/instances/{machine.number}"
 
 
 def _now_text() -> str:
-    return datetime.fromtimestamp(system.wall_ms() / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return _to_text(system.wall_ms() / 1000)
+
+
+def _to_text(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 # --- JSON as Google writes it ---------------------------------------------------------------------

@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from spotfit.host import env, system
+from spotfit.model.offer import Market
 from spotfit_localsim.clouds import kubernetes_requests
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.cloud_host import OUT_OF_MEMORY, Datacenter, SimulatedMachine
@@ -49,6 +50,21 @@ _PREEXISTING_KINDS: Mapping[str, tuple[str, str]] = {
     "priorityclasses": ("scheduling.k8s.io/v1", "PriorityClass"),
 }
 _CREATABLE_KINDS = ("jobs", "pods", "secrets", "services")
+_NODE_LABELS: Mapping[Market, Mapping[str, str]] = {
+    Market.SPOT: {
+        "eks.amazonaws.com/capacityType": "SPOT",
+        "karpenter.sh/capacity-type": "spot",
+        "cloud.google.com/gke-spot": "true",
+        "kubernetes.azure.com/scalesetpriority": "spot",
+    },
+    # On-demand nodes of GKE and AKS have no such label.
+    Market.ON_DEMAND: {
+        "eks.amazonaws.com/capacityType": "ON_DEMAND",
+        "karpenter.sh/capacity-type": "on-demand",
+    },
+}
+"""Labels of the nodes of each market, of all platforms at once. The nodes have every other label
+that a pod requires."""
 CALLER = "sim"
 """The user name of every caller."""
 _NOT_READY_AFTER_S = 1.0
@@ -114,7 +130,12 @@ class KubernetesCloud:
 
     @staticmethod
     def client_access(url: str) -> ClientAccess:
-        options = {"server": url, "image": "spotfit/worker:sim", "grace_s": 4.0}
+        options = {
+            "server": url,
+            "image": "spotfit/worker:sim",
+            "grace_s": 4.0,
+            "flavour": "karpenter",
+        }
         return ClientAccess(options, {env.KUBERNETES_API.name: url})
 
     # --- requests ----------------------------------------------------------------------------
@@ -506,7 +527,7 @@ class KubernetesCloud:
             status |= {
                 "phase": "Running",
                 "podIP": self.datacenter.host(machine),
-                "startTime": _now_text(),
+                "startTime": _time_text(machine.started_at_s or _now_s()),
             }
             _set_ready_condition(status, "True")
             pod["spec"]["nodeName"] = _node_name(machine)
@@ -566,11 +587,15 @@ class KubernetesCloud:
         container = pod["spec"]["containers"][0]
         limits = container.get("resources", {}).get("limits", {})
         memory = limits.get("memory")
+        market = _find_market(pod["spec"])
+        if market is None:
+            return None
         # The environment is built when the machine boots, from the pod as it is then.
         return self.datacenter.rent(
             pod["metadata"]["name"],
             container["command"] + container.get("args", []),
             {},
+            market=market,
             memory_limit_mib=None if memory is None else _quantity_mib(memory),
             gpus=int(kubernetes_requests.parse_quantity(limits.get("nvidia.com/gpu", "0"))),
         )
@@ -590,7 +615,8 @@ class KubernetesCloud:
         # Since Kubernetes 1.28, all processes of the container are killed (memory.oom.group).
         is_out_of_memory = machine.end_reason == OUT_OF_MEMORY
         reason = "OOMKilled" if is_out_of_memory else "Error" if code else "Completed"
-        terminated = {"exitCode": code, "reason": reason, "finishedAt": _now_text()}
+        terminated = {"exitCode": code, "reason": reason}
+        terminated["finishedAt"] = _time_text(machine.ended_at_s or _now_s())
         container = pod["spec"]["containers"][0]
         status["containerStatuses"] = [_container_status(container, {"terminated": terminated})]
         # The node is gone: PodGC marks its pods, which the Job controller then replaces.
@@ -632,6 +658,44 @@ class KubernetesCloud:
         self, machine: SimulatedMachine, request: WireRequest
     ) -> WireResponse | None:
         return None
+
+
+def _find_market(pod: Mapping[str, Any]) -> Market | None:
+    """Return the market of the nodes on which the pod is placed: spot, unless it avoids them.
+
+    None if the pod fits no node.
+    """
+    affinity = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    # One of the terms has to match, with all its expressions.
+    terms = affinity.get("nodeSelectorTerms") or [{}]
+    for market, labels in _NODE_LABELS.items():
+        is_selected = all(
+            labels.get(name) == value
+            for name, value in (pod.get("nodeSelector") or {}).items()
+            if name in _CAPACITY_LABELS
+        )
+        if is_selected and any(
+            all(_matches(one, labels) for one in term.get("matchExpressions") or [])
+            for term in terms
+        ):
+            return market
+    return None
+
+
+_CAPACITY_LABELS = frozenset(name for labels in _NODE_LABELS.values() for name in labels)
+
+
+def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#operators."""
+    if expression["key"] not in _CAPACITY_LABELS:
+        return True
+    value, operator = labels.get(expression["key"]), str(expression["operator"])
+    if operator in ("Exists", "DoesNotExist"):
+        return (value is not None) == (operator == "Exists")
+    values: list[str] = expression["values"]
+    return (value in values) == (operator == "In")
 
 
 def _rule_matches(rule: Mapping[str, Any], pod: KubernetesObject) -> bool:
@@ -751,7 +815,7 @@ def _merge_patch(into: KubernetesObject, change: KubernetesObject) -> None:
 
 
 def _node_name(machine: SimulatedMachine) -> str:
-    return f"spot-{machine.number}"
+    return f"{machine.market.value.replace('_', '-')}-{machine.number}"
 
 
 def _render_node(machine: SimulatedMachine) -> KubernetesObject:
@@ -766,7 +830,11 @@ def _render_node(machine: SimulatedMachine) -> KubernetesObject:
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": _node_name(machine), "uid": _node_name(machine)},
+        "metadata": {
+            "name": _node_name(machine),
+            "uid": _node_name(machine),
+            "labels": dict(_NODE_LABELS[machine.market]),
+        },
         "spec": {"taints": taints} if taints else {},
     }
 
@@ -776,7 +844,11 @@ def _now_s() -> float:
 
 
 def _now_text() -> str:
-    return datetime.fromtimestamp(_now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _time_text(_now_s())
+
+
+def _time_text(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _render_api_resources(version: str) -> KubernetesObject:

@@ -1,7 +1,7 @@
 """The smallest possible cloud: groups of machines by token, over HTTP and JSON.
 
-It has no client library, so this module contains its provisioner as well: 60 lines that show what
-a custom provisioner has to implement.
+It has no client library, so this module contains its provisioner as well: 100 lines that show what
+a custom provisioner has to implement, and with offers and billing times what it may implement.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import contextlib
 import http.client
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
+from spotfit.host import system
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -26,12 +27,15 @@ from spotfit.model.group import (
     NodeStatus,
     missing_group_status,
 )
+from spotfit.model.offer import Market, Offer
 from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.launch import AGENT_COMMAND, AgentLaunchSpec, count_nodes
+from spotfit.provision.offers import OfferListing, offer_name, select_offer
 from spotfit_localsim.clouds.api import ClientAccess
 from spotfit_localsim.clouds.cloud_host import Datacenter, SimulatedMachine
 from spotfit_localsim.clouds.http_server import MalformedRequestError, WireRequest, WireResponse
 from spotfit_localsim.clouds.injected_errors import ApiFaults
+from spotfit_provisioners.prices.given import check_prices, given_price
 
 # --- the cloud ------------------------------------------------------------------------------------
 
@@ -41,6 +45,7 @@ class PlainGroup(msgspec.Struct):
 
     command: list[str]
     environments: list[dict[str, str]]
+    market: Market = Market.SPOT
     is_cancelled: bool = False
 
 
@@ -51,7 +56,10 @@ class PlainState(msgspec.Struct):
 
 
 class PlainCloud:
-    """POST, GET and DELETE /groups/<token>. A preemption notice is a SIGTERM."""
+    """POST, GET and DELETE /groups/<token>. A preemption notice is a SIGTERM.
+
+    A machine is billed from the moment when it is rented to its end.
+    """
 
     State = PlainState
 
@@ -86,7 +94,13 @@ class PlainCloud:
         rendered = [
             waiting
             if one is None
-            else {"state": one.state, "reason": one.end_reason, "code": one.exit_code}
+            else {
+                "state": one.state,
+                "reason": one.end_reason,
+                "code": one.exit_code,
+                "billed_from_s": one.created_at_s,
+                "billed_until_s": one.ended_at_s,
+            }
             for one in machines
         ]
         return WireResponse.json({"machines": rendered})
@@ -99,7 +113,7 @@ class PlainCloud:
             for number, environment in enumerate(group.environments):
                 task = f"{token}/{number}"
                 if not group.is_cancelled and self.datacenter.find_machine(task) is None:
-                    self.datacenter.rent(task, group.command, environment)
+                    self.datacenter.rent(task, group.command, environment, market=group.market)
         for machine in self.datacenter.active_machines():
             if (
                 machine.noticed_at_s is not None
@@ -142,6 +156,11 @@ class PlainOptions:
     url: str = ""
     nodes: int | None = None
     """The number of machines of the whole run; None for one machine per worker."""
+    prices: dict[str, Any] = field(default_factory=dict)
+    """Prices of a machine in US dollars per hour: {'*': {'spot': 1, 'on_demand': 3}}."""
+
+    def __post_init__(self) -> None:
+        check_prices(self.prices, option="PlainOptions(prices=…)", types=("*",))
 
 
 class PlainProvisioner:
@@ -175,8 +194,30 @@ class PlainProvisioner:
         # Rounded up: the last machine may have fewer workers.
         slots = max(1, -(-request.total_workers // (self.options.nodes or request.total_workers)))
         nodes = count_nodes(request, slots=slots, max_nodes=1000, backend=self.name)
+        # Without network: the prices have no effect.
+        offer = select_offer(request, self._offers(), do="List the offers of this cloud again.")
         return GroupPlan(
-            token=request.token, provisioner=self.name, num_nodes=nodes, slots_per_node=slots
+            token=request.token,
+            provisioner=self.name,
+            num_nodes=nodes,
+            slots_per_node=slots,
+            body={} if offer is None else {"market": offer.market.value},
+        )
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return an offer for each market; a request without an offer gets spot machines."""
+        return OfferListing(offers=self._offers(), default=offer_name(self.name, Market.SPOT))
+
+    def _offers(self) -> tuple[Offer, ...]:
+        now_s = system.wall_ms() / 1000
+        return tuple(
+            Offer(
+                name=offer_name(self.name, market),
+                provisioner=self.name,
+                market=market,
+                price=given_price(self.options.prices, "", market, now_s=now_s),
+            )
+            for market in Market
         )
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
@@ -185,7 +226,9 @@ class PlainProvisioner:
             for n in range(plan.num_nodes)
         ]
         status, content = self._call(
-            "POST", plan.token, {"command": AGENT_COMMAND, "environments": environments}
+            "POST",
+            plan.token,
+            {"command": AGENT_COMMAND, "environments": environments, **plan.body},
         )
         # No capacity is an expected outcome, so it is a value.
         if status == 409:
@@ -207,6 +250,7 @@ class PlainProvisioner:
             provisioner=self.name,
             name=plan.token,
             detail={"nodes": plan.num_nodes},
+            offer=offer_name(self.name, Market(plan.body.get("market", Market.SPOT))),
         )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
@@ -221,7 +265,15 @@ class PlainProvisioner:
                 state = NodeState.FAILED if machine["code"] not in (None, 0) else NodeState.GONE
             reason = machine["reason"] if machine["state"] == "over" else ""
             code = machine["code"] if machine["state"] == "over" else None
-            nodes.append(NodeStatus(state=state, reason=reason, exit_code=code))
+            nodes.append(
+                NodeStatus(
+                    state=state,
+                    reason=reason,
+                    exit_code=code,
+                    started_at_ms=_to_ms(machine.get("billed_from_s")),
+                    ended_at_ms=_to_ms(machine.get("billed_until_s")),
+                )
+            )
         return GroupStatus(nodes=tuple(nodes))
 
     def cancel(self, handle: GroupHandle) -> None:
@@ -240,6 +292,10 @@ class PlainProvisioner:
             # An OSError is retried by the caller; the other errors are final.
             raise OSError(f"The plain cloud is unavailable (HTTP {reply.status}).")
         return reply.status, msgspec.json.decode(text)
+
+
+def _to_ms(time_s: float | None) -> int | None:
+    return None if time_s is None else int(time_s * 1000)
 
 
 _ERRORS: Mapping[int, type[ProvisionError]] = {

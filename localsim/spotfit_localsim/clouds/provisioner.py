@@ -93,7 +93,10 @@ class SimProvisioner:
         return find_group(self._cloud_provisioner, plan, launch)
 
     def offers(self, request: GroupRequest) -> OfferListing:
-        """Return the offers of the simulated cloud's provisioner, with prices of the simulator."""
+        """Return the offers of the simulated cloud's provisioner, with prices of the simulator.
+
+        Their names begin with the name of that cloud, so that offers of several clouds differ.
+        """
         return list_offers(self._cloud_provisioner, request)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:

@@ -32,6 +32,7 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.host import log, system
 from spotfit.host.process import set_process_name
+from spotfit.model.offer import Market
 from spotfit_localsim.clouds.api import SimulatedCloud
 from spotfit_localsim.clouds.capacity import RealTimeMarket
 from spotfit_localsim.clouds.cloud_host import (
@@ -209,7 +210,7 @@ class Simulator:
         if action == "machines":
             return [machine_summary(one) for one in self.datacenter.machines.values()]
         if action == "reclaim":
-            machine = self._find_running_machine(arguments.get("machine"))
+            machine = self._find_running_machine(arguments.get("machine"), market=Market.SPOT)
             self.datacenter.reclaim(machine, notice=bool(arguments.get("notice", False)))
             return machine_summary(machine)
         if action in ("advise", "silence"):
@@ -217,7 +218,10 @@ class Simulator:
             (self.datacenter.advise if action == "advise" else self.datacenter.silence)(machine)
             return machine_summary(machine)
         if action == "capacity":
-            self.market.max_machines = arguments["machines"]
+            if arguments.get("market", Market.SPOT) == Market.ON_DEMAND:
+                self.market.max_on_demand_machines = arguments["machines"]
+            else:
+                self.market.max_machines = arguments["machines"]
             return {}
         if action == "trouble":
             duration_s = float(arguments.get("duration_s", 0.0))
@@ -238,12 +242,19 @@ class Simulator:
             return {"cloud": self.options.cloud, "options": asdict(self.options)}
         raise ConfigError(f"Unknown control action {CONTROL_PREFIX}{action}.")
 
-    def _find_running_machine(self, number: int | None) -> SimulatedMachine:
-        """Return the running machine with that number, or the youngest one for None."""
+    def _find_running_machine(
+        self, number: int | None, *, market: Market | None = None
+    ) -> SimulatedMachine:
+        """Return the running machine with that number, or the youngest one (of `market`) for
+        None."""
         running = [
             machine for machine in self.datacenter.active_machines() if machine.state == "up"
         ]
-        candidates = [machine for machine in running if number in (None, machine.number)]
+        candidates = [
+            machine
+            for machine in running
+            if (number is None and market in (None, machine.market)) or number == machine.number
+        ]
         if not candidates:
             raise ConfigError(f"No machine {number or ''} is running.")
         # The youngest: a test that preempts repeatedly hits the replacement.

@@ -20,6 +20,7 @@ import msgspec
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.host import env
+from spotfit.model.offer import Market
 from spotfit.model.user_callback import UserCallback
 from spotfit.worker.training_api import require_session
 from spotfit_localsim.clouds.cloud_host import RECLAIMED, write_atomically
@@ -89,12 +90,23 @@ class SpotCloud:
         )
 
     def reclaim(self, *, machine: int | None = None, notice: bool = True) -> None:
-        """Preempt a machine now: the one with that number, or the youngest running one."""
+        """Preempt a spot machine now: the one with that number, or the youngest running one."""
         self.provider.call_simulator("reclaim", {"machine": machine, "notice": notice})
 
     def set_capacity(self, machines: int | None) -> None:
-        """Limit the number of machines from now on; None for no limit."""
+        """Limit the number of spot machines from now on; None for no limit.
+
+        The youngest ones beyond the limit are preempted.
+        """
         self.provider.call_simulator("capacity", {"machines": machines})
+
+    def set_on_demand_capacity(self, machines: int | None) -> None:
+        """Refuse on-demand machines beyond this number from now on; None for no limit.
+
+        Machines that run already are not affected.
+        """
+        arguments = {"machines": machines, "market": Market.ON_DEMAND.value}
+        self.provider.call_simulator("capacity", arguments)
 
     def fail_requests(
         self, kind: str, *, times: int | None = None, duration_s: float = 0.0
@@ -111,7 +123,7 @@ class SpotCloud:
     # --- state -------------------------------------------------------------------------------
 
     def machines(self) -> list[dict[str, Any]]:
-        """Return every machine so far, oldest first, with its 'state', 'end_reason' and times."""
+        """Return every machine so far, oldest first, with its 'state', 'market' and times."""
         machines: list[dict[str, Any]] = self.provider.call_simulator("machines")
         return machines
 

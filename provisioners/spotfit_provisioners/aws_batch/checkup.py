@@ -32,7 +32,8 @@ from spotfit_provisioners.aws_batch.render import LOG_GROUP, QUEUE_TAG
 # The service that assumes the roles of containers: Batch runs jobs as ECS tasks.
 _ECS_TASKS_SERVICE = "ecs-tasks.amazonaws.com"
 _REMEDY_QUEUE = (
-    "Create a queue with infra/terraform/stacks/aws, or correct AwsBatchOptions(queues=…)."
+    "Create a queue with infra/terraform/stacks/aws, or correct AwsBatchOptions(queues=…, "
+    "on_demand_queues=…)."
 )
 _REMEDY_PERMISSIONS = (
     "Grant the permissions that infra/terraform/modules/aws_batch lists under 'controller'."
@@ -44,6 +45,8 @@ _REMEDY_BUCKET_PERMISSIONS = (
 _INSTANCES = {"SPOT": "spot instances", "EC2": "on-demand instances, at their full price"}
 """Types of compute environments that can run agents. A queue with environments of type SPOT and
 then EC2 falls back to on-demand instances."""
+_ON_DEMAND_INSTANCES = {"EC2": "on-demand instances, for groups that request them"}
+"""As `_INSTANCES`, for `on_demand_queues`."""
 
 _ORDER_PERMISSIONS = {
     "price": "ec2:DescribeSpotPriceHistory",
@@ -105,7 +108,9 @@ def check_account(
 
     yield run_check("AWS credentials are valid", identify)
     for queue in options.queues:
-        yield from _check_queue(queue, resolve_queue)
+        yield from _check_queue(queue, resolve_queue, _INSTANCES)
+    for queue in options.on_demand_queues:
+        yield from _check_queue(queue, resolve_queue, _ON_DEMAND_INSTANCES)
     if arns:
         yield from _check_machines(options, storage, resolve_queue)
         checks = _AwsAccountChecks(
@@ -117,7 +122,10 @@ def check_account(
 # --- queues -----------------------------------------------------------------------------------
 
 
-def _check_queue(queue: str, resolve_queue: QueueResolver) -> Iterator[AccountCheck]:
+def _check_queue(
+    queue: str, resolve_queue: QueueResolver, instances: Mapping[str, str] = _INSTANCES
+) -> Iterator[AccountCheck]:
+    """Check a queue whose environments may have the types that `instances` names."""
     names: list[str] = []
 
     def list_environments() -> None:
@@ -140,11 +148,13 @@ def _check_queue(queue: str, resolve_queue: QueueResolver) -> Iterator[AccountCh
         short = name.rpartition("/")[2]
         yield run_check(
             f"compute environment {short} can run jobs",
-            lambda n=name: _check_environment(n, queue, resolve_queue),  # type: ignore[misc]
+            lambda n=name: _check_environment(n, queue, resolve_queue, instances),  # type: ignore[misc]
         )
 
 
-def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> str:
+def _check_environment(
+    name: str, queue: str, resolve_queue: QueueResolver, instances: Mapping[str, str]
+) -> str:
     """Raise `ConfigError` if jobs would wait indefinitely. Return what the instances are."""
     found = resolve_queue(queue)[0].describe_compute_environments([name])
     if not found:
@@ -165,8 +175,12 @@ def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> s
         )
     # An unmanaged environment has no computeResources, only the type 'UNMANAGED'.
     kind = str(resources.get("type", environment.get("type")))
-    if kind not in _INSTANCES:
-        problems[f"Its type is {kind}."] = "Use environments of type SPOT, or EC2 as a fallback."
+    if kind not in instances:
+        problems[f"Its type is {kind}."] = (
+            "Use environments of type SPOT, or EC2 as a fallback."
+            if "SPOT" in instances
+            else "Use environments of type EC2 for the queues of on_demand_queues."
+        )
     if not resources.get("maxvCpus"):
         problems["Its limit is 0 vCPUs."] = "Raise its maxvCpus."
     if problems:
@@ -176,7 +190,7 @@ def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> s
             do=" ".join(problems.values()),
         )
     types = ", ".join(resources["instanceTypes"])
-    return f"{_INSTANCES[kind]}: up to {resources['maxvCpus']} vCPUs of {types}"
+    return f"{instances[kind]}: up to {resources['maxvCpus']} vCPUs of {types}"
 
 
 def _check_machines(
@@ -187,7 +201,7 @@ def _check_machines(
     found: dict[tuple[str, str], EnvironmentChecks] = {}
 
     def read() -> None:
-        for queue in options.queues:
+        for queue in (*options.queues, *options.on_demand_queues):
             client, name = resolve_queue(queue)
             order = (client.find_queue(name) or {}).get("computeEnvironmentOrder", [])
             regions.append(client.region)
@@ -196,7 +210,10 @@ def _check_machines(
             ):
                 if one.get("computeResources", {}).get("type") in _INSTANCES:
                     key = (client.region, one["computeEnvironmentName"])
-                    found[key] = EnvironmentChecks(options, client.region, one)
+                    # Two queues may share an environment.
+                    is_optional = queue in options.on_demand_queues
+                    checks = EnvironmentChecks(options, client.region, one, is_optional=is_optional)
+                    found.setdefault(key, checks)
 
     # What cannot be read has been reported by the checks of the queues.
     run_check("", read)
@@ -319,7 +336,7 @@ class _AwsAccountChecks:
                 f"The IAM principal {arn} lacks {', '.join(action for action, _ in denied)}.",
                 do=" ".join(dict.fromkeys(do for _, do in denied)),
             )
-        count = sum(len(permissions.actions) for permissions in required)
+        count = len({action for permissions in required for action in permissions.actions})
         return f"{count} permissions of {principal.role_name}"
 
     def _list_denied_actions(self, arn: str, permissions: AwsRequiredPermissions) -> list[str]:
@@ -337,19 +354,24 @@ class _AwsAccountChecks:
                 f"IAM could not be asked for the permissions of {arn}: {str(error).splitlines()[0]}"
             ) from error
 
-    def _required_permissions(self) -> Iterator[AwsRequiredPermissions]:
-        client, name = self._resolve_queue(self._options.queues[0])
+    def _queue_permissions(self, queue: str) -> Iterator[AwsRequiredPermissions]:
+        client, name = self._resolve_queue(queue)
         partition, place = self._principal.partition, f"{client.region}:{self._principal.account}"
         prefix = f"arn:{partition}:batch:{place}"
-        queue = name if name.startswith("arn:") else f"{prefix}:job-queue/{name}"
+        arn = name if name.startswith("arn:") else f"{prefix}:job-queue/{name}"
         # Examples of names: policies may restrict actions to definitions of this prefix.
         definition, job = f"{prefix}:job-definition/spotfit-0", f"{prefix}:job/0"
-        yield AwsRequiredPermissions(("batch:SubmitJob",), (queue, definition))
+        yield AwsRequiredPermissions(("batch:SubmitJob",), (arn, definition))
         yield AwsRequiredPermissions(("batch:RegisterJobDefinition",), (definition,))
         # The policies of infra/terraform permit both only with the tag of the queue.
-        queue_name = queue.rpartition("/")[2]
+        queue_name = arn.rpartition("/")[2]
         tags = {f"aws:{source}/{QUEUE_TAG}": queue_name for source in ("RequestTag", "ResourceTag")}
         yield AwsRequiredPermissions(("batch:TagResource", "batch:TerminateJob"), (job,), tags)
+
+    def _required_permissions(self) -> Iterator[AwsRequiredPermissions]:
+        # One queue of each kind as an example.
+        for queue in (*self._options.queues[:1], *self._options.on_demand_queues[:1]):
+            yield from self._queue_permissions(queue)
         # These actions support no resource-level permissions.
         reads = ("DescribeJobDefinitions", "DescribeJobQueues", "DescribeJobs", "ListJobs")
         yield AwsRequiredPermissions(tuple(f"batch:{action}" for action in reads), ("*",))
@@ -360,6 +382,9 @@ class _AwsAccountChecks:
         if passed := tuple(filter(None, roles)):
             service = {"iam:PassedToService": _ECS_TASKS_SERVICE}
             yield AwsRequiredPermissions(("iam:PassRole",), passed, service)
+        client, _ = self._resolve_queue(self._options.queues[0])
+        place = f"{client.region}:{self._principal.account}"
+        partition = self._principal.partition
         stream = f"arn:{partition}:logs:{place}:log-group:{self._options.log_group}:log-stream:x"
         yield AwsRequiredPermissions(("logs:GetLogEvents",), (stream,))
 

@@ -127,6 +127,15 @@ class AwsBatchClient:
             found = self._batch.describe_job_queues(jobQueues=[name])["jobQueues"]
         return dict(found[0]) if found else None
 
+    def environment_types(self, queue: str) -> frozenset[str]:
+        """Return the types of the queue's compute environments, such as 'SPOT' and 'EC2'."""
+        found = self.find_queue(queue) or {}
+        names = [one["computeEnvironment"] for one in found.get("computeEnvironmentOrder", [])]
+        environments = self.describe_compute_environments(names) if names else []
+        return frozenset(
+            str(one.get("computeResources", {}).get("type", "")) for one in environments
+        )
+
     def permission_probes(self, queue: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Yield permissions, each with a call that needs it and has no effect.
 

@@ -39,8 +39,15 @@ class EnvironmentChecks:
     """Checks of one compute environment of a queue in `region`."""
 
     def __init__(
-        self, options: AwsBatchOptions, region: str, environment: Mapping[str, Any]
+        self,
+        options: AwsBatchOptions,
+        region: str,
+        environment: Mapping[str, Any],
+        *,
+        is_optional: bool = False,
     ) -> None:
+        """`is_optional`: only groups that request on-demand machines need the environment."""
+        self._is_optional = is_optional
         self._options = options
         self._account = AwsAccountClient(region, options.endpoint)
         self._region = region
@@ -80,6 +87,8 @@ class EnvironmentChecks:
             )
         text = "; ".join(f"{name}: {value:g} vCPUs" for name, value in limits.items())
         if "" not in classes and all(value < needed for value in limits.values()):
+            if self._is_optional:
+                raise CheckSkippedError(f"too small for on-demand machines: {text}")
             raise QuotaError(
                 f"The quota of EC2 in {self._region} is too small for one machine of {self._name}, "
                 f"which has at least {needed:g} vCPUs: {text}. New accounts have almost none.",

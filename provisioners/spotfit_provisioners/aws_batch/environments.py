@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from spotfit.model.offer import Market
 
 # vCPUs of running instances per region, by class of instance families: the codes of spot and of
 # on-demand instances. https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
@@ -56,6 +58,20 @@ _NEEDED_ENDPOINTS = (
     "s3",
 )
 _EPHEMERAL_PORTS = (32768, 60999)  # net.ipv4.ip_local_port_range of Linux
+
+
+_MARKETS: Mapping[str, Market] = {"SPOT": Market.SPOT, "EC2": Market.ON_DEMAND}
+"""By the type of a compute environment:
+https://docs.aws.amazon.com/batch/latest/APIReference/API_ComputeResource.html."""
+
+
+def market_of(types: Collection[str], declared: Market) -> Market | None:
+    """Return the market of a queue whose compute environments have these types.
+
+    None if they are on several, or of another type. `declared` if no environment can be read.
+    """
+    markets = {_MARKETS.get(one) for one in types} if types else {declared}
+    return markets.pop() if len(markets) == 1 else None
 
 
 def family(instance_type: str) -> str:

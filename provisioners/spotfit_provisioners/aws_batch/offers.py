@@ -1,4 +1,4 @@
-"""The offers of AWS Batch queues: spot by queue, on-demand by region.
+"""The offers of AWS Batch: spot and on-demand by queue.
 
 Batch chooses zone and instance type of a machine. The price of an offer is therefore the highest
 one of its zones and of `instance_types`: no machine of the offer costs more.
@@ -6,7 +6,7 @@ one of its zones and of `instance_types`: no machine of the offer costs more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spotfit.model.offer import Market, Offer, Price
@@ -35,29 +35,36 @@ ON_DEMAND_SOURCE = "AWS price list"
 def list_offers(
     options: AwsBatchOptions, cache: PriceCache, region_of: Callable[[str], str]
 ) -> OfferListing:
-    """Return one spot offer for each queue, and one on-demand offer for each of their regions.
+    """Return one offer for each queue.
 
-    `region_of` returns the region of an entry of `queues`.
+    A region without an on-demand queue has an offer that cannot be rented (`render.plan` raises an
+    error): it has the price of on-demand machines, for comparison. `region_of` returns the region
+    of an entry of the options.
     """
     book = _PriceBook(options, cache)
     types = options.instance_types
-    regions = {queue: region_of(queue) for queue in options.queues}
 
-    def offer(market: Market, region: str, selected: Mapping[str, str]) -> Offer:
+    def offer(market: Market, region: str, queue: str = "") -> Offer:
         return Offer(
-            name=offer_name(BACKEND, market, region, *selected.values()),
+            name=offer_name(BACKEND, market, region, queue),
             provisioner=BACKEND,
             market=market,
             region=region,
             machine_type=types[0] if len(types) == 1 else "",
             network=region,
             price=book.price(market, region),
-            options=dict(selected),
+            options={"queue": queue} if queue else {},
         )
 
-    spot = [offer(Market.SPOT, region, {"queue": queue}) for queue, region in regions.items()]
-    on_demand = [offer(Market.ON_DEMAND, region, {}) for region in dict.fromkeys(regions.values())]
-    return OfferListing(offers=(*spot, *on_demand), remarks=tuple(book.remarks))
+    spot = {queue: region_of(queue) for queue in options.queues}
+    on_demand = {queue: region_of(queue) for queue in options.on_demand_queues}
+    others = [one for one in dict.fromkeys(spot.values()) if one not in on_demand.values()]
+    offers = (
+        *(offer(Market.SPOT, region, queue) for queue, region in spot.items()),
+        *(offer(Market.ON_DEMAND, region, queue) for queue, region in on_demand.items()),
+        *(offer(Market.ON_DEMAND, region) for region in others),
+    )
+    return OfferListing(offers=offers, remarks=tuple(book.remarks))
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ TAG_RULES = LabelRules(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsBatchOptions:
-    """Spot instances from AWS Batch job queues with compute environments of type SPOT."""
+    """Instances from AWS Batch job queues; spot ones unless a request names an on-demand offer."""
 
     provisioner: ClassVar[str] = "aws_batch"
     questions: ClassVar[Mapping[str, str]] = {
@@ -38,8 +38,12 @@ class AwsBatchOptions:
     }
 
     queues: tuple[str, ...] = ()
-    """Names or ARNs of job queues; `eu-west-1:spot` is a queue of another region. A group is
-    submitted to the first one, and to the next one after `pending_timeout_s`."""
+    """Names or ARNs of job queues with compute environments of type SPOT; `eu-west-1:spot` is a
+    queue of another region. A group is submitted to the first one, and to the next one after
+    `pending_timeout_s`."""
+    on_demand_queues: tuple[str, ...] = ()
+    """Job queues with compute environments of type EC2, in the form of `queues`. Only groups that
+    request an on-demand offer are submitted to them."""
     queue_order: Literal["given", "price", "score"] = "given"
     """Order of the queues: 'given' as listed; 'price' by the current spot price of
     `instance_types` in their regions; 'score' by EC2's spot placement score, the likelihood that
@@ -115,6 +119,12 @@ class AwsBatchOptions:
             efa_devices=0,
             above_zero=["memory_per_cpu_gib"],
         )
+        if both := sorted(set(self.queues) & set(self.on_demand_queues)):
+            raise ConfigError(
+                f"AwsBatchOptions(queues=…, on_demand_queues=…) both contain {', '.join(both)}.",
+                do="Use a queue with environments of type SPOT in queues, and another one with "
+                "environments of type EC2 in on_demand_queues.",
+            )
         if self.queue_order != "given" and not self.instance_types:
             raise ConfigError(
                 f"AwsBatchOptions(queue_order={self.queue_order!r}) compares instance types, but "

@@ -8,6 +8,9 @@ State of the queues, per provisioner object:
                | pending_timeout_s in it                                |
     exhausted  | a waiting group starts to run, in any queue            | usable
     exhausted  | all queues are exhausted: the last one is used         | exhausted
+
+A group that requests an offer is submitted to the queue of the offer, whatever its state is, and
+refused after pending_timeout_s.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from spotfit.core.clock import Clock
+from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.host import log, system
 from spotfit.host.system import SystemClock
 from spotfit.model.group import (
@@ -28,10 +32,11 @@ from spotfit.model.group import (
     NodeState,
     NodeStatus,
 )
+from spotfit.model.offer import Market
 from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
-from spotfit.provision.offers import OfferListing
-from spotfit_provisioners.aws_batch import checkup, offers, render, states
+from spotfit.provision.offers import OfferListing, offer_name
+from spotfit_provisioners.aws_batch import checkup, environments, offers, render, states
 from spotfit_provisioners.aws_batch.client import (
     AwsAccountClient,
     AwsBatchClient,
@@ -60,6 +65,8 @@ class AwsBatchProvisioner:
         self.options = options
         self._exhausted_queues: set[tuple[str, str]] = set()
         """Region and name of queues that have exceeded `pending_timeout_s`."""
+        self._markets: dict[tuple[str, str], Market | None] = {}
+        """Market of the machines of each queue, by region and name; None if it has several."""
         self._clock = clock or SystemClock()
         self._prices = PriceCache()
         self._first_observed_at: dict[str, float] = {}
@@ -94,13 +101,13 @@ class AwsBatchProvisioner:
     @staticmethod
     def resolve_defaults(options: AwsBatchOptions) -> AwsBatchOptions:
         """Return the options with the region of this process, for queues that have none."""
-        if options.region or all(_parse_queue(queue)[0] for queue in options.queues):
+        if options.region or all(_parse_queue(queue)[0] for queue in _all_queues(options)):
             return options
         return replace(options, region=configured_region())
 
     def open_client(self) -> None:
         """Import boto3 and check that each queue has a region. Sends no request."""
-        for queue in self.options.queues:
+        for queue in _all_queues(self.options):
             self._resolve_queue(queue)
 
     def plan(self, request: GroupRequest) -> GroupPlan:
@@ -124,6 +131,7 @@ class AwsBatchProvisioner:
         queues = self._order_queues(usable, plan.num_nodes)
         queue = next((queue for queue in queues if not self._is_exhausted(queue)), queues[-1])
         client, name = self._resolve_queue(queue)
+        self._granted_offer(plan, queue)  # may raise an error, hence before the submission
         environment = launch.environment_for(
             plan.token,
             0,
@@ -142,31 +150,33 @@ class AwsBatchProvisioner:
                 share=self.options.share_identifier,
             )
         )
-        own = self._handle(plan, client, queue=name, job_id=job_id)
+        own = self._handle(plan, queue, job_id=job_id)
         return self._keep_oldest(plan, launch, own)
 
     def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
-        """Return the oldest job whose name is the token, in any queue of the plan."""
+        """Return the oldest job whose name is the token, in any queue."""
         # In all queues: an earlier process may have selected another one than this process would.
-        for queue in plan.body["queues"]:
+        for queue in dict.fromkeys([*plan.body["queues"], *_all_queues(self.options)]):
             client, name = self._resolve_queue(queue)
             jobs = client.list_jobs_by_name(name, plan.token)
             if jobs:
-                return self._handle(plan, client, queue=name, job_id=jobs[0]["jobId"])
+                return self._handle(plan, queue, job_id=jobs[0]["jobId"])
         return None
 
-    def _handle(
-        self, plan: GroupPlan, client: AwsBatchClient, *, queue: str, job_id: str
-    ) -> GroupHandle:
-        detail = {"nodes": plan.num_nodes, "region": client.region, "queue": queue}
+    def _handle(self, plan: GroupPlan, queue: str, *, job_id: str) -> GroupHandle:
+        client, name = self._resolve_queue(queue)
+        detail = {"nodes": plan.num_nodes, "region": client.region, "queue": name}
         if "region" in plan.body:
             detail["must_stay"] = True
+        if "offer" in plan.body:
+            detail["has_offer"] = True
         return GroupHandle(
             token=plan.token,
             provisioner=self.name,
             name=job_id,
             detail=detail,
             network=client.region,
+            offer=self._granted_offer(plan, queue),
         )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
@@ -196,12 +206,18 @@ class AwsBatchProvisioner:
             refusal = f"no machine for {waited_s:.0f} s; AWS Batch gives no reason"
         if all(status.state is NodeState.WAITING for status in statuses):
             self._waiting_tokens.add(handle.token)
-            if has_waited:
+            # Machines that boot are kept, as those that run.
+            if has_waited and not any(job["status"] == "STARTING" for job in jobs):
                 return self._try_next_queue(handle, statuses, refusal)
             return GroupStatus(nodes=statuses, refusal=refusal)
         has_started = any(status.state is NodeState.RUNNING for status in statuses)
-        # A group that this object never saw waiting may have started long ago.
-        if has_started and handle.token in self._waiting_tokens:
+        # A group that this object never saw waiting may have started long ago. The start of one
+        # with an offer proves nothing about the other queues.
+        if (
+            has_started
+            and handle.token in self._waiting_tokens
+            and not handle.detail.get("has_offer")
+        ):
             self._exhausted_queues.clear()
         self._waiting_tokens.discard(handle.token)
         # Children that run are kept; the machines that the run requests next are in another queue.
@@ -214,6 +230,10 @@ class AwsBatchProvisioner:
     ) -> GroupStatus:
         """Refuse the group if another queue has not been tried; otherwise keep it waiting."""
         self._exhausted_queues.add((handle.detail["region"], handle.detail["queue"]))
+        queue = handle.detail["queue"]
+        if handle.detail.get("has_offer"):
+            text = f"queue {queue} has no capacity for the requested offer ({reason})"
+            return _refused(waiting, text, refusal=reason)
         # Machines of the run stand in this region, and those of another one could not reach them.
         region = handle.detail["region"] if handle.detail.get("must_stay") else ""
         queues = self._queues_in(region, self.options.queues)
@@ -221,12 +241,8 @@ class AwsBatchProvisioner:
         # A queue starts the job as soon as it has capacity, so staying costs nothing.
         if not untried:
             return GroupStatus(nodes=waiting, refusal=reason)
-        queue = handle.detail["queue"]
-        refusal = f"queue {queue} has no capacity ({reason}); the next queue is {untried[0]}"
-        return GroupStatus(
-            nodes=tuple(NodeStatus(state=NodeState.REFUSED, reason=refusal) for _ in waiting),
-            refusal=reason,
-        )
+        text = f"queue {queue} has no capacity ({reason}); the next queue is {untried[0]}"
+        return _refused(waiting, text, refusal=reason)
 
     def _is_exhausted(self, queue: str) -> bool:
         client, name = self._resolve_queue(queue)
@@ -290,6 +306,39 @@ class AwsBatchProvisioner:
         """Return the queues in that region, or all for ''."""
         return [one for one in queues if region in ("", self._resolve_queue(one)[0].region)]
 
+    def _market(self, queue: str) -> Market | None:
+        """Return the market of an entry of the options; None if its machines are of several."""
+        client, name = self._resolve_queue(queue)
+        key = (client.region, name)
+        if key not in self._markets:
+            declared = Market.ON_DEMAND if queue in self.options.on_demand_queues else Market.SPOT
+            try:
+                types = client.environment_types(name)
+            except ProvisionPermissionError:
+                types = frozenset()
+            self._markets[key] = environments.market_of(types, declared)
+        return self._markets[key]
+
+    def _granted_offer(self, plan: GroupPlan, queue: str) -> str:
+        """Return the name of the offer of the queue; '' if its machines are on several markets.
+
+        Raises `ConfigError` if they are on another market than the requested offer.
+        """
+        client, name = self._resolve_queue(queue)
+        market, requested = self._market(queue), plan.body.get("offer")
+        if market is None:
+            return ""
+        if requested is None or queue not in plan.body["queues"]:
+            return offer_name(self.name, market, client.region, queue)
+        if requested["market"] != market:
+            raise ConfigError(
+                f"The offer {requested['name']} cannot be rented: the compute environments of the "
+                f"job queue {name!r} have {market.value} machines.",
+                do="Use AwsBatchOptions(queues=…) for queues with environments of type SPOT, and "
+                "on_demand_queues for those with environments of type EC2.",
+            )
+        return str(requested["name"])
+
     def _resolve_queue(self, queue: str) -> tuple[AwsBatchClient, str]:
         """Return the client of the queue's region, and the queue's name without the region."""
         region, name = _parse_queue(queue)
@@ -322,7 +371,7 @@ class AwsBatchProvisioner:
         self._checked_tokens.add(handle.token)
         jobs = [
             (client, job)
-            for queue in self.options.queues
+            for queue in _all_queues(self.options)
             for client, name in [self._resolve_queue(queue)]
             for job in client.list_jobs_by_name(name, handle.token)
         ]
@@ -336,6 +385,15 @@ class AwsBatchProvisioner:
 
     def _client_of(self, handle: GroupHandle) -> AwsBatchClient:
         return _client_for_region(handle.detail["region"], self.options.endpoint)
+
+
+def _refused(waiting: tuple[NodeStatus, ...], reason: str, *, refusal: str) -> GroupStatus:
+    nodes = tuple(NodeStatus(state=NodeState.REFUSED, reason=reason) for _ in waiting)
+    return GroupStatus(nodes=nodes, refusal=refusal)
+
+
+def _all_queues(options: AwsBatchOptions) -> tuple[str, ...]:
+    return (*options.queues, *options.on_demand_queues)
 
 
 def _parse_queue(queue: str) -> tuple[str, str]:

@@ -7,11 +7,13 @@ from typing import Any
 
 from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.model.offer import Market, Offer
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.aws_batch.instance_types import gpu_share
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.job_fields import hardware
 from spotfit_provisioners.job_fields.names import allocation_labels, content_addressed_name
+from spotfit_provisioners.job_fields.offers import check_offer, unrentable_offer_error
 
 BACKEND = "aws_batch"
 # https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html: 2 to 10,000 children
@@ -49,11 +51,15 @@ def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
     definition = _job_definition(request, options)
     body: dict[str, Any] = {
         "definition": {"jobDefinitionName": content_addressed_name(definition), **definition},
-        "queues": list(options.queues),
+        **_place(request.offer, options),
         "tags": {
             **options.tags,
             **allocation_labels(
-                "spotfit:", run=request.run_name, user=options.user, project=options.cost_project
+                "spotfit:",
+                run=request.run_name,
+                run_id=request.run_id,
+                user=options.user,
+                project=options.cost_project,
             ),
         },
         # The region of each queue is resolved by `submit`: the default one is read from files.
@@ -66,6 +72,28 @@ def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
     return GroupPlan(
         token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
+
+
+def _place(offer: Offer | None, options: AwsBatchOptions) -> dict[str, Any]:
+    """Return the queues to which the group may be submitted; of an offer, only its own queue."""
+    if offer is None:
+        return {"queues": list(options.queues)}
+    check_offer(offer, provisioner=BACKEND, machine_types=options.instance_types)
+    is_on_demand = offer.market is Market.ON_DEMAND
+    name = "on_demand_queues" if is_on_demand else "queues"
+    queues = options.on_demand_queues if is_on_demand else options.queues
+    queue = offer.options.get("queue", "")
+    if queue not in queues:
+        raise unrentable_offer_error(
+            offer,
+            f"AwsBatchOptions({name}) is {queues}"
+            + (f", without {queue!r}." if queue else f", without a queue in {offer.region}."),
+            do="Add a job queue with compute environments of type EC2 to "
+            "AwsBatchOptions(on_demand_queues=…); infra/terraform/stacks/aws creates one."
+            if is_on_demand
+            else "Add the queue to AwsBatchOptions(queues=…), or name an offer of another queue.",
+        )
+    return {"queues": [queue], "offer": {"name": offer.name, "market": offer.market.value}}
 
 
 def job_request(

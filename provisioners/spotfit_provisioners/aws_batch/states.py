@@ -55,6 +55,7 @@ def node_status(job: Mapping[str, Any]) -> NodeStatus:
     allowed = int((job.get("retryStrategy") or {}).get("attempts", 1))
     # The list of attempts may contain the running one, which has no end time yet.
     ended = sum(bool(attempt.get("stoppedAt")) for attempt in attempts)
+    started_at_ms, ended_at_ms = _attempt_times_ms(job)
     # A job that allows a single attempt is never reported as on its last one: it has no retries.
     return NodeStatus(
         state=state,
@@ -62,7 +63,30 @@ def node_status(job: Mapping[str, Any]) -> NodeStatus:
         is_last_attempt=1 < allowed <= ended + 1,
         exit_code=_exit_code(job) if state in (NodeState.GONE, NodeState.FAILED) else None,
         out_of_memory=state is NodeState.FAILED and _OUT_OF_MEMORY in reason,
+        started_at_ms=started_at_ms,
+        ended_at_ms=ended_at_ms,
     )
+
+
+def _attempt_times_ms(job: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return when the container of the last attempt was started, and when it ended.
+
+    https://docs.aws.amazon.com/batch/latest/APIReference/API_AttemptDetail.html. EC2 bills the
+    instance, from its start before the container to its end after it; these times are not part of
+    the API, and the instance may run jobs of others meanwhile. 0 stands for none.
+    """
+    if "size" in (job.get("arrayProperties") or {}):  # the parent of an array has no machine
+        return None, None
+    attempts = job.get("attempts") or []
+    last = attempts[-1] if attempts else {}
+    if job["status"] == "RUNNING" and (not last or last.get("stoppedAt")):
+        # The list contains only attempts that have ended: the job has the time of the present one.
+        at_ms = int(job.get("startedAt") or 0)
+        return (at_ms if at_ms > int(last.get("stoppedAt") or 0) else None), None
+    if not attempts and job["status"] in ("SUCCEEDED", "FAILED"):
+        last = job
+    started_at_ms = int(last.get("startedAt") or 0) or None
+    return started_at_ms, (int(last.get("stoppedAt") or 0) or None) if started_at_ms else None
 
 
 def pending_reason(job: Mapping[str, Any], *, now_ms: int, pending_timeout_s: float) -> str:

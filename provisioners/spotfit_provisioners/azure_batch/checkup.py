@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
+from spotfit.model.offer import Market
 from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, skip_if_denied
 from spotfit_provisioners.azure_batch import render
 from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResourceManagerClient
@@ -47,6 +49,11 @@ def check_account(
         f"jobs can be listed at {options.endpoint}", lambda: open_client().check_access()
     )
     yield run_check("the pool has spot nodes and scales to zero", checks.check_pool)
+    if options.on_demand_pool:
+        yield run_check(
+            "the on-demand pool has dedicated nodes and scales to zero",
+            lambda: checks.check_pool(Market.ON_DEMAND),
+        )
     yield run_check("the pool can grow", checks.check_pool_growth)
     yield run_check("account_id and endpoint are the same account", checks.check_batch_account)
     yield run_check("quotas allow a spot node", checks.check_quotas)
@@ -66,9 +73,11 @@ class _AzureAccountChecks:
 
     # --- pool --------------------------------------------------------------------------------
 
-    def check_pool(self) -> str:
+    def check_pool(self, market: Market = Market.SPOT) -> str:
         """Raise `ConfigError` if groups would wait indefinitely, or nodes would stay rented."""
-        pool_id = render.pool_id(self._options)
+        pool_id = render.pool_id(self._options, market)
+        is_spot = market is Market.SPOT
+        target = "$TargetLowPriorityNodes" if is_spot else "$TargetDedicatedNodes"
         pool = self._open_client().find_pool(pool_id)
         if pool is None:
             if self._options.can_create_pool:
@@ -76,6 +85,7 @@ class _AzureAccountChecks:
             raise ConfigError(f"The Batch pool {pool_id!r} does not exist.", do=REMEDY_NO_POOL)
         machines = pool.get("virtualMachineConfiguration") or {}
         formula = pool.get("autoScaleFormula", "")
+        scales = target in formula and not re.search(rf"{re.escape(target)}\s*=\s*0\s*;", formula)
         assigned = (pool.get("identity") or {}).get("userAssignedIdentities") or []
         identities = [str(entry.get("resourceId", "")).lower() for entry in assigned]
         identity = self._options.identity
@@ -83,7 +93,7 @@ class _AzureAccountChecks:
         has_identity = not identity or not identities or identity.lower() in identities
         conditions = {
             "has no autoscaling": pool.get("enableAutoScale"),
-            "has a formula without $TargetLowPriorityNodes": "$TargetLowPriorityNodes" in formula,
+            f"has a formula without {target} above 0": scales,
             "has no inter-node communication": pool.get("enableInterNodeCommunication"),
             "runs several tasks on a node": pool.get("taskSlotsPerNode", 1) == 1,
             "does not run containers": machines.get("containerConfiguration"),
@@ -95,7 +105,8 @@ class _AzureAccountChecks:
                 f"The Batch pool {pool_id} {', '.join(problems)}.",
                 do="Create another pool as docs/guides/azure_batch.md shows.",
             )
-        return f"{pool_id}: {pool['vmSize']}, {pool.get('currentLowPriorityNodes', 0)} nodes now"
+        count = pool.get("currentLowPriorityNodes" if is_spot else "currentDedicatedNodes", 0)
+        return f"{pool_id}: {pool['vmSize']}, {count} nodes now"
 
     def check_pool_growth(self) -> str:
         """Raise `ProvisionError` if the last resize of the pool failed."""
@@ -157,7 +168,12 @@ class _AzureAccountChecks:
                 f"The quota of the Batch account of AzureBatchOptions is {'; '.join(exceeded)}.",
                 do=_REMEDY_QUOTA,
             )
-        return f"{spot} spot cores: {spot // cores} machines"
+        # Which families have dedicated cores is a matter of other quotas.
+        dedicated = int(properties.get("dedicatedCoreQuota") or 0)
+        return (
+            f"{spot} spot cores: {spot // cores} machines; {dedicated} dedicated cores: "
+            f"{dedicated // cores} on-demand machines"
+        )
 
     def _cores_per_machine(self, location: str) -> int:
         """Return the cores of `vm_size`; 1 if unknown, so that the quota check does not fail."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spotfit.core.errors import ProvisionError
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.provision.offers import OfferListing, offer_name
-from spotfit_provisioners.azure_batch import prices
+from spotfit_provisioners.azure_batch import prices, render
 from spotfit_provisioners.azure_batch.client import (
     AzureResourceManagerClient,
     AzureRetailPricesClient,
@@ -20,14 +20,14 @@ from spotfit_provisioners.prices.cache import (
 )
 from spotfit_provisioners.prices.given import given_price
 
-BACKEND = "azure_batch"
+BACKEND = render.BACKEND
 SOURCE = "Azure retail prices"
 
 
 def list_offers(options: AzureBatchOptions, cache: PriceCache) -> OfferListing:
     """Return a spot and an on-demand offer; their prices are those of `vm_size` in the region."""
     remarks: dict[str, None] = {}
-    region = prices.region_of_endpoint(options.endpoint)
+    region = own_region = prices.region_of_endpoint(options.endpoint)
     found: dict[Market, Price | None] = {
         market: given_price(options.prices, options.vm_size, market, now_s=cache.now_s())
         for market in Market
@@ -45,11 +45,13 @@ def list_offers(options: AzureBatchOptions, cache: PriceCache) -> OfferListing:
             remarks[f"No {' or '.join(unknown)} price of {where}."] = None
     offers = tuple(
         Offer(
-            name=offer_name(BACKEND, market, region, options.vm_size),
+            # Not `region`, which may have come from an answer that is missing the next time.
+            name=offer_name(BACKEND, market, own_region, options.vm_size),
             provisioner=BACKEND,
             market=market,
             region=region,
             machine_type=options.vm_size,
+            network=render.network(options, market),
             price=found[market],
         )
         for market in Market

@@ -31,7 +31,8 @@ _REQUIRED_FOR_POOL = ("account_id", "vm_size", "identity")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzureBatchOptions:
-    """Spot nodes from an Azure Batch pool that scales to zero."""
+    """Nodes from an Azure Batch pool that scales to zero; spot ones unless a request names another
+    offer."""
 
     provisioner: ClassVar[str] = "azure_batch"
     questions: ClassVar[Mapping[str, str]] = {
@@ -55,6 +56,10 @@ class AzureBatchOptions:
     pool: str = ""
     """Name of the pool; '' derives it from the pool's properties. A missing pool is created if
     `account_id`, `vm_size` and `identity` are set."""
+    on_demand_pool: str = ""
+    """Name of another pool for groups that request an on-demand offer, with dedicated nodes; '' and
+    a missing pool as for `pool`. Without a common `subnet`, its nodes cannot connect to those of
+    the spot pool."""
     account_id: str = ""
     """Resource id of the Batch account: '/subscriptions/…/batchAccounts/training'."""
     identity: str = ""
@@ -108,6 +113,10 @@ class AzureBatchOptions:
                 f"AzureBatchOptions(vm_image={self.vm_image!r}) is not an image reference "
                 "of the form publisher:offer:sku:version."
             ] = "Write for example vm_image='microsoft-dsvm:ubuntu-hpc:2404:latest'."
+        if self.pool and self.pool == self.on_demand_pool:
+            problems[
+                f"AzureBatchOptions(pool=…, on_demand_pool=…) are the same pool {self.pool!r}."
+            ] = "Use two pools: Batch cannot choose between spot and dedicated nodes for a task."
         # Batch assigns private addresses only to nodes in a subnet of the user.
         if not self.public_ip and not self.subnet:
             problems[

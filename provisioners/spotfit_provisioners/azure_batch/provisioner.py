@@ -30,7 +30,7 @@ _ENDED_STATES = ("terminating", "completed", "deleting")
 class AzureBatchProvisioner:
     """A group is one job named after its token, with one task per machine.
 
-    Each task has a spot node of its own, in a pool that all groups share.
+    Each task has a node of its own, in the pool of its market, which all groups share.
     """
 
     name = render.BACKEND
@@ -71,6 +71,12 @@ class AzureBatchProvisioner:
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         """Create the pool if it is missing, then the job and its tasks, which wait for nodes."""
+        if "unreachable_network" in plan.body:
+            network = plan.body["unreachable_network"]
+            return Refusal(
+                f"the run's machines are in the pool {network}, which nodes of another pool can "
+                "reach only through a subnet"
+            )
         client = self._client()
         pool_id = plan.body["job"]["poolInfo"]["poolId"]
         pool = client.find_pool(pool_id)
@@ -105,7 +111,14 @@ class AzureBatchProvisioner:
             "pool": job["poolInfo"]["poolId"],
             "endpoint": self.options.endpoint,
         }
-        return GroupHandle(token=plan.token, provisioner=self.name, name=job["id"], detail=detail)
+        return GroupHandle(
+            token=plan.token,
+            provisioner=self.name,
+            name=job["id"],
+            detail=detail,
+            network=render.network_of_pool(detail["pool"], self.options),
+            offer=render.granted_offer(detail["pool"], self.options),
+        )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         client, count = self._client(), int(handle.detail["nodes"])

@@ -13,7 +13,10 @@ from urllib.parse import unquote, urlsplit
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.model.offer import Market, Offer
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
+from spotfit.provision.offers import offer_name
+from spotfit_provisioners.azure_batch import prices
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
 from spotfit_provisioners.job_fields import hardware
 from spotfit_provisioners.job_fields.names import (
@@ -21,6 +24,7 @@ from spotfit_provisioners.job_fields.names import (
     content_addressed_name,
     to_label,
 )
+from spotfit_provisioners.job_fields.offers import check_offer, unrentable_offer_error
 
 BACKEND = "azure_batch"
 
@@ -61,27 +65,77 @@ def plan(request: GroupRequest, options: AzureBatchOptions) -> GroupPlan:
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=options.max_nodes, backend="Azure Batch")
     gpus = hardware.count_gpus(request.resources_per_worker, slots)
+    market = _market(request.offer, options)
     labels = {
         **options.labels,
         **allocation_labels(
-            "spotfit-", run=request.run_name, user=options.user, project=options.cost_project
+            "spotfit-",
+            run=request.run_name,
+            run_id=request.run_id,
+            user=options.user,
+            project=options.cost_project,
         ),
     }
     body: dict[str, Any] = {
         "job": {
             "id": job_id(request.token),
-            "poolInfo": {"poolId": pool_id(options)},
+            "poolInfo": {"poolId": pool_id(options, market)},
             # Until the tasks are created: a job without tasks would otherwise end at once.
             "onAllTasksComplete": "noaction",
             "onTaskFailure": "noaction",
             "metadata": [{"name": name, "value": value} for name, value in labels.items()],
         },
         "task": _task(options, gpus=gpus, time_limit_s=request.time_limit_s),
-        **({"pool": pool_request(options, initial_nodes=nodes)} if options.can_create_pool else {}),
     }
+    if options.can_create_pool:
+        body["pool"] = pool_request(options, market, initial_nodes=nodes)
+    if request.network not in ("", network(options, market)):
+        body["unreachable_network"] = request.network
     return GroupPlan(
         token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
+
+
+def _market(offer: Offer | None, options: AzureBatchOptions) -> Market:
+    """Return the market of the nodes. Raises `ConfigError` if the options cannot rent the offer."""
+    if offer is None:
+        return Market.SPOT
+    types = (options.vm_size,) if options.vm_size else ()
+    region = prices.region_of_endpoint(options.endpoint)
+    check_offer(offer, provisioner=BACKEND, region=region, machine_types=types)
+    can_rent = options.on_demand_pool or options.can_create_pool
+    if offer.market is Market.ON_DEMAND and not can_rent:
+        raise unrentable_offer_error(
+            offer,
+            f"the nodes of the pool {options.pool!r} are spot nodes.",
+            do="Set AzureBatchOptions(on_demand_pool=…) to a pool with dedicated nodes as "
+            "docs/guides/azure_batch.md shows, or account_id, vm_size and identity, so that "
+            "spotfit creates one.",
+        )
+    return offer.market
+
+
+def granted_offer(pool: str, options: AzureBatchOptions) -> str:
+    """Return the name of the offer of the nodes of a pool."""
+    region = prices.region_of_endpoint(options.endpoint)
+    return offer_name(BACKEND, _market_of_pool(pool, options), region, options.vm_size)
+
+
+def network(options: AzureBatchOptions, market: Market) -> str:
+    """Return the network of the nodes: '' if those of both markets can connect to each other.
+
+    Nodes of two pools reach each other only through a subnet of the user.
+    """
+    return "" if options.subnet else pool_id(options, market)
+
+
+def network_of_pool(pool: str, options: AzureBatchOptions) -> str:
+    """Return the `network` of the nodes of a pool."""
+    return network(options, _market_of_pool(pool, options))
+
+
+def _market_of_pool(pool: str, options: AzureBatchOptions) -> Market:
+    return Market.ON_DEMAND if pool == pool_id(options, Market.ON_DEMAND) else Market.SPOT
 
 
 def job_id(token: Token) -> str:
@@ -89,12 +143,14 @@ def job_id(token: Token) -> str:
     return to_label(token)
 
 
-def pool_id(options: AzureBatchOptions) -> str:
+def pool_id(options: AzureBatchOptions, market: Market = Market.SPOT) -> str:
     """Return the configured pool, or a name derived from the pool's properties."""
     # Options that change the nodes give another name, so a pool never has outdated properties. The
     # formula without `initial_nodes`: the size of the first group must not change the name.
-    content = (options.identity, _pool_properties(options, autoscale_formula(options.max_nodes)))
-    return options.pool or content_addressed_name(content)
+    formula = autoscale_formula(options.max_nodes, market)
+    content = (options.identity, _pool_properties(options, formula))
+    configured = options.on_demand_pool if market is Market.ON_DEMAND else options.pool
+    return configured or content_addressed_name(content)
 
 
 def task_request(plan: GroupPlan, number: int, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -104,7 +160,9 @@ def task_request(plan: GroupPlan, number: int, environment: Mapping[str, str]) -
     return {**task, "id": str(number), "environmentSettings": settings}
 
 
-def autoscale_formula(max_nodes: int, *, initial_nodes: int = 0) -> str:
+def autoscale_formula(
+    max_nodes: int, market: Market = Market.SPOT, *, initial_nodes: int = 0
+) -> str:
     """Return the formula: one node per waiting or running task, `initial_nodes` without samples.
 
     A preempted node stays in the pool and counts against its target until Azure has a machine for
@@ -116,8 +174,15 @@ def autoscale_formula(max_nodes: int, *, initial_nodes: int = 0) -> str:
     # The maximum of the latest sample and of the last 2 minutes: new tasks count at once, and a
     # single missing sample does not remove nodes.
     seen = "$PendingTasks.GetSample(1), $PendingTasks.GetSample(TimeInterval_Minute * 2)"
+    wanted = f"wanted = $PendingTasks.Count() < 1 ? {initial_nodes} : max(0, {seen});\n"
+    if market is Market.ON_DEMAND:
+        return (
+            f"{wanted}$TargetDedicatedNodes = min({max_nodes}, wanted);\n"
+            "$TargetLowPriorityNodes = 0;\n"
+            "$NodeDeallocationOption = taskcompletion;"
+        )
     return (
-        f"wanted = $PendingTasks.Count() < 1 ? {initial_nodes} : max(0, {seen});\n"
+        f"{wanted}"
         "preempted = $PreemptedNodeCount.Count() < 1 ? 0 : "
         "max(0, $PreemptedNodeCount.GetSample(1));\n"
         "$TargetDedicatedNodes = 0;\n"
@@ -126,15 +191,17 @@ def autoscale_formula(max_nodes: int, *, initial_nodes: int = 0) -> str:
     )
 
 
-def pool_request(options: AzureBatchOptions, *, initial_nodes: int) -> dict[str, Any]:
+def pool_request(
+    options: AzureBatchOptions, market: Market = Market.SPOT, *, initial_nodes: int
+) -> dict[str, Any]:
     """Return the Resource Manager request that creates the pool.
 
     Batch's own API cannot assign identities to nodes:
     https://learn.microsoft.com/azure/batch/managed-identity-pools
     """
-    formula = autoscale_formula(options.max_nodes, initial_nodes=initial_nodes)
+    formula = autoscale_formula(options.max_nodes, market, initial_nodes=initial_nodes)
     return {
-        "path": f"{options.account_id.rstrip('/')}/pools/{pool_id(options)}",
+        "path": f"{options.account_id.rstrip('/')}/pools/{pool_id(options, market)}",
         "body": {
             "identity": {"type": "UserAssigned", "userAssignedIdentities": {options.identity: {}}},
             "properties": _pool_properties(options, formula),

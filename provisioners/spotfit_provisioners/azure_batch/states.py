@@ -15,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from spotfit.model.group import NodeState, NodeStatus
 from spotfit.provision.launch import AgentExitCode, describe_exit_code
+from spotfit_provisioners.job_fields.timestamps import to_ms
 
 TASK_STATES: Mapping[str, NodeState] = {
     "active": NodeState.WAITING,
@@ -69,6 +72,22 @@ def node_status(
     job: Mapping[str, Any], task: Mapping[str, Any] | None, nodes: Mapping[str, Mapping[str, Any]]
 ) -> NodeStatus:
     """Return the status of the machine of a task; `task` is None before it is created."""
+    status = _node_state(job, task, nodes)
+    # Of a waiting task, Batch does not report when its previous node was lost.
+    if task is None or status.state is NodeState.WAITING:
+        return status
+    # The times of the last execution: the documentation of BatchTaskExecutionInfo in azure-batch.
+    # Azure bills the node, from its allocation before the task until the pool releases it, which
+    # may be minutes after the task; another task may use it meanwhile.
+    execution = task.get("executionInfo") or {}
+    started_at_ms = to_ms(execution.get("startTime"))
+    ended_at_ms = to_ms(execution.get("endTime")) if started_at_ms is not None else None
+    return replace(status, started_at_ms=started_at_ms, ended_at_ms=ended_at_ms)
+
+
+def _node_state(
+    job: Mapping[str, Any], task: Mapping[str, Any] | None, nodes: Mapping[str, Mapping[str, Any]]
+) -> NodeStatus:
     # States that Azure adds in the future must not look like the end of the machine.
     state = NodeState.WAITING if task is None else TASK_STATES.get(task["state"], NodeState.WAITING)
     if state == NodeState.WAITING and not CAN_START_TASKS.get(job["state"], True):

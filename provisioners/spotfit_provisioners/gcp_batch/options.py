@@ -29,7 +29,7 @@ MAX_RETRIES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcpBatchOptions:
-    """Spot VMs from Google Cloud Batch in one region."""
+    """VMs from Google Cloud Batch in one region; spot ones unless a request names another offer."""
 
     provisioner: ClassVar[str] = "gcp_batch"
     questions: ClassVar[Mapping[str, str]] = {
@@ -62,6 +62,9 @@ class GcpBatchOptions:
     instance_template: str = ""
     """Name of an instance template that replaces `machine_type`, `accelerator`, `boot_disk_gb`
     and the network options; it must set the provisioning model SPOT."""
+    on_demand_instance_template: str = ""
+    """With `instance_template`: the template for groups that request an on-demand offer, with the
+    provisioning model STANDARD."""
     boot_disk_gb: int = 0
     """0: 100 GB with GPUs, because a CUDA image does not fit into Batch's default; otherwise Batch
     chooses."""
@@ -123,6 +126,10 @@ class GcpBatchOptions:
                 f"GcpBatchOptions(instance_template={self.instance_template!r}) cannot be combined "
                 f"with {', '.join(conflicts)}: the template defines these properties."
             ] = f"Remove {', '.join(conflicts)}, or remove instance_template."
+        if self.on_demand_instance_template and not self.instance_template:
+            problems["GcpBatchOptions(on_demand_instance_template=…) needs instance_template."] = (
+                "Set both, or neither: without templates, spotfit sets the provisioning model."
+            )
         errors = ErrorCollector()
         errors.check(lambda: check_prices(self.prices, option="GcpBatchOptions(prices=…)"))
         errors.check(

@@ -85,7 +85,13 @@ class GcpBatchProvisioner:
     def _handle(self, plan: GroupPlan) -> GroupHandle:
         client, name = self._client(), render.job_id(plan.token)
         detail = {"nodes": plan.num_nodes, "project": client.project, "region": client.region}
-        return GroupHandle(token=plan.token, provisioner=self.name, name=name, detail=detail)
+        return GroupHandle(
+            token=plan.token,
+            provisioner=self.name,
+            name=name,
+            detail=detail,
+            offer=render.granted_offer(plan.body, self.options),
+        )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         client, count = self._client_for_handle(handle), int(handle.detail["nodes"])

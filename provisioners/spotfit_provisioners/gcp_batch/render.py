@@ -9,11 +9,14 @@ from typing import Any
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.model.offer import Market, Offer
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
+from spotfit.provision.offers import offer_name
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 from spotfit_provisioners.gcp_batch.states import HOST_LOST_EXIT_CODES
 from spotfit_provisioners.job_fields import hardware
 from spotfit_provisioners.job_fields.names import allocation_labels, to_label
+from spotfit_provisioners.job_fields.offers import check_offer, unrentable_offer_error
 
 BACKEND = "gcp_batch"
 TASK_INDEX_VARIABLE = "BATCH_TASK_INDEX"
@@ -58,12 +61,18 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
             "GcpBatchOptions.",
             do="Set GcpBatchOptions(accelerator='nvidia-l4'), or a machine_type with GPUs.",
         )
+    if request.offer is not None:
+        _check_offer(request.offer, options)
     limit = max_nodes(options)
     nodes = count_nodes(request, slots=slots, max_nodes=limit, backend="Google Cloud Batch")
     labels = {
         **options.labels,
         **allocation_labels(
-            "spotfit-", run=request.run_name, user=options.user, project=options.cost_project
+            "spotfit-",
+            run=request.run_name,
+            run_id=request.run_id,
+            user=options.user,
+            project=options.cost_project,
         ),
     }
     body: dict[str, Any] = {
@@ -76,6 +85,44 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
     return GroupPlan(
         token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
+
+
+def granted_offer(job: Mapping[str, Any], options: GcpBatchOptions) -> str:
+    """Return the name of the offer that a planned job rents; '' if Batch chooses among zones."""
+    policy = job["allocationPolicy"]
+    (instance,) = policy["instances"]
+    if template := instance.get("instanceTemplate"):
+        is_on_demand = template == options.on_demand_instance_template
+    else:
+        is_on_demand = instance["policy"]["provisioningModel"] == "STANDARD"
+    locations = policy["location"]["allowedLocations"]
+    if len(locations) > 1:
+        return ""
+    market = Market.ON_DEMAND if is_on_demand else Market.SPOT
+    return offer_name(BACKEND, market, locations[0].rpartition("/")[2], options.machine_type)
+
+
+def _check_offer(offer: Offer, options: GcpBatchOptions) -> None:
+    """Raise `ConfigError` if the options cannot rent the offer."""
+    types = (options.machine_type,) if options.machine_type else ()
+    check_offer(offer, provisioner=BACKEND, region=options.region, machine_types=types)
+    zone = offer.options.get("zones", "")
+    is_in_region = zone.rpartition("-")[0] == options.region
+    if zone and (not is_in_region or (options.zones and zone not in options.zones)):
+        allowed = options.zones or f"all of {options.region}"
+        raise unrentable_offer_error(
+            offer,
+            f"its zone is {zone}, and GcpBatchOptions(zones) are {allowed}.",
+            do="Add the zone to zones, or name an offer of another zone.",
+        )
+    is_on_demand = offer.market is Market.ON_DEMAND
+    if is_on_demand and options.instance_template and not options.on_demand_instance_template:
+        raise unrentable_offer_error(
+            offer,
+            f"the instance template {options.instance_template!r} is one for Spot VMs.",
+            do="Set GcpBatchOptions(on_demand_instance_template=…) to a template with the "
+            "provisioning model STANDARD, or use machine_type without templates.",
+        )
 
 
 def job_request(plan: GroupPlan, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -167,10 +214,13 @@ def _allocation_policy(
     request: GroupRequest, options: GcpBatchOptions, labels: Mapping[str, str]
 ) -> dict[str, Any]:
     gpus = hardware.count_gpus(request.resources_per_worker, options.workers_per_node)
-    if options.instance_template:
-        instance: dict[str, Any] = {"instanceTemplate": options.instance_template}
+    offer = request.offer
+    is_on_demand = offer is not None and offer.market is Market.ON_DEMAND
+    template = options.on_demand_instance_template if is_on_demand else options.instance_template
+    if template:
+        instance: dict[str, Any] = {"instanceTemplate": template}
     else:
-        policy: dict[str, Any] = {"provisioningModel": "SPOT"}
+        policy: dict[str, Any] = {"provisioningModel": "STANDARD" if is_on_demand else "SPOT"}
         if options.machine_type:
             policy["machineType"] = options.machine_type
         # Machine types such as a2, a3 and g2 include their GPUs.
@@ -185,7 +235,8 @@ def _allocation_policy(
         instance = {"policy": policy}
     if gpus and options.install_gpu_drivers:
         instance["installGpuDrivers"] = True
-    zones = [f"zones/{zone}" for zone in options.zones]
+    own_zone = offer.options.get("zones") if offer is not None else None
+    zones = [f"zones/{zone}" for zone in ((own_zone,) if own_zone else options.zones)]
     account: dict[str, Any] = {"serviceAccount": {"email": options.service_account}}
     names = {"network": options.network, "subnetwork": options.subnetwork}
     interface: dict[str, Any] = {field: name for field, name in names.items() if name}

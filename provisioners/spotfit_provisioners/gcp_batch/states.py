@@ -16,8 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from spotfit.model.group import NodeState, NodeStatus
 from spotfit.provision.launch import AgentExitCode, describe_exit_code
+from spotfit_provisioners.job_fields.timestamps import to_ms
 
 TASK_STATES: Mapping[str, NodeState] = {
     "STATE_UNSPECIFIED": NodeState.WAITING,
@@ -52,12 +55,18 @@ HOST_LOST_EXIT_CODES: Mapping[int, str] = {
 """https://docs.cloud.google.com/batch/docs/troubleshooting#reserved-exit-codes"""
 
 _CLEAN_EXIT_CODES = (AgentExitCode.RELEASED, AgentExitCode.DRAINED, AgentExitCode.DONE)
+_EXECUTION_ENDS = ("PENDING", "FAILED", "SUCCEEDED")
 # Batch has no field for the reason of waiting: it describes both reasons and states as events.
 _STATE_CHANGE_PREFIXES = ("Job state is set", "Task state is updated")
 
 
 def node_status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeStatus:
     """Return the status of one task. `task` is None while Batch has not created the task."""
+    started_at_ms, ended_at_ms = _execution_times_ms(task) if task is not None else (None, None)
+    return replace(_node_state(job, task), started_at_ms=started_at_ms, ended_at_ms=ended_at_ms)
+
+
+def _node_state(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeStatus:
     job_state = job["status"]["state"]
     # States that Google adds in the future must not look like the end of the machine.
     task_state = "PENDING" if task is None else task["status"]["state"]
@@ -86,6 +95,23 @@ def node_status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeS
     if code is None:
         return NodeStatus(state=state)
     return NodeStatus(state=state, reason=_end_reason(task), exit_code=code)
+
+
+def _execution_times_ms(task: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return when the last execution of the task was started, and when it ended.
+
+    https://docs.cloud.google.com/batch/docs/reference/rest/v1/StatusEvent. Compute Engine bills
+    the VM, from its start before the task until Batch has deleted it; these times are not part of
+    the API.
+    """
+    started_at_ms = ended_at_ms = None
+    for event in _sort_events(task["status"].get("status_events", [])):
+        state, at_ms = event.get("task_state"), to_ms(event.get("event_time"))
+        if state == "RUNNING":
+            started_at_ms, ended_at_ms = at_ms, None
+        elif state in _EXECUTION_ENDS and ended_at_ms is None:
+            ended_at_ms = at_ms
+    return started_at_ms, ended_at_ms if started_at_ms is not None else None
 
 
 def pending_reason(job: Mapping[str, Any]) -> str:

@@ -40,12 +40,15 @@ def to_label(text: str, *, max_length: int = 63) -> str:
     return safe[:max_length].rstrip("-") or "x"
 
 
-def allocation_labels(prefix: str, *, run: str, user: str, project: str) -> dict[str, str]:
-    """Return the labels by which costs are attributed: `<prefix>run`, `…user` and `…project`.
+def allocation_labels(
+    prefix: str, *, run: str, run_id: str = "", user: str, project: str
+) -> dict[str, str]:
+    """Return the labels by which costs are attributed: `<prefix>run`, `<prefix>run-id` and so on.
 
-    Values are reduced to characters that every cloud accepts; a user or project of '' has no label.
+    `run` is the name of the run, which a later run may have again; its id never is. Values are
+    reduced to characters that every cloud accepts; an id, user or project of '' has no label.
     """
-    values = {"run": run or "run", "user": user, "project": project}
+    values = {"run": run or "run", "run-id": run_id, "user": user, "project": project}
     return {f"{prefix}{name}": to_label(value) for name, value in values.items() if value}
 
 

@@ -56,6 +56,9 @@ class KubernetesOptions:
     `tolerations`."""
     node_selector: dict[str, str] = field(default_factory=dict)
     """Additional node labels that pods require."""
+    on_demand_node_selector: dict[str, str] = field(default_factory=dict)
+    """Node labels that pods on on-demand nodes require, besides and instead of equal names of
+    `node_selector`. Needed if `flavour` does not distinguish these nodes from spot nodes."""
     tolerations: tuple[dict[str, Any], ...] = ()
     """Additional tolerations of pods."""
     workers_per_node: int = 1

@@ -13,15 +13,13 @@ from spotfit.model.group import (
     GroupStatus,
     missing_group_status,
 )
-from spotfit.model.offer import Market
 from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.offers import OfferListing
 from spotfit_provisioners.job_fields import images
-from spotfit_provisioners.kubernetes import checkup, render, states
+from spotfit_provisioners.kubernetes import checkup, offers, render, states
 from spotfit_provisioners.kubernetes.client import KubernetesClient, open_kubernetes_client
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
-from spotfit_provisioners.prices.given import own_machine_offers
 
 # The node controller marks a node as unreachable after 40 s (50 s since Kubernetes 1.32), and then
 # its pods as not ready; the rest is a margin. See --node-monitor-grace-period in
@@ -62,15 +60,7 @@ class KubernetesProvisioner:
 
     def offers(self, request: GroupRequest) -> OfferListing:
         """Return a spot and an on-demand offer, with the prices of the option `prices`."""
-        instance_type = self.options.node_selector.get("node.kubernetes.io/instance-type", "")
-        return own_machine_offers(
-            self.name,
-            self.options.prices,
-            default=Market.SPOT,
-            markets=tuple(Market),
-            types=(instance_type,),
-            now_s=system.wall_ms() / 1000,
-        )
+        return offers.list_offers(self.options, now_s=system.wall_ms() / 1000)
 
     def open_client(self) -> None:
         """Import the Kubernetes client and read its configuration. Sends no request."""
@@ -101,7 +91,13 @@ class KubernetesProvisioner:
 
     def _handle(self, plan: GroupPlan) -> GroupHandle:
         detail = {"nodes": plan.num_nodes, "namespace": self._client().namespace}
-        return GroupHandle(token=plan.token, provisioner=self.name, name=plan.token, detail=detail)
+        return GroupHandle(
+            token=plan.token,
+            provisioner=self.name,
+            name=plan.token,
+            detail=detail,
+            offer=render.offer_name(plan, self.options),
+        )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         cluster = self._client(handle.detail["namespace"])

@@ -12,8 +12,10 @@ from typing import Any
 from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
+from spotfit.provision.offers import select_offer
 from spotfit_provisioners.job_fields import hardware
 from spotfit_provisioners.job_fields.names import allocation_labels
+from spotfit_provisioners.kubernetes.offers import list_offers, node_fields
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
 from spotfit_provisioners.kubernetes.pod_template import merge_pod_template
 
@@ -23,17 +25,9 @@ CONTAINER_NAME = "agent"
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 TOKEN_LABEL = "spotfit.dev/token"  # noqa: S105  # the name of a label
 LABEL_PREFIX = "spotfit.dev/"
+OFFER_ANNOTATION = "spotfit.dev/offer"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_LABEL = "batch.kubernetes.io/job-name"
-
-# Label of spot nodes by platform, its value, and whether the nodes also have it as a taint.
-_SPOT_NODES: Mapping[str, tuple[str, str, bool]] = {
-    "": ("", "", False),
-    "eks": ("eks.amazonaws.com/capacityType", "SPOT", False),
-    "karpenter": ("karpenter.sh/capacity-type", "spot", False),
-    "gke": ("cloud.google.com/gke-spot", "true", True),
-    "aks": ("kubernetes.azure.com/scalesetpriority", "spot", True),
-}
 
 # A node that looks under-used must not be removed: the replacement of its pod would take minutes,
 # and as often as the autoscaler consolidates. Announced spot interruptions are not affected.
@@ -96,12 +90,22 @@ def plan(request: GroupRequest, options: KubernetesOptions) -> GroupPlan:
             "spotfit.toml; worker_image/bake.sh builds an image.",
         )
     hardware.check_resources(request.resources_per_worker, backend="Kubernetes")
+    select_offer(
+        request,
+        list_offers(options).offers,
+        do="For on-demand nodes, set KubernetesOptions(flavour=…) or on_demand_node_selector; else "
+        "list the offers again.",
+    )
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=MAX_NODES, backend="Kubernetes")
     labels = {
         **options.labels,
         **allocation_labels(
-            LABEL_PREFIX, run=request.run_name, user=options.user, project=options.cost_project
+            LABEL_PREFIX,
+            run=request.run_name,
+            run_id=request.run_id,
+            user=options.user,
+            project=options.cost_project,
         ),
         TOKEN_LABEL: request.token,
     }
@@ -112,6 +116,12 @@ def plan(request: GroupRequest, options: KubernetesOptions) -> GroupPlan:
         slots_per_node=slots,
         body=_job_manifest(request, options, nodes=nodes, labels=labels),
     )
+
+
+def offer_name(plan: GroupPlan, options: KubernetesOptions) -> str:
+    """Return the name of the offer that the Job of the plan rents."""
+    annotations = plan.body["metadata"].get("annotations", {})
+    return str(annotations.get(OFFER_ANNOTATION) or list_offers(options).default)
 
 
 def secret_manifest(plan: GroupPlan, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -147,11 +157,16 @@ def _job_manifest(
     request: GroupRequest, options: KubernetesOptions, *, nodes: int, labels: Mapping[str, str]
 ) -> dict[str, Any]:
     limit_s = request.time_limit_s
+    offer = {OFFER_ANNOTATION: request.offer.name} if request.offer is not None else {}
     kueue = {"kueue.x-k8s.io/queue-name": options.kueue_queue} if options.kueue_queue else {}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": request.token, "labels": {**labels, **kueue}},
+        "metadata": {
+            "name": request.token,
+            "labels": {**labels, **kueue},
+            **({"annotations": offer} if offer else {}),
+        },
         "spec": {
             # Each pod has an index, by which the agent identifies its machine.
             "completionMode": "Indexed",
@@ -176,11 +191,22 @@ def _job_manifest(
 def _pod_template(
     request: GroupRequest, options: KubernetesOptions, labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    template = {
+    template: dict[str, Any] = {
         "metadata": {"labels": dict(labels), "annotations": dict(_NO_CONSOLIDATION)},
         "spec": _pod(request, options),
     }
-    return merge_pod_template(template, options.pod_template, container=CONTAINER_NAME)
+    merged = merge_pod_template(template, options.pod_template, container=CONTAINER_NAME)
+    affinity = template["spec"].get("affinity")
+    if (
+        affinity
+        and (merged["spec"].get("affinity") or {}).get("nodeAffinity") != affinity["nodeAffinity"]
+    ):
+        raise ConfigError(
+            "KubernetesOptions(pod_template=…): spec.affinity.nodeAffinity replaces the rule that "
+            "keeps on-demand machines away from spot nodes.",
+            do="Write the node labels in node_selector.",
+        )
+    return merged
 
 
 def pod_manifest(plan: GroupPlan) -> dict[str, Any]:
@@ -195,13 +221,10 @@ def pod_manifest(plan: GroupPlan) -> dict[str, Any]:
 
 
 def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
-    label, value, is_tainted = _SPOT_NODES[options.flavour]
-    taint = {"key": label, "operator": "Equal", "value": value, "effect": "NoSchedule"}
     named = {
         "serviceAccountName": options.service_account,
         "priorityClassName": options.priority_class,
-        "nodeSelector": {**({label: value} if label else {}), **options.node_selector},
-        "tolerations": [*([taint] if is_tainted else []), *map(dict, options.tolerations)],
+        **node_fields(options, request.offer.market if request.offer is not None else None),
         "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
         "securityContext": dict(_RESTRICTED_POD) if options.pod_security == "restricted" else {},
     }

@@ -13,6 +13,7 @@ open                | Succeeded or Failed, not yet judged      | WAITING
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from msgspec.structs import replace
@@ -60,7 +61,10 @@ def group_status(
     completed = parse_indexes(status.get("completedIndexes"))
     failed = parse_indexes(status.get("failedIndexes"))
     statuses = tuple(
-        _node_status(index, newest.get(index), completed=completed, failed=failed)
+        _with_times(
+            _node_status(index, newest.get(index), completed=completed, failed=failed),
+            newest.get(index),
+        )
         for index in range(nodes)
     )
     statuses = tuple(
@@ -144,6 +148,39 @@ def _node_status(
             out_of_memory=_is_out_of_memory(pod),
         )
     return NodeStatus(state=state)
+
+
+def _with_times(status: NodeStatus, pod: Mapping[str, Any] | None) -> NodeStatus:
+    """Add when the pod started and ended, by the clocks of its node and of the control plane.
+
+    `startTime`: the kubelet has accepted the pod, "before the Kubelet pulled the container
+    image(s)"; `finishedAt`: the container has terminated. Nodes themselves may exist longer.
+    https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodStatus
+    """
+    pod_status = (pod or {}).get("status") or {}
+    started_at_ms = _to_ms(pod_status.get("startTime"))
+    ends = [end.get("finishedAt") for end in _container_ends(pod)]
+    # The containers of a lost node have no end; then the pod was marked as disrupted.
+    ends += [
+        condition.get("lastTransitionTime")
+        for condition in pod_status.get("conditions") or []
+        if condition.get("type") == "DisruptionTarget" and not any(ends)
+    ]
+    times = [time for time in map(_to_ms, ends) if time is not None]
+    # A disrupted pod still runs for its grace period.
+    has_ended = pod_status.get("phase") in ("Succeeded", "Failed")
+    ended_at_ms = None
+    if times and has_ended and started_at_ms is not None:
+        # The clocks of node and control plane may differ.
+        ended_at_ms = max(started_at_ms, *times)
+    return replace(status, started_at_ms=started_at_ms, ended_at_ms=ended_at_ms)
+
+
+def _to_ms(time: Any) -> int | None:
+    """Parse a time of RFC 3339; None for none."""
+    if not time:
+        return None
+    return round(datetime.fromisoformat(str(time)).timestamp() * 1000)
 
 
 def _is_out_of_memory(pod: Mapping[str, Any] | None) -> bool:

@@ -25,11 +25,15 @@ from spotfit.model.group import (
 from spotfit.model.offer import Market
 from spotfit.provision.api import MachineOutput, Refusal, Traits, last_lines
 from spotfit.provision.launch import AgentLaunchSpec, count_nodes
-from spotfit.provision.offers import OfferListing
+from spotfit.provision.offers import OfferListing, select_offer
 from spotfit_provisioners.local import machine_pool, prewarm, processes
 from spotfit_provisioners.local.options import LocalOptions
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalGroup, LocalNode
-from spotfit_provisioners.prices.given import own_machine_offers
+from spotfit_provisioners.prices.given import (
+    given_market,
+    own_machine_listing,
+    own_machine_offer,
+)
 
 _NOTICE_SOURCES = ("file", "signal")
 _OBSERVE_INTERVAL_S = 0.1  # observing a group takes less than a millisecond
@@ -72,6 +76,12 @@ class LocalProvisioner:
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         """Return nodes of the size that `options.nodes` gives for the whole run."""
+        select_offer(
+            request,
+            _list_offers(self.options).offers,
+            do="This computer has one offer; list it again after changes of "
+            "LocalOptions(prices=…).",
+        )
         slots = max(1, math.ceil(request.total_workers / self.options.nodes))
         _check_gpus(slots, request.resources_per_worker.get("GPU", 0.0))
         nodes = count_nodes(
@@ -95,12 +105,7 @@ class LocalProvisioner:
 
     def offers(self, request: GroupRequest) -> OfferListing:
         """Return one offer, with the price of the option `prices`."""
-        return own_machine_offers(
-            self.name,
-            self.options.prices,
-            default=Market.SPOT,
-            now_s=system.wall_ms() / 1000,
-        )
+        return _list_offers(self.options, now_s=system.wall_ms() / 1000)
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         """Create the group and start its machines; complete an interrupted submission."""
@@ -124,7 +129,11 @@ class LocalProvisioner:
     def _handle(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle:
         name = f"{launch.run_id}/{plan.token}"
         return GroupHandle(
-            token=plan.token, provisioner=self.name, name=name, detail={"nodes": plan.num_nodes}
+            token=plan.token,
+            provisioner=self.name,
+            name=name,
+            detail={"nodes": plan.num_nodes},
+            offer=_list_offers(self.options).offers[0].name,
         )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
@@ -135,6 +144,7 @@ class LocalProvisioner:
         for node in group.nodes():
             machine = node.machine()
             if machine is not None and not machine.is_alive:
+                node.mark_stopped()
                 self._cloud_dir.remove_machine(machine)
         return GroupStatus(
             nodes=tuple(group.node(n).status() for n in range(handle.detail["nodes"]))
@@ -226,6 +236,14 @@ class LocalProvisioner:
         # start another one.
         if machine is not None:
             node.claim(machine)
+
+
+def _list_offers(options: LocalOptions, *, now_s: float = 0.0) -> OfferListing:
+    """Return the one offer. `now_s` is the time of the given price, since 1970-01-01 UTC."""
+    # Without a price it is spot: tests simulate preemptions.
+    market = given_market(options.prices, "", default=Market.SPOT)
+    offer = own_machine_offer(options.provisioner, options.prices, market, now_s=now_s)
+    return own_machine_listing([offer], default=offer.name)
 
 
 def _check_gpus(slots: int, gpus_per_worker: float) -> None:

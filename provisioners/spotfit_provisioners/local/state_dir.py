@@ -9,6 +9,7 @@
     notice                        the preemption notice
     reclaimed                     reason of a preemption
     ended                         reason of an agent failure
+    stopped                       exists since the machine was first observed to have ended
     output                        output of the agent
     scratch                       scratch directory of agent and workers
 
@@ -274,6 +275,11 @@ class LocalNode:
         """Record the reason of a failure of the agent."""
         self._write_mark("ended", reason)
 
+    def mark_stopped(self) -> None:
+        """Record that its machine has ended, unless that is recorded already."""
+        if not (self.path / "stopped").exists():
+            self._write_mark("stopped", "")
+
     def _write_mark(self, name: str, text: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # the group was cancelled
             _write_atomically(self.path / name, text)
@@ -283,19 +289,28 @@ class LocalNode:
         if not self.path.is_dir():
             return NodeStatus(state=NodeState.GONE, reason="its agent has exited")
         machine = self.machine()
+        # By the clock of this computer, as everything in the directory.
+        started_at_ms = _modified_at_ms(self.path / "machine")
         # The submitter has not started the machine yet, or failed to; another submit starts it.
         if machine is None:
             return NodeStatus(state=NodeState.WAITING, reason="its process is being started")
         if machine.is_alive and _read_text(self.path / "ended") is None:
-            return NodeStatus(state=NodeState.RUNNING)
+            return NodeStatus(state=NodeState.RUNNING, started_at_ms=started_at_ms)
         if (reason := _read_text(self.path / "ended")) is not None:
             # The last line of output usually names the error.
             last = (_read_text(self.output_path) or "").strip().splitlines()[-1:]
             output = f": {last[0][:500]}" if last else ""
-            return NodeStatus(state=NodeState.FAILED, reason=f"{reason}{output}")
+            return NodeStatus(
+                state=NodeState.FAILED,
+                reason=f"{reason}{output}",
+                started_at_ms=started_at_ms,
+                ended_at_ms=_modified_at_ms(self.path / "ended"),
+            )
         return NodeStatus(
             state=NodeState.GONE,
             reason=_read_text(self.path / "reclaimed") or "its process has ended",
+            started_at_ms=started_at_ms,
+            ended_at_ms=_modified_at_ms(self.path / "stopped"),
         )
 
     def remove(self) -> None:
@@ -318,6 +333,14 @@ def _subdirectories(folder: Path) -> list[Path]:
 def _read_text(path: Path) -> str | None:
     try:
         return path.read_text(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _modified_at_ms(path: Path) -> int | None:
+    """Return when the file was written, in milliseconds since 1970; None if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns // 1_000_000
     except (FileNotFoundError, NotADirectoryError):
         return None
 

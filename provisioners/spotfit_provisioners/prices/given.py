@@ -8,7 +8,7 @@ The names are machine types in the backend's terms; `ANY_TYPE` stands for all ot
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from spotfit.core.errors import ConfigError
@@ -77,43 +77,56 @@ def given_price(
     return None
 
 
-def given_markets(
-    prices: Mapping[str, Mapping[str, float]], machine_type: str
-) -> tuple[Market, ...]:
-    """Return the markets for which the user gave a price of that machine type or of all."""
-    named = {market for name in (machine_type, ANY_TYPE) for market in prices.get(name, {})}
-    return tuple(market for market in Market if market.value in named)
+def given_market(
+    prices: Mapping[str, Mapping[str, float]], machine_type: str, *, default: Market
+) -> Market:
+    """Return the market of the user's own machines of that type.
+
+    It is the only one for which the user gave a price of that machine type, or else of all types;
+    otherwise `default`.
+    """
+    for name in (machine_type, ANY_TYPE):
+        markets = [market for market in Market if market.value in prices.get(name, {})]
+        if markets:
+            return markets[0] if len(markets) == 1 else default
+    return default
 
 
-def own_machine_offers(
+def own_machine_offer(
     provisioner: str,
     prices: Mapping[str, Mapping[str, float]],
+    market: Market,
     *,
-    default: Market,
-    markets: tuple[Market, ...] = (),
-    types: tuple[str, ...] = ("",),
-    option: str = "",
+    machine_type: str = "",
+    parts: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
     now_s: float,
-) -> OfferListing:
-    """Return the offers of a backend without a price list: clusters and hosts of the user.
+) -> Offer:
+    """Return an offer of a backend without a price list: clusters and hosts of the user.
 
-    They are on `markets` and on those for which the user gave a price, else on `default`. `option`
-    is the name of the option that selects a type.
+    `parts` distinguish its name from those of other types; by default `machine_type` does.
     """
-    offers = [
-        Offer(
-            name=offer_name(provisioner, market, machine_type),
-            provisioner=provisioner,
-            market=market,
-            machine_type=machine_type,
-            price=given_price(prices, machine_type, market, now_s=now_s),
-            options={option: machine_type} if option and machine_type else {},
-        )
-        for machine_type in types
-        for market in sorted({*markets, *given_markets(prices, machine_type)}) or (default,)
-    ]
-    unknown = any(offer.price is None for offer in offers)
-    remark = (
-        f'{provisioner} has no price list: set prices={{"*": {{"on_demand": …}}}} in its options.'
+    return Offer(
+        name=offer_name(provisioner, market, *(parts or (machine_type,))),
+        provisioner=provisioner,
+        market=market,
+        machine_type=machine_type,
+        price=given_price(prices, machine_type, market, now_s=now_s),
+        options=dict(options or {}),
     )
-    return OfferListing(offers=tuple(offers), remarks=(remark,) if unknown else ())
+
+
+def own_machine_listing(
+    offers: Sequence[Offer], *, default: str, remarks: Sequence[str] = ()
+) -> OfferListing:
+    """Return the listing of such offers, with a remark if a price is missing."""
+    no_price = (
+        f"{offers[0].provisioner} has no price list: set prices="
+        '{"*": {"on_demand": …}} in its options.'
+    )
+    is_unknown = any(offer.price is None for offer in offers)
+    return OfferListing(
+        offers=tuple(offers),
+        remarks=(*((no_price,) if is_unknown else ()), *remarks),
+        default=default,
+    )

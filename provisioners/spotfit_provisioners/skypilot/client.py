@@ -27,7 +27,7 @@ from spotfit.host import env
 from spotfit.host.plugins import require_module
 from spotfit.provision.api import last_lines
 from spotfit_provisioners.skypilot.render import ENDPOINT_VARIABLE, NO_LOCAL_SERVER_VARIABLE
-from spotfit_provisioners.skypilot.states import SkyPilotJob
+from spotfit_provisioners.skypilot.states import SkyPilotJob, UsageInterval
 
 _JOB_FIELDS = ("job_id", "job_name", "status", "failure_reason", "details")
 _PENDING_STATES = ("PENDING", "WAITING", "RUNNING")
@@ -214,6 +214,22 @@ class SkyPilotClient:
                 )
             )
         return {str(cluster.name): str(cluster.status.value) for cluster in clusters}
+
+    def cluster_usage(self, names: Sequence[str]) -> dict[str, UsageInterval]:
+        """Return the last usage interval of each of the clusters that SkyPilot knows, by name.
+
+        Includes clusters that exist no more. By it SkyPilot computes the cost of a cluster.
+        """
+        with self._translate_errors("report the usage of clusters"):
+            # Of existing clusters and those of the last day, the newest first.
+            records = self._await_answer(self._sky.cost_report(days=1))
+        # `launched_at` of a cluster is not used: it is the end of its setup, and later the time of
+        # the last `sky launch` (add_or_update_cluster in sky/global_user_state.py of 0.14.1).
+        return {
+            str(record["name"]): UsageInterval(*record["usage_intervals"][-1])
+            for record in reversed(records)
+            if record["name"] in names and record["usage_intervals"]
+        }
 
     def list_launches(self, cluster: str) -> list[SkyPilotRequest]:
         """Return the known launch requests of the cluster, newest first."""

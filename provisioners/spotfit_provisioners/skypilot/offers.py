@@ -6,6 +6,8 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from spotfit.model.group import GroupRequest
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.provision.offers import OfferListing, offer_name
@@ -24,6 +26,39 @@ class SkyPilotCatalog(NamedTuple):
     source: str = ""
     as_of_s: float = 0.0
     problem: str = ""
+
+
+def allowed_offers(options: SkyPilotOptions) -> tuple[Offer, ...]:
+    """Return a spot and an on-demand offer for each entry of `infra`, without prices."""
+    return tuple(
+        Offer(
+            name=offer_name(BACKEND, market, infra, options.instance_type),
+            provisioner=BACKEND,
+            market=market,
+            region=_split(infra)[1],
+            zone=_split(infra)[2],
+            machine_type=options.instance_type,
+            network=infra,
+            options={"infra": infra} if infra else {},
+        )
+        for market in Market
+        for infra in options.infra or ("",)
+    )
+
+
+def default_offer_name(options: SkyPilotOptions, network: str = "") -> str:
+    """Return the name of the offer that is rented without an offer in the request.
+
+    `network` is the entry of `infra` of the group, '' if SkyPilot chooses among all. The result is
+    '' if SkyPilot also chooses the entry or the market.
+    """
+    markets = {"only": Market.SPOT, "never": Market.ON_DEMAND}
+    entries = (network,) if network else options.infra or ("",)
+    if options.spot not in markets or len(entries) > 1:
+        return ""
+    name = offer_name(BACKEND, markets[options.spot], *entries, options.instance_type)
+    # The machines of an earlier fit may be in an infrastructure that is not allowed any more.
+    return name if name in {one.name for one in allowed_offers(options)} else ""
 
 
 def list_offers(request: GroupRequest, options: SkyPilotOptions, *, now_s: float) -> OfferListing:
@@ -59,22 +94,14 @@ def list_offers(request: GroupRequest, options: SkyPilotOptions, *, now_s: float
         return None
 
     offers = tuple(
-        Offer(
-            name=offer_name(BACKEND, market, infra, options.instance_type),
-            provisioner=BACKEND,
-            market=market,
-            region=_split(infra)[1],
-            zone=_split(infra)[2],
-            machine_type=options.instance_type,
-            network=infra,
-            price=given_price(options.prices, options.instance_type, market, now_s=now_s)
-            or listed_price(infra, market),
-            options={"infra": infra} if infra else {},
+        replace(
+            offer,
+            price=given_price(options.prices, options.instance_type, offer.market, now_s=now_s)
+            or listed_price(offer.network, offer.market),
         )
-        for market in Market
-        for infra in options.infra or ("",)
+        for offer in allowed_offers(options)
     )
-    return OfferListing(offers=offers, remarks=tuple(remarks))
+    return OfferListing(offers=offers, remarks=tuple(remarks), default=default_offer_name(options))
 
 
 def read_catalog(cloud: str) -> SkyPilotCatalog:

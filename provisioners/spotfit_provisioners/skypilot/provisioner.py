@@ -23,7 +23,7 @@ from spotfit.provision.offers import OfferListing
 from spotfit_provisioners.skypilot import offers, render, states
 from spotfit_provisioners.skypilot.client import SkyPilotClient
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
-from spotfit_provisioners.skypilot.states import SkyPilotJob
+from spotfit_provisioners.skypilot.states import SkyPilotJob, UsageInterval
 
 _UNKNOWN_MACHINE = NodeStatus(
     state=NodeState.GONE, reason="SkyPilot does not know it", is_known=False
@@ -49,6 +49,10 @@ class SkyPilotProvisioner:
         self._clock: Clock = system.SystemClock()
         self._waiting_since_s: dict[Token, float] = {}
         """When each group was first observed to wait for capacity."""
+        self._usage: dict[str, UsageInterval] = {}
+        """Billing times by cluster."""
+        self._usage_known: set[tuple[str, bool]] = set()
+        """Clusters whose start, and whose end (True), were asked for."""
         self._client = SkyPilotClient(options.endpoint, request_timeout_s=options.request_timeout_s)
 
     @classmethod
@@ -112,14 +116,18 @@ class SkyPilotProvisioner:
 
     def _handle(self, plan: GroupPlan) -> GroupHandle:
         detail = {"nodes": plan.num_nodes, "launch_mode": plan.body["launch_mode"]}
+        network, offer = plan.body.get("network", ""), plan.body.get("offer", "")
         if plan.body.get("may_move"):
             detail["may_move"] = True
+        if offer:
+            detail["has_given_offer"] = True
         return GroupHandle(
             token=plan.token,
             provisioner=self.name,
             name=plan.token,
             detail=detail,
-            network=plan.body.get("network", ""),
+            network=network,
+            offer=offer or offers.default_offer_name(self.options, network),
         )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
@@ -137,17 +145,22 @@ class SkyPilotProvisioner:
             states.cluster_status(up[name]) if name in up else self._missing_cluster_status(name)
             for name in names
         )
+        statuses = self._add_usage(names, statuses)
         reasons = (node.reason for node in statuses if node.state is NodeState.REFUSED)
         return GroupStatus(nodes=statuses, refusal=next(reasons, ""))
 
     def _refuse_late(self, handle: GroupHandle, status: GroupStatus) -> GroupStatus:
-        """Refuse a group that waits in one infrastructure, so that the next one is tried.
+        """Refuse a group that waits in one infrastructure, so that the next offer is tried.
 
         SkyPilot itself would wait there indefinitely: all machines of the group have to be in one.
         """
         is_waiting = all(node.state is NodeState.WAITING for node in status.nodes)
         has_other = any(one != handle.network for one in self.options.infra)
-        if not (is_waiting and status.refusal and has_other and handle.detail.get("may_move")):
+        # The leader chose the offer, and can choose another one.
+        is_bound = not handle.detail.get("has_given_offer") and not (
+            has_other and handle.detail.get("may_move")
+        )
+        if is_bound or not is_waiting or not status.refusal:
             self._waiting_since_s.pop(handle.token, None)
             return status
         now_s = self._clock.now()
@@ -157,6 +170,30 @@ class SkyPilotProvisioner:
         reason = f"{handle.network} has no machines for {waited_s:.0f} s: {status.refusal}"
         refused = NodeStatus(state=NodeState.REFUSED, reason=reason)
         return GroupStatus(nodes=(refused,) * len(status.nodes), refusal=status.refusal)
+
+    def _add_usage(
+        self, names: Sequence[str], statuses: tuple[NodeStatus, ...]
+    ) -> tuple[NodeStatus, ...]:
+        """Add billing times of clusters. Managed jobs have none: only their controller knows them.
+
+        SkyPilot is asked once after the start and once after the end of each machine.
+        """
+        due = {
+            (name, node.is_terminated)
+            for name, node in zip(names, statuses, strict=True)
+            if node.state is NodeState.RUNNING or (node.is_terminated and node.is_known)
+        }
+        if due - self._usage_known:
+            try:
+                self._usage.update(self._client.cluster_usage(names))
+                self._usage_known |= due
+            # Any error of the client library: the states of the machines are more important.
+            except Exception as error:  # noqa: BLE001
+                log.warning("skypilot.usage_unknown", reason=str(error))
+        return tuple(
+            states.with_usage(node, self._usage.get(name))
+            for name, node in zip(names, statuses, strict=True)
+        )
 
     def cancel(self, handle: GroupHandle) -> None:
         """Cancel the managed jobs, or abort pending launches and tear down the clusters."""

@@ -9,9 +9,12 @@ from typing import Any
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.model.offer import Market
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
+from spotfit.provision.offers import select_offer
 from spotfit_provisioners.job_fields import hardware
 from spotfit_provisioners.job_fields.names import allocation_labels
+from spotfit_provisioners.skypilot.offers import allowed_offers
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
 
 BACKEND = "skypilot"
@@ -30,8 +33,16 @@ def plan(request: GroupRequest, options: SkyPilotOptions) -> GroupPlan:
     hardware.check_resources(request.resources_per_worker, backend="SkyPilot")
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=MAX_NODES, backend="SkyPilot")
+    offer = select_offer(
+        request,
+        allowed_offers(options),
+        do="Set SkyPilotOptions(infra=…) to all infrastructures that may be used, and list the "
+        "offers again.",
+    )
     # Jobs are placed one by one, and each would choose for itself.
     network = _choose_network(request, options) if request.total_workers > slots else ""
+    if offer is not None:
+        network = offer.network
     infra = (network,) if network else options.infra
     task: dict[str, Any] = {
         "num_nodes": 1,
@@ -56,6 +67,7 @@ def plan(request: GroupRequest, options: SkyPilotOptions) -> GroupPlan:
             "launch_mode": options.launch_mode,
             "task": task,
             **({"network": network} if network else {}),
+            **({"offer": offer.name} if offer is not None else {}),
             # Only if no machine stands, the run may move to another infrastructure.
             **({"may_move": True} if network and network != request.network else {}),
         },
@@ -103,13 +115,17 @@ def _choose_network(request: GroupRequest, options: SkyPilotOptions) -> str:
     That of the machines that stand. Otherwise the first one that has not refused since the last
     round, or the one that refused first.
     """
-    if request.network:
+    entries = options.infra
+    if request.offer is not None:
+        # The offer determines the network, also if other machines stand elsewhere.
+        entries = (request.offer.network,) if request.offer.network else ()
+    elif request.network:
         return request.network
     # SkyPilot opens ports between the machines of one VPC, which has one region, and "finds
     # available spot resources across regions and clouds" for each job:
     # https://docs.skypilot.co/en/v0.6.1/examples/managed-jobs.html
-    wide = [one for one in options.infra if "/" not in one and one.lower() not in ONE_NETWORK]
-    if wide or not options.infra:
+    wide = [one for one in entries if "/" not in one and one.lower() not in ONE_NETWORK]
+    if wide or not entries:
         what = f"{wide[0]!r} has several regions" if wide else "it is not set"
         raise ConfigError(
             f"SkyPilotOptions(infra={options.infra!r}): {what}, and machines of two regions cannot "
@@ -118,8 +134,8 @@ def _choose_network(request: GroupRequest, options: SkyPilotOptions) -> str:
             "run uses one of them at a time.",
         )
     refused = request.refused_networks
-    usable = [one for one in options.infra if one not in refused]
-    return usable[0] if usable else min(options.infra, key=refused.index)
+    usable = [one for one in entries if one not in refused]
+    return usable[0] if usable else min(entries, key=refused.index)
 
 
 def _resources(
@@ -127,7 +143,13 @@ def _resources(
 ) -> dict[str, Any]:
     """Return the resources; several candidates become an ordered or unordered list."""
     common = dict(_common_resources(request, options))
-    use_spot = {"only": (True,), "preferred": (True, False), "never": (False,)}[options.spot]
+    use_spot: tuple[bool, ...] = {
+        "only": (True,),
+        "preferred": (True, False),
+        "never": (False,),
+    }[options.spot]
+    if request.offer is not None:
+        use_spot = (request.offer.market is Market.SPOT,)
     # Every infrastructure with spot machines, before any with on-demand machines.
     candidates: list[dict[str, Any]] = [
         {"use_spot": spot} | ({"infra": entry} if entry else {})
@@ -166,7 +188,11 @@ def _common_resources(request: GroupRequest, options: SkyPilotOptions) -> Iterat
     if options.disk_gib:
         yield "disk_size", options.disk_gib
     labels = allocation_labels(
-        "spotfit-", run=request.run_name, user=options.user, project=options.cost_project
+        "spotfit-",
+        run=request.run_name,
+        run_id=request.run_id,
+        user=options.user,
+        project=options.cost_project,
     )
     yield "labels", {**options.labels, **labels}
     if options.launch_mode == "jobs":

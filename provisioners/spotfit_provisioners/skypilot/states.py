@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
 
 from spotfit.model.group import NodeState, NodeStatus
 
@@ -87,6 +90,25 @@ def refusal_reason(record: SkyPilotJob) -> str:
     if is_backing_off or record.state == _NO_CAPACITY_STATE:
         return _format_reason(record.state, record.reason)
     return ""
+
+
+class UsageInterval(NamedTuple):
+    """When SkyPilot began to start the machine of a cluster, and when it was terminated."""
+
+    started_at_s: int
+    ended_at_s: int | None
+
+
+def with_usage(status: NodeStatus, usage: UsageInterval | None) -> NodeStatus:
+    """Add the times of the cluster that had the machine; None if they are not known."""
+    if usage is None:
+        return status
+    is_over = status.is_terminated and usage.ended_at_s is not None
+    return msgspec.structs.replace(
+        status,
+        started_at_ms=usage.started_at_s * 1000,
+        ended_at_ms=(usage.ended_at_s or 0) * 1000 if is_over else None,
+    )
 
 
 def cluster_status(state: str) -> NodeStatus:

@@ -9,8 +9,9 @@ from pathlib import Path
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
+from spotfit.model.offer import Market, Offer
 from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check
-from spotfit_provisioners.slurm import render
+from spotfit_provisioners.slurm import offers, render
 from spotfit_provisioners.slurm.client import SlurmClient
 from spotfit_provisioners.slurm.options import SlurmOptions
 
@@ -51,6 +52,11 @@ class _SlurmChecks:
             )
         yield run_check("the account can be charged", self._check_association)
         yield run_check("a job is accepted", self._check_submission)
+        for offer in self._on_demand_offers():
+            yield run_check(
+                f"the offer {offer.name} is accepted",
+                lambda one=offer: self._check_on_demand(one),  # type: ignore[misc]
+            )
         yield run_check("the grace period is long enough", self._check_kill_wait)
         yield run_check("tasks can write to the working directory", self._check_work_dir)
 
@@ -141,9 +147,38 @@ class _SlurmChecks:
             )
         return ", ".join(sorted({entry[0] for entry in matching}))
 
-    def _check_submission(self) -> str:
+    def _on_demand_offers(self) -> list[Offer]:
+        """Return the offers of `on_demand_partitions` and `on_demand_qos`."""
+        if not self._options.on_demand_partitions and not self._options.on_demand_qos:
+            return []
+        listed = offers.list_offers(self._options).offers
+        return [offer for offer in listed if offer.market is Market.ON_DEMAND]
+
+    def _check_on_demand(self, offer: Offer) -> str:
+        """Raise `ConfigError` if Slurm rejects jobs of the offer or may preempt them.
+
+        Preemption by QOS is not checked: any QOS may list it in its `Preempt`.
+        """
+        detail = self._check_submission(offer)
+        partition = offer.options.get(offers.PARTITION, "")
+        mode = self._find_partition(partition).get("PreemptMode", "")
+        by_partition = self._cluster_config.get("PreemptType", "").endswith("partition_prio")
+        # https://slurm.schedmd.com/preempt.html
+        if by_partition and mode != "OFF":
+            raise ConfigError(
+                f"PreemptMode of the partition {partition or '(default)'} is {mode}: jobs of "
+                "partitions with a higher PriorityTier preempt those of on-demand machines.",
+                do="Set SlurmOptions(on_demand_partitions=…) to partitions with PreemptMode=OFF.",
+            )
+        return detail
+
+    def _check_submission(self, offer: Offer | None = None) -> str:
         request = GroupRequest(
-            token=Token("t-checkup"), num_workers=1, total_workers=1, run_name="checkup"
+            token=Token("t-checkup"),
+            num_workers=1,
+            total_workers=1,
+            run_name="checkup",
+            offer=offer,
         )
         plan = render.plan(request, self._options)
         return self._slurm.test_submission(plan.body["arguments"], plan.body["script"])

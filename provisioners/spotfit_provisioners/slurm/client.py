@@ -20,7 +20,10 @@ from spotfit_provisioners.slurm.states import SlurmTask, parse_tasks
 
 # Commands repeat their requests themselves while the controller is busy.
 _COMMAND_TIMEOUT_S = 60.0
-_SQUEUE_FORMAT = "ArrayJobID:|,ArrayTaskID:|,State:|,Reason:|,exit_code:|"
+_SQUEUE_FORMAT = "ArrayJobID:|,ArrayTaskID:|,State:|,Reason:|,exit_code:|,StartTime:|,EndTime:|"
+# Seconds since 1970 instead of the local time of this machine:
+# https://slurm.schedmd.com/squeue.html#OPT_SLURM_TIME_FORMAT
+_SQUEUE_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s"}
 # Environment variables that commands and tasks inherit. SLURM_… variables of a surrounding job
 # would change the submission, and credentials of the caller must not be exported.
 _PASSED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "SLURM_CONF")
@@ -123,7 +126,8 @@ class SlurmClient:
             f"--Format={_SQUEUE_FORMAT}",
             *selection,
         )
-        lines = self._run(command, allow_finished=True).splitlines()
+        output = self._run(command, environment=_SQUEUE_ENVIRONMENT, allow_finished=True)
+        lines = output.splitlines()
         return [task for line in lines if line.strip() for task in parse_tasks(line)]
 
     def _run(

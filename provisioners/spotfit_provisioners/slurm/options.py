@@ -18,8 +18,14 @@ class SlurmOptions:
 
     partitions: tuple[str, ...] = ()
     """Allowed partitions; Slurm uses the one that can start the job first."""
+    on_demand_partitions: tuple[str, ...] = ()
+    """Partitions whose jobs are never preempted, for on-demand machines. With this option or
+    `on_demand_qos`, jobs in `partitions` may be preempted."""
     account: str = ""
     qos: str = ""
+    on_demand_qos: str = ""
+    """QOS of on-demand machines instead of `qos`, whose jobs are never preempted; without
+    `on_demand_partitions` in `partitions`."""
     constraint: str = ""
     """Required node features, in sbatch syntax: 'a100&nvlink'."""
     exclude: str = ""
@@ -56,13 +62,20 @@ class SlurmOptions:
     """Output file of a task; %x is the group's token, %a the index of the task."""
     prices: dict[str, Any] = field(default_factory=dict)
     """Prices of a node in US dollars per hour, by partition: {'h100': {'on_demand': 20}}; '*' is
-    any other. The markets state whether nodes of the partition may be preempted."""
+    any other. Without `on_demand_partitions` and `on_demand_qos`, a partition that has only an
+    on-demand price has no preemptions."""
     extra_args: tuple[str, ...] = ()
     """Additional arguments of sbatch, for example '--nice=100'."""
 
     def __post_init__(self) -> None:
         check_prices(self.prices, option="SlurmOptions(prices=…)")
         check_minimums(self, workers_per_node=1, memory_per_cpu_gib=0, grace_s=0)
+        both = sorted({*self.partitions} & {*self.on_demand_partitions})
+        if both and not self.on_demand_qos:
+            raise ConfigError(
+                f"SlurmOptions: {', '.join(both)} is in partitions and in on_demand_partitions.",
+                do="Write it in one of them, or set on_demand_qos.",
+            )
         if invalid := [name for name in self.environment if not name.isidentifier()]:
             raise ConfigError(
                 f"SlurmOptions(environment): {invalid[0]!r} is not a valid variable name.",

@@ -14,12 +14,10 @@ from spotfit.model.group import (
     GroupStatus,
     missing_group_status,
 )
-from spotfit.model.offer import Market
 from spotfit.provision.api import AccountCheck, MachineOutput, Refusal, Traits, last_lines
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.offers import OfferListing
-from spotfit_provisioners.prices.given import own_machine_offers
-from spotfit_provisioners.slurm import checkup, render, states
+from spotfit_provisioners.slurm import checkup, offers, render, states
 from spotfit_provisioners.slurm.client import SlurmClient
 from spotfit_provisioners.slurm.options import SlurmOptions
 from spotfit_provisioners.slurm.states import SlurmTask
@@ -58,14 +56,7 @@ class SlurmProvisioner:
 
     def offers(self, request: GroupRequest) -> OfferListing:
         """Return an offer for each partition, with the prices of the option `prices`."""
-        return own_machine_offers(
-            self.name,
-            self.options.prices,
-            default=Market.SPOT,
-            types=self.options.partitions or ("",),
-            option="partitions",
-            now_s=system.wall_ms() / 1000,
-        )
+        return offers.list_offers(self.options, now_s=system.wall_ms() / 1000)
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         """Submit a held array job, and release it if it is the first one of its name.
@@ -100,6 +91,7 @@ class SlurmProvisioner:
             provisioner=self.name,
             name=str(job),
             detail={"nodes": plan.num_nodes},
+            offer=plan.body.get("offer") or offers.list_offers(self.options).default or "",
         )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:

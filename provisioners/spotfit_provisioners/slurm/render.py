@@ -10,8 +10,10 @@ from pathlib import Path
 from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
+from spotfit.provision.offers import select_offer
 from spotfit_provisioners.job_fields import hardware
 from spotfit_provisioners.job_fields.names import to_label
+from spotfit_provisioners.slurm import offers
 from spotfit_provisioners.slurm.options import SlurmOptions
 
 BACKEND = "slurm"
@@ -31,9 +33,16 @@ def plan(request: GroupRequest, options: SlurmOptions) -> GroupPlan:
             f"modules={options.modules!r}) must not contain line breaks.",
             do="Remove the line breaks; shell lines belong in setup=(…).",
         )
+    offer = select_offer(
+        request,
+        offers.list_offers(options).offers,
+        do="For on-demand machines, set SlurmOptions(on_demand_partitions=…) or on_demand_qos; "
+        "else list the offers again.",
+    )
     body = {
         "arguments": list(_sbatch_arguments(request, options, nodes)),
         "script": batch_script(options),
+        **({"offer": offer.name} if offer is not None else {}),
     }
     return GroupPlan(
         token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
@@ -52,10 +61,11 @@ def _sbatch_arguments(request: GroupRequest, options: SlurmOptions, nodes: int) 
     if has_limit:
         # With ConstrainRAMSpace, --mem is a limit: https://slurm.schedmd.com/cgroup.conf.html
         hardware.check_memory_limit(per_worker, slots, limit_mib=memory_mib, backend="Slurm")
+    selected = request.offer.options if request.offer is not None else {}
     optional = {
-        "partition": ",".join(options.partitions),
+        "partition": selected.get(offers.PARTITION) or ",".join(options.partitions),
         "account": options.account,
-        "qos": options.qos,
+        "qos": selected.get(offers.QOS) or options.qos,
         "constraint": options.constraint,
         "exclude": options.exclude,
         "reservation": options.reservation,
@@ -68,7 +78,8 @@ def _sbatch_arguments(request: GroupRequest, options: SlurmOptions, nodes: int) 
         "output": options.output,
     }
     yield f"--job-name={request.token}"
-    yield f"--comment=spotfit {to_label(request.run_name or 'run')}"
+    comment = f"spotfit {to_label(request.run_name or 'run')}"
+    yield f"--comment={comment}{' ' + request.run_id if request.run_id else ''}"
     yield f"--array=0-{nodes - 1}"
     yield from ("--nodes=1", "--ntasks=1")
     yield f"--cpus-per-task={hardware.count_cpus(per_worker, slots)}"

@@ -36,6 +36,16 @@ STATES: Mapping[str, NodeState] = {
 }
 """COMPLETING is WAITING, because the task may be requeued afterwards."""
 
+_UNALLOCATED = (
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+)
+"""States of a task without nodes; its times are expected ones."""
+
 # Waiting reasons that do not indicate missing capacity; `submit` holds jobs for a moment, and a
 # requeued task begins after a delay.
 _NEUTRAL_REASONS = ("", "None", "BeginTime", "Cleaning", "JobHeldUser")
@@ -51,17 +61,34 @@ class SlurmTask:
     state: str
     reason: str = ""
     exit_code: int = 0
+    started_at_ms: int | None = None
+    """In milliseconds since 1970; of a pending task the expected time."""
+    ended_at_ms: int | None = None
+    """Of a task that has not ended the expected time."""
 
 
 def parse_tasks(line: str) -> Iterable[SlurmTask]:
     """Parse a line of squeue. It stands for several tasks while an array has not been split."""
-    job, indexes_, state, reason, status = line.strip().split("|")[:5]
+    job, indexes_, state, reason, status, start, end = line.strip().split("|")[:7]
     # A wait status: the code is in the high byte.
     code = int(status) >> 8 if status.isdecimal() else 0
     return [
-        SlurmTask(job_id=int(job), index=index, state=state, reason=reason, exit_code=code)
+        SlurmTask(
+            job_id=int(job),
+            index=index,
+            state=state,
+            reason=reason,
+            exit_code=code,
+            started_at_ms=_to_ms(start),
+            ended_at_ms=_to_ms(end),
+        )
         for index in parse_indexes(indexes_)
     ]
+
+
+def _to_ms(time: str) -> int | None:
+    """Parse seconds since 1970; None for 'N/A' and 'NONE'."""
+    return int(time) * 1000 if time.isdecimal() else None
 
 
 def parse_indexes(text: str) -> list[int]:
@@ -90,9 +117,14 @@ def _node_status(task: SlurmTask | None) -> NodeStatus:
         )
     # A state of a newer Slurm must not look like the end of the machine.
     state = STATES.get(task.state, NodeState.WAITING)
+    # Slurm accounts for the nodes from the start to the end of the job:
+    # https://slurm.schedmd.com/squeue.html#OPT_StartTime, "actual or expected"
+    started_at_ms = None if task.state in _UNALLOCATED else task.started_at_ms
     if state in (NodeState.RUNNING, NodeState.WAITING):
         return NodeStatus(
-            state=state, reason="" if task.state in ("RUNNING", "PENDING") else task.state
+            state=state,
+            reason="" if task.state in ("RUNNING", "PENDING") else task.state,
+            started_at_ms=started_at_ms,
         )
     code = describe_exit_code(task.exit_code) if task.exit_code else ""
     reason = "" if task.reason in ("None", "NonZeroExitCode") else task.reason
@@ -100,5 +132,7 @@ def _node_status(task: SlurmTask | None) -> NodeStatus:
         state=state,
         reason=", ".join(filter(None, (task.state, reason, code))),
         exit_code=task.exit_code or None,
+        started_at_ms=started_at_ms,
+        ended_at_ms=task.ended_at_ms,
         out_of_memory=task.state == "OUT_OF_MEMORY",
     )

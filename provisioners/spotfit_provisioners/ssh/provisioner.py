@@ -26,7 +26,6 @@ from spotfit.model.group import (
     NodeState,
     NodeStatus,
 )
-from spotfit.model.offer import Market
 from spotfit.provision.api import (
     AccountCheck,
     CheckSkippedError,
@@ -37,8 +36,7 @@ from spotfit.provision.api import (
 )
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.offers import OfferListing
-from spotfit_provisioners.prices.given import own_machine_offers
-from spotfit_provisioners.ssh import client, render, states
+from spotfit_provisioners.ssh import client, offers, render, states
 from spotfit_provisioners.ssh.client import SshClient
 from spotfit_provisioners.ssh.options import SshOptions
 from spotfit_provisioners.ssh.states import SshHostStatus
@@ -82,12 +80,7 @@ class SshProvisioner:
 
     def offers(self, request: GroupRequest) -> OfferListing:
         """Return one offer, with the price of the option `prices`."""
-        return own_machine_offers(
-            self.name,
-            self.options.prices,
-            default=Market.ON_DEMAND,
-            now_s=system.wall_ms() / 1000,
-        )
+        return offers.list_offers(self.options, now_s=system.wall_ms() / 1000)
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         """Start each machine on the first free host; a lock on the host prevents two agents.
@@ -277,7 +270,13 @@ class SshProvisioner:
             "hosts": [taken[number] for number in range(plan.num_nodes)],
             "state_dir": self.options.state_dir,
         }
-        return GroupHandle(token=plan.token, provisioner=self.name, name=plan.token, detail=detail)
+        return GroupHandle(
+            token=plan.token,
+            provisioner=self.name,
+            name=plan.token,
+            detail=detail,
+            offer=offers.list_offers(self.options).offers[0].name,
+        )
 
     def _machine_path(self, host: str, token: str, number: int) -> str:
         return render.machine_path(self.options.state_dir, host, token=token, node=number)

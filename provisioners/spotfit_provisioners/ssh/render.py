@@ -15,7 +15,9 @@ from typing import Any
 from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.provision.launch import AGENT_COMMAND, count_nodes
+from spotfit.provision.offers import select_offer
 from spotfit_provisioners.job_fields import hardware
+from spotfit_provisioners.ssh.offers import list_offers
 from spotfit_provisioners.ssh.options import SshOptions
 
 BACKEND = "ssh"
@@ -43,6 +45,11 @@ def plan(request: GroupRequest, options: SshOptions) -> GroupPlan:
             "must not contain line breaks.",
             do="Remove the line breaks; shell lines belong in setup=(…).",
         )
+    select_offer(
+        request,
+        list_offers(options).offers,
+        do="Hosts have one offer; list it again after changes of SshOptions(prices=…).",
+    )
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=len(options.hosts), backend="ssh")
     body: dict[str, Any] = {
@@ -131,12 +138,17 @@ echo started
 
 
 def machine_status_script(machine_dir: str) -> str:
-    """Return a script that prints 'running', 'over' with the exit code if known, or 'unknown'."""
+    """Return a script that prints the status of a machine.
+
+    Prints 'running', 'over' with the exit code if known, or 'unknown'; then when the agent started
+    and ended, by the clock of the host in seconds since 1970, as far as recorded.
+    """
     return f"""{_prologue(machine_dir)}
 if alive "$mark"; then echo running
 elif [ -e "$place" ]; then echo over "$(cat "$place/code" 2>/dev/null)"
 else echo unknown
 fi
+stat -c %Y "$place/pid" "$place/code" 2>/dev/null || true
 """
 
 

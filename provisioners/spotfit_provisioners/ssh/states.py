@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from spotfit.model.group import NodeState, NodeStatus
 from spotfit.provision.launch import AgentExitCode, describe_exit_code
 
@@ -67,7 +69,18 @@ def parse_host_status(output: str) -> SshHostStatus:
 
 def parse_node_status(output: str) -> NodeStatus:
     """Parse the output of `render.machine_status_script`."""
-    agent_state, _, code = output.partition(" ")
+    first, *times = output.splitlines()
+    agent_state, _, code = first.partition(" ")
+    started_at_ms, ended_at_ms, *_ = [*(int(time) * 1000 for time in times), None, None]
+    return replace(
+        _node_status(agent_state, code),
+        started_at_ms=started_at_ms,
+        # The exit code is written before the last process has ended.
+        ended_at_ms=ended_at_ms if agent_state == OVER else None,
+    )
+
+
+def _node_status(agent_state: str, code: str) -> NodeStatus:
     state = STATES[agent_state]
     if agent_state == RUNNING:
         return NodeStatus(state=state)

@@ -427,6 +427,7 @@ class Reconciler:
             resources_per_worker=spec.resources_per_worker,
             run_url=self._launch.run_url,
             run_name=spec.name,
+            run_id=spec.run_id,
         )
 
     def _submit_group(self, token: Token, now: float) -> tuple[bool, Wait]:

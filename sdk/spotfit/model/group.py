@@ -29,6 +29,8 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     resources_per_worker: dict[str, float] = {}
     run_url: str = ""
     run_name: str = ""
+    run_id: str = ""
+    """With `run_name` in the tags of what is rented; '' for requests that rent nothing."""
     role: Role = "train"
     network: str = ""
     """`GroupHandle.network` of the machines of the run that stand; '' if any network may be used.

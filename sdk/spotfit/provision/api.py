@@ -118,8 +118,9 @@ class Provisioner(Protocol):
     def plan(self, request: GroupRequest) -> GroupPlan:
         """Translate a request into the backend's API fields, without network or clock.
 
-        Returns the same plan for the same request. Places all machines in `request.network`, if it
-        is set and the backend has several. Raises `ConfigError` if the request cannot be
+        Returns the same plan for the same request. Rents exactly `request.offer`, if it is set and
+        the backend lists offers (`spotfit.provision.offers`). Otherwise places all machines in
+        `request.network`, if it is set and the backend has several. Raises `ConfigError` if the request cannot be
         satisfied with the backend's options, for instance if it needs too many machines.
         """
 

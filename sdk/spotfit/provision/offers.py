@@ -1,14 +1,18 @@
 """The offers of a backend: what it can rent, and the price of each, as far as it is known.
 
 A provisioner may implement `offers(request)`, which returns an `OfferListing`. It may use the
-network, because prices change; `plan` does not.
+network, because prices change; `plan` does not. Its `plan` rents exactly `GroupRequest.offer`, if
+it is set, and `submit` returns the name of the offer in `GroupHandle.offer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupRequest
 from spotfit.model.offer import Market, Offer
 from spotfit.provision.api import Provisioner
@@ -22,6 +26,10 @@ class OfferListing:
     """In the order of the backend's options; at least one."""
     remarks: tuple[str, ...] = ()
     """One sentence for each reason why prices are unknown or older than usual, for the user."""
+    default: str | None = None
+    """The name of the offer that a request without an offer is granted. '' if it is not known in
+    advance, for example because the provider chooses a zone; None if the backend does not state
+    it."""
 
 
 def list_offers(provisioner: Provisioner, request: GroupRequest) -> OfferListing:
@@ -50,3 +58,66 @@ def offer_name(provisioner: str, market: Market, *parts: str) -> str:
     `parts` distinguish it from other offers of the backend; empty ones are left out.
     """
     return "/".join([provisioner, *filter(None, parts), market.value])
+
+
+def select_offer(request: GroupRequest, offers: Iterable[Offer], *, do: str) -> Offer | None:
+    """Return the offer that `request` names; None if it names none.
+
+    For implementations of `plan`: `offers` are those that the backend's options allow, with or
+    without prices. Raises `ConfigError` with the remedy `do` if the named one is none of them, for
+    example because it was listed with other options.
+    """
+    offer = request.offer
+    if offer is None:
+        return None
+    allowed = list(offers)
+    if not any(_is_same(offer, one) for one in allowed):
+        names = ", ".join(one.name for one in allowed) or "none"
+        raise ConfigError(
+            f"The offer {offer.name} ({offer.market.value}) cannot be rented with the options of "
+            f"{offer.provisioner}. Their offers are: {names}.",
+            do=do,
+        )
+    return offer
+
+
+def _is_same(one: Offer, other: Offer) -> bool:
+    # The name has no effect on what is rented, and the price changes.
+    return replace(one, name="", price=None) == replace(other, name="", price=None)
+
+
+def default_offer(provisioner: Provisioner, listing: OfferListing) -> Offer | None:
+    """Return the offer that a request without an offer is granted; None if it is not determined.
+
+    If the backend does not state it, that is the only offer of its market: spot, unless its
+    machines are never preempted.
+    """
+    if listing.default is not None:
+        return next((one for one in listing.offers if one.name == listing.default), None)
+    market = Market.SPOT if provisioner.traits.spot else Market.ON_DEMAND
+    of_market = [one for one in listing.offers if one.market is market]
+    return of_market[0] if len(of_market) == 1 else None
+
+
+def on_demand_equivalent(offer: Offer, offers: Iterable[Offer]) -> Offer | None:
+    """Return the on-demand offer of the same machines as `offer`; None if there is none.
+
+    Same backend, region and machine type, and if possible the same zone. An on-demand offer is its
+    own equivalent.
+    """
+    if offer.market is Market.ON_DEMAND:
+        return offer
+    candidates = [
+        one
+        for one in offers
+        if one.market is Market.ON_DEMAND
+        and (one.provisioner, one.region) == (offer.provisioner, offer.region)
+        # '' is a type that the provider chooses.
+        and (one.machine_type == offer.machine_type or "" in (one.machine_type, offer.machine_type))
+    ]
+    # Stable: the first listed one of those that match equally well.
+    return min(
+        candidates,
+        key=lambda one: (one.zone != offer.zone, one.machine_type != offer.machine_type),
+        default=None,
+    )

@@ -12,8 +12,9 @@ class TestMyCloud(ProvisionerSuite):
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -25,8 +26,10 @@ from spotfit.core.ids import Token
 from spotfit.host import system
 from spotfit.host.system import SystemClock
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
+from spotfit.model.offer import Offer
 from spotfit.provision.api import Provisioner, Refusal, find_group
 from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.offers import OfferListing, list_offers
 
 SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHJ1bjogMzIgYnl0ZXM="  # noqa: S105  # tests search for it in serialised values
 _POLL_INTERVAL_S = 0.05
@@ -140,6 +143,56 @@ class ProvisionerSuite:
         with pytest.raises(ConfigError):
             provisioner.plan(request)
 
+    # ── offers ───────────────────────────────────────────────────────────────────────────────────
+
+    def test_listed_offers_can_be_planned_and_no_others(
+        self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest]
+    ) -> None:
+        """`plan` rents the offer of the request, or raises `ConfigError` with a remedy.
+
+        An offer may be listed for its price although the options do not allow to rent it.
+        """
+        offers = _require_offers(provisioner, request_for(1)).offers
+        # Bills and later decisions refer to offers by name.
+        names = [offer.name for offer in offers]
+        assert len(set(names)) == len(names)
+        assert names == [offer.name for offer in list_offers(provisioner, request_for(1)).offers]
+        requests = [msgspec.structs.replace(request_for(1), offer=offer) for offer in offers]
+        plans = [_plan_or_remedy(provisioner, request) for request in requests]
+        assert any(plans), "no listed offer can be rented"
+        of_other = msgspec.structs.replace(offers[0], name="none-such", provisioner="none-such")
+        with pytest.raises(ConfigError):
+            provisioner.plan(msgspec.structs.replace(request_for(1), offer=of_other))
+
+    def test_a_group_names_the_offer_that_was_granted(
+        self,
+        provisioner: Provisioner,
+        launch: AgentLaunchSpec,
+        request_for: Callable[[int], GroupRequest],
+    ) -> None:
+        """`GroupHandle.offer` is that of the request, else one of the listing.
+
+        '' if the provider chooses among several offers.
+        """
+        listing = _require_offers(provisioner, request_for(1))
+        granted = []
+        # The last one: on-demand, where there are both markets.
+        for offer in (None, _rentable_offers(provisioner, listing.offers, request_for)[-1]):
+            plan = provisioner.plan(msgspec.structs.replace(request_for(1), offer=offer))
+            handle = _assert_granted(provisioner.submit(plan, launch))
+            assert find_group(provisioner, plan, launch) == handle
+            granted.append((offer, handle))
+        (_, default), (offer, requested) = granted
+        assert offer is not None
+        assert requested.offer == offer.name
+        assert default.offer in {"", *(one.name for one in listing.offers)}
+        if listing.default is not None:
+            assert default.offer == listing.default
+        for _, handle in granted:
+            provisioner.cancel(handle)
+        for _, handle in granted:
+            self._release(provisioner, handle)
+
     # ── submit, observe, cancel ──────────────────────────────────────────────────────────────────
 
     def test_machines_start_and_are_released(
@@ -152,9 +205,10 @@ class ProvisionerSuite:
         plan = provisioner.plan(request_for(2))
         handle = _assert_granted(provisioner.submit(plan, launch))
         assert len(provisioner.observe(handle).nodes) == plan.num_nodes
-        self._wait_until(provisioner, handle, _all_running)
+        started = self._wait_until(provisioner, handle, _all_running)
         provisioner.cancel(handle)
-        self._wait_until(provisioner, handle, lambda status: status.is_terminated)
+        ended = self._wait_until(provisioner, handle, lambda status: status.is_terminated)
+        _assert_times_in_order(started, ended)
         provisioner.cancel(handle)  # idempotent: a new leader may repeat it
 
     def test_submit_is_idempotent(
@@ -337,6 +391,52 @@ class ProvisionerSuite:
     def _unknown_handle(self, handle: GroupHandle) -> GroupHandle:
         """Return a handle of a group that never existed. Override it if names have a format."""
         return msgspec.structs.replace(handle, token=Token("t-0123456789ab"), name="t-0123456789ab")
+
+
+def _require_offers(provisioner: Provisioner, request: GroupRequest) -> OfferListing:
+    if not hasattr(provisioner, "offers"):
+        pytest.skip("this backend lists no offers")
+    return list_offers(provisioner, request)
+
+
+def _plan_or_remedy(provisioner: Provisioner, request: GroupRequest) -> GroupPlan | None:
+    """Return the plan; None if the options do not allow to rent the offer of the request."""
+    assert request.offer is not None
+    try:
+        plan = provisioner.plan(request)
+    except ConfigError as error:
+        # An offer that can be rented raises none.
+        assert error.do, f"the error for {request.offer.name} has no remedy"  # noqa: PT017
+        return None
+    assert plan == provisioner.plan(request), "plans must be deterministic"
+    # The present price is not part of what is rented.
+    unpriced = msgspec.structs.replace(request.offer, price=None)
+    assert plan == provisioner.plan(msgspec.structs.replace(request, offer=unpriced))
+    assert _json_round_trip(plan, GroupPlan) == plan
+    return plan
+
+
+def _rentable_offers(
+    provisioner: Provisioner, offers: Iterable[Offer], request_for: Callable[[int], GroupRequest]
+) -> list[Offer]:
+    """Return the offers that the options allow to rent."""
+    rentable = []
+    for offer in offers:
+        with contextlib.suppress(ConfigError):
+            provisioner.plan(msgspec.structs.replace(request_for(1), offer=offer))
+            rentable.append(offer)
+    return rentable
+
+
+def _assert_times_in_order(started: GroupStatus, ended: GroupStatus) -> None:
+    """Check the billing times of machines, as far as the backend reports them."""
+    for before, after in zip(started.nodes, ended.nodes, strict=True):
+        assert before.ended_at_ms is None, "the machine was running"
+        if after.started_at_ms is not None and before.started_at_ms is not None:
+            assert after.started_at_ms == before.started_at_ms
+        if after.ended_at_ms is not None:
+            assert after.started_at_ms is not None
+            assert after.started_at_ms <= after.ended_at_ms
 
 
 def _all_running(status: GroupStatus) -> bool:

@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
+from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
-from spotfit.model.offer import Market, Offer
+from spotfit.model.offer import Market, Offer, Price
 from spotfit.provision.api import Traits
-from spotfit.provision.offers import OfferListing, list_offers, offer_name
+from spotfit.provision.offers import (
+    OfferListing,
+    default_offer,
+    list_offers,
+    offer_name,
+    on_demand_equivalent,
+    select_offer,
+)
 
 REQUEST = GroupRequest(token=Token("t-one"), num_workers=1, total_workers=1)
 
@@ -48,3 +57,84 @@ def test_backend_with_the_method_lists_its_own_offers() -> None:
 
 def test_empty_parts_are_left_out_of_a_name() -> None:
     assert offer_name("aws_batch", Market.SPOT, "us-east-1", "") == "aws_batch/us-east-1/spot"
+
+
+def an_offer(name: str, market: Market = Market.SPOT, **fields: str) -> Offer:
+    return Offer(name=name, provisioner="mine", market=market, **fields)  # type: ignore[arg-type]
+
+
+PRICE = Price(usd_per_hour=2.0, source="given", as_of_s=0.0)
+
+
+def test_offer_of_a_request_is_selected_whatever_its_price_is() -> None:
+    listed = [an_offer("a", zone="z1"), an_offer("b", zone="z2")]
+    wanted = replace(listed[1], price=PRICE)
+    assert select_offer(replace(REQUEST, offer=wanted), listed, do="…") is wanted
+    assert select_offer(REQUEST, listed, do="…") is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        an_offer("a", Market.ON_DEMAND),
+        an_offer("a", zone="z1"),
+        an_offer("a", machine_type="p5"),
+        replace(an_offer("a"), provisioner="theirs"),
+        replace(an_offer("a"), options={"queue": "q"}),
+    ],
+)
+def test_offer_that_the_options_do_not_allow_is_an_error_with_the_remedy(other: Offer) -> None:
+    with pytest.raises(ConfigError, match="a, b") as raised:
+        select_offer(replace(REQUEST, offer=other), [an_offer("a"), an_offer("b")], do="set x")
+    assert raised.value.do == "set x"
+
+
+@pytest.mark.parametrize(
+    ("stated", "offers", "expected"),
+    [
+        ("b", [an_offer("a"), an_offer("b")], "b"),
+        ("", [an_offer("a")], None),
+        (None, [an_offer("a"), an_offer("b", Market.ON_DEMAND)], "a"),
+        (None, [an_offer("a"), an_offer("b")], None),
+        (None, [an_offer("a", Market.ON_DEMAND)], None),
+    ],
+)
+def test_default_offer_is_the_stated_one_or_the_only_one_of_the_market(
+    stated: str | None, offers: list[Offer], expected: str | None
+) -> None:
+    listing = OfferListing(offers=tuple(offers), default=stated)
+    found = default_offer(Backend(), listing)  # type: ignore[arg-type]  # what is called
+    assert (found and found.name) == expected
+
+
+def test_default_offer_of_a_backend_without_preemptions_is_on_demand() -> None:
+    listing = OfferListing(offers=(an_offer("a"), an_offer("b", Market.ON_DEMAND)))
+    found = default_offer(Backend(is_spot=False), listing)  # type: ignore[arg-type]  # what is called
+    assert found is not None
+    assert found.name == "b"
+
+
+@pytest.mark.parametrize(
+    ("offer", "expected"),
+    [
+        (an_offer("s", region="r1", zone="z1", machine_type="p5"), "zone"),
+        (an_offer("s", region="r1", zone="z9", machine_type="p5"), "region"),
+        (an_offer("s", region="r1", machine_type="g5"), "any type"),
+        (an_offer("s", region="r2", machine_type="p5"), "other"),
+        (an_offer("s", region="r2", machine_type="g5"), None),
+        (an_offer("s", region="r3"), None),
+        (an_offer("self", Market.ON_DEMAND, region="r3"), "self"),
+    ],
+)
+def test_on_demand_equivalent_is_in_the_same_region_and_of_the_same_type(
+    offer: Offer, expected: str | None
+) -> None:
+    listed = [
+        an_offer("spot", region="r1", zone="z1", machine_type="p5"),
+        an_offer("region", Market.ON_DEMAND, region="r1", zone="z2", machine_type="p5"),
+        an_offer("zone", Market.ON_DEMAND, region="r1", zone="z1", machine_type="p5"),
+        an_offer("any type", Market.ON_DEMAND, region="r1"),
+        an_offer("other", Market.ON_DEMAND, region="r2", machine_type="p5"),
+    ]
+    found = on_demand_equivalent(offer, listed)
+    assert (found and found.name) == expected

@@ -1,4 +1,4 @@
-# A job queue of spot machines on AWS Batch, with minimal permissions.
+# Job queues of spot and of on-demand machines on AWS Batch, with minimal permissions.
 
 data "aws_region" "here" {}
 data "aws_caller_identity" "here" {}
@@ -9,7 +9,7 @@ locals {
   # Older providers call `region` `name`; both have the id.
   region  = data.aws_region.here.id
   account = data.aws_caller_identity.here.account_id
-  queue   = "${var.name}-spot"
+  queues  = { spot = "${var.name}-spot", on_demand = "${var.name}-on-demand" }
   tags    = merge({ "spotfit" = var.name }, var.tags)
   # Of own images the architecture is not known.
   types = var.image != "" ? [] : var.instance_types
@@ -199,7 +199,7 @@ resource "aws_batch_compute_environment" "spot" {
 }
 
 resource "aws_batch_job_queue" "spot" {
-  name     = local.queue
+  name     = local.queues.spot
   state    = "ENABLED"
   priority = 1
   tags     = local.tags
@@ -207,6 +207,52 @@ resource "aws_batch_job_queue" "spot" {
   compute_environment_order {
     order               = 1
     compute_environment = aws_batch_compute_environment.spot.arn
+  }
+}
+
+# Groups are submitted here only if they request on-demand machines.
+resource "aws_batch_compute_environment" "on_demand" {
+  type         = "MANAGED"
+  state        = "ENABLED"
+  service_role = var.service_role != "" ? var.service_role : null
+  tags         = local.tags
+
+  compute_resources {
+    type                = "EC2"
+    allocation_strategy = "BEST_FIT_PROGRESSIVE"
+    min_vcpus           = 0
+    max_vcpus           = var.max_vcpus
+    instance_type       = var.instance_types
+    instance_role       = aws_iam_instance_profile.machine.arn
+    security_group_ids  = var.efa_interfaces > 0 ? null : [aws_security_group.agents.id]
+    placement_group     = one(aws_placement_group.cluster[*].name)
+    subnets             = var.subnet_ids
+    tags                = local.tags
+
+    launch_template {
+      launch_template_id = aws_launch_template.machine.id
+      version            = "$Latest"
+    }
+  }
+
+  # As for spot machines.
+  lifecycle {
+    create_before_destroy = true
+    replace_triggered_by  = [aws_launch_template.machine.latest_version]
+  }
+
+  depends_on = [aws_iam_role_policy_attachment.machine]
+}
+
+resource "aws_batch_job_queue" "on_demand" {
+  name     = local.queues.on_demand
+  state    = "ENABLED"
+  priority = 1
+  tags     = local.tags
+
+  compute_environment_order {
+    order               = 1
+    compute_environment = aws_batch_compute_environment.on_demand.arn
   }
 }
 
@@ -294,12 +340,13 @@ data "aws_iam_policy_document" "controller" {
     ]
     resources = [
       aws_batch_job_queue.spot.arn,
+      aws_batch_job_queue.on_demand.arn,
       "${local.arn}:batch:${local.region}:${local.account}:job-definition/spotfit-*",
       "${local.arn}:batch:${local.region}:${local.account}:job/*",
     ]
   }
 
-  # Job ids are random, so jobs of this queue are recognised by a tag that submitted jobs must have.
+  # Job ids are random, so jobs of these queues are recognised by a tag that submitted jobs must have.
   statement {
     sid       = "TagOwnJobs"
     actions   = ["batch:TagResource"]
@@ -308,7 +355,7 @@ data "aws_iam_policy_document" "controller" {
     condition {
       test     = "StringEquals"
       variable = "aws:RequestTag/spotfit:queue"
-      values   = [local.queue]
+      values   = values(local.queues)
     }
   }
 
@@ -320,7 +367,7 @@ data "aws_iam_policy_document" "controller" {
     condition {
       test     = "StringEquals"
       variable = "aws:ResourceTag/spotfit:queue"
-      values   = [local.queue]
+      values   = values(local.queues)
     }
   }
 

@@ -5,6 +5,11 @@ output "queues" {
   value       = [aws_batch_job_queue.spot.name]
 }
 
+output "on_demand_queues" {
+  description = "Job queues of on-demand machines."
+  value       = [aws_batch_job_queue.on_demand.name]
+}
+
 output "region" {
   description = "Region."
   value       = data.aws_region.here.id

@@ -6,13 +6,14 @@ output "provisioner" {
 
 output "aws_batch" {
   value = {
-    queues         = module.batch.queues
-    region         = module.batch.region
-    image          = module.batch.image
-    job_role       = module.batch.job_role
-    execution_role = module.batch.execution_role
-    log_group      = module.batch.log_group
-    efa_devices    = module.batch.efa_devices
+    queues           = module.batch.queues
+    on_demand_queues = module.batch.on_demand_queues
+    region           = module.batch.region
+    image            = module.batch.image
+    job_role         = module.batch.job_role
+    execution_role   = module.batch.execution_role
+    log_group        = module.batch.log_group
+    efa_devices      = module.batch.efa_devices
   }
 }
 

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from spotfit.core.errors import ConfigError
 from spotfit.host.system import SystemClock
+from spotfit.model.offer import Market
 from spotfit_localsim.clouds.capacity import MarketOptions, RealTimeMarket
 from spotfit_localsim.clouds.cloud_host import (
     ENDED,
     LOST,
     OUT_OF_MEMORY,
+    RECLAIMED,
     SIM_ROOT_ENV,
     STOPPED,
     Datacenter,
@@ -189,6 +192,25 @@ def test_number_of_machines_is_limited_by_the_capacity(tmp_path: Path) -> None:
     assert first.is_active
     assert second.was_reclaimed, "the newest machine is reclaimed first"
     datacenter.close()
+
+
+def test_on_demand_machines_are_not_preempted_when_spot_capacity_falls(tmp_path: Path) -> None:
+    market = market_with(on_demand_capacity=1, reclaims_per_hour=1e9)
+    datacenter = Datacenter(tmp_path, market)
+    spot = rent(datacenter, SLEEPS)
+    bought = datacenter.rent("task", SLEEPS, {}, market=Market.ON_DEMAND)
+    assert bought is not None
+    assert datacenter.rent("task", SLEEPS, {}, market=Market.ON_DEMAND) is None
+    market.max_machines = market.max_on_demand_machines = 0
+    until(datacenter, lambda: not spot.is_active and bought.state == "up")
+    for _ in range(5):
+        datacenter.tick()
+    assert (spot.end_reason, bought.state, bought.noticed_at_s) == (RECLAIMED, "up", None)
+    with pytest.raises(ConfigError, match="on-demand machine"):
+        datacenter.reclaim(bought, notice=False)
+    datacenter.close()
+    assert bought.started_at_s is not None
+    assert bought.created_at_s <= bought.started_at_s <= (bought.ended_at_s or 0.0)
 
 
 def test_reopened_datacenter_restores_its_machines(datacenter: Datacenter) -> None:

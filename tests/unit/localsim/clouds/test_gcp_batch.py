@@ -44,7 +44,11 @@ def client(sim: Simulator) -> Any:
 def job_body(command: str = "exec sleep 100", *, count: int = 1, **spec: Any) -> dict[str, Any]:
     container = {"image_uri": "i", "entrypoint": "/bin/sh", "commands": ["-c", command]}
     task = {"runnables": [{"container": container}], **spec}
-    return {"task_groups": [{"task_count": count, "task_spec": task}]}
+    allocation = {"instances": [{"policy": {"provisioning_model": "SPOT"}}]}
+    return {
+        "task_groups": [{"task_count": count, "task_spec": task}],
+        "allocation_policy": allocation,
+    }
 
 
 def submit(sim: Simulator, job: dict[str, Any], job_id: str = "job", **more: Any) -> str:

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from spotfit.host.system import SystemClock
+from spotfit.model.offer import Market
 from spotfit_localsim.clouds.http_server import WireRequest
-from spotfit_localsim.clouds.kubernetes import _quantity_mib
+from spotfit_localsim.clouds.kubernetes import _find_market, _quantity_mib
 from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 
@@ -255,3 +256,30 @@ def test_pod_without_a_job_runs(sim: Simulator, api: Any) -> None:
     while core.read_namespaced_pod("p", "default").status.phase != "Succeeded":
         clock.wait(0.02)
     assert core.read_namespaced_pod_log("p", "default") == "[]\n"
+
+
+def avoids(name: str, operator: str, *values: str) -> dict[str, Any]:
+    expression = {"key": name, "operator": operator, "values": list(values)}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "market"),
+    [
+        ({}, Market.SPOT),
+        ({"nodeSelector": {"pool": "a100"}}, Market.SPOT),
+        ({"nodeSelector": {"karpenter.sh/capacity-type": "spot"}}, Market.SPOT),
+        ({"nodeSelector": {"eks.amazonaws.com/capacityType": "ON_DEMAND"}}, Market.ON_DEMAND),
+        ({"nodeSelector": {"karpenter.sh/capacity-type": "reserved"}}, None),
+        ({"affinity": avoids("karpenter.sh/capacity-type", "NotIn", "spot")}, Market.ON_DEMAND),
+        # A label that on-demand nodes do not have.
+        ({"affinity": avoids("cloud.google.com/gke-spot", "NotIn", "true")}, Market.ON_DEMAND),
+        ({"affinity": avoids("cloud.google.com/gke-spot", "DoesNotExist")}, Market.ON_DEMAND),
+        ({"affinity": avoids("cloud.google.com/gke-spot", "Exists")}, Market.SPOT),
+        ({"affinity": avoids("karpenter.sh/capacity-type", "In", "on-demand")}, Market.ON_DEMAND),
+        ({"affinity": avoids("pool", "NotIn", "a100")}, Market.SPOT),
+    ],
+)
+def test_pod_is_placed_on_nodes_with_its_labels(pod: dict[str, Any], market: Market | None) -> None:
+    assert _find_market(pod) is market

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
@@ -13,6 +14,7 @@ from spotfit.model.group import GroupRequest
 from spotfit.provision.offers import list_offers
 from spotfit_localsim.clouds.cloud_host import SIM_ROOT_ENV
 from spotfit_localsim.clouds.provisioner import SimProvisioner, _location_settings
+from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
 from spotfit_provisioners.local.provisioner import LocalProvisioner
 
 pytestmark = pytest.mark.real_time("a simulated cloud runs in real time")
@@ -40,6 +42,21 @@ def test_offers_are_those_of_the_cloud(tmp_path: Path, monkeypatch: pytest.Monke
     request = GroupRequest(token=Token("t-1"), num_workers=1, total_workers=1)
     (offer,) = list_offers(sim, request).offers
     assert (offer.name, offer.price and offer.price.usd_per_hour) == ("local/spot", 1.5)
+
+
+def test_requested_offer_is_planned_by_the_cloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = SimProvisioner.with_options(cloud="gcp_batch", root=str(tmp_path))
+    prices = {"*": {"spot": 1, "on_demand": 3}}
+    cloud = GcpBatchProvisioner.with_options(region="r", image="i", prices=prices)
+    monkeypatch.setattr(SimProvisioner, "_cloud_provisioner", cloud)
+    request = GroupRequest(token=Token("t-1"), num_workers=1, total_workers=1)
+    models = {}
+    for offer in list_offers(sim, request).offers:
+        (instance,) = sim.plan(replace(request, offer=offer)).body["allocationPolicy"]["instances"]
+        models[offer.name] = instance["policy"]["provisioningModel"]
+    assert models == {"gcp_batch/r/spot": "SPOT", "gcp_batch/r/on_demand": "STANDARD"}
 
 
 def test_unknown_option_is_reported(tmp_path: Path) -> None:

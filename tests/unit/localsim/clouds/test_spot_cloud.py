@@ -145,4 +145,5 @@ def test_machines_are_preempted_and_requests_fail_on_demand(
     assert (cloud.reclaimed_count, cloud.billed_machine_count) == (1, 0)
     cloud.fail_requests("throttled")
     cloud.set_capacity(0)
+    cloud.set_on_demand_capacity(0)
     assert [one["end_reason"] for one in cloud.machines()] == ["reclaimed"]

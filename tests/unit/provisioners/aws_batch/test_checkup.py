@@ -53,7 +53,12 @@ def sim(cloud: Simulator) -> Simulator:
 
 def open_provisioner(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
     access = AwsBatchCloud.client_access(sim.server.url)
-    sound = {"job_role": AGENTS, "execution_role": EXECUTION, "image": f"{IMAGE}:sim"}
+    sound: dict[str, Any] = {
+        "job_role": AGENTS,
+        "execution_role": EXECUTION,
+        "image": f"{IMAGE}:sim",
+    }
+    sound["on_demand_queues"] = ()
     return AwsBatchProvisioner.with_options(**{**access.options, **sound, **options})
 
 
@@ -290,6 +295,27 @@ def test_on_demand_environment_is_described_as_a_fallback(sim: Simulator) -> Non
     assert detail == "on-demand instances, at their full price: up to 64 vCPUs of g5.xlarge"
 
 
+def test_queue_of_on_demand_machines_is_checked(sim: Simulator) -> None:
+    findings = run_checks(sim, on_demand_queues=("on-demand",))
+    assert not failed_checks(findings)
+    detail = findings["compute environment on-demand can run jobs"].detail
+    assert detail.startswith("on-demand instances, for groups that request them")
+    assert findings["machines of on-demand reach AWS"].conclusive
+    findings = run_checks(sim, on_demand_queues=("other",))
+    (wrong,) = failed_checks(findings).values()
+    assert "Its type is SPOT" in wrong.detail
+    assert "on_demand_queues" in wrong.do
+
+
+def test_quota_of_on_demand_machines_is_no_condition_of_spot_runs(sim: Simulator) -> None:
+    sim.cloud.surroundings.vcpu_quota = 0.0  # type: ignore[attr-defined]
+    findings = run_checks(sim, on_demand_queues=("on-demand",))
+    assert list(failed_checks(findings)) == ["the quota of spot allows a machine"]
+    quota = findings["the quota of on-demand allows a machine"]
+    assert not quota.conclusive
+    assert "too small for on-demand machines" in quota.detail
+
+
 def test_surroundings_of_machines_are_checked_together(sim: Simulator) -> None:
     surroundings = sim.cloud.surroundings  # type: ignore[attr-defined]
     surroundings.vcpu_quota = 0.0
@@ -342,13 +368,17 @@ def test_simulated_termination_has_the_tag_of_the_queue(
     sim: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The policies of infra/terraform permit to terminate only jobs with this tag."""
-    contexts: dict[str, Any] = {}
+    contexts: dict[str, list[Any]] = {}
 
     def record(_: Any, __: str, *, actions: Any, resources: Any, context: Any) -> list[str]:
-        contexts.update(dict.fromkeys(actions, context))
+        for action in actions:
+            contexts.setdefault(action, []).append(context)
         return []
 
     monkeypatch.setattr(calls.AwsAccountClient, "list_denied_actions", record)
-    run_checks(sim)
-    assert contexts["batch:TerminateJob"]["aws:ResourceTag/spotfit:queue"] == "spot"
-    assert contexts["batch:TagResource"]["aws:RequestTag/spotfit:queue"] == "spot"
+    run_checks(sim, on_demand_queues=("on-demand",))
+    for action, key in (
+        ("batch:TerminateJob", "aws:ResourceTag/spotfit:queue"),
+        ("batch:TagResource", "aws:RequestTag/spotfit:queue"),
+    ):
+        assert {one[key] for one in contexts[action]} == {"spot", "on-demand"}

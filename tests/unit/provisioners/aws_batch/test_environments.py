@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from spotfit.model.offer import Market
 from spotfit_provisioners.aws_batch.environments import (
+    _MARKETS,
     QUOTAS,
     architectures,
     families_without_cuda_13,
     is_open_between_members,
+    market_of,
     nvidia_families,
     parse_ecr_image,
     quota_classes,
@@ -157,3 +160,23 @@ def test_ecr_image_is_parsed(path: str, repository: str, image_id: dict[str, str
     image = f"123.dkr.ecr.eu-west-1.amazonaws.com/{path}"
     assert parse_ecr_image(image) == ("123", "eu-west-1", repository, image_id)
     assert parse_ecr_image(f"docker.io/{path}") is None
+
+
+def test_markets_are_those_of_types_that_aws_knows() -> None:
+    loaders = pytest.importorskip("botocore.loaders")
+    model = loaders.Loader().load_service_model("batch", "service-2")
+    assert set(_MARKETS) <= set(model["shapes"]["CRType"]["enum"])
+
+
+@pytest.mark.parametrize(
+    ("types", "market"),
+    [
+        ({"SPOT"}, Market.SPOT),
+        ({"EC2"}, Market.ON_DEMAND),
+        ({"SPOT", "EC2"}, None),
+        ({"ECS_MANAGED_INSTANCES"}, None),
+        (set(), Market.ON_DEMAND),
+    ],
+)
+def test_market_of_a_queue(types: set[str], market: Market | None) -> None:
+    assert market_of(types, Market.ON_DEMAND) is market

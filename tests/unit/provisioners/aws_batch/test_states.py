@@ -107,3 +107,31 @@ def test_pending_time_restarts_after_a_lost_host() -> None:
     }
     assert pending_reason(job, now_ms=9_060_000, pending_timeout_s=600.0) == ""
     assert pending_reason(job, now_ms=9_700_000, pending_timeout_s=600.0)
+
+
+def times_of(job: dict[str, Any]) -> tuple[int | None, int | None]:
+    status = node_status(job)
+    return status.started_at_ms, status.ended_at_ms
+
+
+def test_times_are_those_of_the_last_attempt() -> None:
+    first, second = {"startedAt": 10, "stoppedAt": 20}, {"startedAt": 30, "stoppedAt": 40}
+    assert times_of({"status": "RUNNABLE", "startedAt": 0}) == (None, None)
+    assert times_of({"status": "RUNNING", "startedAt": 10}) == (10, None)
+    assert times_of({"status": "RUNNABLE", "startedAt": 10, "attempts": [first]}) == (10, 20)
+    running = {"status": "RUNNING", "startedAt": 30, "attempts": [first]}
+    assert times_of(running) == (30, None)
+    assert times_of({**running, "startedAt": 10}) == (None, None), "that of the first attempt"
+    assert times_of({**running, "attempts": [first, {"startedAt": 30}]}) == (30, None)
+    ended = {"status": "FAILED", "startedAt": 10, "stoppedAt": 41, "attempts": [first, second]}
+    assert times_of(ended) == (30, 40)
+    assert times_of({**ended, "attempts": []}) == (10, 41)
+    never_started = {"status": "FAILED", "startedAt": 0, "stoppedAt": 41}
+    assert times_of(never_started) == (None, None)
+
+
+def test_parent_of_an_array_has_no_times() -> None:
+    parent = {"status": "FAILED", "startedAt": 10, "stoppedAt": 20, "arrayProperties": {"size": 2}}
+    assert times_of(parent) == (None, None)
+    child = {**parent, "arrayProperties": {"index": 0}}
+    assert times_of(child) == (10, 20)

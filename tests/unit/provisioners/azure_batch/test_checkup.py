@@ -73,7 +73,9 @@ def test_sound_account_passes_all_checks(sim: Simulator) -> None:
     assert not failed_checks(findings)
     assert all(one.conclusive for one in findings.values())
     assert "will be created" in findings[POOL].detail
-    assert findings[QUOTAS].detail == "100 spot cores: 25 machines"
+    assert findings[QUOTAS].detail == (
+        "100 spot cores: 25 machines; 100 dedicated cores: 25 on-demand machines"
+    )
     assert findings[CALLER_PERMISSIONS].detail == "5 permissions"
 
 
@@ -103,6 +105,13 @@ def test_requests_to_resource_manager_have_no_version_that_is_retired(
     batch = {what: one for what, one in versions.items() if "Microsoft.Authorization" not in what}
     assert {what.partition(" ")[0] for what in batch} == {"GET", "PUT"}
     assert {what: one for what, one in batch.items() if one < "2025-06-01"} == {}
+
+
+def test_on_demand_pool_must_have_dedicated_nodes(with_pool: Simulator) -> None:
+    (pool,) = with_pool.cloud.state.pools
+    failed = failed_checks(run_checks(with_pool, pool="other", on_demand_pool=pool))
+    assert list(failed) == ["the on-demand pool has dedicated nodes and scales to zero"]
+    assert "has a formula without $TargetDedicatedNodes" in next(iter(failed.values()))
 
 
 def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:

@@ -53,8 +53,8 @@ def offers_of(sim: Simulator, **options: Any) -> OfferListing:
 def test_prices_are_read_from_all_pages(sim: Simulator) -> None:
     listing = offers_of(sim)
     assert {offer.name: offer.price and offer.price.usd_per_hour for offer in listing.offers} == {
-        "azure_batch/sim/Standard_D4s_v5/spot": 0.2,
-        "azure_batch/sim/Standard_D4s_v5/on_demand": 0.75,
+        "azure_batch/Standard_D4s_v5/spot": 0.2,
+        "azure_batch/Standard_D4s_v5/on_demand": 0.75,
     }
     assert listing.remarks == ()
     before = sum(sim._request_counts.values())

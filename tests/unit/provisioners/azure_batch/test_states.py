@@ -130,3 +130,20 @@ def test_a_requeued_task_states_that_its_node_is_lost() -> None:
     expected = (NodeState.WAITING, "its node was preempted or is unusable")
     assert (result.state, result.reason) == expected
     assert node_status(ACTIVE, a_task("active"), {}).reason == ""
+
+
+def test_times_are_those_of_the_task() -> None:
+    nodes = {"n": {"state": "running"}}
+
+    def times_of(task: dict[str, Any]) -> tuple[int | None, int | None]:
+        status = node_status(ACTIVE, task, nodes)
+        return status.started_at_ms, status.ended_at_ms
+
+    started, ended = "1970-01-01T00:00:01.5Z", "1970-01-01T00:00:03.0399999Z"
+    assert times_of(a_task("running", startTime=started)) == (1500, None)
+    done = a_task("completed", startTime=started, endTime=ended, result="success", exitCode=0)
+    assert times_of(done) == (1500, 3039)
+    assert times_of(a_task("completed", endTime=ended, result="failure")) == (None, None)
+    assert times_of(a_task("active")) == (None, None)
+    nodes["n"]["state"] = "preempted"
+    assert times_of(a_task("running", startTime=started)) == (None, None), "it waits for a node"

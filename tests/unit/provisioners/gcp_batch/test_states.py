@@ -126,3 +126,26 @@ def test_last_try_is_reported(retries: int, failures: int, *, last: bool) -> Non
     running = a_task("RUNNING", *events, an_event("t99", 0))
     job = a_job("RUNNING") | {"task_groups": [{"task_spec": {"max_retry_count": retries}}]}
     assert node_status(job, running).is_last_attempt is last
+
+
+def test_times_are_those_of_the_last_execution() -> None:
+    def event(state: str, at: str) -> dict[str, Any]:
+        return {"task_state": state, "event_time": f"2026-11-26T10:00:{at}Z"}
+
+    def times_of(state: str, *events: dict[str, Any]) -> tuple[int | None, int | None]:
+        status = node_status(a_job("RUNNING"), a_task(state, *events))
+        return status.started_at_ms, status.ended_at_ms
+
+    base_ms = 1_795_687_200_000  # 2026-11-26T10:00:00Z
+    assigned, running = event("ASSIGNED", "01"), event("RUNNING", "02.5")
+    assert times_of("ASSIGNED", assigned) == (None, None)
+    assert times_of("RUNNING", running, assigned) == (base_ms + 2500, None)
+    # Nanoseconds, and no order.
+    failed, again = event("FAILED", "03.123456789"), event("RUNNING", "08")
+    pending = event("PENDING", "04")
+    assert times_of("PENDING", pending, failed, running) == (base_ms + 2500, base_ms + 3123)
+    assert times_of("RUNNING", again, pending, failed, running) == (base_ms + 8000, None)
+    done = event("SUCCEEDED", "09")
+    assert times_of("SUCCEEDED", done, again, failed, running) == (base_ms + 8000, base_ms + 9000)
+    assert times_of("FAILED", failed) == (None, None), "it was never started"
+    assert node_status(a_job("RUNNING"), None).started_at_ms is None

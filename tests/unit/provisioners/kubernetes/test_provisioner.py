@@ -13,6 +13,7 @@ from spotfit.core.errors import MissingExtraError
 from spotfit.core.ids import Token
 from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
+from spotfit.model.offer import Market, Offer
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.clouds.kubernetes import KubernetesCloud, KubernetesStatusError
 from spotfit_localsim.clouds.options import SimOptions
@@ -37,10 +38,12 @@ def provisioner(sim: Simulator) -> KubernetesProvisioner:
     )
 
 
-def submit_running(provisioner: KubernetesProvisioner, tmp_path: Path, command: str) -> GroupHandle:
+def submit_running(
+    provisioner: KubernetesProvisioner, tmp_path: Path, command: str, offer: Offer | None = None
+) -> GroupHandle:
     """Submit a group whose pod runs `command` instead of an agent."""
     plan = provisioner.plan(
-        GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
+        GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1, offer=offer)
     )
     container = plan.body["spec"]["template"]["spec"]["containers"][0]
     container["command"] = ["/bin/sh", "-c", command]
@@ -112,6 +115,25 @@ def test_repeated_submission_completes_an_interrupted_one(
     (secret,) = sim.cloud.state.objects["secrets"].values()
     (job,) = sim.cloud.state.objects["jobs"].values()
     assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+
+
+def test_on_demand_machine_is_had_without_spot_capacity_at_the_time_of_its_node(
+    sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
+) -> None:
+    request = GroupRequest(token=Token("t-list"), num_workers=1, total_workers=1)
+    offers = {offer.market: offer for offer in provisioner.offers(request).offers}
+    sim.market.max_machines = 0
+    handle = submit_running(provisioner, tmp_path, "exit 0", offers[Market.ON_DEMAND])
+    assert handle.offer == "kubernetes/on_demand"
+    until(lambda: provisioner.observe(handle).is_terminated)
+    (machine,) = sim.datacenter.machines.values()
+    assert machine.market is Market.ON_DEMAND
+    (node,) = provisioner.observe(handle).nodes
+    assert machine.started_at_s is not None
+    assert machine.ended_at_s is not None
+    # The API has whole seconds.
+    assert node.started_at_ms == int(machine.started_at_s) * 1000
+    assert node.ended_at_ms == int(machine.ended_at_s) * 1000
 
 
 def test_released_group_leaves_no_objects(

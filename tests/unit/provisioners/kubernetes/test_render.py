@@ -181,9 +181,10 @@ def test_pod_security_none_sets_no_security_context() -> None:
 
 def test_jobs_pods_secrets_and_services_have_labels_for_costs() -> None:
     options = KubernetesOptions(image="i", user="Jane.Doe", cost_project="Vision 2")
-    planned = plan(a_request(), options)
+    planned = plan(replace(a_request(), run_id="0123abc"), options)
     expected = {
         "spotfit.dev/run": "digits-1",
+        "spotfit.dev/run-id": "0123abc",
         "spotfit.dev/user": "jane-doe",
         "spotfit.dev/project": "vision-2",
         "spotfit.dev/token": "t-0123456789ab",

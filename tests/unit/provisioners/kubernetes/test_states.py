@@ -154,3 +154,53 @@ def test_a_new_pod_states_why_the_previous_one_has_ended() -> None:
     disrupted = a_pod("Failed", created_at="1", conditions=[condition])
     (node,) = group_status(a_job(), [disrupted, a_pod("Pending", created_at="2")]).nodes
     assert (node.state, node.reason) == (NodeState.WAITING, "DeletionByTaintManager: gone")
+
+
+START, END = "2026-11-26T12:00:00Z", "2026-11-26T12:01:00Z"
+START_MS = 1795694400000
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": END}
+
+
+def a_container(**state: Any) -> list[dict[str, Any]]:
+    return [{"name": "agent", "state": state}]
+
+
+@pytest.mark.parametrize(
+    ("pod", "times"),
+    [
+        (a_pod("Pending"), (None, None)),
+        # Its images are being pulled.
+        (a_pod("Pending", startTime=START), (START_MS, None)),
+        (a_pod("Running", startTime=START), (START_MS, None)),
+        # It still has its grace period.
+        (a_pod("Running", startTime=START, conditions=[DISRUPTED]), (START_MS, None)),
+        (
+            a_pod(
+                "Failed",
+                startTime=START,
+                containerStatuses=a_container(terminated={"exitCode": 1, "finishedAt": END}),
+                conditions=[{**DISRUPTED, "lastTransitionTime": "2026-11-26T13:00:00Z"}],
+            ),
+            (START_MS, START_MS + 60_000),
+        ),
+        # The containers of a lost node are not reported.
+        (
+            a_pod(
+                "Failed", startTime=START, containerStatuses=a_container(), conditions=[DISRUPTED]
+            ),
+            (START_MS, START_MS + 60_000),
+        ),
+        (a_pod("Failed", startTime=START), (START_MS, None)),
+        # The clock of the node is ahead.
+        (
+            a_pod("Failed", startTime="2026-11-26T12:02:00Z", conditions=[DISRUPTED]),
+            (START_MS + 120_000, START_MS + 120_000),
+        ),
+    ],
+)
+def test_times_are_those_of_the_newest_pod(
+    pod: dict[str, Any], times: tuple[int | None, int | None]
+) -> None:
+    old = a_pod("Failed", created_at="0", startTime=END)
+    (node,) = group_status(a_job(), [old, pod]).nodes
+    assert (node.started_at_ms, node.ended_at_ms) == times

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import RunId, Token
@@ -65,6 +66,41 @@ def test_workers_of_a_node_must_not_need_more_gpus_than_there_are(
 def test_invalid_values_are_rejected(request_: GroupRequest) -> None:
     with pytest.raises(ConfigError):
         LocalProvisioner().plan(request_)
+
+
+@pytest.mark.parametrize(
+    ("prices", "name"),
+    [
+        ({}, "local/spot"),
+        ({"*": {"on_demand": 0}}, "local/on_demand"),
+        ({"*": {"spot": 1, "on_demand": 2}}, "local/spot"),
+    ],
+)
+def test_this_computer_has_one_offer(prices: dict[str, dict[str, float]], name: str) -> None:
+    local = LocalProvisioner(LocalOptions(prices=prices))
+    request = GroupRequest(token=Token("t"), num_workers=1, total_workers=1)
+    (offer,) = local.offers(request).offers
+    assert offer.name == local.offers(request).default == name
+    assert local.plan(replace(request, offer=offer)) == local.plan(request)
+    other = replace(offer, machine_type="p5.48xlarge")
+    with pytest.raises(ConfigError, match="one offer"):
+        local.plan(replace(request, offer=other))
+
+
+def test_end_of_a_machine_is_recorded_by_the_first_observation(
+    local_cloud: LocalCloudHarness,
+) -> None:
+    handle = local_cloud.submit("a", 1)
+    assert handle.offer == "local/spot"
+    up = local_cloud.next_agent()
+    started_at_ms = local_cloud.observe(handle).nodes[0].started_at_ms
+    assert started_at_ms is not None
+    processes.kill_process_tree(up.machine)
+    (node,) = local_cloud.observe(handle).nodes
+    assert node.started_at_ms == started_at_ms
+    assert node.ended_at_ms is not None
+    assert node.ended_at_ms >= started_at_ms
+    assert local_cloud.observe(handle).nodes == (node,)
 
 
 def test_every_node_is_a_process_group(local_cloud: LocalCloudHarness) -> None:

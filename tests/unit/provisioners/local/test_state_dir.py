@@ -50,6 +50,22 @@ def test_state_is_readable_by_its_user_only(root: LocalCloudDir) -> None:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
 
 
+def test_times_of_a_node_are_those_of_its_records(root: LocalCloudDir) -> None:
+    node = a_group(root).node(0)
+    assert (node.status().started_at_ms, node.status().ended_at_ms) == (None, None)
+    node.claim(DEAD)
+    os.utime(node.path / "machine", ns=(0, 1_500_000_000))
+    # The end has not been observed yet.
+    assert (node.status().started_at_ms, node.status().ended_at_ms) == (1500, None)
+    node.mark_stopped()
+    os.utime(node.path / "stopped", ns=(0, 2_500_000_000))
+    node.mark_stopped()
+    assert (node.status().started_at_ms, node.status().ended_at_ms) == (1500, 2500)
+    node.mark_failed("its agent failed")
+    os.utime(node.path / "ended", ns=(0, 2_000_000_000))
+    assert (node.status().started_at_ms, node.status().ended_at_ms) == (1500, 2000)
+
+
 def test_exactly_one_machine_claims_a_node(root: LocalCloudDir) -> None:
     node = a_group(root).node(0)
     assert node.status().state == NodeState.WAITING

@@ -17,8 +17,10 @@ from spotfit_provisioners.kubernetes.options import KubernetesOptions
 from spotfit_provisioners.local.options import LocalOptions
 from spotfit_provisioners.prices.given import (
     check_prices,
+    given_market,
     given_price,
-    own_machine_offers,
+    own_machine_listing,
+    own_machine_offer,
 )
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from spotfit_provisioners.slurm.options import SlurmOptions
@@ -98,26 +100,25 @@ def test_price_that_is_not_given_is_unknown() -> None:
     assert given_price({"a": {"spot": 1}}, "b", Market.SPOT, now_s=0) is None
 
 
-def test_partition_is_on_the_markets_of_its_prices() -> None:
-    listing = own_machine_offers(
-        "slurm",
-        {"h100": {"on_demand": 20.0}},
-        default=Market.SPOT,
-        types=("h100", "v100"),
-        option="partitions",
-        now_s=0.0,
-    )
-    assert [(offer.name, offer.options) for offer in listing.offers] == [
-        ("slurm/h100/on_demand", {"partitions": "h100"}),
-        ("slurm/v100/spot", {"partitions": "v100"}),
-    ]
-    assert [offer.price is None for offer in listing.offers] == [False, True]
-    assert "slurm has no price list" in listing.remarks[0]
+@pytest.mark.parametrize(
+    ("prices", "expected"),
+    [
+        ({}, Market.SPOT),
+        ({"h100": {"on_demand": 20.0}}, Market.ON_DEMAND),
+        ({"*": {"on_demand": 20.0}}, Market.ON_DEMAND),
+        ({"h100": {"spot": 5.0}, "*": {"on_demand": 20.0}}, Market.SPOT),
+        ({"*": {"spot": 5.0, "on_demand": 20.0}}, Market.SPOT),
+    ],
+)
+def test_own_machines_are_on_the_market_of_their_price(
+    prices: dict[str, dict[str, float]], expected: Market
+) -> None:
+    assert given_market(prices, "h100", default=Market.SPOT) is expected
 
 
 def test_known_prices_need_no_remark() -> None:
-    listing = own_machine_offers(
-        "ssh", {"*": {"on_demand": 0}}, default=Market.ON_DEMAND, now_s=0.0
-    )
-    assert listing.remarks == ()
-    assert listing.offers[0].price is not None
+    offer = own_machine_offer("ssh", {"*": {"on_demand": 0}}, Market.ON_DEMAND, now_s=0.0)
+    assert (offer.name, offer.price and offer.price.usd_per_hour) == ("ssh/on_demand", 0.0)
+    assert own_machine_listing([offer], default=offer.name).remarks == ()
+    offer = own_machine_offer("ssh", {}, Market.ON_DEMAND, now_s=0.0)
+    assert "no price list" in own_machine_listing([offer], default=offer.name).remarks[0]

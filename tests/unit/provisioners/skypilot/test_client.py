@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,6 +144,22 @@ def test_reading_output_has_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     finally:
         never_set.set()
+
+
+def test_usage_is_the_last_interval_of_the_newest_cluster_of_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Records as those of `sky.cost_report` in SkyPilot 0.14.1, the newest first."""
+    records = [
+        {"name": "t-1-0", "launched_at": 170, "usage_intervals": [[100, 120], [150, None]]},
+        {"name": "t-1-0", "launched_at": 70, "usage_intervals": [[60, 80]]},
+        {"name": "t-1-1", "launched_at": None, "usage_intervals": None},
+        {"name": "of-a-colleague", "launched_at": 90, "usage_intervals": [[90, None]]},
+    ]
+    sdk = SimpleNamespace(cost_report=lambda days: f"request-{days}", get=lambda _: records)
+    monkeypatch.setattr(SkyPilotClient, "_sky", sdk)
+    usage = SkyPilotClient("", request_timeout_s=5.0).cluster_usage(["t-1-0", "t-1-1"])
+    assert usage == {"t-1-0": (150, None)}
 
 
 def test_missing_extra_names_the_package() -> None:

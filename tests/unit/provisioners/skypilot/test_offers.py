@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
-from spotfit.model.group import GroupRequest
+from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.model.offer import Market, Offer
 from spotfit.provision.offers import list_offers
+from spotfit_provisioners.skypilot import render
+from spotfit_provisioners.skypilot.offers import allowed_offers
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
 
@@ -72,3 +76,76 @@ def test_without_infrastructure_prices_are_unknown(catalogs: Path) -> None:
     listing = list_offers(SkyPilotProvisioner(SkyPilotOptions()), REQUEST)
     assert [offer.price for offer in listing.offers] == [None, None]
     assert "infra" in listing.remarks[0]
+
+
+def offers_of(options: SkyPilotOptions) -> dict[str, Offer]:
+    return {offer.name: offer for offer in allowed_offers(options)}
+
+
+def planned(
+    options: SkyPilotOptions, offer: Offer | None, *, workers: int = 1, network: str = ""
+) -> GroupPlan:
+    request = GroupRequest(
+        token=Token("t-1"),
+        num_workers=workers,
+        total_workers=workers,
+        offer=offer,
+        network=network,
+    )
+    return render.plan(request, options)
+
+
+REGIONS = ("aws/us-east-1", "gcp/us-central1")
+
+
+@pytest.mark.parametrize("spot", ["only", "preferred", "never"])
+def test_plan_rents_exactly_the_offer(spot: Any) -> None:
+    options = SkyPilotOptions(infra=REGIONS, spot=spot)
+    for name, offer in offers_of(options).items():
+        for workers, network in ((1, ""), (2, ""), (2, "aws/us-east-1")):
+            plan = planned(options, offer, workers=workers, network=network)
+            resources = plan.body["task"]["resources"]
+            assert resources["infra"] == offer.network
+            assert resources["use_spot"] is (offer.market is Market.SPOT)
+            assert not {"any_of", "ordered"} & resources.keys()
+            handle = SkyPilotProvisioner(options)._handle(plan)
+            assert (handle.offer, handle.network) == (name, offer.network)
+
+
+def test_offer_of_other_options_names_the_remedy() -> None:
+    offer = offers_of(SkyPilotOptions(infra=REGIONS))["skypilot/gcp/us-central1/spot"]
+    with pytest.raises(ConfigError, match="skypilot/gcp/us-central1/spot") as raised:
+        planned(SkyPilotOptions(infra=REGIONS[:1]), offer)
+    assert "infra" in raised.value.do
+
+
+def test_offer_of_several_regions_has_one_machine_only() -> None:
+    options = SkyPilotOptions(infra=("aws",))
+    offer = offers_of(options)["skypilot/aws/on_demand"]
+    planned(options, offer)
+    with pytest.raises(ConfigError, match="several regions"):
+        planned(options, offer, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "expected"),
+    [
+        (SkyPilotOptions(), 1, "skypilot/spot"),
+        (SkyPilotOptions(infra=REGIONS[:1], spot="never"), 1, "skypilot/aws/us-east-1/on_demand"),
+        # SkyPilot chooses the market, or the region.
+        (SkyPilotOptions(infra=REGIONS[:1], spot="preferred"), 1, ""),
+        (SkyPilotOptions(infra=REGIONS), 1, ""),
+        (SkyPilotOptions(infra=REGIONS), 2, "skypilot/aws/us-east-1/spot"),
+    ],
+)
+def test_offer_without_a_choice_is_named_if_it_is_determined(
+    options: SkyPilotOptions, workers: int, expected: str
+) -> None:
+    plan = planned(options, None, workers=workers)
+    assert "offer" not in plan.body
+    assert SkyPilotProvisioner(options)._handle(plan).offer == expected
+
+
+def test_machines_outside_of_the_options_have_no_offer() -> None:
+    plan = planned(SkyPilotOptions(infra=REGIONS), None, workers=2, network="azure/eastus")
+    assert SkyPilotProvisioner(SkyPilotOptions(infra=REGIONS))._handle(plan).offer == ""

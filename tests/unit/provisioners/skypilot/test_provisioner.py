@@ -19,8 +19,10 @@ from spotfit.provision.api import MachineOutput
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.testing.builders import ManualClock
 from spotfit_provisioners.skypilot.client import LaunchFailure, SkyPilotClient, SkyPilotRequest
+from spotfit_provisioners.skypilot.offers import allowed_offers
+from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
-from spotfit_provisioners.skypilot.states import SkyPilotJob
+from spotfit_provisioners.skypilot.states import SkyPilotJob, UsageInterval
 
 NO_CAPACITY = LaunchFailure("no p4d anywhere", is_capacity_error=True)
 LAUNCH = AgentLaunchSpec("s3://b/run", RunId("r-1"), "the secret itself")
@@ -40,6 +42,8 @@ class Server(SkyPilotClient):
     failure: LaunchFailure = NO_CAPACITY
     late: list[SkyPilotJob] = field(default_factory=list)
     """Jobs that another client launches concurrently."""
+    usage: dict[str, UsageInterval] = field(default_factory=dict)
+    num_usage_reports: int = 0
     printed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Output by job id and by cluster name."""
 
@@ -87,6 +91,12 @@ class Server(SkyPilotClient):
 
     def cluster_states(self, names: Sequence[str]) -> dict[str, str]:
         return {name: self.up[name] for name in names if name in self.up}
+
+    def cluster_usage(self, names: Sequence[str]) -> dict[str, UsageInterval]:
+        self.num_usage_reports += 1
+        if self.error is not None:
+            raise self.error
+        return {name: self.usage[name] for name in names if name in self.usage}
 
     def list_launches(self, cluster: str) -> list[SkyPilotRequest]:
         return self.requests.get(cluster, [])
@@ -240,6 +250,18 @@ def test_replacement_waits_in_the_region_of_the_standing_machines(server: Server
     assert node_states(provisioner.observe(handle)) == [NodeState.WAITING] * 2
 
 
+def test_given_offer_without_capacity_is_refused(server: Server) -> None:
+    """The leader may then choose the on-demand offer of the same region."""
+    (spot,) = (
+        one
+        for one in allowed_offers(SkyPilotOptions(infra=TWO_REGIONS[:1]))
+        if one.market == "spot"
+    )
+    provisioner, handle = make_waiting(server, network="aws/us-east-1", offer=spot)
+    assert handle.offer == spot.name
+    assert node_states(provisioner.observe(handle)) == [NodeState.REFUSED] * 2
+
+
 def test_group_with_a_machine_does_not_move(server: Server) -> None:
     provisioner, handle = make_waiting(server)
     server.set_state(1, "RUNNING")
@@ -311,6 +333,36 @@ def test_cluster_starts_runs_and_ends(server: Server) -> None:
     provisioner.cancel(handle)
     assert not server.up
     assert provisioner.observe(handle).is_terminated
+
+
+def test_times_of_a_cluster_are_read_after_its_start_and_after_its_end(server: Server) -> None:
+    provisioner = make_provisioner(server, launch_mode="clusters")
+    handle = submit_group(provisioner)
+    assert [node.started_at_ms for node in provisioner.observe(handle).nodes] == [None, None]
+    assert server.num_usage_reports == 0
+    server.up = {"t-1-0": "UP", "t-1-1": "INIT"}
+    server.usage = {"t-1-0": UsageInterval(100, None)}
+    for _ in range(2):
+        assert [node.started_at_ms for node in provisioner.observe(handle).nodes] == [100_000, None]
+    assert server.num_usage_reports == 1
+    server.up = {"t-1-1": "UP"}
+    server.requests["t-1-0"] = [SkyPilotRequest("r", "SUCCEEDED")]
+    server.usage = {"t-1-0": UsageInterval(100, 250), "t-1-1": UsageInterval(110, None)}
+    for _ in range(2):
+        times = [(one.started_at_ms, one.ended_at_ms) for one in provisioner.observe(handle).nodes]
+        assert times == [(100_000, 250_000), (110_000, None)]
+    assert server.num_usage_reports == 2
+
+
+def test_machines_are_observed_without_their_times(server: Server) -> None:
+    provisioner = make_provisioner(server, launch_mode="clusters")
+    handle = submit_group(provisioner)
+    server.up = {"t-1-0": "UP", "t-1-1": "UP"}
+    server.error = ProvisionError("no access to costs")
+    assert node_states(provisioner.observe(handle)) == [NodeState.RUNNING] * 2
+    server.error = None
+    server.usage = {"t-1-0": UsageInterval(100, None)}
+    assert provisioner.observe(handle).nodes[0].started_at_ms == 100_000
 
 
 def test_failed_cluster_launch_has_its_reason(server: Server) -> None:

@@ -52,6 +52,21 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
     )
 
 
+def test_machines_have_labels_of_their_run() -> None:
+    request = structs.replace(a_request(1), run_id="0123abc")
+    labels = render.plan(request, SkyPilotOptions(labels={"team": "lab"})).body["task"][
+        "resources"
+    ]["labels"]
+    assert (
+        labels.items()
+        >= {
+            "team": "lab",
+            "spotfit-run": "digits-1",
+            "spotfit-run-id": "0123abc",
+        }.items()
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "request_", "options"),
     [

@@ -67,6 +67,20 @@ def test_sound_cluster_passes_all_checks(tmp_path: Path) -> None:
 
 @real
 @requires_slurm_accounting
+@pytest.mark.usefixtures("configured_cluster")
+def test_on_demand_offers_are_submitted_as_a_test(tmp_path: Path) -> None:
+    findings = run_checks(
+        tmp_path, account="lab", qos="low", on_demand_partitions=("urgent",), on_demand_qos="high"
+    )
+    assert not failed_checks(findings)
+    found = findings["the offer slurm/urgent/high/on_demand is accepted"]
+    assert found.detail == "sbatch --test-only accepts it"
+    findings = run_checks(tmp_path, account="lab", on_demand_qos="forbidden")
+    assert set(failed_checks(findings)) == {"the offer slurm/forbidden/on_demand is accepted"}
+
+
+@real
+@requires_slurm_accounting
 def test_all_failed_checks_are_reported_together(
     configured_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -140,6 +154,31 @@ class FakeSlurmClient:
 
     def list_own_groups(self) -> tuple[str, ...]:
         return ("students",)
+
+    def test_submission(self, arguments: object, script: str) -> str:
+        return "accepted"
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "may_be_preempted"),
+    [
+        ("OFF", "preempt/partition_prio", False),
+        ("REQUEUE", "preempt/partition_prio", True),
+        ("REQUEUE", "preempt/qos", False),
+        ("REQUEUE", "preempt/none", False),
+    ],
+)
+def test_on_demand_partition_must_not_be_preempted(
+    mode: str, kind: str, may_be_preempted: bool
+) -> None:
+    client: Any = FakeSlurmClient({"PreemptMode": mode}, {"PreemptType": kind})
+    checks = checkup._SlurmChecks(SlurmOptions(on_demand_partitions=("high",)), client)
+    (offer,) = checks._on_demand_offers()
+    if may_be_preempted:
+        with pytest.raises(ConfigError, match="PreemptMode of the partition high is REQUEUE"):
+            checks._check_on_demand(offer)
+    else:
+        assert checks._check_on_demand(offer) == "accepted"
 
 
 @pytest.mark.parametrize(

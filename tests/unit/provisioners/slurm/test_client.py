@@ -85,8 +85,12 @@ def test_unknown_job_has_no_tasks_and_can_be_cancelled(bin_: Path) -> None:
 
 
 def test_tasks_are_parsed(bin_: Path) -> None:
-    command(bin_, "squeue", "echo '41|0|RUNNING|None|0|'")
-    assert SlurmClient().list_tasks_by_name("t-1") == [SlurmTask(41, 0, "RUNNING", "None")]
+    command(bin_, "squeue", "echo '41|0|RUNNING|None|0|1795693260|1795693560|'")
+    assert SlurmClient().list_tasks_by_name("t-1") == [
+        SlurmTask(41, 0, "RUNNING", "None", 0, 1795693260000, 1795693560000)
+    ]
+    # Without it, squeue prints the local time of this machine.
+    assert "SLURM_TIME_FORMAT=%s" in (bin_ / "env").read_text()
 
 
 def test_settings_are_parsed(bin_: Path) -> None:

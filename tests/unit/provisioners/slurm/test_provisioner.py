@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from spotfit.core.ids import Token
-from spotfit.host.system import SystemClock, new_run_id
+from spotfit.host.system import SystemClock, new_run_id, wall_ms
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_provisioners.slurm.provisioner import SlurmProvisioner
@@ -64,11 +64,16 @@ def until(condition: Callable[[], object]) -> None:
         clock.wait(0.05)
 
 
-def test_tasks_get_their_secret_and_index(
+def test_tasks_get_their_secret_and_index_and_have_times(
     cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: AgentLaunchSpec, tmp_path: Path
 ) -> None:
+    submitted_at_s = wall_ms() // 1000
     handle = submit_group(provisioner, a_plan(provisioner, "t-1", "env; exit 75"), launch)
     until(lambda: provisioner.observe(handle).is_terminated)
+    (node, _) = provisioner.observe(handle).nodes
+    assert node.started_at_ms is not None
+    assert node.ended_at_ms is not None
+    assert submitted_at_s * 1000 <= node.started_at_ms <= node.ended_at_ms <= wall_ms()
     result = (tmp_path / "1.log").read_text()
     assert "SPOTFIT_RUN_SECRET=the secret itself" in result
     assert "SLURM_ARRAY_TASK_ID=1" in result

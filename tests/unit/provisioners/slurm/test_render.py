@@ -67,6 +67,11 @@ def test_plan_matches_its_golden_file(
     golden.check_golden(msgspec.to_builtins(plan(request_, options)), GOLDEN / f"plan_{name}.json")
 
 
+def test_comment_of_the_job_has_name_and_id_of_the_run() -> None:
+    arguments = plan(replace(a_request(), run_id="0123abc"), SlurmOptions()).body["arguments"]
+    assert "--comment=spotfit digits-1 0123abc" in arguments
+
+
 def test_memory_per_cpu_is_used_without_a_memory_request() -> None:
     arguments = plan(a_request(1, CPU=3.0), SlurmOptions(memory_per_cpu_gib=2.0)).body["arguments"]
     assert "--mem=6144M" in arguments

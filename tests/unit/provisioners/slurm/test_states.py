@@ -48,10 +48,31 @@ def test_array_indices_are_parsed(text: str, found: list[int]) -> None:
 
 
 def test_squeue_line_is_parsed() -> None:
-    assert list(parse_tasks("41|1|FAILED|NonZeroExitCode|19200|")) == [
-        SlurmTask(41, 1, "FAILED", "NonZeroExitCode", 75)
+    assert list(parse_tasks("41|1|FAILED|NonZeroExitCode|19200|1795693260|1795693264|")) == [
+        SlurmTask(41, 1, "FAILED", "NonZeroExitCode", 75, 1795693260000, 1795693264000)
     ]
-    assert len(list(parse_tasks("41|0-3|CANCELLED|None|0|"))) == 4
+    assert len(list(parse_tasks("41|0-3|CANCELLED|None|0|N/A|NONE|"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("state", "times"),
+    [
+        # Expected times, or those of the attempt before.
+        ("PENDING", (None, None)),
+        ("REQUEUED", (None, None)),
+        # The end is the time limit.
+        ("RUNNING", (5000, None)),
+        ("COMPLETING", (5000, None)),
+        ("COMPLETED", (5000, 9000)),
+        ("PREEMPTED", (5000, 9000)),
+        ("FAILED", (5000, 9000)),
+    ],
+)
+def test_only_actual_times_of_a_task_are_reported(
+    state: str, times: tuple[int | None, int | None]
+) -> None:
+    (node,) = group_status(1, parse_tasks(f"41|0|{state}|None|0|5|9|")).nodes
+    assert (node.started_at_ms, node.ended_at_ms) == times
 
 
 @pytest.mark.parametrize(

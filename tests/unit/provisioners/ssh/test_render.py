@@ -10,12 +10,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.host.system import SystemClock
 from spotfit.model.group import GroupRequest
-from spotfit_provisioners.ssh import render
+from spotfit_provisioners.ssh import render, states
+from spotfit_provisioners.ssh.offers import list_offers
 from spotfit_provisioners.ssh.options import SshOptions
 from tests.unit.provisioners import golden
 
@@ -74,6 +76,17 @@ def test_script_matches_its_golden_file(name: str) -> None:
     golden.check_golden(scripts[name]().splitlines(), GOLDEN / f"script_{name}.json")
 
 
+def test_hosts_have_one_offer() -> None:
+    options = SshOptions(hosts=("a",), prices={"*": {"spot": 1, "on_demand": 2}})
+    listing = list_offers(options)
+    (offer,) = listing.offers
+    assert (offer.name, listing.default) == ("ssh/on_demand", "ssh/on_demand")
+    request = replace(a_request(1), offer=offer)
+    assert render.plan(request, options) == render.plan(replace(request, offer=None), options)
+    with pytest.raises(ConfigError, match="ssh/on_demand"):
+        render.plan(request, SshOptions(hosts=("a",), prices={"*": {"spot": 1}}))
+
+
 def test_missing_hosts_name_the_option() -> None:
     with pytest.raises(ConfigError, match="hosts") as error_info:
         render.plan(a_request(), SshOptions())
@@ -111,7 +124,8 @@ class Host:
         return self.run(render.start_script(self.place(number), agent, environment))
 
     def machine_status(self, number: int = 0) -> str:
-        return self.run(render.machine_status_script(self.place(number)))
+        """Return the first line: state and exit code."""
+        return self.run(render.machine_status_script(self.place(number))).splitlines()[0].rstrip()
 
     def host_status(self, free_if: str = "") -> str:
         return self.run(render.host_status_script(self.place(), free_if))
@@ -147,6 +161,9 @@ def test_agent_gets_its_environment_and_exit_code_is_recorded(host: Host) -> Non
     host.until(lambda: host.machine_status() == "over 75")
     assert host.note("log").read_text() == "it's a secret\n"
     assert host.host_status() == "free 75\n0"
+    status = states.parse_node_status(host.run(render.machine_status_script(host.place())))
+    assert status.started_at_ms == int(host.note("pid").stat().st_mtime) * 1000
+    assert status.ended_at_ms == int(host.note("code").stat().st_mtime) * 1000
 
 
 @real_time

@@ -50,6 +50,21 @@ def test_machine_state_has_its_reason(expected: str, status: NodeStatus) -> None
     assert states.parse_node_status(expected) == status
 
 
+@pytest.mark.parametrize(
+    ("output", "times"),
+    [
+        ("running\n100", (100_000, None)),
+        ("running\n100\n160", (100_000, None)),
+        ("over 0\n100\n160", (100_000, 160_000)),
+        ("over \n100", (100_000, None)),
+        ("unknown", (None, None)),
+    ],
+)
+def test_times_are_those_of_the_host(output: str, times: tuple[int | None, int | None]) -> None:
+    status = states.parse_node_status(output)
+    assert (status.started_at_ms, status.ended_at_ms) == times
+
+
 def test_survey_output_is_parsed() -> None:
     assert states.parse_host_status("free -") == states.SshHostStatus("free")
     assert states.parse_host_status("busy 127\n0\n3") == states.SshHostStatus("busy", 127, (0, 3))
