@@ -97,10 +97,11 @@ class JobResult:
     usd: float
     finished_at: int
     is_late: bool
+    is_finished: bool = True
 
 
-def run_job(job: DeadlineJob, policy: JobPolicy) -> JobResult:
-    """Simulate the job until its work is done, also after the deadline."""
+def run_job(job: DeadlineJob, policy: JobPolicy, *, limit: int | None = None) -> JobResult:
+    """Simulate the job until its work is done, also after the deadline, but not after `limit`."""
     count = len(job.offers)
     state = JobState(
         job,
@@ -109,11 +110,12 @@ def run_job(job: DeadlineJob, policy: JobPolicy) -> JobResult:
         running_units=[0] * count,
         losses=[0] * count,
     )
-    while state.work_left > 0:
+    while state.work_left > 0 and (limit is None or state.now <= limit):
         _apply_availability(state)
         _start_machines(state, policy(state))
         _advance(state)
-    return JobResult(state.usd, state.now, is_late=state.now > job.deadline)
+    is_late = state.now > job.deadline
+    return JobResult(state.usd, state.now, is_late, is_finished=state.work_left == 0)
 
 
 def production_policy(state: JobState) -> int | None:
