@@ -135,7 +135,7 @@ def distribution(values: Sequence[float]) -> Distribution:
 def format_estimate(estimate: Estimate) -> list[str]:
     """Return the lines that `print(estimate)` and `spotfit estimate` show."""
     lines = [_heading(estimate), *guarantee_lines(estimate), ""]
-    rows = [("", "mean", "median", "5 %", "95 %", "highest")]
+    rows: list[tuple[str, ...]] = [("", "mean", "median", "5 %", "95 %", "highest")]
     if estimate.usd is not None:
         rows.append(("cost", *_figures(estimate.usd, format_usd)))
     rows.append(("finished after", *_figures(estimate.finish_s, _duration)))
@@ -269,19 +269,29 @@ def _histogram(costs: Sequence[float]) -> Iterator[str]:
 
 
 def _offer_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
-    yield "market", "zone", "machine type", "per hour", "source", "alone", "on-demand"
+    yield "market", "place", "machine type", "per hour", "source", "alone", "on-demand"
     for one in estimate.offers:
         offer = one.offer
         price = "unknown" if offer.price is None else format_usd(offer.price.usd_per_hour)
         yield (
             offer.market.value,
-            offer.zone or offer.region or "-",
+            _place(offer) or "-",
             offer.machine_type or "-",
             price,
             _source(one, estimate.as_of_ms),
             format_usd(one.expected_usd),
             format_usd(one.on_demand_usd),
         )
+
+
+def _place(offer: Offer) -> str:
+    if offer.zone:
+        return offer.zone
+    # For example a queue, if the provider chooses the zone.
+    selected = [
+        value for value in offer.options.values() if value not in (offer.region, offer.machine_type)
+    ]
+    return " ".join(filter(None, (offer.region, *selected)))
 
 
 def _source(one: OfferEstimate, now_ms: int) -> str:

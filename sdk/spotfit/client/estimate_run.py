@@ -206,30 +206,39 @@ def _replayed_job(used: Sequence[Offer], limits: EstimateLimits, machines: int) 
 def _offer_table(
     offers: Sequence[Offer], limits: EstimateLimits, markets: MarketReplay, machines: int
 ) -> list[OfferEstimate]:
-    hours = (limits.training_time_s + limits.changeover_s) / 3600
-    on_demand = [one for one in offers if one.market is Market.ON_DEMAND]
-    cheapest = min((one for one in on_demand if one.price), key=_known_usd, default=None)
-    fallback = [cheapest] if cheapest is not None else on_demand[:1]
-    spot_prices = {_usd(one) for one in offers if one.market is Market.SPOT} - {None}
-    limit = _MAX_TABLE_DECISIONS // max(1, len(spot_prices))
-    expected: dict[float, float | None] = {}
-    for usd in sorted(usd for usd in spot_prices if usd is not None):
-        spot = next(one for one in offers if one.market is Market.SPOT and _usd(one) == usd)
-        used = _used_offers([spot, *fallback], limits)
-        if all(one.price is not None for one in used):
-            outcomes = markets.replay(_replayed_job(used, limits, machines), max_decisions=limit)
-            expected[usd] = statistics.fmean(_finished(one, one.usd) for one in outcomes)
+    expected = _expected_by_spot_price(offers, limits, markets, machines)
+    machine_hours = (limits.training_time_s + limits.changeover_s) / 3600 * machines
+    on_demand = [one for one in offers if one.market is Market.ON_DEMAND and one.price]
     table = []
     for one in offers:
         usd = _usd(one)
-        twins = [_usd(other) for other in on_demand if _same_machines(one, other)]
-        on_demand_usd = min((usd for usd in twins if usd is not None), default=None)
-        alone = None if usd is None else expected.get(usd)
+        twins = [_known_usd(other) for other in on_demand if _same_machines(one, other)]
+        expected_usd = None if usd is None else expected.get(usd)
         if one.market is Market.ON_DEMAND:
-            alone = None if usd is None else usd * hours * machines
-        equivalent = None if on_demand_usd is None else on_demand_usd * hours * machines
-        table.append(OfferEstimate(offer=one, expected_usd=alone, on_demand_usd=equivalent))
+            expected_usd = None if usd is None else usd * machine_hours
+        on_demand_usd = min(twins) * machine_hours if twins else None
+        table.append(
+            OfferEstimate(offer=one, expected_usd=expected_usd, on_demand_usd=on_demand_usd)
+        )
     return table
+
+
+def _expected_by_spot_price(
+    offers: Sequence[Offer], limits: EstimateLimits, markets: MarketReplay, machines: int
+) -> dict[float, float]:
+    """Mean cost with one spot offer and the cheapest on-demand one, by the price of the former."""
+    on_demand = [one for one in offers if one.market is Market.ON_DEMAND]
+    priced = [one for one in on_demand if one.price]
+    fallback = [min(priced, key=_known_usd)] if priced else on_demand[:1]
+    spot = {_known_usd(one): one for one in offers if one.market is Market.SPOT and one.price}
+    expected = {}
+    for usd, one in spot.items():
+        used = _used_offers([one, *fallback], limits)
+        if all(other.price for other in used):
+            job = _replayed_job(used, limits, machines)
+            outcomes = markets.replay(job, max_decisions=_MAX_TABLE_DECISIONS // len(spot))
+            expected[usd] = statistics.fmean(_finished(each, each.usd) for each in outcomes)
+    return expected
 
 
 def _same_machines(one: Offer, other: Offer) -> bool:

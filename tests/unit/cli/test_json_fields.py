@@ -9,6 +9,7 @@ from spotfit.client.run_handle import RunStatus
 from spotfit.client.run_list import ListedRun
 from spotfit.client.stored_checkpoints import CheckpointContent, CheckpointInfo
 from tests.house.tree import ROOT
+from tests.unit.client.test_estimate import an_estimate
 
 # A field may be added here. None may be removed or renamed.
 LISTED_RUN = "name url state reason started_at ended_at step latest_checkpoint is_verified"
@@ -19,8 +20,19 @@ STATUS = (
 EVENT = "slot written_at type text"
 REPORT = "round report_index reported_at checkpoint metrics"
 CHECKPOINT = "name step size_bytes metrics reason read_error content"
+ESTIMATE = (
+    "workers machines training_time_s changeover_s deadline_s budget_usd is_guaranteed "
+    "earliest_deadline_s worst_case_usd usd finish_s deadline_share budget_share offers recordings "
+    "replays as_of remarks"
+)
+ESTIMATED_OFFER = (
+    "name market region zone machine_type usd_per_hour price_source price_as_of expected_usd "
+    "on_demand_usd"
+)
+DISTRIBUTION = "mean median p5 p95 highest"
 CONTENT = "step epoch world_size tensors parameters shared_bytes"
 
+AN_ESTIMATE = json_fields.of_estimate(an_estimate())
 A_CONTENT = CheckpointContent(5, 0, 2, 3, 100, 0)
 RECORDS = {
     LISTED_RUN: json_fields.of_listed_run(
@@ -42,6 +54,9 @@ RECORDS = {
     REPORT: json_fields.of_report(ReportedMetrics(1, 0, None, {"loss": 1.0})),
     CHECKPOINT: json_fields.of_checkpoint(CheckpointInfo("c", 1, {}, 5, content=A_CONTENT)),
     CONTENT: A_CONTENT._asdict(),
+    ESTIMATE: AN_ESTIMATE,
+    ESTIMATED_OFFER: AN_ESTIMATE["offers"][0],
+    DISTRIBUTION: AN_ESTIMATE["usd"],
 }
 
 

@@ -22,7 +22,6 @@ from spotfit_localsim.virtual.goodput import (
     simulate_lifetime,
 )
 
-
 CONFIG = GoodputConfig(notice_s=30.0)
 ZONE = CapacityTrace(
     "zone", ((0.0, 4), (6000.0, 3), (9000.0, 4), (9600.0, 0)), sampling_interval_s=600.0

@@ -33,7 +33,12 @@ def test_a_recording_without_prices_has_a_default_ratio() -> None:
 def test_zones_that_were_recorded_together_form_one_set() -> None:
     zones = [
         MarketRecording(name, 600.0, (1,) * length, 1, spot_usd=1.0, on_demand_usd=3.0)
-        for name, length in (("gcp_h100_1_a", 5), ("gcp_h100_1_b", 5), ("gcp_h100_1_c", 6), ("x", 5))
+        for name, length in (
+            ("gcp_h100_1_a", 5),
+            ("gcp_h100_1_b", 5),
+            ("gcp_h100_1_c", 6),
+            ("x", 5),
+        )
     ]
     sets = [[one.name for one in each] for each in recorded_together(zones)]
     assert sets == [["gcp_h100_1_a", "gcp_h100_1_b"], ["gcp_h100_1_c"], ["x"]]

@@ -1,0 +1,193 @@
+"""Jobs on recorded markets: exact arithmetic, the choices of the benchmark, folders of files."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cost
+from spotfit.core.errors import ConfigError
+from spotfit.host import plugins
+from spotfit.model.offer import Market
+from spotfit.model.replay import MarketReplay, ReplayedJob, ReplayedOffer
+from spotfit_localsim.traces import BUNDLED_RECORDINGS, read_trace
+from spotfit_localsim.virtual.deadline_market import (
+    DeadlineJob,
+    JobState,
+    production_policy,
+    run_job,
+)
+from spotfit_localsim.virtual.estimator import RecordedMarkets, market_job
+from spotfit_localsim.virtual.recorded_market import MarketRecording, market_recording
+
+HOUR_S = 3600.0
+CHANGEOVER_S = 600.0
+
+
+def markets(*counts: int, ticks_per_count: int = 1) -> RecordedMarkets:
+    """One recording with ticks of ten minutes."""
+    ticks = tuple(count for count in counts for _ in range(ticks_per_count))
+    one = MarketRecording("zone", 600.0, ticks, max(counts), spot_usd=1.0, on_demand_usd=3.0)
+    return RecordedMarkets([one])
+
+
+def a_job(
+    *spot_usd: float, hours: float = 10, machines: int = 2, deadline_h: float | None = None
+) -> ReplayedJob:
+    spot = [ReplayedOffer(market=Market.SPOT, usd_per_hour=usd) for usd in spot_usd]
+    return ReplayedJob(
+        offers=(*spot, ReplayedOffer(market=Market.ON_DEMAND, usd_per_hour=3.0)),
+        machines=machines,
+        work_s=hours * HOUR_S,
+        changeover_s=CHANGEOVER_S,
+        deadline_s=None if deadline_h is None else deadline_h * HOUR_S,
+    )
+
+
+@pytest.mark.parametrize("deadline_h", [None, 20.0])
+def test_constant_availability_costs_training_time_and_one_changeover(
+    deadline_h: float | None,
+) -> None:
+    outcomes = markets(4).replay(a_job(0.5, deadline_h=deadline_h), max_decisions=10**6)
+    assert len(outcomes) == 12
+    for one in outcomes:
+        assert one.usd == pytest.approx(2 * 0.5 * (10 + 1 / 6))
+        assert one.finish_s == pytest.approx(10 * HOUR_S + CHANGEOVER_S)
+        assert not one.is_late
+
+
+def test_a_deadline_without_slack_costs_on_demand_machines_all_the_time() -> None:
+    job = a_job(0.5, deadline_h=10 + 1 / 6)
+    (one,) = markets(4).replay(job, max_decisions=0)
+    assert one.usd == pytest.approx(2 * 3.0 * (10 + 1 / 6))
+    assert (one.finish_s, one.is_late) == (pytest.approx(job.deadline_s), False)
+
+
+def test_a_deadline_that_is_too_near_is_missed() -> None:
+    (one,) = markets(4).replay(a_job(0.5, deadline_h=10), max_decisions=0)
+    assert one.is_late
+    assert one.finish_s == pytest.approx(10 * HOUR_S + CHANGEOVER_S)
+
+
+def test_without_a_deadline_outages_cost_time_and_another_start() -> None:
+    # Six hours with machines, six without: 5 h 50 min of training, then 10 min and 4 h 10 min.
+    (one,) = markets(4, 0, ticks_per_count=36).replay(a_job(0.5), max_decisions=0)
+    assert one.usd == pytest.approx(2 * 0.5 * (6 + 1 / 6 + 4 + 1 / 6))
+    assert one.finish_s == pytest.approx((12 + 1 / 6 + 4 + 1 / 6) * HOUR_S)
+
+
+def test_without_a_deadline_the_cheapest_granted_machines_are_kept() -> None:
+    zones = [
+        MarketRecording("gcp_x_1_a", 600.0, (1,) * 72, 1, spot_usd=1.0, on_demand_usd=3.0),
+        MarketRecording("gcp_x_1_b", 600.0, (0, 1) * 36, 1, spot_usd=1.0, on_demand_usd=3.0),
+    ]
+    # The second offer is dearer, and has the second zone in the first rotation only.
+    first, second = RecordedMarkets(zones).replay(a_job(0.5, 0.7), max_decisions=0)
+    assert (first.recording, first.usd) == ("gcp_x_1_a", pytest.approx(2 * 0.5 * (10 + 1 / 6)))
+    assert (second.recording, second.usd) == ("gcp_x_1_b", pytest.approx(2 * 0.7 * (10 + 1 / 6)))
+
+
+def test_machines_that_never_make_progress_do_not_finish() -> None:
+    (one,) = markets(1, 0).replay(a_job(0.5), max_decisions=0)
+    assert (one.finish_s, one.is_late) == (None, False)
+    spot_only = ReplayedJob(
+        offers=a_job(0.5).offers[:1],
+        machines=1,
+        work_s=HOUR_S,
+        changeover_s=CHANGEOVER_S,
+        deadline_s=5 * HOUR_S,
+    )
+    assert markets(1, 0).replay(spot_only, max_decisions=0)[0].is_late
+
+
+@pytest.mark.parametrize(("machines", "usd"), [(2, 0.5), (3, 3.0), (9, 3.0)])
+def test_availability_depends_on_the_number_of_machines(machines: int, usd: float) -> None:
+    """Of 9 machines, which the recording never has, all 4 of it must be available."""
+    counts = (2,) * 71 + (4,)
+    job = a_job(0.5, machines=machines, deadline_h=11)
+    (one,) = markets(*counts).replay(job, max_decisions=0)
+    assert one.usd == pytest.approx(machines * usd * (10 + 1 / 6))
+
+
+def test_offers_without_a_zone_of_their_own_have_another_time_of_the_recording() -> None:
+    one = MarketRecording("zone", 600.0, (1, 1, 0, 0), 1, spot_usd=1.0, on_demand_usd=3.0)
+    offers = market_job(a_job(0.5, 0.5), [one, one], 0).offers
+    assert [offer.available[:6] for offer in offers] == [
+        (True, True, False, False, True, True),
+        (False, False, True, True, False, False),
+        (),
+    ]
+
+
+def test_free_machines_cost_nothing() -> None:
+    offers = tuple(
+        ReplayedOffer(market=market, usd_per_hour=0.0) for market in (Market.SPOT, Market.ON_DEMAND)
+    )
+    job = ReplayedJob(
+        offers=offers, machines=1, work_s=HOUR_S, changeover_s=60.0, deadline_s=2 * HOUR_S
+    )
+    assert markets(1).replay(job, max_decisions=0)[0].usd == pytest.approx(0.0, abs=1e-6)
+
+
+# --- The policy and the recordings ----------------------------------------------------------------
+
+
+def choices_of(job: DeadlineJob) -> tuple[list[tuple[int, int | None]], float, int]:
+    made = []
+
+    def policy(state: JobState) -> int | None:
+        made.append((state.now, production_policy(state)))
+        return made[-1][1]
+
+    result = run_job(job, policy)
+    return made, result.usd, result.finished_at
+
+
+@pytest.mark.parametrize("names", [["us-east4-a"], ["us-central1-a", "us-central1-c"]])
+def test_the_choices_are_those_of_the_cost_benchmark(names: list[str]) -> None:
+    zones = [
+        market_recording(read_trace(BUNDLED_RECORDINGS / f"gcp_h100x1_16_{name}.json"))
+        for name in names
+    ]
+    benchmark_job = list(cost._jobs(zones, 0.1, 60.0))[2]
+    start = cost._job_starts(zones[0], 60.0)[2]
+    job = ReplayedJob(
+        offers=tuple(
+            ReplayedOffer(market=offer.market, usd_per_hour=offer.usd_per_hour)
+            for offer in benchmark_job.offers
+        ),
+        machines=16,
+        work_s=cost.WORK_H * HOUR_S,
+        changeover_s=0.1 * HOUR_S,
+        deadline_s=60 * HOUR_S,
+    )
+    made = choices_of(market_job(job, zones, start))
+    assert made == choices_of(benchmark_job)
+    assert len({choice for _, choice in made[0]}) > 1, "the market must require several choices"
+
+
+def test_the_estimator_is_found_by_its_entry_point() -> None:
+    read: Callable[[Path | None], MarketReplay] = plugins.load("spotfit.estimators", "recorded")
+    bundled = read(None)
+    assert "bamboo_p3_64" in bundled.names
+    assert len(bundled.names) == 9
+    assert bundled.remarks == ()
+
+
+def test_a_folder_of_the_user_replaces_the_recordings(tmp_path: Path) -> None:
+    document = {"id": "zone", "kind": "availability", "gap_seconds": 600, "data": [1, 0, 1]}
+    (tmp_path / "zone.json").write_text(json.dumps(document))
+    (tmp_path / "empty.json").write_text(json.dumps({**document, "data": [0, 0]}))
+    (tmp_path / "other.json").write_text("{}")
+    found = RecordedMarkets.read(tmp_path)
+    assert found.names == ("zone",)
+    assert [remark.split(":")[0] for remark in found.remarks] == [
+        "empty.json is not used",
+        "other.json is not used",
+    ]
+
+
+def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no recorded markets"):
+        RecordedMarkets.read(tmp_path / "missing")
