@@ -145,6 +145,14 @@ def compute_estimate(
     job = _replayed_job(used, limits, machines)
     outcomes = markets.replay(job, max_decisions=_MAX_DECISIONS)
     costs = sorted(_finished(one, one.usd) for one in outcomes) if is_priced else []
+
+    def replay_mean(used: Sequence[Offer], share: float) -> float:
+        other = _replayed_job(used, limits, machines)
+        if other == job:
+            return statistics.fmean(costs)
+        replayed = markets.replay(other, max_decisions=int(_MAX_TABLE_DECISIONS * share))
+        return statistics.fmean(_finished(one, one.usd) for one in replayed)
+
     hours = (limits.training_time_s + limits.changeover_s) / 3600
     fallback = [_known_usd(one) for one in used if one.price and one.market is Market.ON_DEMAND]
     fallback_usd = min(fallback, default=0.0) * hours * machines
@@ -160,7 +168,7 @@ def compute_estimate(
         costs_usd=tuple(costs),
         finish_s=distribution([_finished(one, one.finish_s) for one in outcomes]),
         deadline_share=None if limits.deadline_s is None else 1 - sum(is_late) / len(is_late),
-        offers=tuple(_offer_table(listing.offers, limits, markets, machines)),
+        offers=tuple(_offer_table(listing.offers, limits, machines, replay_mean)),
         recordings=tuple(markets.names),
         replays=len(outcomes),
         as_of_ms=system.wall_ms(),
@@ -204,9 +212,13 @@ def _replayed_job(used: Sequence[Offer], limits: EstimateLimits, machines: int) 
 
 
 def _offer_table(
-    offers: Sequence[Offer], limits: EstimateLimits, markets: MarketReplay, machines: int
+    offers: Sequence[Offer],
+    limits: EstimateLimits,
+    machines: int,
+    replay_mean: Callable[[Sequence[Offer], float], float],
 ) -> list[OfferEstimate]:
-    expected = _expected_by_spot_price(offers, limits, markets, machines)
+    """`replay_mean` returns the mean cost with these offers, in a share of the computing time."""
+    expected = _expected_by_spot_price(offers, limits, replay_mean)
     machine_hours = (limits.training_time_s + limits.changeover_s) / 3600 * machines
     on_demand = [one for one in offers if one.market is Market.ON_DEMAND and one.price]
     table = []
@@ -224,7 +236,9 @@ def _offer_table(
 
 
 def _expected_by_spot_price(
-    offers: Sequence[Offer], limits: EstimateLimits, markets: MarketReplay, machines: int
+    offers: Sequence[Offer],
+    limits: EstimateLimits,
+    replay_mean: Callable[[Sequence[Offer], float], float],
 ) -> dict[float, float]:
     """Mean cost with one spot offer and the cheapest on-demand one, by the price of the former."""
     on_demand = [one for one in offers if one.market is Market.ON_DEMAND]
@@ -235,9 +249,7 @@ def _expected_by_spot_price(
     for usd, one in spot.items():
         used = _used_offers([one, *fallback], limits)
         if all(other.price for other in used):
-            job = _replayed_job(used, limits, machines)
-            outcomes = markets.replay(job, max_decisions=_MAX_TABLE_DECISIONS // len(spot))
-            expected[usd] = statistics.fmean(_finished(each, each.usd) for each in outcomes)
+            expected[usd] = replay_mean(used, 1 / len(spot))
     return expected
 
 

@@ -64,6 +64,23 @@ def test_a_deadline_without_slack_costs_on_demand_machines_all_the_time() -> Non
     assert (one.finish_s, one.is_late) == (pytest.approx(job.deadline_s), False)
 
 
+@pytest.mark.parametrize("changeover_s", [37.0, 613.0, 5000.0])
+def test_a_deadline_that_can_just_be_kept_is_not_late_because_units_are_rounded(
+    changeover_s: float,
+) -> None:
+    job = ReplayedJob(
+        offers=a_job(0.5).offers,
+        machines=2,
+        work_s=40_321.0,
+        changeover_s=changeover_s,
+        deadline_s=40_321.0 + changeover_s,
+    )
+    (one,) = markets(4).replay(job, max_decisions=0)
+    assert not one.is_late
+    assert one.finish_s is not None
+    assert one.finish_s <= 40_321.0 + changeover_s
+
+
 def test_a_deadline_that_is_too_near_is_missed() -> None:
     (one,) = markets(4).replay(a_job(0.5, deadline_h=10), max_decisions=0)
     assert one.is_late
